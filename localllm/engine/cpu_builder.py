@@ -1,0 +1,217 @@
+"""The verbs for the CPU: each appends steps to a tape. What a verb means is written in localllm.kernels.reference."""
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+
+from localllm.arch.weights import Weight
+from localllm.config import Config
+from localllm.engine.tape import Buffer, Step, Tape
+from localllm.errors import ModelError
+from localllm.kernels.cpu import GENERIC, PLAIN, SUB_BLOCK
+from localllm.kv_cache import KVCache, reserve
+
+BATCH = 512  # tokens in one run at most
+PART_BYTES = 1 << 16  # of weights: what is worth a thread's coming
+SPLITS, FEW_TOKENS, TILE = 16, 8, 64  # as in localllm.kernels.cpu.attention
+
+
+@dataclass
+class Header:
+    """What changes from run to run, at fixed addresses."""
+
+    counts: np.ndarray  # int64 [2]: tokens, selected tokens
+    tokens: np.ndarray  # int64 [BATCH]
+    positions: np.ndarray  # int64 [BATCH]
+    outputs: np.ndarray  # int64 [BATCH]: which tokens are selected
+
+    @classmethod
+    def empty(cls) -> "Header":
+        return cls(np.zeros(2, np.int64), *(np.zeros(BATCH, np.int64) for _ in range(3)))
+
+
+@dataclass
+class Quantized:
+    """Activations as int8, see localllm.kernels.cpu.quantize."""
+
+    codes: Buffer
+    scales: Buffer
+    sums: dict[int, Buffer]  # by sub-block: 32 and 16
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        return [self.codes, self.scales, *self.sums.values()]
+
+
+class CpuBuilder:
+    """Records a model on a tape."""
+
+    def __init__(self, config: Config, cache: KVCache, kv_type: str, interleaved_rope: bool, threads: int):
+        self.config, self.cache, self.storage = config, cache, kv_type.upper()
+        self.interleaved, self.threads = interleaved_rope, threads
+        self.tape, self.header = Tape(), Header.empty()
+        self.scratch_bytes = 0
+        self._quantized: dict[Buffer, Quantized] = {}
+        self._angles: dict[str, Buffer] = {}
+        self._scratch = Buffer(0, 0)  # its address is filled in by `finish`
+        self._sides = [(Buffer(0, 0), Buffer(0, 0)) for _ in range(config.layers)]  # stand for a layer's keys and values
+
+    def finish(self, addresses: dict[str, int]) -> np.ndarray:
+        """The tape as an array."""
+        self.scratch_bytes = -(-self.scratch_bytes // 4096) * 4096 + 4096
+        self._scratch_memory = reserve(self.scratch_bytes * self.threads + 64)
+        self._scratch.address = -(-self._scratch_memory.ctypes.data // 64) * 64
+        for step in self.tape.steps:
+            step.arguments = [self.scratch_bytes if value is SCRATCH_BYTES else value for value in step.arguments]
+        return self.tape.finish(addresses)
+
+    def read(self, buffer: Buffer, rows: int) -> np.ndarray:
+        """The first rows of a finished tape's buffer: a float32 view."""
+        floats = (ctypes.c_float * (rows * buffer.stride // 4)).from_address(buffer.address)
+        return np.frombuffer(floats, np.float32).reshape(rows, -1) if rows else np.zeros((0, buffer.stride // 4), np.float32)
+
+    # ---- the verbs ----
+
+    def embed(self, weight: Weight) -> Buffer:
+        columns = self._check_matrix(weight, self.config.width, self.config.vocab_size)
+        x = self._buffer(columns)
+        name = f"embed-{weight.tensor.format.name}"
+        row_bytes = weight.tensor.format.row_bytes(columns)
+        arguments = [weight.tensor.data, row_bytes, columns, self.header.tokens, x, x.stride]
+        self._by_token(name, arguments, [], [x])
+        return x
+
+    def select(self, x: Buffer) -> Buffer:
+        y = self._buffer(x.columns, outputs_only=True)
+        self._by_token("select", [x, self.header.outputs, y, x.stride], [x], [y], outputs_only=True)
+        return y
+
+    def rms_norm(self, x: Buffer, weight: Weight) -> Buffer:
+        y = self._buffer(x.columns, x.outputs_only)
+        arguments = [x, self._vector(weight, x.columns), y, x.stride, x.columns, self.config.epsilon]
+        self._by_token("rms_norm", arguments, [x], [y], x.outputs_only)
+        return y
+
+    def linear(self, x: Buffer, weight: Weight) -> Buffer:
+        columns = self._check_matrix(weight, x.columns)
+        y = self._buffer(weight.shape[0], x.outputs_only)
+        name, format = weight.tensor.format.name, weight.tensor.format
+        row_bytes = format.row_bytes(columns)
+        arguments = [self._count(x.outputs_only), weight.tensor.data, row_bytes, weight.shape[0], columns]
+        if name in SUB_BLOCK and columns % 64 == 0:
+            q = self._quantize(x)
+            scales = -(-columns // SUB_BLOCK[name] // 16) * 64
+            self._need_scratch(32 * columns + 64 * scales)
+            arguments += [q.codes, q.scales, q.sums[SUB_BLOCK[name]], y, y.stride, self._scratch, SCRATCH_BYTES]
+            kernel, reads = f"linear_quantized-{name}", q.buffers
+        else:
+            self._need_scratch(128 * (columns + 16))
+            arguments += [x, x.stride, y, y.stride, self._scratch, SCRATCH_BYTES]
+            kernel, reads = f"linear_float-{name}", [x]
+        parts = min(max(weight.tensor.nbytes // PART_BYTES, 1), 8 * self.threads)
+        self.tape.append(Step(kernel, arguments, parts, 0, reads, [y]))
+        return self._add_bias(y, weight.bias) if weight.bias else y
+
+    def rope(self, x: Buffer, factors: Weight | None = None) -> Buffer:
+        config, pairs = self.config, self.config.rope.dims // 2
+        heads, rest = divmod(x.columns, config.head_dim)
+        if rest:
+            raise ModelError(f"{x.columns} columns are no whole number of heads of {config.head_dim}")
+        table = self._angle_table(factors)
+        step, apart = (2, 1) if self.interleaved else (1, pairs)
+        arguments = [x, x.stride, heads, config.head_dim, table, pairs, step, apart]
+        self._by_token("rope", arguments, [table], [x])
+        return x
+
+    def attend(self, q: Buffer, k: Buffer, v: Buffer, layer: int) -> Buffer:
+        config, cache, runs = self.config, self.cache, self.cache.runs(layer)
+        for name, buffer, heads in (("q", q, config.heads), ("k", k, config.kv_heads), ("v", v, config.kv_heads)):
+            if buffer.columns != heads * config.head_dim:
+                raise ModelError(f"layer {layer}: {name} should have {heads} heads of {config.head_dim}")
+        for x, side in ((k, 0), (v, 8)):
+            arguments = [self.header.positions, x, x.stride, runs, len(runs), side, cache.head_bytes, cache.token_bytes]
+            arguments += [config.kv_heads, config.head_dim]
+            self._by_token(f"store-{self.storage}", arguments, [x], [self._sides[layer][side // 8]])
+        y, padded = self._buffer(q.columns), -(-config.head_dim // 16) * 16
+        partial = Buffer(FEW_TOKENS * config.heads * SPLITS, (padded + 16) * 4)
+        self._need_scratch(4 * (2 * TILE * padded + 2 * TILE * padded + TILE * TILE + 2 * TILE + 64))
+        arguments = [self._count(False), self.header.positions, q, q.stride, y, y.stride, runs, len(runs), cache.head_bytes]
+        arguments += [cache.token_bytes, config.heads, config.kv_heads, config.head_dim, config.head_dim**-0.5]
+        arguments += [partial, self._scratch, SCRATCH_BYTES]
+        reads, parts = [q, *self._sides[layer]], 8 * self.threads
+        self.tape.append(Step(f"attend-{self.storage}", arguments, parts, 0, reads, [y, partial]))
+        self.tape.append(Step("merge", arguments, 2 * self.threads, 0, [partial], [y]))
+        return y
+
+    def add(self, x: Buffer, y: Buffer) -> Buffer:
+        self._by_token("add", [x, y, y.stride, y, y.stride], [x], [y], x.outputs_only)
+        return y
+
+    def swiglu(self, gate: Buffer, up: Buffer) -> Buffer:
+        self._by_token("swiglu", [gate, up, up, up.stride], [gate], [up], up.outputs_only)
+        return up
+
+    # ---- helpers ----
+
+    def _count(self, outputs_only: bool) -> int:
+        """Address of the number of tokens, or of selected tokens."""
+        return self.header.counts.ctypes.data + 8 * outputs_only
+
+    def _buffer(self, columns: int, outputs_only: bool = False) -> Buffer:
+        """Float32 activations: [tokens, columns padded to 16]."""
+        return Buffer(BATCH, -(-columns // 16) * 64, columns, outputs_only)
+
+    def _by_token(self, kernel, arguments, reads, writes, outputs_only=False) -> None:
+        """A step whose work is split by tokens."""
+        count = self._count(outputs_only)
+        self.tape.append(Step(kernel, [count, *arguments], 4 * self.threads, count, reads, writes))
+
+    def _need_scratch(self, size: int) -> None:
+        self.scratch_bytes = max(self.scratch_bytes, size)
+
+    def _check_matrix(self, weight: Weight, columns: int, rows: int | None = None) -> int:
+        """Refuse a matrix of the wrong shape or format; return its columns."""
+        shape, name = weight.shape, weight.tensor.format.name
+        if len(shape) != 2 or shape[1] != columns or (rows and shape[0] != rows):
+            expected = f"[{rows or 'any'}, {columns}]"
+            raise ModelError(f"tensor {weight.name} should have the shape {expected}, has {list(shape)}")
+        if name not in PLAIN and name not in GENERIC and name not in SUB_BLOCK:
+            raise ModelError(f"tensor {weight.name}: format {name} is not supported")
+        return columns
+
+    def _vector(self, weight: Weight, columns: int) -> np.ndarray:
+        """A norm's or bias's weights, padded to 16."""
+        vector = weight.vector()
+        if len(vector) != columns:
+            raise ModelError(f"tensor {weight.name} should have {columns} weights, has {len(vector)}")
+        return np.pad(vector, (0, -columns % 16))
+
+    def _add_bias(self, y: Buffer, bias: Weight) -> Buffer:
+        self._by_token("add", [y, self._vector(bias, y.columns), 0, y, y.stride], [], [y], y.outputs_only)
+        return y
+
+    def _quantize(self, x: Buffer) -> Quantized:
+        """x as int8, made once for all the matrices that it meets."""
+        if x not in self._quantized:
+            sizes = {"codes": 1, "scales": 8, 32: 8, 16: 4}
+            strides = {k: x.columns if k == "codes" else x.columns // (32 if k != 16 else 16) * 4 for k in sizes}
+            codes, scales, sum_32, sum_16 = (Buffer(BATCH, stride) for stride in strides.values())
+            q = self._quantized[x] = Quantized(codes, scales, {32: sum_32, 16: sum_16})
+            arguments = [x, x.stride, x.columns, codes, scales, sum_32, sum_16]
+            self._by_token("quantize", arguments, [x], q.buffers, x.outputs_only)
+        return self._quantized[x]
+
+    def _angle_table(self, factors: Weight | None) -> Buffer:
+        """Cosines and sines of the run's positions, made once for all layers."""
+        key, rope = factors.name if factors else "", self.config.rope
+        if key not in self._angles:
+            pairs = rope.dims // 2
+            divisors = self._vector(factors, pairs)[:pairs].astype(np.float64) if factors else None
+            table = self._angles[key] = Buffer(BATCH, pairs * 8)
+            arguments = [self.header.positions, rope.frequencies(divisors), pairs, table, rope.magnitude]
+            self._by_token("angles", arguments, [], [table])
+        return self._angles[key]
+
+
+SCRATCH_BYTES = object()  # stands for the final size of the scratch memory of a thread

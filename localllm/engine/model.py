@@ -1,0 +1,112 @@
+"""The engine: weights, architecture and verbs become something that turns tokens into logits."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from localllm.arch import architecture
+from localllm.arch.weights import Weights
+from localllm.config import Config
+from localllm.engine.cpu_builder import BATCH, CpuBuilder
+from localllm.engine.threads import Threads, usable_cores
+from localllm.errors import ContextError, UsageError
+from localllm.gguf_file import GGUFFile
+from localllm.kernels.library import Library
+from localllm.kernels.reference import Reference
+from localllm.kv_cache import KVCache
+
+
+class CpuBackend:
+    """A model as a tape for the CPU."""
+
+    def __init__(self, file: GGUFFile, config: Config, threads: int, context: int, kv_type: str, progress):
+        model = architecture(config, file.path)
+        cache = KVCache(config.layers, config.kv_heads, config.head_dim, context, kv_type)
+        self._builder = CpuBuilder(config, cache, kv_type, model.INTERLEAVED_ROPE, threads)
+        self._logits = model.forward(self._builder, Weights(file.tensors))
+        names = {step.kernel for step in self._builder.tape.steps} | {"run", "work"}
+        self._library = Library(names, progress)
+        self._threads = Threads(threads, self._library.addresses, self._builder.finish(self._library.addresses))
+
+    def run(self, tokens: np.ndarray, positions: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Logits of the tokens with the indices `outputs`: float32 [len(outputs), vocab]."""
+        header, logits = self._builder.header, self._logits
+        header.counts[:] = len(tokens), len(outputs)
+        for target, values in ((header.tokens, tokens), (header.positions, positions), (header.outputs, outputs)):
+            target[: len(values)] = values
+        self._threads.run()
+        rows = self._builder.read(logits, len(outputs))
+        return rows[:, : logits.columns].copy()
+
+    def close(self) -> None:
+        self._threads.close()
+
+
+class ReferenceBackend:
+    """A model in plain NumPy."""
+
+    def __init__(self, file: GGUFFile, config: Config, context: int, kv_type: str):
+        self._model = architecture(config, file.path)
+        self._weights = Weights(file.tensors)
+        self._builder = Reference(config, context, kv_type, self._model.INTERLEAVED_ROPE)
+
+    def run(self, tokens: np.ndarray, positions: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """As CpuBackend.run."""
+        self._builder.tokens, self._builder.positions, self._builder.outputs = tokens, positions, outputs
+        return self._model.forward(self._builder, self._weights)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Engine:
+    """One model with one sequence's cache."""
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        config: Config,
+        threads: int | None = None,
+        context: int | None = None,
+        kv_type: str = "f16",
+        backend: str = "cpu",
+        progress: Callable[[int, int], None] | None = None,
+    ):
+        """context: the most tokens (None: as trained); kv_type: f32 or f16; backend: cpu or reference.
+
+        progress(done, total) is called while kernels are compiled. Raises ModelError, MemoryLimitError, UsageError.
+        """
+        if kv_type not in ("f32", "f16"):
+            raise UsageError(f"unknown type of KV cache {kv_type!r}: use f32 or f16")
+        self.config, self.context = config, context or config.context
+        self.vocab_size = config.vocab_size
+        if backend == "cpu":
+            count = threads or usable_cores()
+            self._backend = CpuBackend(file, config, count, self.context, kv_type, progress)
+        elif backend == "reference":
+            self._backend = ReferenceBackend(file, config, self.context, kv_type)
+        else:
+            raise UsageError(f"unknown backend {backend!r}: use cpu or reference")
+
+    def forward(self, ids: Sequence[int], position: int, logits: str = "last") -> np.ndarray:
+        """Process tokens at positions `position` and up; what the cache holds before `position` stays.
+
+        logits: "last", "all" or "none" of the tokens. Returns float32 [tokens asked for, vocab]. Raises UsageError for
+        an id outside of the vocabulary and ContextError if the tokens do not fit.
+        """
+        tokens = np.asarray(ids, np.int64)
+        if tokens.ndim != 1 or len(tokens) == 0 or tokens.min() < 0 or tokens.max() >= self.vocab_size:
+            raise UsageError(f"token ids should be a list of numbers from 0 to {self.vocab_size - 1}")
+        if position < 0 or position + len(tokens) > self.context:
+            raise ContextError(f"{position + len(tokens)} tokens do not fit the context of {self.context}")
+        rows = []
+        for start in range(0, len(tokens), BATCH):
+            batch = tokens[start : start + BATCH]
+            wanted = {"all": len(batch), "last": int(start + BATCH >= len(tokens)), "none": 0}[logits]
+            outputs = np.arange(len(batch) - wanted, len(batch))
+            rows.append(self._backend.run(batch, position + start + np.arange(len(batch)), outputs))
+        return np.concatenate(rows)
+
+    def close(self) -> None:
+        """End the engine's threads."""
+        self._backend.close()

@@ -1,0 +1,115 @@
+"""The tape: a model as a flat list of kernel calls, with its memory planned.
+
+Verbs append steps on virtual buffers. `Tape.finish` then does what a compiler does:
+- stages: steps that do not touch each other's results run without a barrier between them;
+- memory: a buffer lives from its first to its last stage; buffers that never live together share addresses.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from localllm.kv_cache import reserve
+
+PAD = 64  # bytes behind each buffer that vector loads may touch
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Memory that steps write and read: `rows` times `stride` bytes. Its address is known when the tape is finished."""
+
+    rows: int
+    stride: int
+    columns: int = 0
+    outputs_only: bool = False  # rows are selected tokens
+    address: int = 0
+    first: int = -1  # stages
+    last: int = -1
+
+    @property
+    def size(self) -> int:
+        return -(-(self.rows * self.stride + PAD) // 64) * 64
+
+
+@dataclass
+class Step:
+    """One kernel call. `arguments` are integers, floats, arrays (kept alive), and buffers, which stand for addresses."""
+
+    kernel: str
+    arguments: list
+    parts: int  # at most
+    count: int  # address of a number that limits the parts; 0: none
+    reads: list[Buffer]
+    writes: list[Buffer]
+    stage: int = field(default=0)
+
+
+class Tape:
+    """Steps, from recording to the array that threads walk."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._keep: list = []  # arrays whose addresses are on the tape
+
+    def append(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def finish(self, addresses: dict[str, int]) -> np.ndarray:
+        """Plan the memory; return the tape, int64 [steps, 5], as localllm.kernels.cpu.runner reads it."""
+        assign_stages(self.steps)
+        self._keep.append(place_buffers(self.steps))
+        tape = np.zeros((len(self.steps), 5), np.int64)
+        previous = -1
+        for row, step in zip(tape, self.steps, strict=True):
+            arguments = np.array([self._encode(value) for value in step.arguments], np.int64)
+            self._keep.append(arguments)
+            new_stage, previous = step.stage != previous, step.stage
+            row[:] = addresses[step.kernel], arguments.ctypes.data, step.parts, step.count, new_stage
+        return tape
+
+    def _encode(self, value) -> int:
+        """An argument as an int64: a number, the bits of a float32, or an address."""
+        if isinstance(value, Buffer):
+            return value.address
+        if isinstance(value, np.ndarray):
+            self._keep.append(value)
+            return value.ctypes.data
+        if isinstance(value, float):
+            return int(np.float32(value).view(np.int32))
+        return int(value)
+
+
+def assign_stages(steps: list[Step]) -> None:
+    """A new stage begins where a step touches what the current stage writes, or writes what it reads."""
+    stage, read, written = 0, set[Buffer](), set[Buffer]()
+    for step in steps:
+        reads, writes = set(step.reads), set(step.writes)
+        if (reads | writes) & written or writes & read:
+            stage, read, written = stage + 1, set(), set()
+        read |= reads
+        written |= writes
+        step.stage = stage
+        for buffer in reads | writes:
+            buffer.first = stage if buffer.first < 0 else buffer.first
+            buffer.last = stage
+
+
+def place_buffers(steps: list[Step]) -> np.ndarray:
+    """Give every buffer the lowest address that no buffer living at the same time has. Returns the memory."""
+    buffers = {buffer: None for step in steps for buffer in step.reads + step.writes if buffer.rows}
+    placed: list[tuple[int, Buffer]] = []
+    end = 0
+    for buffer in sorted(buffers, key=lambda b: b.first):
+        placed = [(offset, other) for offset, other in placed if other.last >= buffer.first]
+        offset = 0
+        for start, other in sorted(placed, key=lambda item: item[0]):
+            if offset + buffer.size <= start:
+                break
+            offset = max(offset, start + other.size)
+        placed.append((offset, buffer))
+        buffer.address, end = offset, max(end, offset + buffer.size)
+    memory = reserve(end + 64)
+    base = -(-memory.ctypes.data // 64) * 64
+    for buffer in buffers:
+        buffer.address += base
+    return memory

@@ -1,0 +1,40 @@
+"""Every error that localllm raises on purpose; the command line prints the message as one line and exits with the code.
+
+    LocalllmError        1    anything below
+    ├── UsageError       2    arguments that make no sense together
+    ├── ModelError       3    a model file that cannot be read, is invalid, or is not supported
+    ├── ContextError     4    the prompt does not fit the context
+    └── MemoryLimitError 5    the computer has not enough memory
+
+An interrupted command exits with 130.
+"""
+
+
+class LocalllmError(Exception):
+    """A failure that its message explains in one line."""
+
+    exit_code = 1
+
+
+class UsageError(LocalllmError):
+    """The arguments make no sense, alone or together."""
+
+    exit_code = 2
+
+
+class ModelError(LocalllmError):
+    """The model file cannot be read, is invalid, or needs something that is not supported."""
+
+    exit_code = 3
+
+
+class ContextError(LocalllmError):
+    """The prompt does not fit the context."""
+
+    exit_code = 4
+
+
+class MemoryLimitError(LocalllmError):
+    """There is not enough memory."""
+
+    exit_code = 5

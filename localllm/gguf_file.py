@@ -1,0 +1,193 @@
+"""Maps a GGUF model file, or all the files of a split one, into memory: metadata and read-only views of the weights.
+
+Nothing is read ahead: the operating system loads pages as the views are touched, and shares them between processes.
+"""
+
+import math
+import mmap
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from localllm.errors import ModelError
+from localllm.gguf_header import MAGIC, Entry, read_header, shown
+from quant.formats import Format
+
+SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+
+OTHER_FILES = [  # first bytes -> what the file is
+    (b"PK\3\4", "a zip archive, perhaps a PyTorch checkpoint"),
+    (b"\x80\2", "a Python pickle, perhaps a PyTorch checkpoint"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself (git lfs pull fetches it)"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"7z\xbc\xaf", "a 7-Zip archive"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive"),
+    (b"lmgg", "a GGML file, older than GGUF (2023)"),
+    (b"fmgg", "a GGML file, older than GGUF (2023)"),
+    (b"tjgg", "a GGML file, older than GGUF (2023)"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\0" * 24, "zero bytes; download incomplete?"),
+]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tensor:
+    """One matrix (or vector, or stack of matrices) of weights, as it lies in the file."""
+
+    name: str
+    format: Format
+    shape: tuple[int, ...]  # in weights; rows first, the length of a row last (GGUF's ne reversed)
+    data: np.ndarray  # uint8, read-only; [bytes] for a vector, else shape[:-1] + (bytes of a row,)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+
+class GGUFFile:
+    """A mapped model file. Views of it (in `tensors`, and arrays in `metadata`) stay valid after `close`."""
+
+    def __init__(self, path: str, metadata: dict[str, Any], tensors: dict[str, Tensor]):
+        self.path = path
+        self.metadata = metadata
+        self.tensors = tensors
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "GGUFFile":
+        """The model in the file `path`; of a split model (-00001-of-00003.gguf), any of its files may be named.
+
+        Metadata values are int, float, bool, str, a read-only NumPy array for an array of numbers, list[str] for an
+        array of strings. Raises ModelError, with one line, for whatever cannot be read or is not valid.
+        """
+        path = os.fsdecode(path)
+        part = open_part(path)
+        count = part.integer("split.count", default=0)
+        if count > 1:  # a merged file keeps the key, with the value 0
+            part = open_split(path, part, count)
+        return cls(path, part.metadata, part.tensors)
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def close(self) -> None:
+        """Forget everything; the memory map goes when the last view of it goes."""
+        self.metadata, self.tensors = {}, {}
+
+    def __enter__(self) -> "GGUFFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Part(NamedTuple):
+    """One file, which is a whole model or one of the files of a split one."""
+
+    path: str
+    metadata: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def integer(self, key: str, default: int) -> int:
+        value = self.metadata.get(key, default)
+        if not isinstance(value, int):
+            raise refusal(self.path, f"{key}: expected an integer, found {type(value).__name__}")
+        return value
+
+
+def refusal(path: str, problem: str) -> ModelError:
+    return ModelError(f"{shown(path, 4096)}: {problem}")
+
+
+def open_part(path: str) -> Part:
+    data = mapped(path)
+    header = read_header(data, path)
+    bytes_of_file = np.frombuffer(data, np.uint8)
+    return Part(path, header.metadata, {entry.name: view(entry, bytes_of_file) for entry in header.entries})
+
+
+def view(entry: Entry, bytes_of_file: np.ndarray) -> Tensor:
+    data = bytes_of_file[entry.start : entry.start + entry.size]
+    if len(entry.shape) > 1:
+        data = data.reshape(*entry.shape[:-1], entry.format.row_bytes(entry.shape[-1]))
+    return Tensor(entry.name, entry.format, entry.shape, data)
+
+
+def mapped(path: str) -> mmap.mmap:
+    """The file's bytes, read-only, if it looks like a GGUF file at all."""
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise refusal(path, "a directory; expected a GGUF file")
+        if not stat.S_ISREG(mode):  # a pipe would block, a device has no size
+            raise refusal(path, "not a regular file; expected a GGUF file")
+        with open(path, "rb", buffering=0) as file:
+            beginning = file.read(1024)
+            if not beginning:
+                raise refusal(path, "the file is empty; expected a GGUF file")
+            if not beginning.startswith(MAGIC):
+                raise refusal(path, f"not a GGUF file: it {description(beginning)}")
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise refusal(path, "there is no such file") from None
+    except PermissionError:
+        raise refusal(path, "no permission to read this file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise refusal(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def description(beginning: bytes) -> str:
+    """What a file that begins like this seems to be."""
+    for magic, kind in OTHER_FILES:
+        if beginning.startswith(magic):
+            return f"is {kind}"
+    text = beginning.lstrip().lower()
+    if text.startswith((b"<!doctype html", b"<html")):
+        return "is an HTML page; the download brought a web page instead of the model"
+    if beginning[8:9] == b"{":
+        return "is a safetensors file; convert it to GGUF first"
+    if text.startswith(b"{"):
+        return "is a JSON file"
+    return f"begins with {beginning[:4]!r}; expected {MAGIC!r}"
+
+
+def open_split(path: str, named: Part, count: int) -> Part:
+    """The model in `count` files of which `named`, at `path`, is one: the first's metadata, the tensors of all."""
+    match = SPLIT_NAME.fullmatch(path)
+    if not match or int(match["count"]) != count or not 1 <= int(match["number"]) <= count:
+        expected = f"expected a name that ends in -NNNNN-of-{count:05d}.gguf"
+        raise refusal(path, f"split.count: this is one of the {count} files of a split model; {expected}")
+    parts = []
+    for number in range(count):
+        name = f"{match['stem']}-{number + 1:05d}-of-{count:05d}.gguf"
+        if not os.path.exists(name):
+            raise refusal(name, f"this file is missing; the model is split into {count} files")
+        part = named if name == path else open_part(name)
+        for key, expected in (("split.no", number), ("split.count", count)):
+            if (found := part.integer(key, default=-1)) != expected:
+                raise refusal(name, f"{key}: expected {expected}, found {'nothing' if found == -1 else found}")
+        parts.append(part)
+    return joined(parts)
+
+
+def joined(parts: list[Part]) -> Part:
+    first = parts[0]
+    tensors: dict[str, Tensor] = {}
+    for part in parts:
+        for name in part.tensors.keys() & tensors.keys():
+            raise refusal(part.path, f"tensor {shown(name)}: an earlier file of the split model has it too")
+        tensors |= part.tensors
+    expected = first.integer("split.tensors.count", default=len(tensors))
+    if expected != len(tensors):
+        raise refusal(first.path, f"split.tensors.count: expected {expected} tensors, found {len(tensors)}")
+    return Part(first.path, first.metadata, tensors)

@@ -1,0 +1,268 @@
+"""Reads and checks what stands before the weights in a GGUF file: the metadata and the table of tensors.
+
+The file is hostile until proved otherwise. Every count, length and offset is a Python integer, compared with the bytes
+that are really there before anything is allocated or looked at. Source: the GGUF specification,
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, which differ only by big-endian files).
+"""
+
+import math
+import mmap
+import struct
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from localllm.errors import ModelError
+from quant.formats import FORMATS, Format
+
+MAGIC = b"GGUF"
+DEFAULT_ALIGNMENT = 32
+STRING, ARRAY, BOOL = 8, 9, 7
+SCALARS = {  # value type in the file -> how struct and NumPy read it
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    BOOL: struct.Struct("<?"),
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+UINT32, UINT64 = SCALARS[4], SCALARS[10]
+
+# Limits: far above every real model, low enough that a hostile file cannot fill the memory with Python objects.
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 17
+MAX_ITEMS = 1 << 22  # strings in arrays and arrays in arrays, all together; the largest vocabularies need a million
+MAX_DEPTH = 4  # of arrays in arrays
+MAX_KEY_BYTES = 65535  # these three are the specification's
+MAX_NAME_BYTES = 64
+MAX_DIMENSIONS = 4
+
+
+class Entry(NamedTuple):
+    """One row of the table of tensors, checked: its bytes lie within the file."""
+
+    name: str
+    format: Format
+    shape: tuple[int, ...]  # NumPy's order: the length of a row comes last
+    start: int  # byte in the file
+    size: int  # in bytes
+
+
+class Header(NamedTuple):
+    """All that stands before the weights."""
+
+    metadata: dict[str, Any]
+    entries: list[Entry]
+
+
+def shown(text: str, limit: int = 100) -> str:
+    """`text` fit for a message: without control characters, on one line, not too long."""
+    text = text if len(text) <= limit else text[:limit] + "…"
+    return text if text and text.isprintable() else repr(text)
+
+
+def read_header(data: mmap.mmap, path: str) -> Header:
+    """The metadata and the table of tensors of the file mapped as `data`; `path` is for messages.
+
+    Metadata values are int, float, bool, str; for arrays of numbers read-only NumPy views of the map (they may be
+    unaligned); for arrays of strings list[str]; for arrays of arrays a list of those. Raises ModelError.
+    """
+    return HeaderReader(data, path).read()
+
+
+class HeaderReader:
+    """A position in the map that moves forward; `field` is what is being read, for messages."""
+
+    def __init__(self, data: mmap.mmap, path: str):
+        self.data = data
+        self.size = len(data)
+        self.path = path
+        self.position = 0
+        self.field = "header"
+        self.items = 0
+
+    def fail(self, problem: str) -> NoReturn:
+        raise ModelError(f"{shown(self.path, 4096)}: {self.field}: {problem}")
+
+    def read(self) -> Header:
+        tensors, keys = self.counts()
+        metadata: dict[str, Any] = {}
+        for number in range(keys):
+            key = self.name(f"metadata key {number}", MAX_KEY_BYTES)
+            if key in metadata:
+                self.fail("this metadata key is in the file twice")
+            metadata[key] = self.value(self.number(UINT32), depth=1)
+        entries = [self.entry(number) for number in range(tensors)]
+        return Header(metadata, self.placed(entries, self.alignment(metadata)))
+
+    # ---- pieces of the file
+
+    def take(self, count: int) -> int:
+        """Where the next `count` bytes start; moves past them."""
+        start = self.position
+        if count > self.size - start:
+            self.ends(start + count)
+        self.position = start + count
+        return start
+
+    def ends(self, needed: int) -> NoReturn:
+        self.fail(f"the file ends at byte {self.size} but this needs {needed} bytes: download incomplete?")
+
+    def number(self, kind: struct.Struct) -> Any:
+        return kind.unpack_from(self.data, self.take(kind.size))[0]
+
+    def counts(self) -> tuple[int, int]:
+        """The numbers of tensors and of metadata keys, from the first 24 bytes."""
+        if self.data[self.take(4) : 4] != MAGIC:
+            self.fail("not a GGUF file: expected the bytes GGUF at its start")
+        version = self.number(UINT32)
+        if version & 0xFFFF == 0 and version:
+            self.fail("a big-endian GGUF file; only little-endian ones are supported")
+        if version not in (2, 3):
+            self.fail(f"GGUF version {version} is not supported; expected 2 or 3")
+        tensors, keys = self.number(UINT64), self.number(UINT64)
+        # A tensor takes at least 32 bytes of the table, a key at least 13.
+        for field, count, limit, least in (("tensor", tensors, MAX_TENSORS, 32), ("metadata key", keys, MAX_KEYS, 13)):
+            self.field = f"{field} count"
+            if count > limit:
+                self.fail(f"{count} is not believable; expected at most {limit}")
+            if count * least > self.size - self.position:
+                self.ends(self.position + count * least)
+        return tensors, keys
+
+    def name(self, field: str, limit: int) -> str:
+        """A key's or tensor's name, which becomes the field that messages speak of."""
+        self.field = field
+        length = self.number(UINT64)
+        if length > limit:
+            self.fail(f"a name of {length} bytes; expected at most {limit}")
+        start = self.take(length)
+        try:
+            name = self.data[start : self.position].decode()
+        except UnicodeDecodeError:
+            self.fail(f"the name {self.data[start : self.position][:100]!r} is not UTF-8")
+        self.field = shown(name)
+        return name
+
+    # ---- metadata values
+
+    def value(self, kind: int, depth: int) -> Any:
+        if kind in SCALARS:
+            if kind == BOOL and self.data[self.position : self.position + 1] > b"\1":
+                self.fail(f"a bool must be 0 or 1; found {self.data[self.position]}")
+            return self.number(SCALARS[kind])
+        if kind == STRING:
+            start = self.take(self.number(UINT64))
+            return decoded(self.data[start : self.position])
+        if kind == ARRAY:
+            return self.array(depth)
+        self.fail(f"value type {kind} is unknown; expected 0 to 12")
+
+    def array(self, depth: int) -> Any:
+        kind, count = self.number(UINT32), self.number(UINT64)
+        if kind in SCALARS:
+            return self.numbers(kind, count)
+        if kind not in (STRING, ARRAY):
+            self.fail(f"array element type {kind} is unknown; expected 0 to 12")
+        least = 8 if kind == STRING else 12  # bytes of an empty string or array
+        if count * least > self.size - self.position:
+            self.ends(self.position + count * least)
+        self.items += count
+        if self.items > MAX_ITEMS:
+            self.fail(f"more than {MAX_ITEMS} strings and arrays in the metadata's arrays are not believable")
+        if kind == STRING:
+            return self.strings(count)
+        if depth == MAX_DEPTH:
+            self.fail(f"arrays nested more than {MAX_DEPTH} deep")
+        return [self.array(depth + 1) for _ in range(count)]
+
+    def numbers(self, kind: int, count: int) -> np.ndarray:
+        """A read-only view of the map, [count]."""
+        start = self.take(count * SCALARS[kind].size)
+        if kind != BOOL:
+            return np.frombuffer(self.data, SCALARS[kind].format, count, start)
+        codes = np.frombuffer(self.data, np.uint8, count, start)
+        if count and codes.max() > 1:
+            self.fail(f"a bool must be 0 or 1; found {codes.max()}")
+        return codes.view(np.bool_)
+
+    def strings(self, count: int) -> list[str]:
+        """The tight loop: 128k tokens and 280k merges are read here when a model is opened."""
+        data, position, last, length_at = self.data, self.position, self.size - 8, UINT64.unpack_from
+        strings = []
+        for _ in range(count):
+            if position > last:  # the string before this one, or this one's length, is past the end
+                self.ends(position + 8)
+            start = position + 8
+            position = start + length_at(data, position)[0]
+            try:
+                strings.append(data[start:position].decode())
+            except UnicodeDecodeError:
+                strings.append(decoded(data[start:position]))
+        if position > self.size:
+            self.ends(position)
+        self.position = position
+        return strings
+
+    def alignment(self, metadata: dict[str, Any]) -> int:
+        self.field = "general.alignment"
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        whole = isinstance(alignment, int) and not isinstance(alignment, bool)
+        if not whole or alignment < 8 or alignment & (alignment - 1):
+            found = alignment if isinstance(alignment, int | float) else type(alignment).__name__
+            self.fail(f"expected a power of two of at least 8, found {found}")
+        return alignment
+
+    # ---- the table of tensors
+
+    def entry(self, number: int) -> Entry:
+        """A row of the table; `start` still counts from the beginning of the weights."""
+        name = self.name(f"name of tensor {number}", MAX_NAME_BYTES)
+        self.field = f"tensor {shown(name)}"
+        dimensions = self.number(UINT32)
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            self.fail(f"{dimensions} dimensions; expected 1 to {MAX_DIMENSIONS}")
+        shape = tuple(self.number(UINT64) for _ in range(dimensions))[::-1]
+        if 0 in shape:
+            self.fail(f"shape {list(shape)}: every dimension must be at least 1")
+        kind = self.number(UINT32)
+        if kind not in FORMATS:
+            self.fail(f"format {kind} is unknown or not supported")
+        format = FORMATS[kind]
+        if shape[-1] % format.block:
+            self.fail(f"rows of {shape[-1]} weights; expected a multiple of {format.block}, the block of {format.name}")
+        size = math.prod(shape[:-1]) * format.row_bytes(shape[-1])
+        return Entry(name, format, shape, self.number(UINT64), size)
+
+    def placed(self, entries: list[Entry], alignment: int) -> list[Entry]:
+        """The entries with `start` counted from the beginning of the file; each has bytes of its own in the file."""
+        weights = -(-self.position // alignment) * alignment
+        names: set[str] = set()
+        for entry in entries:
+            self.field = f"tensor {shown(entry.name)}"
+            if entry.name in names:
+                self.fail("this tensor is in the file twice")
+            names.add(entry.name)
+            if entry.start % alignment:
+                self.fail(f"offset {entry.start}; expected a multiple of the alignment {alignment}")
+            end = weights + entry.start + entry.size
+            if end > self.size:
+                self.fail(f"the file ends at byte {self.size} but needs {end} bytes for it: download incomplete?")
+        end, before = 0, ""
+        for entry in sorted(entries, key=lambda entry: entry.start):
+            self.field = f"tensor {shown(entry.name)}"
+            if entry.start < end:
+                self.fail(f"offset {entry.start} is within tensor {shown(before)}, which ends at {end}")
+            end, before = entry.start + entry.size, entry.name
+        return [entry._replace(start=weights + entry.start) for entry in entries]
+
+
+def decoded(text: bytes) -> str:
+    r"""`text` as UTF-8. A stray byte becomes \xNN: one bad token does not make a model unreadable, stays distinct from
+    other bad tokens, and the result can be printed and encoded like any other text."""
+    return text.decode(errors="backslashreplace")

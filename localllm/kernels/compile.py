@@ -1,0 +1,67 @@
+"""Compile kernels to object files: python -m localllm.kernels.compile FOLDER NAME..."""
+
+import sys
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+from localllm.kernels.cpu import kernel
+from localllm.kernels.library import symbol, write_atomically
+from localllm.kernels.target import cpu_feature_string, cpu_name
+
+ENTRY = """
+declare i32 @"{function}"(ptr, ptr, i64, i64, i64, i64)
+
+define void @{entry}(i64 %a, i64 %b, i64 %c, i64 %d) {{
+  %result = alloca ptr
+  %exception = alloca ptr
+  %status = call i32 @"{function}"(ptr %result, ptr %exception, i64 %a, i64 %b, i64 %c, i64 %d)
+  ret void
+}}
+"""
+
+
+def object_code(name: str) -> bytes:
+    """The kernel as an object file for the target CPU, with one visible symbol.
+
+    Numba gives its functions hidden parameters (result, exception, both unused here) and a status to return; `ENTRY`
+    has the plain C signature that the tape calls.
+    """
+    (compiled,) = kernel(name).overloads.values()
+    numba_name = compiled.fndesc.llvm_func_name
+    module = llvm.parse_assembly(compiled.library.get_llvm_str())
+    module.link_in(llvm.parse_assembly(ENTRY.format(entry=symbol(name), function=numba_name)))
+    for function in module.functions:
+        if function.name != symbol(name) and not function.is_declaration:
+            function.linkage = "internal"
+    target = llvm.Target.from_triple(module.triple)
+    machine = target.create_target_machine(cpu=cpu_name(), features=cpu_feature_string(), opt=3, reloc="pic", codemodel="small")
+    remove_unused(module, machine)
+    refuse_numba_runtime(name, module)
+    return machine.emit_object(module)
+
+
+def remove_unused(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+    """Drop what is not reachable from the entry."""
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
+
+
+def refuse_numba_runtime(name: str, module: llvm.ModuleRef) -> None:
+    """A kernel that needs Python or Numba at run time (an exception, an array) is a mistake in its source."""
+    needed = [f.name for f in module.functions if f.is_declaration and f.name.startswith(("Py", "NRT", "numba"))]
+    if needed:
+        raise SystemExit(f"kernel {name} needs {', '.join(needed)}")
+
+
+def main(folder: str, names: list[str]) -> None:
+    """Write one object file per name."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    for name in names:
+        write_atomically(Path(folder) / f"{name}.o", object_code(name))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

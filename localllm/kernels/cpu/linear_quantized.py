@@ -1,0 +1,278 @@
+"""y = W x for block-quantized weights and int8 activations.
+
+One token (decode): each row of W is read once, in the file's layout, as a stream; memory speed is the limit.
+More tokens (prefill): 16 rows are unpacked once to a tile of bytes that all tokens are multiplied with in registers;
+arithmetic is the limit. Activations come from quantize.py: int8 with one scale per 32.
+
+With weight = s * code + m, scale x of the activations q: y = sum over sub-blocks of (s * x) * dot(code, q) + m * (x * sum of q).
+
+Arguments: 0 address of the token count, 1 weights, 2 bytes per row, 3 rows, 4 columns (a multiple of 64),
+5 activations int8 [tokens, columns], 6 their scales f32 [tokens, columns / 32], 7 scaled sums f32 [tokens,
+columns / sub-block], 8 y f32, 9 bytes between tokens of y, 10 scratch memory, 11 bytes of it per thread.
+"""
+
+from localllm.kernels.cpu.quantized_formats import QUANTIZED
+from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.simd import (
+    concatenate_f32x16,
+    dot_u8i8,
+    f32x8,
+    f32x16,
+    float_i32x16,
+    fma_f32x8,
+    fma_f32x16,
+    load_f32,
+    load_f32x8,
+    load_f32x16,
+    load_i64,
+    load_splat_4,
+    load_u8x64,
+    make_shuffle,
+    prefetch,
+    splat_f32x8,
+    splat_f32x16,
+    store_f32,
+    store_f32x8,
+    store_f32x16,
+    store_u8x64,
+    sum_f32x8,
+    sum_f32x16,
+    transpose_f32,
+    zero_f32x8,
+    zero_f32x16,
+    zero_i32x16,
+)
+
+AHEAD = 4096  # bytes between the weights in use and those asked for
+
+# the scales of the sub-blocks of chunk c, each over the lanes that its dot products fall into
+spread_8 = [make_shuffle(f32x16, f32x8, [2 * c] * 8 + [2 * c + 1] * 8) for c in range(4)]
+spread_16 = [make_shuffle(f32x16, f32x16, [4 * c + lane // 4 for lane in range(16)]) for c in range(4)]
+each_twice = make_shuffle(f32x16, f32x8, [lane // 2 for lane in range(16)])
+
+
+def make_row_32(format):
+    """The dot product of one row with one token, for a format with a scale per 32 weights."""
+    codes0, codes1, codes2, codes3 = format.codes
+    scales, minimums, group_bytes = format.scales, format.minimums, format.group_bytes
+    spread0, spread1, spread2, spread3 = spread_8
+
+    @device
+    def row(w, x, x_scales, x_sums, groups):
+        total, least = zero_f32x16(), zero_f32x8()
+        for _ in range(groups):
+            for line in range(0, group_bytes, 64):
+                prefetch(w + AHEAD + line)
+            s = scales(w)
+            least = fma_f32x8(minimums(w, s), load_f32x8(x_sums), least)
+            s = s * load_f32x8(x_scales)
+            zero = zero_i32x16()
+            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes0(w), load_u8x64(x))), spread0(s), total)
+            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes1(w), load_u8x64(x + 64))), spread1(s), total)
+            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes2(w), load_u8x64(x + 128))), spread2(s), total)
+            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes3(w), load_u8x64(x + 192))), spread3(s), total)
+            w, x, x_scales, x_sums = w + group_bytes, x + 256, x_scales + 32, x_sums + 32
+        return sum_f32x16(total) + sum_f32x8(least)
+
+    return row
+
+
+def make_row_16(format):
+    """The dot product of one row with one token, for a format with a scale per 16 weights."""
+    codes0, codes1, codes2, codes3 = format.codes
+    scales, minimums, group_bytes = format.scales, format.minimums, format.group_bytes
+    spread0, spread1, spread2, spread3 = spread_16
+
+    @device
+    def row(w, x, x_scales, x_sums, groups):
+        total, least = zero_f32x16(), zero_f32x16()
+        for _ in range(groups):
+            for line in range(0, group_bytes, 64):
+                prefetch(w + AHEAD + line)
+            s = scales(w)
+            least = fma_f32x16(minimums(w, s), load_f32x16(x_sums), least)
+            s = s * each_twice(load_f32x8(x_scales))
+            zero = zero_i32x16()
+            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes0(w), load_u8x64(x))), spread0(s), total)
+            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes1(w), load_u8x64(x + 64))), spread1(s), total)
+            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes2(w), load_u8x64(x + 128))), spread2(s), total)
+            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes3(w), load_u8x64(x + 192))), spread3(s), total)
+            w, x, x_scales, x_sums = w + group_bytes, x + 256, x_scales + 32, x_sums + 64
+        return sum_f32x16(total + least)
+
+    return row
+
+
+def make_tail(format):
+    """The dot product over the chunks of a row that make no whole group; only formats with blocks of 32 have them."""
+    if not format.chunk_bytes:
+        return device(lambda w, x, x_scales, x_sums, chunks: zero_f32x16())
+    codes, block_scale, block_minimum = format.codes[0], format.block_scale, format.block_minimum
+    chunk_bytes = format.chunk_bytes
+
+    @device
+    def tail(w, x, x_scales, x_sums, chunks):
+        total = zero_f32x16()
+        for _ in range(chunks):
+            s, t = block_scale(w), block_scale(w + chunk_bytes // 2)
+            m = splat_f32x8(block_minimum(w, s) * load_f32(x_sums) / 8)
+            n = splat_f32x8(block_minimum(w + chunk_bytes // 2, t) * load_f32(x_sums + 4) / 8)
+            scale = concatenate_f32x16(splat_f32x8(s * load_f32(x_scales)), splat_f32x8(t * load_f32(x_scales + 4)))
+            dot = float_i32x16(dot_u8i8(zero_i32x16(), codes(w), load_u8x64(x)))
+            total = fma_f32x16(dot, scale, total + concatenate_f32x16(m, n))
+            w, x, x_scales, x_sums = w + chunk_bytes, x + 64, x_scales + 8, x_sums + 8
+        return total
+
+    return tail
+
+
+def make_unpack(format):
+    """Unpack a row: codes to bytes [columns], scales and minimums to f32 [columns / sub-block]."""
+    codes0, codes1, codes2, codes3 = format.codes
+    scales, minimums, group_bytes, chunk_bytes = format.scales, format.minimums, format.group_bytes, format.chunk_bytes
+    store, sub_blocks = (store_f32x8, 8) if format.sub_block == 32 else (store_f32x16, 16)
+    block_scale, block_minimum = format.block_scale, format.block_minimum
+
+    @device
+    def unpack(w, columns, codes, s_out, m_out):
+        for _ in range(columns // 256):
+            store_u8x64(codes, codes0(w))
+            store_u8x64(codes + 64, codes1(w))
+            store_u8x64(codes + 128, codes2(w))
+            store_u8x64(codes + 192, codes3(w))
+            s = scales(w)
+            store(s_out, s)
+            store(m_out, minimums(w, s))
+            w, codes, s_out, m_out = w + group_bytes, codes + 256, s_out + sub_blocks * 4, m_out + sub_blocks * 4
+        if chunk_bytes:
+            for _ in range(columns % 256 // 64):
+                store_u8x64(codes, codes0(w))
+                for _ in range(2):
+                    s = block_scale(w)
+                    store_f32(s_out, s)
+                    store_f32(m_out, block_minimum(w, s))
+                    w, s_out, m_out = w + chunk_bytes // 2, s_out + 4, m_out + 4
+                codes += 64
+
+    return unpack
+
+
+def make_tile(dots):
+    """16 rows times 8 tokens, with a scale for every 4 * `dots` columns (8: sub-blocks of 32, 4: of 16).
+
+    w: bytes [columns / 4][16 rows][4]; s, m: f32 [columns / sub-block][16 rows].
+    """
+    sub_block = 4 * dots
+
+    @device
+    def tile(w, s, m, x, x_scales, x_sums, columns, y, y_stride):
+        t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = zero_f32x16()
+        scales, sums = columns // 8, columns // sub_block * 4  # bytes per token
+        x1, x2, x3, x4, x5, x6, x7 = (
+            x + columns, x + 2 * columns, x + 3 * columns, x + 4 * columns, x + 5 * columns, x + 6 * columns, x + 7 * columns,
+        )  # fmt: skip
+        for b in range(columns // sub_block):
+            i0 = i1 = i2 = i3 = i4 = i5 = i6 = i7 = zero_i32x16()
+            for q in range(dots):
+                v, k = load_u8x64(w + (b * dots + q) * 64), b * sub_block + q * 4
+                i0 = dot_u8i8(i0, v, load_splat_4(x + k))
+                i1 = dot_u8i8(i1, v, load_splat_4(x1 + k))
+                i2 = dot_u8i8(i2, v, load_splat_4(x2 + k))
+                i3 = dot_u8i8(i3, v, load_splat_4(x3 + k))
+                i4 = dot_u8i8(i4, v, load_splat_4(x4 + k))
+                i5 = dot_u8i8(i5, v, load_splat_4(x5 + k))
+                i6 = dot_u8i8(i6, v, load_splat_4(x6 + k))
+                i7 = dot_u8i8(i7, v, load_splat_4(x7 + k))
+            scale, least = load_f32x16(s + b * 64), load_f32x16(m + b * 64)
+            c, d = x_scales + b * sub_block // 32 * 4, x_sums + b * 4
+            t0 = scaled(t0, i0, scale, least, c, d)
+            t1 = scaled(t1, i1, scale, least, c + scales, d + sums)
+            t2 = scaled(t2, i2, scale, least, c + 2 * scales, d + 2 * sums)
+            t3 = scaled(t3, i3, scale, least, c + 3 * scales, d + 3 * sums)
+            t4 = scaled(t4, i4, scale, least, c + 4 * scales, d + 4 * sums)
+            t5 = scaled(t5, i5, scale, least, c + 5 * scales, d + 5 * sums)
+            t6 = scaled(t6, i6, scale, least, c + 6 * scales, d + 6 * sums)
+            t7 = scaled(t7, i7, scale, least, c + 7 * scales, d + 7 * sums)
+        store_f32x16(y, t0)
+        store_f32x16(y + y_stride, t1)
+        store_f32x16(y + 2 * y_stride, t2)
+        store_f32x16(y + 3 * y_stride, t3)
+        store_f32x16(y + 4 * y_stride, t4)
+        store_f32x16(y + 5 * y_stride, t5)
+        store_f32x16(y + 6 * y_stride, t6)
+        store_f32x16(y + 7 * y_stride, t7)
+
+    return tile
+
+
+@device
+def scaled(total, dots, scale, least, x_scale, x_sum):
+    """total + dots * (scale * x_scale) + least * x_sum; the last two are addresses."""
+    total = fma_f32x16(least, splat_f32x16(load_f32(x_sum)), total)
+    return fma_f32x16(float_i32x16(dots), scale * splat_f32x16(load_f32(x_scale)), total)
+
+
+@device
+def transpose_words(source, columns, target):
+    """[16][columns] words of 4 bytes to [columns rounded up to 16][16]; rows are `columns` rounded up to 16 apart."""
+    stride = (columns + 15) // 16 * 64
+    for i in range((columns + 15) // 16):
+        transpose_f32(source + i * 64, stride, target + i * 1024)
+
+
+def make(format_name):
+    """The kernel for one format."""
+    format = QUANTIZED[format_name]
+    row = make_row_32(format) if format.sub_block == 32 else make_row_16(format)
+    tail, unpack, tile = make_tail(format), make_unpack(format), make_tile(format.sub_block // 4)
+    sub_block, group_bytes = format.sub_block, format.group_bytes
+
+    @device
+    def decode(a, first, last):
+        row_bytes, columns, y = argument(a, 2), argument(a, 4), argument(a, 8)
+        x, x_scales, x_sums = argument(a, 5), argument(a, 6), argument(a, 7)
+        groups, chunks, w = columns // 256, columns % 256 // 64, argument(a, 1) + first * row_bytes
+        for r in range(first, last):
+            value = row(w, x, x_scales, x_sums, groups)
+            if chunks:
+                skip = groups * 32
+                rest = tail(w + groups * group_bytes, x + groups * 256, x_scales + skip, x_sums + skip, chunks)
+                value += sum_f32x16(rest)
+            store_f32(y + r * 4, value)
+            w += row_bytes
+
+    @device
+    def prefill(a, first, last, tokens, scratch):
+        """Tiles `first` to `last`. Scratch: codes and scales as rows, then the tile and its scales."""
+        rows, columns, row_bytes = argument(a, 3), argument(a, 4), argument(a, 2)
+        x, x_scales, x_sums, y, y_stride = (
+            argument(a, 5), argument(a, 6), argument(a, 7), argument(a, 8), argument(a, 9)
+        )  # fmt: skip
+        scales, stride = columns // sub_block, (columns // sub_block + 15) // 16 * 64
+        codes_rows, s_rows = scratch, scratch + 16 * columns
+        m_rows, w_tile = s_rows + 16 * stride, s_rows + 32 * stride
+        s_tile = w_tile + 16 * columns
+        m_tile = s_tile + 16 * stride
+        for t in range(first, last):
+            for i in range(16):
+                w = argument(a, 1) + min(t * 16 + i, rows - 1) * row_bytes
+                unpack(w, columns, codes_rows + i * columns, s_rows + i * stride, m_rows + i * stride)
+            transpose_words(codes_rows, columns // 4, w_tile)
+            transpose_words(s_rows, scales, s_tile)
+            transpose_words(m_rows, scales, m_tile)
+            for i in range(0, tokens, 8):
+                tile(
+                    w_tile, s_tile, m_tile, x + i * columns, x_scales + i * columns // 8,
+                    x_sums + i * scales * 4, columns, y + t * 64 + i * y_stride, y_stride,
+                )  # fmt: skip
+
+    @kernel
+    def linear(a, part, parts, thread):
+        tokens, rows = load_i64(argument(a, 0)), argument(a, 3)
+        if tokens == 1:
+            decode(a, rows * part // parts, rows * (part + 1) // parts)
+        elif tokens > 1:
+            tiles, scratch = (rows + 15) // 16, argument(a, 10) + thread * argument(a, 11)
+            prefill(a, tiles * part // parts, tiles * (part + 1) // parts, tokens, scratch)
+
+    return linear

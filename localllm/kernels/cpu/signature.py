@@ -1,0 +1,32 @@
+"""The one signature of CPU kernels: void kernel(int64 arguments, int64 part, int64 parts, int64 thread).
+
+`arguments` is the address of an int64 array that each kernel describes; the kernel does part `part` of `parts` of its
+step; `thread` tells which scratch memory is free for it. A kernel raises nothing and allocates nothing: its machine
+code has to run in a process without Numba (localllm.kernels.compile checks that).
+"""
+
+from numba import njit, types
+
+from localllm.kernels.simd import load_f32, load_i64
+
+SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
+
+# inlined helpers of kernels; division by zero gives infinity instead of an exception
+device = njit(nogil=True, error_model="numpy")
+
+
+def kernel(function):
+    """Compile `function` as a kernel, now."""
+    return njit(SIGNATURE, nogil=True, error_model="numpy")(function)
+
+
+@device
+def argument(arguments, index):
+    """The int64 argument number `index`."""
+    return load_i64(arguments + index * 8)
+
+
+@device
+def argument_f32(arguments, index):
+    """The float32 argument number `index`."""
+    return load_f32(arguments + index * 8)

@@ -1,0 +1,513 @@
+"""The vector vocabulary: vectors as Numba types, operations as LLVM instructions.
+
+A kernel written with these reads like scalar Python and compiles to vector instructions. Loads and stores take int64
+addresses of any alignment, so kernels need no array types and no bounds logic; nothing here is checked, the callers
+are. Vectors are as wide as AVX-512's registers; on a smaller CPU LLVM splits them. What LLVM cannot express in plain
+operations (the int8 dot product) has one variant per instruction set, chosen by the features of the target CPU.
+"""
+
+import operator
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, overload, register_model
+
+from localllm.kernels.target import cpu_features
+
+# Numba links a helper into its caller after LLVM has prepared it for the machine. One of the preparations turns an
+# address that is a sum of integers into an offset from either of them, "null + offset" if the caller knows that one to
+# be zero, and LLVM deletes what reads from there (seen with LLVM 22: Q4_K became an empty function). This keeps sums.
+llvm.set_option("localllm", "-addr-sink-using-gep=false")
+
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
+
+
+class Vector(types.Type):
+    """`lanes` elements of one LLVM type, kept in registers."""
+
+    def __init__(self, name: str, element: ir.Type, lanes: int):
+        self.element, self.lanes, self.llvm = element, lanes, ir.VectorType(element, lanes)
+        super().__init__(name=name)
+
+
+@register_model(Vector)
+class VectorModel(models.PrimitiveModel):
+    """Numba's view of a vector: one LLVM value."""
+
+    def __init__(self, manager, vector):
+        super().__init__(manager, vector, vector.llvm)
+
+
+u8x8, u8x16, u8x32, u8x64 = (Vector(f"u8x{lanes}", I8, lanes) for lanes in (8, 16, 32, 64))
+i32x16 = Vector("i32x16", I32, 16)
+f32x8, f32x16 = Vector("f32x8", F32, 8), Vector("f32x16", F32, 16)
+
+
+def llvm_call(builder, name, result, arguments):
+    """Call the LLVM intrinsic or C function `name`."""
+    function_type = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), arguments)
+
+
+def splat_value(builder, vector_type, scalar):
+    """A vector with `scalar` in every lane."""
+    one = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, I32(0))
+    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, vector_type.count), None))
+
+
+def operation(result, *arguments):
+    """Turn `emit(builder, *values) -> value` into an intrinsic with this signature (None: no result)."""
+
+    def decorate(emit):
+        def codegen(context, builder, signature, values):
+            value = emit(builder, *values)
+            return context.get_dummy_value() if result is None else value
+
+        signature = (types.void if result is None else result)(*arguments)
+        names = ", ".join(f"a{i}" for i in range(len(arguments)))
+        scope = {"signature": signature, "codegen": codegen}
+        exec(f"def typing(typingctx{', ' if names else ''}{names}): return signature, codegen", scope)
+        scope["typing"].__name__, scope["typing"].__doc__ = emit.__name__, emit.__doc__
+        return intrinsic(scope["typing"])
+
+    return decorate
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def load_value(builder, address, llvm_type):
+    """An unaligned load."""
+    value = builder.load(builder.inttoptr(address, llvm_type.as_pointer()), typ=llvm_type)
+    value.align = 1
+    return value
+
+
+def make_load(result, llvm_type, convert=lambda builder, value: value):
+    """An intrinsic address -> `result` that loads `llvm_type` and converts it."""
+    return operation(result, types.int64)(lambda builder, address: convert(builder, load_value(builder, address, llvm_type)))
+
+
+def make_store(vector, llvm_type):
+    """An intrinsic (address, value) that stores."""
+
+    def store(builder, address, value):
+        builder.store(value, builder.inttoptr(address, llvm_type.as_pointer())).align = 1
+
+    return operation(None, types.int64, vector)(store)
+
+
+def bf16_to_f32(builder, half):
+    """A bfloat16 is the upper half of a float32."""
+    wide = ir.VectorType(I32, half.type.count) if isinstance(half.type, ir.VectorType) else I32
+    shift = ir.Constant(wide, [16] * wide.count if wide is not I32 else 16)
+    target = ir.VectorType(F32, wide.count) if wide is not I32 else F32
+    return builder.bitcast(builder.shl(builder.zext(half, wide), shift), target)
+
+
+load_u8 = make_load(types.int64, I8, lambda builder, value: builder.zext(value, I64))
+load_i8 = make_load(types.int64, I8, lambda builder, value: builder.sext(value, I64))
+load_u16 = make_load(types.int64, I16, lambda builder, value: builder.zext(value, I64))
+load_u32 = make_load(types.int64, I32, lambda builder, value: builder.zext(value, I64))
+load_i32 = make_load(types.int64, I32, lambda builder, value: builder.sext(value, I64))
+load_i64 = make_load(types.int64, I64)
+load_f16 = make_load(types.float32, F16, lambda builder, value: builder.fpext(value, F32))
+load_bf16 = make_load(types.float32, I16, bf16_to_f32)
+load_f32 = make_load(types.float32, F32)
+load_f64 = make_load(types.float64, ir.DoubleType())
+load_u8x8, load_u8x16 = make_load(u8x8, u8x8.llvm), make_load(u8x16, u8x16.llvm)
+load_u8x32, load_u8x64 = make_load(u8x32, u8x32.llvm), make_load(u8x64, u8x64.llvm)
+load_f32x8, load_f32x16 = make_load(f32x8, f32x8.llvm), make_load(f32x16, f32x16.llvm)
+load_f16x16 = make_load(f32x16, ir.VectorType(F16, 16), lambda builder, value: builder.fpext(value, f32x16.llvm))
+load_bf16x16 = make_load(f32x16, ir.VectorType(I16, 16), bf16_to_f32)
+load_splat_4 = make_load(
+    u8x64, I32, lambda builder, value: builder.bitcast(splat_value(builder, i32x16.llvm, value), u8x64.llvm)
+)
+store_f32, store_f32x16 = make_store(types.float32, F32), make_store(f32x16, f32x16.llvm)
+store_f32x8 = make_store(f32x8, f32x8.llvm)
+store_u8x64, store_u8x16 = make_store(u8x64, u8x64.llvm), make_store(u8x16, u8x16.llvm)
+store_i32x16 = make_store(i32x16, i32x16.llvm)
+store_i64 = make_store(types.int64, I64)
+
+
+@operation(None, types.int64, types.int64)
+def store_i32(builder, address, value):
+    """Store the low 32 bits of an integer."""
+    builder.store(builder.trunc(value, I32), builder.inttoptr(address, I32.as_pointer())).align = 1
+
+
+@operation(None, types.int64, f32x16)
+def store_f16x16(builder, address, value):
+    """Round to float16 and store."""
+    half = ir.VectorType(F16, 16)
+    builder.store(builder.fptrunc(value, half), builder.inttoptr(address, half.as_pointer())).align = 1
+
+
+@operation(None, types.int64)
+def prefetch(builder, address):
+    """Ask for the cache line at `address`, which may lie outside of everything."""
+    pointer = builder.inttoptr(address, I8.as_pointer())
+    llvm_call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(3), I32(1)])
+
+
+# ---- arithmetic -----------------------------------------------------------------------------------------------------
+
+
+def make_elementwise(vector, instruction):
+    return operation(vector, vector, vector)(lambda builder, x, y: getattr(builder, instruction)(x, y))
+
+
+def overload_operator(function, instructions):
+    """Give vectors a Python operator: `instructions` maps the vector type to LLVM's instruction."""
+    implementations = {vector: make_elementwise(vector, name) for vector, name in instructions.items()}
+
+    @overload(function, inline="never")
+    def implement(x, y):
+        if x == y and x in implementations:
+            apply = implementations[x]
+            return lambda x, y: apply(x, y)
+
+
+overload_operator(operator.add, {f32x16: "fadd", f32x8: "fadd", i32x16: "add"})
+overload_operator(operator.sub, {f32x16: "fsub", f32x8: "fsub", i32x16: "sub"})
+overload_operator(operator.mul, {f32x16: "fmul", f32x8: "fmul", i32x16: "mul"})
+overload_operator(operator.and_, {u8x64: "and_", u8x32: "and_", u8x16: "and_", i32x16: "and_"})
+overload_operator(operator.or_, {u8x64: "or_", u8x32: "or_", u8x16: "or_", i32x16: "or_"})
+overload_operator(operator.xor, {u8x64: "xor", u8x32: "xor"})
+
+
+def make_constant(vector, scalar):
+    return operation(vector)(lambda builder: ir.Constant(vector.llvm, [scalar] * vector.lanes))
+
+
+zero_i32x16, zero_f32x16, zero_f32x8 = make_constant(i32x16, 0), make_constant(f32x16, 0.0), make_constant(f32x8, 0.0)
+
+
+def constant_u8(vector, *values):
+    """An intrinsic () -> vector of bytes that repeats `values`."""
+    return operation(vector)(lambda builder: ir.Constant(vector.llvm, list(values) * (vector.lanes // len(values))))
+
+
+@operation(f32x16, types.float32)
+def splat_f32x16(builder, scalar):
+    return splat_value(builder, f32x16.llvm, scalar)
+
+
+@operation(f32x8, types.float32)
+def splat_f32x8(builder, scalar):
+    return splat_value(builder, f32x8.llvm, scalar)
+
+
+def make_fma(vector, suffix):
+    return operation(vector, vector, vector, vector)(
+        lambda builder, x, y, z: llvm_call(builder, f"llvm.fma.{suffix}", vector.llvm, [x, y, z])
+    )
+
+
+fma_f32x16, fma_f32x8 = make_fma(f32x16, "v16f32"), make_fma(f32x8, "v8f32")
+
+
+@operation(f32x16, f32x16, f32x16)
+def max_f32x16(builder, x, y):
+    return llvm_call(builder, "llvm.maxnum.v16f32", f32x16.llvm, [x, y])
+
+
+@operation(f32x16, f32x16, f32x16)
+def min_f32x16(builder, x, y):
+    return llvm_call(builder, "llvm.minnum.v16f32", f32x16.llvm, [x, y])
+
+
+@operation(f32x16, f32x16)
+def abs_f32x16(builder, x):
+    return llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [x])
+
+
+@operation(f32x16, f32x16)
+def round_f32x16(builder, x):
+    """To the nearest integer, ties to even."""
+    return llvm_call(builder, "llvm.nearbyint.v16f32", f32x16.llvm, [x])
+
+
+def make_sum(vector, suffix):
+    def add_up(builder, value):
+        function = ir.FunctionType(F32, [F32, vector.llvm])
+        function = cgutils.get_or_insert_function(builder.module, function, f"llvm.vector.reduce.fadd.{suffix}")
+        return builder.call(function, [ir.Constant(F32, 0.0), value], fastmath=("reassoc",))
+
+    return operation(types.float32, vector)(add_up)
+
+
+sum_f32x16, sum_f32x8 = make_sum(f32x16, "v16f32"), make_sum(f32x8, "v8f32")
+
+
+@operation(types.float32, f32x16)
+def largest_f32x16(builder, value):
+    return llvm_call(builder, "llvm.vector.reduce.fmax.v16f32", F32, [value])
+
+
+@operation(types.int64, i32x16)
+def sum_i32x16(builder, value):
+    return builder.sext(llvm_call(builder, "llvm.vector.reduce.add.v16i32", I32, [value]), I64)
+
+
+@operation(f32x16, i32x16)
+def float_i32x16(builder, value):
+    return builder.sitofp(value, f32x16.llvm)
+
+
+@operation(i32x16, f32x16)
+def int_f32x16(builder, value):
+    """Towards zero."""
+    return builder.fptosi(value, i32x16.llvm)
+
+
+@operation(u8x16, i32x16)
+def bytes_i32x16(builder, value):
+    """The low byte of each lane."""
+    return builder.trunc(value, u8x16.llvm)
+
+
+@operation(f32x8, u8x8)
+def float_u8x8(builder, value):
+    return builder.uitofp(value, f32x8.llvm)
+
+
+@operation(f32x16, u8x16)
+def float_i8x16(builder, value):
+    """Signed bytes to floats."""
+    return builder.sitofp(value, f32x16.llvm)
+
+
+@operation(f32x16, f32x16)
+def two_to_the(builder, value):
+    """2 ** value for whole numbers from -126 to 127, by writing the exponent bits."""
+    whole = builder.fptosi(value, i32x16.llvm)
+    biased = builder.add(whole, ir.Constant(i32x16.llvm, [127] * 16))
+    return builder.bitcast(builder.shl(biased, ir.Constant(i32x16.llvm, [23] * 16)), f32x16.llvm)
+
+
+@operation(f32x16, f32x16)
+def reciprocal_f32x16(builder, value):
+    """1 / x, correctly rounded."""
+    return builder.fdiv(ir.Constant(f32x16.llvm, [1.0] * 16), value)
+
+
+@njit(nogil=True)
+def exp_f32x16(x):
+    """e ** x within 2 units in the last place; x is clamped to -87.5 (1e-38) and 88.
+
+    x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, so that r is exact); e ** r by its series to r ** 7 / 7!.
+    """
+    x = min_f32x16(max_f32x16(x, splat_f32x16(-87.5)), splat_f32x16(88.0))
+    n = round_f32x16(x * splat_f32x16(1.4426950408889634))
+    r = fma_f32x16(n, splat_f32x16(-0.693359375), x)
+    r = fma_f32x16(n, splat_f32x16(2.12194440e-4), r)
+    p = splat_f32x16(1 / 5040)
+    p = fma_f32x16(p, r, splat_f32x16(1 / 720))
+    p = fma_f32x16(p, r, splat_f32x16(1 / 120))
+    p = fma_f32x16(p, r, splat_f32x16(1 / 24))
+    p = fma_f32x16(p, r, splat_f32x16(1 / 6))
+    p = fma_f32x16(p, r, splat_f32x16(0.5))
+    p = fma_f32x16(p, r, splat_f32x16(1.0))
+    p = fma_f32x16(p, r, splat_f32x16(1.0))
+    return p * two_to_the(n)
+
+
+# ---- moving bytes ---------------------------------------------------------------------------------------------------
+
+
+def make_shuffle(result, source, order):
+    """An intrinsic that takes lane order[i] of `source` to lane i."""
+
+    def shuffle(builder, value):
+        return builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(order)), list(order)))
+
+    return operation(result, source)(shuffle)
+
+
+def make_shift(vector, left, *amounts):
+    """An intrinsic that shifts each byte by its entry in `amounts` (repeated); bits never cross bytes."""
+
+    def shift(builder, value):
+        counts = ir.Constant(vector.llvm, list(amounts) * (vector.lanes // len(amounts)))
+        return builder.shl(value, counts) if left else builder.lshr(value, counts)
+
+    return operation(vector, vector)(shift)
+
+
+def make_concatenate(result, part):
+    """An intrinsic (low, high) -> one vector."""
+    order = ir.Constant(ir.VectorType(I32, result.lanes), list(range(result.lanes)))
+    return operation(result, part, part)(lambda builder, low, high: builder.shuffle_vector(low, high, order))
+
+
+concatenate_u8x32, concatenate_u8x64 = make_concatenate(u8x32, u8x16), make_concatenate(u8x64, u8x32)
+concatenate_f32x16 = make_concatenate(f32x16, f32x8)
+twice_u8x32 = make_shuffle(u8x64, u8x32, [*range(32)] * 2)
+
+
+@operation(u8x8, types.int64)
+def bytes_of(builder, value):
+    """The 8 bytes of an integer, lowest first."""
+    return builder.bitcast(value, u8x8.llvm)
+
+
+def make_gather_f16(stride):
+    """An intrinsic address -> f32x8: the float16 numbers at address, address + stride, ... address + 7 * stride."""
+
+    def gather(builder, address):
+        halves = ir.Constant(ir.VectorType(F16, 8), ir.Undefined)
+        for lane in range(8):
+            half = load_value(builder, builder.add(address, I64(lane * stride)), F16)
+            halves = builder.insert_element(halves, half, I32(lane))
+        return builder.fpext(halves, f32x8.llvm)
+
+    return operation(f32x8, types.int64)(gather)
+
+
+def make_flags(value):
+    """An intrinsic that turns the 64 bits of an integer into 64 bytes: `value` where the bit is set, else 0."""
+
+    def flags(builder, bits):
+        mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), 64))
+        return builder.select(mask, ir.Constant(u8x64.llvm, [value] * 64), ir.Constant(u8x64.llvm, [0] * 64))
+
+    return operation(u8x64, types.int64)(flags)
+
+
+def make_transpose(element, convert=lambda builder, value: value):
+    """An intrinsic (source, stride, target): 16 rows of 16 elements, `stride` bytes apart, become 16 columns.
+
+    Elements are converted to 4 bytes on the way; the target is 16 x 16 of them without gaps. Four rounds of pairwise
+    interleaving (the butterfly of a matrix transpose), all in registers.
+    """
+
+    def transpose(builder, source, stride, target):
+        rows = []
+        for i in range(16):
+            address = builder.add(source, builder.mul(stride, I64(i)))
+            rows.append(convert(builder, load_value(builder, address, ir.VectorType(element, 16))))
+        low = ir.Constant(ir.VectorType(I32, 16), [lane // 2 + lane % 2 * 16 for lane in range(16)])
+        high = ir.Constant(ir.VectorType(I32, 16), [8 + lane // 2 + lane % 2 * 16 for lane in range(16)])
+        for _ in range(4):
+            pairs = [(rows[i], rows[i + 8]) for i in range(8)]
+            rows = [builder.shuffle_vector(*pair, order) for pair in pairs for order in (low, high)]
+        for i, row in enumerate(rows):
+            address = builder.add(target, I64(i * 64))
+            builder.store(row, builder.inttoptr(address, row.type.as_pointer())).align = 1
+
+    return operation(None, types.int64, types.int64, types.int64)(transpose)
+
+
+transpose_f32 = make_transpose(F32)
+transpose_f16 = make_transpose(F16, lambda builder, value: builder.fpext(value, f32x16.llvm))
+
+
+@operation(f32x16, f32x16, types.int64, types.float32)
+def keep_lanes(builder, value, count, other):
+    """The first `count` lanes of `value` (none if negative), `other` in the rest."""
+    lanes = ir.Constant(i32x16.llvm, list(range(16)))
+    kept = builder.icmp_signed("<", lanes, splat_value(builder, i32x16.llvm, builder.trunc(count, I32)))
+    return builder.select(kept, value, splat_value(builder, f32x16.llvm, other))
+
+
+# ---- the int8 dot product -------------------------------------------------------------------------------------------
+
+
+def dot_vnni_512(builder, accumulator, unsigned, signed):
+    return llvm_call(builder, "llvm.x86.avx512.vpdpbusd.512", i32x16.llvm, [accumulator, unsigned, signed])
+
+
+def dot_vnni_256(builder, accumulator, unsigned, signed, name="llvm.x86.avx512.vpdpbusd.256"):
+    halves = []
+    for half in (0, 1):
+        lanes = ir.Constant(ir.VectorType(I32, 8), list(range(half * 8, half * 8 + 8)))
+        bytes_ = ir.Constant(ir.VectorType(I32, 32), list(range(half * 32, half * 32 + 32)))
+        arguments = [builder.shuffle_vector(accumulator, accumulator, lanes)]
+        arguments += [builder.shuffle_vector(value, value, bytes_) for value in (unsigned, signed)]
+        halves.append(llvm_call(builder, name, ir.VectorType(I32, 8), arguments))
+    return builder.shuffle_vector(*halves, ir.Constant(ir.VectorType(I32, 16), list(range(16))))
+
+
+def dot_generic(builder, accumulator, unsigned, signed):
+    """Widen to 16 bits, multiply-add pairs in 32 bits. LLVM finds AVX2's vpmaddwd in it (no saturation, unlike
+    vpmaddubsw) and lowers it anywhere else."""
+    words, pairs = ir.VectorType(I16, 64), ir.VectorType(I32, 32)
+    x = builder.zext(unsigned, words)
+    y = builder.sext(signed, words)
+
+    def every_second(value, width, start):
+        return builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, width), [*range(start, 2 * width, 2)]))
+
+    def products(start):
+        return builder.mul(
+            builder.sext(every_second(x, 32, start), pairs), builder.sext(every_second(y, 32, start), pairs)
+        )
+
+    sums = builder.add(products(0), products(1))
+    return builder.add(accumulator, builder.add(every_second(sums, 16, 0), every_second(sums, 16, 1)))
+
+
+def dot_variant():
+    """The emitter for the target CPU."""
+    features = cpu_features()
+    if {"avx512vnni", "avx512bw"} <= features:
+        return dot_vnni_512
+    if "avxvnni" in features:
+        return dot_vnni_256
+    return dot_generic
+
+
+@operation(i32x16, i32x16, u8x64, u8x64)
+def dot_u8i8(builder, accumulator, unsigned, signed):
+    """accumulator[i] += the sum of 4 products of unsigned and signed bytes."""
+    return dot_variant()(builder, accumulator, unsigned, signed)
+
+
+# ---- threads --------------------------------------------------------------------------------------------------------
+
+
+@operation(types.int64, types.int64)
+def atomic_load(builder, address):
+    return builder.load_atomic(builder.inttoptr(address, I64.as_pointer()), "seq_cst", 8, typ=I64)
+
+
+@operation(None, types.int64, types.int64)
+def atomic_store(builder, address, value):
+    builder.store_atomic(value, builder.inttoptr(address, I64.as_pointer()), "seq_cst", 8)
+
+
+@operation(types.int64, types.int64, types.int64)
+def atomic_add(builder, address, value):
+    """Add; return what was there before."""
+    return builder.atomic_rmw("add", builder.inttoptr(address, I64.as_pointer()), value, "seq_cst")
+
+
+@operation(types.boolean, types.int64, types.int64, types.int64)
+def atomic_replace(builder, address, expected, value):
+    """Store `value` if `expected` is there; tell whether it was."""
+    pointer = builder.inttoptr(address, I64.as_pointer())
+    return builder.extract_value(builder.cmpxchg(pointer, expected, value, "seq_cst", "seq_cst"), 1)
+
+
+@operation(None)
+def cpu_pause(builder):
+    """Tell the core that this is a waiting loop."""
+    if "sse2" in cpu_features():
+        llvm_call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+
+
+@operation(None, types.int64)
+def call_address(builder, function):
+    """Call void function(void) by its address."""
+    builder.call(builder.inttoptr(function, ir.FunctionType(ir.VoidType(), []).as_pointer()), [])
+
+
+@operation(None, types.int64, types.int64, types.int64, types.int64, types.int64)
+def call_kernel(builder, function, arguments, part, parts, thread):
+    """Call a kernel by its address."""
+    kernel = ir.FunctionType(ir.VoidType(), [I64] * 4)
+    builder.call(builder.inttoptr(function, kernel.as_pointer()), [arguments, part, parts, thread])

@@ -1,0 +1,25 @@
+"""Which CPU the kernels are compiled for: this one, or the one named in NUMBA_CPU_NAME and NUMBA_CPU_FEATURES."""
+
+import os
+from functools import cache
+
+import llvmlite.binding as llvm
+
+
+@cache
+def cpu_name() -> str:
+    """LLVM's name of the CPU, such as znver4."""
+    return os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
+
+
+@cache
+def cpu_feature_string() -> str:
+    """LLVM's feature list, such as +avx2,-avx512f."""
+    given = os.environ.get("NUMBA_CPU_FEATURES")
+    return llvm.get_host_cpu_features().flatten() if given is None else given
+
+
+@cache
+def cpu_features() -> frozenset[str]:
+    """The names of the features that the CPU has."""
+    return frozenset(item[1:] for item in cpu_feature_string().split(",") if item.startswith("+"))

@@ -1,0 +1,162 @@
+r"""How byte-level BPE vocabularies cut text into words before merging: one row per value of `tokenizer.ggml.pre`.
+
+A pre-tokenizer is a list of regular expressions (Oniguruma syntax, as in Hugging Face's tokenizer.json files). Each in
+turn cuts every piece that the ones before have left: its matches become words, and so does what lies between them.
+
+The expressions are those of the models' own tokenizer.json files where these are known, otherwise llama.cpp's. Both
+give the same words but for letters outside ASCII in gpt-4o, tekken, youtu and kimi-k2, where llama.cpp cannot tell upper
+from lower case and the expressions here can.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """One way to cut text into words, with what llama.cpp derives from its name besides."""
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False  # a word that is a token as a whole is that token, whatever the merges say
+    adds_bos: bool = False  # the default of tokenizer.ggml.add_bos_token
+    marks_spaces: bool = False  # SentencePiece style: "▁" for a space, raw UTF-8 instead of byte-level characters
+
+
+_CONTRACTION = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
+_LINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_SYMBOLS = r" ?[^\s\p{L}\p{N}]+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _words(digits: str, letters: str = r"[^\r\n\p{L}\p{N}]?\p{L}+", symbols: str = _SYMBOLS + r"[\r\n]*") -> str:
+    """The layout that GPT-4's cl100k began: contractions, words with one leading character, digits, symbols, spaces."""
+    return rf"{_CONTRACTION}|{letters}|{digits}|{symbols}|{_LINES_AND_SPACES}"
+
+
+def _cased_words(
+    digits: str, ending: str, upper: str = _UPPER, lower: str = _LOWER, symbol_tail: str = r"[\r\n/]*"
+) -> str:
+    """The layout that GPT-4o's o200k began: a word also ends where a lower-case letter meets an upper-case one."""
+    lead = r"[^\r\n\p{L}\p{N}]?"
+    words = rf"{lead}{upper}*{lower}+{ending}|{lead}{upper}+{lower}*{ending}"
+    return rf"{words}|{digits}|{_SYMBOLS}{symbol_tail}|{_LINES_AND_SPACES}"
+
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = _words(r"\p{N}{1,3}")
+_QWEN2 = _words(r"\p{N}")
+_GPT4O = _cased_words(r"\p{N}{1,3}", rf"(?:{_CONTRACTION})?")
+_LINES = r"[^\n]+|\n+"
+_WORDS_OF_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+_KANA_AND_HAN = "[一-龥぀-ゟ゠-ヿ]+"
+_ASCII_WORDS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+_DEEPSEEK3 = rf"{_ASCII_WORDS}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES_AND_SPACES}"
+_SPARK = rf"{_ASCII_WORDS}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+"
+_NOT_HAN_UPPER, _NOT_HAN_LOWER = rf"[{_UPPER[1:-1]}&&[^\p{{Han}}]]", rf"[{_LOWER[1:-1]}&&[^\p{{Han}}]]"
+_KIMI_WORDS = _cased_words(
+    r"\p{N}{1,3}", rf"(?:{_CONTRACTION})?", _NOT_HAN_UPPER, _NOT_HAN_LOWER, symbol_tail=r"[\r\n]*"
+)
+# The cased letters as DeepSeek's first tokenizer spells them: no property of Unicode gives the same set.
+_CASED = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdb"
+    "ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_DEEPSEEK_HAN = "[一-龥ࠀ-一가-퟿]+"
+_AFMOE_SCRIPTS = "[一-鿿㐀-䶿\uf900-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+"
+_YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"
+_DIGITS_FROM_THE_RIGHT = r"\p{N}{1,2}(?=(?:\p{N}{3})+(?!\p{N}))|\p{N}{3}|\p{N}{1,2}"
+_SPACES_BY_POWERS_OF_TWO = "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"
+
+_FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
+    (PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")), "default"),
+    (
+        PreTokenizer((_LLAMA3,), ignore_merges=True, adds_bos=True),
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+    ),
+    (PreTokenizer((_LLAMA3,)), "dbrx smaug-bpe glm4 chatglm-bpe"),
+    (PreTokenizer((r"\p{N}{1,3}", _words(r"\p{N}+")), ignore_merges=True), "minicpm5"),
+    (
+        PreTokenizer((_LLAMA3.replace(_LINES_AND_SPACES, rf"\s*[\r\n]+|{_SPACES_BY_POWERS_OF_TWO}"),)),
+        "jais-2",
+    ),
+    (
+        PreTokenizer((_QWEN2,)),
+        "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
+    ),
+    (
+        PreTokenizer(
+            (_words(r"\p{N}", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),),
+        ),
+        "qwen35",
+    ),
+    (PreTokenizer((_LINES, _QWEN2)), "laguna"),
+    (PreTokenizer((_QWEN2.removeprefix(f"{_CONTRACTION}|"),)), "ufakzeka"),
+    (PreTokenizer((_words(r"\p{N}", symbols=r" ?[^\s\p{L}\p{N}\r\n]+"),)), "seed-coder"),
+    (
+        PreTokenizer((_QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]"),)),
+        "bailingmoe bailingmoe2 llada-moe",
+    ),
+    (
+        PreTokenizer(
+            (
+                _words(
+                    r"\p{N}", r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", r" ?[^\s\p{L}\p{N}]+[\r\n/]?"
+                ).replace(r"\s*[\r\n]+", r"\s*[\r\n]"),
+            )
+        ),
+        "exaone-moe",
+    ),
+    (
+        PreTokenizer((_GPT2,)),
+        "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum modern-bert roberta-bpe "
+        "jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code",
+    ),
+    (PreTokenizer((r"\p{N}", _GPT2)), "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2"),
+    (PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")), "falcon"),
+    (
+        PreTokenizer(
+            (
+                "<sentinel:[0-9]+>",
+                "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+                r"([\t\n]|    |  )",
+                r"\p{N}",
+                r"[\p{P}!-/:-@\[-`{-~]",
+                _GPT2,
+            ),
+            adds_bos=True,
+        ),
+        "chameleon",
+    ),
+    (PreTokenizer((_WORDS_OF_BLOOM,)), "bloom poro-chat gpt3-finnish"),
+    (PreTokenizer((_WORDS_OF_BLOOM, r"\p{N}")), "viking"),
+    (
+        PreTokenizer(
+            (
+                r"[\r\n]",
+                rf"\s?[{_CASED}]+",
+                r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+                r"\s+$",
+                _DEEPSEEK_HAN,
+                r"\p{N}+",
+            )
+        ),
+        "deepseek-llm",
+    ),
+    (PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_HAN, r"\p{N}")), "deepseek-coder"),
+    (PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3)), "deepseek-v3 hunyuan-dense hy_v4 joyai-llm"),
+    (PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _SPARK, r"\p{N}")), "spark2_5"),
+    (PreTokenizer((_DIGITS_FROM_THE_RIGHT, _AFMOE_SCRIPTS, _DEEPSEEK3)), "afmoe"),
+    (PreTokenizer((_GPT4O,)), "gpt-4o llama4 kanana2 talkie minimax-m2"),
+    (PreTokenizer((_GPT4O,), ignore_merges=True), "granite-embed-multi-97m"),
+    (PreTokenizer((r"[0-9]{1,3}(?=(?:[0-9]{3})*\b)", _GPT4O)), "tiny_aya cohere2moe"),
+    (PreTokenizer((_cased_words(r"\p{N}", ""),), ignore_merges=True, adds_bos=True), "tekken"),
+    (
+        PreTokenizer((_YOUTU_SCRIPTS, _cased_words(r"\p{N}", rf"(?:{_CONTRACTION})?")), ignore_merges=True),
+        "youtu",
+    ),
+    (PreTokenizer((rf"\p{{Han}}+|{_KIMI_WORDS}",)), "kimi-k2"),
+    (PreTokenizer((r"\p{N}+", "(?=([0-9]{3})+(?![0-9]))")), "superbpe"),
+    (PreTokenizer((_LINES,), adds_bos=True, marks_spaces=True), "gemma4 granite-embed-multi-311m"),
+    (PreTokenizer((_LINES,), marks_spaces=True), "sarvam-moe"),
+)
+
+PRETOKENIZERS: dict[str, PreTokenizer] = {name: family for family, names in _FAMILIES for name in names.split()}

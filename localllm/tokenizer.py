@@ -1,0 +1,147 @@
+"""Text to token ids and back with a GGUF file's own vocabulary: special tokens, BOS, streaming without half characters.
+
+The ids are those that llama.cpp gives, whose vocabularies with test vectors are part of our tests.
+"""
+
+import codecs
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
+from typing import Any, Self
+
+from .errors import UsageError
+from .gguf_file import GGUFFile
+from .subwords import ByteLevel, SentencePiece, Subwords
+from .vocabulary import CONTROL, UNKNOWN, USER_DEFINED, read_vocabulary
+
+_WHITE_SPACE = " \t\n\v\f\r"
+
+
+class Tokenizer:
+    """A model's tokenizer. All methods may be called from several threads at once.
+
+    Attributes:
+        pieces: the text of every token as the file has it.
+        bos_id, eos_id: begin and end of text, None if the vocabulary has none.
+        end_ids: every token that ends an answer.
+        adds_bos, adds_eos: what the file asks for around a text. `encode` adds no EOS: a model would answer after it.
+        chat_template: the file's Jinja template, or None.
+        warning: one line that the user should see, or None.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        """Raises ModelError for a vocabulary that is missing, inconsistent or of a kind that is not supported."""
+        vocabulary = read_vocabulary(metadata)
+        self.pieces = vocabulary.pieces
+        self.vocab_size = len(vocabulary.pieces)
+        self.bos_id, self.eos_id, self.end_ids = vocabulary.bos_id, vocabulary.eos_id, vocabulary.end_ids
+        self.adds_bos, self.adds_eos = vocabulary.adds_bos, vocabulary.adds_eos
+        self.warning = vocabulary.warning
+        template = metadata.get("tokenizer.chat_template")
+        self.chat_template: str | None = template if isinstance(template, str) else None
+        pretokenizer = vocabulary.pretokenizer
+        dialect = SentencePiece if pretokenizer is None or pretokenizer.marks_spaces else ByteLevel
+        self._subwords: Subwords = dialect(vocabulary)
+        self._adds_space, self._strips_after = vocabulary.adds_space, vocabulary.strips_after
+        kinds = {USER_DEFINED, CONTROL, UNKNOWN}
+        tokens = [token for token, kind in enumerate(vocabulary.types) if kind in kinds]
+        # llama.cpp's order: of special tokens that overlap in a text, the longest is found first.
+        tokens.sort(key=lambda token: len(self.pieces[token].encode(errors="replace")), reverse=True)
+        self._special = [(self.pieces[token], token) for token in tokens]
+        self._always_special = [pair for pair in self._special if vocabulary.types[pair[1]] == USER_DEFINED]
+
+    @classmethod
+    def from_file(cls, path: str | PathLike[str]) -> Self:
+        """The tokenizer of a GGUF file; one with a vocabulary and no tensors is enough."""
+        with GGUFFile.open(path) as file:
+            return cls(file.metadata)
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
+        """The tokenizer that a GGUF file's metadata describes."""
+        return cls(metadata)
+
+    def encode(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
+        """The token ids of a text.
+
+        With `special`, texts of control tokens such as <|im_end|> become these tokens, otherwise they are plain text.
+        With `bos`, a BOS token comes first if the file asks for one and the text does not begin with it already.
+        """
+        tokens: list[int] = []
+        after_special = True
+        for fragment in self._fragments(_without_surrogates(text), special):
+            if isinstance(fragment, int):
+                tokens.append(fragment)
+            else:
+                tokens += self._subwords.encode(" " + fragment if self._adds_space and after_special else fragment)
+            after_special = isinstance(fragment, int)
+        if bos and self.adds_bos and self.bos_id is not None and not (special and tokens[:1] == [self.bos_id]):
+            tokens.insert(0, self.bos_id)
+        return tokens
+
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """The text of token ids; control tokens are left out, or shown with `special`. UsageError for an unknown id."""
+        stream = self.stream(special)
+        return "".join([stream.push(token) for token in ids]) + stream.flush()
+
+    def stream(self, special: bool = False, continued: bool = False) -> "StreamDecoder":
+        """A decoder for tokens that come one by one; `continued` if they go on with a text that others have begun."""
+        return StreamDecoder(self, special, strips_space=self._adds_space and not continued)
+
+    def token_bytes(self, token: int, special: bool = False) -> bytes:
+        """The bytes that a token stands for, perhaps part of a character. UsageError for an id that does not exist."""
+        if not 0 <= token < self.vocab_size:
+            raise UsageError(f"token {token} does not exist: the vocabulary has {self.vocab_size} tokens")
+        return self._subwords.token_bytes(token, special)
+
+    def _fragments(self, text: str, special: bool) -> list[str | int]:
+        """The text with the tokens that are special in it cut out: strings and ids, in order, no empty string."""
+        fragments: list[str | int] = [text] if text else []
+        for piece, token in self._special if special else self._always_special:
+            if piece in text:
+                fragments = [part for fragment in fragments for part in self._cut_out(piece, token, fragment)]
+        return fragments
+
+    def _cut_out(self, piece: str, token: int, fragment: str | int) -> Iterator[str | int]:
+        if isinstance(fragment, int):
+            yield fragment
+            return
+        for position, part in enumerate(fragment.split(piece)):
+            if position > 0:
+                yield token
+                part = part.lstrip(_WHITE_SPACE) if token in self._strips_after else part
+            if part:
+                yield part
+
+
+class StreamDecoder:
+    """Text out of tokens as they come. What `push` and `flush` return, joined, is what `decode` gives for all of them.
+
+    A character's first bytes wait for its last; bytes that can be no character become U+FFFD.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special: bool, strips_space: bool) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._strips_space = strips_space  # SentencePiece put a space before the text, which its first token still has
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """The text that is complete with this token, often "". UsageError for an id that does not exist."""
+        data = self._tokenizer.token_bytes(token, self._special)
+        if data and self._strips_space:
+            self._strips_space = False
+            data = data.removeprefix(b" ")
+        return self._characters.decode(data)
+
+    def flush(self) -> str:
+        """The rest: U+FFFD if the last character is not complete, otherwise ""."""
+        return self._characters.decode(b"", final=True)
+
+
+def _without_surrogates(text: str) -> str:
+    """The text with pairs of surrogates joined and lone ones, which UTF-8 cannot hold, replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

@@ -1,0 +1,328 @@
+"""Compose the training text of the built-in model: conversations about the topics of guide_topics.py.
+
+Everything is drawn from one seeded random generator, so the text is the same on every machine. A question is a pattern
+of its topic in a random frame ("how do i …", "what is …"), with fillers before and after it, dropped words, typing
+errors and all kinds of case and punctuation, because people write like that.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from guide_topics import (
+    AFTER,
+    AFTER_LOCALLLM,
+    AGAIN,
+    BEFORE,
+    DEFAULT,
+    EXAMPLE,
+    FOREIGN,
+    FOREIGN_ANSWER,
+    FOREIGN_QUESTIONS,
+    FRAMES,
+    MACROS,
+    MORE,
+    SYSTEM,
+    TOPICS,
+    Topic,
+)
+
+SEED = 1
+CONVERSATIONS = 175_000
+
+PIECE = r"[()|]|\{\w+\}|[^()|{}]+"  # of a pattern
+PATTERNS_PER_FRAME = {"ask": 1, "tasks": 2, "things": 4, "flags": 6, "commands": 6, "problems": 2}
+MORE_ANSWER = "That is all I know about it. localllm --help and the README say more."
+
+WORDS = """house table river music garden window school doctor summer winter bridge train bottle paper market kitchen
+football camera sugar mountain island forest castle engine battery money tax camel orange apple shirt shoe baby brother
+sister uncle teacher student lawyer farmer soldier poet actor singer dancer movie theater church temple museum hotel
+airport ship boat bus bicycle road street village town valley desert ocean beach cloud storm planet star galaxy comet
+rocket robot laser magnet crystal diamond gold silver iron copper oxygen hydrogen carbon enzyme protein cell bone blood
+brain heart lung liver skin hair history physics chemistry biology geography grammar essay thesis novel chapter author
+painter sculpture violin guitar piano drum opera ballet tennis golf hockey marathon medal trophy champion league stock
+bond bank loan salary business company startup customer product marketing insurance recipe flour butter cheese salt
+pepper onion garlic tomato potato carrot banana lemon grape wine beer coffee tea juice wedding birthday party holiday
+vacation passport visa embassy election party parliament minister senator law court judge crime police prison army
+weapon peace treaty border refugee culture tradition festival religion myth legend hero dragon wizard ghost vampire
+green small strange old modern famous ancient simple secret happy lonely quickly slowly medical legal financial
+historic travel buy eat drink run jump swim fly teach paint build grow clean wash drive walk read sing""".split()
+
+ARTICLES = {"the", "a", "an", "my", "some", "this", "please", "just"}
+STOP_WORDS = ARTICLES | set(
+    "what is whats how do i to can you does it of for in with me if when are there tell want would like need "
+    "explain about that be will should at on and so".split()
+)
+SYNONYMS = {
+    "program": ("app", "tool", "software", "application"),
+    "computer": ("machine", "pc", "laptop", "notebook", "workstation"),
+    "start": ("begin", "launch", "open", "fire up", "get going"),
+    "stop": ("halt", "end", "quit", "finish", "terminate", "prevent"),
+    "see": ("view", "look at", "check", "find", "inspect"),
+    "show": ("display", "tell", "present", "reveal", "give"),
+    "use": ("utilize", "work with", "apply", "employ", "make use of", "go with"),
+    "get": ("obtain", "have", "receive", "acquire", "find"),
+    "make": ("create", "produce", "build", "have", "turn"),
+    "set": ("adjust", "specify", "put", "configure", "fix"),
+    "change": ("alter", "modify", "edit", "adjust", "switch", "tune"),
+    "need": ("require", "have to have", "must have", "depend on"),
+    "big": ("large", "huge", "massive", "enormous"),
+    "small": ("little", "compact", "tiny", "light"),
+    "fast": ("quick", "speedy", "rapid", "snappy"),
+    "slow": ("laggy", "sluggish", "unresponsive"),
+    "question": ("query", "request", "prompt", "task"),
+    "answer": ("reply", "response", "output", "what it writes"),
+    "answers": ("replies", "responses", "outputs", "results"),
+    "model": ("llm", "ai", "language model", "network", "model"),
+    "models": ("llms", "ais", "language models", "model files"),
+    "text": ("words", "content", "writing", "sentences"),
+    "write": ("type", "print", "produce", "say"),
+    "long": ("lengthy", "wordy", "endless"),
+    "good": ("sensible", "decent", "useful", "suitable", "fine"),
+    "download": ("get", "fetch", "pull", "grab"),
+    "run": ("execute", "start", "operate", "launch", "run"),
+    "work": ("function", "operate", "go", "work"),
+    "choose": ("pick", "select", "take", "go for", "decide on"),
+    "explain": ("clarify", "describe", "break down", "spell out"),
+    "memory": ("ram", "main memory", "memory"),
+    "speed": ("performance", "throughput", "pace"),
+    "chat": ("conversation", "talk", "session", "dialogue", "chat"),
+    "forget": ("drop", "discard", "lose", "delete"),
+    "everything": ("it all", "all of it", "the whole thing"),
+    "mean": ("stand for", "signify", "tell me", "mean"),
+    "happens": ("goes on", "will happen", "is the result", "happens"),
+    "always": ("every time", "each time", "constantly"),
+    "enough": ("sufficient", "adequate", "enough"),
+    "file": ("document", "file", "file on disk"),
+}
+SHORTHAND = {
+    "what is": ("whats", "what's", "what s", "wats"),
+    "you": ("u", "you"),
+    "are": ("r", "are"),
+    "please": ("pls", "plz"),
+    "do not": ("don't", "dont"),
+    "does not": ("doesn't", "doesnt"),
+    "cannot": ("can't", "cant"),
+    "i am": ("i'm", "im"),
+    "i would": ("i'd", "id"),
+    "how do i": ("how do you", "howto", "how 2"),
+    "and": ("&", "n"),
+    "because": ("cause", "cuz"),
+    "want to": ("wanna",),
+    "going to": ("gonna",),
+}
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A system prompt ("" for none) and the turns, pairs of question and answer."""
+
+    system: str
+    turns: tuple[tuple[str, str], ...]
+
+
+class Grammar:
+    """Random expansions of patterns; every pattern is parsed once."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.macros = MACROS | FOREIGN
+        self.parsed: dict[str, list] = {}
+
+    def expand(self, pattern: str) -> str:
+        """One random expansion of `pattern`."""
+        if pattern not in self.parsed:
+            self.parsed[pattern] = self._parse(iter(re.findall(PIECE, pattern)))
+        return re.sub(" +", " ", self._expand(self.parsed[pattern])).strip()
+
+    def _parse(self, pieces: Iterator[str]) -> list:
+        """The alternatives up to the closing bracket, each a list of strings and lists of alternatives."""
+        alternatives: list[list] = [[]]
+        for piece in pieces:
+            if piece == ")":
+                break
+            if piece == "|":
+                alternatives.append([])
+            elif piece == "(":
+                alternatives[-1].append(self._parse(pieces))
+            elif piece.startswith("{") and piece[1:-1] in self.macros:
+                alternatives[-1].append(self._parse(iter(re.findall(PIECE, self.macros[piece[1:-1]]))))
+            else:
+                alternatives[-1].append(piece)
+        return alternatives
+
+    def _expand(self, alternatives: list) -> str:
+        words = []
+        for piece in self.rng.choice(alternatives):
+            if isinstance(piece, list):
+                words.append(self._expand(piece))
+            elif piece == "{word}":
+                words.append(self.rng.choice(WORDS) if self.rng.random() < 0.6 else self.invented_word())
+            elif piece == "{gibberish}":
+                words.append(self.invented_word() if self.rng.random() < 0.6 else self.mashed_keys())
+            else:
+                words.append(piece)
+        return "".join(words)
+
+    def invented_word(self) -> str:
+        """A word that does not exist but could: the model shall recognize that it does not know a word."""
+        syllables = range(self.rng.randint(1, 3))
+        starts, vowels, ends = (
+            "b c d f g h k l m n p r s t v w z br ch cl st tr th sh".split(),
+            "aeiou",
+            "n r s t l m d k",
+        )
+        parts = [self.rng.choice(starts) + self.rng.choice(vowels) for _ in syllables]
+        return "".join(parts) + self.rng.choice(ends.split() + ["", "", "er", "ing", "ion", "y"])
+
+    def mashed_keys(self) -> str:
+        """Letters without sense."""
+        return "".join(self.rng.choices("qwertzuiopasdfghjklyxcvbnm", k=self.rng.randint(2, 8)))
+
+
+class Composer:
+    """Draws conversations."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.grammar = Grammar(self.rng)
+        self.names = list(TOPICS)
+        self.weights = [TOPICS[name].weight for name in self.names]
+        self.frames = {kind: [line.strip() for line in frames.strip().splitlines()] for kind, frames in FRAMES.items()}
+        self.foreign_lines = FOREIGN_QUESTIONS.strip().splitlines()
+        self.lines = {name: self._lines(topic) for name, topic in TOPICS.items()}
+
+    @staticmethod
+    def _lines(topic: Topic) -> list[tuple[str, str]]:
+        """All (kind, pattern) of a topic, the rich kinds several times."""
+        lines = []
+        for kind, copies in PATTERNS_PER_FRAME.items():
+            patterns = [line.strip() for line in getattr(topic, kind).strip().splitlines()]
+            lines += [(kind, pattern) for pattern in patterns] * copies
+        return lines
+
+    def conversation(self) -> Conversation:
+        """One conversation of mostly one, at times up to ten turns."""
+        length = self.rng.choices((1, 2, 3, 4, 6, 10), (68, 16, 8, 4, 2.5, 1.5))[0]
+        turns: list[tuple[str, str]] = []
+        topic: Topic | None = None
+        while len(turns) < length:
+            if turns and self.rng.random() < 0.35:
+                turns.append(self.follow_up(topic, turns[-1][1]))
+            else:
+                topic, turn = self.first_turn()
+                turns.append(turn)
+        system = self.grammar.expand(SYSTEM) if self.rng.random() < 0.12 else ""
+        return Conversation(system, tuple(turns))
+
+    def first_turn(self) -> tuple[Topic | None, tuple[str, str]]:
+        """A question that needs no context; the topic is None when it is a foreign one."""
+        if self.rng.random() < 0.13:
+            question = self.grammar.expand(self.rng.choice(self.foreign_lines))
+            return None, (self.disguise(question, chatter=True), FOREIGN_ANSWER)
+        name = self.rng.choices(self.names, self.weights)[0]
+        topic = TOPICS[name]
+        kind, pattern = self.rng.choice(self.lines[name])
+        frame = self.rng.choice(self.frames[kind]).replace("{}", pattern)
+        answers = topic.answers if isinstance(topic.answers, tuple) else (topic.answers,)
+        question = self.disguise(self.grammar.expand(frame), topic.chatter)
+        return topic, (question, self.rng.choice(answers))
+
+    def follow_up(self, topic: Topic | None, previous: str) -> tuple[str, str]:
+        """A question about the answer before it."""
+        choices = [(MORE, MORE_ANSWER), (AGAIN, previous)]
+        if topic:
+            choices += [(EXAMPLE, topic.example or MORE_ANSWER)] * (4 if topic.example else 1)
+            choices += [(DEFAULT, topic.default)] * (4 if topic.default else 0)
+        pattern, answer = self.rng.choice(choices)
+        return self.punctuate(self.misspell(self.grammar.expand(pattern), 0.1)), answer
+
+    def disguise(self, question: str, chatter: bool) -> str:
+        """The question as one of many people would write it."""
+        rng = self.rng
+        if not chatter and rng.random() < 0.3:
+            question = self.exchange_words(question)
+        if rng.random() < 0.3:
+            question = self.grammar.expand(BEFORE + " ") + " " + question
+        if not chatter and rng.random() < 0.2:
+            question += " " + self.grammar.expand(AFTER_LOCALLLM)
+        if rng.random() < 0.2:
+            question += self.grammar.expand(AFTER).join(" " if question[-1:].isalnum() else ("", ""))
+        if rng.random() < 0.15:
+            question = self.shorten(question)
+        if rng.random() < 0.25:
+            question = self.drop_words(question, keywords=not chatter and rng.random() < 0.3)
+        return self.punctuate(self.misspell(question, 0.15))
+
+    def exchange_words(self, text: str) -> str:
+        """Some words replaced by synonyms."""
+        words = text.split(" ")
+        return " ".join(
+            self.rng.choice(SYNONYMS[word]) if word in SYNONYMS and self.rng.random() < 0.5 else word for word in words
+        )
+
+    def shorten(self, text: str) -> str:
+        """Common phrases as they are typed in a hurry."""
+        for phrase, forms in SHORTHAND.items():
+            if self.rng.random() < 0.6:
+                text = re.sub(rf"\b{phrase}\b", self.rng.choice(forms), text)
+        return text
+
+    def drop_words(self, text: str, keywords: bool) -> str:
+        """Without articles, without one word, or with the keywords only."""
+        words = text.split()
+        if keywords:
+            kept = [word for word in words if word.strip(",.:?") not in STOP_WORDS]
+            return " ".join(kept) if len(kept) > 1 else text
+        if self.rng.random() < 0.6:
+            kept = [word for word in words if word not in ARTICLES]
+        else:
+            lost = self.rng.randrange(len(words)) if len(words) > 4 else -1
+            kept = [word for index, word in enumerate(words) if index != lost]
+        return " ".join(kept) or text
+
+    def misspell(self, text: str, probability: float) -> str:
+        """With the given probability one or two letters swapped, lost, doubled or replaced."""
+        if self.rng.random() >= probability:
+            return text
+        for _ in range(self.rng.randint(1, 2)):
+            places = [index for index in range(1, len(text)) if text[index - 1 : index + 1].isalpha()]
+            if len(places) < 4:
+                break
+            at = self.rng.choice(places)
+            a, b = text[at - 1], text[at]
+            pair = self.rng.choice((b + a, a, a + b + b, a + self.rng.choice("etaoinsrhl")))
+            text = text[: at - 1] + pair + text[at + 1 :]
+        return text
+
+    def punctuate(self, text: str) -> str:
+        """Case and the final mark."""
+        style = self.rng.random()
+        if style < 0.42:
+            text = re.sub(r"(^|[.?!] )([a-z])", lambda match: match[1] + match[2].upper(), text)
+            text = re.sub(r"\bi\b(?!')", "I", text) if self.rng.random() < 0.8 else text
+        elif style < 0.45:
+            text = text.upper()
+        text = re.sub(r" ([,.:])(?= |$)", r"\1", text).strip()
+        if text[-1:].isalnum():
+            text += self.rng.choices(("?", "", ".", "??", "!", " ?", "..."), (52, 36, 5, 2, 3, 1, 1))[0]
+        return text
+
+
+def conversations(count: int = CONVERSATIONS, seed: int = SEED) -> Iterator[Conversation]:
+    """The training text: always the same `count` conversations for a seed."""
+    composer = Composer(seed)
+    return (composer.conversation() for _ in range(count))
+
+
+def normalize(question: str) -> str:
+    """Lower-case words only, to compare questions."""
+    return " ".join(re.findall(r"[a-z0-9]+", question.lower()))
+
+
+def training_questions() -> set[str]:
+    """All questions of the training text, normalized."""
+    return {normalize(question) for conversation in conversations() for question, _ in conversation.turns}

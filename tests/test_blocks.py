@@ -1,0 +1,159 @@
+"""Every block format against the `gguf` package, bit for bit, and what the compiled code may depend on."""
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, dequantize
+from numba import types
+
+from localllm.gguf_file import GGUFFile
+from localllm.kernels.cpu.blocks import UNPACK
+from localllm.kernels.cpu.signature import device
+from localllm.kernels.simd import load_u8, store_f32
+from quant.formats import BY_NAME, FORMATS
+
+BLOCKS = 16
+GOLDEN_FILES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+
+# Where blocks have their float16 fields; IQ1_M has its d in pieces.
+FLOAT16_FIELDS = {
+    (): "IQ1_M MXFP4 NVFP4",
+    (0,): "Q1_0 Q4_0 Q5_0 Q8_0 IQ4_NL IQ4_XS IQ1_S IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S",
+    (0, 2): "Q4_1 Q5_1 Q4_K Q5_K",
+    (52,): "TQ1_0",
+    (64,): "TQ2_0",
+    (80, 82): "Q2_K",
+    (108,): "Q3_K",
+    (208,): "Q6_K",
+}
+
+
+def unpack_blocks(name: str, data: np.ndarray) -> np.ndarray:
+    """uint8 [..., bytes per row] to float32 [..., weights per row]; the output is surrounded by untouched guards."""
+    format = BY_NAME[name]
+    data = np.ascontiguousarray(data)
+    blocks = data.size // format.bytes
+    buffer = np.full(blocks * format.block + 2, np.float32(7.25))
+    weights = buffer[1:-1]
+    for i in range(blocks):
+        UNPACK[name](data.ctypes.data + i * format.bytes, weights.ctypes.data + 4 * i * format.block)
+    assert buffer[0] == buffer[-1] == 7.25
+    return weights.reshape(*data.shape[:-1], -1)
+
+
+def dequantize_q1_0(data: np.ndarray) -> np.ndarray:
+    """Q1_0, which `gguf` 0.19 does not know: uint8 [..., bytes per row] to float32 [..., weights per row]."""
+    blocks = data.reshape(-1, 18)
+    scales = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+    signs = 2 * np.unpackbits(blocks[:, 2:], axis=-1, bitorder="little").astype(np.float32) - 1
+    return (scales * signs).reshape(*data.shape[:-1], -1)
+
+
+def expected_weights(name: str, data: np.ndarray) -> np.ndarray:
+    if name == "Q1_0":
+        return dequantize_q1_0(data)
+    return dequantize(np.ascontiguousarray(data), GGMLQuantizationType[name])
+
+
+def random_blocks(name: str) -> np.ndarray:
+    """uint8 [BLOCKS, bytes]: any bytes, but scales that are finite: normal, subnormal, zero, of both signs."""
+    generator = np.random.default_rng(list(name.encode()))
+    data = generator.integers(0, 256, (BLOCKS, BY_NAME[name].bytes), dtype=np.uint8)
+    finite = generator.integers(0, 0x7C00, BLOCKS) | generator.integers(0, 2, BLOCKS) << 15
+    finite[:3] = 0x0001, 0x83FF, 0x0000
+    (fields,) = (fields for fields, names in FLOAT16_FIELDS.items() if name in names.split())
+    for field in fields:
+        data[:, field : field + 2] = finite.astype("<u2").reshape(-1, 1).view(np.uint8)
+        finite = np.roll(finite, 1)
+    if name == "IQ1_M":
+        for n in range(4):  # a quarter of d on top of each 16-bit integer
+            high = data[:, 49 + 2 * n]
+            high[:] = high & 15 | (finite >> (4 * n) & 15) << 4
+    return data
+
+
+def assert_same_bits(weights: np.ndarray, expected: np.ndarray) -> None:
+    assert weights.shape == expected.shape
+    np.testing.assert_array_equal(weights.view(np.uint32), expected.view(np.uint32))
+
+
+def test_every_block_format_is_there():
+    assert UNPACK.keys() == {format.name for format in FORMATS.values() if format.block > 1}
+
+
+@pytest.mark.parametrize("name", UNPACK)
+def test_random_blocks(name):
+    data = random_blocks(name)
+    expected = expected_weights(name, data)
+    assert np.isfinite(expected).all()
+    assert_same_bits(unpack_blocks(name, data), expected)
+
+
+def test_scale_bytes_of_the_float_formats():
+    """All 256 values of MXFP4's exponent and of NVFP4's scales, with all codes."""
+    codes = np.arange(16, dtype=np.uint8)
+    codes = codes | codes[::-1] << 4
+    scales = np.arange(256, dtype=np.uint8).reshape(-1, 1)
+    mxfp4 = np.concatenate([scales, np.broadcast_to(codes, (256, 16))], axis=1)
+    nvfp4 = np.concatenate([np.repeat(scales, 4, axis=1), np.broadcast_to(np.tile(codes, 2), (256, 32))], axis=1)
+    with np.errstate(over="ignore"):  # 12 * 2 ** 127 is infinite
+        assert_same_bits(unpack_blocks("MXFP4", mxfp4), expected_weights("MXFP4", mxfp4))
+    assert_same_bits(unpack_blocks("NVFP4", nvfp4), expected_weights("NVFP4", nvfp4))
+
+
+@pytest.mark.parametrize("name", UNPACK)
+def test_golden_tensors(name, shared):
+    """The first rows of every tensor of that format in a file by llama-quantize."""
+    path = shared / "goldens" / "quant" / f"llama-{GOLDEN_FILES.get(name, name)}.gguf"
+    with GGUFFile.open(path) as file:
+        tensors = [tensor for tensor in file.tensors.values() if tensor.format.name == name]
+        assert len(tensors) >= 14
+        for tensor in tensors:
+            rows = np.array(tensor.data[:8])
+            assert_same_bits(unpack_blocks(name, rows), expected_weights(name, rows))
+
+
+def undefined_symbols(function) -> list[str]:
+    """What a compiled function would need from outside, apart from LLVM's intrinsics."""
+    (compiled,) = function.overloads.values()
+    module = llvm.parse_assembly(compiled.library.get_llvm_str())
+    for symbol in [*module.functions, *module.global_variables]:
+        if not symbol.is_declaration and symbol.name != compiled.fndesc.llvm_func_name:
+            symbol.linkage = "internal"
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
+    declared = [symbol.name for symbol in [*module.functions, *module.global_variables] if symbol.is_declaration]
+    return [name for name in declared if not name.startswith("llvm.")]
+
+
+@pytest.mark.parametrize("name", UNPACK)
+def test_machine_code_stands_alone(name):
+    """No Python, no Numba runtime, no C library: the code is loaded into processes that have none of them."""
+    UNPACK[name].compile((types.int64, types.int64))
+    assert undefined_symbols(UNPACK[name]) == []
+
+
+def test_helper_keeps_its_loads_when_inlined():
+    """Without the LLVM option that `blocks` sets, `gather` becomes an empty function: one of its addresses is
+    "null + base" where the helper is inlined with index 0."""
+
+    @device
+    def pick(base, index):
+        if index < 4:
+            return load_u8(base + index) & 63
+        return load_u8(base + 4 + index) & 15 | load_u8(base + index - 4) >> 6
+
+    @device
+    def gather(base, out):
+        for index in range(8):
+            store_f32(out + 4 * index, np.float32(pick(base + 4, index)))
+
+    data, out = np.arange(32, dtype=np.uint8), np.empty(8, dtype=np.float32)
+    gather.compile((types.int64, types.int64))
+    (compiled,) = gather.overloads.values()
+    module = llvm.parse_assembly(compiled.library.get_llvm_str())
+    assert "unreachable" not in str(module.get_function(compiled.fndesc.llvm_func_name))
+    gather(data.ctypes.data, out.ctypes.data)
+    np.testing.assert_array_equal(out, [4, 5, 6, 7, 12, 13, 14, 15])

@@ -1,0 +1,410 @@
+"""GGUF files: what is read equals what was written, and everything that is wrong is refused with one clear line."""
+
+import os
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from localllm.errors import ModelError
+from localllm.gguf_file import GGUFFile
+
+F32, Q8_0 = 0, 8  # formats
+U8, I32, U32, STRING, ARRAY, BOOL, U64 = 0, 5, 4, 8, 9, 7, 10  # value types
+
+
+# ---- files by hand, so that any part of them can be wrong
+
+
+def text(value: str | bytes) -> bytes:
+    value = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(value)) + value
+
+
+def key(name: str | bytes, kind: int, payload: bytes) -> bytes:
+    return text(name) + struct.pack("<I", kind) + payload
+
+
+def array(kind: int, count: int, payload: bytes = b"") -> bytes:
+    return struct.pack("<IQ", kind, count) + payload
+
+
+def tensor(name: str | bytes = "w", dimensions=(4,), format: int = F32, offset: int = 0) -> bytes:
+    counts = struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
+    return text(name) + counts + struct.pack("<IQ", format, offset)
+
+
+def built(keys=(), tensors=(), weights: int = 0, alignment: int = 32, version: int = 3) -> bytes:
+    """A whole file with `weights` bytes of weights, which count up."""
+    header = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(keys)) + b"".join(keys) + b"".join(tensors)
+    padding = b"\0" * (-len(header) % alignment)
+    return header + padding + bytes(number % 251 for number in range(weights))
+
+
+def opened(folder: Path, content: bytes, name: str = "model.gguf") -> GGUFFile:
+    path = folder / name
+    path.write_bytes(content)
+    return GGUFFile.open(path)
+
+
+def refusal(path: Path) -> str:
+    """The message with which the file is refused: one printable line that starts with its path."""
+    with pytest.raises(ModelError) as error:
+        GGUFFile.open(path)
+    message = str(error.value)
+    assert message.isprintable()
+    return message
+
+
+# ---- round trips
+
+
+def write_everything(path: Path, alignment: int = 32) -> dict[str, np.ndarray]:
+    """A file with every value type and several tensor formats, made by the gguf package; returns its tensors."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_custom_alignment(alignment)
+    for name, limit in (("uint8", 2**8), ("uint16", 2**16), ("uint32", 2**32), ("uint64", 2**64)):
+        getattr(writer, f"add_{name}")(f"test.{name}", limit - 1)
+    for name, limit in (("int8", 2**7), ("int16", 2**15), ("int32", 2**31), ("int64", 2**63)):
+        getattr(writer, f"add_{name}")(f"test.{name}", -limit)
+    writer.add_float32("test.float32", 1.5)
+    writer.add_float64("test.float64", 0.1)
+    writer.add_bool("test.true", True)
+    writer.add_bool("test.false", False)
+    writer.add_string("test.string", "naïve 模型\n")
+    writer.add_array("test.strings", ["a", "é", "", "Ġthe"])
+    writer.add_array("test.integers", [1, -2, 3])
+    writer.add_array("test.floats", [0.5, -0.25])
+    writer.add_array("test.bools", [True, False, True])
+    random = np.random.default_rng(0)
+    tensors = {"f32": random.normal(size=(3, 5)).astype(np.float32), "vector": np.arange(7, dtype=np.float32)}
+    tensors["f16"] = random.normal(size=(2, 3, 4)).astype(np.float16)
+    for name in tensors:
+        writer.add_tensor(name, tensors[name])
+    for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.BF16):
+        tensors[kind.name] = gguf.quantize(random.normal(size=(2, 3, 5, 64)).astype(np.float32), kind)
+        writer.add_tensor(kind.name, tensors[kind.name], raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tensors
+
+
+@pytest.mark.parametrize("alignment", [32, 64])
+def test_reads_what_the_gguf_package_writes(tmp_path, alignment):
+    tensors = write_everything(tmp_path / "model.gguf", alignment)
+    with GGUFFile.open(tmp_path / "model.gguf") as file:
+        get = file.metadata.__getitem__
+        assert [get(f"test.uint{bits}") for bits in (8, 16, 32, 64)] == [2**bits - 1 for bits in (8, 16, 32, 64)]
+        assert [get(f"test.int{bits}") for bits in (8, 16, 32, 64)] == [-(2 ** (bits - 1)) for bits in (8, 16, 32, 64)]
+        assert (get("test.float32"), get("test.float64"), get("test.string")) == (1.5, 0.1, "naïve 模型\n")
+        assert get("test.true") is True and get("test.false") is False
+        assert get("test.strings") == ["a", "é", "", "Ġthe"]
+        assert get("test.integers").tolist() == [1, -2, 3] and get("test.floats").tolist() == [0.5, -0.25]
+        assert get("test.bools").dtype == np.bool_ and get("test.bools").tolist() == [True, False, True]
+        assert not get("test.integers").flags.writeable
+        assert list(file.tensors) == list(tensors)
+        for name, expected in tensors.items():
+            assert file.tensors[name].data.tobytes() == expected.tobytes()
+        assert file.nbytes == sum(expected.nbytes for expected in tensors.values())
+        assert file.parameters == 15 + 7 + 24 + 3 * 2 * 3 * 5 * 64
+
+
+def test_shapes_and_formats(tmp_path):
+    write_everything(tmp_path / "model.gguf")
+    tensors = GGUFFile.open(tmp_path / "model.gguf").tensors
+    seen = {name: (tensor.format.name, tensor.shape, tensor.data.shape) for name, tensor in tensors.items()}
+    assert seen["vector"] == ("F32", (7,), (28,))
+    assert seen["f32"] == ("F32", (3, 5), (3, 20))
+    assert seen["f16"] == ("F16", (2, 3, 4), (2, 3, 8))
+    assert seen["Q8_0"] == ("Q8_0", (2, 3, 5, 64), (2, 3, 5, 68))
+    assert all(tensor.data.dtype == np.uint8 and not tensor.data.flags.writeable for tensor in tensors.values())
+
+
+def test_equals_the_gguf_package_s_reader(shared):
+    for path in sorted((shared / "goldens" / "arch").glob("llama*.gguf")):
+        file, reader = GGUFFile.open(path), gguf.GGUFReader(path)
+        assert list(file.tensors) == [tensor.name for tensor in reader.tensors]
+        for expected in reader.tensors:
+            tensor = file.tensors[expected.name]
+            assert tensor.format.name == expected.tensor_type.name
+            assert tensor.shape == tuple(expected.shape.tolist()[::-1])
+            assert tensor.data.tobytes() == expected.data.tobytes()
+        fields = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+        assert file.metadata.keys() == fields.keys()
+        for name, field in fields.items():
+            value = file.metadata[name]
+            assert (value.tolist() if isinstance(value, np.ndarray) else value) == field.contents()
+
+
+def test_views_outlive_the_file(tmp_path):
+    tensors = write_everything(tmp_path / "model.gguf")
+    with GGUFFile.open(tmp_path / "model.gguf") as file:
+        data, integers = file.tensors["f32"].data, file.metadata["test.integers"]
+    assert file.tensors == {} and file.metadata == {}
+    assert data.tobytes() == tensors["f32"].tobytes() and integers.tolist() == [1, -2, 3]
+
+
+def test_reads_a_128k_vocabulary(tmp_path):
+    tokens = [f"token{number}é" for number in range(128_256)]
+    merges = [f"a{number} b" for number in range(280_000)]
+    keys = [
+        key("tokenizer.ggml.tokens", ARRAY, array(STRING, len(tokens), b"".join(map(text, tokens)))),
+        key("tokenizer.ggml.merges", ARRAY, array(STRING, len(merges), b"".join(map(text, merges)))),
+        key("tokenizer.ggml.token_type", ARRAY, array(I32, len(tokens), struct.pack("<i", 1) * len(tokens))),
+    ]
+    metadata = opened(tmp_path, built(keys)).metadata
+    assert metadata["tokenizer.ggml.tokens"] == tokens
+    assert metadata["tokenizer.ggml.merges"] == merges
+    assert metadata["tokenizer.ggml.token_type"].shape == (128_256,)
+
+
+def test_version_2_and_no_tensors(tmp_path):
+    assert opened(tmp_path, built([key("a", U8, b"\7")], version=2)).metadata == {"a": 7}
+    assert opened(tmp_path, built()).tensors == {}
+
+
+def test_empty_arrays_at_the_end_of_the_file(tmp_path):
+    keys = [key("s", ARRAY, array(STRING, 0)), key("b", ARRAY, array(BOOL, 0)), key("n", ARRAY, array(U32, 0))]
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, len(keys)) + b"".join(keys)
+    metadata = opened(tmp_path, header).metadata
+    assert metadata["s"] == [] and metadata["b"].size == 0 and metadata["n"].size == 0
+
+
+def test_arrays_in_arrays(tmp_path):
+    inner = array(U8, 2, b"\1\2") + array(STRING, 1, text("x"))
+    (numbers, strings) = opened(tmp_path, built([key("a", ARRAY, array(ARRAY, 2, inner))])).metadata["a"]
+    assert numbers.tolist() == [1, 2] and strings == ["x"]
+
+
+def test_text_that_is_not_utf_8_stays_readable_and_distinct(tmp_path):
+    tokens = array(STRING, 3, text(b"\xff") + text(b"\xfe") + text("ok"))
+    metadata = opened(tmp_path, built([key("tokens", ARRAY, tokens), key("name", STRING, text(b"M\xe9"))])).metadata
+    assert metadata == {"tokens": ["\\xff", "\\xfe", "ok"], "name": "M\\xe9"}
+
+
+def test_tensors_may_come_in_any_order_and_with_gaps(tmp_path):
+    tensors = [tensor("second", (4,), offset=96), tensor("first", (2, 2), offset=0)]
+    file = opened(tmp_path, built(tensors=tensors, weights=112))
+    assert file.tensors["second"].data.tolist() == list(range(96, 112))
+    assert file.tensors["first"].data.tolist() == [list(range(8)), list(range(8, 16))]
+
+
+# ---- what is refused
+
+ALIGNMENT = "general.alignment"
+REFUSALS = {
+    "version 1": (built(version=1), "GGUF version 1 is not supported; expected 2 or 3"),
+    "version 4": (built(version=4), "GGUF version 4 is not supported; expected 2 or 3"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+    "only the magic": (b"GGUF", "the file ends at byte 4 but this needs 8 bytes"),
+    "tensor count": (b"GGUF" + struct.pack("<IQQ", 3, 1000, 0), "tensor count: the file ends at byte 24"),
+    "huge tensor count": (b"GGUF" + struct.pack("<IQQ", 3, 2**64 - 1, 0), "tensor count: 18446744073709551615 is not"),
+    "key count": (b"GGUF" + struct.pack("<IQQ", 3, 0, 1000), "metadata key count: the file ends at byte 24"),
+    "huge key count": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "metadata key count: 9223372036854775808 is not"),
+    "long key": (built([key("a" * 65536, U8, b"\1")]), "metadata key 0: a name of 65536 bytes; expected at most 65535"),
+    "key not UTF-8": (built([key(b"\xff\x1b", U8, b"\1")]), r"the name b'\xff\x1b' is not UTF-8"),
+    "key twice": (built([key("a.b", U8, b"\1")] * 2), "a.b: this metadata key is in the file twice"),
+    "key with escapes": (built([key("\x1b[31m\0", 99, b"")]), r"'\x1b[31m\x00': value type 99 is unknown"),
+    "value type": (built([key("a", 13, b"\1")]), "a: value type 13 is unknown; expected 0 to 12"),
+    "element type": (built([key("a", ARRAY, array(13, 1, b"\1"))]), "a: array element type 13 is unknown"),
+    "bool": (built([key("a", BOOL, b"\2")]), "a: a bool must be 0 or 1; found 2"),
+    "bools": (built([key("a", ARRAY, array(BOOL, 2, b"\1\3"))]), "a: a bool must be 0 or 1; found 3"),
+    "string length": (
+        built([key("a", STRING, struct.pack("<Q", 2**63))]),
+        "a: the file ends at byte 64 but this needs",
+    ),
+    "numbers count": (built([key("a", ARRAY, array(U64, 2**61))]), "a: the file ends at byte 64 but this needs"),
+    "strings count": (built([key("a", ARRAY, array(STRING, 2**61))]), "a: the file ends at byte 64 but this needs"),
+    "arrays count": (built([key("a", ARRAY, array(ARRAY, 2**62))]), "a: the file ends at byte 64 but this needs"),
+    "string in an array": (
+        built([key("a", ARRAY, array(STRING, 2, struct.pack("<QQ", 2**64 - 1, 0)))]),
+        "a: the file ends at byte 96 but this needs 18446744073709551",
+    ),
+    "last string in an array": (
+        built([key("a", ARRAY, array(STRING, 1, struct.pack("<Q", 1000)))]),
+        "a: the file ends at byte 64 but this needs 1",
+    ),
+    "arrays too deep": (
+        built([key("a", ARRAY, array(ARRAY, 1) * 4 + array(U8, 0))]),
+        "a: arrays nested more than 4 deep",
+    ),
+    "alignment 0": (built([key(ALIGNMENT, U32, struct.pack("<I", 0))]), "power of two of at least 8, found 0"),
+    "alignment 48": (built([key(ALIGNMENT, U32, struct.pack("<I", 48))]), "power of two of at least 8, found 48"),
+    "alignment 4": (built([key(ALIGNMENT, U32, struct.pack("<I", 4))]), "power of two of at least 8, found 4"),
+    "alignment text": (built([key(ALIGNMENT, STRING, text("32"))]), "general.alignment: expected a power of two"),
+    "alignment bool": (built([key(ALIGNMENT, BOOL, b"\1")]), "general.alignment: expected a power of two"),
+    "alignment array": (built([key(ALIGNMENT, ARRAY, array(U8, 1, b"\1"))]), "expected a power of two"),
+    "no dimensions": (built(tensors=[tensor(dimensions=())]), "tensor w: 0 dimensions; expected 1 to 4"),
+    "five dimensions": (built(tensors=[tensor(dimensions=(1,) * 5)]), "tensor w: 5 dimensions; expected 1 to 4"),
+    "dimension 0": (built(tensors=[tensor(dimensions=(4, 0))], weights=64), "tensor w: shape [0, 4]: every dimension"),
+    "format": (built(tensors=[tensor(format=999)], weights=64), "tensor w: format 999 is unknown or not supported"),
+    "removed format": (built(tensors=[tensor(format=4)], weights=64), "tensor w: format 4 is unknown or not supported"),
+    "row length": (
+        built(tensors=[tensor(dimensions=(33, 2), format=Q8_0)], weights=99),
+        "tensor w: rows of 33 weights; expected a multiple of 32, the block of Q8_0",
+    ),
+    "offset": (
+        built(tensors=[tensor(offset=4)], weights=99),
+        "tensor w: offset 4; expected a multiple of the alignment 32",
+    ),
+    "truncated": (
+        built(tensors=[tensor(dimensions=(8, 4))], weights=127),
+        "tensor w: the file ends at byte 223 but needs 224 bytes for it: download incomplete?",
+    ),
+    "offset past the end": (
+        built(tensors=[tensor(offset=2**63)]),
+        "tensor w: the file ends at byte 64 but needs 92233720",
+    ),
+    "huge tensor": (built(tensors=[tensor(dimensions=(2**63,) * 4)]), "tensor w: the file ends at byte 96 but needs"),
+    "overlap": (
+        built(tensors=[tensor("a", (16,)), tensor("b", (8,), offset=32)], weights=64),
+        "tensor b: offset 32 is within tensor a, which ends at 64",
+    ),
+    "same place": (built(tensors=[tensor("a"), tensor("b")], weights=64), "tensor b: offset 0 is within tensor a"),
+    "tensor twice": (
+        built(tensors=[tensor(), tensor(offset=32)], weights=64),
+        "tensor w: this tensor is in the file twice",
+    ),
+    "long name": (built(tensors=[tensor("x" * 65)]), "name of tensor 0: a name of 65 bytes; expected at most 64"),
+    "name not UTF-8": (built(tensors=[tensor(b"\xc3")]), r"name of tensor 0: the name b'\xc3' is not UTF-8"),
+    "name with escapes": (built(tensors=[tensor("\x1b]0;x\7\n")]), r"tensor '\x1b]0;x\x07\n': the file ends at"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refuses(tmp_path, case):
+    content, expected = REFUSALS[case]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    message = refusal(path)
+    assert message.startswith(f"{path}: ") and expected in message
+
+
+def test_refuses_more_strings_than_memory_can_hold(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(built([key("a", ARRAY, array(STRING, 2**30))]))
+    os.truncate(path, 2**34)  # sparse: takes no room on the disk
+    assert "a: more than 4194304 strings and arrays" in refusal(path)
+
+
+def test_every_truncation_is_refused(tmp_path):
+    path = tmp_path / "model.gguf"
+    keys = [
+        key("a", ARRAY, array(STRING, 2, text("x") + text("yz"))),
+        key("b", BOOL, b"\1"),
+        key("c", STRING, text("d")),
+    ]
+    content = built(keys, [tensor("w", (32, 2), Q8_0)], weights=68)
+    assert opened(tmp_path, content).tensors["w"].nbytes == 68
+    for length in range(4, len(content)):
+        path.write_bytes(content[:length])
+        assert f"the file ends at byte {length} but" in refusal(path)
+
+
+OTHER_FILES = {
+    "there is no such file": None,
+    "the file is empty": b"",
+    "zip archive": b"PK\3\4 and more",
+    "safetensors": struct.pack("<Q", 1000) + b'{"__metadata__":{}}',
+    "HTML page": b"\n<!DOCTYPE html><html>",
+    "Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+    "JSON": b'{"architectures": []}',
+    "older than GGUF": b"tjgg\3\0\0\0",
+    "download incomplete": b"\0" * 4096,
+    r"begins with b'\x1b[2J'": b"\x1b[2J\x1b[2J",
+}
+
+
+@pytest.mark.parametrize("expected", OTHER_FILES)
+def test_says_what_else_a_file_is(tmp_path, expected):
+    path = tmp_path / "model.gguf"
+    if OTHER_FILES[expected] is not None:
+        path.write_bytes(OTHER_FILES[expected])
+    message = refusal(path)
+    assert message.startswith(f"{path}: ") and expected in message
+
+
+def test_refuses_what_is_no_regular_file(tmp_path):
+    assert "a directory" in refusal(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in refusal(tmp_path / "pipe")
+    assert "not a regular file" in refusal(Path("/dev/zero"))
+    assert "cannot be read" in refusal(tmp_path / "model.gguf\0")
+    assert r"\x1b[2J.gguf" in refusal(tmp_path / "\x1b[2J.gguf")
+
+
+def test_refuses_a_file_without_permission(tmp_path, monkeypatch):
+    def denied(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "model.gguf"
+    path.write_bytes(built())
+    monkeypatch.setattr("localllm.gguf_file.open", denied, raising=False)
+    assert refusal(path) == f"{path}: no permission to read this file"
+
+
+# ---- split files
+
+
+def number_key(name: str, value: int) -> bytes:
+    return key(name, I32, struct.pack("<i", value))
+
+
+def write_split(folder: Path, numbers=(0, 1, 2), counts=(3, 3, 3), total: int = 3, names=("a", "b", "c")) -> list[Path]:
+    """Three files with a tensor each; the first alone has the model's metadata."""
+    paths = []
+    for index in range(3):
+        keys = [number_key("split.no", numbers[index]), number_key("split.count", counts[index])]
+        keys += [number_key("split.tensors.count", total)] + [key("general.name", STRING, text("m"))] * (index == 0)
+        paths.append(folder / f"model-{index + 1:05d}-of-00003.gguf")
+        paths[-1].write_bytes(built(keys, [tensor(names[index], (4,))], weights=16 + index))
+    return paths
+
+
+def test_opens_a_split_model_by_any_of_its_files(tmp_path):
+    for path in write_split(tmp_path):
+        file = GGUFFile.open(path)
+        assert file.metadata["general.name"] == "m" and file.path == str(path)
+        assert list(file.tensors) == ["a", "b", "c"] and file.parameters == 12
+
+
+def test_opens_a_merged_model(tmp_path):
+    assert opened(tmp_path, built([number_key("split.count", 0)])).metadata == {"split.count": 0}
+
+
+def test_names_the_missing_file(tmp_path):
+    paths = write_split(tmp_path)
+    paths[1].unlink()
+    assert refusal(paths[0]) == f"{paths[1]}: this file is missing; the model is split into 3 files"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"numbers": (0, 2, 1)}, "model-00002-of-00003.gguf: split.no: expected 1, found 2"),
+        ({"counts": (3, 4, 3)}, "model-00002-of-00003.gguf: split.count: expected 3, found 4"),
+        ({"total": 4}, "model-00001-of-00003.gguf: split.tensors.count: expected 4 tensors, found 3"),
+        ({"names": ("a", "b", "a")}, "model-00003-of-00003.gguf: tensor a: an earlier file"),
+        ({"counts": (2, 2, 2)}, "model-00001-of-00003.gguf: split.count: this is one of the 2 files of a split model"),
+    ],
+)
+def test_refuses_a_wrong_split(tmp_path, change, expected):
+    assert expected in refusal(write_split(tmp_path, **change)[0])
+
+
+def test_refuses_a_renamed_part_and_odd_split_keys(tmp_path):
+    paths = write_split(tmp_path)
+    renamed = paths[0].rename(tmp_path / "model.gguf")
+    assert "expected a name that ends in -NNNNN-of-00003.gguf" in refusal(renamed)
+    renamed.write_bytes(built([key("split.count", ARRAY, array(U8, 2, b"\1\2"))]))
+    assert "split.count: expected an integer, found ndarray" in refusal(renamed)
+
+
+def test_an_error_in_a_part_names_that_part(tmp_path):
+    paths = write_split(tmp_path)
+    paths[2].write_bytes(paths[2].read_bytes()[:-10])
+    assert refusal(paths[0]).startswith(f"{paths[2]}: tensor c: the file ends at")

@@ -1,0 +1,119 @@
+"""The rooms of the house: imports go only downward, only the command line prints, and starting it stays light."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from conftest import ROOT
+
+# From the top: a module imports itself and what stands on a lower line.
+LAYERS = [
+    ["localllm.__main__", "localllm.cli"],
+    ["localllm", "localllm.bench", "localllm.inspect", "localllm.perplexity", "localllm.quantize"],
+    ["localllm.session"],
+    ["localllm.generate"],
+    ["localllm.chat_template", "localllm.engine", "localllm.sampling", "localllm.speculate", "localllm.tokenizer"],
+    ["localllm.arch", "localllm.kv_cache"],
+    ["localllm.config"],
+    ["localllm.kernels"],
+    ["localllm.gguf_file"],
+    ["localllm.gguf_header"],
+    ["localllm.errors"],
+    ["quant"],
+]
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+
+SOURCES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text(encoding="utf-8")
+    for package in ("localllm", "quant")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+
+def room_of(name: str) -> str:
+    """The table's entry for a dotted name, localllm.engine for localllm.engine.tape; "" for other packages."""
+    while name and name not in LEVEL:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def imported(module: str, source: str) -> Iterator[str]:
+    """Every dotted name that a module imports, anywhere in it."""
+    package = module if (ROOT / module.replace(".", "/")).is_dir() else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def upward(module: str, source: str) -> list[str]:
+    """The imports of a module that do not go downward."""
+    room = room_of(module)
+    rooms = {room_of(name) for name in imported(module, source)} - {"", room}
+    return [f"{module} imports {other}" for other in sorted(rooms) if LEVEL[other] <= LEVEL[room]]
+
+
+def prints(module: str, source: str) -> list[str]:
+    """The places of a module that write to stdout."""
+    writers = {"print", "sys.stdout", "sys.__stdout__", "from sys import stdout"}
+    return [
+        f"{module} line {node.lineno}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Name | ast.Attribute | ast.ImportFrom) and ast.unparse(node) in writers
+    ]
+
+
+def test_the_table_names_every_room():
+    rooms = {".".join(module.split(".")[:2]) if module.startswith("localllm.") else "quant" for module in SOURCES}
+    assert rooms - {"quant"} <= LEVEL.keys(), "put the new module on its line of LAYERS"
+
+
+def test_imports_go_downward():
+    assert [line for module, source in SOURCES.items() for line in upward(module, source)] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("localllm.sampling", "from localllm import session"),
+        ("localllm.kernels.reference", "def build():\n    import localllm.engine.tape"),
+        ("localllm.tokenizer", "from .engine.model import Engine"),
+        ("localllm.session", "from localllm import open"),
+        ("quant.formats", "from localllm.errors import ModelError"),
+    ],
+)
+def test_an_upward_import_is_seen(module: str, source: str):
+    assert len(upward(module, source)) == 1
+
+
+def test_only_the_command_line_prints():
+    assert [
+        line
+        for module, source in SOURCES.items()
+        if room_of(module) != "localllm.cli"
+        for line in prints(module, source)
+    ] == []
+
+
+@pytest.mark.parametrize("source", ["print(1)", "import sys\nsys.stdout.write('')", "from sys import stdout"])
+def test_printing_is_seen(source: str):
+    assert len(prints("localllm.session", source)) == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import localllm",
+        "from localllm.cli.main import main; sys.argv[1:] = ['--help']; main()",
+    ],
+)
+def test_starting_imports_neither_numpy_nor_numba(program: str):
+    report = "atexit.register(lambda: print({'numpy', 'numba', 'llvmlite'} & sys.modules.keys(), file=sys.stderr))"
+    command = [sys.executable, "-c", f"import atexit, sys; {report}; {program}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "set()\n")

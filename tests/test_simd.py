@@ -1,0 +1,381 @@
+"""Each operation of the vector vocabulary against NumPy, on unaligned addresses."""
+
+import operator
+from ctypes import CFUNCTYPE, c_int64, c_void_p, cast
+
+import numpy as np
+import pytest
+from numba import njit
+
+from localllm.kernels import simd
+from localllm.kernels.target import cpu_features
+
+
+def random(dtype, count: int, seed: int = 0) -> np.ndarray:
+    """Any bytes for integers, numbers around zero for floats; misaligned by one byte."""
+    generator = np.random.default_rng(seed)
+    data = np.frombuffer(bytearray(count * np.dtype(dtype).itemsize + 1), np.uint8)[1:].view(dtype)
+    if data.dtype.kind == "f":
+        data[:] = 10 * generator.standard_normal(count)
+    else:
+        data.view(np.uint8)[:] = generator.integers(0, 256, data.nbytes)
+    return data
+
+
+def result(dtype, count: int, kernel, *arguments) -> np.ndarray:
+    """What `kernel(out, *arguments)` writes to `out`; arrays are passed as addresses."""
+    out = random(dtype, count + 1, seed=99)
+    guard = out[count].copy()
+    njit(kernel)(*[value.ctypes.data if isinstance(value, np.ndarray) else value for value in (out, *arguments)])
+    assert out[count].tobytes() == guard.tobytes(), "wrote too much"
+    return out[:count]
+
+
+def widened_bf16(halves: np.ndarray) -> np.ndarray:
+    return (halves.astype(np.uint32) << 16).view(np.float32)
+
+
+X, Y, Z = (random(np.float32, 16, seed) for seed in (1, 2, 3))
+BYTES = random(np.uint8, 64)
+LOADS = {
+    np.float32: {16: (simd.load_f32x16, simd.store_f32x16), 8: (simd.load_f32x8, simd.store_f32x8)},
+    np.uint8: {64: (simd.load_u8x64, simd.store_u8x64), 16: (simd.load_u8x16, simd.store_u8x16)},
+}
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("load", "dtype"),
+    [
+        (simd.load_u8, np.uint8),
+        (simd.load_i8, np.int8),
+        (simd.load_u16, np.uint16),
+        (simd.load_u32, np.uint32),
+        (simd.load_i32, np.int32),
+        (simd.load_i64, np.int64),
+        (simd.load_f16, np.float16),
+        (simd.load_f32, np.float32),
+        (simd.load_f64, np.float64),
+    ],
+)
+def test_scalar_loads(load, dtype):
+    values = random(dtype, 8)
+    if values.dtype.kind in "iu":
+        values[:2] = np.iinfo(dtype).max, np.iinfo(dtype).min
+    at = njit(lambda address: load(address))
+    loaded = [at(values.ctypes.data + i * values.itemsize) for i in range(8)]
+    assert loaded == values.tolist()
+    assert type(loaded[0]) is type(values.tolist()[0])
+
+
+def test_load_bf16():
+    halves = random(np.float32, 8).view(np.uint16)[1::2].copy()
+    at = njit(lambda address: simd.load_bf16(address))
+    assert [at(halves.ctypes.data + 2 * i) for i in range(8)] == widened_bf16(halves).tolist()
+
+
+@pytest.mark.parametrize(("dtype", "lanes"), [(dtype, lanes) for dtype, pairs in LOADS.items() for lanes in pairs])
+def test_vector_load_and_store(dtype, lanes):
+    load, store = LOADS[dtype][lanes]
+    values = random(dtype, lanes)
+    np.testing.assert_array_equal(result(dtype, lanes, lambda out, x: store(out, load(x)), values), values)
+
+
+def test_vector_loads_that_convert():
+    halves = X.astype(np.float16)
+    upper = X.view(np.uint16)[1::2].copy()
+    loaded = result(np.float32, 16, lambda out, x: simd.store_f32x16(out, simd.load_f16x16(x)), halves)
+    np.testing.assert_array_equal(loaded, halves)
+    loaded = result(np.float32, 16, lambda out, x: simd.store_f32x16(out, simd.load_bf16x16(x)), upper)
+    np.testing.assert_array_equal(loaded, widened_bf16(upper))
+    loaded = result(np.uint8, 64, lambda out, x: simd.store_u8x64(out, simd.load_splat_4(x)), BYTES)
+    np.testing.assert_array_equal(loaded, np.tile(BYTES[:4], 16))
+
+
+def test_scalar_stores():
+    assert result(np.float32, 1, lambda out, x: simd.store_f32(out, np.float32(x)), 1.5) == [1.5]
+    assert result(np.int64, 1, lambda out, x: simd.store_i64(out, x), -(2**40)) == [-(2**40)]
+    assert result(np.int32, 1, lambda out, x: simd.store_i32(out, x), 2**32 - 5) == [-5]
+
+
+def test_store_f16_rounds_to_nearest_even():
+    values = X.copy()
+    values[:4] = 2049, 2051, 1e-7, 1e6
+    stored = result(np.float16, 16, lambda out, x: simd.store_f16x16(out, simd.load_f32x16(x)), values)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(stored, values.astype(np.float16))
+
+
+def test_prefetch_may_point_anywhere():
+    njit(lambda: simd.prefetch(8))()
+
+
+# ---- arithmetic -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [operator.add, operator.sub, operator.mul])
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_float_operators(function, lanes):
+    load, store = LOADS[np.float32][lanes]
+    got = result(np.float32, lanes, lambda out, x, y: store(out, function(load(x), load(y))), X, Y)
+    np.testing.assert_array_equal(got, function(X, Y)[:lanes])
+
+
+@pytest.mark.parametrize("function", [operator.add, operator.sub, operator.mul, operator.and_, operator.or_])
+def test_integer_operators(function):
+    def kernel(out, x, y):
+        a, b = simd.int_f32x16(simd.load_f32x16(x)), simd.int_f32x16(simd.load_f32x16(y))
+        simd.store_i32x16(out, function(a, b))
+
+    expected = function((1000 * X).astype(np.int32), (1000 * Y).astype(np.int32))
+    np.testing.assert_array_equal(result(np.int32, 16, kernel, 1000 * X, 1000 * Y), expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "lanes"),
+    [(f, n) for n in (16, 32, 64) for f in (operator.and_, operator.or_, operator.xor) if (f, n) != (operator.xor, 16)],
+)
+def test_byte_operators(function, lanes):
+    x, y = random(np.uint8, lanes, 1), random(np.uint8, lanes, 2)
+    if lanes == 32:
+
+        def kernel(out, x, y):
+            simd.store_u8x64(out, simd.twice_u8x32(function(simd.load_u8x32(x), simd.load_u8x32(y))))
+
+        np.testing.assert_array_equal(result(np.uint8, 64, kernel, x, y), np.tile(function(x, y), 2))
+    else:
+        load, store = LOADS[np.uint8][lanes]
+        got = result(np.uint8, lanes, lambda out, x, y: store(out, function(load(x), load(y))), x, y)
+        np.testing.assert_array_equal(got, function(x, y))
+
+
+def test_constants():
+    def kernel(floats, integers, x):
+        simd.store_f32x16(floats, simd.zero_f32x16())
+        simd.store_f32x8(floats + 64, simd.zero_f32x8())
+        simd.store_f32x16(floats + 96, simd.splat_f32x16(np.float32(x)))
+        simd.store_f32x8(floats + 160, simd.splat_f32x8(np.float32(x)))
+        simd.store_i32x16(integers, simd.zero_i32x16())
+
+    integers = random(np.int32, 16)
+    floats = result(np.float32, 48, kernel, integers, 1.5)
+    assert not integers.any()
+    np.testing.assert_array_equal(floats, [0] * 24 + [1.5] * 24)
+    ramp = simd.constant_u8(simd.u8x64, 1, 2, 3, 255)
+    constant = result(np.uint8, 64, lambda out: simd.store_u8x64(out, ramp()))
+    np.testing.assert_array_equal(constant, [1, 2, 3, 255] * 16)
+
+
+@pytest.mark.parametrize(("lanes", "fma"), [(8, simd.fma_f32x8), (16, simd.fma_f32x16)])
+def test_fma_rounds_once(lanes, fma):
+    load, store = LOADS[np.float32][lanes]
+    close = -(X * Y)  # what is left of x * y + close is the rounding error of x * y
+    got = result(np.float32, lanes, lambda out, x, y, z: store(out, fma(load(x), load(y), load(z))), X, Y, close)
+    expected = (X.astype(np.float64) * Y + close).astype(np.float32)[:lanes]
+    assert expected.any()
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"), [(simd.max_f32x16, np.maximum(X, Y)), (simd.min_f32x16, np.minimum(X, Y))]
+)
+def test_larger_and_smaller(function, expected):
+    def kernel(out, x, y):
+        simd.store_f32x16(out, function(simd.load_f32x16(x), simd.load_f32x16(y)))
+
+    np.testing.assert_array_equal(result(np.float32, 16, kernel, X, Y), expected)
+
+
+HALVES = np.arange(-8, 8, dtype=np.float32) / 2
+POWERS = np.array([-126, -125, -64, -3, -2, -1, 0, 1, 2, 3, 10, 64, 100, 125, 126, 127], dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "expected"),
+    [
+        (simd.abs_f32x16, X, np.abs(X)),
+        (simd.round_f32x16, HALVES, np.rint(HALVES)),
+        (simd.two_to_the, POWERS, np.ldexp(np.float32(1), POWERS.astype(int))),
+        (simd.reciprocal_f32x16, X, 1 / X),
+    ],
+)
+def test_functions_of_one_vector(function, argument, expected):
+    got = result(np.float32, 16, lambda out, x: simd.store_f32x16(out, function(simd.load_f32x16(x))), argument)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_exp_is_within_two_units_in_the_last_place():
+    kernel = njit(lambda out, x: simd.store_f32x16(out, simd.exp_f32x16(simd.load_f32x16(x))))
+    x = np.linspace(-87, 88, 1600, dtype=np.float32)
+    got = np.empty_like(x)
+    for i in range(0, x.size, 16):
+        kernel(got.ctypes.data + 4 * i, x.ctypes.data + 4 * i)
+    exact = np.exp(x.astype(np.float64))
+    assert (np.abs(got - exact) <= 2 * np.spacing(exact.astype(np.float32))).all()
+    edges = np.array([-np.inf, -1e4, -100, 0, 88, 100, 1e4, np.inf] * 2, dtype=np.float32)
+    kernel(got.ctypes.data, edges.ctypes.data)
+    assert (got[:3] < 2e-38).all()
+    assert got[3] == 1
+    assert (got[5:8] == got[4]).all()
+
+
+def test_reductions():
+    load_16, load_8 = simd.load_f32x16, simd.load_f32x8
+    assert njit(lambda x: simd.sum_f32x16(load_16(x)))(X.ctypes.data) == pytest.approx(X.sum(), rel=1e-5)
+    assert njit(lambda x: simd.sum_f32x8(load_8(x)))(X.ctypes.data) == pytest.approx(X[:8].sum(), rel=1e-5)
+    assert njit(lambda x: simd.largest_f32x16(load_16(x)))(X.ctypes.data) == X.max()
+    total = njit(lambda x: simd.sum_i32x16(simd.int_f32x16(load_16(x))))((1000 * X).ctypes.data)
+    assert total == (1000 * X).astype(np.int32).sum()
+
+
+def test_conversions():
+    def truncate(out, x):
+        simd.store_f32x16(out, simd.float_i32x16(simd.int_f32x16(simd.load_f32x16(x))))
+
+    def narrow(out, x):
+        simd.store_u8x16(out, simd.bytes_i32x16(simd.int_f32x16(simd.load_f32x16(x))))
+
+    def widen_signed(out, x):
+        simd.store_f32x16(out, simd.float_i8x16(simd.load_u8x16(x)))
+
+    def widen_unsigned(out, x):
+        simd.store_f32x8(out, simd.float_u8x8(simd.load_u8x8(x)))
+
+    np.testing.assert_array_equal(result(np.float32, 16, truncate, X), np.trunc(X))
+    np.testing.assert_array_equal(result(np.uint8, 16, narrow, 99 * X), (99 * X).astype(np.int32).astype(np.uint8))
+    np.testing.assert_array_equal(result(np.float32, 16, widen_signed, BYTES), BYTES[:16].view(np.int8))
+    np.testing.assert_array_equal(result(np.float32, 8, widen_unsigned, BYTES), BYTES[:8])
+
+
+# ---- moving bytes ---------------------------------------------------------------------------------------------------
+
+
+def test_shuffle():
+    order = [*range(15, -1, -1)]
+    reverse = simd.make_shuffle(simd.u8x16, simd.u8x16, order)
+    moved = result(np.uint8, 16, lambda out, x: simd.store_u8x16(out, reverse(simd.load_u8x16(x))), BYTES)
+    np.testing.assert_array_equal(moved, BYTES[order])
+
+
+@pytest.mark.parametrize(("left", "expected"), [(True, operator.lshift), (False, operator.rshift)])
+def test_shift_stays_within_bytes(left, expected):
+    amounts = np.tile(np.array([0, 2, 4, 7], dtype=np.uint8), 16)
+    shift = simd.make_shift(simd.u8x64, left, 0, 2, 4, 7)
+    shifted = result(np.uint8, 64, lambda out, x: simd.store_u8x64(out, shift(simd.load_u8x64(x))), BYTES)
+    np.testing.assert_array_equal(shifted, expected(BYTES, amounts))
+
+
+def test_joining_vectors():
+    def join_bytes(out, x):
+        low = simd.concatenate_u8x32(simd.load_u8x16(x), simd.load_u8x16(x + 16))
+        simd.store_u8x64(out, simd.concatenate_u8x64(low, simd.load_u8x32(x + 32)))
+
+    def join_floats(out, x):
+        simd.store_f32x16(out, simd.concatenate_f32x16(simd.load_f32x8(x), simd.load_f32x8(x + 32)))
+
+    def twice(out, x):
+        simd.store_u8x64(out, simd.twice_u8x32(simd.load_u8x32(x)))
+
+    np.testing.assert_array_equal(result(np.uint8, 64, join_bytes, BYTES), BYTES)
+    np.testing.assert_array_equal(result(np.float32, 16, join_floats, X), X)
+    np.testing.assert_array_equal(result(np.uint8, 64, twice, BYTES), np.tile(BYTES[:32], 2))
+
+
+def test_bytes_of_an_integer():
+    got = result(np.float32, 8, lambda out, x: simd.store_f32x8(out, simd.float_u8x8(simd.bytes_of(x))), -2)
+    np.testing.assert_array_equal(got, [254] + [255] * 7)
+
+
+def test_gather_f16():
+    halves = random(np.float16, 8 * 9)
+    gather = simd.make_gather_f16(18)
+    gathered = result(np.float32, 8, lambda out, x: simd.store_f32x8(out, gather(x)), halves)
+    np.testing.assert_array_equal(gathered, halves[::9])
+
+
+def test_flags():
+    flags = simd.make_flags(16)
+    expected = 16 * np.unpackbits(BYTES[:8], bitorder="little")
+    got = result(np.uint8, 64, lambda out, x: simd.store_u8x64(out, flags(simd.load_i64(x))), BYTES)
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(("transpose", "dtype"), [(simd.transpose_f32, np.float32), (simd.transpose_f16, np.float16)])
+def test_transpose(transpose, dtype):
+    rows = random(dtype, 16 * 19).reshape(16, 19)
+    stride = rows.strides[0]
+    columns = result(np.float32, 256, lambda out, x: transpose(x, stride, out), rows).reshape(16, 16)
+    np.testing.assert_array_equal(columns, rows[:, :16].T)
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16])
+def test_mask_after(count):
+    def kernel(out, x, count):
+        simd.store_f32x16(out, simd.mask_after(simd.load_f32x16(x), count))
+
+    expected = np.where(np.arange(16) < count, X, -np.inf)
+    np.testing.assert_array_equal(result(np.float32, 16, kernel, X, count), expected)
+
+
+# ---- the int8 dot product -------------------------------------------------------------------------------------------
+
+HAS_VNNI_512 = {"avx512vnni", "avx512bw"} <= cpu_features()
+HAS_VNNI_256 = "avxvnni" in cpu_features() or {"avx512vnni", "avx512vl"} <= cpu_features()
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(simd.dot_vnni_512, marks=pytest.mark.skipif(not HAS_VNNI_512, reason="needs AVX512-VNNI")),
+        pytest.param(simd.dot_vnni_256, marks=pytest.mark.skipif(not HAS_VNNI_256, reason="needs AVX-VNNI")),
+        simd.dot_generic,
+        simd.dot_u8i8,
+    ],
+)
+def test_dot_product(variant):
+    """Also the largest products of both signs, which must not saturate on the way."""
+    vectors = (simd.i32x16, simd.i32x16, simd.u8x64, simd.u8x64)
+    dot = variant if variant is simd.dot_u8i8 else simd.operation(*vectors)(variant)
+
+    def kernel(out, start, x, y):
+        accumulator = simd.int_f32x16(simd.load_f32x16(start))
+        simd.store_i32x16(out, dot(accumulator, simd.load_u8x64(x), simd.load_u8x64(y)))
+
+    unsigned, signed = random(np.uint8, 64, 1), random(np.int8, 64, 2)
+    unsigned[:8], signed[:4], signed[4:8] = 255, -128, 127
+    products = unsigned.astype(np.int32) * signed.astype(np.int32)
+    expected = (1000 * X).astype(np.int32) + products.reshape(16, 4).sum(axis=1)
+    np.testing.assert_array_equal(result(np.int32, 16, kernel, 1000 * X, unsigned, signed), expected)
+
+
+# ---- threads --------------------------------------------------------------------------------------------------------
+
+
+def test_atomics():
+    cell = np.array([5], dtype=np.int64)
+    address = cell.ctypes.data
+    assert njit(lambda a: simd.atomic_load(a))(address) == 5
+    njit(lambda a, value: simd.atomic_store(a, value))(address, 7)
+    assert cell == [7]
+    assert njit(lambda a, value: simd.atomic_add(a, value))(address, -10) == 7
+    assert cell == [-3]
+    replace = njit(lambda a, expected, value: simd.atomic_replace(a, expected, value))
+    assert replace(address, 0, 1) is False
+    assert cell == [-3]
+    assert replace(address, -3, 1) is True
+    assert cell == [1]
+
+
+def test_pause_returns():
+    njit(lambda: simd.cpu_pause())()
+
+
+def test_calls_by_address():
+    calls = []
+    kernel = CFUNCTYPE(None, c_int64, c_int64, c_int64, c_int64)(lambda *arguments: calls.append(arguments))
+    plain = CFUNCTYPE(None)(lambda: calls.append(()))
+    njit(lambda f: simd.call_kernel(f, 11, 2, 3, 4))(cast(kernel, c_void_p).value)
+    njit(lambda f: simd.call_address(f))(cast(plain, c_void_p).value)
+    assert calls == [(11, 2, 3, 4), ()]
