@@ -4,8 +4,8 @@ A pre-tokenizer is a list of regular expressions (Oniguruma syntax, as in Huggin
 turn cuts every piece that the ones before have left: its matches become words, and so does what lies between them.
 
 The expressions are those of the models' own tokenizer.json files where these are known, otherwise llama.cpp's. Both
-give the same words but for letters outside ASCII in gpt-4o, tekken, youtu and kimi-k2, where llama.cpp cannot tell upper
-from lower case and the expressions here can.
+give the same words but for letters outside ASCII in gpt-4o, tekken, youtu and kimi-k2, where llama.cpp cannot tell
+upper from lower case and the expressions here can.
 """
 
 from dataclasses import dataclass
@@ -66,97 +66,65 @@ _YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-�
 _DIGITS_FROM_THE_RIGHT = r"\p{N}{1,2}(?=(?:\p{N}{3})+(?!\p{N}))|\p{N}{3}|\p{N}{1,2}"
 _SPACES_BY_POWERS_OF_TWO = "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"
 
-_FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
-    (PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")), "default"),
+_QWEN35 = _words(r"\p{N}", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*")
+_JAIS2 = _LLAMA3.replace(_LINES_AND_SPACES, rf"\s*[\r\n]+|{_SPACES_BY_POWERS_OF_TWO}")
+_BAILING = _QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]")
+_EXAONE_WORDS = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
+_EXAONE_MOE = _words(r"\p{N}", _EXAONE_WORDS, rf"{_SYMBOLS}[\r\n/]?").replace(r"\s*[\r\n]+", r"\s*[\r\n]")
+_CHAMELEON_IMAGES = ("<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z")
+_CHAMELEON = (*_CHAMELEON_IMAGES, r"([\t\n]|    |  )", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", _GPT2)
+_DEEPSEEK_PUNCTUATION = r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+"
+_DEEPSEEK = (r"[\r\n]", rf"\s?[{_CASED}]+", _DEEPSEEK_PUNCTUATION, r"\s+$", _DEEPSEEK_HAN, r"\p{N}+")
+
+_FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
+    ("default", PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
+    ("falcon", PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"))),
     (
-        PreTokenizer((_LLAMA3,), ignore_merges=True, adds_bos=True),
-        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
-    ),
-    (PreTokenizer((_LLAMA3,)), "dbrx smaug-bpe glm4 chatglm-bpe"),
-    (PreTokenizer((r"\p{N}{1,3}", _words(r"\p{N}+")), ignore_merges=True), "minicpm5"),
-    (
-        PreTokenizer((_LLAMA3.replace(_LINES_AND_SPACES, rf"\s*[\r\n]+|{_SPACES_BY_POWERS_OF_TWO}"),)),
-        "jais-2",
-    ),
-    (
-        PreTokenizer((_QWEN2,)),
-        "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
-    ),
-    (
-        PreTokenizer(
-            (_words(r"\p{N}", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),),
-        ),
-        "qwen35",
-    ),
-    (PreTokenizer((_LINES, _QWEN2)), "laguna"),
-    (PreTokenizer((_QWEN2.removeprefix(f"{_CONTRACTION}|"),)), "ufakzeka"),
-    (PreTokenizer((_words(r"\p{N}", symbols=r" ?[^\s\p{L}\p{N}\r\n]+"),)), "seed-coder"),
-    (
-        PreTokenizer((_QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]"),)),
-        "bailingmoe bailingmoe2 llada-moe",
-    ),
-    (
-        PreTokenizer(
-            (
-                _words(
-                    r"\p{N}", r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", r" ?[^\s\p{L}\p{N}]+[\r\n/]?"
-                ).replace(r"\s*[\r\n]+", r"\s*[\r\n]"),
-            )
-        ),
-        "exaone-moe",
-    ),
-    (
-        PreTokenizer((_GPT2,)),
         "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum modern-bert roberta-bpe "
         "jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code",
+        PreTokenizer((_GPT2,)),
     ),
-    (PreTokenizer((r"\p{N}", _GPT2)), "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2"),
-    (PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")), "falcon"),
     (
-        PreTokenizer(
-            (
-                "<sentinel:[0-9]+>",
-                "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
-                r"([\t\n]|    |  )",
-                r"\p{N}",
-                r"[\p{P}!-/:-@\[-`{-~]",
-                _GPT2,
-            ),
-            adds_bos=True,
-        ),
-        "chameleon",
+        "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2",
+        PreTokenizer((r"\p{N}", _GPT2)),
     ),
-    (PreTokenizer((_WORDS_OF_BLOOM,)), "bloom poro-chat gpt3-finnish"),
-    (PreTokenizer((_WORDS_OF_BLOOM, r"\p{N}")), "viking"),
+    ("chameleon", PreTokenizer(_CHAMELEON, adds_bos=True)),
     (
-        PreTokenizer(
-            (
-                r"[\r\n]",
-                rf"\s?[{_CASED}]+",
-                r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
-                r"\s+$",
-                _DEEPSEEK_HAN,
-                r"\p{N}+",
-            )
-        ),
-        "deepseek-llm",
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        PreTokenizer((_LLAMA3,), ignore_merges=True, adds_bos=True),
     ),
-    (PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_HAN, r"\p{N}")), "deepseek-coder"),
-    (PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3)), "deepseek-v3 hunyuan-dense hy_v4 joyai-llm"),
-    (PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _SPARK, r"\p{N}")), "spark2_5"),
-    (PreTokenizer((_DIGITS_FROM_THE_RIGHT, _AFMOE_SCRIPTS, _DEEPSEEK3)), "afmoe"),
-    (PreTokenizer((_GPT4O,)), "gpt-4o llama4 kanana2 talkie minimax-m2"),
-    (PreTokenizer((_GPT4O,), ignore_merges=True), "granite-embed-multi-97m"),
-    (PreTokenizer((r"[0-9]{1,3}(?=(?:[0-9]{3})*\b)", _GPT4O)), "tiny_aya cohere2moe"),
-    (PreTokenizer((_cased_words(r"\p{N}", ""),), ignore_merges=True, adds_bos=True), "tekken"),
+    ("dbrx smaug-bpe glm4 chatglm-bpe", PreTokenizer((_LLAMA3,))),
+    ("jais-2", PreTokenizer((_JAIS2,))),
+    ("minicpm5", PreTokenizer((r"\p{N}{1,3}", _words(r"\p{N}+")), ignore_merges=True)),
     (
-        PreTokenizer((_YOUTU_SCRIPTS, _cased_words(r"\p{N}", rf"(?:{_CONTRACTION})?")), ignore_merges=True),
+        "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
+        PreTokenizer((_QWEN2,)),
+    ),
+    ("qwen35", PreTokenizer((_QWEN35,))),
+    ("laguna", PreTokenizer((_LINES, _QWEN2))),
+    ("ufakzeka", PreTokenizer((_QWEN2.removeprefix(f"{_CONTRACTION}|"),))),
+    ("seed-coder", PreTokenizer((_words(r"\p{N}", symbols=r" ?[^\s\p{L}\p{N}\r\n]+"),))),
+    ("bailingmoe bailingmoe2 llada-moe", PreTokenizer((_BAILING,))),
+    ("exaone-moe", PreTokenizer((_EXAONE_MOE,))),
+    ("gpt-4o llama4 kanana2 talkie minimax-m2", PreTokenizer((_GPT4O,))),
+    ("granite-embed-multi-97m", PreTokenizer((_GPT4O,), ignore_merges=True)),
+    ("tiny_aya cohere2moe", PreTokenizer((r"[0-9]{1,3}(?=(?:[0-9]{3})*\b)", _GPT4O))),
+    ("tekken", PreTokenizer((_cased_words(r"\p{N}", ""),), ignore_merges=True, adds_bos=True)),
+    (
         "youtu",
+        PreTokenizer((_YOUTU_SCRIPTS, _cased_words(r"\p{N}", rf"(?:{_CONTRACTION})?")), ignore_merges=True),
     ),
-    (PreTokenizer((rf"\p{{Han}}+|{_KIMI_WORDS}",)), "kimi-k2"),
-    (PreTokenizer((r"\p{N}+", "(?=([0-9]{3})+(?![0-9]))")), "superbpe"),
-    (PreTokenizer((_LINES,), adds_bos=True, marks_spaces=True), "gemma4 granite-embed-multi-311m"),
-    (PreTokenizer((_LINES,), marks_spaces=True), "sarvam-moe"),
+    ("kimi-k2", PreTokenizer((rf"\p{{Han}}+|{_KIMI_WORDS}",))),
+    ("deepseek-llm", PreTokenizer(_DEEPSEEK)),
+    ("deepseek-coder", PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_HAN, r"\p{N}"))),
+    ("deepseek-v3 hunyuan-dense hy_v4 joyai-llm", PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3))),
+    ("spark2_5", PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _SPARK, r"\p{N}"))),
+    ("afmoe", PreTokenizer((_DIGITS_FROM_THE_RIGHT, _AFMOE_SCRIPTS, _DEEPSEEK3))),
+    ("bloom poro-chat gpt3-finnish", PreTokenizer((_WORDS_OF_BLOOM,))),
+    ("viking", PreTokenizer((_WORDS_OF_BLOOM, r"\p{N}"))),
+    ("superbpe", PreTokenizer((r"\p{N}+", "(?=([0-9]{3})+(?![0-9]))"))),
+    ("gemma4 granite-embed-multi-311m", PreTokenizer((_LINES,), adds_bos=True, marks_spaces=True)),
+    ("sarvam-moe", PreTokenizer((_LINES,), marks_spaces=True)),
 )
 
-PRETOKENIZERS: dict[str, PreTokenizer] = {name: family for family, names in _FAMILIES for name in names.split()}
+PRETOKENIZERS: dict[str, PreTokenizer] = {name: family for names, family in _FAMILIES for name in names.split()}

@@ -8,9 +8,9 @@ in what a character is, in what "best" means, and in what becomes of characters 
 - SentencePiece (Llama 2, Gemma): no words, "▁" for a space; the best merge makes the piece of highest score; bytes for
   characters that are no token.
 
-Of `tokenizers` only the regular expressions are used. Its BPE model gives every merge a rank of its own, so it cannot take
-the leftmost of merges with equal scores, as SentencePiece does; and building it takes 250 ms for Llama 3's 128k tokens
-and 280k merges, where the dictionaries here take 60.
+Of `tokenizers` only the regular expressions are used. Its BPE model gives every merge a rank of its own, so it cannot
+take the leftmost of merges with equal scores, as SentencePiece does; and building it takes 250 ms for Llama 3's 128k
+tokens and 280k merges, where the dictionaries here take 60.
 """
 
 import re

@@ -7,6 +7,7 @@ and operator, not within one of Python's own functions.
 
 import functools
 import json
+import re
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_format
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
@@ -102,7 +104,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Extension])
-        self.filters["tojson"] = _to_json
+        self.filters |= {"format": _format, "tojson": _to_json}
         self.filters = {name: _checked(function) for name, function in self.filters.items()}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
@@ -110,25 +112,37 @@ class _Environment(ImmutableSandboxedEnvironment):
         _check_numbers(arguments)
         return _limited(super().call(context, function, *arguments, **named))
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        formatter = super().wrap_str_format(value)
+        if formatter is not None:
+            _check_layout(value.__self__)
+        return formatter
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*" and _length(left) * _length(right) > LENGTH:
-            raise LimitError(f"a product is over {LENGTH} long")
-        if operator == "**" and _length(left) * abs(right) > LENGTH:
+        if operator == "*" and not (_is_number(left) and _is_number(right)) and _times(left) * _times(right) > LENGTH:
+            raise LimitError(f"a value is over {LENGTH} long")
+        if operator == "**" and _times(left) * _times(right) > LENGTH:
             raise LimitError("a power is too large")
         if operator == "%" and isinstance(left, str):
-            raise LimitError("strings are not formatted with %")
+            _check_layout(left)
         return _limited(super().call_binop(context, operator, left, right))
 
 
-def _length(value: Any) -> float:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _times(value: Any) -> float:
     """What a value multiplies another's length by."""
-    return abs(value) if isinstance(value, int | float) else len(value)
+    return abs(value) if _is_number(value) else len(value) if isinstance(value, str | list | tuple) else 1
 
 
 def _limited(value: Any) -> Any:
     """The value, if it is not too large."""
-    if isinstance(value, str | list | tuple | bytes) and len(value) > LENGTH:
+    if isinstance(value, str | list | tuple) and len(value) > LENGTH:
         raise LimitError(f"a value is over {LENGTH} long")
+    if isinstance(value, int) and value.bit_length() > LENGTH:
+        raise LimitError(f"a number is over {LENGTH} bits long")
     return value
 
 
@@ -136,6 +150,12 @@ def _check_numbers(arguments: tuple[Any, ...]) -> None:
     """Widths and counts must be sensible."""
     if any(isinstance(argument, int) and abs(argument) > LENGTH for argument in arguments):
         raise LimitError(f"a number is over {LENGTH}")
+
+
+def _check_layout(layout: str) -> None:
+    """So must those in a format such as %9d or {:9}."""
+    if re.search("[0-9]{6}", layout):
+        raise LimitError("a width is over 99999")
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,6 +167,11 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
         return _limited(function(*arguments, **named))
 
     return checked
+
+
+def _format(layout: str, *arguments: Any, **named: Any) -> str:
+    _check_layout(layout)
+    return do_format(layout, *arguments, **named)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -90,7 +90,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     else:
         ranks = _merge_ranks(metadata)
     ends = _settle_types(metadata, ids, types)
-    ends |= {token for name in ("eos", "eot", "eom") if (token := special[name]) is not None}
+    ends |= {end for name in ("eos", "eot", "eom") if (end := special[name]) is not None}
     return Vocabulary(
         model=model,
         pretokenizer=pretokenizer,

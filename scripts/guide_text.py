@@ -27,34 +27,23 @@ from guide_topics import (
     MORE,
     SYSTEM,
     TOPICS,
+    WORDS,
     Topic,
 )
 
 SEED = 1
-CONVERSATIONS = 175_000
+CONVERSATIONS = 50_000
 
 PIECE = r"[()|]|\{\w+\}|[^()|{}]+"  # of a pattern
 PATTERNS_PER_FRAME = {"ask": 1, "tasks": 2, "things": 4, "flags": 6, "commands": 6, "problems": 2}
 MORE_ANSWER = "That is all I know about it. localllm --help and the README say more."
 
-WORDS = """house table river music garden window school doctor summer winter bridge train bottle paper market kitchen
-football camera sugar mountain island forest castle engine battery money tax camel orange apple shirt shoe baby brother
-sister uncle teacher student lawyer farmer soldier poet actor singer dancer movie theater church temple museum hotel
-airport ship boat bus bicycle road street village town valley desert ocean beach cloud storm planet star galaxy comet
-rocket robot laser magnet crystal diamond gold silver iron copper oxygen hydrogen carbon enzyme protein cell bone blood
-brain heart lung liver skin hair history physics chemistry biology geography grammar essay thesis novel chapter author
-painter sculpture violin guitar piano drum opera ballet tennis golf hockey marathon medal trophy champion league stock
-bond bank loan salary business company startup customer product marketing insurance recipe flour butter cheese salt
-pepper onion garlic tomato potato carrot banana lemon grape wine beer coffee tea juice wedding birthday party holiday
-vacation passport visa embassy election party parliament minister senator law court judge crime police prison army
-weapon peace treaty border refugee culture tradition festival religion myth legend hero dragon wizard ghost vampire
-green small strange old modern famous ancient simple secret happy lonely quickly slowly medical legal financial
-historic travel buy eat drink run jump swim fly teach paint build grow clean wash drive walk read sing""".split()
-
-ARTICLES = {"the", "a", "an", "my", "some", "this", "please", "just"}
-STOP_WORDS = ARTICLES | set(
-    "what is whats how do i to can you does it of for in with me if when are there tell want would like need "
-    "explain about that be will should at on and so".split()
+ARTICLES = ("the", "a", "an", "my", "some", "this", "please", "just")
+STARTS = "b c d f g h k l m n p r s t v w z br ch cl st tr th sh"  # of syllables of invented words
+ENDS = "n r s t l m d k er ing ion y"
+STOP_WORDS = (
+    "the a an my some this please just what is whats how do i to can you does it of for in with me if when are there "
+    "tell want would like need explain about that be will should at on and so"
 )
 SYNONYMS = {
     "program": ("app", "tool", "software", "application"),
@@ -110,6 +99,10 @@ SHORTHAND = {
     "i would": ("i'd", "id"),
     "how do i": ("how do you", "howto", "how 2"),
     "and": ("&", "n"),
+    "why": ("how come", "why exactly", "for what reason"),
+    "how do you": ("how does one", "how do we"),
+    "can i": ("may i", "am i able to", "could i"),
+    "is there": ("do you have", "is there any", "does there exist"),
     "because": ("cause", "cuz"),
     "want to": ("wanna",),
     "going to": ("gonna",),
@@ -130,6 +123,7 @@ class Grammar:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.macros = MACROS | FOREIGN
+        self.words, self.starts, self.ends = WORDS.split(), STARTS.split(), [*ENDS.split(), "", "", ""]
         self.parsed: dict[str, list] = {}
 
     def expand(self, pattern: str) -> str:
@@ -160,7 +154,7 @@ class Grammar:
             if isinstance(piece, list):
                 words.append(self._expand(piece))
             elif piece == "{word}":
-                words.append(self.rng.choice(WORDS) if self.rng.random() < 0.6 else self.invented_word())
+                words.append(self.rng.choice(self.words) if self.rng.random() < 0.6 else self.invented_word())
             elif piece == "{gibberish}":
                 words.append(self.invented_word() if self.rng.random() < 0.6 else self.mashed_keys())
             else:
@@ -170,13 +164,8 @@ class Grammar:
     def invented_word(self) -> str:
         """A word that does not exist but could: the model shall recognize that it does not know a word."""
         syllables = range(self.rng.randint(1, 3))
-        starts, vowels, ends = (
-            "b c d f g h k l m n p r s t v w z br ch cl st tr th sh".split(),
-            "aeiou",
-            "n r s t l m d k",
-        )
-        parts = [self.rng.choice(starts) + self.rng.choice(vowels) for _ in syllables]
-        return "".join(parts) + self.rng.choice(ends.split() + ["", "", "er", "ing", "ion", "y"])
+        parts = [self.rng.choice(self.starts) + self.rng.choice("aeiou") for _ in syllables]
+        return "".join(parts) + self.rng.choice(self.ends)
 
     def mashed_keys(self) -> str:
         """Letters without sense."""
@@ -189,6 +178,7 @@ class Composer:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.grammar = Grammar(self.rng)
+        self.stop_words = set(STOP_WORDS.split())
         self.names = list(TOPICS)
         self.weights = [TOPICS[name].weight for name in self.names]
         self.frames = {kind: [line.strip() for line in frames.strip().splitlines()] for kind, frames in FRAMES.items()}
@@ -204,9 +194,9 @@ class Composer:
             lines += [(kind, pattern) for pattern in patterns] * copies
         return lines
 
-    def conversation(self) -> Conversation:
-        """One conversation of mostly one, at times up to ten turns."""
-        length = self.rng.choices((1, 2, 3, 4, 6, 10), (68, 16, 8, 4, 2.5, 1.5))[0]
+    def conversation(self, single: bool) -> Conversation:
+        """One conversation of mostly one, at times up to ten turns; `single`: one turn without a system prompt."""
+        length = 1 if single else self.rng.choices((1, 2, 3, 4, 6, 10), (68, 16, 8, 4, 2.5, 1.5))[0]
         turns: list[tuple[str, str]] = []
         topic: Topic | None = None
         while len(turns) < length:
@@ -215,7 +205,7 @@ class Composer:
             else:
                 topic, turn = self.first_turn()
                 turns.append(turn)
-        system = self.grammar.expand(SYSTEM) if self.rng.random() < 0.12 else ""
+        system = self.grammar.expand(SYSTEM) if not single and self.rng.random() < 0.12 else ""
         return Conversation(system, tuple(turns))
 
     def first_turn(self) -> tuple[Topic | None, tuple[str, str]]:
@@ -253,6 +243,10 @@ class Composer:
             question += self.grammar.expand(AFTER).join(" " if question[-1:].isalnum() else ("", ""))
         if rng.random() < 0.15:
             question = self.shorten(question)
+        if rng.random() < 0.5:
+            question = re.sub(r"\b(what|that|it|who|how|where)s\b", r"\1's", question)
+            question = re.sub(r"\b(do|does|is|was|wo|ca|should|could|did|has|have)nt\b", r"\1n't", question)
+            question = re.sub(r"\bi(m|ve|d)\b", r"i'\1", question)
         if rng.random() < 0.25:
             question = self.drop_words(question, keywords=not chatter and rng.random() < 0.3)
         return self.punctuate(self.misspell(question, 0.15))
@@ -275,7 +269,7 @@ class Composer:
         """Without articles, without one word, or with the keywords only."""
         words = text.split()
         if keywords:
-            kept = [word for word in words if word.strip(",.:?") not in STOP_WORDS]
+            kept = [word for word in words if word.strip(",.:?") not in self.stop_words]
             return " ".join(kept) if len(kept) > 1 else text
         if self.rng.random() < 0.6:
             kept = [word for word in words if word not in ARTICLES]
@@ -313,9 +307,9 @@ class Composer:
 
 
 def conversations(count: int = CONVERSATIONS, seed: int = SEED) -> Iterator[Conversation]:
-    """The training text: always the same `count` conversations for a seed."""
+    """The training text: always the same for a count and a seed. The first third is easy: single questions."""
     composer = Composer(seed)
-    return (composer.conversation() for _ in range(count))
+    return (composer.conversation(single=index < count // 3) for index in range(count))
 
 
 def normalize(question: str) -> str:

@@ -64,6 +64,9 @@ TOPICS: dict[str, Topic] = {
         "localllm runs large language models from GGUF files on your own computer: you can chat with a model, ask it "
         "one question, use it in shell scripts or from Python, and make smaller files.",
         ask="""
+        (could you|please|) (give|write) me (a|an) (short|brief|) (description|summary|overview|idea) of (localllm|this tool|this program)
+        (my (friend|boss|colleague) (told me|talked|said something) about|i (read|heard|stumbled) (about|over|upon)) (localllm|this tool)(,|) (what is it|what does it do|whats that)
+        (how would you|can you) (explain|describe|sum up) (localllm|this tool|this program) (to a beginner|in one sentence|to my grandmother|to somebody new|)
         what is (localllm|local llm|this program|this tool|this software|this project)
         what (does|can) (localllm|local llm|this program|this tool|this software) (do|do for me|actually do|offer)
         (what|whats) (is|are|) {this} (good|useful|used|meant|made|there) for
@@ -103,6 +106,8 @@ TOPICS: dict[str, Topic] = {
         "Add --help to see what is possible: localllm --help lists the commands, and localllm run --help, for example, "
         "lists all the options of run.",
         ask="""
+        (where|how) (are|can i find) (all |)(the |)(flags|options|settings|switches|parameters) (documented|explained|listed|described|written down)
+        i do not know (how|where|what) to (start|begin|do|do first)
         (where|how) (do|can) i (find|get|see) (help|the help|documentation|the docs|a manual|the manual|more information)
         (where is|is there|wheres) (the|a|any|some) (manual|documentation|docs|help|readme|reference|man page|guidebook)
         (list|show|tell|give) (me|) (all|) (the|) (flags|options|switches|parameters|arguments|settings)
@@ -121,6 +126,9 @@ TOPICS: dict[str, Topic] = {
         "You install localllm with pip: it needs Python 3.11 or newer and no compiler, because it compiles its kernels "
         "itself on the first start.",
         ask="""
+        (what|which) (steps|commands|packages) (are needed|do i need|must i run) to (install|get|set up) (localllm|it)( running|)
+        (is there|do you have) (a|an) (installer|package|setup program|installation guide)
+        i (cannot|want to|need to) install (it|localllm)( on my computer| here|)
         (what|which) (version of python|python version|python) (do i need|is needed|is required|does it need|works)
         (does it|do i|will i) need (a|any|some) (c|c++|) compiler
         (requirements|system requirements|prerequisites|dependencies|installation|setup)
@@ -137,6 +145,10 @@ TOPICS: dict[str, Topic] = {
         "Download a GGUF file, for example from Hugging Face: look for file names that end in .gguf. Then start it "
         "with localllm chat model.gguf.",
         ask="""
+        (what|which) (place|website|source|link) (do you|would you|can you) (recommend|suggest) (for|to get|to download) {models}
+        (i am|im) looking for (a|some|the) (good |free |chat |)({models})( to download|)
+        (from where|where from)( do i get a model| can i download models|)
+        (i do not|i dont) (have|own) (a|any) {models}( yet|)(, where do i get one|, what now| so far|)
         where (do|can|could|should|would|might) (i|one|people|we|you) (get|find|download|obtain|look for) {my} {models}
         where (do|can) (i|one) (get|find|download) (a|some|the) (gguf|gguf file|gguf files|model file|model files|weights)
         where (do|does|did) (the|) {models} come from
@@ -160,6 +172,8 @@ TOPICS: dict[str, Topic] = {
         "Give the file's path to a command: localllm chat model.gguf starts a conversation with it, and localllm run "
         'model.gguf -p "Hello" gives one answer.',
         ask="""
+        (i have|there is|i saved|i put) (a|the|my) (gguf|model|file) (in my|in the) (downloads folder|downloads|home directory|folder|documents)(, how do i start it|, how do i use it|. what do i type|, how do i run it)
+        (what|which) command do i (type|run|need|enter) (to use|for|to start|to load) (my|a|the) (downloaded |own |)(model|gguf|file)
         (i have|i got|i downloaded|ive downloaded|i just downloaded|here is) (a|my|the) (gguf|model|gguf file)(,|) (now what|what now|what next|and now|what do i do with it|how do i start it)
         how do i (tell|show) (localllm|it|the program|you) (which|what) {model} to (use|load|run|take)
         where (do|should|must) i (put|place|store|save|copy) (the|my|a|downloaded|) (gguf|model|model file|gguf file|models)
@@ -190,8 +204,8 @@ TOPICS: dict[str, Topic] = {
         tasks="(choose|decide on|pick|select) (a|the right|a good|the best) {model}",
     ),
     "architectures": Topic(
-        "localllm runs Llama-family models and other common architectures from GGUF files. localllm inspect model.gguf "
-        "names a file's architecture, and a model that is not supported is refused with one clear line.",
+        "localllm runs models of the Llama family from GGUF files, and more architectures are being added. localllm "
+        "inspect model.gguf names a file's architecture.",
         ask="""
         (which|what) (models|architectures|model families|llms|kinds of models|types of models) (are supported|does it support|does localllm support|can it run|does it run|work)
         (does it|can it|does localllm|can localllm|will it) (support|run|work with|handle|load) (llama|llama 3|qwen|qwen2|mistral|gemma|phi|deepseek|smollm|falcon|gpt oss|mixtral|tinyllama)(| models)
@@ -206,6 +220,8 @@ TOPICS: dict[str, Topic] = {
         "to the prompt.",
         commands="run",
         ask="""
+        (what|which) (command|way|mode) (is|do i use) for (one|single|quick) (questions|answers|prompts)
+        (one|a single) (question|answer|prompt) (only|without chat|and exit)
         (which|what) command (gives|prints|produces|makes) (just|only|) (one|a single) {answer}
         (is there|do you have) (a|some) (one shot|oneshot|single shot|non interactive|non-interactive) (mode|command|way)
         (can i|how do i|how to) (use it|ask|run it) without (chatting|a chat|a conversation|interaction|the chat)
@@ -298,6 +314,9 @@ TOPICS: dict[str, Topic] = {
         "F16 or BF16, or a Hugging Face folder.",
         commands="quantize",
         ask="""
+        (how|what) (does|is) (quantizing|the quantizing|the compression of a model) (done|work here)( with localllm|)
+        (what|which) (command|call|line) (turns|makes|converts) (a|an|my) (f16|fp16|bf16|big|large) (model|gguf|file) (into|to) (q4_k_m|q8_0|q6_k|a small one|something smaller)
+        (my|the|this) (model|file|gguf) (is|has|takes) (14|15|20|30|7|40) (gb|gigabytes)(,| and) (can i|how do i|i want to) (shrink it|make it smaller|compress it|reduce it)
         (which|what) command (quantizes|shrinks|compresses|makes smaller) (a|my|the|) {models}
         (is there|do you have) (a|some) (quantizer|quantization tool|quantize tool|way of compressing models)
         my {model} is too (big|large|huge)( for my computer| for my memory|)
@@ -316,6 +335,9 @@ TOPICS: dict[str, Topic] = {
         "localllm quantize also takes a Hugging Face folder with safetensors files: localllm quantize FOLDER "
         "model.gguf Q4_K_M makes a GGUF file of it in one step.",
         ask="""
+        (what|how) (about|with|do i do with) (safetensors|safetensors files|checkpoints|hugging face checkpoints|pytorch weights|a finetuned model)
+        (from|out of) (safetensors|a hugging face folder|a checkpoint) to gguf
+        i (fine-tuned|finetuned|trained) (a|my own) model(, how do i use it here|, can localllm run it| with transformers, how do i convert it)
         (can|does) (localllm|it|this tool) (read|load|take|open|support|run|convert|use) (safetensors|hugging face folders|pytorch checkpoints|hf checkpoints|safetensor files)
         i (have|downloaded|got) (a|some|the) (safetensors|hugging face folder|checkpoint|hf folder|safetensors file)(, what now|, how do i use it|)
         (safetensors|safetensors to gguf|hf to gguf|hugging face to gguf|convert to gguf)
@@ -361,6 +383,9 @@ TOPICS: dict[str, Topic] = {
         commands="(bench|benchmark)",
         things="(pp512|tg128|pp512 and tg128)",
         ask="""
+        (is there|does it have|do you have) (a|some|any) (benchmark|benchmark command|speed test|way to measure speed)
+        (i want|i would like) to (know|see|measure) (how fast|the speed of) (my|the|this|a) (model|computer)( is| runs|)
+        (whats|what is|which is) the (speed|performance|throughput) (of my model|of this model|on my machine)
         (how fast|at what speed|how quick) (does|is|will) (my|a|the|this) {model} (run|be|go|run on my computer|on my computer)
         (which|what) command (measures|tests|shows) (the|) (speed|performance)
         (can i|how can i) compare the (speed|performance) of (two|several) (models|machines|files|computers)
@@ -402,6 +427,8 @@ TOPICS: dict[str, Topic] = {
         'cat notes.txt | localllm run model.gguf -p "Summarize".',
         flags="-f",
         ask="""
+        (i have|my prompt is in|the question is in|my question stands in|there is) (a|the) (text |txt |)(file|document|prompt.txt|notes.txt|question.txt)(, how do i use it as a prompt|, how can the model read it|, how do i pass it)
+        (from|out of) a (text |)file (as|instead of) (a|the|typing a|typing the) prompt
         (which|what) (flag|option|switch) (reads|takes|loads) (the prompt from|) a (text|) file
         (can|could|does|will|would) (localllm|it|the model|you|this|run) (read|open|load|process|take|use|summarize|summarise|translate|work on|handle|digest|go through) (a|my|some|long|) (file|files|document|documents|txt file|article|report|letter|log|log file|essay|notes|my notes)
         (can i|how do i) (give|feed|pass|hand|send|show) (it|the model|localllm|run) (a|my|some) (document|text file|file|report|article|log file|paper|letter)
@@ -419,6 +446,8 @@ TOPICS: dict[str, Topic] = {
         'in one sentence." -p "…".',
         flags="-sys",
         ask="""
+        (how|where) (can|do) (i|you) (write|enter|pass|state) (a|the|my) (system prompt|system message|general instruction)( for a single run| on the command line| with run|)
+        (make|let|have) (it|the model|the ai) (always |)(answer|reply|speak|talk|write) (in rhymes|in french|like shakespeare|politely|as a lawyer|in capital letters)
         (which|what) (flag|option|switch) (sets|gives|changes|is for) the {sysprompt}
         how do i (tell|make|get|instruct) (the|a|) (model|llm|ai) (to|) (behave|act|answer|talk|speak|write) (like a pirate|politely|in one sentence|in a certain way|as an expert|differently|always in french|formally|short)
         (can i|how do i|how can i) (give|assign) (it|the model|the ai) (a|some) (personality|role|character|rules|general instructions|behaviour|behavior)( with run| on the command line|)
@@ -441,6 +470,11 @@ TOPICS: dict[str, Topic] = {
         flags="-n",
         things="(the maximum number of tokens|max tokens|max_tokens|the token limit)",
         ask="""
+        (can|how do|could) i (have|get|ask for) (a|an|) (shorter|longer|short|brief|two sentence) {answer}
+        (what|which) (is the|) (limit|maximum) (for|of) (the|an) (answer length|length of an answer|number of tokens)
+        (at most|no more than|only|not more than|exactly) (50|100|200|500|twenty|a hundred) (tokens|words)( please| in the answer| of output|)
+        the (answer|text|reply|output) (is|gets|comes out) (far|way|much|) too (long|short)
+        (stops|stopped|ends) (too early|too soon|before it is finished|in the middle)
         (how|why) (is|are|does|do) (the|my) (answer|reply|output|text) (so|too) (long|short)
         (which|what) (flag|option|switch|setting) (limits|controls|sets|restricts) (the length|how long the answer is|the number of tokens|how much it writes|the size of the answer)
         (how long|how many tokens) (can|may|will|is) (the|an) (answer|reply|output)( be|)
@@ -465,6 +499,8 @@ TOPICS: dict[str, Topic] = {
         "-c 4096. A larger context needs more memory.",
         flags="-c",
         ask="""
+        (i want|i need|give me|how do i get) (a|) context (of|with) (2048|4096|8192|16384|32768|many) tokens
+        (what|which) (context size|context length|context) (should i|can i|do i) (use|set|choose|take)
         (which|what) (flag|option|switch) (sets|changes|controls|is for) the (context|context size|context length|context window)
         """,
         tasks="""
@@ -491,6 +527,9 @@ TOPICS: dict[str, Topic] = {
         flags="-t",
         things="(the threads option|thread count|the number of threads|threads|threading)",
         ask="""
+        (use|take|need) (only|just|at most|no more than) (one|two|2|3|4|half) (core|cores|threads|of my cores)
+        (does|will) (more|fewer) (threads|cores) (help|make it faster|be better|speed it up)
+        (what is|whats|which is) the (best|right|optimal) (number of threads|thread count|value for threads)
         how many (threads|cores|cpus|processors|cpu cores) (does it|does localllm|will it|should i|can i|do i) (use|take|need|occupy|run on|set)
         (is|does) (it|localllm) (multithreaded|multi-threaded|parallel|use all cores|use all my cores|use every core|use multiple cores|use hyperthreads)
         (which|what) (flag|option|switch) (sets|changes|controls) (the|) (threads|number of threads|cores|cpu usage)
@@ -510,6 +549,8 @@ TOPICS: dict[str, Topic] = {
         flags="(--temp|temp|--temp|--temperature)",
         things="(the temperature|temperature|sampling temperature|the temp setting)",
         ask="""
+        (how|what) (can i do|do i do|to do) to (make|get) (it|the model|the answers|my model) (more|less) (creative|random|adventurous|strict|sober|playful)
+        (the answers|the model|its texts) (are|is) too (boring|random|wild|predictable|creative|dull)
         (which|what) (flag|option|switch) (sets|changes|controls|is for) (the|) (temperature|randomness|creativity)
         (what|which) (temperature|temp|value for temp) (should i use|is best|is good|do you recommend|makes sense)
         (what|how) (does|is) (a|) (high|higher|low|lower) (temperature|temp) (do|mean|like|change|good for)
@@ -564,6 +605,9 @@ TOPICS: dict[str, Topic] = {
         flags="(--seed|seed|-s|--seed)",
         things="(a seed|the seed|the random seed|random seed)",
         ask="""
+        (how come|why do) (i|we) (never |)(get|see) (the same|different|other|a different|identical) (answer|answers|text|output)( twice| each time| when i ask again|)
+        (two|both|my) runs (give|gave|produce) (different|not the same|other) (results|answers|texts)
+        (is|are) (it|the output|results|the answers) (reproducible|repeatable|deterministic|always the same)
         why (is|are|do i get) (the|) (answer|answers|output|results|reply|replies) (different|not the same|changing) (every time|each time|on every run|all the time)
         why (do|does) (i|it|the model) (get|give|give me|say|produce) (a different|another|a new) (answer|reply|result) (every time|each time|whenever i ask|for the same question)
         (which|what) (flag|option|switch) (makes|gives|sets) (the output reproducible|reproducible answers|the random seed|the same answer again)
@@ -600,6 +644,7 @@ TOPICS: dict[str, Topic] = {
         flags="(-r|-r STOP)",
         things="(a stop sequence|a stop string|stop sequences|stop words|a stop word|the stop text|a reverse prompt)",
         ask="""
+        (can|how do) i (have|make|let) (it|the model|generation|the answer) (end|stop|finish) (when|once|as soon as|if) (it says|it writes|it reaches|a certain word comes|the word end appears|a blank line comes)
         (which|what) (flag|option|switch) (sets|gives|is for) (a|the) (stop sequence|stop word|stop string|stop text)
         """,
         tasks="""
@@ -638,6 +683,7 @@ TOPICS: dict[str, Topic] = {
         "seed, the model and the timings.",
         flags="--json",
         ask="""
+        (can|could) (i|a program|my script|another tool) (get|read|parse|receive) (the answer|the result|it) (as|in) (json|structured form)
         (which|what) (flag|option|switch) (prints|gives|makes|produces) json
         (what|which) (fields|keys|values|data) (are|does|is) (in|inside) the json( object| output|)( have|)
         (can|does|could) (it|localllm|run) (print|output|write|return|produce|give|speak) json
@@ -656,6 +702,7 @@ TOPICS: dict[str, Topic] = {
         flags="--stats",
         things="(the statistics|the timings)",
         ask="""
+        (is there|do you have) (a|some|any) (way to see|option for|flag for) (timings|statistics|how long it took)
         (which|what) (flag|option|switch) (shows|prints|reports) (the|) (timings|statistics|stats|timing|durations)
         how (long|many seconds) did (it|the answer|the prompt|loading|my last run) take
         """,
@@ -667,6 +714,9 @@ TOPICS: dict[str, Topic] = {
         "answer goes to stdout, so it also fits into shell scripts.",
         things="(stdin|standard input|piping|pipes|a pipe)",
         ask="""
+        (can|how do) i (combine|use|connect) (it|localllm|run) with (grep|cat|other unix tools|git|curl|find|another command|a pipe)
+        (what|how) about (unix pipes|pipes|stdin|shell scripts|scripting)
+        (can|does) (it|localllm) fit (into|in) (a|my) (pipeline|shell script|makefile)
         (can|does) (it|localllm|run) (read|take|accept|handle|work with|support) (from|) (stdin|standard input|pipes|a pipe|piped text)
         (what|which) (goes|is written|is printed) (to|on) (stdout|stderr|standard output)
         (does it|can it|is it possible to) (work|be used|run) in (a|) (shell|bash) (scripts|script|pipelines|pipeline)
@@ -683,6 +733,9 @@ TOPICS: dict[str, Topic] = {
         "Ctrl-C stops the answer that is being written and keeps what was said so far; the chat goes on. To leave, use "
         "Ctrl-D or /exit.",
         ask="""
+        (the|this|its) (answer|reply|text) (is|gets|runs) (boring|too long|wrong|useless)(, how do i stop it|, can i stop it|, i want to stop it|. stop)
+        (how|can i) (break|cut) (it|the answer|the model) (off|short)
+        (i want|how do i get) (it|the model|the answer) to stop( right now| in the middle| early| now|)
         (what|whats) (does|is|happens with|happens on|happens when i press|happens if i press) (ctrl-c|ctrl c|ctrl + c|control-c|control c|^c|strg c|ctrl+c)( do| for|)
         (ctrl-c|ctrl c|control-c|^c|ctrl+c)
         (which|what) key (stops|interrupts|cancels|ends) (the|an) {answer}
@@ -698,6 +751,8 @@ TOPICS: dict[str, Topic] = {
     "leave": Topic(
         "Type /exit or press Ctrl-D to leave the chat.",
         ask="""
+        (what|which) (do i|should i|must i) (type|press|enter|do) (to (leave|quit|exit|end it|close it|go|finish)|when i am done|at the end|to get back to the shell)
+        (i am|im|we are) (done|finished|through)( here| with this| for today|)(, how do i leave|, how do i quit|, what do i press|)
         (what|whats) (does|is|happens with|happens when i press|happens if i press) (ctrl-d|ctrl d|ctrl + d|control-d|control d|^d|ctrl+d)( do| for|)
         (what|whats) (does|is|happens with|happens when i type) (/exit|slash exit|/quit|exit)( do| for|)
         (ctrl-d|ctrl d|control-d|^d|ctrl+d|/exit|/quit|exit|quit|q|:q)
@@ -711,6 +766,8 @@ TOPICS: dict[str, Topic] = {
         "In a chat you can type /help for help, /clear to forget the conversation, /system TEXT to set the system "
         "prompt, and /exit to leave.",
         ask="""
+        (what|which) (else |)(can i|do i|may i) (type|enter|do|use) (in|inside|during|within) (the|a|this) chat (besides questions|apart from questions|other than questions|)
+        (are there|do you have) (special|any|other|some) commands (in|inside|during) (the|a) chat
         (what|which) (commands|slash commands|things) (can i type|can i use|are there|work|do i have) (in|inside|during|within) (the|a) {chat}
         (what|which) (slash commands|commands with a slash) (are there|exist|do you know)
         (slash commands|chat commands|commands in chat|/help|slash)
@@ -722,6 +779,8 @@ TOPICS: dict[str, Topic] = {
     "clear": Topic(
         "Type /clear in the chat: it forgets the conversation so far, and you start anew.",
         ask="""
+        (i want|i would like|let us|can i have|give me) (to start |)(a|) (new|fresh|clean|another|different) (conversation|chat|topic|session|start)
+        (new topic|next topic|different topic|other subject|clean slate)
         (what|whats) (does|is|happens with|happens when i type) (/clear|slash clear|clear)( do| for|)
         (/clear|slash clear|clear|reset|start over|new chat|new conversation|forget everything)
         (please|can you|could you|) (forget|erase|delete|wipe|clear|ignore) (everything|all of that|what i said|this conversation|our conversation|the history|your memory|the chat so far)
@@ -746,6 +805,8 @@ TOPICS: dict[str, Topic] = {
         "A chat remembers what was said until you leave or type /clear. Only the new tokens of each turn are processed, "
         "so long conversations stay quick.",
         ask="""
+        (what|how much) (did i|have i) (say|said|ask|asked|tell you) (before|first|at the beginning|earlier)
+        (is|will) (what i said|the conversation|my first question) (remembered|kept|forgotten|lost)
         (does|do|will|can) (it|the model|you|localllm|the chat) (remember|keep|know|recall) (what i said|our conversation|the conversation|earlier messages|previous messages|the history|my last message|what was said before)
         (do|does) (you|it|the chat) have (a|any) memory
         (is|does) the (chat|conversation|history) (remembered|kept|get longer and slower|become slower)
@@ -809,6 +870,9 @@ TOPICS: dict[str, Topic] = {
         "Q4_K_M is a good choice to start with. Take Q8_0 or Q6_K when you have memory to spare and want the best "
         "quality, and Q3_K_M only when nothing else fits.",
         ask="""
+        (what|which) (one|file|version|quant|variant) (of (the|all these) (files|quants|versions)|) (should i|do i|would you|shall i) (take|download|pick|choose|use)
+        (how many|which number of) bits (should i|do i|shall i) (use|take|choose|need)
+        i (do not|dont) know (which|what) (quant|quantization|type|version) (to take|to choose|i need|i should use|to download)
         (which|what) (quantization|quant|quantisation|type|quantization type|format|bit width|quant type|quantization level) (should|would|do|could|shall|must) (i|you|we|one) (use|take|choose|pick|recommend|download|select|get|start with|go for)
         (which|what) (quantization|quant|type|quantization type|format) is (the|) (best|better|good|right|recommended|most sensible|smallest|fastest)( for me| for my computer|)
         (q4_k_m|q4|q5_k_m|q4_0) (or|vs|versus|against) (q8_0|q8|q6_k|f16|q5_k_m)
@@ -826,7 +890,7 @@ TOPICS: dict[str, Topic] = {
         things="(f16|fp16|bf16|f32|a f16 file|half precision|full precision|bfloat16|f16 and bf16)",
     ),
     "other_types": Topic(
-        "The number is the bits per weight and K marks the k-quants, in which blocks share their scales; S, M and L mean small, "
+        "In a name such as Q5_K_M the number is the bits per weight, K marks the k-quants, and S, M and L mean small, "
         "medium and large. Good choices are Q4_K_M, Q5_K_M and Q6_K.",
         things="(q5_k_m|q6_k|q3_k_m|q2_k|q5_0|q4_0|q4_1|q5_1|iq4_xs|iq4_nl|q5_k_s|q3_k_l|k-quants|k quants|q4_k_s)",
         ask="""
@@ -840,6 +904,9 @@ TOPICS: dict[str, Topic] = {
         "Plan for the size of the file plus the KV cache, which grows with the context. localllm inspect model.gguf "
         "shows the memory that is needed by context length.",
         ask="""
+        (i have|my (computer|laptop|pc|machine) has|there is|ive got) (only |just |)(4|8|16|32|64) (gb|gigs|gigabytes)( of ram| of memory|)(,|.| and) (is that enough|what can i run|which size fits|can it run a 7b model|will it work|how do i know what fits)
+        (how|what) (do i|can i|should i) (know|find out|check|see|estimate) (how much|if i have enough|whether i have enough|the) (memory|ram|memory needs)
+        (big|large|huge) (model|models|file) (and|with|but) (little|not much|few gb of) (memory|ram)
         {many} {memory} (do i|does it|does a model|does the model|will it|would it|does localllm|does a 7b model|does an 8b model|does my model|do you) (need|take|use|require|consume|want|eat)
         (how much|what) (memory|ram) (is|are) (needed|required|necessary|used|enough)( for a model| for a 7b model| to run it|)
         (is|are|will) (4|8|16|32|64|6|12|eight|sixteen) (gb|gigabytes|gigs|gb of ram|gigs of memory|gb ram) (of ram |of memory |)(enough|sufficient|too little|ok|do)( for a 7b model| for this model| to run a model|)
@@ -867,6 +934,10 @@ TOPICS: dict[str, Topic] = {
         (reduce|lower|decrease|cut|save|limit) (the|its|) (memory|ram|memory use|memory usage|memory footprint)
         (run|use|load) a (big|large|huge) model (with|on|in) (little|less|few|not much|a small amount of) (memory|ram|gigabytes)
         """,
+        ask="""
+        (how|what) (can i do|do i do|to do) (against|about|when there is|with) (too little|not enough|low|insufficient) (memory|ram)
+        (it|localllm) (uses|needs|takes|eats|wants) too much (memory|ram)
+        """,
     ),
     "kv_cache": Topic(
         "The KV cache holds the keys and values of the tokens seen so far, so that they need not be computed again for "
@@ -883,6 +954,8 @@ TOPICS: dict[str, Topic] = {
         "not enough memory, 130 interrupted.",
         things="(the exit codes|exit codes|return codes|the exit status|exit status|error codes|the return code|the exit code)",
         ask="""
+        (what|which) (number|code|codes|status) (does|do|will) (it|localllm|the program|run) (return|exit with|give back|end with)( on errors| when it fails| at the end|)
+        (what do|explain) the (numbers|codes) (it|localllm) (returns|exits with)( mean|)
         (which|what) (exit codes|return codes|error codes|exit statuses|return values) (are there|does it have|does it use|does localllm return|exist|can it return)
         (list|show|tell me|name|give me) (the|all|all the|) (exit codes|return codes|error codes)
         how (does|can|do) (a script|my script|i|a program) (know|see|check|tell|notice|detect) (if|whether|that) (it|localllm|run|something) (failed|worked|succeeded|went wrong|was successful)
@@ -908,6 +981,8 @@ TOPICS: dict[str, Topic] = {
         "The message names the file and what is wrong.",
         things="(exit code 3|return code 3|exit status 3|code 3|exit code three|error code 3|error 3|an invalid model|status 3|a model error)",
         ask="""
+        (what|why) (does it mean|is it) (when|if|that) (the|my) (model|file) (is invalid|is refused|cannot be read|will not load)
+        (is|maybe) (my|the) (download|file|model) (broken|incomplete|damaged|corrupt)
         (it|localllm|my script|the command) (returned|exits with|exited with|ended with|returns|gave|failed with|stopped with|got) (3|three|code 3|exit code 3|status 3|error code 3|return code 3|error 3)
         """,
         problems="""
@@ -921,6 +996,7 @@ TOPICS: dict[str, Topic] = {
         "-c.",
         things="(exit code 4|return code 4|exit status 4|code 4|exit code four|error code 4|error 4|a context error|status 4)",
         ask="""
+        (it|localllm|the program) (says|complains|tells me) (that |)(the|my) (prompt|text|input) (is too long|does not fit|is larger than the context|doesnt fit)
         (it|localllm|my script|the command|my program) (returned|exits with|exited with|ended with|returns|gave|failed with|stopped with|got) (4|four|code 4|exit code 4|status 4|error code 4|error 4)
         """,
         problems="""
@@ -956,6 +1032,9 @@ TOPICS: dict[str, Topic] = {
         "Speed is bounded by your memory: each token reads all the weights once. A smaller model or quantization such "
         "as Q4_K_M is faster, and so is closing other programs that are busy.",
         ask="""
+        (i have to|you have to|one has to) wait (so long|forever|minutes|ages) for (an|every|each|the) (answer|word|reply)
+        (any|some) (tips|tricks|advice|ideas) (for|to get|on) (more speed|speed|better performance|faster answers)
+        (can|could) (it|localllm|the model|this) (be|go|run) (faster|quicker|any faster)
         why (is|are) (it|localllm|the model|my model|the answer|the answers|this|generation|everything|you) {slow}
         (it|this|localllm|the model|my model|everything|generation|the answer) (is|feels|seems|runs) {slow}
         why does (it|the model|an answer|the answer|localllm|every word) take (so long|forever|ages|so much time)
@@ -971,8 +1050,10 @@ TOPICS: dict[str, Topic] = {
         """,
     ),
     "gpu": Topic(
-        "No, you need no GPU: localllm runs on the processor (CPU) of an ordinary computer.",
+        "You need no GPU: localllm runs on the processor (CPU) of an ordinary computer.",
         ask="""
+        (will|would|does|can) (it|this|localllm) (work|run|be ok) (on|with) (a|my|an) (laptop|computer|pc|machine|server) (without|that has no|with no) (gpu|graphics card|nvidia card|dedicated graphics)
+        (what|which) (gpu|graphics card|video card) (do i need|is needed|should i buy|is best|does it use|is supported)
         (do i|does it|does localllm|will i|would i|must i) (need|require|have|want|need to have|need to buy) (a|an|some|) (gpu|graphics card|video card|graphics processor|nvidia gpu|amd gpu|gaming card|cuda|graphics chip)
         (does|can|will) (it|localllm|this|the program) (use|run on|support|work with|work without|run without|take advantage of) (a|my|the|an|) (gpu|graphics card|video card|cuda|nvidia gpu|amd gpu|geforce|radeon)
         (is|are) (a|) (gpu|graphics card|cuda|video card) (needed|required|necessary|used|supported|mandatory|a must)
@@ -994,8 +1075,10 @@ TOPICS: dict[str, Topic] = {
         """,
     ),
     "internet": Topic(
-        "No, localllm works without the internet. You need a connection only to install it and to download a model.",
+        "localllm works without the internet. You need a connection only to install it and to download a model.",
         ask="""
+        (what|how) (about|is it with) (offline use|using it offline|no internet|the internet)
+        (must|should|do) i (be|stay) (online|connected)( to use it| all the time|)
         (do i|does it|does localllm|will i|does the model|do you) (need|require|use|have|need access to) (an|the|a|) (internet|internet connection|network|online connection|wifi|connection|network connection|internet access)
         (does|can|will|is) (it|localllm|this|the model|the chat) (work|run|be used|function|usable|chat) (offline|without internet|without the internet|without a connection|on a plane|without wifi|without network|with no network|in the woods)
         (is|are) (it|localllm|this|you|the model) (online|offline|connected to the internet|on the internet|in the cloud|a cloud service)
@@ -1007,6 +1090,9 @@ TOPICS: dict[str, Topic] = {
     "privacy": Topic(
         "Your text stays on your computer: localllm runs the model there and sends nothing anywhere.",
         ask="""
+        (are|do) (you|they|the developers|others) (listening|watching|reading along|spying|keeping my data|able to see my chats)
+        (can|could) i (use it|work|enter text) (with|for|about) (confidential|secret|private|medical|company) (documents|data|texts|things|matters)
+        (what|where) (happens to|goes|do you do with) (my|the) (data|text|questions|input|chats)
         (is|are|will|does) (my|the|our) (data|text|prompts|chat|conversation|chats|messages|input|documents|conversations|words) (private|safe|secure|sent anywhere|sent to a server|stored|uploaded|shared|leave my computer|go to the cloud|stay private|confidential|protected|logged|tracked)
         (do|does|can|will) (you|it|localllm|anybody|anyone|somebody|the developers|a company|openai|google|other people) (collect|send|upload|store|see|read|log|spy on|share|record|transmit|leak|track) (my|any|our|the) (data|texts|prompts|chats|conversations|messages|information|questions|input)
         (what about|how about|tell me about|how is) (privacy|data protection|security|confidentiality|my privacy|telemetry|tracking)
@@ -1018,8 +1104,7 @@ TOPICS: dict[str, Topic] = {
         """,
     ),
     "license": Topic(
-        "Every model has its own license, set by those who made it: look at the page you downloaded it from, or at "
-        "localllm inspect model.gguf.",
+        "Every model has its own license, set by those who made it: look at the page from which you downloaded it.",
         ask="""
         (what|which) (is the|) license (do|does|has|of|applies to) (a|the|my|) (model|models)( have|)
         (may|can|am i allowed to) i (use|sell|share|distribute) (a|the|any|these|) (model|models|answers|output) (commercially|at work|in my company|for business|in a product|for money)
@@ -1043,6 +1128,8 @@ TOPICS: dict[str, Topic] = {
         "The compiled kernels are kept in localllm's folder in your user cache directory. You may delete it: they are "
         "compiled again when needed.",
         ask="""
+        (where|what) (on my disk|in my home directory|on disk) (are|is|goes) the (kernels|compiled kernels|cache|kernel cache)
+        (which|what) (files|folders) does (it|localllm) (create|write|leave behind|use)( on my disk| in my home|)
         (where|in which folder|in what directory) (are|does it|does localllm|do you|is) (the|its|store|put|keep|save|cache) (compiled |)(kernels|kernel|cache|cached kernels|cache files|cache folder|compiled code|kernel cache)( stored| cached| kept| saved|)
         (can|may|should) i (delete|remove|clear|clean|empty) the (cache|kernel cache|cached kernels|compiled kernels|cache folder|cache directory)
         (cache folder|cache directory|kernel cache|cached kernels|cache location|where is the cache)
@@ -1054,6 +1141,8 @@ TOPICS: dict[str, Topic] = {
         "On the first start localllm compiles its kernels for your processor, which takes some seconds; later starts "
         "are quick. localllm warmup does it ahead of time.",
         ask="""
+        (the|my) (first|very first) (start|run|launch|answer) (takes|took|was|is|needed) (so long|ages|very long|slow|forever|half a minute|really slow)
+        (what|why) (is it doing|does it do|am i waiting|is there a delay|takes it so long) (at|on|before|during) the (first|very first) (start|run|time)
         why (is|was|does|did) (the|my) (first|very first|initial) (start|run|time|use|answer|call|startup|command) (take|so slow|slow|slower|take so long|need so long|slower than the second|take forever|take longer)
         (what|why) (is|does) (it|localllm|the program) (compile|compiling|compile kernels|compiling something|compile something|building)( at the start| at first| the first time|)
         what (are|does) (kernels|compiling kernels|a kernel|the kernels|compiling) (mean|is|)
@@ -1066,6 +1155,8 @@ TOPICS: dict[str, Topic] = {
         'From Python: import localllm, open a model with localllm.open("model.gguf"), and loop over '
         'model.generate("prompt") or model.chat(messages), which yield pieces of text.',
         ask="""
+        (i am|im) (a python developer|a programmer|writing a python script|writing python code|a developer)(, how do i use localllm|, can i import it|, is there an api|, what do i import)
+        (how|what) (do i|does one) (write|code|import) (to use it|in python|to load a model|to generate text)( in python| from python|)
         (is there|do you have|does it have|does localllm have) (a|an|some) (python|programming|) (api|library|interface|bindings|module|package|sdk)
         (can i|how do i|how can i|how to) (import|use|call|embed|integrate) (localllm|it|this|a model|the model) (in|from|within|into) (python|my python code|a python script|a notebook|jupyter|my own program|my code|my application|my app)
         (python|python api|api|python example|library|python usage|python code|jupyter)
@@ -1091,6 +1182,8 @@ TOPICS: dict[str, Topic] = {
     "unknown": Topic(
         "I do not know about that; I am too small. localllm --help and the README say what is possible.",
         ask="""
+        (can|does|could) (it|localllm|the model|you) (look at|recognize|describe|open|play|hear|record|generate) (an image|images|a photo|pictures|sounds|music|videos|my screen|my voice)
+        (is|will) there (be |)(a|an|some) (graphical interface|window|mobile app|web page|plugin|extension|vscode extension|browser version)
         (can|does|how do|how does|will|could) (it|localllm|i|you|this) (understand|see|read|create|draw|use|process|support|make|show) (images|pictures|photos|video|videos|audio|voice|speech|music|pdfs|screenshots)
         (can|does|how do) (it|localllm|i) (fine-tune|finetune|train|retrain|merge|teach) (a|the|my own|) (model|models|lora|network)
         (does it|can it|how do i|does localllm) (support|use|have|load|offer) (lora|loras|adapters|rag|embeddings|function calling|tools|plugins|agents|vector databases|a web interface|a gui|docker|themes|colors|a config file|speculative decoding|a rest api|multi user mode)
@@ -1119,6 +1212,7 @@ TOPICS: dict[str, Topic] = {
         "I am the guide, a tiny language model that is built into localllm. I know localllm and a little small talk, and "
         "not much else.",
         ask="""
+        (am i|are we) (talking|speaking|chatting) (to|with) (a human|a person|a machine|a robot|an ai|chatgpt|a bot)
         (who|what) are you
         (who|what) (exactly |)(are|is|r) (you|u|this|there|that)( exactly| really| anyway| actually|)
         (what is|whats|tell me) your name
@@ -1141,6 +1235,7 @@ TOPICS: dict[str, Topic] = {
         "I am tiny: about five million parameters in a file of less than 6 MB. For real work load a bigger model with "
         "localllm chat model.gguf.",
         ask="""
+        (what|which) (size|number of parameters) (do you have|has the built-in model|are you)
         how (big|large|small|tiny|heavy|many megabytes) are you
         how many (parameters|weights|layers|billion parameters|neurons|bytes) (do you have|have you|are you|does the built-in model have|does the guide have)
         (what is|whats) your (size|parameter count|file size|number of parameters)
@@ -1454,13 +1549,15 @@ BEFORE = (
     "any idea |hey guide, |oh, |wait, |right, |once again, |first, |by the way, |i am confused, |basically |simply put, |"
     "let me ask: |another question: |hi there, |hi guide, |good day, |thanks. |thank you. |i see. |nice. |"
     "i am working on a {word} project. |i have a {word} computer. |my {word} asked me: |i am writing a {word}. |"
+    "i have a new laptop. |i downloaded a model yesterday. |i am using linux. |i am not a programmer. |i read the readme. |"
+    "i am in a chat. |i just started. |i installed localllm today. |i am a bit lost. |my model is llama. |i tried everything. |"
     "i read about {word}. |i am a {word}. |for my {word}, |yesterday i tried {word}. |)"
 )
 AFTER = (
     "( please| thanks|, please| exactly| again| then| for me|, i am a beginner|, i forgot|, i am confused|, can you help|"
     ", any idea| actually|, just curious| in simple words| by the way|, do you know|, i could not find it| right now|"
     " usually| really| at all| if i may ask| anyway| now| today| my friend|, thank you| pls| somehow| for my {word}|"
-    " with {word}| like {word}| in {word}| or {word}| about {word}|, i want {word}| ok| these days|)"
+    " with {word}| like {word}| in {word}| or {word}| about {word}|, because my {word} is {word}| instead of {word}| when i {word}| while i {word}|, so that i can {word}| and {word}|, i want {word}| ok| these days|)"
 )
 AFTER_LOCALLLM = (
     "( in localllm| with localllm| with this tool| here| on my computer| in the terminal| for localllm| using localllm|"
@@ -1492,3 +1589,18 @@ SYSTEM = (
     "(assistant|guide|ai assistant|chatbot|ai|helper|teacher|{word})(.| named {word}.| that answers questions.|)"
     "(| Answer briefly.| Be polite.| Keep answers short.| Answer in one sentence.| Always be truthful.| Help the user.)"
 )
+
+# Words that stand for anything, so that a question is not recognized by an unknown word alone.
+WORDS = """house table river music garden window school doctor summer winter bridge train bottle paper market kitchen
+football camera sugar mountain island forest castle engine battery money tax camel orange apple shirt shoe baby brother
+sister uncle teacher student lawyer farmer soldier poet actor singer dancer movie theater church temple museum hotel
+airport ship boat bus bicycle road street village town valley desert ocean beach cloud storm planet star galaxy comet
+rocket robot laser magnet crystal diamond gold silver iron copper oxygen hydrogen carbon enzyme protein cell bone blood
+brain heart lung liver skin hair history physics chemistry biology geography grammar essay thesis novel chapter author
+painter sculpture violin guitar piano drum opera ballet tennis golf hockey marathon medal trophy champion league stock
+bond bank loan salary business company startup customer product marketing insurance recipe flour butter cheese salt
+pepper onion garlic tomato potato carrot banana lemon grape wine beer coffee tea juice wedding birthday party holiday
+vacation passport visa embassy election party parliament minister senator law court judge crime police prison army
+weapon peace treaty border refugee culture tradition festival religion myth legend hero dragon wizard ghost vampire
+green small strange old modern famous ancient simple secret happy lonely quickly slowly medical legal financial
+historic travel buy eat drink run jump swim fly teach paint build grow clean wash drive walk read sing"""

@@ -17,7 +17,7 @@ def forward(b, w: Weights):
 def block(b, w: Weights, x, layer: int, rope_factors):
     """One layer: attention, then the feed-forward network, each added to the residual stream."""
     h = b.rms_norm(x, w.attn_norm)
-    q, k, v = b.linear(h, w.attn_q), b.linear(h, w.attn_k), b.linear(h, w.attn_v)
+    q, k, v = b.linear(h, w.attn_q), b.linear(h, w.attn_k, cached=True), b.linear(h, w.attn_v, cached=True)
     q, k = b.rope(q, rope_factors), b.rope(k, rope_factors)
     x = b.add(x, b.linear(b.attend(q, k, v, layer), w.attn_output))
     h = b.rms_norm(x, w.ffn_norm)

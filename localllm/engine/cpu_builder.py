@@ -13,6 +13,7 @@ from localllm.kernels.cpu import GENERIC, PLAIN, SUB_BLOCK
 from localllm.kv_cache import KVCache, reserve
 
 BATCH = 512  # tokens in one run at most
+PRECISE_TOKENS = 128  # up to so many, activations keep 16 bits
 PART_BYTES = 1 << 16  # of weights: what is worth a thread's coming
 SPLITS, FEW_TOKENS, TILE = 16, 8, 64  # as in localllm.kernels.cpu.attention
 
@@ -33,15 +34,17 @@ class Header:
 
 @dataclass
 class Quantized:
-    """Activations as int8, see localllm.kernels.cpu.quantize."""
+    """Activations as integers, see localllm.kernels.cpu.quantize."""
 
-    codes: Buffer
+    high: Buffer
+    low: Buffer
     scales: Buffer
     sums: dict[int, Buffer]  # by sub-block: 32 and 16
+    high_sums: dict[int, Buffer]
 
     @property
     def buffers(self) -> list[Buffer]:
-        return [self.codes, self.scales, *self.sums.values()]
+        return [self.high, self.low, self.scales, *self.sums.values(), *self.high_sums.values()]
 
 
 class CpuBuilder:
@@ -93,7 +96,7 @@ class CpuBuilder:
         self._by_token("rms_norm", arguments, [x], [y], x.outputs_only)
         return y
 
-    def linear(self, x: Buffer, weight: Weight) -> Buffer:
+    def linear(self, x: Buffer, weight: Weight, cached: bool = False) -> Buffer:
         columns = self._check_matrix(weight, x.columns)
         y = self._buffer(weight.shape[0], x.outputs_only)
         name, format = weight.tensor.format.name, weight.tensor.format
@@ -103,7 +106,8 @@ class CpuBuilder:
             q = self._quantize(x)
             scales = -(-columns // SUB_BLOCK[name] // 16) * 64
             self._need_scratch(32 * columns + 64 * scales)
-            arguments += [q.codes, q.scales, q.sums[SUB_BLOCK[name]], y, y.stride, self._scratch, SCRATCH_BYTES]
+            arguments += [q.high, q.low, q.scales, q.sums[SUB_BLOCK[name]], q.high_sums[SUB_BLOCK[name]]]
+            arguments += [y, y.stride, BATCH if cached else PRECISE_TOKENS, self._scratch, SCRATCH_BYTES]
             kernel, reads = f"linear_quantized-{name}", q.buffers
         else:
             self._need_scratch(128 * (columns + 16))
@@ -192,13 +196,13 @@ class CpuBuilder:
         return y
 
     def _quantize(self, x: Buffer) -> Quantized:
-        """x as int8, made once for all the matrices that it meets."""
+        """x as integers, made once for all the matrices that it meets."""
         if x not in self._quantized:
-            sizes = {"codes": 1, "scales": 8, 32: 8, 16: 4}
-            strides = {k: x.columns if k == "codes" else x.columns // (32 if k != 16 else 16) * 4 for k in sizes}
-            codes, scales, sum_32, sum_16 = (Buffer(BATCH, stride) for stride in strides.values())
-            q = self._quantized[x] = Quantized(codes, scales, {32: sum_32, 16: sum_16})
-            arguments = [x, x.stride, x.columns, codes, scales, sum_32, sum_16]
+            scale = x.columns // 32 * 4  # bytes per token
+            high, low, scales, *sums = (Buffer(BATCH, n) for n in (x.columns, x.columns, scale, scale, 2 * scale, scale, 2 * scale))
+            q = Quantized(high, low, scales, {32: sums[0], 16: sums[1]}, {32: sums[2], 16: sums[3]})
+            self._quantized[x] = q
+            arguments = [x, x.stride, x.columns, *q.buffers]
             self._by_token("quantize", arguments, [x], q.buffers, x.outputs_only)
         return self._quantized[x]
 

@@ -36,8 +36,8 @@ class Reference:
         mean = np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True)
         return (x / np.sqrt(mean + self.config.epsilon)).astype(np.float32) * weight.vector()
 
-    def linear(self, x, weight):
-        """x W^T + bias: [tokens, rows of W]."""
+    def linear(self, x, weight, cached=False):
+        """x W^T + bias: [tokens, rows of W]. `cached`: it goes to the KV cache, where every later token sees its error."""
         matrix = self.matrix(weight)
         if x.shape[1] != matrix.shape[1]:
             raise ModelError(f"tensor {weight.name} should have {x.shape[1]} columns, has {matrix.shape[1]}")

@@ -196,6 +196,11 @@ def splat_f32x16(builder, scalar):
     return splat_value(builder, f32x16.llvm, scalar)
 
 
+@operation(i32x16, types.int64)
+def splat_i32x16(builder, scalar):
+    return splat_value(builder, i32x16.llvm, builder.trunc(scalar, I32))
+
+
 @operation(f32x8, types.float32)
 def splat_f32x8(builder, scalar):
     return splat_value(builder, f32x8.llvm, scalar)
@@ -262,6 +267,16 @@ def float_i32x16(builder, value):
 def int_f32x16(builder, value):
     """Towards zero."""
     return builder.fptosi(value, i32x16.llvm)
+
+
+def make_shift_i32(left, amount):
+    """An intrinsic that shifts each lane: left, or right with its sign."""
+
+    def shift(builder, value):
+        counts = ir.Constant(i32x16.llvm, [amount] * 16)
+        return builder.shl(value, counts) if left else builder.ashr(value, counts)
+
+    return operation(i32x16, i32x16)(shift)
 
 
 @operation(u8x16, i32x16)

@@ -1,14 +1,16 @@
-"""y = W x for block-quantized weights and int8 activations.
+"""y = W x for block-quantized weights and activations in two planes of int8 (see quantize.py).
 
 One token (decode): each row of W is read once, in the file's layout, as a stream; memory speed is the limit.
 More tokens (prefill): 16 rows are unpacked once to a tile of bytes that all tokens are multiplied with in registers;
-arithmetic is the limit. Activations come from quantize.py: int8 with one scale per 32.
+arithmetic is the limit. So decode and small batches use both planes of the activations, which is practically exact;
+large batches use the high plane alone, which is what other programs do.
 
-With weight = s * code + m, scale x of the activations q: y = sum over sub-blocks of (s * x) * dot(code, q) + m * (x * sum of q).
+With weight = s * code + m and activation = c * q: y = sum over sub-blocks of s * c * dot(code, q) + m * c * sum(q).
 
 Arguments: 0 address of the token count, 1 weights, 2 bytes per row, 3 rows, 4 columns (a multiple of 64),
-5 activations int8 [tokens, columns], 6 their scales f32 [tokens, columns / 32], 7 scaled sums f32 [tokens,
-columns / sub-block], 8 y f32, 9 bytes between tokens of y, 10 scratch memory, 11 bytes of it per thread.
+5 activations' high plane int8 [tokens, columns], 6 low plane, 7 scales f32 [tokens, columns / 32], 8 sums f32 [tokens,
+columns / sub-block], 9 sums of the high plane, 10 y f32, 11 bytes between tokens of y, 12 most tokens for both planes,
+13 scratch memory, 14 bytes of it per thread.
 """
 
 from localllm.kernels.cpu.quantized_formats import QUANTIZED
@@ -27,6 +29,7 @@ from localllm.kernels.simd import (
     load_i64,
     load_splat_4,
     load_u8x64,
+    make_shift_i32,
     make_shuffle,
     prefetch,
     splat_f32x8,
@@ -48,7 +51,15 @@ AHEAD = 4096  # bytes between the weights in use and those asked for
 # the scales of the sub-blocks of chunk c, each over the lanes that its dot products fall into
 spread_8 = [make_shuffle(f32x16, f32x8, [2 * c] * 8 + [2 * c + 1] * 8) for c in range(4)]
 spread_16 = [make_shuffle(f32x16, f32x16, [4 * c + lane // 4 for lane in range(16)]) for c in range(4)]
+up_8 = make_shift_i32(True, 8)
 each_twice = make_shuffle(f32x16, f32x8, [lane // 2 for lane in range(16)])
+
+
+@device
+def dot_planes(codes, high, low):
+    """Dot products of 64 codes with the activations at two addresses, each of 4."""
+    dots = up_8(dot_u8i8(zero_i32x16(), codes, load_u8x64(high)))
+    return float_i32x16(dot_u8i8(dots, codes, load_u8x64(low)))
 
 
 def make_row_32(format):
@@ -58,7 +69,7 @@ def make_row_32(format):
     spread0, spread1, spread2, spread3 = spread_8
 
     @device
-    def row(w, x, x_scales, x_sums, groups):
+    def row(w, x, x_low, x_scales, x_sums, groups):
         total, least = zero_f32x16(), zero_f32x8()
         for _ in range(groups):
             for line in range(0, group_bytes, 64):
@@ -66,12 +77,12 @@ def make_row_32(format):
             s = scales(w)
             least = fma_f32x8(minimums(w, s), load_f32x8(x_sums), least)
             s = s * load_f32x8(x_scales)
-            zero = zero_i32x16()
-            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes0(w), load_u8x64(x))), spread0(s), total)
-            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes1(w), load_u8x64(x + 64))), spread1(s), total)
-            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes2(w), load_u8x64(x + 128))), spread2(s), total)
-            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes3(w), load_u8x64(x + 192))), spread3(s), total)
-            w, x, x_scales, x_sums = w + group_bytes, x + 256, x_scales + 32, x_sums + 32
+            total = fma_f32x16(dot_planes(codes0(w), x, x_low), spread0(s), total)
+            total = fma_f32x16(dot_planes(codes1(w), x + 64, x_low + 64), spread1(s), total)
+            total = fma_f32x16(dot_planes(codes2(w), x + 128, x_low + 128), spread2(s), total)
+            total = fma_f32x16(dot_planes(codes3(w), x + 192, x_low + 192), spread3(s), total)
+            w, x, x_low = w + group_bytes, x + 256, x_low + 256
+            x_scales, x_sums = x_scales + 32, x_sums + 32
         return sum_f32x16(total) + sum_f32x8(least)
 
     return row
@@ -84,7 +95,7 @@ def make_row_16(format):
     spread0, spread1, spread2, spread3 = spread_16
 
     @device
-    def row(w, x, x_scales, x_sums, groups):
+    def row(w, x, x_low, x_scales, x_sums, groups):
         total, least = zero_f32x16(), zero_f32x16()
         for _ in range(groups):
             for line in range(0, group_bytes, 64):
@@ -92,12 +103,12 @@ def make_row_16(format):
             s = scales(w)
             least = fma_f32x16(minimums(w, s), load_f32x16(x_sums), least)
             s = s * each_twice(load_f32x8(x_scales))
-            zero = zero_i32x16()
-            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes0(w), load_u8x64(x))), spread0(s), total)
-            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes1(w), load_u8x64(x + 64))), spread1(s), total)
-            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes2(w), load_u8x64(x + 128))), spread2(s), total)
-            total = fma_f32x16(float_i32x16(dot_u8i8(zero, codes3(w), load_u8x64(x + 192))), spread3(s), total)
-            w, x, x_scales, x_sums = w + group_bytes, x + 256, x_scales + 32, x_sums + 64
+            total = fma_f32x16(dot_planes(codes0(w), x, x_low), spread0(s), total)
+            total = fma_f32x16(dot_planes(codes1(w), x + 64, x_low + 64), spread1(s), total)
+            total = fma_f32x16(dot_planes(codes2(w), x + 128, x_low + 128), spread2(s), total)
+            total = fma_f32x16(dot_planes(codes3(w), x + 192, x_low + 192), spread3(s), total)
+            w, x, x_low = w + group_bytes, x + 256, x_low + 256
+            x_scales, x_sums = x_scales + 32, x_sums + 64
         return sum_f32x16(total + least)
 
     return row
@@ -106,21 +117,20 @@ def make_row_16(format):
 def make_tail(format):
     """The dot product over the chunks of a row that make no whole group; only formats with blocks of 32 have them."""
     if not format.chunk_bytes:
-        return device(lambda w, x, x_scales, x_sums, chunks: zero_f32x16())
+        return device(lambda w, x, x_low, x_scales, x_sums, chunks: zero_f32x16())
     codes, block_scale, block_minimum = format.codes[0], format.block_scale, format.block_minimum
     chunk_bytes = format.chunk_bytes
 
     @device
-    def tail(w, x, x_scales, x_sums, chunks):
+    def tail(w, x, x_low, x_scales, x_sums, chunks):
         total = zero_f32x16()
         for _ in range(chunks):
             s, t = block_scale(w), block_scale(w + chunk_bytes // 2)
             m = splat_f32x8(block_minimum(w, s) * load_f32(x_sums) / 8)
             n = splat_f32x8(block_minimum(w + chunk_bytes // 2, t) * load_f32(x_sums + 4) / 8)
             scale = concatenate_f32x16(splat_f32x8(s * load_f32(x_scales)), splat_f32x8(t * load_f32(x_scales + 4)))
-            dot = float_i32x16(dot_u8i8(zero_i32x16(), codes(w), load_u8x64(x)))
-            total = fma_f32x16(dot, scale, total + concatenate_f32x16(m, n))
-            w, x, x_scales, x_sums = w + chunk_bytes, x + 64, x_scales + 8, x_sums + 8
+            total = fma_f32x16(dot_planes(codes(w), x, x_low), scale, total + concatenate_f32x16(m, n))
+            w, x, x_low, x_scales, x_sums = w + chunk_bytes, x + 64, x_low + 64, x_scales + 8, x_sums + 8
         return total
 
     return tail
@@ -157,33 +167,42 @@ def make_unpack(format):
     return unpack
 
 
-def make_tile(dots):
+def make_tile(dots, both_planes):
     """16 rows times 8 tokens, with a scale for every 4 * `dots` columns (8: sub-blocks of 32, 4: of 16).
 
     w: bytes [columns / 4][16 rows][4]; s, m: f32 [columns / sub-block][16 rows].
     """
-    sub_block = 4 * dots
+    sub_block, unit = 4 * dots, 1.0 if both_planes else 256.0
 
     @device
-    def tile(w, s, m, x, x_scales, x_sums, columns, y, y_stride):
+    def dots_8(w, x, stride, sums):
+        """One sub-block: 16 rows times 8 tokens that are `stride` bytes apart, added to the integers `sums`."""
+        i0, i1, i2, i3, i4, i5, i6, i7 = sums
+        x1, x2, x3, x4 = x + stride, x + 2 * stride, x + 3 * stride, x + 4 * stride
+        x5, x6, x7 = x + 5 * stride, x + 6 * stride, x + 7 * stride
+        for q in range(dots):
+            v, k = load_u8x64(w + q * 64), q * 4
+            i0 = dot_u8i8(i0, v, load_splat_4(x + k))
+            i1 = dot_u8i8(i1, v, load_splat_4(x1 + k))
+            i2 = dot_u8i8(i2, v, load_splat_4(x2 + k))
+            i3 = dot_u8i8(i3, v, load_splat_4(x3 + k))
+            i4 = dot_u8i8(i4, v, load_splat_4(x4 + k))
+            i5 = dot_u8i8(i5, v, load_splat_4(x5 + k))
+            i6 = dot_u8i8(i6, v, load_splat_4(x6 + k))
+            i7 = dot_u8i8(i7, v, load_splat_4(x7 + k))
+        return i0, i1, i2, i3, i4, i5, i6, i7
+
+    @device
+    def tile(w, s, m, x, low, x_scales, x_sums, columns, y, y_stride):
         t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = zero_f32x16()
         scales, sums = columns // 8, columns // sub_block * 4  # bytes per token
-        x1, x2, x3, x4, x5, x6, x7 = (
-            x + columns, x + 2 * columns, x + 3 * columns, x + 4 * columns, x + 5 * columns, x + 6 * columns, x + 7 * columns,
-        )  # fmt: skip
         for b in range(columns // sub_block):
-            i0 = i1 = i2 = i3 = i4 = i5 = i6 = i7 = zero_i32x16()
-            for q in range(dots):
-                v, k = load_u8x64(w + (b * dots + q) * 64), b * sub_block + q * 4
-                i0 = dot_u8i8(i0, v, load_splat_4(x + k))
-                i1 = dot_u8i8(i1, v, load_splat_4(x1 + k))
-                i2 = dot_u8i8(i2, v, load_splat_4(x2 + k))
-                i3 = dot_u8i8(i3, v, load_splat_4(x3 + k))
-                i4 = dot_u8i8(i4, v, load_splat_4(x4 + k))
-                i5 = dot_u8i8(i5, v, load_splat_4(x5 + k))
-                i6 = dot_u8i8(i6, v, load_splat_4(x6 + k))
-                i7 = dot_u8i8(i7, v, load_splat_4(x7 + k))
-            scale, least = load_f32x16(s + b * 64), load_f32x16(m + b * 64)
+            codes, k = w + b * dots * 64, b * sub_block
+            i0, i1, i2, i3, i4, i5, i6, i7 = dots_8(codes, x + k, columns, zeros_8())
+            if both_planes:
+                i0, i1, i2, i3, i4, i5, i6, i7 = up_8(i0), up_8(i1), up_8(i2), up_8(i3), up_8(i4), up_8(i5), up_8(i6), up_8(i7)
+                i0, i1, i2, i3, i4, i5, i6, i7 = dots_8(codes, low + k, columns, (i0, i1, i2, i3, i4, i5, i6, i7))
+            scale, least = load_f32x16(s + b * 64) * splat_f32x16(unit), load_f32x16(m + b * 64)
             c, d = x_scales + b * sub_block // 32 * 4, x_sums + b * 4
             t0 = scaled(t0, i0, scale, least, c, d)
             t1 = scaled(t1, i1, scale, least, c + scales, d + sums)
@@ -206,6 +225,13 @@ def make_tile(dots):
 
 
 @device
+def zeros_8():
+    """Eight vectors of zeros."""
+    zero = zero_i32x16()
+    return zero, zero, zero, zero, zero, zero, zero, zero
+
+
+@device
 def scaled(total, dots, scale, least, x_scale, x_sum):
     """total + dots * (scale * x_scale) + least * x_sum; the last two are addresses."""
     total = fma_f32x16(least, splat_f32x16(load_f32(x_sum)), total)
@@ -224,20 +250,21 @@ def make(format_name):
     """The kernel for one format."""
     format = QUANTIZED[format_name]
     row = make_row_32(format) if format.sub_block == 32 else make_row_16(format)
-    tail, unpack, tile = make_tail(format), make_unpack(format), make_tile(format.sub_block // 4)
+    tail, unpack = make_tail(format), make_unpack(format)
+    precise_tile, fast_tile = make_tile(format.sub_block // 4, True), make_tile(format.sub_block // 4, False)
     sub_block, group_bytes = format.sub_block, format.group_bytes
 
     @device
     def decode(a, first, last):
-        row_bytes, columns, y = argument(a, 2), argument(a, 4), argument(a, 8)
-        x, x_scales, x_sums = argument(a, 5), argument(a, 6), argument(a, 7)
+        row_bytes, columns, y = argument(a, 2), argument(a, 4), argument(a, 10)
+        x, x_low, x_scales, x_sums = argument(a, 5), argument(a, 6), argument(a, 7), argument(a, 8)
         groups, chunks, w = columns // 256, columns % 256 // 64, argument(a, 1) + first * row_bytes
+        done, skip = groups * 256, groups * 32
         for r in range(first, last):
-            value = row(w, x, x_scales, x_sums, groups)
+            value = row(w, x, x_low, x_scales, x_sums, groups)
             if chunks:
-                skip = groups * 32
-                rest = tail(w + groups * group_bytes, x + groups * 256, x_scales + skip, x_sums + skip, chunks)
-                value += sum_f32x16(rest)
+                rest = w + groups * group_bytes
+                value += sum_f32x16(tail(rest, x + done, x_low + done, x_scales + skip, x_sums + skip, chunks))
             store_f32(y + r * 4, value)
             w += row_bytes
 
@@ -245,9 +272,11 @@ def make(format_name):
     def prefill(a, first, last, tokens, scratch):
         """Tiles `first` to `last`. Scratch: codes and scales as rows, then the tile and its scales."""
         rows, columns, row_bytes = argument(a, 3), argument(a, 4), argument(a, 2)
-        x, x_scales, x_sums, y, y_stride = (
-            argument(a, 5), argument(a, 6), argument(a, 7), argument(a, 8), argument(a, 9)
+        x, x_low, x_scales, y, y_stride = (
+            argument(a, 5), argument(a, 6), argument(a, 7), argument(a, 10), argument(a, 11)
         )  # fmt: skip
+        both_planes = tokens <= argument(a, 12)
+        x_sums = argument(a, 8) if both_planes else argument(a, 9)
         scales, stride = columns // sub_block, (columns // sub_block + 15) // 16 * 64
         codes_rows, s_rows = scratch, scratch + 16 * columns
         m_rows, w_tile = s_rows + 16 * stride, s_rows + 32 * stride
@@ -261,10 +290,12 @@ def make(format_name):
             transpose_words(s_rows, scales, s_tile)
             transpose_words(m_rows, scales, m_tile)
             for i in range(0, tokens, 8):
-                tile(
-                    w_tile, s_tile, m_tile, x + i * columns, x_scales + i * columns // 8,
-                    x_sums + i * scales * 4, columns, y + t * 64 + i * y_stride, y_stride,
-                )  # fmt: skip
+                c, d, target = x_scales + i * columns // 8, x_sums + i * scales * 4, y + t * 64 + i * y_stride
+                high, low = x + i * columns, x_low + i * columns
+                if both_planes:
+                    precise_tile(w_tile, s_tile, m_tile, high, low, c, d, columns, target, y_stride)
+                else:
+                    fast_tile(w_tile, s_tile, m_tile, high, low, c, d, columns, target, y_stride)
 
     @kernel
     def linear(a, part, parts, thread):
@@ -272,7 +303,7 @@ def make(format_name):
         if tokens == 1:
             decode(a, rows * part // parts, rows * (part + 1) // parts)
         elif tokens > 1:
-            tiles, scratch = (rows + 15) // 16, argument(a, 10) + thread * argument(a, 11)
+            tiles, scratch = (rows + 15) // 16, argument(a, 13) + thread * argument(a, 14)
             prefill(a, tiles * part // parts, tiles * (part + 1) // parts, tokens, scratch)
 
     return linear

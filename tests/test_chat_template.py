@@ -1,0 +1,227 @@
+"""Templates: what they find, what becomes of a system message, what is refused, and every released one."""
+
+import subprocess
+import sys
+import time
+from datetime import datetime
+from types import SimpleNamespace
+
+import pytest
+
+from localllm import template_sandbox
+from localllm.chat_template import CHATML, PLAIN, ChatTemplate
+from localllm.errors import ModelError
+from localllm.tokenizer import Tokenizer
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": "Hi"}
+ASSISTANT = {"role": "assistant", "content": "Hello"}
+TURNS = "{% for message in messages %}[{{ message.role }}:{{ message.content }}]{% endfor %}"
+
+
+def render(source: str, *messages: dict, **variables) -> str:
+    return ChatTemplate(source, "<s>", "</s>").render(messages or [USER], **variables)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ bos_token }}{{ messages[0]['content'] }}{{ eos_token }}", "<s>Hi</s>"),
+        ("{% if add_generation_prompt %}go{% endif %}", "go"),
+        ("{{ tools is defined }}{{ x is defined }}", "FalseFalse"),
+        ("{{ strftime_now('%Y') }}", str(datetime.now().year)),
+        ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
+        ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
+        ("{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}"
+         "{% endfor %}", "02"),
+        ("{% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "3"),
+        ("{% macro twice(x) %}{{ x ~ x }}{% endmacro %}{{ twice('a') ~ 1 ~ none }}", "aa1None"),
+        ("  {% if true %}\n a\n  {% endif %}\n b\n", " a\n b"),
+        ("{% generation %}{{ messages[0].content.upper() }}{% endgeneration %}", "HI"),
+        ("{{ 'a,b'.split(',')[1].strip().startswith('b') }}", "True"),
+        ("{% for k, v in {'x': 2}.items() %}{{ k }}{{ v * 2 }}{% endfor %}", "x4"),
+        ("{% for m in messages recursive %}{{ loop.first }}{% else %}none{% endfor %}", "True"),
+        ("{{ '-' * 3 + 'x' }}{{ 7 % 4 }}{{ 2 ** 3 }}", "---x38"),
+        ("{{ '%05.1f|%s' % (2.5, 'x') }}{{ '%s' | format(7) }}{{ 99999 * 99999 }}", "002.5|x79999800001"),
+    ],
+)  # fmt: skip
+def test_what_templates_expect(source: str, text: str):
+    assert render(source) == text
+
+
+def test_variables_reach_the_template():
+    assert render("{% if enable_thinking %}think{% endif %}", enable_thinking=True) == "think"
+    assert render("{{ add_generation_prompt }}", add_generation_prompt=False) == "False"
+
+
+def test_a_refused_system_message_goes_to_the_user():
+    source = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TURNS
+    assert render(source, SYSTEM, USER, ASSISTANT) == "[user:Be brief.\n\nHi][assistant:Hello]"
+    with pytest.raises(ModelError, match="refuses the conversation in line 1: no system"):
+        render(source, SYSTEM)
+
+
+def test_a_dropped_system_message_goes_to_the_user():
+    source = "{% for m in messages if m.role != 'system' %}[{{ m.content }}]{% endfor %}"
+    assert render(source, SYSTEM, USER) == "[Be brief.\n\nHi]"
+    assert render(source, USER) == "[Hi]"
+
+
+def test_a_kept_system_message_stays():
+    assert render(TURNS, SYSTEM, USER) == "[system:Be brief.][user:Hi]"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "a\n{{ raise_exception('roles\nmust\x1b alternate') }}",
+            r"refuses the conversation in line 2: roles must� alt",
+        ),
+        ("a\n\n{{ messages[0].content.nothing.more }}", "fails in line 3: .* has no attribute 'nothing'"),
+        ("{{ 1 / 0 }}", "fails in line 1: division by zero"),
+        ("{{ none * 2 }}", "fails in line 1: unsupported operand type"),
+        ("{{ undefined_function() }}", "fails in line 1: 'undefined_function' is undefined"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails in line 1: maximum recursion depth"),
+    ],
+)
+def test_failures_name_line_and_reason(source: str, message: str):
+    with pytest.raises(ModelError, match=f"^the chat template {message}") as caught:
+        render(source)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("a\n{% if %}", "invalid in line 2: Expected an expression"),
+        ("{% nonsense %}", "invalid in line 1: Encountered unknown tag 'nonsense'"),
+        ("{% include 'x' %}" + "{{ " + "(" * 5000, "invalid"),
+    ],
+)
+def test_invalid_templates_are_refused_at_once(source: str, message: str):
+    with pytest.raises(ModelError, match=f"^the chat template is {message}"):
+        ChatTemplate(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='system') }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}{{ os.name }}",
+        "{{ (messages | map(attribute='__class__') | list)[0].__name__ }}",
+    ],
+)
+def test_the_sandbox_refuses(source: str):
+    with pytest.raises(ModelError, match=r"the chat template fails in line 1|unsafe"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ messages | attr('__class__') }}",
+    ],
+)
+def test_the_sandbox_shows_nothing(source: str):
+    try:
+        assert render(source) == ""
+    except ModelError as error:
+        assert "unsafe" in str(error)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for i in range(1000) %}{{ 'x' * 1000000 }}{% endfor %}",
+        "{{ 'x' * 1000000000000 }}",
+        "{{ [1] * 1000000000 }}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{{ 'x'.ljust(1000000000000) }}",
+        "{{ 'x' | center(1000000000000) }}",
+        "{{ '%1000000000000d' % 1 }}",
+        "{{ '%1000000000000d' | format(1) }}",
+        "{{ '{:1000000000000}'.format(1) }}",
+        "{{ range(1000000) }}",
+        "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    ],
+)
+def test_hostile_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(template_sandbox, "SECONDS", 0.3)
+    started = time.monotonic()
+    with pytest.raises(ModelError, match=r"the chat template (was stopped|fails)"):
+        render(source)
+    assert time.monotonic() - started < 3
+
+
+def test_fallbacks():
+    def of(*pieces: str, template: str | None = None) -> ChatTemplate:
+        tokenizer = SimpleNamespace(pieces=[*pieces], bos_id=None, eos_id=0, chat_template=template)
+        return ChatTemplate.of(tokenizer)
+
+    assert of("<|im_start|>").source == CHATML
+    assert of("a").source == PLAIN
+    assert of("a", template="x{{ eos_token }}{{ bos_token }}y").render([USER]) == "xay"
+    assert of("<|im_start|>").render([SYSTEM, USER]) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    text = "Be brief.\n\nUser: Hi\nAssistant: Hello\nUser: Hi\n"
+    assert of("a").render([SYSTEM, USER, ASSISTANT, USER]) == text + "Assistant:"
+    assert of("a").render([SYSTEM, USER, ASSISTANT, USER], add_generation_prompt=False) == text
+
+
+def test_every_released_template_renders(shared):
+    paths = sorted((shared / "templates").glob("*.jinja"))
+    assert len(paths) == 47
+    for path in paths:
+        template = ChatTemplate(path.read_text(), "<s>", "</s>")
+        for messages in ([USER], [SYSTEM, USER], [USER, ASSISTANT, USER]):
+            text = template.render(messages)
+            assert all(message["content"] in text for message in messages), path.name
+
+
+LLAMA = (
+    "<s><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: 1 May 2026\n\n"
+    "Be brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("meta-llama-Llama-3.2-3B-Instruct", LLAMA),
+        ("google-gemma-2-2b-it", "<s><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\n"),
+        ("mistralai-Mistral-Nemo-Instruct-2407", "<s>[INST]Be brief.\n\nHi[/INST]"),
+        ("Qwen-Qwen2.5-7B-Instruct", CHATML),
+    ],
+)
+def test_well_known_templates(shared, name: str, text: str):
+    template = ChatTemplate((shared / "templates" / f"{name}.jinja").read_text(), "<s>", "</s>")
+    expected = ChatTemplate(CHATML).render([SYSTEM, USER]) if text is CHATML else text
+    assert template.render([SYSTEM, USER], date_string="1 May 2026") == expected
+
+
+def test_the_real_models_template(shared):
+    tokenizer = Tokenizer.from_file(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
+    assert ChatTemplate.of(tokenizer).render([USER]) == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_importing_the_tokenizer_does_not_import_jinja():
+    program = "import sys, localllm.tokenizer; print('jinja2' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"

@@ -1,0 +1,408 @@
+"""Text to ids and back: llama.cpp's own test vectors, the real model's prompts, naive twins, and hostile metadata."""
+
+import json
+import random
+import struct
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localllm.errors import ModelError, UsageError
+from localllm.pretokenizers import PRETOKENIZERS
+from localllm.subwords import _regular_expressions, merge
+from localllm.tokenizer import Tokenizer
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+VOCABULARIES = ["deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "starcoder"]
+
+# GPT-2's characters for the bytes 0 to 255: the tokens 0 to 255 of every byte-level vocabulary here.
+PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
+BYTE_PIECES = [chr(byte if byte in PRINTABLE else 256 + OTHERS.index(byte)) for byte in range(256)]
+
+
+def byte_level(merges=(), special=(), **metadata) -> dict:
+    """Metadata of a byte-level vocabulary: 256 bytes, what the merges make, then (text, type) special tokens."""
+    made = [merge.replace(" ", "", 1) for merge in merges]
+    types = [NORMAL] * (256 + len(made)) + [kind for _, kind in special]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": BYTE_PIECES + made + [text for text, _ in special],
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.merges": list(merges),
+    } | {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+
+
+def sentence_piece(scores: dict[str, float], special=(), **metadata) -> dict:
+    """Metadata of a SentencePiece vocabulary: <unk> <s> </s>, 256 bytes, scored pieces, then (text, type) tokens."""
+    pieces = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)] + list(scores)
+    types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(scores) + [kind for _, kind in special]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": pieces + [text for text, _ in special],
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.scores": np.array([0.0] * 259 + list(scores.values()) + [-1000.0] * len(special), np.float32),
+    } | {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+
+
+def pieces_of(tokenizer: Tokenizer, text: str, **options) -> list[str]:
+    return [tokenizer.pieces[token] for token in tokenizer.encode(text, **options)]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(shared):
+    """Tokenizer of a shared vocabulary by name, each read once."""
+    read: dict[str, Tokenizer] = {}
+
+    def get(name: str) -> Tokenizer:
+        if name not in read:
+            read[name] = Tokenizer.from_file(shared / "vocabs" / f"ggml-vocab-{name}.gguf")
+        return read[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_llama_cpp_vectors(shared, vocabulary, name: str):
+    path = shared / "vocabs" / f"ggml-vocab-{name}.gguf.inp"
+    texts = path.read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    lines = path.with_suffix(".out").read_text().splitlines()
+    assert len(lines) == len(texts) - 1 == 46
+    tokenizer = vocabulary(name)
+    for text, line in zip(texts, lines, strict=False):
+        ids = tokenizer.encode(text)
+        assert ids == [int(token) for token in line.split()], text
+        assert tokenizer.decode(ids) == text
+        stream = tokenizer.stream()
+        assert "".join([stream.push(token) for token in ids]) + stream.flush() == text
+
+
+@pytest.mark.parametrize(
+    ("name", "adds_bos", "bos_id", "eos_id", "end_ids"),
+    [
+        ("llama-bpe", True, 128000, 128001, {128001, 128009}),
+        ("llama-spm", True, 1, 2, {2}),
+        ("phi-3", True, 1, 32000, {2, 32000, 32007}),
+        ("qwen2", False, 151643, 151643, {151643, 151645}),
+        ("gpt-2", False, 50256, 50256, {50256}),
+    ],
+)
+def test_special_tokens_of_real_vocabularies(vocabulary, name, adds_bos, bos_id, eos_id, end_ids):
+    tokenizer = vocabulary(name)
+    found = tokenizer.adds_bos, tokenizer.bos_id, tokenizer.eos_id, tokenizer.end_ids, tokenizer.warning
+    assert found == (adds_bos, bos_id, eos_id, end_ids, None)
+
+
+def test_the_real_models_prompts(shared):
+    tokenizer = Tokenizer.from_file(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
+    for prompt in json.loads((shared / "goldens" / "smollm2.json").read_text())["prompts"]:
+        assert tokenizer.encode(prompt["prompt"], special=True, bos=True) == prompt["tokens"]
+        assert tokenizer.decode(prompt["tokens"], special=True) == prompt["prompt"]
+        assert tokenizer.decode(prompt["greedy"], special=True) == prompt["text"]
+    assert tokenizer.end_ids >= {0, 2}
+    assert tokenizer.chat_template.startswith("{% for message in messages %}")
+
+
+@pytest.mark.parametrize("name", ["llama-bpe", "llama-spm"])
+def test_a_megabyte_from_several_threads(shared, vocabulary, name: str):
+    text = (shared / "text" / "tinyshakespeare.txt").read_text()
+    tokenizer = vocabulary(name)
+    parts = [text[:200_000], text[100_000:300_000], text[:200_000]]
+    with ThreadPoolExecutor() as pool:
+        ids = list(pool.map(tokenizer.encode, parts))
+    assert ids[0] == ids[2]
+    assert [tokenizer.decode(part) for part in ids] == parts
+
+
+def test_phi_3_strips_white_space_after_special_tokens(vocabulary):
+    tokenizer = vocabulary("phi-3")
+    assert tokenizer.encode("<|user|>\n Hi<|end|>\n", special=True) == [32010, 6324, 32007]
+    assert tokenizer.encode("<s>\n", special=True) == [1, 29871, 13]  # not after <s>
+
+
+def naive_merge(symbols: list[str], ranks: dict[str, float], joint: str) -> list[str]:
+    """The definition: look through all pairs for every single step."""
+    while True:
+        pairs = [(ranks.get(a + joint + b), at) for at, (a, b) in enumerate(pairwise(symbols))]
+        possible = [pair for pair in pairs if pair[0] is not None]
+        if not possible:
+            return symbols
+        at = min(possible)[1]
+        symbols = [*symbols[:at], symbols[at] + symbols[at + 1], *symbols[at + 2 :]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("joint", ["", " "])
+def test_merge_is_the_naive_merge(seed: int, joint: str):
+    rng = random.Random(seed)
+    pieces = ["".join(rng.choices("ab▁", k=rng.randint(1, 5))) for _ in range(40)]
+    ranks = {joint.join(cut): rng.randint(0, 9) for piece in pieces if len(piece) > 1 for cut in cuts(piece)}
+    for _ in range(50):
+        symbols = rng.choices("ab▁c", k=rng.randint(0, 40))
+        assert merge(list(symbols), ranks, joint) == naive_merge(symbols, ranks, joint)
+
+
+def cuts(piece: str) -> list[tuple[str, str]]:
+    return [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sentence_piece_word_by_word_is_the_naive_merge_of_all(seed: int):
+    rng = random.Random(seed)
+    pieces = {"".join(rng.choices("aab▁", k=rng.randint(1, 5))) for _ in range(30)} | set("ab▁")
+    scores = {piece: float(-rng.randint(0, 9)) for piece in sorted(pieces)}
+    tokenizer = Tokenizer.from_metadata(sentence_piece(scores))
+    ranks = {piece: -score for piece, score in zip(tokenizer.pieces, [0.0] * 259 + [*scores.values()], strict=True)}
+    for _ in range(30):
+        text = "".join(rng.choices("aab  ", k=rng.randint(1, 40)))
+        assert pieces_of(tokenizer, text) == naive_merge(list("▁" + text.replace(" ", "▁")), ranks, "")
+
+
+def test_sentence_piece_takes_bytes_for_unknown_characters():
+    tokenizer = Tokenizer.from_metadata(sentence_piece({"▁": -1.0, "a": -2.0}))
+    assert pieces_of(tokenizer, "aé") == ["▁", "a", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(tokenizer.encode("aé\n\0")) == "aé\n\0"
+
+
+def test_sentence_piece_without_bytes_takes_the_unknown_token():
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "▁", "a"],
+        "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL, NORMAL, NORMAL],
+    }
+    assert Tokenizer.from_metadata(metadata).encode("aé") == [3, 4, 0]
+
+
+def test_space_prefix():
+    scores = {"▁": -1.0, "a": -2.0, "▁a": -0.5}
+    tokenizer = Tokenizer.from_metadata(sentence_piece(scores))
+    assert pieces_of(tokenizer, "a<s>a", special=True) == ["▁a", "<s>", "▁a"]
+    assert pieces_of(tokenizer, "") == []
+    assert tokenizer.decode(tokenizer.encode(" a a", bos=True)) == " a a"
+    stream = tokenizer.stream(continued=True)
+    assert stream.push(tokenizer.encode("a")[0]) == " a"
+    tokenizer = Tokenizer.from_metadata(sentence_piece(scores, add_space_prefix=False))
+    assert pieces_of(tokenizer, "a") == ["a"]
+    assert tokenizer.decode(tokenizer.encode(" a")) == " a"
+
+
+def test_gemma_4_merges_over_marked_spaces():
+    pieces = ["<pad>", "<bos>", "▁", "a", "b", "▁a", "\n", "\n\n", "<0xC3>", "<0xA9>", "<|tool_response>", "</s>"]
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.token_type": [CONTROL, CONTROL, *[NORMAL] * 6, BYTE, BYTE, CONTROL, USER_DEFINED],
+        "tokenizer.ggml.merges": ["▁ a"],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert pieces_of(tokenizer, "a ab\n\né", bos=True) == ["<bos>", "a", "▁a", "b", "\n\n", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(tokenizer.encode("a ab\n\né")) == "a ab\n\né"
+    assert tokenizer.end_ids == {10}
+
+
+@pytest.mark.parametrize(("ignore", "expected"), [("llama-bpe", ["abc"]), ("gpt-2", ["ab", "c"])])
+def test_ignore_merges(ignore: str, expected: list[str]):
+    metadata = byte_level(["a b", "x y"], [("abc", NORMAL)], pre=ignore)
+    assert pieces_of(Tokenizer.from_metadata(metadata), "abc") == expected
+
+
+def test_special_tokens_are_parsed_only_on_request():
+    special = [("<|a|>", CONTROL), ("<|a|>b", CONTROL), ("<user>", USER_DEFINED), ("<odd>", UNKNOWN)]
+    tokenizer = Tokenizer.from_metadata(byte_level(special=special))
+    text = "x<|a|><|a|>by<user><odd>"
+    assert pieces_of(tokenizer, text, special=True) == ["x", "<|a|>", "<|a|>b", "y", "<user>", "<odd>"]
+    assert pieces_of(tokenizer, text) == [*"x<|a|><|a|>by", "<user>", *"<odd>"]
+    ids = tokenizer.encode(text, special=True)
+    assert tokenizer.decode(ids) == "xy<user>"
+    assert tokenizer.decode(ids, special=True) == text
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_bos_comes_once_and_only_if_the_file_asks():
+    special = [("<s>", CONTROL)]
+    asking = Tokenizer.from_metadata(byte_level(special=special, bos_token_id=256, add_bos_token=True))
+    assert asking.encode("a", bos=True) == [256, 97]
+    assert asking.encode("a") == [97]
+    assert asking.encode("", bos=True) == [256]
+    assert asking.encode("<s>a", special=True, bos=True) == [256, 97]
+    assert asking.encode("<s>", bos=True)[:2] == [256, ord("<")]
+    assert not Tokenizer.from_metadata(byte_level(special=special, bos_token_id=256)).adds_bos
+    assert Tokenizer.from_metadata(byte_level(special=special, bos_token_id=256, pre="llama-bpe")).adds_bos
+    assert Tokenizer.from_metadata(byte_level(special=special, pre="llama-bpe")).bos_id is None
+    assert not Tokenizer.from_metadata(byte_level(special=special, bos_token_id=0xFFFFFFFF)).adds_bos
+
+
+def test_end_tokens():
+    special = [("<|im_end|>", USER_DEFINED), ("<|end|>", CONTROL), ("<end>", CONTROL), ("</s>", NORMAL)]
+    tokenizer = Tokenizer.from_metadata(byte_level(special=special, eos_token_id=3, eot_token_id=258))
+    assert tokenizer.end_ids == {3, 256, 257, 258}
+    assert tokenizer.decode([256, 259]) == "</s>"  # an end token is a control token, whatever the file says
+    harmony = [("<|return|>", CONTROL), ("<|call|>", CONTROL), ("<|end|>", CONTROL), ("<|channel|>", CONTROL)]
+    tokenizer = Tokenizer.from_metadata(byte_level(special=harmony))
+    assert tokenizer.end_ids == {256, 257}
+    assert tokenizer.decode([256, 258, 259]) == "<|end|><|channel|>"
+
+
+def test_streaming_never_gives_half_a_character():
+    tokenizer = Tokenizer.from_metadata(byte_level())
+    text = "é 👩‍👩‍👧 中"
+    stream = tokenizer.stream()
+    pushed = [stream.push(token) for token in tokenizer.encode(text)]
+    assert "".join(pushed) == text
+    assert set(pushed) == {"", *text}
+    assert stream.flush() == ""
+
+
+def test_streaming_replaces_what_is_no_character():
+    tokenizer = Tokenizer.from_metadata(byte_level())
+    ids = list(b"a\xff\xc3b\xf0\x9f\x99")
+    stream = tokenizer.stream()
+    assert [stream.push(token) for token in ids] == ["a", "�", "", "�b", "", "", ""]
+    assert stream.flush() == "�"
+    assert tokenizer.decode(ids) == "a��b�"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_streams_join_to_decode(seed: int):
+    rng = random.Random(seed)
+    for metadata in (byte_level(["a b"], [("<|x|>", CONTROL)]), sentence_piece({"▁": 0.0, "▁a": 0.0})):
+        tokenizer = Tokenizer.from_metadata(metadata)
+        ids = rng.choices(range(tokenizer.vocab_size), k=200)
+        data = b"".join(tokenizer.token_bytes(token) for token in ids)
+        prefix = b" " if tokenizer.encode("a")[0] != ord("a") else b""
+        stream = tokenizer.stream()
+        streamed = "".join([stream.push(token) for token in ids]) + stream.flush()
+        assert streamed == tokenizer.decode(ids) == data.removeprefix(prefix).decode(errors="replace")
+
+
+def test_surrogates_and_null_characters():
+    for metadata in (byte_level(), sentence_piece({"▁": 0.0})):
+        tokenizer = Tokenizer.from_metadata(metadata)
+        assert tokenizer.decode(tokenizer.encode("a\0\ud83d\ude00\udc00b")) == "a\0😀�b"
+
+
+def test_unknown_ids_are_refused():
+    tokenizer = Tokenizer.from_metadata(byte_level())
+    for token in (-1, 256):
+        with pytest.raises(UsageError, match="does not exist: the vocabulary has 256 tokens"):
+            tokenizer.decode([token])
+
+
+def test_an_unknown_pretokenizer_warns_and_uses_the_default():
+    metadata = byte_level(pre="of-tomorrow")
+    assert "'of-tomorrow'" in Tokenizer.from_metadata(metadata).warning
+    del metadata["tokenizer.ggml.pre"]
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert "missing" in tokenizer.warning
+    assert tokenizer.decode(tokenizer.encode("I've 1234")) == "I've 1234"
+
+
+TEXT = "I've 1234567 HelloWorld naïveÉtat 中文かな\n\n  x=3.14;\tdon'T   'RE ÄÖ　。！\r\n "
+
+
+@pytest.mark.parametrize("name", PRETOKENIZERS)
+def test_every_pretokenizer_keeps_the_text(name: str):
+    words = [word for word, _ in _regular_expressions(PRETOKENIZERS[name].patterns)(TEXT)]
+    assert "".join(words) == TEXT
+    assert len(words) > 4
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("gpt-2", "I've 123  x", ["I", "'ve", " 123", " ", " x"]),
+        ("llama-bpe", "I'VE 1234  x\n", ["I", "'VE", " ", "123", "4", " ", " x", "\n"]),
+        ("qwen2", "x 12!\n", ["x", " ", "1", "2", "!\n"]),
+        ("qwen35", "nai\u0308ve", ["nai\u0308ve"]),
+        ("qwen2", "nai\u0308ve", ["nai", "\u0308ve"]),
+        ("starcoder", "x12 ", ["x", "1", "2", " "]),
+        ("gpt-4o", "HelloWorld's ÉtatÉtat", ["Hello", "World's", " État", "État"]),
+        ("tekken", "HelloWorld's 12", ["Hello", "World", "'s", " ", "1", "2"]),
+        ("deepseek-v3", "ab中文1234 c", ["ab", "中文", "123", "4", " c"]),
+        ("deepseek-llm", "a\u3000。中", ["a", "\u3000。", "中"]),
+        ("kimi-k2", "ab中文CdEf", ["ab", "中文", "Cd", "Ef"]),
+        ("superbpe", "a 1234567", ["a ", "1", "234", "567"]),
+        ("afmoe", "12345 x", ["12", "345", " x"]),
+        ("tiny_aya", "12345", ["12", "345"]),
+        ("bloom", "a b, c", ["a", " b", ",", " c"]),
+        ("gemma4", "a b\n\nc", ["a b", "\n\n", "c"]),
+    ],
+)
+def test_pretokenizers(name: str, text: str, words: list[str]):
+    assert [word for word, _ in _regular_expressions(PRETOKENIZERS[name].patterns)(text)] == words
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "bert"}, r"\(bert, WordPiece\) is not supported"),
+        ({"model": "t5"}, r"\(t5, Unigram\) is not supported"),
+        ({"model": "new\nkind"}, r"found 'new\\nkind'"),
+        ({"model": None}, "expected gpt2, llama or gemma4, found 'None'"),
+        ({"tokens": None}, "tokens: expected an array of strings, found NoneType"),
+        ({"tokens": []}, "tokens: expected an array of strings"),
+        ({"tokens": np.arange(4)}, "tokens: expected an array of strings, found ndarray"),
+        ({"tokens": [*BYTE_PIECES[:-1], "A"]}, "token 65 and token 255 are both 'A'"),
+        ({"token_type": np.ones(255, np.int32)}, "token_type: expected 256 numbers, one for every token, found 255"),
+        ({"token_type": np.ones(256, np.float32)}, "token_type: expected an array of numbers"),
+        ({"token_type": 1}, "token_type: expected an array of numbers"),
+        ({"token_type": np.full(256, BYTE)}, "token 0: expected a byte such as <0x0A>"),
+        ({"merges": None}, "merges: expected an array of strings"),
+        ({"merges": ["a b", "ab"]}, "merges: entry 1: expected two pieces with a space, found 'ab'"),
+        ({"bos_token_id": 256}, "bos_token_id: expected an id below 256, found 256"),
+        ({"eos_token_id": -2}, "eos_token_id: expected an id below 256, found -2"),
+        ({"eot_token_id": 1.5}, "eot_token_id: expected an id below 256, found 1.5"),
+        ({"fim_pad_token_id": True}, "fim_pad_token_id: expected an id below 256, found True"),
+        ({"add_bos_token": True}, "add_bos_token is true, but tokenizer.ggml.bos_token_id is not set"),
+        ({"model": "llama", "scores": np.zeros(3)}, "scores: expected 256 numbers, one for every token, found 3"),
+        ({"model": "llama", "scores": np.full(256, np.nan)}, "scores: expected numbers, found NaN for token 0"),
+    ],
+)
+def test_hostile_metadata_is_refused_in_one_line(changes: dict, message: str):
+    metadata = byte_level() | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    with pytest.raises(ModelError, match=message) as caught:
+        Tokenizer.from_metadata(metadata)
+    assert "\n" not in str(caught.value)
+
+
+def test_merges_and_words_that_make_no_token_do_no_harm():
+    metadata = byte_level()
+    metadata["tokenizer.ggml.merges"] = ["a b", "a b", " ", "ab c"]
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
+    metadata["tokenizer.ggml.tokens"] = BYTE_PIECES[:64]
+    metadata["tokenizer.ggml.token_type"] = [NORMAL] * 64
+    assert Tokenizer.from_metadata(metadata).encode("a!") == [ord("!")]
+
+
+def test_from_file_reads_a_vocabulary_without_tensors(tmp_path: Path):
+    def string(text: str) -> bytes:
+        return struct.pack("<Q", len(text.encode())) + text.encode()
+
+    def strings(texts: list[str]) -> bytes:
+        return struct.pack("<IIQ", 9, 8, len(texts)) + b"".join(map(string, texts))
+
+    entries = [
+        string("tokenizer.ggml.model") + struct.pack("<I", 8) + string("gpt2"),
+        string("tokenizer.ggml.pre") + struct.pack("<I", 8) + string("gpt-2"),
+        string("tokenizer.ggml.tokens") + strings([*BYTE_PIECES, "ab"]),
+        string("tokenizer.ggml.merges") + strings(["a b"]),
+    ]
+    path = tmp_path / "vocabulary.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + b"".join(entries))
+    tokenizer = Tokenizer.from_file(path)
+    assert tokenizer.encode("abc") == [256, ord("c")]
+
+
+def test_importing_the_tokenizer_is_light():
+    program = "import sys, localllm.tokenizer; print(sorted({'jinja2', 'numba', 'tokenizers'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
