@@ -165,8 +165,8 @@ def open_split(path: str, named: Part, count: int) -> Part:
     """The model in `count` files of which `named`, at `path`, is one: the first's metadata, the tensors of all."""
     match = SPLIT_NAME.fullmatch(path)
     if not match or int(match["count"]) != count or not 1 <= int(match["number"]) <= count:
-        expected = f"expected a name that ends in -NNNNN-of-{count:05d}.gguf"
-        raise refusal(path, f"split.count: this is one of the {count} files of a split model; {expected}")
+        ending = f"expected a name that ends in -NNNNN-of-{count:05d}.gguf"
+        raise refusal(path, f"split.count: this is one of the {count} files of a split model; {ending}")
     parts = []
     for number in range(count):
         name = f"{match['stem']}-{number + 1:05d}-of-{count:05d}.gguf"

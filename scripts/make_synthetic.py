@@ -12,14 +12,14 @@ import argparse
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import gguf
 import numpy as np
 from gguf.constants import GGMLQuantizationType, LlamaFileType
+from synthetic_blocks import PLAIN, random_matrix
 
 from quant.formats import BY_NAME, Format
-from synthetic_blocks import PLAIN, random_matrix
 
 
 class Shape(NamedTuple):
@@ -51,7 +51,7 @@ SHAPES = {
 
 
 def more_bits(layer: int, layers: int) -> bool:
-    """The layers whose sensitive tensors llama-quantize's mixes store with more bits: both ends, every third between."""
+    """Whether llama-quantize's mixes give more bits to the sensitive tensors of this layer."""
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
@@ -127,7 +127,7 @@ def planned(shape: Shape, wanted: str) -> list[Plan]:
 
 CONTROLS = ["<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"]
 NORMAL, CONTROL = 1, 3  # token types
-LONGEST_PIECE = 12
+LONGEST_PART = 6  # characters of a piece that others are made of
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -149,7 +149,7 @@ def vocabulary(size: int, random: np.random.Generator) -> tuple[list[str], list[
     known = set(pieces)
     parts = [chr(letter) for letter in range(ord("a"), ord("z") + 1)]
     starts = ["Ġ", *parts]  # Ġ stands for a space, which only begins a word
-    merges = []
+    merges: list[str] = []
     wanted = size - len(pieces) - len(CONTROLS)
     if wanted < 0:
         raise SystemExit(f"the vocabulary needs at least {len(pieces) + len(CONTROLS)} tokens")
@@ -157,14 +157,14 @@ def vocabulary(size: int, random: np.random.Generator) -> tuple[list[str], list[
         for left, right in random.random((4096, 2)).tolist():
             start, part = starts[int(left * len(starts))], parts[int(right * len(parts))]
             piece = start + part
-            if piece in known or len(piece) > LONGEST_PIECE or len(merges) == wanted:
+            if piece in known or len(merges) == wanted:
                 continue
             known.add(piece)
             pieces.append(piece)
             merges.append(f"{start} {part}")
-            starts.append(piece)
-            if not piece.startswith("Ġ"):
-                parts.append(piece)
+            if len(piece) <= LONGEST_PART:
+                starts.append(piece)
+                parts += [] if start.startswith("Ġ") else [piece]
     return pieces + CONTROLS, merges
 
 
@@ -225,14 +225,14 @@ def write_model(path: Path, shape: Shape, wanted: str, seed: int = 0, name: str 
         temporary.unlink(missing_ok=True)
 
 
-def write_weights(file, plans: list[Plan], alignment: int, random: np.random.Generator) -> None:
+def write_weights(file: BinaryIO, plans: list[Plan], alignment: int, random: np.random.Generator) -> None:
     for plan in plans:
         file.write(b"\0" * (-file.tell() % alignment))
         if plan.rows:
             for chunk in random_matrix(plan.format, plan.rows, plan.columns, random):
-                file.write(chunk)
+                file.write(chunk.data)
         else:
-            file.write(random.uniform(0.9, 1.1, plan.columns).astype(np.float32))
+            file.write(random.uniform(0.9, 1.1, plan.columns).astype(np.float32).data)
     file.write(b"\0" * (-file.tell() % alignment))
 
 

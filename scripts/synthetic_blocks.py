@@ -1,7 +1,7 @@
 """Random weights in any format: valid blocks made of random bytes, not quantized.
 
 A block's codes are random and its scales are set such that the weights have a mean near 0 and a standard deviation of
-1/sqrt(columns). Half a gigabyte a second.
+1/sqrt(columns).
 """
 
 import math
@@ -79,15 +79,19 @@ def mend_codes(format: Format, blocks: np.ndarray) -> None:
         np.maximum(codes, -127, out=codes)
     elif format.name in ("Q4_K", "Q5_K"):  # sub-block scales and minima of 32 to 63: no sub-block is nearly empty
         blocks[:, 4:12] |= 0xA0
-    elif format.name == "TQ2_0":  # of the codes 0 to 3 only three are used
-        blocks[:, :64] &= ~(blocks[:, :64] >> 1 & 0x55)
+    elif format.name == "TQ2_0":  # the code 3 is not used; 1 stands for 0 and keeps the mean there
+        codes = blocks[:, :64]
+        codes &= ~(codes & codes << 1 & 0xAA)
 
 
 def random_blocks(format: Format, count: int, scale: float, random: np.random.Generator) -> np.ndarray:
     """uint8 [count, bytes per block], with scales that differ by up to a quarter from `scale`."""
     blocks = random_bytes(count * format.bytes, random).reshape(count, format.bytes)
     mend_codes(format, blocks)
-    set_scales(format, blocks, np.float32(scale) * (random.random(count, np.float32) / 2 + np.float32(0.75)))
+    scales = np.float32(scale) * (random.random(count, np.float32) / 2 + np.float32(0.75))
+    if len(SCALES.get(format.name, [])) == 1:  # codes like Q4_0's -8 to 7 need scales of both signs for a mean of 0
+        scales *= random.choice(np.array([-1, 1], np.float32), count)
+    set_scales(format, blocks, scales)
     return blocks
 
 

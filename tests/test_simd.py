@@ -259,12 +259,17 @@ def test_shuffle():
     np.testing.assert_array_equal(moved, BYTES[order])
 
 
+@pytest.mark.parametrize(
+    "vector", [(simd.u8x64, simd.load_u8x64, simd.store_u8x64), (simd.u8x16, simd.load_u8x16, simd.store_u8x16)]
+)
 @pytest.mark.parametrize(("left", "expected"), [(True, operator.lshift), (False, operator.rshift)])
-def test_shift_stays_within_bytes(left, expected):
-    amounts = np.tile(np.array([0, 2, 4, 7], dtype=np.uint8), 16)
-    shift = simd.make_shift(simd.u8x64, left, 0, 2, 4, 7)
-    shifted = result(np.uint8, 64, lambda out, x: simd.store_u8x64(out, shift(simd.load_u8x64(x))), BYTES)
-    np.testing.assert_array_equal(shifted, expected(BYTES, amounts))
+def test_shift_of_pairs_of_bytes(left, expected, vector):
+    """Whole words of 16 bits: what leaves a byte enters its neighbour."""
+    kind, load, store = vector
+    shift = simd.make_shift(kind, left, 0, 2, 4, 7)
+    shifted = result(np.uint8, kind.lanes, lambda out, x: store(out, shift(load(x))), BYTES)
+    amounts = np.tile(np.array([0, 2, 4, 7], dtype=np.uint16), kind.lanes // 8)
+    np.testing.assert_array_equal(shifted.view(np.uint16), expected(BYTES[: kind.lanes].view(np.uint16), amounts))
 
 
 def test_joining_vectors():
@@ -310,13 +315,14 @@ def test_transpose(transpose, dtype):
     np.testing.assert_array_equal(columns, rows[:, :16].T)
 
 
-@pytest.mark.parametrize("count", [0, 1, 15, 16])
-def test_mask_after(count):
-    def kernel(out, x, count):
-        simd.store_f32x16(out, simd.mask_after(simd.load_f32x16(x), count))
+@pytest.mark.parametrize("count", [-(2**31), -1, 0, 1, 15, 16, 17, 2**31 - 1])
+def test_keep_lanes(count):
+    def kernel(out, x, count, other):
+        simd.store_f32x16(out, simd.keep_lanes(simd.load_f32x16(x), count, np.float32(other)))
 
-    expected = np.where(np.arange(16) < count, X, -np.inf)
-    np.testing.assert_array_equal(result(np.float32, 16, kernel, X, count), expected)
+    for other in (-np.inf, np.nan, 0.0):
+        expected = np.where(np.arange(16) < count, X, np.float32(other))
+        np.testing.assert_array_equal(result(np.float32, 16, kernel, X, count, other), expected)
 
 
 # ---- the int8 dot product -------------------------------------------------------------------------------------------

@@ -344,11 +344,17 @@ def make_shuffle(result, source, order):
 
 
 def make_shift(vector, left, *amounts):
-    """An intrinsic that shifts each byte by its entry in `amounts` (repeated); bits never cross bytes."""
+    """An intrinsic that shifts bytes, pair by pair: `amounts` holds one for each pair (repeated).
+
+    It shifts words of 16 bits, for which there are instructions (shifting bytes takes seven): bits that leave a byte
+    enter its neighbour, so mask them before or after.
+    """
 
     def shift(builder, value):
-        counts = ir.Constant(vector.llvm, list(amounts) * (vector.lanes // len(amounts)))
-        return builder.shl(value, counts) if left else builder.lshr(value, counts)
+        words = ir.VectorType(I16, vector.lanes // 2)
+        counts = ir.Constant(words, list(amounts) * (words.count // len(amounts)))
+        value = builder.bitcast(value, words)
+        return builder.bitcast(builder.shl(value, counts) if left else builder.lshr(value, counts), vector.llvm)
 
     return operation(vector, vector)(shift)
 

@@ -52,8 +52,8 @@ sign_bits = constant_u8(u8x64, 128)
 two_bits = constant_u8(u8x64, 3)
 one_bit = constant_u8(u8x64, 1)
 each_twice = make_shuffle(u8x64, u8x32, [*range(16)] * 2 + [*range(16, 32)] * 2)
-upper_nibble_per_16 = make_shift(u8x64, False, *[0] * 16, *[4] * 16)
-upper_nibble_per_32 = make_shift(u8x64, False, *[0] * 32, *[4] * 32)
+upper_nibble_per_16 = make_shift(u8x64, False, *[0] * 8, *[4] * 8)
+upper_nibble_per_32 = make_shift(u8x64, False, *[0] * 16, *[4] * 16)
 upper_nibble = make_shift(u8x64, False, 4)
 up_4 = make_shift(u8x64, True, 4)
 flags_16 = make_flags(16)
@@ -150,7 +150,7 @@ def q4_k_codes(chunk):
 
 def q5_k_codes(chunk):
     at = 48 + 32 * chunk
-    fifth_bit = make_shift(u8x64, False, *[2 * chunk] * 32, *[2 * chunk + 1] * 32)
+    fifth_bit = make_shift(u8x64, False, *[2 * chunk] * 16, *[2 * chunk + 1] * 16)
 
     @device
     def codes(address):
@@ -163,7 +163,7 @@ def q5_k_codes(chunk):
 def q6_k_codes(chunk):
     low_at, high_at = chunk // 2 * 64, 128 + chunk // 2 * 32
     upper = chunk % 2 == 1
-    high_bits = make_shift(u8x64, False, *[4 * (chunk % 2)] * 32, *[4 * (chunk % 2) + 2] * 32)
+    high_bits = make_shift(u8x64, False, *[4 * (chunk % 2)] * 16, *[4 * (chunk % 2) + 2] * 16)
 
     @device
     def codes(address):
