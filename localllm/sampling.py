@@ -165,4 +165,3 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities float64 [n] of logits [n], the largest of them first."""
     weights = np.exp(logits.astype(np.float64) - float(logits[0]))
     return weights / weights.sum()
-

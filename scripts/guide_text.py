@@ -31,8 +31,7 @@ from guide_topics import (
     Topic,
 )
 
-SEED = 1
-CONVERSATIONS = 50_000
+ROUNDS = ((1, 50_000), (2, 26_000))  # seed and number of conversations of each round of training
 
 PIECE = r"[()|]|\{\w+\}|[^()|{}]+"  # of a pattern
 PATTERNS_PER_FRAME = {"ask": 1, "tasks": 2, "things": 4, "flags": 6, "commands": 6, "problems": 2}
@@ -306,7 +305,7 @@ class Composer:
         return text
 
 
-def conversations(count: int = CONVERSATIONS, seed: int = SEED) -> Iterator[Conversation]:
+def conversations(seed: int, count: int) -> Iterator[Conversation]:
     """The training text: always the same for a count and a seed. The first third is easy: single questions."""
     composer = Composer(seed)
     return (composer.conversation(single=index < count // 3) for index in range(count))
@@ -319,4 +318,9 @@ def normalize(question: str) -> str:
 
 def training_questions() -> set[str]:
     """All questions of the training text, normalized."""
-    return {normalize(question) for conversation in conversations() for question, _ in conversation.turns}
+    return {
+        normalize(question)
+        for seed, count in ROUNDS
+        for conversation in conversations(seed, count)
+        for question, _ in conversation.turns
+    }

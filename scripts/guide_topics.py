@@ -64,6 +64,8 @@ TOPICS: dict[str, Topic] = {
         "localllm runs large language models from GGUF files on your own computer: you can chat with a model, ask it "
         "one question, use it in shell scripts or from Python, and make smaller files.",
         ask="""
+        (explain|tell|say|describe)( to me| me|) in (one|a) (sentence|few words|word) what (localllm|it|this program|this tool) (does|is|is for)
+        i (found|saw|discovered|have) (localllm|this program|this tool) (on my|at) (work pc|computer|server|work|machine)(, what is it|. whats its purpose|. what does it do|, what is it for)
         (could you|please|) (give|write) me (a|an) (short|brief|) (description|summary|overview|idea) of (localllm|this tool|this program)
         (my (friend|boss|colleague) (told me|talked|said something) about|i (read|heard|stumbled) (about|over|upon)) (localllm|this tool)(,|) (what is it|what does it do|whats that)
         (how would you|can you) (explain|describe|sum up) (localllm|this tool|this program) (to a beginner|in one sentence|to my grandmother|to somebody new|)
@@ -126,6 +128,7 @@ TOPICS: dict[str, Topic] = {
         "You install localllm with pip: it needs Python 3.11 or newer and no compiler, because it compiles its kernels "
         "itself on the first start.",
         ask="""
+        (how|where) do i (get|put|bring|set up) (localllm|this tool) (onto|on|on to) (a|my|another) (fresh|new|second|different|) (computer|machine|server)
         (what|which) (steps|commands|packages) (are needed|do i need|must i run) to (install|get|set up) (localllm|it)( running|)
         (is there|do you have) (a|an) (installer|package|setup program|installation guide)
         i (cannot|want to|need to) install (it|localllm)( on my computer| here|)
@@ -145,6 +148,7 @@ TOPICS: dict[str, Topic] = {
         "Download a GGUF file, for example from Hugging Face: look for file names that end in .gguf. Then start it "
         "with localllm chat model.gguf.",
         ask="""
+        (where|how) (can|could|do) i (pick up|come by|get hold of|lay my hands on) (llama|mistral|qwen|a model|a gguf|gguf models|gemma)
         (what|which) (place|website|source|link) (do you|would you|can you) (recommend|suggest) (for|to get|to download) {models}
         (i am|im) looking for (a|some|the) (good |free |chat |)({models})( to download|)
         (from where|where from)( do i get a model| can i download models|)
@@ -191,6 +195,7 @@ TOPICS: dict[str, Topic] = {
         "Choose a model by your memory: its file should take at most about two thirds of your RAM. Bigger models "
         "answer better, smaller ones answer faster.",
         ask="""
+        (what|which) (is|would be) a (sensible|good|reasonable|suitable|decent) {model} for (somebody with|me with|a person with|) (an old laptop|a small computer|a weak machine|little memory|8 gb|16 gb of ram)
         (which|what) {model} (should|would|could|do) (i|you|we) (choose|use|take|download|try|pick|run|recommend|suggest)
         (which|what) {model} is (the|) (best|good|right|better|recommended|suitable|most useful)( for me| for my computer|)
         (what|which) (is|are) (a|the) (good|best|decent|recommended) {model}( to start with| for beginners| for chat|)
@@ -252,6 +257,7 @@ TOPICS: dict[str, Topic] = {
         "run gives one answer and exits, which suits scripts; chat keeps a conversation going in the terminal and "
         "remembers what was said.",
         ask="""
+        (when|why) (would|should|do) (i|one|you) (use|take|prefer|want) (run|chat) (rather than|instead of|over|and not) (chat|run)
         (what is|whats|explain|tell me) the difference between (run and chat|chat and run|the run and chat commands)
         (how|in what way) (does|do|is|are) (run|chat) (and chat|and run|) (differ|different)( from chat| from run|)
         (run or chat|chat or run|run vs chat|chat vs run|run versus chat)
@@ -280,6 +286,7 @@ TOPICS: dict[str, Topic] = {
         "for other programs.",
         commands="tokenize",
         ask="""
+        (can i|how do i|how can i) (see|count|find out) how many tokens (my|a|the|this) (text|prompt|file) (has|is|takes|contains)
         (which|what) command (counts|shows|prints) (the|) tokens
         how many tokens (does|are in|has|is) (my|a|the|this) (text|prompt|sentence|file)( have|)
         """,
@@ -314,6 +321,7 @@ TOPICS: dict[str, Topic] = {
         "F16 or BF16, or a Hugging Face folder.",
         commands="quantize",
         ask="""
+        (how do you quantize|how do i quantize|how to quantize|how does one quantize|quantize|quantise|quantizing)( a model| models| a file| it|)
         (how|what) (does|is) (quantizing|the quantizing|the compression of a model) (done|work here)( with localllm|)
         (what|which) (command|call|line) (turns|makes|converts) (a|an|my) (f16|fp16|bf16|big|large) (model|gguf|file) (into|to) (q4_k_m|q8_0|q6_k|a small one|something smaller)
         (my|the|this) (model|file|gguf) (is|has|takes) (14|15|20|30|7|40) (gb|gigabytes)(,| and) (can i|how do i|i want to) (shrink it|make it smaller|compress it|reduce it)
@@ -335,6 +343,7 @@ TOPICS: dict[str, Topic] = {
         "localllm quantize also takes a Hugging Face folder with safetensors files: localllm quantize FOLDER "
         "model.gguf Q4_K_M makes a GGUF file of it in one step.",
         ask="""
+        (can|may|could) i (use|load|run|take) (pytorch|safetensors|transformers|hugging face) (weights|checkpoints|files|models) (directly|as they are|here|)
         (what|how) (about|with|do i do with) (safetensors|safetensors files|checkpoints|hugging face checkpoints|pytorch weights|a finetuned model)
         (from|out of) (safetensors|a hugging face folder|a checkpoint) to gguf
         i (fine-tuned|finetuned|trained) (a|my own) model(, how do i use it here|, can localllm run it| with transformers, how do i convert it)
@@ -353,6 +362,7 @@ TOPICS: dict[str, Topic] = {
         "--allow-requantize. Start from an F16 or BF16 file when you can.",
         flags="--allow-requantize",
         ask="""
+        (can|may|should|could) i (go|convert|change|turn|quantize) (from|a) (q8_0|q6_k|q8|q5_k_m|q4_k_m) (to|into|down to|file to) (q4_k_m|q4|q3_k_m|q2_k|q4_0|another type)
         (can|should|may) i quantize (a|an) (already quantized|quantized|q8_0|q4_k_m) (model|file)( again| once more|)
         (what about|is it ok) (requantizing|quantizing twice|quantizing again)
         """,
@@ -410,6 +420,8 @@ TOPICS: dict[str, Topic] = {
         'The -p flag gives the prompt on the command line: localllm run model.gguf -p "your question".',
         flags="-p",
         ask="""
+        (hand over|give|pass|ask) a (question|prompt) on the command line
+        what (is|does) -p( mean| do| for| stand for|)( in localllm run|)
         (where|how) do i (put|write|enter|type|pass) (my|the|a) (prompt|question)( on the command line| for run|)
         (which|what) (flag|option|switch) (takes|holds|is for|sets|gives) the prompt
         """,
@@ -470,6 +482,10 @@ TOPICS: dict[str, Topic] = {
         flags="-n",
         things="(the maximum number of tokens|max tokens|max_tokens|the token limit)",
         ask="""
+        (the|its|my) {answers} (are|get|come out) (way |much |far |) too (long|short)(, can i shorten them|, how do i change that|, can i limit them| for me|, what can i do|)
+        (i want|i need|let|make) (it|the model|the answer) (to |)(write|have|produce|be|give) (at most|no more than|only|up to|less than) (fifty|50|100|200|a hundred|twenty) (tokens|words)
+        why does (the|my|its) (answer|reply|text|output) (stop|end) (before (it is|its|it's) (finished|done|complete)|too early|suddenly|so soon|in the middle)
+        what is -n (50|100|200|256|500|1000)( for| good for|)
         (can|how do|could) i (have|get|ask for) (a|an|) (shorter|longer|short|brief|two sentence) {answer}
         (what|which) (is the|) (limit|maximum) (for|of) (the|an) (answer length|length of an answer|number of tokens)
         (at most|no more than|only|not more than|exactly) (50|100|200|500|twenty|a hundred) (tokens|words)( please| in the answer| of output|)
@@ -549,6 +565,7 @@ TOPICS: dict[str, Topic] = {
         flags="(--temp|temp|--temp|--temperature)",
         things="(the temperature|temperature|sampling temperature|the temp setting)",
         ask="""
+        make (the |my |)(answers|answer|output|model|replies) (more|less) (creative|random|varied|wild|boring)(, how|)
         (how|what) (can i do|do i do|to do) to (make|get) (it|the model|the answers|my model) (more|less) (creative|random|adventurous|strict|sober|playful)
         (the answers|the model|its texts) (are|is) too (boring|random|wild|predictable|creative|dull)
         (which|what) (flag|option|switch) (sets|changes|controls|is for) (the|) (temperature|randomness|creativity)
@@ -637,6 +654,9 @@ TOPICS: dict[str, Topic] = {
         (the model|it|the ai|the answer|my model) (repeats itself|keeps repeating|repeats the same sentence|says the same thing again and again|is stuck in a loop|loops|repeats words|goes round in circles)
         """,
         tasks="(avoid|stop|prevent|reduce|fix) (repetition|repetitions|loops|repeated sentences|the model repeating itself|repeating)",
+        ask="""
+        (my model|the model|it|the ai) (says|writes|repeats|prints) (the same|one) (sentence|word|thing|line|phrase) (over and over|again and again|all the time|many times|forever|in a loop)
+        """,
     ),
     "flag_r": Topic(
         'The -r flag stops the answer as soon as the given text appears in it: -r "END". The stop text is called a '
@@ -658,6 +678,8 @@ TOPICS: dict[str, Topic] = {
         "continues the text.",
         flags="--raw",
         ask="""
+        (i want|i would like|how do i|can i) (to |)(try|use|run|test) (a|my|this) base model( without (any |)(chat formatting|chat template|template|chat)|)
+        (without|with no) (any |)(chat template|chat formatting|template|formatting)
         (which|what) (flag|option|switch) (turns off|disables|skips|avoids|omits) the (chat template|template)
         (is|are) (the|my) prompt (changed|modified|wrapped|altered|formatted)( by localllm| before it is sent|)
         """,
@@ -683,6 +705,7 @@ TOPICS: dict[str, Topic] = {
         "seed, the model and the timings.",
         flags="--json",
         ask="""
+        (does|can) (it|localllm|run) (have|do|give|print|offer) (json|json output|a json mode)
         (can|could) (i|a program|my script|another tool) (get|read|parse|receive) (the answer|the result|it) (as|in) (json|structured form)
         (which|what) (flag|option|switch) (prints|gives|makes|produces) json
         (what|which) (fields|keys|values|data) (are|does|is) (in|inside) the json( object| output|)( have|)
@@ -702,6 +725,7 @@ TOPICS: dict[str, Topic] = {
         flags="--stats",
         things="(the statistics|the timings)",
         ask="""
+        how do i (see|get|show|print) (the |)(timing|timings|timing information|statistics) (after|of|for) (a|the) (run|answer)
         (is there|do you have) (a|some|any) (way to see|option for|flag for) (timings|statistics|how long it took)
         (which|what) (flag|option|switch) (shows|prints|reports) (the|) (timings|statistics|stats|timing|durations)
         how (long|many seconds) did (it|the answer|the prompt|loading|my last run) take
@@ -733,6 +757,7 @@ TOPICS: dict[str, Topic] = {
         "Ctrl-C stops the answer that is being written and keeps what was said so far; the chat goes on. To leave, use "
         "Ctrl-D or /exit.",
         ask="""
+        what (does|will) (ctrl-c|control-c|ctrl c|control c|ctrl+c) do
         (the|this|its) (answer|reply|text) (is|gets|runs) (boring|too long|wrong|useless)(, how do i stop it|, can i stop it|, i want to stop it|. stop)
         (how|can i) (break|cut) (it|the answer|the model) (off|short)
         (i want|how do i get) (it|the model|the answer) to stop( right now| in the middle| early| now|)
@@ -751,6 +776,8 @@ TOPICS: dict[str, Topic] = {
     "leave": Topic(
         "Type /exit or press Ctrl-D to leave the chat.",
         ask="""
+        (how can i|how do i|how to|i want to|let me|can i) (quit|exit|leave|go|get out|stop|finish)( here| now| this|)
+        what (does|will) (ctrl-d|control-d|ctrl d|control d|ctrl+d) do
         (what|which) (do i|should i|must i) (type|press|enter|do) (to (leave|quit|exit|end it|close it|go|finish)|when i am done|at the end|to get back to the shell)
         (i am|im|we are) (done|finished|through)( here| with this| for today|)(, how do i leave|, how do i quit|, what do i press|)
         (what|whats) (does|is|happens with|happens when i press|happens if i press) (ctrl-d|ctrl d|ctrl + d|control-d|control d|^d|ctrl+d)( do| for|)
@@ -819,6 +846,8 @@ TOPICS: dict[str, Topic] = {
         "the settings of a model.",
         things="(gguf|a gguf file|a gguf|gguf files|the gguf format|.gguf|ggufs)",
         ask="""
+        (what is|whats) (the deal with|the story with|special about|so good about) (gguf|gguf files|the gguf format)
+        (which|what) (file |)format (do|must|should|does) (models|a model|my model|files) (need to |)(have|be in|use)
         what (is in|is inside|is stored in|does it contain|belongs to) (a|the|) (gguf|gguf file|.gguf file)
         what does (a|the) (gguf|gguf file) (contain|hold|include|store|consist of)
         (what|which) (file format|format|file formats|formats|file type|kind of file) (does it|does localllm|do models|can it) (use|read|need|expect|open|have)
@@ -830,6 +859,7 @@ TOPICS: dict[str, Topic] = {
         "the first file.",
         things="(split files|a split model|split gguf|a split gguf file|00001-of-00003)",
         ask="""
+        (my|the|this) (model|download|gguf) (consists of|has|is made of|comes in|is in) (two|three|four|several|many|5) (gguf |)(files|parts|pieces)(, what do i do|, how do i load it|, is that ok|, which one do i use|)
         (my|the) (model|gguf|download) (is|comes|came) (split|divided|in several parts|in many files|in several files|in pieces)( into parts|)
         (can|does|how do) (it|localllm|i) (load|read|support|handle|open|use) (split|multi-part|multipart|several|sharded) (files|ggufs|gguf files|models)
         (why are there|there are|i have) (several|many|three|two|multiple) (files|gguf files|parts) (for|of) one model
@@ -842,6 +872,7 @@ TOPICS: dict[str, Topic] = {
         "a little loss of quality.",
         things="(quantization|quantisation|a quantized model|quantized|quantized models|a quant|quants|model quantization)",
         ask="""
+        (why|what for) (are|do people|does one|should) (models |)(quantized|quantize models|quantize)( in the first place| at all|)
         (why|what for) (should|would|do|are) (i|people|models|we) (quantize|quantized|use quantization)( models| a model|)
         (does|do) (quantization|quantizing|quantized models) (hurt|lose|reduce|cost|have worse) (quality|the quality|accuracy|answers)
         what (are|is) the (advantages|benefit|benefits|disadvantages|cost|downside) of (quantization|quantizing|quantized models)
@@ -904,6 +935,8 @@ TOPICS: dict[str, Topic] = {
         "Plan for the size of the file plus the KV cache, which grows with the context. localllm inspect model.gguf "
         "shows the memory that is needed by context length.",
         ask="""
+        (how much|how many gb of) (ram|memory) (will|would|does|do|might) (a|an|the|my) (1b|3b|7b|8b|13b|14b|30b|70b|big|small) {model} (need|take|use|require|want)
+        (is|are|would|will) (4|6|8|12|16|24|32|64) (gb|gigs|gigabytes)( of ram| of memory| ram|) (enough|sufficient|be enough|ok|too little)
         (i have|my (computer|laptop|pc|machine) has|there is|ive got) (only |just |)(4|8|16|32|64) (gb|gigs|gigabytes)( of ram| of memory|)(,|.| and) (is that enough|what can i run|which size fits|can it run a 7b model|will it work|how do i know what fits)
         (how|what) (do i|can i|should i) (know|find out|check|see|estimate) (how much|if i have enough|whether i have enough|the) (memory|ram|memory needs)
         (big|large|huge) (model|models|file) (and|with|but) (little|not much|few gb of) (memory|ram)
@@ -1032,6 +1065,7 @@ TOPICS: dict[str, Topic] = {
         "Speed is bounded by your memory: each token reads all the weights once. A smaller model or quantization such "
         "as Q4_K_M is faster, and so is closing other programs that are busy.",
         ask="""
+        (how can i|how do i|can i|how to) (speed|make) (things|it|everything|the model) (up|faster|quicker)
         (i have to|you have to|one has to) wait (so long|forever|minutes|ages) for (an|every|each|the) (answer|word|reply)
         (any|some) (tips|tricks|advice|ideas) (for|to get|on) (more speed|speed|better performance|faster answers)
         (can|could) (it|localllm|the model|this) (be|go|run) (faster|quicker|any faster)
@@ -1067,6 +1101,7 @@ TOPICS: dict[str, Topic] = {
         "localllm is fastest on x86-64 processors with AVX2 or newer, and it runs correctly on others as well. It "
         "compiles its kernels for the processor that it finds.",
         ask="""
+        (will|does|can|would) (it|localllm|this) (run|work) on (my|a) (mac|windows laptop|linux server|raspberry pi|old pc|macbook|chromebook|phone)
         (does|will|can) (it|localllm|this) (run|work|start) on (a|an|my|) (mac|macbook|windows|linux|windows pc|raspberry pi|arm|apple silicon|old computer|old laptop|chromebook|phone|server|intel cpu|amd cpu|m1)
         (which|what) (processors|cpus|hardware|computers|operating systems|platforms|cpu features|instruction sets) (are supported|does it support|does it need|do i need|can i use|does it run on)
         (is|does it use|does it support) (avx|avx2|avx512|avx-512|vnni|neon|amx)( supported| needed| required| used|)
@@ -1090,6 +1125,8 @@ TOPICS: dict[str, Topic] = {
     "privacy": Topic(
         "Your text stays on your computer: localllm runs the model there and sends nothing anywhere.",
         ask="""
+        (does|will) (the program|localllm|it|the tool) (phone home|call home|send anything|contact a server|upload something|report anything)
+        are (my|our) (chats|texts|questions|prompts|messages|conversations) (private|safe|secret|stored|confidential)
         (are|do) (you|they|the developers|others) (listening|watching|reading along|spying|keeping my data|able to see my chats)
         (can|could) i (use it|work|enter text) (with|for|about) (confidential|secret|private|medical|company) (documents|data|texts|things|matters)
         (what|where) (happens to|goes|do you do with) (my|the) (data|text|questions|input|chats)
@@ -1106,6 +1143,7 @@ TOPICS: dict[str, Topic] = {
     "license": Topic(
         "Every model has its own license, set by those who made it: look at the page from which you downloaded it.",
         ask="""
+        (may|can|am i allowed to) (i |)use (the |these |a |)(models|model) (commercially|at work|in a product|for my company|to earn money)
         (what|which) (is the|) license (do|does|has|of|applies to) (a|the|my|) (model|models)( have|)
         (may|can|am i allowed to) i (use|sell|share|distribute) (a|the|any|these|) (model|models|answers|output) (commercially|at work|in my company|for business|in a product|for money)
         (license|licenses|licence|model license|legal|copyright|terms of use)
@@ -1173,6 +1211,7 @@ TOPICS: dict[str, Topic] = {
     "stream": Topic(
         "Yes, answers are streamed: each piece of text appears as soon as the model has written it.",
         ask="""
+        (do|will) (the |)(words|letters|tokens|sentences|pieces) (show up|appear|come|get printed) (as they are|as theyre|while they are|when they are) (generated|written|made|produced)
         (does|can|will) (it|localllm|run|chat|the chat) (stream|show) (the |)(answers|output|text|tokens|answer)( while it is written| as they come| immediately|)
         (is|are) (the|) {answers} streamed
         (streaming|stream|streamed output|token streaming)
@@ -1182,6 +1221,8 @@ TOPICS: dict[str, Topic] = {
     "unknown": Topic(
         "I do not know about that; I am too small. localllm --help and the README say what is possible.",
         ask="""
+        (can|could) (it|localllm|you|the model) (look at|see|read|understand) (pictures|images|photos|screenshots|videos)
+        does (it|localllm) have (a|an|some) (web interface|gui|window|app|rest api|plugin system|docker image)
         (can|does|could) (it|localllm|the model|you) (look at|recognize|describe|open|play|hear|record|generate) (an image|images|a photo|pictures|sounds|music|videos|my screen|my voice)
         (is|will) there (be |)(a|an|some) (graphical interface|window|mobile app|web page|plugin|extension|vscode extension|browser version)
         (can|does|how do|how does|will|could) (it|localllm|i|you|this) (understand|see|read|create|draw|use|process|support|make|show) (images|pictures|photos|video|videos|audio|voice|speech|music|pdfs|screenshots)
@@ -1212,6 +1253,8 @@ TOPICS: dict[str, Topic] = {
         "I am the guide, a tiny language model that is built into localllm. I know localllm and a little small talk, and "
         "not much else.",
         ask="""
+        (who|what) are you( exactly| really| actually| then| anyway| again)
+        are you (chatgpt|gpt|claude|gemini|a human|a bot|an ai|real|a robot)
         (am i|are we) (talking|speaking|chatting) (to|with) (a human|a person|a machine|a robot|an ai|chatgpt|a bot)
         (who|what) are you
         (who|what) (exactly |)(are|is|r) (you|u|this|there|that)( exactly| really| anyway| actually|)
@@ -1232,7 +1275,7 @@ TOPICS: dict[str, Topic] = {
         weight=1.3,
     ),
     "size": Topic(
-        "I am tiny: about five million parameters in a file of less than 6 MB. For real work load a bigger model with "
+        "I am tiny: about four million parameters in a file of about 4 MB. For real work load a bigger model with "
         "localllm chat model.gguf.",
         ask="""
         (what|which) (size|number of parameters) (do you have|has the built-in model|are you)
@@ -1264,6 +1307,7 @@ TOPICS: dict[str, Topic] = {
         "I was trained from scratch by scripts/train_guide.py in localllm's repository, on text that this script "
         "composes itself.",
         ask="""
+        who (built|made|trained|created|programmed|wrote) you
         (who|what) (made|built|trained|created|programmed|wrote|invented|designed) you
         (how|where|when|on what|by whom) were you (made|trained|built|created|born|programmed)
         (what|which) (data|text|training data|books|texts) (were|are|have) you (trained on|made from|learned from|seen|trained with)
@@ -1294,6 +1338,7 @@ TOPICS: dict[str, Topic] = {
     "how_are_you": Topic(
         "I am fine, thank you! What would you like to know about localllm?",
         ask="""
+        (hey|hi|hello|ok|so)(,|) (how is it going|how's it going|hows it going|how are you|how do you do|how are things)( today|)
         (how|how r|how're) (are|is|) (you|u|ya|it going|things|life|everything|your day)( doing| today| going| feeling| right now|)
         (how do you|how are you|do you) (do|feel|feeling)( today|)
         (are you|you) (ok|okay|fine|well|alright|good|happy|sad|tired|bored|hungry|lonely|busy)( today|)
@@ -1319,6 +1364,7 @@ TOPICS: dict[str, Topic] = {
     "bye": Topic(
         "Goodbye! To leave the chat, type /exit or press Ctrl-D.",
         ask="""
+        (ok|okay|alright|well|fine)(,|) (bye|goodbye|bye bye|see you|good night|see you later|see you tomorrow|cya)( then| now|)
         (bye|goodbye|good bye|bye bye|see you|see you later|see ya|farewell|ciao|tschuess|cya|take care|good night|until next time|so long|later|see you soon|see you tomorrow|adios)( guide| friend| then| for now| my friend| little model|)
         (i|i have to|i must|i need to|i should|i will|ill|time to) (leave now|go now|go|be off|leave|be going|go to bed|am leaving|get going|go home)( now|)(, bye| goodbye| see you|)
         (that is|thats|that will be) all( for today| for now| thanks| i wanted to know|)

@@ -78,10 +78,14 @@ class Engine:
         """
         if kv_type not in ("f32", "f16"):
             raise UsageError(f"unknown type of KV cache {kv_type!r}: use f32 or f16")
-        self.config, self.context = config, context or config.context
+        if context is not None and context < 1:
+            raise UsageError(f"the context should be at least 1 token, not {context}")
+        self.config, self.context = config, config.context if context is None else context
         self.vocab_size = config.vocab_size
+        count = usable_cores() if threads is None else threads
+        if not 1 <= count <= 1024:
+            raise UsageError(f"threads should be from 1 to 1024, not {count}")
         if backend == "cpu":
-            count = threads or usable_cores()
             self._backend = CpuBackend(file, config, count, self.context, kv_type, progress)
         elif backend == "reference":
             self._backend = ReferenceBackend(file, config, self.context, kv_type)

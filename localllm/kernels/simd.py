@@ -521,6 +521,14 @@ def cpu_pause(builder):
         llvm_call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
 
 
+@operation(types.int64)
+def cycles(builder):
+    """The time stamp counter, which runs at a constant rate; 0 where programs may not read one."""
+    if "sse2" in cpu_features():
+        return llvm_call(builder, "llvm.readcyclecounter", I64, [])
+    return I64(0)
+
+
 @operation(None, types.int64)
 def call_address(builder, function):
     """Call void function(void) by its address."""

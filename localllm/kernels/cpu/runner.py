@@ -4,7 +4,9 @@ A tape is an array of steps. A step's work is cut into parts; threads claim part
 that finds none left goes on. Steps are grouped in stages: all parts of a stage are done before a part of the next
 starts. Nobody waits for a *thread*: a thread that the operating system has put aside between parts holds up no one, and
 one that comes back late finds its steps taken and catches up. (A barrier that counts threads loses half of its speed
-or more when another program is busy; so does giving each thread a fixed share.)
+or more when another program is busy; so does giving each thread a fixed share.) A thread put aside *within* a part does
+hold up the rest, for a time slice of 3 or 4 ms; so threads offer their processor after SLICE cycles, between parts, when
+it costs nothing if nobody wants it.
 
 A step is 5 int64: kernel address, arguments address, most parts, address of a count that limits the parts (0: none),
 1 if a stage begins here. A step's claim cell, one cache line, packs run number (32 bits), parts (16), next part (16):
@@ -23,6 +25,7 @@ from localllm.kernels.simd import (
     call_address,
     call_kernel,
     cpu_pause,
+    cycles,
     load_i64,
     store_i64,
 )
@@ -30,6 +33,7 @@ from localllm.kernels.simd import (
 STEP = 40  # bytes of a step
 LINE = 64  # bytes between claim cells
 SPINS = 2000  # looks before a waiting thread starts to yield: about 40 us
+SLICE = 4_000_000  # cycles that a thread runs before it offers its processor: 1 to 2 ms, less than a time slice
 IDLE_YIELDS = 2000  # yields before a thread without work goes to sleep: about 1 ms
 
 
@@ -80,7 +84,7 @@ def parts_of(step):
 def walk(job, run, thread):
     """Do a thread's share of run number `run`."""
     tape, steps, cells = load_i64(job + 8), load_i64(job + 16), load_i64(job + 24)
-    before_stage, before_step = 0, 0
+    before_stage, before_step, since = 0, 0, cycles()
     for i in range(steps):
         step = tape + i * STEP
         if load_i64(step + 32) == 1:
@@ -97,6 +101,9 @@ def walk(job, run, thread):
                 break
             call_kernel(load_i64(step), load_i64(step + 8), part, parts, thread)
             atomic_add(job + 64, 1)
+            if cycles() - since > SLICE:
+                call_address(load_i64(job + 14 * 8))
+                since = cycles()
     wait_for_parts(job, run, before_step)
 
 

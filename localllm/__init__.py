@@ -1,0 +1,60 @@
+"""Large language models from GGUF files, on your own computer.
+
+    import localllm
+    with localllm.open("model.gguf") as model:
+        for piece in model.chat([{"role": "user", "content": "Hi"}], max_tokens=64):
+            print(piece, end="", flush=True)
+
+Importing this costs nothing: what needs NumPy is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from localllm.api import Model
+    from localllm.api import open_model as open
+    from localllm.tokenizer import Tokenizer
+
+    __version__: str
+
+__all__ = [
+    "ContextError",
+    "LocalllmError",
+    "MemoryLimitError",
+    "Model",
+    "ModelError",
+    "Tokenizer",
+    "UsageError",
+    "__version__",
+    "builtin_model",
+    "open",
+]
+
+_LAZY = {"open": "localllm.api:open_model", "Model": "localllm.api:Model", "Tokenizer": "localllm.tokenizer:Tokenizer"}
+
+
+def builtin_model() -> "Path":
+    """The file of the tiny model that comes with localllm and answers questions about it."""
+    from pathlib import Path
+
+    return Path(__file__).parent / "data" / "guide.gguf"
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is used for the first time, and remember it."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("localllm")
+    elif name in _LAZY:
+        module, _, attribute = _LAZY[name].partition(":")
+        value = getattr(import_module(module), attribute)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value

@@ -1,0 +1,141 @@
+"""A model, opened: what the Python API and the command line work with."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from typing import Any, Self
+
+import numpy as np
+
+from localllm.config import Config
+from localllm.errors import ModelError, UsageError
+from localllm.generate import Generation, GenerationOptions
+from localllm.gguf_file import GGUFFile
+from localllm.sampling import SamplingOptions
+from localllm.session import Message, Session
+from localllm.tokenizer import Tokenizer
+
+
+class Model:
+    """A model with one cache: one thing at a time. Use it in a `with` statement, or close it.
+
+    Attributes:
+        path: of its (first) file.  arch: its architecture, as "llama".  format: of most of its weights, as "Q4_K".
+        name: what the file calls it, or "".
+        context: how many tokens a prompt and its answer may have together.  trained_context: what it was made for.
+        tokenizer: its Tokenizer.  session: the conversation with it.
+    """
+
+    def __init__(self, file: GGUFFile, tokenizer: Tokenizer, config: Config, session: Session):
+        self.path, self.arch, self.format = file.path, config.arch, main_format(file)
+        name = file.metadata.get("general.name")
+        self.name = name if isinstance(name, str) else ""
+        self.context, self.trained_context = session.sequence.context, config.context
+        self.tokenizer, self.session = tokenizer, session
+
+    def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
+        """Token ids of a text; see Tokenizer.encode."""
+        return self.tokenizer.encode(text, special, bos)
+
+    def detokenize(self, ids: Iterable[int], special: bool = False) -> str:
+        """The text of token ids; see Tokenizer.decode."""
+        return self.tokenizer.decode(ids, special)
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """What the model expects after each of the tokens: float32 [len(ids), vocab], unnormalized, by one prefill.
+
+        Raises UsageError for an id outside of the vocabulary and ContextError if the tokens do not fit.
+        """
+        sequence = self.session.sequence
+        sequence.owner = None
+        return sequence.forward([int(token) for token in ids], 0, "all")
+
+    def generate(
+        self, prompt: str | list[int], max_tokens: int | None = None, stop: Sequence[str] = (), **sampling: Any
+    ) -> Generation:
+        """Go on with a text as it is: an iterator of str pieces, which knows more afterwards (see Generation).
+
+        stop: strings that end the text; `sampling`: fields of SamplingOptions, as temperature=0 or seed=1.
+        Raises ContextError if the prompt does not fit, UsageError for options that make no sense.
+        """
+        return self.session.complete(prompt, options(max_tokens, stop, sampling))
+
+    def chat(
+        self, messages: Sequence[Message], max_tokens: int | None = None, stop: Sequence[str] = (), **sampling: Any
+    ) -> Generation:
+        """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` does."""
+        return self.session.chat(messages, options(max_tokens, stop, sampling))
+
+    def close(self) -> None:
+        """Give back the memory and end the threads."""
+        self.session.sequence.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def open_model(
+    path: str | os.PathLike[str],
+    threads: int | None = None,
+    context: int | None = 4096,
+    kv_type: str = "f16",
+    backend: str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> Model:
+    """Open a GGUF file; `localllm.open` is this function.
+
+    threads: None for as many as the computer has physical cores to spare; context: the most tokens that a prompt and
+    its answer may have together, 0 or None for what the model was trained for; kv_type: how keys and values are kept,
+    f16 or f32; backend: cpu, or reference for plain NumPy; progress(done, total): called while kernels are compiled,
+    once per computer. Raises ModelError, MemoryLimitError, UsageError.
+    """
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads should be 1 or above, not {threads}")
+    if context is not None and context < 0:
+        raise UsageError(f"context should be 0 or above, not {context}")
+    from localllm.engine.model import Engine  # not needed to refuse a file
+
+    file = GGUFFile.open(path)
+    config = Config.from_metadata(file.metadata, file.path)
+    engine = Engine(file, config, threads, context or None, kv_type, backend, progress)
+    tokenizer = tokenizer_of(file)
+    return Model(file, tokenizer, config, Session(engine, tokenizer))
+
+
+def tokenizer_of(file: GGUFFile) -> Tokenizer:
+    """The file's tokenizer. Raises ModelError, which names the file."""
+    try:
+        return Tokenizer.from_metadata(file.metadata)
+    except ModelError as error:
+        raise ModelError(f"{file.path}: {error}") from None
+
+
+def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a GGUF file, which may hold a vocabulary only. Raises ModelError."""
+    with GGUFFile.open(path) as file:
+        return tokenizer_of(file)
+
+
+def options(max_tokens: int | None, stop: Sequence[str], sampling: dict[str, Any]) -> GenerationOptions:
+    """One object out of a method's arguments. Raises UsageError for an unknown name."""
+    unknown = sampling.keys() - SamplingOptions.__dataclass_fields__.keys()
+    if unknown:
+        raise UsageError(f"there is no option {sorted(unknown)[0]!r}")
+    return GenerationOptions(max_tokens, stop, SamplingOptions(**sampling))
+
+
+def main_format(file: GGUFFile) -> str:
+    """The name of the format that most weights have."""
+    weights: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        weights[tensor.format.name] += prod(tensor.shape)
+    return weights.most_common(1)[0][0] if weights else "none"
+
+
+def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> None:
+    """Compile the kernels that a model needs, so that its first start is as fast as later ones."""
+    open_model(path, progress=progress).close()

@@ -1,0 +1,133 @@
+"""localllm chat: a conversation in the terminal."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import localllm
+from localllm.cli import options
+from localllm.cli import run as single
+from localllm.cli.terminal import ProgressLine, dim, exit_on_sigterm, is_terminal, say
+from localllm.errors import LocalllmError
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generate import GenerationOptions
+
+HELP = """\
+/help            show this
+/clear           begin a new conversation
+/system TEXT     set the system message; without a text, remove it
+/exit            leave, as Ctrl-D does
+Ctrl-C           stop the answer; what was said stays
+Alt-Enter        a new line, as a backslash at the end of a line"""
+
+
+def chat(
+    model: options.OptionalModelPath = None,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = -1,
+    context: options.ContextSize = 0,
+    threads: options.ThreadCount = None,
+    temp: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    typical: options.Typical = None,
+    repeat_penalty: options.RepeatPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    kv_type: options.KVType = "f16",
+) -> None:
+    """Talk with a model. When stdin is not a terminal, it is the prompt, and one answer is given as by `run`."""
+    interactive = is_terminal(sys.stdin)
+    text = "" if interactive else single.whole_prompt(None, None)
+    line = ProgressLine()
+    chosen = options.generation_options(
+        max_tokens,
+        stop,
+        single.reading(line),
+        temperature=temp,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical=typical,
+        repeat_penalty=repeat_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+    )
+    with options.open_model(model or localllm.builtin_model(), threads, context, kv_type) as opened:
+        if interactive:
+            exit_on_sigterm()
+            Conversation(opened, system, chosen, line).hold()
+        elif single.stream(single.begin(opened, text, system, False, chosen), line):
+            raise KeyboardInterrupt
+
+
+class Conversation:
+    """What the user types, and what happens then."""
+
+    def __init__(self, model: "Model", system: str | None, chosen: "GenerationOptions", line: ProgressLine):
+        self._model, self._session, self._options, self._line = model, model.session, chosen, line
+        self._session.system = system
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/help": lambda _: dim(HELP),
+            "/clear": self._clear,
+            "/system": self._set_system,
+        }
+
+    def hold(self) -> None:
+        """Answer until the user leaves."""
+        from localllm.cli.line_editor import LineEditor
+
+        editor = LineEditor()
+        model = self._model
+        name = model.name or file_stem(model.path)
+        dim(f"{name} · {model.format} · {model.context} tokens of context · /help")
+        while True:
+            try:
+                text = editor.read()
+            except KeyboardInterrupt:
+                dim("Ctrl-D or /exit leaves")
+                continue
+            except EOFError:
+                return
+            command, _, argument = text.strip().partition(" ")
+            if command == "/exit":
+                return
+            if text.startswith("/"):
+                self._commands.get(command, self._unknown)(argument.strip())
+            elif text.strip():
+                self._answer(text)
+
+    def _answer(self, text: str) -> None:
+        try:
+            answer = self._session.ask(text, self._options)
+            if self._session.forgotten:
+                say(f"localllm: the conversation is too long: its first {turns(self._session.forgotten)} forgotten")
+            single.stream(answer, self._line)
+        except LocalllmError as error:
+            say(f"localllm: error: {error}")
+
+    def _clear(self, _: str) -> None:
+        self._session.clear()
+        dim("a new conversation")
+
+    def _set_system(self, text: str) -> None:
+        self._session.system = text or None
+        dim("the system message is set" if text else "there is no system message now")
+
+    def _unknown(self, _: str) -> None:
+        dim("no such command: /help shows all; a text that begins with a slash needs a space before it")
+
+
+def turns(count: int) -> str:
+    return "turn was" if count == 1 else f"{count} turns were"
+
+
+def file_stem(path: str) -> str:
+    """A name for a model whose file gives none."""
+    return path.replace("\\", "/").rpartition("/")[2].removesuffix(".gguf")

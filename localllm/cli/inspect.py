@@ -1,0 +1,90 @@
+"""localllm inspect: what is in a model file, and what memory it needs."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from localllm.cli import options
+from localllm.cli.terminal import printable, write
+
+
+def inspect(model: options.ModelPath, as_json: options.AsJson = False) -> None:
+    """Show a model's architecture, sizes, formats, vocabulary and memory needs. --json lists all tensors too."""
+    from localllm.inspect_model import inspect_model
+
+    facts = inspect_model(model)
+    if as_json:
+        write(json.dumps(facts, ensure_ascii=False) + "\n")
+    else:
+        write("\n".join([*summary(facts), "", *formats(facts), *memory(facts)]) + "\n")
+
+
+def summary(facts: dict[str, Any]) -> list[str]:
+    """One line per fact, what the file does not tell left out."""
+    vocabulary, supported = facts["vocabulary"], facts["supported"]
+    template = "yes" if facts["chat_template"] else "no"
+    shape = [f"{facts[name]} {label}" for name, label in SHAPE if facts[name] is not None]
+    lines = [
+        ("file", facts["path"]),
+        ("name", facts["name"]),
+        ("architecture", facts["architecture"] + ("" if supported else f" (not usable: {facts['reason']})")),
+        ("parameters", f"{count(facts['parameters'])} in {len(facts['tensors'])} tensors"),
+        ("weights", f"{size(facts['weight_bytes'])}, {facts['bits_per_weight']:.2f} bits per weight"),
+        ("shape", ", ".join(shape)),
+        ("context", facts["context"] and f"{facts['context']} tokens"),
+        ("vocabulary", vocabulary["size"] and f"{vocabulary['size']} tokens, {vocabulary['kind']}"),
+        ("chat template", template),
+    ]
+    return [f"{label:<14}{one_line(value)}" for label, value in lines if value]
+
+
+SHAPE = [("layers", "layers"), ("width", "wide"), ("heads", "heads"), ("kv_heads", "key-value heads")]
+
+
+def formats(facts: dict[str, Any]) -> list[str]:
+    """A table of the formats, the largest share first."""
+    rows = [
+        (name, str(row["tensors"]), count(row["parameters"]), size(row["bytes"]))
+        for name, row in facts["formats"].items()
+    ]
+    return table(("format", "tensors", "weights", "size"), rows)
+
+
+def memory(facts: dict[str, Any]) -> list[str]:
+    """A table of the memory that conversations of different lengths need."""
+    if not facts["memory"]:
+        return []
+    rows = [(str(row["context"]), size(row["cache_bytes"]), size(row["total_bytes"])) for row in facts["memory"]]
+    return ["", *table(("context", "cache (f16)", "with weights"), rows)]
+
+
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines of columns: the first to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in (header, *rows)
+    ]
+
+
+def one_line(text: str) -> str:
+    """A file's text, harmless and on one line."""
+    return printable(" ".join(text.split()))
+
+
+def count(number: int) -> str:
+    """12345678 as 12.3 M."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return str(number)
+
+
+def size(number: int) -> str:
+    """Bytes in units that people use."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return f"{number} B"

@@ -1,0 +1,68 @@
+"""Where the command line begins and ends: every failure becomes one line on stderr and an exit code.
+
+    0 done (also when the reader of a pipe goes away)    3 the model is unreadable, invalid or not supported
+    1 anything else                                      4 the prompt does not fit the context
+    2 usage                                              5 not enough memory
+                                                       130 interrupted
+
+LOCALLLM_DEBUG=1 in the environment shows Python's traceback too.
+"""
+
+import os
+import sys
+
+
+def main() -> None:
+    """Run the command line, then exit."""
+    try:
+        from localllm.cli.app import run  # here, so that Ctrl-C while Python imports is an interruption like any other
+
+        code = run(sys.argv[1:])
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BaseException as error:
+        code = report(error)
+    sys.exit(code)
+
+
+def report(error: BaseException) -> int:
+    """Tell what went wrong, if it is worth telling; the exit code."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if isinstance(error, OSError):
+        discard_stdout()
+    if isinstance(error, BrokenPipeError):
+        return 0
+    if os.environ.get("LOCALLLM_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    message, code = explained(error)
+    from localllm.cli.terminal import say
+
+    say(f"localllm: error: {message}")
+    return code
+
+
+def explained(error: BaseException) -> tuple[str, int]:
+    """The message for the user and the exit code."""
+    from localllm.errors import LocalllmError, MemoryLimitError
+
+    if isinstance(error, LocalllmError):
+        return str(error), error.exit_code
+    if hasattr(error, "format_message"):  # typer's complaints about arguments
+        return error.format_message(), 2
+    if isinstance(error, MemoryError):
+        return "not enough memory", MemoryLimitError.exit_code
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        return (reason if error.filename is None else f"{error.filename}: {reason}"), 1
+    return f"internal error, please report it: {type(error).__name__}: {error} (LOCALLLM_DEBUG=1 shows more)", 1
+
+
+def discard_stdout() -> None:
+    """What could not be written is not tried again when Python ends."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

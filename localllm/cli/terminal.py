@@ -1,0 +1,79 @@
+"""What goes out: the answer to stdout, as bytes; everything else to stderr, decoration only if it is a terminal.
+
+Text from models and files is a stranger's: on a terminal, control characters could move the cursor, retitle the window
+or hide text, so they do not get there.
+"""
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+# C0 and C1 controls except tab and newline, DEL, and the marks that turn the direction of the text around.
+_HARMFUL = [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_HARMLESS: dict[int, str | None] = {code: "\N{REPLACEMENT CHARACTER}" for code in _HARMFUL if chr(code) not in "\t\n"}
+_HARMLESS[ord("\r")] = None
+
+
+def printable(text: str) -> str:
+    """The text with control characters replaced, except tab and newline; carriage returns are dropped."""
+    return text.translate(_HARMLESS)
+
+
+def is_terminal(stream: object) -> bool:
+    """Whether the standard stream is there and is a terminal."""
+    try:
+        return stream is not None and stream.isatty()  # type: ignore[attr-defined]
+    except ValueError:  # closed
+        return False
+
+
+def write(text: str) -> None:
+    """A part of the answer to stdout, at once: exact UTF-8, or only printable characters if it is a terminal."""
+    if sys.stdout is None:
+        return
+    if is_terminal(sys.stdout):
+        text = printable(text)
+    sys.stdout.buffer.write(text.encode(errors="replace"))
+    sys.stdout.buffer.flush()
+
+
+def say(line: str) -> None:
+    """One line to stderr, whatever the text; nothing if stderr is gone."""
+    try:
+        print(printable(" ".join(line.split())), file=sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):
+        return
+
+
+def dim(line: str) -> None:
+    """A line of decoration, only on a terminal."""
+    if is_terminal(sys.stderr):
+        plain = "NO_COLOR" in os.environ
+        print(printable(line) if plain else f"\x1b[2m{printable(line)}\x1b[0m", file=sys.stderr, flush=True)
+
+
+class ProgressLine:
+    """One line on stderr that is written over, and gone in the end. Silent if stderr is not a terminal."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        if is_terminal(sys.stderr):
+            self._shown = True
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._shown:
+            self._shown = False
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def exit_on_sigterm() -> None:
+    """End in order when asked to, so that an editor can give the terminal back as it was."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)

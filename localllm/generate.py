@@ -1,0 +1,212 @@
+"""One answer: the prompt is read (prefill), then token follows token (decode) until there is a reason to stop.
+
+The cache of the engine and our list of what it holds can never disagree, wherever Ctrl-C strikes: `CachedSequence`
+forgets the tokens it is about to overwrite before the engine runs, and lists new ones only after it has.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Protocol, Self
+
+import numpy as np
+
+from localllm.errors import ContextError, LocalllmError, UsageError
+from localllm.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
+from localllm.tokenizer import StreamDecoder, Tokenizer
+
+CHUNK = 512  # tokens per prefill step; between steps, progress is shown and Ctrl-C is heard
+
+
+class Engine(Protocol):
+    """What this module needs of localllm.engine.model.Engine."""
+
+    context: int
+    vocab_size: int
+
+    def forward(self, ids: Sequence[int], position: int, logits: str = "last") -> np.ndarray: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """How long an answer may be and how its tokens are chosen."""
+
+    max_tokens: int | None = None  # None: until the model ends or the context is full
+    stop: Sequence[str] = ()  # strings that end the answer and are not part of it
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    on_progress: Callable[[int, int], None] | None = None  # called with (tokens read, tokens to read) during prefill
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for values that make no sense."""
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise UsageError(f"max_tokens should be 0 or above, not {self.max_tokens}")
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise UsageError("a stop string cannot be empty")
+
+
+class CachedSequence:
+    """The engine's one sequence, and which tokens its cache holds."""
+
+    def __init__(self, engine: Engine):
+        self.tokens: list[int] = []  # what the cache is sure to hold, by position
+        self.owner: object = None  # the generation that may go on
+        self.context = engine.context
+        self.vocab_size = engine.vocab_size
+        self._engine: Engine | None = engine
+
+    def forward(self, ids: Sequence[int], position: int, logits: str = "last") -> np.ndarray:
+        """Run tokens at `position` and up; float32 [rows asked for, vocab]. What was cached from there on is gone."""
+        if self._engine is None:
+            raise LocalllmError("the model is closed")
+        del self.tokens[position:]
+        result = self._engine.forward(ids, position, logits)
+        self.tokens += ids
+        return result
+
+    def cached(self, ids: Sequence[int]) -> int:
+        """How many of the first tokens need no computing; never the last one, whose logits are wanted."""
+        same = 0
+        for ours, theirs in zip(self.tokens, ids[:-1], strict=False):
+            if ours != theirs:
+                break
+            same += 1
+        return same
+
+    def close(self) -> None:
+        """End the engine; a second time does nothing."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+
+class StopFilter:
+    """Lets text pass up to the first stop string, and holds back what may become one."""
+
+    def __init__(self, stops: Sequence[str]):
+        self.found = False
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The text that can be shown now. Sets `found` at a stop string; what comes after it is dropped."""
+        self._held += text
+        ends = [index for stop in self._stops if (index := self._held.find(stop)) >= 0]
+        if ends:
+            self.found = True
+            shown, self._held = self._held[: min(ends)], ""
+            return shown
+        safe = len(self._held) - max((self._overlap(stop) for stop in self._stops), default=0)
+        shown, self._held = self._held[:safe], self._held[safe:]
+        return shown
+
+    def flush(self) -> str:
+        """The rest, when no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _overlap(self, stop: str) -> int:
+        """How many characters at the end of the held text may be the beginning of the stop string."""
+        longest = min(len(stop) - 1, len(self._held))
+        return next((size for size in range(longest, 0, -1) if self._held.endswith(stop[:size])), 0)
+
+
+class Generation:
+    """An answer in the making: iterate over it for pieces of text, str, as they come; then read what happened.
+
+    Attributes:
+        prompt: the prompt's token ids.
+        tokens: ids chosen so far, without the token that ended the answer.
+        text: what the pieces so far are together.
+        finish_reason: "stop" (the model ended, or a stop string), "length" (max_tokens, or the context is full);
+            "interrupted" as long as neither has happened.
+        seed: with which the sampler gives the same answer again.
+        cached_tokens: how many of the prompt's tokens were in the cache already.
+        prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
+    """
+
+    def __init__(
+        self,
+        sequence: CachedSequence,
+        tokenizer: Tokenizer,
+        prompt: list[int],
+        decoder: StreamDecoder,
+        options: GenerationOptions,
+    ):
+        """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
+        if not prompt:
+            raise UsageError("the prompt is empty")
+        if len(prompt) >= sequence.context:
+            raise ContextError(
+                f"the prompt has {len(prompt)} tokens, which leaves no room in a context of {sequence.context}"
+            )
+        self.prompt, self.tokens, self.text, self.finish_reason = prompt, list[int](), "", "interrupted"
+        self.cached_tokens, self.prefill_s, self.ttft_s, self.decode_s = 0, 0.0, 0.0, 0.0
+        self._sequence, self._decoder, self._options = sequence, decoder, options
+        self._end_ids = tokenizer.end_ids
+        self._sampler = Sampler(options.sampling, min(sequence.vocab_size, tokenizer.vocab_size))
+        self.seed = self._sampler.seed
+        self._pieces = self._generate()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def _generate(self) -> Iterator[str]:
+        """Text instead of tokens: without stop strings and half characters."""
+        stops = StopFilter(self._options.stop)
+        for token in self._decode():
+            yield from self._said(stops.push(self._decoder.push(token)))
+            if stops.found:
+                self.finish_reason = "stop"
+                return
+        yield from self._said(stops.push(self._decoder.flush()) + stops.flush())
+
+    def _said(self, text: str) -> Iterator[str]:
+        if text:
+            self.text += text
+            yield text
+
+    def _decode(self) -> Iterator[int]:
+        """Tokens as they are chosen, until one ends the answer or there is no room for more."""
+        started = perf_counter()
+        logits = self._prefill()
+        self.prefill_s = perf_counter() - started
+        room = self._sequence.context - len(self.prompt)
+        limit = room if self._options.max_tokens is None else min(room, self._options.max_tokens)
+        while len(self.tokens) < limit:
+            if self.tokens:
+                logits = self._forward(self.tokens[-1:], len(self.prompt) + len(self.tokens) - 1)
+            token = self._sampler.sample(logits[-1])
+            elapsed = perf_counter() - started
+            self.ttft_s = self.ttft_s or elapsed
+            self.decode_s = elapsed - self.ttft_s
+            if token in self._end_ids:
+                self.finish_reason = "stop"
+                return
+            self._sampler.accept(token)
+            self.tokens.append(token)
+            yield token
+        self.finish_reason = "length"
+
+    def _prefill(self) -> np.ndarray:
+        """Read what is not cached of the prompt; the logits after it, float32 [1, vocab]."""
+        self._sequence.owner = self
+        self.cached_tokens = self._sequence.cached(self.prompt)
+        progress = self._options.on_progress or (lambda done, total: None)
+        for start in range(self.cached_tokens, len(self.prompt), CHUNK):
+            progress(start - self.cached_tokens, len(self.prompt) - self.cached_tokens)
+            last = start + CHUNK >= len(self.prompt)
+            logits = self._forward(self.prompt[start : start + CHUNK], start, "last" if last else "none")
+        for token in self.prompt[-PENALTY_WINDOW:]:
+            self._sampler.accept(token)
+        return logits
+
+    def _forward(self, ids: list[int], position: int, logits: str = "last") -> np.ndarray:
+        if self._sequence.owner is not self:
+            raise LocalllmError("this answer cannot go on: the model has been asked something else since")
+        return self._sequence.forward(ids, position, logits)

@@ -1,0 +1,118 @@
+"""A conversation with a model: its history, the cache of what the model has read, and what to do when it gets too long.
+
+A model reads every conversation from its beginning. What the cache holds of it already, the longest common beginning
+of the tokens, is not computed again, so a new turn costs its own tokens only.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from localllm.errors import UsageError
+from localllm.generate import CachedSequence, Engine, Generation, GenerationOptions
+from localllm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from localllm.chat_template import ChatTemplate
+
+Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
+
+
+class Session:
+    """One engine and one conversation with it. Not for several threads at once.
+
+    Attributes:
+        system: the instruction in front of the conversation, or None.
+        forgotten: how many turns the latest `ask` dropped from the history, to fit the context.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer):
+        self.sequence, self.tokenizer = CachedSequence(engine), tokenizer
+        self.system: str | None = None
+        self.forgotten = 0
+        self._history: list[Message] = []
+        self._answer: Generation | None = None  # to the last message in the history, perhaps still being said
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation so far, with the system message and the latest answer as far as it was said."""
+        return self._system() + self._settled()
+
+    def ask(self, text: str, options: GenerationOptions | None = None) -> Generation:
+        """Go on with the conversation. The oldest turns are dropped when it has become too long.
+
+        An interrupted answer stays in the history as far as it was said; a question whose answer had not begun is
+        withdrawn. Raises ContextError if the text alone does not fit; the conversation is then as before.
+        """
+        options = options or GenerationOptions()
+        history = [*self._settled(), {"role": "user", "content": text}]
+        kept, prompt = self._fitting(history, options)
+        answer = self._generation(prompt, options)
+        self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(kept)])
+        self._history, self._answer = kept, answer
+        return answer
+
+    def clear(self) -> None:
+        """Begin a new conversation with the same system message."""
+        self._history, self._answer = [], None
+
+    def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
+        """Answer the given conversation, which is not added to this one. Raises ContextError if it does not fit."""
+        return self._generation(self.encode_chat(messages), options or GenerationOptions())
+
+    def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
+        """Go on with the text (or the token ids) as it is, without a chat template."""
+        ids = self.tokenizer.encode(prompt, special=True, bos=True) if isinstance(prompt, str) else list(prompt)
+        decoder = self.tokenizer.stream(continued=True)
+        return Generation(self.sequence, self.tokenizer, ids, decoder, options or GenerationOptions())
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation up to where the answer begins. Raises UsageError if it is not one."""
+        for message in messages:
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+                raise UsageError('a message should be {"role": ..., "content": ...}' + f", not {message!r}")
+        return self.tokenizer.encode(self._template.render(messages), special=True, bos=True)
+
+    @cached_property
+    def _template(self) -> "ChatTemplate":
+        from localllm.chat_template import ChatTemplate  # Jinja takes 40 ms to import
+
+        return ChatTemplate.of(self.tokenizer)
+
+    def _generation(self, prompt: list[int], options: GenerationOptions) -> Generation:
+        return Generation(self.sequence, self.tokenizer, prompt, self.tokenizer.stream(), options)
+
+    def _system(self) -> list[Message]:
+        return [] if self.system is None else [{"role": "system", "content": self.system}]
+
+    def _settled(self) -> list[Message]:
+        """The history with the latest answer, or without the question that got none."""
+        answer = self._answer
+        if answer is None:
+            return self._history
+        if answer.text or answer.finish_reason != "interrupted":
+            return [*self._history, {"role": "assistant", "content": answer.text}]
+        return self._history[:-1]
+
+    def _fitting(self, history: list[Message], options: GenerationOptions) -> tuple[list[Message], list[int]]:
+        """The part of the history that fits together with an answer, and its tokens.
+
+        Too long is what leaves less than an eighth of the context for the answer (or what it may have at most). Then as
+        many of the oldest turns go as make it fit into half of the context: the rest must be read again, which should
+        not happen at every turn.
+        """
+        context = self.sequence.context
+        system = self._system()
+        answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)
+        prompt = self.encode_chat(system + history)
+        if len(prompt) + answer_room <= context:
+            return history, prompt
+        turns = [index for index, message in enumerate(history) if message["role"] == "user"]
+
+        def fits(turn: int) -> bool:
+            return len(self.encode_chat(system + history[turns[turn] :])) <= context // 2
+
+        first = bisect_left(range(len(turns) - 1), True, key=fits)  # at least the last turn stays
+        kept = history[turns[first] :]
+        return kept, self.encode_chat(system + kept)

@@ -1,0 +1,409 @@
+"""The engine on a tiny model: what it refuses, what it keeps between calls, and what it costs."""
+
+import subprocess
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from tiny_model import HEADS, HIDDEN, KV_HEADS, WIDTH, write_tiny_model
+
+from localllm.config import Config
+from localllm.engine.model import Engine
+from localllm.errors import ContextError, MemoryLimitError, ModelError, UsageError
+from localllm.gguf_file import GGUFFile, Tensor
+from quant.formats import BY_NAME
+
+BACKENDS = ["cpu", "reference"]
+TOKENS = np.random.default_rng(0).integers(0, 260, 700)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", context=1024)
+
+
+@pytest.fixture
+def file(path):
+    with GGUFFile.open(path) as file:
+        yield file
+
+
+@pytest.fixture
+def opened(file):
+    """A function that opens engines on `file`, which tests may have changed; they are closed in the end."""
+    engines = []
+
+    def open_engine(**options) -> Engine:
+        engines.append(Engine(file, Config.from_metadata(file.metadata, file.path), **{"threads": 2, **options}))
+        return engines[-1]
+
+    yield open_engine
+    for engine in engines:
+        engine.close()
+
+
+def nmse(got: np.ndarray, exact: np.ndarray) -> float:
+    return float(((got - exact) ** 2).sum() / (exact.astype(np.float64) ** 2).sum())
+
+
+def change(file: GGUFFile, name: str, values: np.ndarray, format: str = "F32") -> None:
+    """Replace a tensor, or add one."""
+    data = gguf.quantize(values.astype(np.float32), gguf.GGMLQuantizationType[format]).view(np.uint8)
+    data = data.reshape(*values.shape[:-1], -1) if values.ndim > 1 else data.reshape(-1)
+    file.tensors[name] = Tensor(name, BY_NAME[format], values.shape, data)
+
+
+# ---- what forward does ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_which_logits_are_returned(opened, backend):
+    engine = opened(backend=backend)
+    every = engine.forward(TOKENS[:20], 0, "all")
+    assert every.shape == (20, engine.vocab_size)
+    assert every.dtype == np.float32
+    assert np.isfinite(every).all()
+    np.testing.assert_allclose(engine.forward(TOKENS[:20], 0), every[-1:], rtol=1e-4, atol=1e-5)
+    assert engine.forward(TOKENS[:20], 0, "none").shape == (0, engine.vocab_size)
+    assert engine.forward(TOKENS[:600], 0, "all").shape == (600, engine.vocab_size)  # two batches
+    assert engine.forward(TOKENS[:600], 0, "last").shape == (1, engine.vocab_size)
+    assert engine.forward(TOKENS[:600], 0, "none").shape == (0, engine.vocab_size)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tokens_may_be_a_list_or_an_array(opened, backend):
+    engine = opened(backend=backend)
+    expected = engine.forward([5, 6, 7], 0)
+    np.testing.assert_array_equal(engine.forward(np.array([5, 6, 7], np.int32), np.int64(0)), expected)
+    np.testing.assert_array_equal(engine.forward((5, 6, 7), 0), expected)
+
+
+def test_logits_are_the_callers_own(opened):
+    engine = opened()
+    first = engine.forward(TOKENS[:3], 0, "all")
+    kept = first.copy()
+    engine.forward(TOKENS[50:53], 0, "all")
+    np.testing.assert_array_equal(first, kept)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_later_positions_are_overwritten(opened, backend):
+    """Going back to a position forgets what came after it: the result is that of a fresh engine."""
+    used, fresh = opened(backend=backend, context=700), opened(backend=backend, context=700)
+    used.forward(TOKENS[:600], 0)
+    other = [*TOKENS[:37], *TOKENS[100:120]]
+    got = used.forward(other[37:], 37, "all")
+    assert nmse(got, fresh.forward(other, 0, "all")[37:]) < 1e-10
+    assert nmse(used.forward([3], len(other)), fresh.forward([3], len(other))) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "splits", [(1,), (16,), (17, 18, 19), (64, 128), (1, 2, 3, 4, 5, 6, 7, 8, 9), (511, 512), (513, 599)]
+)
+def test_a_prompt_in_pieces_is_the_same_prompt(opened, splits):
+    whole, pieces = opened(kv_type="f32"), opened(kv_type="f32")
+    expected = whole.forward(TOKENS[:600], 0, "all")
+    ends = [0, *splits, 600]
+    got = [pieces.forward(TOKENS[a:b], a, "all") for a, b in pairwise(ends)]
+    assert nmse(np.concatenate(got), expected) < 1e-10
+
+
+def test_a_prompt_cut_in_two_anywhere(opened):
+    engine = opened(kv_type="f32")
+    expected = engine.forward(TOKENS[:40], 0, "all")
+    for cut in range(1, 40):
+        engine.forward(TOKENS[:cut], 0, "none")
+        assert nmse(engine.forward(TOKENS[cut:40], cut, "all"), expected[cut:]) < 1e-10
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_last_place_of_the_context_can_be_used(opened, backend):
+    engine, roomy = opened(backend=backend, context=37), opened(backend=backend, context=512)
+    assert engine.context == 37
+    np.testing.assert_allclose(engine.forward(TOKENS[:37], 0), roomy.forward(TOKENS[:37], 0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(engine.forward([9], 36), roomy.forward([9], 36), rtol=1e-5, atol=1e-6)
+
+
+def test_context_as_trained_unless_said_otherwise(opened):
+    assert opened().context == 1024
+    assert opened(context=4096).context == 4096
+
+
+# ---- precision ------------------------------------------------------------------------------------------------------
+
+
+def test_cpu_agrees_with_reference(opened):
+    cpu, reference = opened(kv_type="f32"), opened(kv_type="f32", backend="reference")
+    assert nmse(cpu.forward(TOKENS[:600], 0, "all"), reference.forward(TOKENS[:600], 0, "all")) < 1e-10
+
+
+def test_f16_cache_is_close_to_f32(opened):
+    f32, f16, reference = opened(kv_type="f32"), opened(kv_type="f16"), opened(kv_type="f16", backend="reference")
+    exact, rounded = f32.forward(TOKENS[:300], 0, "all"), f16.forward(TOKENS[:300], 0, "all")
+    assert 1e-12 < nmse(rounded, exact) < 1e-5
+    assert nmse(rounded, reference.forward(TOKENS[:300], 0, "all")) < 1e-6
+
+
+@pytest.mark.parametrize("format", ["F16", "BF16", "Q4_0", "Q8_0"])
+@pytest.mark.parametrize("width", [64, 96])
+def test_formats(opened, file, format, width):
+    """Also columns that are no multiple of 64, which the int8 kernels do not take."""
+    generator = np.random.default_rng(0)
+    for layer in range(2):
+        for name, shape in (("gate", (width, WIDTH)), ("up", (width, WIDTH)), ("down", (WIDTH, width))):
+            change(file, f"blk.{layer}.ffn_{name}.weight", generator.normal(0, 0.1, shape), format)
+    change(file, "token_embd.weight", generator.normal(0, 1, file.tensors["token_embd.weight"].shape), format)
+    cpu, reference = opened(kv_type="f32"), opened(kv_type="f32", backend="reference")
+    exact = reference.forward(TOKENS[:300], 0, "all")
+    bound = {64: 1e-4, 96: 1e-4}[width] if format.startswith("Q") else 1e-10
+    assert nmse(cpu.forward(TOKENS[:300], 0, "all"), exact) < bound
+    precise = np.concatenate([cpu.forward(TOKENS[i : i + 60], i, "all") for i in range(0, 300, 60)])
+    assert nmse(precise, exact) < (1e-7 if format.startswith("Q") else 1e-10)
+
+
+def test_threads_do_not_change_a_bit(opened):
+    results = []
+    for threads in (1, 2, 3, 5):
+        engine = opened(threads=threads, kv_type="f32")
+        prompt = engine.forward(TOKENS[:600], 0, "all")
+        steps = [engine.forward([token], 600 + i) for i, token in enumerate(TOKENS[600:650])]
+        results.append(np.concatenate([prompt, *steps]))
+        engine.close()
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+# ---- what forward refuses -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "ids",
+    [[], [-1], [1, 268], [2**31], [2**70], [[1, 2]], ["a"], [1.5], [None], 5, "12", [True, float("nan")]],
+    ids=repr,
+)
+def test_ids_that_are_none(opened, backend, ids):
+    engine = opened(backend=backend)
+    with pytest.raises(UsageError, match="token ids"):
+        engine.forward(ids, 0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("tokens", "position"), [(1025, 0), (1, 1024), (2, 1023), (1, -1), (1, 2**70)])
+def test_tokens_beyond_the_context(opened, backend, tokens, position):
+    engine = opened(backend=backend)
+    with pytest.raises(ContextError, match="1024"):
+        engine.forward([1] * tokens, position)
+
+
+def test_unknown_logits(opened):
+    with pytest.raises(UsageError):
+        opened().forward([1], 0, "first")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_type": "f64"}, {"kv_type": "F16"}, {"backend": "gpu"}, {"context": -1}, {"context": 0}, {"threads": -1},
+        {"threads": 0}, {"threads": 100000}, {"backend": "reference", "context": -5},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_options_that_make_no_sense(opened, options):
+    with pytest.raises(UsageError) as error:
+        opened(**options)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("context", [1 << 45, 1 << 70])
+def test_a_context_beyond_all_memory(opened, context):
+    with pytest.raises(MemoryLimitError, match="context"):
+        opened(context=context)
+
+
+# ---- models that are refused ----------------------------------------------------------------------------------------
+
+
+def refusal(opened, backend: str = "cpu") -> str:
+    """The message with which the model is refused, at the latest when it is used: one printable line."""
+    with pytest.raises(ModelError) as error:
+        opened(backend=backend).forward([1, 2, 3], 0)
+    message = str(error.value)
+    assert message.isprintable()
+    assert len(message) < 500
+    return message
+
+
+EVERY_TENSOR = [
+    "token_embd.weight", "output_norm.weight", "blk.0.attn_norm.weight", "blk.1.attn_q.weight", "blk.0.attn_k.weight",
+    "blk.1.attn_v.weight", "blk.0.attn_output.weight", "blk.1.ffn_norm.weight", "blk.0.ffn_gate.weight",
+    "blk.1.ffn_up.weight", "blk.0.ffn_down.weight",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", EVERY_TENSOR)
+def test_missing_tensors(opened, file, backend, name):
+    del file.tensors[name]
+    assert name in refusal(opened, backend)
+
+
+def test_a_missing_output_is_the_embedding(opened, file):
+    del file.tensors["output.weight"]
+    got = opened(kv_type="f32").forward(TOKENS[:5], 0, "all")
+    assert nmse(got, opened(kv_type="f32", backend="reference").forward(TOKENS[:5], 0, "all")) < 1e-10
+
+
+@pytest.mark.parametrize("grow", [64, -16])
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("name", [*EVERY_TENSOR, "output.weight"])
+def test_wrong_shapes(opened, file, name, axis, grow):
+    """Kernels check nothing: a matrix that is too small or too large would make them read other memory."""
+    shape = list(file.tensors[name].shape)
+    shape[axis] += grow
+    change(file, name, np.ones(shape))
+    refusal(opened)
+
+
+@pytest.mark.parametrize("name", EVERY_TENSOR)
+def test_wrong_number_of_dimensions(opened, file, name):
+    shape = file.tensors[name].shape
+    change(file, name, np.ones((*shape, 32) if len(shape) == 1 else (1, *shape)))
+    assert name in refusal(opened)
+
+
+def test_a_residual_stream_of_another_width(opened, file):
+    """Every matrix fits the next, but not the stream that it is added to."""
+    change(file, "blk.1.attn_output.weight", np.ones((2 * WIDTH, WIDTH)))
+    change(file, "blk.1.ffn_norm.weight", np.ones(2 * WIDTH))
+    for name in ("gate", "up"):
+        change(file, f"blk.1.ffn_{name}.weight", np.ones((HIDDEN, 2 * WIDTH)))
+    change(file, "blk.1.ffn_down.weight", np.ones((2 * WIDTH, HIDDEN)))
+    change(file, "output_norm.weight", np.ones(2 * WIDTH))
+    change(file, "output.weight", np.ones((file.tensors["output.weight"].shape[0], 2 * WIDTH)))
+    refusal(opened)
+
+
+@pytest.mark.parametrize("gate", [HIDDEN // 2, 2 * HIDDEN])
+def test_gate_and_up_of_different_widths(opened, file, gate):
+    change(file, "blk.0.ffn_gate.weight", np.ones((gate, WIDTH)))
+    refusal(opened)
+
+
+@pytest.mark.parametrize("size", [WIDTH - 1, 2 * WIDTH, 1])
+def test_bias_of_a_wrong_length(opened, file, size):
+    change(file, "blk.0.attn_q.bias", np.ones(size))
+    assert "blk.0.attn_q.bias" in refusal(opened)
+
+
+@pytest.mark.parametrize("size", [7, 9, 1, 16])
+def test_rope_factors_of_a_wrong_length(opened, file, size):
+    change(file, "rope_freqs.weight", np.ones(size))
+    assert "rope_freqs.weight" in refusal(opened)
+
+
+def test_formats_that_are_no_weights(opened, file):
+    tensor = file.tensors["blk.0.attn_q.weight"]
+    for name in ("I32", "F64", "I8"):
+        data = np.zeros((WIDTH, WIDTH * BY_NAME[name].bytes), np.uint8)
+        file.tensors[tensor.name] = Tensor(tensor.name, BY_NAME[name], tensor.shape, data)
+        assert name in refusal(opened)
+
+
+def test_a_norm_in_a_block_format(opened, file):
+    change(file, "output_norm.weight", np.ones((1, WIDTH)), "Q8_0")
+    tensor = file.tensors["output_norm.weight"]
+    file.tensors[tensor.name] = Tensor(tensor.name, tensor.format, (WIDTH,), tensor.data.reshape(-1))
+    assert "output_norm.weight" in refusal(opened)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"llama.vocab_size": 200},
+        {"llama.vocab_size": 10**7},
+        {"llama.block_count": 3},
+        {"llama.block_count": 1 << 24},
+        {"llama.embedding_length": 128},
+        {"llama.embedding_length": 1 << 24},
+        {"llama.attention.head_count": 2 * HEADS},
+        {"llama.attention.head_count": 1 << 24, "llama.attention.head_count_kv": 1 << 24},
+        {"llama.attention.head_count": HEADS, "llama.attention.head_count_kv": 2 * KV_HEADS},
+        {"llama.attention.head_count_kv": 1},
+        {"llama.attention.key_length": 32, "llama.attention.value_length": 32},
+        {"llama.attention.key_length": 8, "llama.attention.value_length": 8, "llama.rope.dimension_count": 8},
+        {"llama.expert_count": 4},
+        {"general.architecture": "clip", "clip.block_count": 1},
+    ],
+    ids=repr,
+)
+def test_metadata_that_do_not_fit_the_tensors(opened, file, changes):
+    file.metadata.update(changes)
+    refusal(opened)
+
+
+def test_huge_vocabulary_in_metadata_is_refused_for_its_tensors(opened, file):
+    """tokenizer.ggml.tokens says how many tokens there are; the embedding has to have as many rows."""
+    del file.metadata["llama.vocab_size"]
+    file.metadata["tokenizer.ggml.tokens"] = ["a"] * 300
+    assert "token_embd.weight" in refusal(opened)
+
+
+# ---- what an engine costs -------------------------------------------------------------------------------------------
+
+MEMORY = """
+import sys
+from pathlib import Path
+from localllm.config import Config
+from localllm.engine.model import Engine
+from localllm.gguf_file import GGUFFile
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+file = GGUFFile.open(sys.argv[1])
+config = Config.from_metadata(file.metadata)
+first = Engine(file, config, threads=2, context=64)
+first.forward([1, 2, 3], 0)
+before = resident()
+engine = Engine(file, config, threads=2, context=131072)
+after_opening = resident()
+engine.forward([1, 2, 3], 0)
+after_use = resident()
+for position in range(0, 4096, 512):
+    engine.forward([5] * 512, position)
+print(after_opening - before, after_use - before, resident() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_a_long_context_costs_only_what_is_used(path):
+    """131072 tokens are 16 MiB of cache per layer and side here; 4096 of them are used, 0.5 MiB of each."""
+    output = subprocess.run([sys.executable, "-c", MEMORY, path], capture_output=True, text=True, check=True).stdout
+    opening, use, filled = (int(number) / 2**20 for number in output.split())
+    assert opening < 4
+    assert use < 8
+    assert filled < 24
+
+
+def test_engines_leave_no_threads_behind(opened):
+    before = threading.active_count()
+    for threads in (2, 3, 5) * 7:
+        engine = opened(threads=threads, context=64)
+        engine.forward([1, 2], 0)
+        engine.close()
+        engine.close()
+    assert threading.active_count() == before
+
+
+def test_several_engines_at_once_do_not_mix(opened):
+    engines = [opened(kv_type="f32") for _ in range(3)]
+    expected = [opened(kv_type="f32").forward(TOKENS[start : start + 20], 0) for start in (0, 100, 200)]
+    for engine, start in zip(engines, (0, 100, 200), strict=True):
+        engine.forward(TOKENS[start : start + 19], 0, "none")
+    got = [engine.forward([TOKENS[start + 19]], 19) for engine, start in zip(engines, (0, 100, 200), strict=True)]
+    assert nmse(np.array(got), np.array(expected)) < 1e-10
