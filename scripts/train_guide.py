@@ -321,7 +321,7 @@ def export(model: Guide, tokenizer: Tokenizer, path: Path) -> None:
     writer.add_type("model")
     writer.add_name("localllm guide")
     writer.add_description("A tiny model that answers questions about localllm; trained by scripts/train_guide.py")
-    writer.add_license("apache-2.0")
+    writer.add_license("mit")
     writer.add_size_label(f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.1f}M")
     writer.add_languages(["en"])
     writer.add_context_length(shape.context)

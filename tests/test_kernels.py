@@ -8,6 +8,8 @@ import gguf
 import numpy as np
 import pytest
 
+from localllm.kernels import cpu
+from localllm.kernels.cpu.blocks import UNPACK
 from localllm.kernels.cpu.quantized_formats import QUANTIZED
 from localllm.kernels.library import Library
 from quant.formats import BY_NAME
@@ -142,6 +144,13 @@ def product_error(got: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
     x, weights = x.astype(np.float64), weights.astype(np.float64)
     size = (x**2 @ (weights**2).T).sum(axis=1)
     return float((((got - x @ weights.T) ** 2).sum(axis=1) / size).max())
+
+
+def test_the_lists_of_formats_agree():
+    """localllm.kernels.cpu names them without importing Numba."""
+    assert {name: format.sub_block for name, format in QUANTIZED.items()} == cpu.SUB_BLOCK
+    assert UNPACK.keys() - QUANTIZED.keys() == cpu.GENERIC
+    assert set(PLAIN) == cpu.PLAIN
 
 
 # ---- row by row -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import click
 
 import localllm
 from localllm.cli import options
@@ -23,43 +25,24 @@ Ctrl-C           stop the answer; what was said stays
 Alt-Enter        a new line, as a backslash at the end of a line"""
 
 
+@click.command()
+@options.optional_model
+@options.system
+@options.engine
+@options.generation
 def chat(
-    model: options.OptionalModelPath = None,
-    system: options.System = None,
-    max_tokens: options.MaxTokens = -1,
-    context: options.ContextSize = 0,
-    threads: options.ThreadCount = None,
-    temp: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    typical: options.Typical = None,
-    repeat_penalty: options.RepeatPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    kv_type: options.KVType = "f16",
+    model: str | None, system: str | None, context: int | None, threads: int | None, kv_type: str, **choices: Any
 ) -> None:
-    """Talk with a model. When stdin is not a terminal, it is the prompt, and one answer is given as by `run`."""
+    """Talk with a model, or with the built-in one.
+
+    When stdin is not a terminal, it is the prompt, and one answer is given as by `run`.
+    """
     interactive = is_terminal(sys.stdin)
     text = "" if interactive else single.whole_prompt(None, None)
     line = ProgressLine()
-    chosen = options.generation_options(
-        max_tokens,
-        stop,
-        single.reading(line),
-        temperature=temp,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        typical=typical,
-        repeat_penalty=repeat_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-    )
-    with options.open_model(model or localllm.builtin_model(), threads, context, kv_type) as opened:
+    chosen = options.generation_options(options.reading(line), **choices)
+    path = model or str(localllm.builtin_model())
+    with options.open_model(path, context, threads, kv_type) as opened:
         if interactive:
             exit_on_sigterm()
             Conversation(opened, system, chosen, line).hold()

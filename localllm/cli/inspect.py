@@ -4,12 +4,20 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import click
+
 from localllm.cli import options
 from localllm.cli.terminal import printable, write
 
 
-def inspect(model: options.ModelPath, as_json: options.AsJson = False) -> None:
-    """Show a model's architecture, sizes, formats, vocabulary and memory needs. --json lists all tensors too."""
+@click.command()
+@options.model
+@options.as_json
+def inspect(model: str, as_json: bool) -> None:
+    """Show what is in a model file.
+
+    Its architecture, sizes, formats, vocabulary, and the memory that it needs; with --json, every tensor too.
+    """
     from localllm.inspect_model import inspect_model
 
     facts = inspect_model(model)

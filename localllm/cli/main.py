@@ -15,9 +15,11 @@ import sys
 def main() -> None:
     """Run the command line, then exit."""
     try:
-        from localllm.cli.app import run  # here, so that Ctrl-C while Python imports is an interruption like any other
+        from localllm.cli.app import (
+            execute,  # here, so that Ctrl-C while Python imports is an interruption like any other
+        )
 
-        code = run(sys.argv[1:])
+        code = execute(sys.argv[1:])
         if sys.stdout is not None:
             sys.stdout.flush()
     except BaseException as error:
@@ -52,7 +54,7 @@ def explained(error: BaseException) -> tuple[str, int]:
 
     if isinstance(error, LocalllmError):
         return str(error), error.exit_code
-    if hasattr(error, "format_message"):  # typer's complaints about arguments
+    if hasattr(error, "format_message"):  # Click's complaints about arguments
         return error.format_message(), 2
     if isinstance(error, MemoryError):
         return "not enough memory", MemoryLimitError.exit_code

@@ -1,112 +1,107 @@
 """Arguments that several commands have, and what they become."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
+
+from localllm.cli.terminal import ProgressLine, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from localllm.api import Model
     from localllm.generate import GenerationOptions
 
-ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file.", show_default=False)]
-OptionalModelPath = Annotated[
-    Path | None, typer.Argument(metavar="[MODEL]", help="A GGUF file; without it, the built-in model.")
-]
-System = Annotated[str | None, typer.Option("-sys", "--system", metavar="TEXT", help="The system message.")]
-MaxTokens = Annotated[
-    int, typer.Option("-n", "--max-tokens", metavar="N", help="The most tokens of an answer; -1: until it ends.")
-]
-ContextSize = Annotated[
-    int,
-    typer.Option(
-        "-c", "--context", metavar="N", help="Tokens of conversation to hold; 0: as many as the model was trained for."
-    ),
-]
-ThreadCount = Annotated[
-    int | None,
-    typer.Option("-t", "--threads", metavar="N", help="Threads; normally one per physical core.", show_default=False),
-]
-KVType = Annotated[str, typer.Option("--kv-type", metavar="TYPE", help="How the cache is stored: f16 or f32.")]
-Temperature = Annotated[
-    float | None,
-    typer.Option("--temp", metavar="T", help="Lower is soberer; 0: always the most likely token. [default: 0.8]"),
-]
-TopK = Annotated[
-    int | None, typer.Option("--top-k", metavar="K", help="Choose among the K likeliest; 0: all. [default: 40]")
-]
-TopP = Annotated[
-    float | None,
-    typer.Option("--top-p", metavar="P", help="Choose among the likeliest that together have P. [default: 0.95]"),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option("--min-p", metavar="P", help="Drop what is less than P times as likely as the best. [default: 0.05]"),
-]
-Typical = Annotated[
-    float | None,
-    typer.Option("--typical", metavar="P", help="Choose among the most typical that have P; 1: all. [default: 1.0]"),
-]
-RepeatPenalty = Annotated[
-    float | None, typer.Option("--repeat-penalty", metavar="X", help="Divide logits of recent tokens. [default: 1.0]")
-]
-PresencePenalty = Annotated[
-    float | None,
-    typer.Option("--presence-penalty", metavar="X", help="Subtract from logits of recent tokens. [default: 0.0]"),
-]
-FrequencyPenalty = Annotated[
-    float | None,
-    typer.Option("--frequency-penalty", metavar="X", help="Subtract for each recent occurrence. [default: 0.0]"),
-]
-Seed = Annotated[
-    int | None, typer.Option("-s", "--seed", metavar="N", help="The same seed, the same answer; normally random.")
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option("-r", "--stop", metavar="TEXT", help="End the answer before this text; may be repeated."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
-Stats = Annotated[bool, typer.Option("--stats", help="Tell on stderr how long it took.")]
+Function = Callable[..., Any]
+
+
+def together(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """Several options as one decorator; the help lists them in this order."""
+
+    def decorate(function: Function) -> Function:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+def number(*names: str, kind: type = float, metavar: str = "N", help: str) -> Callable[[Function], Function]:
+    """An option with a number; None means the default, which `help` names."""
+    return click.option(*names, type=kind, metavar=metavar, help=help)
+
+
+model = click.argument("model", metavar="MODEL")
+optional_model = click.argument("model", metavar="[MODEL]", required=False)
+system = click.option("-sys", "--system", metavar="TEXT", help="The system message: how the model should answer.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
+
+engine = together(
+    number("-c", "--context", kind=int, help="Tokens to hold.  [default: what the model was trained for]"),
+    number("-t", "--threads", kind=int, help="Threads.  [default: one per physical core that is free to use]"),
+    click.option("--kv-type", type=click.Choice(["f16", "f32"]), default="f16", help="Numbers in the cache."),
+)
+
+# The names of the parameters are the fields of GenerationOptions and SamplingOptions, whose defaults the help repeats:
+# to ask them would import NumPy. A test compares.
+generation = together(
+    number("-n", "--max-tokens", kind=int, help="The most tokens of an answer.  [default: -1, until it ends]"),
+    click.option("-r", "--stop", metavar="TEXT", multiple=True, help="End the answer before this text.  [repeatable]"),
+    number("-s", "--seed", kind=int, help="The same seed, the same answer.  [default: random]"),
+    number("--temp", "temperature", help="Lower is soberer; 0: always the likeliest token.  [default: 0.8]"),
+    number("--top-k", kind=int, help="Choose among the N likeliest; 0: all.  [default: 40]"),
+    number("--typical", help="Choose among the most typical that together have probability N.  [default: 1.0]"),
+    number("--top-p", help="Choose among the likeliest that together have probability N.  [default: 0.95]"),
+    number("--min-p", help="Drop what is less than N times as likely as the likeliest.  [default: 0.05]"),
+    number("--repeat-penalty", help="Divide the logits of recent tokens by N.  [default: 1.0]"),
+    number("--presence-penalty", help="Subtract N from the logits of recent tokens.  [default: 0.0]"),
+    number("--frequency-penalty", help="Subtract N for each recent occurrence.  [default: 0.0]"),
+)
 
 
 def generation_options(
-    max_tokens: int, stop: list[str] | None, on_progress: "Callable[[int, int], None]", **sampling: Any
+    on_progress: Callable[[int, int], None], max_tokens: int | None, stop: tuple[str, ...], **sampling: Any
 ) -> "GenerationOptions":
-    """Checked options; of `sampling` (fields of SamplingOptions), None means the default. Raises UsageError."""
+    """What the options of `generation` say, checked; `on_progress` hears of the prefill. Raises UsageError."""
     from localllm.generate import GenerationOptions
     from localllm.sampling import SamplingOptions
 
     given = {name: value for name, value in sampling.items() if value is not None}
-    limit = None if max_tokens == -1 else max_tokens
-    return GenerationOptions(limit, tuple(stop or ()), SamplingOptions(**given), on_progress)
+    return GenerationOptions(None if max_tokens == -1 else max_tokens, stop, SamplingOptions(**given), on_progress)
 
 
-def open_model(path: Path, threads: int | None, context: int, kv_type: str) -> "Model":
-    """Open a model for a command: progress and warnings go to stderr."""
-    from localllm.api import open_model
-    from localllm.cli.terminal import ProgressLine, say
+def open_model(path: str, context: int | None, threads: int | None, kv_type: str) -> "Model":
+    """Open a model as the options of `engine` say; progress and warnings go to stderr."""
+    from localllm import api
 
     line = ProgressLine()
     try:
-        model = open_model(path, threads, context, kv_type, progress=compiling(line))
+        opened = api.open_model(path, threads, context, kv_type, progress=compiling(line))
     finally:
         line.clear()
-    if model.tokenizer.warning:
-        say(f"localllm: warning: {model.tokenizer.warning}")
-    if model.context > model.trained_context:
+    if opened.tokenizer.warning:
+        say(f"localllm: warning: {opened.tokenizer.warning}")
+    if opened.context > opened.trained_context:
         say(
-            f"localllm: warning: a context of {model.context} is more than the {model.trained_context} tokens "
+            f"localllm: warning: a context of {opened.context} is more than the {opened.trained_context} tokens "
             "that the model was trained for; answers may get worse beyond"
         )
-    return model
+    return opened
 
 
-def compiling(line: Any) -> "Callable[[int, int], None]":
+def compiling(line: ProgressLine) -> Callable[[int, int], None]:
     """A callback for api.open_model that shows its progress on the line."""
 
     def show(done: int, total: int) -> None:
         line.show(f"compiling kernels for this computer, once: {done} of {total}")
+
+    return show
+
+
+def reading(line: ProgressLine) -> Callable[[int, int], None]:
+    """A callback for the prefill that shows its progress on the line; a short prompt needs none."""
+
+    def show(done: int, total: int) -> None:
+        if done:
+            line.show(f"reading the prompt: {done} of {total} tokens")
 
     return show

@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from localllm.cli import options
 from localllm.cli.terminal import ProgressLine, is_terminal, say, write
@@ -14,53 +14,43 @@ from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generate import Generation
+    from localllm.generate import Generation, GenerationOptions
 
 
+@click.command()
+@options.model
+@click.option("-p", "--prompt", metavar="TEXT", help="The prompt.")
+@click.option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt.")
+@options.system
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
+@options.as_json
+@click.option("--stats", is_flag=True, help="Tell on stderr how long it took.")
+@options.engine
+@options.generation
 def run(
-    model: options.ModelPath,
-    prompt: Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")] = None,
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="A file with (the rest of) the prompt.")] = None,
-    system: options.System = None,
-    max_tokens: options.MaxTokens = -1,
-    context: options.ContextSize = 0,
-    threads: options.ThreadCount = None,
-    temp: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    typical: options.Typical = None,
-    repeat_penalty: options.RepeatPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")] = False,
-    as_json: options.AsJson = False,
-    stats: options.Stats = False,
-    kv_type: options.KVType = "f16",
+    model: str,
+    prompt: str | None,
+    file: str | None,
+    system: str | None,
+    raw: bool,
+    as_json: bool,
+    stats: bool,
+    context: int | None,
+    threads: int | None,
+    kv_type: str,
+    **choices: Any,
 ) -> None:
-    """Answer one prompt. Text piped to stdin is added to the prompt after a blank line."""
+    """Answer one prompt.
+
+    Text that is piped to stdin is added to the prompt after a blank line. The answer goes to stdout, nothing else does.
+    """
     started = perf_counter()
     text = whole_prompt(prompt, file)
     line = ProgressLine()
-    chosen = options.generation_options(
-        max_tokens,
-        stop,
-        reading(line),
-        temperature=temp,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        typical=typical,
-        repeat_penalty=repeat_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-    )
+    chosen = options.generation_options(options.reading(line), **choices)
     if raw and system is not None:
         raise UsageError("-sys needs a chat template, which --raw switches off")
-    with options.open_model(model, threads, context, kv_type) as opened:
+    with options.open_model(model, context, threads, kv_type) as opened:
         load_s = perf_counter() - started
         answer = begin(opened, text, system, raw, chosen)
         interrupted = stream(answer, line, silent=as_json)
@@ -73,12 +63,12 @@ def run(
         raise KeyboardInterrupt
 
 
-def whole_prompt(prompt: str | None, file: Path | None) -> str:
+def whole_prompt(prompt: str | None, file: str | None) -> str:
     """The text of -p, the file of -f and what is piped to stdin, with blank lines between. Raises UsageError."""
     parts = [] if prompt is None else [prompt.encode(errors="surrogateescape").decode(errors="replace")]
     if file is not None:
         try:
-            parts.append(text_of(file.read_bytes()))
+            parts.append(text_of(Path(file).read_bytes()))
         except OSError as error:
             raise UsageError(f"cannot read the prompt from {file}: {error.strerror}") from None
     if sys.stdin is not None and not is_terminal(sys.stdin):
@@ -95,7 +85,7 @@ def text_of(data: bytes) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def begin(model: "Model", text: str, system: str | None, raw: bool, chosen: Any) -> "Generation":
+def begin(model: "Model", text: str, system: str | None, raw: bool, chosen: "GenerationOptions") -> "Generation":
     """The answer to the prompt, by the file's chat template if it has one and `raw` does not forbid it."""
     if raw or (model.tokenizer.chat_template is None and system is None):
         return model.session.complete(text, chosen)
@@ -120,16 +110,6 @@ def stream(answer: "Generation", line: ProgressLine, silent: bool = False) -> bo
     if not silent and (answer.text or not interrupted):
         write("\n")
     return interrupted
-
-
-def reading(line: ProgressLine) -> Any:
-    """A callback for the prefill that shows its progress on the line; a short prompt needs none."""
-
-    def show(done: int, total: int) -> None:
-        if done:
-            line.show(f"reading the prompt: {done} of {total} tokens")
-
-    return show
 
 
 def report(model: "Model", answer: "Generation", load_s: float, total_s: float) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 import json
 import sys
-from typing import Annotated
 
-import typer
+import click
 
 from localllm.cli import options
 from localllm.cli.run import text_of
@@ -12,15 +11,16 @@ from localllm.cli.terminal import is_terminal, say, write
 from localllm.errors import UsageError
 
 
-def tokenize(
-    model: options.ModelPath,
-    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The text; without it, stdin.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help='Print a list of {"id", "piece"} instead.')] = False,
-) -> None:
-    """Show the tokens of a text, one per line: its id, a tab, and what it stands for, quoted as in JSON.
+@click.command()
+@options.model
+@click.argument("text", metavar="[TEXT]", required=False)
+@click.option("--json", "as_json", is_flag=True, help='Print a list of {"id", "piece"} instead.')
+def tokenize(model: str, text: str | None, as_json: bool) -> None:
+    """Show the tokens of a text.
 
-    The text is read as `run --raw` reads it: with a BOS token if the model wants one, and texts like <|im_end|> are
-    special tokens. Bytes that are part of a character are written \\xNN. The file may hold a vocabulary only.
+    One per line: its id, a tab, and the text that it stands for, quoted as in JSON; bytes that are part of a character
+    are written \\xNN. Without TEXT, stdin is read. The text is taken as `run --raw` takes it: with a BOS token if the
+    model wants one, and special tokens like <|im_end|> are what they say. MODEL may hold a vocabulary only.
     """
     from localllm.api import open_tokenizer
 
@@ -33,9 +33,8 @@ def tokenize(
         text = text_of(sys.stdin.buffer.read())
     ids = tokenizer.encode(text.encode(errors="surrogateescape").decode(errors="replace"), special=True, bos=True)
     pieces = [tokenizer.token_bytes(token, special=True).decode(errors="backslashreplace") for token in ids]
+    tokens = [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]
     if as_json:
-        tokens = [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]
         write(json.dumps(tokens, ensure_ascii=False) + "\n")
     else:
-        for token, piece in zip(ids, pieces, strict=True):
-            write(f"{token}\t{json.dumps(piece, ensure_ascii=False)}\n")
+        write("".join(f"{token['id']}\t{json.dumps(token['piece'], ensure_ascii=False)}\n" for token in tokens))

@@ -1,12 +1,19 @@
 """localllm warmup: make the first start as fast as later ones."""
 
+import click
+
 import localllm
 from localllm.cli import options
 from localllm.cli.terminal import ProgressLine, dim
 
 
-def warmup(model: options.OptionalModelPath = None) -> None:
-    """Compile the kernels that a model needs for this computer, ahead of its first use."""
+@click.command()
+@options.optional_model
+def warmup(model: str | None) -> None:
+    """Compile the kernels ahead of time.
+
+    Those that MODEL needs, or the built-in model. Otherwise the first start does it, once per computer.
+    """
     from localllm.api import warmup as compile_kernels
 
     line = ProgressLine()

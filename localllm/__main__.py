@@ -1,0 +1,5 @@
+"""python -m localllm is localllm."""
+
+from localllm.cli.main import main
+
+main()

@@ -1,0 +1,510 @@
+"""The command line: exit codes, what goes to which stream, pipes, signals, and a conversation in a terminal."""
+
+import io
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from tiny_model import write_tiny_model
+
+import localllm
+from localllm.cli import app, main, terminal
+from localllm.cli.run import whole_prompt
+from localllm.errors import UsageError
+from localllm.sampling import SamplingOptions
+
+PROGRAM = [sys.executable, "-c", "import sys; sys.argv[0] = 'localllm'; from localllm.cli.main import main; main()"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm"}
+GREEDY = ["--temp", "0", "-n", "12"]
+LONG = ["--temp", "0", "-n", "100000"]  # would take minutes
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals of POSIX")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=200_000)
+    localllm.open(path).close()  # compiles the kernels, once
+    return str(path)
+
+
+def localllm_process(*arguments: str, stdin=b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """The whole program in a process of its own; stdin: bytes for a pipe, or a file."""
+    source = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
+    return subprocess.run(
+        [*PROGRAM, *arguments], capture_output=True, timeout=120, env={**ENVIRONMENT, **environment}, **source
+    )
+
+
+@pytest.fixture
+def cli(capfdbinary, monkeypatch):
+    """The program within this process: arguments to (exit code, stdout, stderr)."""
+
+    def call(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        monkeypatch.setattr(sys, "argv", ["localllm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main.main()
+        sys.stderr.flush()
+        out, err = capfdbinary.readouterr()
+        return end.value.code, out.decode(), err.decode()
+
+    return call
+
+
+def answer_of(cli, *arguments: str, stdin: bytes = b"") -> dict:
+    code, out, err = cli("run", *arguments, "--json", stdin=stdin)
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+# Help, versions, refusals.
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "inspect", "tokenize", "warmup"])
+def test_every_command_explains_itself(cli, command: str):
+    code, out, err = cli(command, "--help")
+    assert (code, err) == (0, "")
+    assert f"Usage: localllm {command}" in out
+    assert re.search(rf"^  {command} +[A-Z].*\.$", cli("--help")[1], re.MULTILINE)
+
+
+def test_the_help_tells_the_true_defaults():
+    defaults = SamplingOptions()
+    for command in (app.run, app.chat):
+        told = {
+            option.name: re.search(r"\[default: ([0-9.]+)\]", option.help or "")
+            for option in command.params
+            if option.name in SamplingOptions.__dataclass_fields__ and option.name != "seed"
+        }
+        assert told.keys() == SamplingOptions.__dataclass_fields__.keys() - {"seed"}
+        assert {name: float(match[1]) for name, match in told.items()} == {
+            name: getattr(defaults, name) for name in told
+        }
+
+
+def test_version(cli):
+    assert cli("--version") == (0, f"{localllm.__version__}\n", "")
+
+
+def test_nothing_asked(cli):
+    code, out, err = cli()
+    assert (code, out) == (2, "")
+    assert "Commands:" in err
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "reason"),
+    [
+        (2, ["run", "TINY"], "no prompt"),
+        (2, ["run", "TINY", "-p", ""], "no prompt"),
+        (2, ["run"], "MODEL"),
+        (2, ["run", "TINY", "-p", "x", "--bogus"], "--bogus"),
+        (2, ["run", "TINY", "-p", "x", "-n", "many"], "many"),
+        (2, ["run", "TINY", "-p", "x", "-n", "-2"], "max_tokens"),
+        (2, ["run", "TINY", "-p", "x", "-t", "0"], "threads"),
+        (2, ["run", "TINY", "-p", "x", "-c", "-5"], "context"),
+        (2, ["run", "TINY", "-p", "x", "--top-p", "2"], "top_p"),
+        (2, ["run", "TINY", "-p", "x", "--temp", "nan"], "temperature"),
+        (2, ["run", "TINY", "-p", "x", "-r", ""], "stop string"),
+        (2, ["run", "TINY", "-p", "x", "--kv-type", "f8"], "f8"),
+        (2, ["run", "TINY", "-p", "x", "-sys", "y", "--raw"], "--raw"),
+        (2, ["run", "TINY", "-f", "missing.txt"], "missing.txt"),
+        (2, ["tokenize", "TINY", "a", "b"], "b"),
+        (2, ["talk"], "talk"),
+        (3, ["run", "missing.gguf", "-p", "x"], "missing.gguf"),
+        (3, ["run", __file__, "-p", "x"], "not a GGUF file"),
+        (3, ["inspect", "missing.gguf"], "missing.gguf"),
+        (3, ["tokenize", "missing.gguf", "x"], "missing.gguf"),
+        (3, ["chat", "missing.gguf"], "missing.gguf"),
+        (3, ["warmup", "missing.gguf"], "missing.gguf"),
+        (4, ["run", "TINY", "-c", "30", "-p", "x" * 100], "1[0-9][0-9] tokens.* 30"),
+        (5, ["run", "TINY", "-c", str(10**16), "-p", "x"], "memory"),
+    ],
+)
+def test_refusals(cli, tiny: str, code: int, arguments: list[str], reason: str):
+    stdin = b"Hi" if arguments[0] == "chat" else b""
+    got, out, err = cli(*[tiny if word == "TINY" else word for word in arguments], stdin=stdin)
+    assert (got, out) == (code, "")
+    assert re.fullmatch(rf"(localllm: warning: .*\n)?localllm: error: .*{reason}.*\n", err)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (MemoryError(), 5, "not enough memory"),
+        (ZeroDivisionError("division\nby zero"), 1, "internal error.*ZeroDivisionError: division by zero"),
+    ],
+)
+def test_unexpected_errors_take_one_line(monkeypatch, capsys, error: Exception, code: int, reason: str):
+    monkeypatch.delenv("LOCALLLM_DEBUG", raising=False)
+    assert main.report(error) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(rf"localllm: error: {reason}.*\n", err)
+
+
+def test_a_traceback_for_developers():
+    done = localllm_process("inspect", "missing.gguf", LOCALLLM_DEBUG="1")
+    assert done.returncode == 3
+    assert b"Traceback" in done.stderr
+
+
+# run: the answer.
+
+
+def test_stdout_is_the_answer_and_a_line_break(tiny: str, cli):
+    expected = answer_of(cli, tiny, "-p", "Hi", *GREEDY)
+    done = localllm_process("run", tiny, "-p", "Hi", *GREEDY)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == expected["text"].encode() + b"\n"
+    assert expected["completion_tokens"] == len(expected["tokens"]) == 12
+
+
+def test_the_json_object(tiny: str, cli):
+    answer = answer_of(cli, tiny, "-p", "Hi", "-n", "5", "-s", "42")
+    times = {"load_s", "prefill_s", "ttft_s", "decode_s", "total_s", "prefill_tps", "decode_tps"}
+    assert answer.keys() == {
+        *("text", "tokens", "finish_reason", "prompt_tokens", "completion_tokens", "seed", "model", "timings")
+    }
+    assert answer["timings"].keys() == times
+    assert all(value > 0 for value in answer["timings"].values())
+    assert answer["timings"]["total_s"] > answer["timings"]["load_s"] + answer["timings"]["ttft_s"]
+    assert answer["model"] == {"path": tiny, "arch": "llama", "format": "F32"}
+    assert (answer["seed"], answer["finish_reason"], answer["completion_tokens"]) == (42, "length", 5)
+    model = localllm.Tokenizer.from_file(tiny)
+    prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert answer["prompt_tokens"] == len(model.encode(prompt, special=True))
+    assert answer["text"] == model.decode(answer["tokens"])
+
+
+def test_a_seed_reproduces(tiny: str, cli):
+    first = answer_of(cli, tiny, "-p", "Hi", "-n", "20")
+    again = answer_of(cli, tiny, "-p", "Hi", "-n", "20", "--seed", str(first["seed"]))
+    assert (again["tokens"], again["seed"]) == (first["tokens"], first["seed"])
+    assert answer_of(cli, tiny, "-p", "Hi", "-n", "20")["seed"] != first["seed"]
+
+
+def test_raw_system_and_stop(tiny: str, cli):
+    raw = answer_of(cli, tiny, "-p", "Hi", "--raw", *GREEDY)
+    assert raw["prompt_tokens"] == 2
+    plain = answer_of(cli, tiny, "-p", "Hi", *GREEDY)
+    told = answer_of(cli, tiny, "-p", "Hi", "-sys", "Be brief", *GREEDY)
+    assert told["prompt_tokens"] > plain["prompt_tokens"] + len("Be brief")
+    half = plain["text"][: len(plain["text"]) // 2]
+    stopped = answer_of(cli, tiny, "-p", "Hi", "-r", "never said", "-r", plain["text"][len(half) :], *GREEDY)
+    assert plain["text"].startswith(stopped["text"])
+    assert (stopped["finish_reason"], len(stopped["text"])) == ("stop", len(half))
+
+
+def test_stats_go_to_stderr(tiny: str, cli):
+    code, out, err = cli("run", tiny, "-p", "Hi", "--stats", "-s", "5", *GREEDY)
+    assert code == 0
+    assert out.endswith("\n") and "tokens in" not in out
+    assert re.fullmatch(r"prompt: \d+ tokens in .*\nanswer: 12 tokens in .*finish: length, seed: 5\n", err)
+
+
+def test_more_context_than_trained_is_said(tiny: str, cli):
+    code, _, err = cli("run", tiny, "-p", "Hi", "-c", "300000", *GREEDY)
+    assert code == 0
+    assert re.fullmatch(r"localllm: warning: .*300000.*200000.*\n", err)
+
+
+# run: the prompt.
+
+
+@pytest.mark.parametrize(
+    ("prompt", "file", "stdin", "whole"),
+    [
+        ("ask", None, b"", "ask"),
+        ("ask", None, b"text\n", "ask\n\ntext"),
+        (None, None, b"text\r\n", "text"),
+        (None, "f", b"", "file"),
+        ("ask", "f", b"text\n\n", "ask\n\nfile\n\ntext\n"),
+        (None, None, b"\xef\xbb\xbf\xc3\xa4\xff", "ä\N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_the_prompt_is_put_together(tmp_path: Path, monkeypatch, prompt, file, stdin: bytes, whole: str):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    if file:
+        file = str(tmp_path / file)
+        Path(file).write_text("file\n")
+    assert whole_prompt(prompt, file) == whole
+
+
+def test_without_a_prompt(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError):
+        whole_prompt(None, None)
+
+
+@posix
+@pytest.mark.parametrize("redirection", ["</dev/null", "<&-"])
+def test_without_stdin(tiny: str, redirection: str):
+    command = [f'exec "$@" {redirection}', "sh", *PROGRAM, "run", tiny, "-p", "Hi", *GREEDY]
+    done = subprocess.run(["sh", "-c", *command], capture_output=True, timeout=60, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.endswith(b"\n")
+
+
+# Pipes and signals.
+
+
+def begin(*arguments: str) -> subprocess.Popen[bytes]:
+    """The program, once it has said its first words."""
+    process = subprocess.Popen(
+        [*PROGRAM, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(10)
+    return process
+
+
+@posix
+def test_a_closed_pipe_ends_quietly(tiny: str):
+    process = begin("run", tiny, "-p", "Hi", *LONG)
+    process.stdout.close()
+    assert process.wait(30) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+@posix
+def test_a_full_disk(tiny: str):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*PROGRAM, "run", tiny, "-p", "Hi", *GREEDY],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+            input=b"",
+        )
+    assert done.returncode == 1
+    assert re.fullmatch(rb"localllm: error: No space left on device\n", done.stderr)
+
+
+@posix
+def test_ctrl_c_keeps_what_was_said(tiny: str):
+    process = begin("run", tiny, "-p", "Hi", *LONG)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, b"")
+    assert out.endswith(b"\n")
+
+
+@posix
+def test_ctrl_c_with_json(tiny: str):
+    process = subprocess.Popen(
+        [*PROGRAM, "run", tiny, "-p", "Hi", "--json", "--stats", *LONG],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert json.loads(out)["finish_reason"] == "interrupted"
+    assert b"finish: interrupted" in err
+
+
+@posix
+def test_sigterm_ends(tiny: str):
+    process = begin("run", tiny, "-p", "Hi", *LONG)
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (-signal.SIGTERM, b"")
+
+
+def test_control_characters():
+    assert terminal.printable("a\x1b[2J\x07b\r\n\tc\x9b\x7f\u202e") == "a�[2J�b\n\tc���"
+
+
+# The other commands.
+
+
+def test_inspect(tiny: str, cli):
+    code, out, err = cli("inspect", tiny)
+    assert (code, err) == (0, "")
+    for words in ("llama", "F32", "200000", "2 layers", "268 tokens", "32.00 bits per weight"):
+        assert words in out
+    code, out, err = cli("inspect", tiny, "--json")
+    facts = json.loads(out)
+    assert (code, err) == (0, "")
+    assert facts["supported"] and facts["chat_template"]
+    assert facts["parameters"] == sum(_product(tensor["shape"]) for tensor in facts["tensors"])
+    assert facts["weight_bytes"] == 4 * facts["parameters"] == facts["formats"]["F32"]["bytes"]
+    cache = 2 * 2 * 2 * 16 * 2  # keys and values, layers, heads, dimensions, bytes
+    assert facts["memory"][0]["cache_bytes"] == 2048 * cache
+    assert facts["memory"][-1] == {
+        "context": 200_000,
+        "cache_bytes": 200_000 * cache,
+        "total_bytes": 200_000 * cache + facts["weight_bytes"],
+    }
+
+
+def _product(shape: list[int]) -> int:
+    return shape[0] * _product(shape[1:]) if shape else 1
+
+
+def test_inspect_needs_no_support(shared: Path, cli):
+    code, out, _ = cli("inspect", shared / "goldens" / "arch" / "mamba.gguf")
+    assert code == 0
+    assert "mamba (not usable: " in out
+
+
+def test_inspect_and_tokenize_take_a_vocabulary(shared: Path, cli):
+    path = shared / "vocabs" / "ggml-vocab-llama-bpe.gguf"
+    code, out, _ = cli("inspect", path)
+    assert code == 0
+    assert "vocabulary only" in out
+    assert cli("tokenize", path, "Hello world") == (
+        0,
+        '128000\t"<|begin_of_text|>"\n9906\t"Hello"\n1917\t" world"\n',
+        "",
+    )
+
+
+def test_tokenize(tiny: str, cli):
+    lines = '1\t"<|im_start|>"\n262\t"hello"\n267\t" world"\n13\t"\\n"\n'
+    assert cli("tokenize", tiny, "<|im_start|>hello world\n") == (0, lines, "")
+    assert cli("tokenize", tiny, stdin=b"<|im_start|>hello world\n\n") == (0, lines, "")
+    code, out, _ = cli("tokenize", tiny, "--json", "hello\N{EURO SIGN}")
+    assert code == 0
+    assert json.loads(out) == [
+        {"id": 262, "piece": "hello"},
+        *({"id": 3 + byte, "piece": f"\\x{byte:02x}"} for byte in "\N{EURO SIGN}".encode()),
+    ]
+
+
+def test_warmup(tiny: str, cli):
+    assert cli("warmup", tiny) == (0, "", "")
+
+
+def test_chat_through_a_pipe_is_run(tiny: str, cli):
+    assert cli("chat", tiny, *GREEDY, stdin=b"Hi\n") == cli("run", tiny, *GREEDY, stdin=b"Hi\n")
+
+
+# A terminal.
+
+
+class Terminal:
+    """The program on a pseudo-terminal, with the user's fingers and eyes."""
+
+    def __init__(self, *arguments: str):
+        import pty
+
+        self.seen = b""
+        self._new = 0
+        self._process, self._terminal = pty.fork()
+        if self._process == 0:
+            os.execve(sys.executable, [*PROGRAM, *arguments], ENVIRONMENT)
+
+    def read(self, seconds: float) -> bool:
+        """Take what comes; False if nothing does."""
+        if not select.select([self._terminal], [], [], seconds)[0]:
+            return False
+        try:
+            data = os.read(self._terminal, 65536)
+        except OSError:  # the program has ended
+            data = b""
+        self.seen += data
+        return data != b""
+
+    def expect(self, pattern: str) -> bytes:
+        """Wait until something new matches; what came before and in the match."""
+        deadline = time.monotonic() + 60
+        while not (match := re.search(pattern.encode(), self.seen[self._new :], re.DOTALL)):
+            assert time.monotonic() < deadline and self.read(60), f"{pattern!r} did not come: {self.seen[self._new :]}"
+        new = self.seen[self._new : self._new + match.end()]
+        self._new += match.end()
+        return new
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def end(self) -> int:
+        """Wait for the end; the exit code, negative for a signal."""
+        while self.read(60):
+            pass
+        _, status = os.waitpid(self._process, 0)
+        os.close(self._terminal)
+        return os.waitstatus_to_exitcode(status)
+
+    def signal(self, number: int) -> None:
+        os.kill(self._process, number)
+
+
+@posix
+def test_a_conversation(tiny: str):
+    chat = Terminal("chat", tiny, *GREEDY)
+    chat.expect("Tiny Test · F32 · 200000 tokens of context")
+    chat.expect("> ")
+    chat.type("Hi\r")
+    chat.expect("Hi.*\r\n.*\r\n.*> ")
+    chat.type("/help\r")
+    assert b"/clear" in chat.expect("Ctrl-C  .*> ")
+    chat.type("/nonsense\r")
+    chat.expect("no such command.*> ")
+    chat.type("/system Be brief\r")
+    chat.expect("the system message is set.*> ")
+    chat.type("/clear\r")
+    chat.expect("a new conversation.*> ")
+    chat.type("first\\\rsecond\x1b\rthird\r")
+    chat.expect("second.*third.*\n.*\n.*> ")
+    chat.type("\x03")
+    chat.expect("Ctrl-D or /exit leaves.*> ")
+    chat.type("\x04")
+    assert chat.end() == 0
+    assert b"Traceback" not in chat.seen
+
+
+@posix
+def test_ctrl_c_stops_an_answer_and_not_the_conversation(tiny: str):
+    chat = Terminal("chat", tiny, *LONG)
+    chat.expect("> ")
+    chat.type("Hi\r")
+    chat.expect("Hi.{400}")
+    chat.type("\x03")
+    chat.expect("\r\n.*> ")
+    chat.type("/exit\r")
+    assert chat.end() == 0
+    assert b"Traceback" not in chat.seen
+
+
+@posix
+def test_sigterm_gives_the_terminal_back(tiny: str):
+    chat = Terminal("chat", tiny)
+    chat.expect("> ")
+    chat.signal(signal.SIGTERM)
+    assert chat.end() == 128 + signal.SIGTERM
+    assert b"Traceback" not in chat.seen
+    assert b"\x1b[?2004l" in chat.seen, "bracketed paste is still on"
+
+
+@posix
+def test_a_terminal_gets_no_control_characters(tiny: str):
+    wild = ["-p", "Hi", "--temp", "4", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-s", "2", "-n", "300"]
+    exact = localllm_process("run", tiny, *wild).stdout
+    assert re.search(rb"[\x00-\x08\x0b-\x1f\x7f]", exact), "the test needs an answer with control characters"
+    shown = Terminal("run", tiny, *wild)
+    shown.type("\x04")  # nobody reads it
+    assert shown.end() == 0
+    answer = shown.seen.replace(b"\r\n", b"\n").replace(b"^D\b\b", b"")
+    assert not re.search(rb"[\x00-\x08\x0b-\x1f\x7f]", answer)
+    assert answer.decode() == terminal.printable(exact.decode())

@@ -1,0 +1,201 @@
+"""Conversations: what the model is given to read, what is not read twice, what is forgotten."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_engine import FakeEngine, saying
+from tiny_model import write_tiny_model
+
+import localllm
+from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
+from localllm.generate import GenerationOptions
+from localllm.sampling import SamplingOptions
+from localllm.session import Session
+from localllm.tokenizer import Tokenizer
+
+GREEDY = GenerationOptions(sampling=SamplingOptions(temperature=0))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny: Path) -> Tokenizer:
+    return Tokenizer.from_file(tiny)
+
+
+def conversation(tokenizer: Tokenizer, *answers: str, context: int = 512) -> tuple[FakeEngine, Session]:
+    fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers), context)
+    return fake, Session(fake, tokenizer)
+
+
+def test_a_turn_costs_only_its_own_tokens(tokenizer: Tokenizer):
+    fake, session = conversation(tokenizer, "Hello!", "Fine.")
+    session.system = "Be brief."
+    assert "".join(session.ask("Hi", GREEDY)) == "Hello!"
+    read = len(fake.cache)
+    answer = session.ask("How are you?", GREEDY)
+    assert "".join(answer) == "Fine."
+    assert answer.cached_tokens == read
+    assert tokenizer.decode(answer.prompt, special=True) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n"
+        "<|im_start|>user\nHow are you?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert [message["content"] for message in session.messages] == [
+        "Be brief.",
+        "Hi",
+        "Hello!",
+        "How are you?",
+        "Fine.",
+    ]
+
+
+def test_an_interrupted_answer_stays_as_said(tokenizer: Tokenizer):
+    _, session = conversation(tokenizer, "abcdef", "ok")
+    answer = session.ask("Hi", GREEDY)
+    assert [next(answer), next(answer)] == ["a", "b"]
+    assert session.messages[-1] == {"role": "assistant", "content": "ab"}
+    assert "".join(session.ask("Go on", GREEDY)) == "ok"
+    assert [message["content"] for message in session.messages] == ["Hi", "ab", "Go on", "ok"]
+
+
+def test_a_question_without_an_answer_is_withdrawn(tokenizer: Tokenizer):
+    fake, session = conversation(tokenizer, "one", "two")
+    "".join(session.ask("first", GREEDY))
+    fake.fail = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        next(session.ask("second", GREEDY))
+    assert [message["content"] for message in session.messages] == ["first", "one"]
+    assert "".join(session.ask("third", GREEDY)) == "two"
+
+
+def test_an_empty_answer_is_an_answer(tokenizer: Tokenizer):
+    _, session = conversation(tokenizer, "")
+    assert list(session.ask("Hi", GREEDY)) == []
+    assert session.messages[-1] == {"role": "assistant", "content": ""}
+
+
+def test_clear_keeps_the_system_message(tokenizer: Tokenizer):
+    _, session = conversation(tokenizer, "yes")
+    session.system = "S"
+    "".join(session.ask("Hi", GREEDY))
+    session.clear()
+    assert session.messages == [{"role": "system", "content": "S"}]
+
+
+def test_the_oldest_turns_are_forgotten(tokenizer: Tokenizer):
+    _, session = conversation(tokenizer, "an answer of thirty characters", context=400)
+    session.system = "Remember me."
+    dropped = []
+    for number in range(12):
+        "".join(session.ask(f"question {number}", GREEDY))
+        dropped.append(session.forgotten)
+        contents = [message["content"] for message in session.messages]
+        assert contents[0] == "Remember me."
+        assert contents[-2] == f"question {number}"
+        assert len(session.encode_chat(session.messages)) < 400
+    assert sum(dropped) == 12 - (len(session.messages) - 1) // 2
+    assert 0 < sum(count > 0 for count in dropped) <= 4, "not at every turn: the rest must be read again"
+
+
+def test_a_text_that_does_not_fit_changes_nothing(tokenizer: Tokenizer):
+    _, session = conversation(tokenizer, "fine", context=200)
+    "".join(session.ask("Hi", GREEDY))
+    before = session.messages
+    with pytest.raises(ContextError, match=r"2\d\d tokens.*context of 200"):
+        session.ask("x" * 200, GREEDY)
+    assert session.messages == before
+    assert "".join(session.ask("Hi again", GREEDY)) == "fine"
+
+
+def test_chat_does_not_touch_the_conversation(tokenizer: Tokenizer):
+    _, session = conversation(tokenizer, "yes")
+    "".join(session.ask("Hi", GREEDY))
+    before = session.messages
+    assert "".join(session.chat([{"role": "user", "content": "Other"}], GREEDY)) == "yes"
+    assert session.messages == before
+
+
+@pytest.mark.parametrize("wrong", ["Hi", {"content": "Hi"}, {"role": "user"}, {"role": 1, "content": "Hi"}], ids=str)
+def test_messages_that_are_none(tokenizer: Tokenizer, wrong):
+    _, session = conversation(tokenizer, "yes")
+    with pytest.raises(UsageError, match="message"):
+        session.chat([wrong], GREEDY)
+
+
+def test_complete_takes_text_and_ids(tokenizer: Tokenizer):
+    _, session = conversation(tokenizer, "xy")
+    assert "".join(session.complete("a", GREEDY)) == "xy"
+    assert "".join(session.complete(tokenizer.encode("a"), GREEDY)) == "xy"
+    with pytest.raises(UsageError, match="empty"):
+        session.complete("", GREEDY)
+
+
+# The Python API with a real file, on the reference backend.
+
+
+def test_the_api(tiny: Path):
+    with localllm.open(tiny, context=64, kv_type="f32", backend="reference") as model:
+        assert (model.arch, model.format, model.context, model.trained_context) == ("llama", "F32", 64, 512)
+        ids = model.tokenize("<|im_start|>hello", special=True)
+        assert ids[0] == 1
+        assert model.detokenize(ids) == "hello"
+        logits = model.logits(ids)
+        assert (logits.shape, logits.dtype) == ((len(ids), model.tokenizer.vocab_size), np.float32)
+        answer = model.generate("hello", max_tokens=5, temperature=0)
+        pieces = list(answer)
+        assert all(isinstance(piece, str) for piece in pieces)
+        assert answer.tokens[0] == int(model.logits(model.tokenize("hello"))[-1].argmax())
+        again = model.generate(model.tokenize("hello"), max_tokens=5, temperature=0)
+        assert list(again) == pieces
+        chat = model.chat([{"role": "user", "content": "Hi"}], max_tokens=5, seed=1)
+        assert "".join(chat) == chat.text
+        assert chat.finish_reason in ("length", "stop")
+    with pytest.raises(LocalllmError, match="closed"):
+        model.logits(ids)
+
+
+def test_the_context_of_a_model(tiny: Path):
+    for asked, given in ((None, 512), (0, 512), (100, 100), (1000, 1000)):
+        with localllm.open(tiny, context=asked, backend="reference") as model:
+            assert model.context == given
+
+
+@pytest.mark.parametrize("wrong", [{"threads": 0}, {"context": -1}, {"kv_type": "f8"}, {"backend": "tpu"}], ids=str)
+def test_arguments_that_make_no_sense(tiny: Path, wrong: dict):
+    with pytest.raises(UsageError):
+        localllm.open(tiny, **{"backend": "reference", **wrong})
+
+
+def test_wrong_calls(tiny: Path):
+    with localllm.open(tiny, backend="reference") as model:
+        with pytest.raises(UsageError, match="warmth"):
+            model.generate("Hi", warmth=1)
+        with pytest.raises(UsageError):
+            model.logits([10**6])
+        with pytest.raises(UsageError):
+            model.logits([-1])
+        with pytest.raises(UsageError):
+            model.logits([])
+        with pytest.raises(ContextError):
+            model.logits([5] * 5000)
+        with pytest.raises(UsageError):
+            model.detokenize([10**6])
+
+
+def test_a_missing_file(tmp_path: Path):
+    with pytest.raises(ModelError, match=r"no\.gguf"):
+        localllm.open(tmp_path / "no.gguf")
+
+
+def test_names():
+    assert localllm.Tokenizer is Tokenizer
+    assert localllm.builtin_model().name == "guide.gguf"
+    assert issubclass(localllm.ContextError, localllm.LocalllmError)
+    with pytest.raises(AttributeError):
+        _ = localllm.nothing
+    assert set(localllm.__all__) <= set(dir(localllm)) | {"open", "Model", "Tokenizer", "__version__"}

@@ -1,0 +1,303 @@
+"""Threads and the kernel library: how many cores, what they cost at rest, that no order of events changes a result."""
+
+import os
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localllm.engine import threads
+from localllm.engine.tape import Buffer, Step, Tape
+from localllm.engine.threads import Threads, cgroup_quota, usable_cores
+from localllm.kernels import library
+from localllm.kernels.library import Library, object_file, symbol
+
+# ---- how many cores -------------------------------------------------------------------------------------------------
+
+VERSION_2, QUOTA, PERIOD = (
+    f"/sys/fs/cgroup/{name}" for name in ("cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, 1e6),
+        ({VERSION_2: "max 100000"}, 1e6),
+        ({VERSION_2: "150000 100000"}, 1.5),
+        ({VERSION_2: "50000 100000"}, 0.5),
+        ({VERSION_2: "nonsense"}, 1e6),
+        ({VERSION_2: "100000 0"}, 1e6),
+        ({QUOTA: "-1", PERIOD: "100000"}, 1e6),
+        ({QUOTA: "300000", PERIOD: "100000"}, 3.0),
+        ({QUOTA: "0", PERIOD: "100000"}, 1e6),
+        ({QUOTA: "300000"}, 1e6),
+    ],
+    ids=repr,
+)
+def test_cgroup_quota(monkeypatch, files, quota):
+    monkeypatch.setattr(threads, "read_text", lambda path: files.get(path, ""))
+    assert cgroup_quota() == quota
+
+
+def siblings(groups: list[str]) -> dict[str, str]:
+    """Files that tell which logical processors share a core."""
+    paths = (f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list" for i in range(len(groups)))
+    return dict(zip(paths, groups, strict=True))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs processor affinity")
+@pytest.mark.parametrize(
+    ("files", "allowed", "cores"),
+    [
+        (siblings(["0", "1", "2", "3"]), {0, 1, 2, 3}, 4),
+        (siblings(["0,2", "1,3", "0,2", "1,3"]), {0, 1, 2, 3}, 2),  # two threads per core
+        (siblings(["0-1", "0-1", "2-3", "2-3"]), {0, 1, 2}, 2),
+        (siblings(["0,2", "1,3", "0,2", "1,3"]), {2}, 1),
+        ({}, {0, 1, 2}, 3),
+        (siblings(["0", "1", "2", "3"]) | {VERSION_2: "250000 100000"}, {0, 1, 2, 3}, 2),
+        (siblings(["0", "1", "2", "3"]) | {VERSION_2: "10000 100000"}, {0, 1, 2, 3}, 1),
+        (siblings(["0", "1", "2", "3"]) | {VERSION_2: "400000 100000"}, {1}, 1),
+    ],
+)
+def test_usable_cores(monkeypatch, files, allowed, cores):
+    monkeypatch.setattr(threads, "read_text", lambda path: files.get(path, ""))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: allowed)
+    assert usable_cores() == cores
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs processor affinity")
+def test_usable_cores_of_a_bound_process():
+    one = min(os.sched_getaffinity(0))
+    program = (
+        f"import os; os.sched_setaffinity(0, {{{one}}}); from localllm.engine.threads import *; print(usable_cores())"
+    )
+    assert run_python(program).stdout.strip() == "1"
+
+
+def run_python(program: str, *arguments, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    environment = os.environ | environment
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert not check or result.returncode == 0, result.stderr
+    return result
+
+
+# ---- walking a tape -------------------------------------------------------------------------------------------------
+
+TOKENS, STRIDE, STAGES = 61, 256, 40
+NAMES = ["add", "run", "work"]
+
+
+class Counting:
+    """A tape of STAGES dependent steps, each of which adds one to an array: a step too early or late shows."""
+
+    def __init__(self, count: int, parts: int):
+        self.tokens, self.one = np.array([TOKENS], np.int64), np.ones(STRIDE // 4, np.float32)
+        x, y = self.arrays = [np.zeros((TOKENS, STRIDE // 4), np.float32) for _ in range(2)]
+        buffers = [Buffer(0, 0), Buffer(0, 0)]
+        tape = Tape()
+        for stage in range(STAGES):
+            arguments = [self.tokens, x, self.one, 0, y, STRIDE]
+            tape.append(Step("add", arguments, parts, 0, [buffers[stage % 2]], [buffers[1 - stage % 2]]))
+            x, y = y, x
+        self.result, self.library, self.tape = x, Library(NAMES), tape
+        self.threads = Threads(count, self.library.addresses, tape.finish(self.library.addresses))
+
+    def run(self) -> np.ndarray:
+        """What the array holds after a run: STAGES everywhere, if all went well."""
+        self.arrays[0][:], self.arrays[1][:] = 0, -99
+        self.threads.run()
+        return self.result
+
+
+@pytest.mark.parametrize("parts", [1, 7, 200])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_stages_wait_for_each_other(count, parts):
+    counting = Counting(count, parts)
+    for _ in range(100):
+        assert (counting.run() == STAGES).all()
+    counting.threads.close()
+
+
+def test_results_on_a_busy_machine():
+    """300 runs each, with other programs that take the processors away in the middle of things."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        for count in (2, 3, 4, 5):
+            counting = Counting(count, 9)
+            for run in range(300):
+                assert (counting.run() == STAGES).all()
+                if run % 60 == 0:
+                    time.sleep(0.005)  # let the threads fall asleep
+            counting.threads.close()
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("pause", [0, 1e-4, 1e-3, 3e-3, 2e-2])
+def test_sleeping_threads_wake(pause):
+    """Runs at all moments of a thread's way to sleep, which begins after about 1 ms."""
+    counting = Counting(3, 9)
+    for _ in range(20):
+        time.sleep(pause)
+        assert (counting.run() == STAGES).all()
+    counting.threads.close()
+
+
+def test_parts_are_limited_by_the_count_of_tokens():
+    """A count of zero is still a step that ends."""
+    counting = Counting(2, 9)
+    for step in counting.tape.steps:
+        step.count = counting.tokens.ctypes.data
+    counting.threads.close()
+    for tokens in (0, 1, 3, TOKENS):
+        counting.tokens[0] = tokens
+        walker = Threads(2, counting.library.addresses, counting.tape.finish(counting.library.addresses))
+        counting.arrays[0][:], counting.arrays[1][:] = 0, 0
+        walker.run()
+        walker.close()
+        assert (counting.result[:tokens] == STAGES).all()
+        assert (counting.result[tokens:] == 0).all()
+
+
+def test_at_rest_threads_use_no_processor():
+    counting = Counting(4, 9)
+    counting.run()
+    time.sleep(0.1)
+    before = time.process_time()
+    time.sleep(0.3)
+    used = time.process_time() - before
+    counting.threads.close()
+    assert used < 0.03
+
+
+def test_threads_end_when_asked_to_asleep_or_awake():
+    for pause in (0, 0.02):
+        counting = Counting(4, 9)
+        counting.run()
+        time.sleep(pause)
+        start = time.perf_counter()
+        counting.threads.close()
+        counting.threads.close()
+        assert time.perf_counter() - start < 2
+        assert (counting.run() == STAGES).all(), "the thread that gives the orders can still do all by itself"
+
+
+def test_a_forgotten_engine_does_not_hold_up_the_end_of_the_program():
+    program = "from test_threads import *; counting = Counting(3, 9); counting.run(); print('end')"
+    assert run_python(program, PYTHONPATH=python_path()).stdout.strip() == "end"
+
+
+def python_path() -> str:
+    return os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+
+
+# ---- the library of kernels -----------------------------------------------------------------------------------------
+
+LOAD = """
+import sys
+from localllm.errors import LocalllmError
+from localllm.kernels.library import Library
+try:
+    library = Library(sys.argv[1:])
+except LocalllmError as error:
+    sys.exit(f"refused: {error}")
+assert all(library.addresses.values())
+print("numba" in sys.modules)
+"""
+
+
+def test_cached_kernels_load_without_numba():
+    Library(NAMES)
+    assert run_python(LOAD, *NAMES).stdout.strip() == "False"
+
+
+def test_two_processes_compile_into_the_same_empty_cache(tmp_path):
+    environment = os.environ | {"LOCALLLM_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", LOAD, "add", "select"]
+    processes = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in processes:
+        assert process.wait(100) == 0, process.communicate()[1]
+        process.communicate()
+    files = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert files == ["add.o", "select.o"], "temporary files stay behind"
+
+
+def damaged(content: bytes) -> dict[str, bytes]:
+    middle = len(content) // 2
+    return {
+        "empty": b"",
+        "cut": content[:middle],
+        "nearly whole": content[:-1],
+        "zeros": bytes(len(content)),
+        "text": b"hello " * 100,
+        "one byte": content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :],
+    }
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "nearly whole", "zeros", "text", "one byte"])
+def test_a_damaged_object_file_is_compiled_again(tmp_path, damage):
+    """A full disk or a crash can leave anything; running it would be worse than compiling once more."""
+    Library(["add"])
+    path = tmp_path / "kernels" / object_file("add").parent.name / "add.o"
+    path.parent.mkdir(parents=True)
+    content = damaged(object_file("add").read_bytes())[damage]
+    path.write_bytes(content)
+    run_python(LOAD, "add", LOCALLLM_CACHE=str(tmp_path))
+    assert path.read_bytes() != content
+
+
+def test_a_cache_that_cannot_be_written_is_a_clear_error(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    result = run_python(LOAD, "add", check=False, LOCALLLM_CACHE=str(tmp_path / "file"))
+    assert result.returncode == 1
+    assert result.stderr.startswith("refused: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_progress_is_reported_while_compiling(tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "object_folder", lambda: tmp_path)
+    calls = []
+    Library(["add", "select", "add"], lambda done, total: calls.append((done, total)))
+    assert calls[0] == (0, 2)
+    assert calls[-1] == (2, 2)
+    assert calls == sorted(calls)
+    calls.clear()
+    Library(["add", "select"], lambda done, total: calls.append((done, total)))
+    assert calls == []
+
+
+@pytest.mark.parametrize("name", [*NAMES, "linear_quantized-Q8_0", "linear_float-F32", "attend-F16", "angles"])
+def test_an_object_file_defines_its_kernel_and_nothing_else(name):
+    """Otherwise two of them could not be linked into one process; and what they need must be there without Numba."""
+    Library([name])
+    content = object_file(name).read_bytes()
+    if not content.startswith(b"\x7fELF\x02\x01"):
+        pytest.skip("reads 64-bit ELF files only")
+    defined, undefined = global_symbols(content)
+    assert defined == {symbol(name)}
+    assert undefined <= {"sin", "cos", "memset", "memcpy", "_GLOBAL_OFFSET_TABLE_"}
+
+
+def global_symbols(content: bytes) -> tuple[set[str], set[str]]:
+    """The global symbols that a little-endian ELF64 object file defines, and those that it needs."""
+    (sections_at,), (count,) = struct.unpack_from("<Q", content, 40), struct.unpack_from("<H", content, 60)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", content, sections_at + 64 * i) for i in range(count)]
+    defined, undefined = set(), set()
+    for _, kind, _, _, start, size, link, _, _, _ in sections:
+        if kind != 2:  # the symbol table
+            continue
+        names = content[sections[link][4] : sections[link][4] + sections[link][5]]
+        for at in range(start, start + size, 24):
+            name_at, info, _, section = struct.unpack_from("<IBBH", content, at)
+            if info >> 4:  # not local
+                name = names[name_at : names.index(b"\0", name_at)].decode()
+                (defined if section else undefined).add(name)
+    return defined, undefined
