@@ -93,10 +93,10 @@ class Fields:
     """Access to the architecture's metadata keys, with checks."""
 
     def __init__(self, metadata: Mapping[str, Any], path: str):
-        self.metadata, self.path = metadata, path
-        self.arch = metadata.get("general.architecture")
-        if not isinstance(self.arch, str):
+        arch = metadata.get("general.architecture")
+        if not isinstance(arch, str):
             raise ModelError(f"{path}: no text general.architecture in the metadata; not a language model?")
+        self.metadata, self.path, self.arch = metadata, path, arch
 
     def raw(self, name: str, default: Any = None) -> Any:
         """The value of <architecture>.<name>."""

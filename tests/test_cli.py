@@ -6,6 +6,7 @@ import os
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from localllm.cli.run import whole_prompt
 from localllm.errors import UsageError
 from localllm.sampling import SamplingOptions
 
-PROGRAM = [sys.executable, "-c", "import sys; sys.argv[0] = 'localllm'; from localllm.cli.main import main; main()"]
+PROGRAM = [sys.executable, "-m", "localllm"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm"}
 GREEDY = ["--temp", "0", "-n", "12"]
 LONG = ["--temp", "0", "-n", "100000"]  # would take minutes
@@ -407,13 +408,18 @@ class Terminal:
     """The program on a pseudo-terminal, with the user's fingers and eyes."""
 
     def __init__(self, *arguments: str):
+        import fcntl
         import pty
+        import termios
 
         self.seen = b""
         self._new = 0
         self._process, self._terminal = pty.fork()
         if self._process == 0:
             os.execve(sys.executable, [*PROGRAM, *arguments], ENVIRONMENT)
+
+        size = struct.pack("4H", 50, 200, 0, 0)  # lines and columns
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, size)
 
     def read(self, seconds: float) -> bool:
         """Take what comes; False if nothing does."""

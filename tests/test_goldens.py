@@ -181,7 +181,7 @@ def test_choices_along_the_golden_path(engine, prompts, number):
     ],
 )
 def test_top_logits_are_as_close_to_exact_weights_as_those_of_llama_cpp(smollm2, prompts, backend, kv_type, batch):
-    """Root mean square distances of the 20 largest; llama.cpp's are 0.11 to 0.16, the reference's below 1e-3."""
+    """Root mean square distances of the 20 largest; llama.cpp's are 0.10 to 0.13, ours 0.02 and less."""
     engine = open_engine(smollm2, backend, kv_type=kv_type, context=2048)
     for prompt in prompts:
         exact, theirs = (dict(map(tuple, pairs)) for pairs in (prompt["deq_f32"]["top20"], prompt["top20"]))
@@ -190,9 +190,8 @@ def test_top_logits_are_as_close_to_exact_weights_as_those_of_llama_cpp(smollm2,
         both = sorted(exact.keys() & theirs.keys())
         assert len(both) >= 15
         distance = rms([row[i] - exact[i] for i in both])
-        print(backend, kv_type, batch, distance, rms([theirs[i] - exact[i] for i in both]))
         assert distance <= rms([theirs[i] - exact[i] for i in both])
-        assert backend != "reference" or distance < 1e-3
+        assert backend != "reference" or distance < 1e-4
     engine.close()
 
 

@@ -93,4 +93,6 @@ def add_weights(writer: gguf.GGUFWriter, random: np.random.Generator) -> None:
         matrix(f"blk.{layer}.ffn_up.weight", HIDDEN, WIDTH)
         matrix(f"blk.{layer}.ffn_down.weight", WIDTH, HIDDEN)
     norm("output_norm.weight")
-    matrix("output.weight", len(vocabulary()), WIDTH)
+    output = random.normal(0, WIDTH**-0.5, (len(vocabulary()), WIDTH)).astype(np.float32)
+    output[: len(SPECIAL_TOKENS)] = 0  # never the most likely: greedy answers do not end
+    writer.add_tensor("output.weight", output)

@@ -1,12 +1,13 @@
 """Llama and everything built like it: Mistral, SmolLM, TinyLlama, ..."""
 
-from localllm.arch.weights import Weights
+from localllm.arch.builder import Activation, Builder
+from localllm.arch.weights import Weight, Weights
 
 INTERLEAVED_ROPE = True
 
 
-def forward(b, w: Weights):
-    """Logits of the selected tokens; b is a builder (see localllm.kernels.reference for its verbs)."""
+def forward(b: Builder, w: Weights) -> Activation:
+    """Logits of the selected tokens."""
     x = b.embed(w.token_embd)
     for layer in range(b.config.layers):
         x = block(b, w.block(layer), x, layer, w.get("rope_freqs"))
@@ -14,7 +15,7 @@ def forward(b, w: Weights):
     return b.linear(x, w.get("output") or w.token_embd)
 
 
-def block(b, w: Weights, x, layer: int, rope_factors):
+def block(b: Builder, w: Weights, x: Activation, layer: int, rope_factors: Weight | None) -> Activation:
     """One layer: attention, then the feed-forward network, each added to the residual stream."""
     h = b.rms_norm(x, w.attn_norm)
     q, k, v = b.linear(h, w.attn_q), b.linear(h, w.attn_k, cached=True), b.linear(h, w.attn_v, cached=True)

@@ -48,7 +48,7 @@ class Weights:
         if tensor is None:
             return None
         bias = self._tensors.get(f"{self._prefix}{name}.bias")
-        return Weight(tensor, bias and Weight(bias))
+        return Weight(tensor, Weight(bias) if bias else None)
 
     def __getattr__(self, name: str) -> Weight:
         weight = self.get(name)

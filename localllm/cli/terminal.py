@@ -57,16 +57,16 @@ class ProgressLine:
     """One line on stderr that is written over, and gone in the end. Silent if stderr is not a terminal."""
 
     def __init__(self) -> None:
-        self._shown = False
+        self._shown = ""
 
     def show(self, text: str) -> None:
-        if is_terminal(sys.stderr):
-            self._shown = True
+        if text != self._shown and is_terminal(sys.stderr):
+            self._shown = text
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         if self._shown:
-            self._shown = False
+            self._shown = ""
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 

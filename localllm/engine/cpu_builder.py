@@ -58,7 +58,9 @@ class CpuBuilder:
         self._quantized: dict[Buffer, Quantized] = {}
         self._angles: dict[str, Buffer] = {}
         self._scratch = Buffer(0, 0)  # its address is filled in by `finish`
-        self._sides = [(Buffer(0, 0), Buffer(0, 0)) for _ in range(config.layers)]  # stand for a layer's keys and values
+        self._sides = [
+            (Buffer(0, 0), Buffer(0, 0)) for _ in range(config.layers)
+        ]  # stand for a layer's keys and values
 
     def finish(self, addresses: dict[str, int]) -> np.ndarray:
         """The tape as an array."""
@@ -72,7 +74,7 @@ class CpuBuilder:
     def read(self, buffer: Buffer, rows: int) -> np.ndarray:
         """The first rows of a finished tape's buffer: a float32 view."""
         floats = (ctypes.c_float * (rows * buffer.stride // 4)).from_address(buffer.address)
-        return np.frombuffer(floats, np.float32).reshape(rows, -1) if rows else np.zeros((0, buffer.stride // 4), np.float32)
+        return np.ctypeslib.as_array(floats).reshape(rows, buffer.stride // 4)
 
     # ---- the verbs ----
 
@@ -140,7 +142,17 @@ class CpuBuilder:
         y, padded = self._buffer(q.columns), -(-config.head_dim // 16) * 16
         partial = Buffer(FEW_TOKENS * config.heads * SPLITS, (padded + 16) * 4)
         self._need_scratch(4 * (2 * TILE * padded + 2 * TILE * padded + TILE * TILE + 2 * TILE + 64))
-        arguments = [self._count(False), self.header.positions, q, q.stride, y, y.stride, runs, len(runs), cache.head_bytes]
+        arguments = [
+            self._count(False),
+            self.header.positions,
+            q,
+            q.stride,
+            y,
+            y.stride,
+            runs,
+            len(runs),
+            cache.head_bytes,
+        ]
         arguments += [cache.token_bytes, config.heads, config.kv_heads, config.head_dim, config.head_dim**-0.5]
         arguments += [partial, self._scratch, SCRATCH_BYTES]
         reads, parts = [q, *self._sides[layer]], 8 * self.threads
@@ -166,7 +178,9 @@ class CpuBuilder:
         """Float32 activations: [tokens, columns padded to 16]."""
         return Buffer(BATCH, -(-columns // 16) * 64, columns, outputs_only)
 
-    def _by_token(self, kernel, arguments, reads, writes, outputs_only=False) -> None:
+    def _by_token(
+        self, kernel: str, arguments: list, reads: list[Buffer], writes: list[Buffer], outputs_only: bool = False
+    ) -> None:
         """A step whose work is split by tokens."""
         count = self._count(outputs_only)
         self.tape.append(Step(kernel, [count, *arguments], 4 * self.threads, count, reads, writes))
@@ -199,7 +213,9 @@ class CpuBuilder:
         """x as integers, made once for all the matrices that it meets."""
         if x not in self._quantized:
             scale = x.columns // 32 * 4  # bytes per token
-            high, low, scales, *sums = (Buffer(BATCH, n) for n in (x.columns, x.columns, scale, scale, 2 * scale, scale, 2 * scale))
+            high, low, scales, *sums = (
+                Buffer(BATCH, n) for n in (x.columns, x.columns, scale, scale, 2 * scale, scale, 2 * scale)
+            )
             q = Quantized(high, low, scales, {32: sums[0], 16: sums[1]}, {32: sums[2], 16: sums[3]})
             self._quantized[x] = q
             arguments = [x, x.stride, x.columns, *q.buffers]

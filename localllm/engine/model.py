@@ -1,6 +1,6 @@
 """The engine: weights, architecture and verbs become something that turns tokens into logits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from localllm.engine.cpu_builder import BATCH, CpuBuilder
 from localllm.engine.threads import Threads, usable_cores
 from localllm.errors import ContextError, UsageError
 from localllm.gguf_file import GGUFFile
-from localllm.kernels.library import Library
+from localllm.kernels.library import Library, Progress
 from localllm.kernels.reference import Reference
 from localllm.kv_cache import KVCache
 
@@ -19,7 +19,9 @@ from localllm.kv_cache import KVCache
 class CpuBackend:
     """A model as a tape for the CPU."""
 
-    def __init__(self, file: GGUFFile, config: Config, threads: int, context: int, kv_type: str, progress):
+    def __init__(
+        self, file: GGUFFile, config: Config, threads: int, context: int, kv_type: str, progress: Progress | None
+    ):
         model = architecture(config, file.path)
         cache = KVCache(config.layers, config.kv_heads, config.head_dim, context, kv_type)
         self._builder = CpuBuilder(config, cache, kv_type, model.INTERLEAVED_ROPE, threads)
@@ -70,7 +72,7 @@ class Engine:
         context: int | None = None,
         kv_type: str = "f16",
         backend: str = "cpu",
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ):
         """context: the most tokens (None: as trained); kv_type: f32 or f16; backend: cpu or reference.
 
@@ -85,6 +87,7 @@ class Engine:
         count = usable_cores() if threads is None else threads
         if not 1 <= count <= 1024:
             raise UsageError(f"threads should be from 1 to 1024, not {count}")
+        self._backend: CpuBackend | ReferenceBackend
         if backend == "cpu":
             self._backend = CpuBackend(file, config, count, self.context, kv_type, progress)
         elif backend == "reference":

@@ -6,6 +6,7 @@ Verbs append steps on virtual buffers. `Tape.finish` then does what a compiler d
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ PAD = 64  # bytes behind each buffer that vector loads may touch
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory that steps write and read: `rows` times `stride` bytes. Its address is known when the tape is finished."""
+    """Memory that steps write and read, `rows` times `stride` bytes; a finished tape knows its address."""
 
     rows: int
     stride: int
@@ -33,7 +34,7 @@ class Buffer:
 
 @dataclass
 class Step:
-    """One kernel call. `arguments` are integers, floats, arrays (kept alive), and buffers, which stand for addresses."""
+    """One kernel call. `arguments` are integers, floats, arrays (kept alive), and buffers for their addresses."""
 
     kernel: str
     arguments: list
@@ -67,7 +68,7 @@ class Tape:
             row[:] = addresses[step.kernel], arguments.ctypes.data, step.parts, step.count, new_stage
         return tape
 
-    def _encode(self, value) -> int:
+    def _encode(self, value: Any) -> int:
         """An argument as an int64: a number, the bits of a float32, or an address."""
         if isinstance(value, Buffer):
             return value.address

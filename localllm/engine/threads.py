@@ -15,7 +15,9 @@ LINE = 64
 def usable_cores() -> int:
     """Physical cores that this process may use, by its affinity and its control group's quota; at least 1."""
     processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    siblings = {read_text(f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list") or str(i) for i in processors}
+    siblings = {
+        read_text(f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list") or str(i) for i in processors
+    }
     return max(1, min(len(siblings), int(cgroup_quota())))
 
 

@@ -35,7 +35,9 @@ def object_code(name: str) -> bytes:
         if function.name != symbol(name) and not function.is_declaration:
             function.linkage = "internal"
     target = llvm.Target.from_triple(module.triple)
-    machine = target.create_target_machine(cpu=cpu_name(), features=cpu_feature_string(), opt=3, reloc="pic", codemodel="small")
+    machine = target.create_target_machine(
+        cpu=cpu_name(), features=cpu_feature_string(), opt=3, reloc="pic", codemodel="small"
+    )
     remove_unused(module, machine)
     refuse_numba_runtime(name, module)
     return machine.emit_object(module)

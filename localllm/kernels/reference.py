@@ -37,7 +37,7 @@ class Reference:
         return (x / np.sqrt(mean + self.config.epsilon)).astype(np.float32) * weight.vector()
 
     def linear(self, x, weight, cached=False):
-        """x W^T + bias: [tokens, rows of W]. `cached`: it goes to the KV cache, where every later token sees its error."""
+        """x W^T + bias: [tokens, rows of W]. `cached`: goes to the KV cache, where all later tokens see its error."""
         matrix = self.matrix(weight)
         if x.shape[1] != matrix.shape[1]:
             raise ModelError(f"tensor {weight.name} should have {x.shape[1]} columns, has {matrix.shape[1]}")
@@ -53,7 +53,9 @@ class Reference:
         y = x.reshape(len(x), -1, self.config.head_dim).copy()
         rotated = y[:, :, : rope.dims]
         half = rope.dims // 2
-        first, second = (np.s_[..., 0::2], np.s_[..., 1::2]) if self.interleaved else (np.s_[..., :half], np.s_[..., half:])
+        first, second = (
+            (np.s_[..., 0::2], np.s_[..., 1::2]) if self.interleaved else (np.s_[..., :half], np.s_[..., half:])
+        )
         u, v = rotated[first].copy(), rotated[second].copy()
         rotated[first], rotated[second] = u * cos - v * sin, u * sin + v * cos
         return y.reshape(x.shape)

@@ -88,7 +88,9 @@ def load_value(builder, address, llvm_type):
 
 def make_load(result, llvm_type, convert=lambda builder, value: value):
     """An intrinsic address -> `result` that loads `llvm_type` and converts it."""
-    return operation(result, types.int64)(lambda builder, address: convert(builder, load_value(builder, address, llvm_type)))
+    return operation(result, types.int64)(
+        lambda builder, address: convert(builder, load_value(builder, address, llvm_type))
+    )
 
 
 def make_store(vector, llvm_type):
@@ -461,7 +463,9 @@ def dot_generic(builder, accumulator, unsigned, signed):
     y = builder.sext(signed, words)
 
     def every_second(value, width, start):
-        return builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, width), [*range(start, 2 * width, 2)]))
+        return builder.shuffle_vector(
+            value, value, ir.Constant(ir.VectorType(I32, width), [*range(start, 2 * width, 2)])
+        )
 
     def products(start):
         return builder.mul(

@@ -2,7 +2,16 @@
 
 from importlib import import_module
 
-SUB_BLOCK = {"Q4_0": 32, "Q4_1": 32, "Q5_0": 32, "Q5_1": 32, "Q8_0": 32, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}  # int8 kernels
+SUB_BLOCK = {
+    "Q4_0": 32,
+    "Q4_1": 32,
+    "Q5_0": 32,
+    "Q5_1": 32,
+    "Q8_0": 32,
+    "Q4_K": 32,
+    "Q5_K": 32,
+    "Q6_K": 16,
+}  # int8 kernels
 PLAIN = {"F32", "F16", "BF16"}
 GENERIC = {
     "Q1_0", "Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",

@@ -1,9 +1,9 @@
 """Attention over the KV cache, blocked: softmax(q k^T / sqrt(d)) v without ever holding more than a block of scores.
 
-The query heads that share a key-value head are rows of one small matrix: row = token * group + head in group. A unit of
-work is one key-value head and up to 64 such rows. It passes over the keys in blocks of 64: transpose the keys, multiply,
-update the running maximum and sum of each row (online softmax, Milakov and Gimelshein 2018), multiply with the
-values. With few tokens there are few units, so the context is split too, and `merge` puts the parts together (as
+The query heads that share a key-value head are rows of one small matrix: row = token * group + head in group. A unit
+of work is one key-value head and up to 64 such rows. It passes over the keys in blocks of 64: transpose the keys,
+multiply, update the running maximum and sum of each row (online softmax, Milakov and Gimelshein 2018), multiply with
+the values. With few tokens there are few units, so the context is split too, and `merge` puts the parts together (as
 Flash-Decoding does). Memory is linear in the length.
 
 The cache is int64 `runs`, each an address of keys, an address of values and a number of tokens; the heads of a run are
@@ -11,9 +11,11 @@ The cache is int64 `runs`, each an address of keys, an address of values and a n
 
 Arguments of `attend`: 0 address of the token count, 1 positions int64, 2 q f32, 3 bytes between tokens of q,
 4 output f32, 5 bytes between tokens of the output, 6 runs, 7 number of runs, 8 bytes between heads in a run,
-9 bytes per token of a head, 10 query heads, 11 key-value heads, 12 head dimension, 13 scale f32, 14 partial results f32 [8 tokens, query heads, 16 splits, padded + 16],
-15 scratch memory, 16 bytes of it per thread.
+9 bytes per token of a head, 10 query heads, 11 key-value heads, 12 head dimension, 13 scale f32, 14 partial results
+f32 [8 tokens, query heads, 16 splits, padded + 16], 15 scratch memory, 16 bytes of it per thread.
 """
+
+import math
 
 from numba import float32
 
@@ -40,7 +42,7 @@ from localllm.kernels.simd import (
 
 ROWS, KEYS = 64, 64  # a tile of rows, a block of keys
 MOST_SPLITS, FEW_TOKENS = 16, 8  # the context is split up to so often, for so many tokens at most
-LOWEST, MINUS_INFINITY = float32(-1e30), float32("-inf")
+LOWEST, MINUS_INFINITY = float32(-1e30), float32(-math.inf)
 
 STORAGE = {"F32": (4, load_f32x16, transpose_f32), "F16": (2, load_f16x16, transpose_f16)}
 

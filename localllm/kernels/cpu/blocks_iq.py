@@ -10,6 +10,8 @@ machine code as constants. All blocks have 256 weights, counted here in runs of 
 says what all of these functions have in common.
 """
 
+from typing import Any
+
 import numpy as np
 from gguf import quants
 
@@ -17,7 +19,7 @@ from localllm.kernels.cpu.signature import device
 from localllm.kernels.simd import load_f16, load_u8, load_u16, load_u32, store_f32
 
 
-def codebook(format: type) -> np.ndarray:
+def codebook(format: Any) -> np.ndarray:
     """The grid of one of the classes in `gguf.quants`: int8 [codes, weights per code]."""
     format.init_grid()
     return format.grid.reshape(format.grid_shape).astype(np.int8)

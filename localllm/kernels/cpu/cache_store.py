@@ -1,8 +1,8 @@
 """Keys or values into the KV cache, at the positions of their tokens, as float32 or float16.
 
 Arguments: 0 address of the token count, 1 positions int64, 2 x f32, 3 bytes between tokens of x, 4 runs (see
-attention.py), 5 number of runs, 6 which address of a run (0 keys, 8 values), 7 bytes between heads, 8 bytes per token of
-a head, 9 heads, 10 head dimension.
+attention.py), 5 number of runs, 6 which address of a run (0 keys, 8 values), 7 bytes between heads, 8 bytes per token
+of a head, 9 heads, 10 head dimension.
 """
 
 from numba import float32

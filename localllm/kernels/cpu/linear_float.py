@@ -1,9 +1,10 @@
 """y = W x in float32, for float weights and, correct but untuned, for every block format.
 
-A row is converted to float32 (`load_row`), then multiplied: one token takes the dot product, more tokens share a tile of
-16 rows, transposed so that a vector holds one column of them.
+A row is converted to float32 (`load_row`), then multiplied: one token takes the dot product, more tokens share a tile
+of 16 rows, transposed so that a vector holds one column of them.
 
-Arguments: 0 address of the token count, 1 weights, 2 bytes per row, 3 rows, 4 columns, 5 x f32, 6 bytes between tokens of x, 7 y f32, 8 bytes between tokens of y, 9 scratch memory, 10 bytes of it per thread.
+Arguments: 0 address of the token count, 1 weights, 2 bytes per row, 3 rows, 4 columns, 5 x f32, 6 bytes between
+tokens of x, 7 y f32, 8 bytes between tokens of y, 9 scratch memory, 10 bytes of it per thread.
 """
 
 from localllm.kernels.cpu.rows_f32 import rows_8

@@ -200,7 +200,16 @@ def make_tile(dots, both_planes):
             codes, k = w + b * dots * 64, b * sub_block
             i0, i1, i2, i3, i4, i5, i6, i7 = dots_8(codes, x + k, columns, zeros_8())
             if both_planes:
-                i0, i1, i2, i3, i4, i5, i6, i7 = up_8(i0), up_8(i1), up_8(i2), up_8(i3), up_8(i4), up_8(i5), up_8(i6), up_8(i7)
+                i0, i1, i2, i3, i4, i5, i6, i7 = (
+                    up_8(i0),
+                    up_8(i1),
+                    up_8(i2),
+                    up_8(i3),
+                    up_8(i4),
+                    up_8(i5),
+                    up_8(i6),
+                    up_8(i7),
+                )
                 i0, i1, i2, i3, i4, i5, i6, i7 = dots_8(codes, low + k, columns, (i0, i1, i2, i3, i4, i5, i6, i7))
             scale, least = load_f32x16(s + b * 64) * splat_f32x16(unit), load_f32x16(m + b * 64)
             c, d = x_scales + b * sub_block // 32 * 4, x_sums + b * 4

@@ -1,6 +1,6 @@
 """The float32 microkernel: rows of x times a tile of 16 columns. Float weights, attention scores and values all use it.
 
-    y[r, 0:16] += sum over i of x[r, i] * w[i, 0:16]
+y[r, 0:16] += sum over i of x[r, i] * w[i, 0:16]
 """
 
 from localllm.kernels.cpu.signature import device

@@ -58,7 +58,10 @@ def add(a, part, parts, thread):
 
 @kernel
 def swiglu(a, part, parts, thread):
-    """y = gate * sigmoid(gate) * up. Arguments: 0 address of the token count, 1 gate, 2 up, 3 y, 4 bytes between tokens."""
+    """y = gate * sigmoid(gate) * up.
+
+    Arguments: 0 address of the token count, 1 gate, 2 up, 3 y, 4 bytes between tokens.
+    """
     stride = argument(a, 4)
     vectors = load_i64(argument(a, 0)) * (stride // 64)
     for i in range(vectors * part // parts, vectors * (part + 1) // parts):

@@ -5,8 +5,8 @@ that finds none left goes on. Steps are grouped in stages: all parts of a stage 
 starts. Nobody waits for a *thread*: a thread that the operating system has put aside between parts holds up no one, and
 one that comes back late finds its steps taken and catches up. (A barrier that counts threads loses half of its speed
 or more when another program is busy; so does giving each thread a fixed share.) A thread put aside *within* a part does
-hold up the rest, for a time slice of 3 or 4 ms; so threads offer their processor after SLICE cycles, between parts, when
-it costs nothing if nobody wants it.
+hold up the rest, for a time slice of 3 or 4 ms; so threads offer their processor after SLICE cycles, between parts,
+which costs nothing if nobody wants it.
 
 A step is 5 int64: kernel address, arguments address, most parts, address of a count that limits the parts (0: none),
 1 if a stage begins here. A step's claim cell, one cache line, packs run number (32 bits), parts (16), next part (16):
