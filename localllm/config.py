@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm.errors import ModelError
 
-MOST = 1 << 24  # no dimension of a real model is larger
+MOST, MOST_LAYERS = 1 << 24, 4096  # no dimension of a real model is larger
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,19 @@ class Config:
         if fields.count("attention.value_length", head_dim) != head_dim:
             raise ModelError(f"{path}: keys and values of different lengths are not supported")
         tokens = metadata.get("tokenizer.ggml.tokens")
+        layers = fields.count("block_count")
+        if layers > MOST_LAYERS:
+            raise ModelError(f"{path}: {layers} layers are more than any model has")
         context = fields.count("context_length")
         return cls(
             arch=fields.arch,
             context=context,
-            layers=fields.count("block_count"),
+            layers=layers,
             width=width,
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            vocab_size=fields.count("vocab_size", len(tokens) if tokens is not None else None),
+            vocab_size=len(tokens) if isinstance(tokens, list) and tokens else fields.count("vocab_size"),
             epsilon=fields.number("attention.layer_norm_rms_epsilon"),
             rope=read_rope(fields, head_dim, context),
             experts=fields.count("expert_count", 0),

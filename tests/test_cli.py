@@ -316,7 +316,7 @@ def test_ctrl_c_with_json(tiny: str):
         stderr=subprocess.PIPE,
         env=ENVIRONMENT,
     )
-    time.sleep(3)
+    time.sleep(1.5)  # nothing shows that it is in the middle of its answer
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -403,6 +403,8 @@ def test_chat_through_a_pipe_is_run(tiny: str, cli):
 
 # A terminal.
 
+PROMPT = "\x1b\\[0m>"  # as the editor draws it; then it moves the cursor
+
 
 class Terminal:
     """The program on a pseudo-terminal, with the user's fingers and eyes."""
@@ -460,21 +462,21 @@ class Terminal:
 def test_a_conversation(tiny: str):
     chat = Terminal("chat", tiny, *GREEDY)
     chat.expect("Tiny Test · F32 · 200000 tokens of context")
-    chat.expect("> ")
+    chat.expect(PROMPT)
     chat.type("Hi\r")
-    chat.expect("Hi.*\r\n.*\r\n.*> ")
+    chat.expect("Hi.*\r\n.*\r\n.*" + PROMPT)
     chat.type("/help\r")
-    assert b"/clear" in chat.expect("Ctrl-C  .*> ")
+    assert b"/clear" in chat.expect("Ctrl-C  .*" + PROMPT)
     chat.type("/nonsense\r")
-    chat.expect("no such command.*> ")
+    chat.expect("no such command.*" + PROMPT)
     chat.type("/system Be brief\r")
-    chat.expect("the system message is set.*> ")
+    chat.expect("the system message is set.*" + PROMPT)
     chat.type("/clear\r")
-    chat.expect("a new conversation.*> ")
+    chat.expect("a new conversation.*" + PROMPT)
     chat.type("first\\\rsecond\x1b\rthird\r")
-    chat.expect("second.*third.*\n.*\n.*> ")
+    chat.expect("second.*third.*\n.*\n.*" + PROMPT)
     chat.type("\x03")
-    chat.expect("Ctrl-D or /exit leaves.*> ")
+    chat.expect("Ctrl-D or /exit leaves.*" + PROMPT)
     chat.type("\x04")
     assert chat.end() == 0
     assert b"Traceback" not in chat.seen
@@ -483,11 +485,11 @@ def test_a_conversation(tiny: str):
 @posix
 def test_ctrl_c_stops_an_answer_and_not_the_conversation(tiny: str):
     chat = Terminal("chat", tiny, *LONG)
-    chat.expect("> ")
+    chat.expect(PROMPT)
     chat.type("Hi\r")
     chat.expect("Hi.{400}")
     chat.type("\x03")
-    chat.expect("\r\n.*> ")
+    chat.expect("\r\n.*" + PROMPT)
     chat.type("/exit\r")
     assert chat.end() == 0
     assert b"Traceback" not in chat.seen
@@ -496,7 +498,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation(tiny: str):
 @posix
 def test_sigterm_gives_the_terminal_back(tiny: str):
     chat = Terminal("chat", tiny)
-    chat.expect("> ")
+    chat.expect(PROMPT)
     chat.signal(signal.SIGTERM)
     assert chat.end() == 128 + signal.SIGTERM
     assert b"Traceback" not in chat.seen

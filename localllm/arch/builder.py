@@ -1,6 +1,6 @@
 """The verbs that an architecture is written in. `Reference` runs them at once in NumPy, `CpuBuilder` records them on a
 tape; what each means is written in localllm.kernels.reference. An Activation is [tokens, columns] in the builder's own
-form."""
+form. A verb leaves its arguments as they are, except `rope`, which may overwrite x."""
 
 from typing import Any, Protocol
 

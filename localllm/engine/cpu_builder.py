@@ -116,7 +116,7 @@ class CpuBuilder:
             arguments += [x, x.stride, y, y.stride, self._scratch, SCRATCH_BYTES]
             kernel, reads = f"linear_float-{name}", [x]
         parts = min(max(weight.tensor.nbytes // PART_BYTES, 1), 8 * self.threads)
-        self.tape.append(Step(kernel, arguments, parts, 0, reads, [y]))
+        self._append(Step(kernel, arguments, parts, 0, reads, [y]))
         return self._add_bias(y, weight.bias) if weight.bias else y
 
     def rope(self, x: Buffer, factors: Weight | None = None) -> Buffer:
@@ -156,17 +156,19 @@ class CpuBuilder:
         arguments += [cache.token_bytes, config.heads, config.kv_heads, config.head_dim, config.head_dim**-0.5]
         arguments += [partial, self._scratch, SCRATCH_BYTES]
         reads, parts = [q, *self._sides[layer]], 8 * self.threads
-        self.tape.append(Step(f"attend-{self.storage}", arguments, parts, 0, reads, [y, partial]))
-        self.tape.append(Step("merge", arguments, 2 * self.threads, 0, [partial], [y]))
+        self._append(Step(f"attend-{self.storage}", arguments, parts, 0, reads, [y, partial]))
+        self._append(Step("merge", arguments, 2 * self.threads, 0, [partial], [y]))
         return y
 
     def add(self, x: Buffer, y: Buffer) -> Buffer:
-        self._by_token("add", [x, y, y.stride, y, y.stride], [x], [y], x.outputs_only)
-        return y
+        z = self._buffer(x.columns, x.outputs_only)
+        self._by_token("add", [x, y, y.stride, z, z.stride], [x, y], [z], x.outputs_only)
+        return z
 
     def swiglu(self, gate: Buffer, up: Buffer) -> Buffer:
-        self._by_token("swiglu", [gate, up, up, up.stride], [gate], [up], up.outputs_only)
-        return up
+        y = self._buffer(up.columns, up.outputs_only)
+        self._by_token("swiglu", [gate, up, y, y.stride], [gate, up], [y], y.outputs_only)
+        return y
 
     # ---- helpers ----
 
@@ -183,7 +185,13 @@ class CpuBuilder:
     ) -> None:
         """A step whose work is split by tokens."""
         count = self._count(outputs_only)
-        self.tape.append(Step(kernel, [count, *arguments], 4 * self.threads, count, reads, writes))
+        self._append(Step(kernel, [count, *arguments], 4 * self.threads, count, reads, writes))
+
+    def _append(self, step: Step) -> None:
+        """Put a step on the tape; what it overwrites has to be quantized anew."""
+        self.tape.append(step)
+        for buffer in step.writes:
+            self._quantized.pop(buffer, None)
 
     def _need_scratch(self, size: int) -> None:
         self.scratch_bytes = max(self.scratch_bytes, size)

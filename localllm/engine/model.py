@@ -9,7 +9,7 @@ from localllm.arch.weights import Weights
 from localllm.config import Config
 from localllm.engine.cpu_builder import BATCH, CpuBuilder
 from localllm.engine.threads import Threads, usable_cores
-from localllm.errors import ContextError, UsageError
+from localllm.errors import ContextError, ModelError, UsageError
 from localllm.gguf_file import GGUFFile
 from localllm.kernels.library import Library, Progress
 from localllm.kernels.reference import Reference
@@ -26,6 +26,8 @@ class CpuBackend:
         cache = KVCache(config.layers, config.kv_heads, config.head_dim, context, kv_type)
         self._builder = CpuBuilder(config, cache, kv_type, model.INTERLEAVED_ROPE, threads)
         self._logits = model.forward(self._builder, Weights(file.tensors))
+        if self._logits.columns != config.vocab_size:
+            raise ModelError(f"{file.path}: logits for {self._logits.columns} tokens of {config.vocab_size}")
         names = {step.kernel for step in self._builder.tape.steps} | {"run", "work"}
         self._library = Library(names, progress)
         self._threads = Threads(threads, self._library.addresses, self._builder.finish(self._library.addresses))
