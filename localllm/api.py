@@ -101,8 +101,8 @@ def open_model(
 
     file = GGUFFile.open(path)
     config = Config.from_metadata(file.metadata, file.path)
-    engine = Engine(file, config, threads, context or None, kv_type, backend, progress)
     tokenizer = tokenizer_of(file)
+    engine = Engine(file, config, threads, context or None, kv_type, backend, progress)
     return Model(file, tokenizer, config, Session(engine, tokenizer))
 
 

@@ -11,12 +11,14 @@ from conftest import ROOT
 
 # From the top: a module imports itself and what stands on a lower line.
 LAYERS = [
-    ["localllm.__main__", "localllm.cli"],
+    ["localllm.__main__"],
+    ["localllm.cli"],
     ["localllm", "localllm.bench", "localllm.inspect_model", "localllm.perplexity", "localllm.quantize"],
     ["localllm.api"],
     ["localllm.session"],
     ["localllm.generate"],
-    ["localllm.chat_template", "localllm.engine", "localllm.sampling", "localllm.speculate", "localllm.tokenizer"],
+    ["localllm.chat_template"],
+    ["localllm.engine", "localllm.sampling", "localllm.speculate", "localllm.tokenizer"],
     ["localllm.template_sandbox", "localllm.subwords"],
     ["localllm.vocabulary"],
     ["localllm.pretokenizers"],

@@ -9,22 +9,34 @@ LOCALLLM_DEBUG=1 in the environment shows Python's traceback too.
 """
 
 import os
+import signal
 import sys
+import threading
 
 
 def main() -> None:
     """Run the command line, then exit."""
     try:
         from localllm.cli.app import (
-            execute,  # here, so that Ctrl-C while Python imports is an interruption like any other
-        )
+            execute,
+        )  # here, so that Ctrl-C while Python imports is an interruption like any other
 
         code = execute(sys.argv[1:])
         if sys.stdout is not None:
             sys.stdout.flush()
     except BaseException as error:
+        ignore_ctrl_c()
         code = report(error)
+        if isinstance(error, KeyboardInterrupt):
+            os._exit(code)  # a Python that was interrupted while it imported NumPy may crash when it tidies up
+    ignore_ctrl_c()
     sys.exit(code)
+
+
+def ignore_ctrl_c() -> None:
+    """From here on, the exit code is decided."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def report(error: BaseException) -> int:

@@ -62,54 +62,33 @@ def dot_planes(codes, high, low):
     return float_i32x16(dot_u8i8(dots, codes, load_u8x64(low)))
 
 
-def make_row_32(format):
-    """The dot product of one row with one token, for a format with a scale per 32 weights."""
+def make_row(format):
+    """The dot product of one row with one token."""
     codes0, codes1, codes2, codes3 = format.codes
     scales, minimums, group_bytes = format.scales, format.minimums, format.group_bytes
-    spread0, spread1, spread2, spread3 = spread_8
+    if format.sub_block == 32:
+        zero, load, fma, add_up, per_sub_block = zero_f32x8, load_f32x8, fma_f32x8, sum_f32x8, device(lambda v: v)
+        spread0, spread1, spread2, spread3 = spread_8
+    else:
+        zero, load, fma, add_up, per_sub_block = zero_f32x16, load_f32x16, fma_f32x16, sum_f32x16, each_twice
+        spread0, spread1, spread2, spread3 = spread_16
+    sums_bytes = 256 // format.sub_block * 4
 
     @device
     def row(w, x, x_low, x_scales, x_sums, groups):
-        total, least = zero_f32x16(), zero_f32x8()
+        total, least = zero_f32x16(), zero()
         for _ in range(groups):
             for line in range(0, group_bytes, 64):
                 prefetch(w + AHEAD + line)
             s = scales(w)
-            least = fma_f32x8(minimums(w, s), load_f32x8(x_sums), least)
-            s = s * load_f32x8(x_scales)
+            least = fma(minimums(w, s), load(x_sums), least)
+            s = s * per_sub_block(load_f32x8(x_scales))
             total = fma_f32x16(dot_planes(codes0(w), x, x_low), spread0(s), total)
             total = fma_f32x16(dot_planes(codes1(w), x + 64, x_low + 64), spread1(s), total)
             total = fma_f32x16(dot_planes(codes2(w), x + 128, x_low + 128), spread2(s), total)
             total = fma_f32x16(dot_planes(codes3(w), x + 192, x_low + 192), spread3(s), total)
-            w, x, x_low = w + group_bytes, x + 256, x_low + 256
-            x_scales, x_sums = x_scales + 32, x_sums + 32
-        return sum_f32x16(total) + sum_f32x8(least)
-
-    return row
-
-
-def make_row_16(format):
-    """The dot product of one row with one token, for a format with a scale per 16 weights."""
-    codes0, codes1, codes2, codes3 = format.codes
-    scales, minimums, group_bytes = format.scales, format.minimums, format.group_bytes
-    spread0, spread1, spread2, spread3 = spread_16
-
-    @device
-    def row(w, x, x_low, x_scales, x_sums, groups):
-        total, least = zero_f32x16(), zero_f32x16()
-        for _ in range(groups):
-            for line in range(0, group_bytes, 64):
-                prefetch(w + AHEAD + line)
-            s = scales(w)
-            least = fma_f32x16(minimums(w, s), load_f32x16(x_sums), least)
-            s = s * each_twice(load_f32x8(x_scales))
-            total = fma_f32x16(dot_planes(codes0(w), x, x_low), spread0(s), total)
-            total = fma_f32x16(dot_planes(codes1(w), x + 64, x_low + 64), spread1(s), total)
-            total = fma_f32x16(dot_planes(codes2(w), x + 128, x_low + 128), spread2(s), total)
-            total = fma_f32x16(dot_planes(codes3(w), x + 192, x_low + 192), spread3(s), total)
-            w, x, x_low = w + group_bytes, x + 256, x_low + 256
-            x_scales, x_sums = x_scales + 32, x_sums + 64
-        return sum_f32x16(total + least)
+            w, x, x_low, x_scales, x_sums = w + group_bytes, x + 256, x_low + 256, x_scales + 32, x_sums + sums_bytes
+        return sum_f32x16(total) + add_up(least)
 
     return row
 
@@ -258,8 +237,7 @@ def transpose_words(source, columns, target):
 def make(format_name):
     """The kernel for one format."""
     format = QUANTIZED[format_name]
-    row = make_row_32(format) if format.sub_block == 32 else make_row_16(format)
-    tail, unpack = make_tail(format), make_unpack(format)
+    row, tail, unpack = make_row(format), make_tail(format), make_unpack(format)
     precise_tile, fast_tile = make_tile(format.sub_block // 4, True), make_tile(format.sub_block // 4, False)
     sub_block, group_bytes = format.sub_block, format.group_bytes
 
