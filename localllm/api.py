@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from localllm.arch import require_known
 from localllm.config import Config
 from localllm.errors import ModelError, UsageError
 from localllm.generate import Generation, GenerationOptions
@@ -100,6 +101,7 @@ def open_model(
     from localllm.engine.model import Engine  # not needed to refuse a file
 
     file = GGUFFile.open(path)
+    require_known(file.metadata, file.path)
     config = Config.from_metadata(file.metadata, file.path)
     tokenizer = tokenizer_of(file)
     engine = Engine(file, config, threads, context or None, kv_type, backend, progress)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import ModelError
+from localllm.gguf_header import shown
 
 MOST, MOST_LAYERS = 1 << 24, 4096  # no dimension of a real model is larger
 
@@ -86,10 +87,15 @@ class Config:
             kv_heads=kv_heads,
             head_dim=head_dim,
             vocab_size=len(tokens) if isinstance(tokens, list) and tokens else fields.count("vocab_size"),
-            epsilon=fields.number("attention.layer_norm_rms_epsilon"),
+            epsilon=fields.number("attention.layer_norm_rms_epsilon", fields.raw("attention.layer_norm_epsilon")),
             rope=read_rope(fields, head_dim, context),
             experts=fields.count("expert_count", 0),
         )
+
+
+def show(value: Any) -> str:
+    """A metadata value fit for a message: one line, not long."""
+    return shown(str(value))
 
 
 class Fields:
@@ -100,6 +106,7 @@ class Fields:
         if not isinstance(arch, str):
             raise ModelError(f"{path}: no text general.architecture in the metadata; not a language model?")
         self.metadata, self.path, self.arch = metadata, path, arch
+        self.prefix = shown(arch)
 
     def raw(self, name: str, default: Any = None) -> Any:
         """The value of <architecture>.<name>."""
@@ -112,14 +119,16 @@ class Fields:
             value = value[0].item()  # one value per layer, all the same
         least = 0 if default == 0 else 1
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
-            raise ModelError(f"{self.path}: {self.arch}.{name} should be a number from {least} to {MOST}, is {value!r}")
+            raise ModelError(
+                f"{self.path}: {self.prefix}.{name} should be a number from {least} to {MOST}, is {show(value)}"
+            )
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number that is not negative."""
         value = self.raw(name, default)
         if not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise ModelError(f"{self.path}: {self.arch}.{name} should be a positive number, is {value!r}")
+            raise ModelError(f"{self.path}: {self.prefix}.{name} should be a positive number, is {show(value)}")
         return float(value)
 
 
@@ -130,12 +139,12 @@ def read_rope(fields: Fields, head_dim: int, context: int) -> Rope:
         raise ModelError(f"{fields.path}: cannot rotate {dims} dimensions of a head of {head_dim}")
     factor = fields.number("rope.scaling.factor", 0.0) or fields.number("rope.scale_linear", 0.0) or 1.0
     kind = fields.raw("rope.scaling.type", "linear")
-    if kind not in ("none", "linear", "yarn", "longrope"):
-        raise ModelError(f"{fields.path}: rope scaling {kind!r} is not supported")
+    if not isinstance(kind, str) or kind not in ("none", "linear", "yarn", "longrope"):
+        raise ModelError(f"{fields.path}: rope scaling {show(kind)} is not supported")
     yarn = kind == "yarn"
     base = fields.number("rope.freq_base", 10000.0)
     if base <= 1:
-        raise ModelError(f"{fields.path}: {fields.arch}.rope.freq_base should be above 1, is {base}")
+        raise ModelError(f"{fields.path}: {fields.prefix}.rope.freq_base should be above 1, is {base}")
     magnitude = fields.number("rope.scaling.attn_factor", 1.0) * (1 + 0.1 * math.log(factor) if yarn else 1)
     original = fields.count("rope.scaling.original_context_length", context)
     return Rope(dims, base, 1.0 if kind == "none" else factor, yarn, original, magnitude)

@@ -3,6 +3,7 @@
 Nothing is read ahead: the operating system loads pages as the views are touched, and shares them between processes.
 """
 
+import errno
 import math
 import mmap
 import os
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localllm.errors import ModelError
+from localllm.errors import MemoryLimitError, ModelError
 from localllm.gguf_header import MAGIC, Entry, read_header, shown
 from quant.formats import Format
 
@@ -142,8 +143,12 @@ def mapped(path: str) -> mmap.mmap:
         raise refusal(path, "there is no such file") from None
     except PermissionError:
         raise refusal(path, "no permission to read this file") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise refusal(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise MemoryLimitError(f"{path}: not enough address space to map the file") from None
+        raise refusal(path, f"cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in the path
+        raise refusal(path, f"cannot be read: {error}") from None
 
 
 def description(beginning: bytes) -> str:

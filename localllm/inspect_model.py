@@ -4,7 +4,7 @@ import os
 from math import prod
 from typing import Any
 
-from localllm.arch import architecture
+from localllm.arch import architecture, require_known
 from localllm.config import Config
 from localllm.errors import ModelError
 from localllm.gguf_file import GGUFFile
@@ -51,6 +51,7 @@ def configuration(file: GGUFFile) -> tuple[Config | None, str | None]:
     """The hyperparameters, as far as they can be read, and why the model cannot run, None if it can."""
     config = None
     try:
+        require_known(file.metadata, file.path)
         config = Config.from_metadata(file.metadata, file.path)
         architecture(config, file.path)
     except ModelError as error:

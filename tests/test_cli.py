@@ -52,6 +52,7 @@ def cli(capfdbinary, monkeypatch):
     def call(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         monkeypatch.setattr(sys, "argv", ["localllm", *map(str, arguments)])
+        monkeypatch.setattr(main, "ignore_ctrl_c", lambda: None)
         with pytest.raises(SystemExit) as end:
             main.main()
         sys.stderr.flush()
@@ -305,6 +306,20 @@ def test_ctrl_c_keeps_what_was_said(tiny: str):
     out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, b"")
     assert out.endswith(b"\n")
+
+
+@posix
+@pytest.mark.parametrize("seconds", [0.25, 0.3, 0.35, 0.4])
+def test_ctrl_c_while_it_starts(tiny: str, seconds: float):
+    """Threads that run native code, or an import of NumPy that was cut short, must not crash Python's end."""
+    command = [*PROGRAM, "run", tiny, "-p", "Hi", *LONG]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+    )
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, b"")
 
 
 @posix

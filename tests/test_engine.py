@@ -324,8 +324,8 @@ def test_a_norm_in_a_block_format(opened, file):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"llama.vocab_size": 200},
-        {"llama.vocab_size": 10**7},
+        {"llama.vocab_size": 200, "tokenizer.ggml.tokens": None},  # which counts first
+        {"llama.vocab_size": 10**7, "tokenizer.ggml.tokens": None},
         {"llama.block_count": 3},
         {"llama.block_count": 1 << 20},
         {"llama.embedding_length": 128},

@@ -11,15 +11,12 @@ LOCALLLM_DEBUG=1 in the environment shows Python's traceback too.
 import os
 import signal
 import sys
-import threading
 
 
 def main() -> None:
     """Run the command line, then exit."""
     try:
-        from localllm.cli.app import (
-            execute,
-        )  # here, so that Ctrl-C while Python imports is an interruption like any other
+        from localllm.cli.app import execute  # here, so that Ctrl-C during imports is an interruption like any other
 
         code = execute(sys.argv[1:])
         if sys.stdout is not None:
@@ -35,8 +32,7 @@ def main() -> None:
 
 def ignore_ctrl_c() -> None:
     """From here on, the exit code is decided."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def report(error: BaseException) -> int:

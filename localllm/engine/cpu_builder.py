@@ -161,11 +161,13 @@ class CpuBuilder:
         return y
 
     def add(self, x: Buffer, y: Buffer) -> Buffer:
+        check_same_columns(x, y)
         z = self._buffer(x.columns, x.outputs_only)
         self._by_token("add", [x, y, y.stride, z, z.stride], [x, y], [z], x.outputs_only)
         return z
 
     def swiglu(self, gate: Buffer, up: Buffer) -> Buffer:
+        check_same_columns(gate, up)
         y = self._buffer(up.columns, up.outputs_only)
         self._by_token("swiglu", [gate, up, y, y.stride], [gate, up], [y], y.outputs_only)
         return y
@@ -240,6 +242,12 @@ class CpuBuilder:
             arguments = [self.header.positions, rope.frequencies(divisors), pairs, table, rope.magnitude]
             self._by_token("angles", arguments, [], [table])
         return self._angles[key]
+
+
+def check_same_columns(x: Buffer, y: Buffer) -> None:
+    """Refuse to combine activations of different widths."""
+    if x.columns != y.columns:
+        raise ModelError(f"the model's tensors do not fit together: {x.columns} columns meet {y.columns}")
 
 
 SCRATCH_BYTES = object()  # stands for the final size of the scratch memory of a thread

@@ -1,6 +1,7 @@
 """The engine: weights, architecture and verbs become something that turns tokens into logits."""
 
 from collections.abc import Sequence
+from operator import index
 
 import numpy as np
 
@@ -29,8 +30,9 @@ class CpuBackend:
         if self._logits.columns != config.vocab_size:
             raise ModelError(f"{file.path}: logits for {self._logits.columns} tokens of {config.vocab_size}")
         names = {step.kernel for step in self._builder.tape.steps} | {"run", "work"}
-        self._library = Library(names, progress)
-        self._threads = Threads(threads, self._library.addresses, self._builder.finish(self._library.addresses))
+        library = Library(names, progress)
+        tape = self._builder.finish(library.addresses)
+        self._threads = Threads(threads, library.addresses, tape, keep=(library, self._builder))
 
     def run(self, tokens: np.ndarray, positions: np.ndarray, outputs: np.ndarray) -> np.ndarray:
         """Logits of the tokens with the indices `outputs`: float32 [len(outputs), vocab]."""
@@ -103,9 +105,15 @@ class Engine:
         logits: "last", "all" or "none" of the tokens. Returns float32 [tokens asked for, vocab]. Raises UsageError for
         an id outside of the vocabulary and ContextError if the tokens do not fit.
         """
-        tokens = np.asarray(ids, np.int64)
-        if tokens.ndim != 1 or len(tokens) == 0 or tokens.min() < 0 or tokens.max() >= self.vocab_size:
+        if logits not in ("last", "all", "none"):
+            raise UsageError(f"logits should be last, all or none, not {logits!r}")
+        try:
+            valid = len(ids) > 0 and all(0 <= index(token) < self.vocab_size for token in ids)
+        except TypeError:
+            valid = False
+        if not valid:
             raise UsageError(f"token ids should be a list of numbers from 0 to {self.vocab_size - 1}")
+        tokens = np.asarray(ids, np.int64)
         if position < 0 or position + len(tokens) > self.context:
             raise ContextError(f"{position + len(tokens)} tokens do not fit the context of {self.context}")
         rows = []

@@ -4,7 +4,9 @@ import ctypes
 import os
 import sys
 import threading
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,47 +52,58 @@ def yield_address() -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-class Threads:
-    """Runs a tape on several threads (see localllm.kernels.cpu.runner for the rules)."""
+class Team:
+    """What the threads share. It knows nothing of `Threads`, so that one can be forgotten while they sleep."""
 
-    def __init__(self, count: int, addresses: dict[str, int], tape: np.ndarray):
-        """tape: int64 [steps, 5]."""
-        self.count = count
-        self._run, self._work = KERNEL(addresses["run"]), KERNEL(addresses["work"])
-        self._tape, self._cells = tape, aligned_zeros(len(tape) * LINE)
-        self._job = aligned_zeros(256)
-        self._job[1:4] = tape.ctypes.data, len(tape), self._cells.ctypes.data
-        self._job[14] = yield_address()
-        self._sleeping = [False] * count
-        self._wake = [threading.Semaphore(0) for _ in range(count)]
-        self._threads = [threading.Thread(target=self._live, args=(i,), daemon=True) for i in range(1, count)]
-        for thread in self._threads:
+    def __init__(self, count: int, addresses: dict[str, int], tape: np.ndarray, keep: Any):
+        """tape: int64 [steps, 5]; keep: what must live as long as the tape is walked."""
+        self.keep = keep, tape
+        self.run, self.work = KERNEL(addresses["run"]), KERNEL(addresses["work"])
+        self.cells, self.job = aligned_zeros(len(tape) * LINE), aligned_zeros(256)
+        self.job[1:4] = tape.ctypes.data, len(tape), self.cells.ctypes.data
+        self.job[14] = yield_address()
+        self.sleeping = [False] * count
+        self.wake = [threading.Semaphore(0) for _ in range(count)]
+        self.threads = [threading.Thread(target=self.live, args=(i,), daemon=True) for i in range(1, count)]
+
+    def live(self, thread: int) -> None:
+        """Work until there is nothing to do, then sleep without using the processor."""
+        seen = aligned_zeros(LINE)
+        while not self.job[13]:
+            self.work(self.job.ctypes.data, thread, seen.ctypes.data, 0)
+            self.sleeping[thread] = True
+            if self.job[0] == seen[0] and not self.job[13]:
+                self.wake[thread].acquire()
+
+    def stop(self) -> None:
+        """End the threads."""
+        self.job[13] = 1
+        for semaphore in self.wake:
+            semaphore.release()
+        for thread in self.threads:
+            thread.join()
+
+
+class Threads:
+    """Runs a tape on several threads (see localllm.kernels.cpu.runner for the rules).
+
+    The threads end with `close`, when the last reference is gone, or when Python ends, whichever comes first.
+    """
+
+    def __init__(self, count: int, addresses: dict[str, int], tape: np.ndarray, keep: Any = None):
+        self._team = Team(count, addresses, tape, keep)
+        self.close = weakref.finalize(self, self._team.stop)
+        for thread in self._team.threads:
             thread.start()
 
     def run(self) -> None:
         """Run the tape once. Threads that sleep are woken, but nobody waits for them."""
-        for i, sleeping in enumerate(self._sleeping):
+        team = self._team
+        for i, sleeping in enumerate(team.sleeping):
             if sleeping:
-                self._sleeping[i] = False
-                self._wake[i].release()
-        self._run(self._job.ctypes.data, 0, 0, 0)
-
-    def _live(self, thread: int) -> None:
-        """Work until there is nothing to do, then sleep without using the processor."""
-        seen = aligned_zeros(LINE)
-        while not self._job[13]:
-            self._work(self._job.ctypes.data, thread, seen.ctypes.data, 0)
-            self._sleeping[thread] = True
-            if self._job[0] == seen[0] and not self._job[13]:
-                self._wake[thread].acquire()
-
-    def close(self) -> None:
-        """End the threads."""
-        self._job[13] = 1
-        for semaphore in self._wake:
-            semaphore.release()
-        for thread in self._threads:
-            thread.join()
+                team.sleeping[i] = False
+                team.wake[i].release()
+        team.run(team.job.ctypes.data, 0, 0, 0)
 
 
 def aligned_zeros(size: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from localllm.kernels.cpu import kernel
-from localllm.kernels.library import symbol, write_atomically
+from localllm.kernels.library import symbol, write_object
 from localllm.kernels.target import cpu_feature_string, cpu_name
 
 ENTRY = """
@@ -34,6 +34,9 @@ def object_code(name: str) -> bytes:
     for function in module.functions:
         if function.name != symbol(name) and not function.is_declaration:
             function.linkage = "internal"
+    for variable in module.global_variables:
+        if not variable.is_declaration:
+            variable.linkage = "internal"
     target = llvm.Target.from_triple(module.triple)
     machine = target.create_target_machine(
         cpu=cpu_name(), features=cpu_feature_string(), opt=3, reloc="pic", codemodel="small"
@@ -62,7 +65,7 @@ def main(folder: str, names: list[str]) -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     for name in names:
-        write_atomically(Path(folder) / f"{name}.o", object_code(name))
+        write_object(Path(folder) / f"{name}.o", object_code(name))
 
 
 if __name__ == "__main__":

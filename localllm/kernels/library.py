@@ -19,6 +19,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
+import quant.formats
 from localllm.errors import LocalllmError
 from localllm.kernels.target import cpu_feature_string, cpu_name
 
@@ -40,7 +41,8 @@ def cache_folder() -> Path:
 def object_folder() -> Path:
     """The folder of this computer's object files, named by the key."""
     key = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.rglob("*.py")):
+    kernels, formats = Path(__file__).parent, Path(quant.formats.__file__)
+    for source in [*sorted(kernels.rglob("*.py")), formats]:
         key.update(source.read_bytes())
     for part in (version("numba"), version("llvmlite"), cpu_name(), cpu_feature_string()):
         key.update(part.encode() + b"\0")
@@ -61,10 +63,15 @@ class Library:
         progress is called while compiling. Raises LocalllmError if a kernel cannot be compiled.
         """
         names = sorted(set(names))
-        missing = [name for name in names if not object_file(name).exists()]
+        objects = {name: read_object(object_file(name)) for name in names}
+        missing = [name for name in names if objects[name] is None]
         if missing:
             compile_in_processes(missing, progress or (lambda done, total: None))
-        self._engine = load_objects([object_file(name) for name in names])
+            objects |= {name: read_object(object_file(name)) for name in missing}
+        damaged = [name for name in names if objects[name] is None]
+        if damaged:
+            raise LocalllmError(f"cannot read the compiled kernels in {object_folder()}: {', '.join(damaged)}")
+        self._engine = load_objects([code for code in objects.values() if code is not None])
         self.addresses = {name: self._engine.get_function_address(symbol(name)) for name in names}
 
 
@@ -72,14 +79,14 @@ def object_file(name: str) -> Path:
     return object_folder() / f"{name}.o"
 
 
-def load_objects(paths: list[Path]) -> llvm.ExecutionEngine:
-    """Link object files into this process."""
+def load_objects(objects: list[bytes]) -> llvm.ExecutionEngine:
+    """Link machine code into this process."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine()
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    for path in paths:
-        engine.add_object_file(llvm.ObjectFileRef.from_data(path.read_bytes()))
+    for code in objects:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return engine
 
@@ -121,10 +128,19 @@ def watch(processes: list[subprocess.Popen], names: list[str], progress: Progres
             raise LocalllmError(f"cannot compile the kernels for this computer: {reason[-1]}")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Readers see the whole file or none."""
+def write_object(path: Path, code: bytes) -> None:
+    """Keep machine code behind its checksum. Readers see the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     with os.fdopen(handle, "wb") as file:
-        file.write(data)
+        file.write(hashlib.sha256(code).digest() + code)
     os.replace(temporary, path)
+
+
+def read_object(path: Path) -> bytes | None:
+    """Machine code that `write_object` wrote; None if there is none or it was damaged since."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None

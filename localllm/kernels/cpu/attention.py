@@ -129,13 +129,14 @@ def make_unit(format_name):
 
     @device
     def load_block(keys, values, count, token_bytes, padded, k_tile, v_tile):
-        """Keys to [padded][KEYS] and values to [KEYS][padded]; reads up to 15 tokens beyond `count`, within the run."""
+        """Keys to [padded][KEYS] and values to [KEYS][padded]; reads up to 15 keys beyond `count`, within the run."""
         for i in range(0, count, 16):
             for d in range(0, padded, 16):
                 transpose(keys + i * token_bytes + d * width, token_bytes, k_tile + i * padded * 4 + d * 64)
-        for i in range((count + 15) // 16 * 16):
+        for i in range(count):
             for d in range(0, padded, 16):
                 store_f32x16(v_tile + (i * padded + d) * 4, load_16(values + i * token_bytes + d * width))
+        fill(v_tile + count * padded * 4, -count % 16 * padded, float32(0.0))  # 0 * NaN would be NaN
 
     @device
     def unit(a, kv_head, first, rows, begin, end, scratch, padded, output, states):
