@@ -20,7 +20,11 @@ class LineEditor:
 
     def read(self) -> str:
         """One text. Raises EOFError at Ctrl-D and KeyboardInterrupt at Ctrl-C."""
-        return self._session.prompt()
+        try:
+            return self._session.prompt()
+        finally:  # once more: a signal can end the editor before it tidies up
+            self._session.output.disable_bracketed_paste()
+            self._session.output.flush()
 
 
 def screen() -> Output:
