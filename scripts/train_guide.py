@@ -7,10 +7,9 @@ A Llama-architecture model: RMSNorm, grouped-query attention, interleaved rotary
 and a byte-level BPE vocabulary of its own. All text comes from guide_text.py; nothing is downloaded. Every draw is
 seeded; on one machine with the same PyTorch and threads two runs agree.
 
-Needs PyTorch 2.13. The first round took 18 minutes and the second 7 on two cores of an AMD EPYC (AVX-512) that were
-busy with other work as well. The file in the repository differs from a new run in one point: its first round (and its
-vocabulary) saw an earlier, smaller edition of guide_topics.py, only its second round the present one. Score a new
-file with score_guide.py before it replaces the old one.
+Needs PyTorch 2.13. The file in the repository came from one run of this script: 27 minutes for the first round and 9 for
+the second, on two cores of an AMD EPYC (AVX-512) that were busy with other work as well. Score a new file with
+score_guide.py before it replaces the old one.
 """
 
 from __future__ import annotations
