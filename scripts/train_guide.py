@@ -7,8 +7,8 @@ A Llama-architecture model: RMSNorm, grouped-query attention, interleaved rotary
 and a byte-level BPE vocabulary of its own. All text comes from guide_text.py; nothing is downloaded. Every draw is
 seeded; on one machine with the same PyTorch and threads two runs agree.
 
-Needs PyTorch 2.13. The file in the repository came from one run of this script: 27 minutes for the first round and 9 for
-the second, on two cores of an AMD EPYC (AVX-512) that were busy with other work as well. Score a new file with
+Needs PyTorch 2.13. The file in the repository came from one run of this script: 27 minutes for the first round and 9
+for the second, on two cores of an AMD EPYC (AVX-512) that were busy with other work as well. Score a new file with
 score_guide.py before it replaces the old one.
 """
 
