@@ -146,12 +146,8 @@ def make_unpack(format):
     return unpack
 
 
-def make_tile(dots, both_planes):
-    """16 rows times 8 tokens, with a scale for every 4 * `dots` columns (8: sub-blocks of 32, 4: of 16).
-
-    w: bytes [columns / 4][16 rows][4]; s, m: f32 [columns / sub-block][16 rows].
-    """
-    sub_block, unit = 4 * dots, 1.0 if both_planes else 256.0
+def make_dots_8(dots):
+    """The integer dot products of one sub-block of 4 * `dots` columns."""
 
     @device
     def dots_8(w, x, stride, sums):
@@ -171,6 +167,16 @@ def make_tile(dots, both_planes):
             i7 = dot_u8i8(i7, v, load_splat_4(x7 + k))
         return i0, i1, i2, i3, i4, i5, i6, i7
 
+    return dots_8
+
+
+def make_tile(dots, both_planes):
+    """16 rows times 8 tokens, with a scale for every 4 * `dots` columns (8: sub-blocks of 32, 4: of 16).
+
+    w: bytes [columns / 4][16 rows][4]; s, m: f32 [columns / sub-block][16 rows].
+    """
+    sub_block, unit, dots_8 = 4 * dots, 1.0 if both_planes else 256.0, make_dots_8(dots)
+
     @device
     def tile(w, s, m, x, low, x_scales, x_sums, columns, y, y_stride):
         t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = zero_f32x16()
@@ -179,17 +185,8 @@ def make_tile(dots, both_planes):
             codes, k = w + b * dots * 64, b * sub_block
             i0, i1, i2, i3, i4, i5, i6, i7 = dots_8(codes, x + k, columns, zeros_8())
             if both_planes:
-                i0, i1, i2, i3, i4, i5, i6, i7 = (
-                    up_8(i0),
-                    up_8(i1),
-                    up_8(i2),
-                    up_8(i3),
-                    up_8(i4),
-                    up_8(i5),
-                    up_8(i6),
-                    up_8(i7),
-                )
-                i0, i1, i2, i3, i4, i5, i6, i7 = dots_8(codes, low + k, columns, (i0, i1, i2, i3, i4, i5, i6, i7))
+                high = times_256(i0, i1, i2, i3, i4, i5, i6, i7)
+                i0, i1, i2, i3, i4, i5, i6, i7 = dots_8(codes, low + k, columns, high)
             scale, least = load_f32x16(s + b * 64) * splat_f32x16(unit), load_f32x16(m + b * 64)
             c, d = x_scales + b * sub_block // 32 * 4, x_sums + b * 4
             t0 = scaled(t0, i0, scale, least, c, d)
@@ -217,6 +214,12 @@ def zeros_8():
     """Eight vectors of zeros."""
     zero = zero_i32x16()
     return zero, zero, zero, zero, zero, zero, zero, zero
+
+
+@device
+def times_256(i0, i1, i2, i3, i4, i5, i6, i7):
+    """Sums of the high plane in units of the low one."""
+    return up_8(i0), up_8(i1), up_8(i2), up_8(i3), up_8(i4), up_8(i5), up_8(i6), up_8(i7)
 
 
 @device
