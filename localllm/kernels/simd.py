@@ -114,7 +114,6 @@ load_u8 = make_load(types.int64, I8, lambda builder, value: builder.zext(value, 
 load_i8 = make_load(types.int64, I8, lambda builder, value: builder.sext(value, I64))
 load_u16 = make_load(types.int64, I16, lambda builder, value: builder.zext(value, I64))
 load_u32 = make_load(types.int64, I32, lambda builder, value: builder.zext(value, I64))
-load_i32 = make_load(types.int64, I32, lambda builder, value: builder.sext(value, I64))
 load_i64 = make_load(types.int64, I64)
 load_f16 = make_load(types.float32, F16, lambda builder, value: builder.fpext(value, F32))
 load_bf16 = make_load(types.float32, I16, bf16_to_f32)
@@ -133,12 +132,6 @@ store_f32x8 = make_store(f32x8, f32x8.llvm)
 store_u8x64, store_u8x16 = make_store(u8x64, u8x64.llvm), make_store(u8x16, u8x16.llvm)
 store_i32x16 = make_store(i32x16, i32x16.llvm)
 store_i64 = make_store(types.int64, I64)
-
-
-@operation(None, types.int64, types.int64)
-def store_i32(builder, address, value):
-    """Store the low 32 bits of an integer."""
-    builder.store(builder.trunc(value, I32), builder.inttoptr(address, I32.as_pointer())).align = 1
 
 
 @operation(None, types.int64, f32x16)
