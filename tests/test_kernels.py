@@ -21,7 +21,9 @@ GUARD = np.float32(7.25)
 PLAIN = ["F32", "F16", "BF16"]
 GENERIC = ["IQ4_NL", "Q3_K", "IQ4_XS", "Q8_0"]  # Q8_0 takes this path if its columns are no multiple of 64
 FLOAT16_FIELDS = {  # where their blocks have float16 numbers
+    (): "MXFP4",
     (0,): "Q4_0 Q5_0 Q8_0 IQ4_NL IQ4_XS",
+    (80, 82): "Q2_K",
     (0, 2): "Q4_1 Q5_1 Q4_K Q5_K",
     (108,): "Q3_K",
     (208,): "Q6_K",
@@ -72,15 +74,15 @@ def count(number: int) -> np.ndarray:
 
 
 def padded(values: np.ndarray) -> np.ndarray:
-    """Activations as the kernels take them: columns padded to 16 and tokens to 8, with NaN in all the padding."""
-    memory = np.full((-(-len(values) // 8) * 8, -(-values.shape[1] // 16) * 16), np.nan, np.float32)
+    """Activations as the kernels take them: columns padded to 16 and tokens by 8, with NaN in all the padding."""
+    memory = np.full((-(-len(values) // 8) * 8 + 8, -(-values.shape[1] // 16) * 16), np.nan, np.float32)
     memory[: len(values), : values.shape[1]] = values
     return memory
 
 
 def output(tokens: int, columns: int) -> np.ndarray:
     """Memory for activations, of which the last row must stay as it is."""
-    return np.full((-(-tokens // 8) * 8 + 1, -(-columns // 16) * 16), GUARD)
+    return np.full((-(-tokens // 8) * 8 + 9, -(-columns // 16) * 16), GUARD)
 
 
 def written(memory: np.ndarray, tokens: int, columns: int) -> np.ndarray:
@@ -128,6 +130,8 @@ def random_matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.nd
         for field in fields:
             scales = generator.uniform(-0.01, 0.01, (len(blocks), 1)).astype("<f2")
             blocks[:, field : field + 2] = scales.view(np.uint8)
+        if name == "MXFP4":
+            blocks[:, 0] = generator.integers(118, 124, len(blocks))  # exponents
         data = blocks.reshape(rows, -1)
     return at_end_of_page(data), gguf.dequantize(data, kind).astype(np.float32).reshape(rows, columns)
 
@@ -308,12 +312,20 @@ def quantized(x: np.ndarray) -> list[np.ndarray]:
     assert np.abs(low + 0.5).max(initial=0) <= 127.5
 
     def sums(values, size):
-        total = values.reshape(len(x), x.shape[1] // 32, 32 // size, size).sum(axis=-1).astype(np.float32)
-        return (total * step).reshape(len(x), x.shape[1] // size)
+        return values.reshape(len(x), x.shape[1] // size, size).sum(axis=-1, dtype=np.int32)
 
     planes = [plane.astype(np.int8).reshape(x.shape) for plane in (high, low)]
     scales = step[..., 0]
-    return [*planes, scales, *(sums(values, size) for values in (codes, 256 * high) for size in (32, 16))]
+    return [*planes, scales, *(sums(values, size) for values in (codes, high) for size in (32, 16))]
+
+
+def striped(plane: np.ndarray) -> np.ndarray:
+    """The order in which `quantize` writes bytes: 8 of each run of 32, in every 256 columns, then in every 64."""
+    groups = np.split(plane, [plane.shape[1] // 256 * 256], axis=1)
+    return np.concatenate([
+        group.reshape(len(plane), group.shape[1] // (32 * runs), runs, 4, 8).swapaxes(2, 3).reshape(group.shape)
+        for group, runs in zip(groups, (8, 2), strict=True)
+    ], axis=1)  # fmt: skip
 
 
 def activations(tokens: int, columns: int) -> np.ndarray:
@@ -330,6 +342,7 @@ def activations(tokens: int, columns: int) -> np.ndarray:
 def test_quantize(call, tokens, columns):
     x = activations(tokens, columns)
     expected = quantized(x)
+    expected[:2] = [striped(plane) for plane in expected[:2]]
 
     def compute(parts):
         results = [np.full((tokens + 1, *array.shape[1:]), 77, array.dtype) for array in expected]
@@ -341,7 +354,8 @@ def test_quantize(call, tokens, columns):
     for parts in (1, 5):
         for got, exact in zip(compute(parts), expected, strict=True):
             np.testing.assert_array_equal(got[:-1], exact)
-    planes, scales = 256.0 * expected[0] + expected[1], np.repeat(expected[2], 32, axis=1)
+    high, low, scales, *_ = quantized(x)
+    planes, scales = 256.0 * high + low, np.repeat(scales, 32, axis=1)
     assert (np.abs(planes * scales - x) <= 0.505 * scales).all()
 
 
@@ -350,8 +364,8 @@ def linear_quantized(call, name: str, data, rows: int, x: np.ndarray, precise_to
     tokens, columns = x.shape
     sub_block = QUANTIZED[name].sub_block
     high, low, scales, *sums = [np.concatenate([array, junk(8, array)]) for array in quantized(x)]
-    scale_rows = -(-columns // sub_block // 16) * 64
-    y, scratch = output(tokens, rows), Scratch(32 * columns + 64 * scale_rows)
+    high, low = striped(high), striped(low)
+    y, scratch = output(tokens, rows), Scratch(cpu.LINEAR_SCRATCH)
     matrix = [data, data.nbytes // rows, rows, columns]
     which = sub_block == 16
     planes = [high, low, scales, sums[which], sums[2 + which]]
@@ -367,15 +381,16 @@ def junk(rows: int, like: np.ndarray) -> np.ndarray:
 
 def quantized_shapes(name: str) -> list[tuple[int, int]]:
     """(rows, columns), some odd; blocks of 256 allow fewer."""
-    if QUANTIZED[name].chunk_bytes:
-        return [(1, 64), (5, 192), (17, 576), (33, 320), (16, 1024)]
-    return [(1, 256), (5, 1536), (17, 512), (33, 768)]
+    if QUANTIZED[name].chunk:
+        return [(1, 64), (5, 192), (17, 576), (33, 320), (50, 1024), (64, 1600)]
+    return [(1, 256), (5, 1536), (17, 512), (33, 768), (50, 2560)]
 
 
 @pytest.mark.parametrize("tokens", BATCHES)
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_linear_quantized(call, name, tokens):
-    """The integers are multiplied exactly: with both planes, or the high one if there are too many tokens for both."""
+    """The integers are multiplied exactly: with both planes, or the high one if there are too many tokens for both (up
+    to 8 never are)."""
     for rows, columns in quantized_shapes(name):
         data, weights = random_matrix(name, rows, columns)
         x = activations(tokens, columns)
@@ -383,7 +398,7 @@ def test_linear_quantized(call, name, tokens):
         scales = np.repeat(scales.astype(np.float64), 32, axis=1)
         for precise_tokens, rounded in (
             (tokens, 256.0 * high + low),
-            (1, 256.0 * high if tokens > 1 else 256.0 * high + low),
+            (1, 256.0 * high if tokens > 8 else 256.0 * high + low),
         ):
             arguments = (call, name, data, rows, x, precise_tokens)
             got = for_any_parts(lambda parts, arguments=arguments: linear_quantized(*arguments, parts))

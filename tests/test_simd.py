@@ -53,6 +53,7 @@ LOADS = {
         (simd.load_i8, np.int8),
         (simd.load_u16, np.uint16),
         (simd.load_u32, np.uint32),
+        (simd.load_i32, np.int32),
         (simd.load_i64, np.int64),
         (simd.load_f16, np.float16),
         (simd.load_f32, np.float32),
@@ -91,11 +92,20 @@ def test_vector_loads_that_convert():
     np.testing.assert_array_equal(loaded, widened_bf16(upper))
     loaded = result(np.uint8, 64, lambda out, x: simd.store_u8x64(out, simd.load_splat_4(x)), BYTES)
     np.testing.assert_array_equal(loaded, np.tile(BYTES[:4], 16))
+    loaded = result(np.uint8, 64, lambda out, x: simd.store_u8x64(out, simd.load_splat_8(x)), BYTES)
+    np.testing.assert_array_equal(loaded, np.tile(BYTES[:8], 8))
+    for load, lanes in ((simd.load_splat_f16x8, 8), (simd.load_splat_f16x16, 16)):
+        store = LOADS[np.float32][lanes][1]
+        loaded = result(np.float32, lanes, lambda out, x, load=load, store=store: store(out, load(x)), halves)
+        np.testing.assert_array_equal(loaded, np.full(lanes, halves[0], np.float32))
 
 
 def test_scalar_stores():
     assert result(np.float32, 1, lambda out, x: simd.store_f32(out, np.float32(x)), 1.5) == [1.5]
     assert result(np.int64, 1, lambda out, x: simd.store_i64(out, x), -(2**40)) == [-(2**40)]
+    assert result(np.int32, 1, lambda out, x: simd.store_i32(out, x), -(2**30)) == [-(2**30)]
+    stored = result(np.uint8, 8, lambda out, x: simd.store_u8x8(out, simd.load_u8x8(x)), BYTES)
+    np.testing.assert_array_equal(stored, BYTES[:8])
 
 
 def test_store_f16_rounds_to_nearest_even():
@@ -119,6 +129,12 @@ def test_float_operators(function, lanes):
     load, store = LOADS[np.float32][lanes]
     got = result(np.float32, lanes, lambda out, x, y: store(out, function(load(x), load(y))), X, Y)
     np.testing.assert_array_equal(got, function(X, Y)[:lanes])
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_negation(lanes):
+    load, store = LOADS[np.float32][lanes]
+    np.testing.assert_array_equal(result(np.float32, lanes, lambda out, x: store(out, -load(x)), X), -X[:lanes])
 
 
 @pytest.mark.parametrize("function", [operator.add, operator.sub, operator.mul, operator.and_, operator.or_])
@@ -164,6 +180,11 @@ def test_constants():
     ramp = simd.constant_u8(simd.u8x64, 1, 2, 3, 255)
     constant = result(np.uint8, 64, lambda out: simd.store_u8x64(out, ramp()))
     np.testing.assert_array_equal(constant, [1, 2, 3, 255] * 16)
+    halving = simd.constant_f32(simd.f32x8, 1.0, 0.5)
+    constant = result(np.float32, 8, lambda out: simd.store_f32x8(out, halving()))
+    np.testing.assert_array_equal(constant, [1.0, 0.5] * 4)
+    pairs = result(np.float32, 16, lambda out: simd.store_f32x16(out, simd.pairs_f32x16(np.float32(2), np.float32(3))))
+    np.testing.assert_array_equal(pairs, [2, 2, 3, 3] * 4)
 
 
 @pytest.mark.parametrize(("lanes", "fma"), [(8, simd.fma_f32x8), (16, simd.fma_f32x16)])
@@ -296,6 +317,73 @@ def test_gather_f16():
     gather = simd.make_gather_f16(18)
     gathered = result(np.float32, 8, lambda out, x: simd.store_f32x8(out, gather(x)), halves)
     np.testing.assert_array_equal(gathered, halves[::9])
+
+
+def test_gather_planes():
+    """Byte q of eight numbers, as one integer."""
+    gather = simd.make_gather_planes(18)
+
+    def kernel(out, x):
+        a, b, c, d = gather(x)
+        simd.store_i64(out, a)
+        simd.store_i64(out + 8, b)
+        simd.store_i64(out + 16, c)
+        simd.store_i64(out + 24, d)
+
+    data = random(np.uint8, 8 * 18)
+    got = result(np.int64, 4, kernel, data)
+    np.testing.assert_array_equal(got.view(np.uint8).reshape(4, 8), data.reshape(8, 18)[:, :4].T)
+
+
+def test_gather_powers():
+    gather = simd.make_gather_powers(3, 128)
+    data = random(np.uint8, 24)
+    data[::3] = 0, 1, 2, 127, 128, 129, 254, 255
+    got = result(np.float32, 8, lambda out, x: simd.store_f32x8(out, gather(x)), data)
+    np.testing.assert_array_equal(got, np.ldexp(1.0, data[::3].astype(int) - 128))
+
+
+def test_quads_of_two_vectors():
+    order = [15, 0, 8, 7, 7, 1, 9, 2]
+    permute, other = simd.make_quads(*order), random(np.uint8, 64, 5)
+
+    def kernel(out, x, y):
+        simd.store_u8x64(out, permute(simd.load_u8x64(x), simd.load_u8x64(y)))
+
+    expected = np.concatenate([BYTES, other]).view(np.int64)[order]
+    np.testing.assert_array_equal(result(np.uint8, 64, kernel, BYTES, other).view(np.int64), expected)
+
+
+def test_rotate():
+    rotate = simd.make_rotate(4, 0, 62, 1)
+    got = result(np.uint8, 64, lambda out, x: simd.store_u8x64(out, rotate(simd.load_u8x64(x))), BYTES).view(np.uint64)
+    left = np.array([4, 0, 62, 1] * 2, np.uint64)
+    quads = BYTES.view(np.uint64)
+    np.testing.assert_array_equal(got, quads << left | quads >> (-left.view(np.int64) % 64).view(np.uint64))
+
+
+def test_where():
+    add = simd.make_where([1 << i % 8 for i in range(64)], 16)
+    bits = random(np.uint8, 64, 5)
+
+    def kernel(out, x, y):
+        simd.store_u8x64(out, add(simd.load_u8x64(x), simd.load_u8x64(y)))
+
+    expected = BYTES + 16 * (bits >> np.arange(64) % 8 & 1).astype(np.uint8)
+    np.testing.assert_array_equal(result(np.uint8, 64, kernel, BYTES, bits), expected)
+
+
+@pytest.mark.parametrize("features", [None, {"avx2"}, {"ssse3"}, set()])
+def test_lookup(features, monkeypatch):
+    """With each instruction set that has an instruction for it, and without."""
+    if features is not None:
+        if not features <= cpu_features():
+            pytest.skip(f"needs {features}")
+        monkeypatch.setattr(simd, "cpu_features", lambda: features)
+    table = [int(value) for value in random(np.uint8, 16, 7)]
+    lookup, codes = simd.make_lookup(*table), BYTES & 15
+    got = result(np.uint8, 64, lambda out, x: simd.store_u8x64(out, lookup(simd.load_u8x64(x))), codes)
+    np.testing.assert_array_equal(got, np.array(table)[codes])
 
 
 def test_flags():

@@ -9,10 +9,11 @@ from localllm.arch.weights import Weight
 from localllm.config import Config
 from localllm.engine.tape import Buffer, Step, Tape
 from localllm.errors import ModelError
-from localllm.kernels.cpu import GENERIC, PLAIN, SUB_BLOCK
+from localllm.kernels.cpu import GENERIC, LINEAR_SCRATCH, PLAIN, SUB_BLOCK
 from localllm.kv_cache import KVCache, reserve
 
 BATCH = 512  # tokens in one run at most
+BUFFER_ROWS = BATCH + 8  # matrix products work on several tokens at a time and round up
 PRECISE_TOKENS = 128  # up to so many, activations keep 16 bits
 PART_BYTES = 1 << 16  # of weights: what is worth a thread's coming
 SPLITS, FEW_TOKENS, TILE = 16, 8, 64  # as in localllm.kernels.cpu.attention
@@ -106,8 +107,7 @@ class CpuBuilder:
         arguments = [self._count(x.outputs_only), weight.tensor.data, row_bytes, weight.shape[0], columns]
         if name in SUB_BLOCK and columns % 64 == 0:
             q = self._quantize(x)
-            scales = -(-columns // SUB_BLOCK[name] // 16) * 64
-            self._need_scratch(32 * columns + 64 * scales)
+            self._need_scratch(LINEAR_SCRATCH)
             arguments += [q.high, q.low, q.scales, q.sums[SUB_BLOCK[name]], q.high_sums[SUB_BLOCK[name]]]
             arguments += [y, y.stride, BATCH if cached else PRECISE_TOKENS, self._scratch, SCRATCH_BYTES]
             kernel, reads = f"linear_quantized-{name}", q.buffers
@@ -180,7 +180,7 @@ class CpuBuilder:
 
     def _buffer(self, columns: int, outputs_only: bool = False) -> Buffer:
         """Float32 activations: [tokens, columns padded to 16]."""
-        return Buffer(BATCH, -(-columns // 16) * 64, columns, outputs_only)
+        return Buffer(BUFFER_ROWS, -(-columns // 16) * 64, columns, outputs_only)
 
     def _by_token(
         self, kernel: str, arguments: list, reads: list[Buffer], writes: list[Buffer], outputs_only: bool = False
@@ -224,7 +224,7 @@ class CpuBuilder:
         if x not in self._quantized:
             scale = x.columns // 32 * 4  # bytes per token
             high, low, scales, *sums = (
-                Buffer(BATCH, n) for n in (x.columns, x.columns, scale, scale, 2 * scale, scale, 2 * scale)
+                Buffer(BUFFER_ROWS, n) for n in (x.columns, x.columns, scale, scale, 2 * scale, scale, 2 * scale)
             )
             q = Quantized(high, low, scales, {32: sums[0], 16: sums[1]}, {32: sums[2], 16: sums[3]})
             self._quantized[x] = q

@@ -58,6 +58,19 @@ def splat_value(builder, vector_type, scalar):
     return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, vector_type.count), None))
 
 
+def elements(builder, value):
+    """The members of a tuple that are all of one type."""
+    return [builder.extract_value(value, i) for i in range(value.type.count)]
+
+
+def as_tuple(builder, values):
+    """Values of one type as a tuple."""
+    result = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
+    for i, value in enumerate(values):
+        result = builder.insert_value(result, value, i)
+    return result
+
+
 def operation(result, *arguments):
     """Turn `emit(builder, *values) -> value` into an intrinsic with this signature (None: no result)."""
 
@@ -93,13 +106,14 @@ def make_load(result, llvm_type, convert=lambda builder, value: value):
     )
 
 
-def make_store(vector, llvm_type):
+def store_value(builder, address, value):
+    """An unaligned store."""
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
+
+
+def make_store(vector):
     """An intrinsic (address, value) that stores."""
-
-    def store(builder, address, value):
-        builder.store(value, builder.inttoptr(address, llvm_type.as_pointer())).align = 1
-
-    return operation(None, types.int64, vector)(store)
+    return operation(None, types.int64, vector)(store_value)
 
 
 def bf16_to_f32(builder, half):
@@ -114,6 +128,7 @@ load_u8 = make_load(types.int64, I8, lambda builder, value: builder.zext(value, 
 load_i8 = make_load(types.int64, I8, lambda builder, value: builder.sext(value, I64))
 load_u16 = make_load(types.int64, I16, lambda builder, value: builder.zext(value, I64))
 load_u32 = make_load(types.int64, I32, lambda builder, value: builder.zext(value, I64))
+load_i32 = make_load(types.int64, I32, lambda builder, value: builder.sext(value, I64))
 load_i64 = make_load(types.int64, I64)
 load_f16 = make_load(types.float32, F16, lambda builder, value: builder.fpext(value, F32))
 load_bf16 = make_load(types.float32, I16, bf16_to_f32)
@@ -124,14 +139,38 @@ load_u8x32, load_u8x64 = make_load(u8x32, u8x32.llvm), make_load(u8x64, u8x64.ll
 load_f32x8, load_f32x16 = make_load(f32x8, f32x8.llvm), make_load(f32x16, f32x16.llvm)
 load_f16x16 = make_load(f32x16, ir.VectorType(F16, 16), lambda builder, value: builder.fpext(value, f32x16.llvm))
 load_bf16x16 = make_load(f32x16, ir.VectorType(I16, 16), bf16_to_f32)
+
+
+def splat_f16(lanes):
+    """An emitter that spreads a float16, as bits, over a vector and converts it there.
+
+    A scalar conversion would start in a register whose other lanes are somebody else's, and wait for those: rows of
+    Q4_K took three times as long.
+    """
+
+    def emit(builder, value):
+        vector = splat_value(builder, ir.VectorType(I16, lanes), value)
+        return builder.fpext(builder.bitcast(vector, ir.VectorType(F16, lanes)), ir.VectorType(F32, lanes))
+
+    return emit
+
+
+load_splat_f16x8, load_splat_f16x16 = make_load(f32x8, I16, splat_f16(8)), make_load(f32x16, I16, splat_f16(16))
 load_splat_4 = make_load(
     u8x64, I32, lambda builder, value: builder.bitcast(splat_value(builder, i32x16.llvm, value), u8x64.llvm)
 )
-store_f32, store_f32x16 = make_store(types.float32, F32), make_store(f32x16, f32x16.llvm)
-store_f32x8 = make_store(f32x8, f32x8.llvm)
-store_u8x64, store_u8x16 = make_store(u8x64, u8x64.llvm), make_store(u8x16, u8x16.llvm)
-store_i32x16 = make_store(i32x16, i32x16.llvm)
-store_i64 = make_store(types.int64, I64)
+store_f32, store_f32x16 = make_store(types.float32), make_store(f32x16)
+store_f32x8 = make_store(f32x8)
+load_splat_8 = make_load(
+    u8x64, I64, lambda builder, value: builder.bitcast(splat_value(builder, ir.VectorType(I64, 8), value), u8x64.llvm)
+)
+store_u8x64, store_u8x16 = make_store(u8x64), make_store(u8x16)
+store_u8x8 = make_store(u8x8)
+store_i32x16 = make_store(i32x16)
+store_i32 = operation(None, types.int64, types.int64)(
+    lambda builder, address, value: store_value(builder, address, builder.trunc(value, I32))
+)
+store_i64 = make_store(types.int64)
 
 
 @operation(None, types.int64, f32x16)
@@ -174,6 +213,16 @@ overload_operator(operator.or_, {u8x64: "or_", u8x32: "or_", u8x16: "or_", i32x1
 overload_operator(operator.xor, {u8x64: "xor", u8x32: "xor"})
 
 
+negative = {vector: operation(vector, vector)(lambda builder, x: builder.fneg(x)) for vector in (f32x8, f32x16)}
+
+
+@overload(operator.neg, inline="never")
+def negate(x):
+    if x in negative:
+        apply = negative[x]
+        return lambda x: apply(x)
+
+
 def make_constant(vector, scalar):
     return operation(vector)(lambda builder: ir.Constant(vector.llvm, [scalar] * vector.lanes))
 
@@ -183,6 +232,11 @@ zero_i32x16, zero_f32x16, zero_f32x8 = make_constant(i32x16, 0), make_constant(f
 
 def constant_u8(vector, *values):
     """An intrinsic () -> vector of bytes that repeats `values`."""
+    return operation(vector)(lambda builder: ir.Constant(vector.llvm, list(values) * (vector.lanes // len(values))))
+
+
+def constant_f32(vector, *values):
+    """An intrinsic () -> vector of floats that repeats `values`."""
     return operation(vector)(lambda builder: ir.Constant(vector.llvm, list(values) * (vector.lanes // len(values))))
 
 
@@ -231,16 +285,15 @@ def round_f32x16(builder, x):
     return llvm_call(builder, "llvm.nearbyint.v16f32", f32x16.llvm, [x])
 
 
-def make_sum(vector, suffix):
-    def add_up(builder, value):
-        function = ir.FunctionType(F32, [F32, vector.llvm])
-        function = cgutils.get_or_insert_function(builder.module, function, f"llvm.vector.reduce.fadd.{suffix}")
-        return builder.call(function, [ir.Constant(F32, 0.0), value], fastmath=("reassoc",))
+def reduce_add(builder, value):
+    """The sum of a vector's floats, in any order."""
+    function = ir.FunctionType(F32, [F32, value.type])
+    name = f"llvm.vector.reduce.fadd.v{value.type.count}f32"
+    function = cgutils.get_or_insert_function(builder.module, function, name)
+    return builder.call(function, [ir.Constant(F32, 0.0), value], fastmath=("reassoc",))
 
-    return operation(types.float32, vector)(add_up)
 
-
-sum_f32x16, sum_f32x8 = make_sum(f32x16, "v16f32"), make_sum(f32x8, "v8f32")
+sum_f32x16, sum_f32x8 = (operation(types.float32, vector)(reduce_add) for vector in (f32x16, f32x8))
 
 
 @operation(types.float32, f32x16)
@@ -360,6 +413,7 @@ def make_concatenate(result, part):
     return operation(result, part, part)(lambda builder, low, high: builder.shuffle_vector(low, high, order))
 
 
+concatenate_u8x16 = make_concatenate(u8x16, u8x8)
 concatenate_u8x32, concatenate_u8x64 = make_concatenate(u8x32, u8x16), make_concatenate(u8x64, u8x32)
 concatenate_f32x16 = make_concatenate(f32x16, f32x8)
 twice_u8x32 = make_shuffle(u8x64, u8x32, [*range(32)] * 2)
@@ -375,13 +429,97 @@ def make_gather_f16(stride):
     """An intrinsic address -> f32x8: the float16 numbers at address, address + stride, ... address + 7 * stride."""
 
     def gather(builder, address):
-        halves = ir.Constant(ir.VectorType(F16, 8), ir.Undefined)
+        halves = ir.Constant(ir.VectorType(F16, 8), None)  # not undefined: that may wait for any register's last value
         for lane in range(8):
             half = load_value(builder, builder.add(address, I64(lane * stride)), F16)
             halves = builder.insert_element(halves, half, I32(lane))
         return builder.fpext(halves, f32x8.llvm)
 
     return operation(f32x8, types.int64)(gather)
+
+
+def make_gather_planes(stride):
+    """An intrinsic address -> four integers: byte q of the 4-byte numbers at address, address + stride, ... (8)."""
+
+    def gather(builder, address):
+        words = ir.Constant(ir.VectorType(I32, 8), ir.Undefined)
+        for lane in range(8):
+            word = load_value(builder, builder.add(address, I64(lane * stride)), I32)
+            words = builder.insert_element(words, word, I32(lane))
+        words = builder.bitcast(words, u8x32.llvm)
+        order = ir.Constant(ir.VectorType(I32, 32), [4 * lane + q for q in range(4) for lane in range(8)])
+        planes = builder.bitcast(builder.shuffle_vector(words, words, order), ir.VectorType(I64, 4))
+        return as_tuple(builder, [builder.extract_element(planes, I32(q)) for q in range(4)])
+
+    return operation(types.UniTuple(types.int64, 4), types.int64)(gather)
+
+
+def make_gather_powers(stride, bias):
+    """An intrinsic address -> f32x8: 2 ** (byte - bias) for the bytes at address, address + stride, ...
+
+    Of two factors, since 2 ** -128 has no exponent of its own.
+    """
+
+    def gather(builder, address):
+        codes = ir.Constant(ir.VectorType(I8, 8), None)
+        for lane in range(8):
+            code = load_value(builder, builder.add(address, I64(lane * stride)), I8)
+            codes = builder.insert_element(codes, code, I32(lane))
+        words = ir.VectorType(I32, 8)
+
+        def constant(value):
+            return ir.Constant(words, [value] * 8)
+
+        codes = builder.zext(codes, words)
+        half = builder.lshr(codes, constant(1))
+        exponents = (half, builder.sub(builder.sub(codes, half), constant(bias - 128)))
+        factors = (builder.shl(builder.add(exponent, constant(63)), constant(23)) for exponent in exponents)
+        return builder.fmul(*(builder.bitcast(factor, f32x8.llvm) for factor in factors))
+
+    return operation(f32x8, types.int64)(gather)
+
+
+@operation(f32x16, types.float32, types.float32)
+def pairs_f32x16(builder, x, y):
+    """x, x, y, y, x, x, y, y, ..."""
+    pair = ir.Constant(ir.VectorType(F32, 2), ir.Undefined)
+    for lane, scalar in enumerate((x, y)):
+        pair = builder.insert_element(pair, scalar, I32(lane))
+    return builder.shuffle_vector(pair, pair, ir.Constant(ir.VectorType(I32, 16), [0, 0, 1, 1] * 4))
+
+
+def make_quads(*order):
+    """An intrinsic (x, y) -> vector of the 8 quads (of 8 bytes) with these indices; those of y are 8 to 15."""
+
+    def permute(builder, x, y):
+        quads = ir.VectorType(I64, 8)
+        order_ = ir.Constant(ir.VectorType(I32, 8), list(order))
+        x, y = builder.bitcast(x, quads), builder.bitcast(y, quads)
+        return builder.bitcast(builder.shuffle_vector(x, y, order_), u8x64.llvm)
+
+    return operation(u8x64, u8x64, u8x64)(permute)
+
+
+def make_rotate(*amounts):
+    """An intrinsic that rotates quads of bytes to the left, each by its amount (repeated)."""
+
+    def rotate(builder, value):
+        quads = ir.VectorType(I64, 8)
+        value, counts = builder.bitcast(value, quads), ir.Constant(quads, list(amounts) * (8 // len(amounts)))
+        return builder.bitcast(llvm_call(builder, "llvm.fshl.v8i64", quads, [value, value, counts]), u8x64.llvm)
+
+    return operation(u8x64, u8x64)(rotate)
+
+
+def make_where(masks, value):
+    """An intrinsic (codes, bits) -> codes + value where `bits` has a bit of `masks`."""
+
+    def add_where(builder, codes, bits):
+        zero = ir.Constant(u8x64.llvm, None)
+        chosen = builder.icmp_unsigned("!=", builder.and_(bits, ir.Constant(u8x64.llvm, list(masks))), zero)
+        return builder.select(chosen, builder.add(codes, ir.Constant(u8x64.llvm, [value] * 64)), codes)
+
+    return operation(u8x64, u8x64, u8x64)(add_where)
 
 
 def make_flags(value):
@@ -483,6 +621,39 @@ def dot_variant():
 def dot_u8i8(builder, accumulator, unsigned, signed):
     """accumulator[i] += the sum of 4 products of unsigned and signed bytes."""
     return dot_variant()(builder, accumulator, unsigned, signed)
+
+
+# ---- looking up ------------------------------------------------------------------------------------------------------
+
+
+def lookup_bytes(builder, table, codes):
+    """table[code] for vectors of bytes, codes 0 to 15."""
+    features = cpu_features()
+    for feature, width, name in (
+        ("avx512bw", 64, "llvm.x86.avx512.pshuf.b.512"),
+        ("avx2", 32, "llvm.x86.avx2.pshuf.b"),
+        ("ssse3", 16, "llvm.x86.ssse3.pshuf.b.128"),
+    ):
+        if feature in features:
+            part, parts = ir.VectorType(I8, width), []
+            for start in range(0, 64, width):
+                lanes = ir.Constant(ir.VectorType(I32, width), [*range(start, start + width)])
+                piece = builder.shuffle_vector(codes, codes, lanes)
+                parts.append(llvm_call(builder, name, part, [ir.Constant(part, table * (width // 16)), piece]))
+            while len(parts) > 1:
+                lanes = ir.Constant(ir.VectorType(I32, 2 * parts[0].type.count), [*range(2 * parts[0].type.count)])
+                parts = [builder.shuffle_vector(parts[i], parts[i + 1], lanes) for i in range(0, len(parts), 2)]
+            return parts[0]
+    result = ir.Constant(u8x64.llvm, [table[0]] * 64)
+    for code, value in enumerate(table[1:], 1):
+        found = builder.icmp_unsigned("==", codes, ir.Constant(u8x64.llvm, [code] * 64))
+        result = builder.select(found, ir.Constant(u8x64.llvm, [value] * 64), result)
+    return result
+
+
+def make_lookup(*table):
+    """An intrinsic that replaces codes 0 to 15 by the bytes in `table`."""
+    return operation(u8x64, u8x64)(lambda builder, codes: lookup_bytes(builder, list(table), codes))
 
 
 # ---- threads --------------------------------------------------------------------------------------------------------

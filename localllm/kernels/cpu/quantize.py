@@ -3,12 +3,15 @@
 The high plane alone is the usual int8 quantization (with the scale 256 times as large). Products with both planes are
 practically exact and cost two dot products instead of one; see linear_quantized.py for who uses which.
 
-Beside the codes go the sums that formats with a minimum need, already scaled: per 32 and per 16 numbers, of both planes
-and of the high one alone.
+The bytes are striped as quantized_formats.py has the codes of the weights: in each 256 columns, numbers 8 q to 8 q + 7
+of all eight runs of 32 follow each other; columns that make no whole 256 are striped two runs at a time.
 
-Arguments: 0 address of the token count, 1 x f32, 2 bytes between tokens of x, 3 columns (a multiple of 32),
+Beside the codes go their sums, as integers, which undo what the weights' codes are too large by: per 32 and per 16
+numbers, of both planes and of the high one alone.
+
+Arguments: 0 address of the token count, 1 x f32, 2 bytes between tokens of x, 3 columns (a multiple of 64),
 4 high int8 [tokens, columns], 5 low int8 [tokens, columns], 6 scales f32 [tokens, columns / 32],
-7 sums per 32 f32 [tokens, columns / 32], 8 sums per 16, 9 sums of the high plane per 32, 10 the same per 16.
+7 sums per 32 int32 [tokens, columns / 32], 8 sums per 16, 9 sums of the high plane per 32, 10 the same per 16.
 """
 
 from numba import float32
@@ -22,45 +25,64 @@ from localllm.kernels.simd import (
     load_f32x16,
     load_i64,
     make_shift_i32,
+    make_shuffle,
     max_f32x16,
     round_f32x16,
     splat_f32x16,
     splat_i32x16,
     store_f32,
-    store_u8x16,
+    store_i32,
+    store_u8x8,
     sum_i32x16,
+    u8x8,
+    u8x16,
 )
 
 LARGEST = float32(127 * 256)
 down_8, up_8 = make_shift_i32(False, 8), make_shift_i32(True, 8)
+first_8, last_8 = make_shuffle(u8x8, u8x16, range(8)), make_shuffle(u8x8, u8x16, range(8, 16))
 
 
 @device
-def quantize_16(x, inverse, step, high, low, sums, high_sums):
-    """Half a sub-block; returns its two integer sums."""
+def quantize_16(x, inverse, high, low, stripe, sums, high_sums):
+    """Half a run; returns its two sums."""
     codes = int_f32x16(round_f32x16(load_f32x16(x) * splat_f32x16(inverse)))
     upper = down_8(codes + splat_i32x16(128))
-    store_u8x16(high, bytes_i32x16(upper))
-    store_u8x16(low, bytes_i32x16(codes - up_8(upper)))
-    total, upper_total = sum_i32x16(codes), sum_i32x16(upper) * 256
-    store_f32(sums, float32(total) * step)
-    store_f32(high_sums, float32(upper_total) * step)
+    upper_bytes, lower_bytes = bytes_i32x16(upper), bytes_i32x16(codes - up_8(upper))
+    store_u8x8(high, first_8(upper_bytes))
+    store_u8x8(high + stripe, last_8(upper_bytes))
+    store_u8x8(low, first_8(lower_bytes))
+    store_u8x8(low + stripe, last_8(lower_bytes))
+    total, upper_total = sum_i32x16(codes), sum_i32x16(upper)
+    store_i32(sums, total)
+    store_i32(high_sums, upper_total)
     return total, upper_total
+
+
+@device
+def striped_place(run, whole):
+    """Where in a row the first bytes of run number `run` go, and how far apart its stripes are."""
+    if run < whole:
+        return run // 8 * 256 + run % 8 * 8, 64
+    return run // 2 * 64 + run % 2 * 8, 16
 
 
 @kernel
 def quantize(a, part, parts, thread):
-    blocks = argument(a, 3) // 32
-    total = load_i64(argument(a, 0)) * blocks
+    columns = argument(a, 3)
+    runs, whole = columns // 32, columns // 256 * 8
+    total = load_i64(argument(a, 0)) * runs
     for i in range(total * part // parts, total * (part + 1) // parts):
-        x = argument(a, 1) + i // blocks * argument(a, 2) + i % blocks * 128
+        token, run = i // runs, i % runs
+        x = argument(a, 1) + token * argument(a, 2) + run * 128
         largest = largest_f32x16(max_f32x16(abs_f32x16(load_f32x16(x)), abs_f32x16(load_f32x16(x + 64))))
         step, inverse = largest / LARGEST, LARGEST / largest if largest > 0 else float32(0.0)
-        high, low, sums, high_sums = (
-            argument(a, 4) + i * 32, argument(a, 5) + i * 32, argument(a, 8) + i * 8, argument(a, 10) + i * 8
-        )  # fmt: skip
-        first, first_high = quantize_16(x, inverse, step, high, low, sums, high_sums)
-        second, second_high = quantize_16(x + 64, inverse, step, high + 16, low + 16, sums + 4, high_sums + 4)
+        place, stripe = striped_place(run, whole)
+        high, low = argument(a, 4) + token * columns + place, argument(a, 5) + token * columns + place
+        sums, high_sums = argument(a, 8) + i * 8, argument(a, 10) + i * 8
+        first, first_high = quantize_16(x, inverse, high, low, stripe, sums, high_sums)
+        high, low = high + 2 * stripe, low + 2 * stripe
+        second, second_high = quantize_16(x + 64, inverse, high, low, stripe, sums + 4, high_sums + 4)
         store_f32(argument(a, 6) + i * 4, step)
-        store_f32(argument(a, 7) + i * 4, float32(first + second) * step)
-        store_f32(argument(a, 9) + i * 4, float32(first_high + second_high) * step)
+        store_i32(argument(a, 7) + i * 4, first + second)
+        store_i32(argument(a, 9) + i * 4, first_high + second_high)

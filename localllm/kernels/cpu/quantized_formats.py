@@ -1,33 +1,57 @@
 """How each block format yields its weights to the int8 kernels.
 
-The kernels see every format alike: a *group* of 256 weights as four *chunks* of 64 codes (unsigned bytes, in order)
-and, for each sub-block of 32 or 16 weights, a scale and a minimum: weight = scale * code + minimum. A signed format is
-one with a constant offset, such as -8 * scale. Layouts: see blocks_*.py.
+The kernels see every format alike: a *group* of 256 weights as four vectors of 64 codes (unsigned bytes) and, for each
+sub-block of 32 or 16 weights, a scale: weight = scale * (code - offset), or scale * code + minimum.
+
+The codes are *striped*: vector q holds weights 8 q to 8 q + 7 of each run of 32, one run after the other. So the lanes
+of its dot products belong to the same sub-blocks in all four vectors, which can be added up before anything is scaled:
+with the codes in order, every vector needed a scale, a conversion and a sum of its own, and a row took twice the time.
+A sub-block of 16 is half a run: vectors 0 and 1, or 2 and 3. A sub-block's scale may hide in the codes (16 * code and
+scale / 16), which saves shifts. What is left of a row whose blocks are of 32 weights comes in *chunks* of two blocks,
+striped alike.
+
+Layouts: see blocks_*.py. A function of the group's address takes it in an int64.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
+from localllm.kernels.cpu.blocks_table import DOUBLED_E2M1, HALVED_E8M0, IQ4_VALUES
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.simd import (
     bytes_of,
+    concatenate_u8x16,
     concatenate_u8x32,
     concatenate_u8x64,
+    constant_f32,
     constant_u8,
+    f32x8,
+    f32x16,
     float_i8x16,
     float_u8x8,
     load_f16,
+    load_splat_8,
+    load_splat_f16x8,
+    load_splat_f16x16,
+    load_u8,
     load_u8x16,
     load_u8x32,
     load_u8x64,
+    load_u16,
     load_u32,
     make_flags,
     make_gather_f16,
+    make_gather_planes,
+    make_gather_powers,
+    make_lookup,
+    make_quads,
+    make_rotate,
     make_shift,
     make_shuffle,
+    make_where,
     splat_f32x8,
     splat_f32x16,
-    twice_u8x32,
+    u8x16,
     u8x32,
     u8x64,
 )
@@ -38,83 +62,156 @@ class GroupFormat(NamedTuple):
 
     name: str
     sub_block: int  # weights that share a scale: 32 or 16
-    chunk_bytes: int  # bytes of 64 weights if blocks are of 32 weights; 0: only whole groups exist
     group_bytes: int
-    codes: tuple[Callable, ...]  # four functions address -> u8x64
-    scales: Callable  # address -> f32x8 (f32x16 if sub_block is 16)
-    minimums: Callable  # address, scales -> the same type
-    block_scale: Callable | None = None  # address of a block of 32 -> float32
-    block_minimum: Callable | None = None  # address of a block of 32, scale -> float32
+    codes: Callable  # address -> four u8x64, striped
+    offset: int  # what the codes are too large by
+    scales: Callable  # address -> f32x8, or f32x16 if sub_block is 16; in order
+    minimums: Callable | None = None  # address -> the same type; the offset is 0
+    chunk: "ChunkFormat | None" = None
 
 
-nibbles_15 = constant_u8(u8x64, 15)
-sign_bits = constant_u8(u8x64, 128)
-two_bits = constant_u8(u8x64, 3)
-one_bit = constant_u8(u8x64, 1)
+class ChunkFormat(NamedTuple):
+    """The same for 64 weights of a format with blocks of 32."""
+
+    block_bytes: int
+    codes: Callable  # address -> u8x64, striped
+    scale: Callable  # address of a block -> float32
+    minimum: Callable | None  # the same
+
+
+# ---- 32 weights to a block ------------------------------------------------------------------------------------------
+
+nibble, sign_bits = constant_u8(u8x64, 15), constant_u8(u8x64, 128)
+down_4 = make_shift(u8x64, False, 4)
+even_quads, odd_quads = make_quads(*range(0, 16, 2)), make_quads(*range(1, 16, 2))
 each_twice = make_shuffle(u8x64, u8x32, [*range(16)] * 2 + [*range(16, 32)] * 2)
 upper_nibble_per_16 = make_shift(u8x64, False, *[0] * 8, *[4] * 8)
-upper_nibble_per_32 = make_shift(u8x64, False, *[0] * 16, *[4] * 16)
-upper_nibble = make_shift(u8x64, False, 4)
-up_4 = make_shift(u8x64, True, 4)
+stripe_chunk = make_shuffle(u8x64, u8x64, [32 * run + 8 * q + i for q in range(4) for run in (0, 1) for i in range(8)])
 flags_16 = make_flags(16)
 
 
 @device
-def nibbles_of_two_blocks(first, second):
-    """Two blocks of 32 four-bit codes: low nibbles are weights 0-15, high nibbles 16-31."""
-    return upper_nibble_per_16(each_twice(concatenate_u8x32(load_u8x16(first), load_u8x16(second)))) & nibbles_15()
-
-
-def blocks_of_32(name, block_bytes, codes_of_two, offset, minimum_at):
-    """A format whose blocks hold 32 weights and begin with a float16 scale.
-
-    The minimum is offset * scale, or a float16 at byte `minimum_at`.
-    """
-    scales, minimums = make_gather_f16(block_bytes), make_gather_f16(block_bytes)
-
-    def chunk(index):
-        skip = index * 2 * block_bytes
-        return device(lambda address: codes_of_two(address + skip))
-
-    if minimum_at:
-        group_minimum = device(lambda address, scale: minimums(address + minimum_at))
-        block_minimum = device(lambda address, scale: load_f16(address + minimum_at))
-    else:
-        group_minimum = device(lambda address, scale: scale * splat_f32x8(offset))
-        block_minimum = device(lambda address, scale: scale * offset)
-    return GroupFormat(
-        name, 32, 2 * block_bytes, 8 * block_bytes, tuple(chunk(i) for i in range(4)),
-        device(lambda address: scales(address)), group_minimum,
-        device(lambda address: load_f16(address)), block_minimum,
-    )  # fmt: skip
+def four_by_16(address, step):
+    """16 bytes from each of four addresses."""
+    low = concatenate_u8x32(load_u8x16(address), load_u8x16(address + step))
+    return concatenate_u8x64(low, concatenate_u8x32(load_u8x16(address + 2 * step), load_u8x16(address + 3 * step)))
 
 
 @device
-def q4_0_codes(address):
-    return nibbles_of_two_blocks(address + 2, address + 20)
+def striped_nibbles(first, second):
+    """From the 16 bytes of runs 0 to 3 and of 4 to 7, whose low nibbles are weights 0 to 15 of a run."""
+    low, high = even_quads(first, second), odd_quads(first, second)
+    return low & nibble(), high & nibble(), down_4(low) & nibble(), down_4(high) & nibble()
+
+
+def nibbles(at, block_bytes):
+    """The codes of eight blocks that hold 16 bytes of nibbles each, and of two."""
+
+    @device
+    def codes(address):
+        first = address + at
+        return striped_nibbles(four_by_16(first, block_bytes), four_by_16(first + 4 * block_bytes, block_bytes))
+
+    @device
+    def chunk(address):
+        pair = concatenate_u8x32(load_u8x16(address + at), load_u8x16(address + at + block_bytes))
+        return stripe_chunk(upper_nibble_per_16(each_twice(pair)) & nibble())
+
+    return codes, chunk
+
+
+def fifth_bits(at, block_bytes, codes_and_chunk):
+    """Codes of 5 bits: nibbles, and 4 bytes a block with the fifth bits."""
+    nibble_codes, nibble_chunk = codes_and_chunk
+    planes = make_gather_planes(block_bytes)
+
+    @device
+    def codes(address):
+        c0, c1, c2, c3 = nibble_codes(address)
+        b0, b1, b2, b3 = planes(address + at)
+        return c0 | flags_16(b0), c1 | flags_16(b1), c2 | flags_16(b2), c3 | flags_16(b3)
+
+    @device
+    def chunk(address):
+        bits = load_u32(address + at) | (load_u32(address + at + block_bytes) << 32)
+        return nibble_chunk(address) | stripe_chunk(flags_16(bits))
+
+    return codes, chunk
+
+
+def looked_up(values, codes_and_chunk):
+    """Codes that name one of 16 values, less the smallest."""
+    nibble_codes, nibble_chunk = codes_and_chunk
+    value = make_lookup(*(int(value) - int(min(values)) for value in values))
+
+    @device
+    def codes(address):
+        c0, c1, c2, c3 = nibble_codes(address)
+        return value(c0), value(c1), value(c2), value(c3)
+
+    return codes, device(lambda address: value(nibble_chunk(address)))
+
+
+pairs_0, pairs_1, pairs_2, pairs_3 = (make_quads(q, q + 4, q + 8, q + 12, 0, 0, 0, 0) for q in range(4))
+four_runs = make_quads(0, 1, 2, 3, 8, 9, 10, 11)
 
 
 @device
-def q4_1_codes(address):
-    return nibbles_of_two_blocks(address + 4, address + 24)
+def two_q8_0_blocks(address):
+    """Signed bytes; flipping the sign bit adds 128."""
+    return concatenate_u8x64(load_u8x32(address + 2), load_u8x32(address + 36)) ^ sign_bits()
 
 
 @device
-def q5_0_codes(address):
-    fifth_bits = load_u32(address + 2) | (load_u32(address + 24) << 32)
-    return nibbles_of_two_blocks(address + 6, address + 28) | flags_16(fifth_bits)
-
-
-@device
-def q5_1_codes(address):
-    fifth_bits = load_u32(address + 4) | (load_u32(address + 28) << 32)
-    return nibbles_of_two_blocks(address + 8, address + 32) | flags_16(fifth_bits)
+def q8_0_chunk(address):
+    return stripe_chunk(two_q8_0_blocks(address))
 
 
 @device
 def q8_0_codes(address):
-    """Signed bytes; flipping the sign bit adds 128."""
-    return concatenate_u8x64(load_u8x32(address + 2), load_u8x32(address + 36)) ^ sign_bits()
+    v0, v1 = two_q8_0_blocks(address), two_q8_0_blocks(address + 68)
+    v2, v3 = two_q8_0_blocks(address + 136), two_q8_0_blocks(address + 204)
+    return (
+        four_runs(pairs_0(v0, v1), pairs_0(v2, v3)),
+        four_runs(pairs_1(v0, v1), pairs_1(v2, v3)),
+        four_runs(pairs_2(v0, v1), pairs_2(v2, v3)),
+        four_runs(pairs_3(v0, v1), pairs_3(v2, v3)),
+    )
+
+
+def blocks_of_32(name, block_bytes, codes_and_chunk, offset, minimum_at=0):
+    """A format whose blocks hold 32 weights and begin with a float16 scale; some have a float16 minimum too."""
+    codes, chunk = codes_and_chunk
+    scales, minimums = make_gather_f16(block_bytes), make_gather_f16(block_bytes)
+    of_group = device(lambda address: minimums(address + minimum_at)) if minimum_at else None
+    of_block = device(lambda address: load_f16(address + minimum_at)) if minimum_at else None
+    scale = device(lambda address: load_f16(address))
+    group_scales = device(lambda address: scales(address))
+    return GroupFormat(
+        name, 32, 8 * block_bytes, codes, offset, group_scales, of_group,
+        ChunkFormat(block_bytes, chunk, scale, of_block),
+    )  # fmt: skip
+
+
+@device
+def mxfp4_scale(address):
+    return HALVED_E8M0[load_u8(address)]
+
+
+mxfp4_scales = make_gather_powers(17, 128)
+mxfp4_codes, mxfp4_chunk = looked_up(DOUBLED_E2M1, nibbles(1, 17))
+mxfp4 = GroupFormat(
+    "MXFP4",
+    32,
+    136,
+    mxfp4_codes,
+    12,
+    device(lambda address: mxfp4_scales(address)),
+    None,
+    ChunkFormat(17, mxfp4_chunk, mxfp4_scale, None),
+)
+
+# ---- the k-quants ---------------------------------------------------------------------------------------------------
 
 
 @device
@@ -134,67 +231,168 @@ def packed_minimums(address):
 
 
 @device
-def k_scales(address):
-    return packed_scales(address + 4) * splat_f32x8(load_f16(address))
+def k_minimums(address):
+    return -packed_minimums(address + 4) * load_splat_f16x8(address + 2)
+
+
+# Quad q of each of four runs of 32 bytes, twice: for two runs of weights, in the low and the high nibbles.
+runs_0, runs_1, runs_2, runs_3 = (make_quads(*[4 * run + q for run in range(4) for _ in (0, 1)]) for q in range(4))
+nibble_masks = constant_u8(u8x64, *[0x0F] * 8, *[0xF0] * 8)
+sixteenths = constant_f32(f32x8, 1, 1 / 16)
+odd_down_4 = make_shift(u8x64, False, *[0] * 4, *[4] * 4)
 
 
 @device
-def k_minimums(address, _):
-    return packed_minimums(address + 4) * splat_f32x8(-load_f16(address + 2))
+def q4_k_codes(address):
+    """High nibbles stay where they are: 16 * code, and a sixteenth of the scale."""
+    v, w, mask = load_u8x64(address + 16), load_u8x64(address + 80), nibble_masks()
+    return runs_0(v, w) & mask, runs_1(v, w) & mask, runs_2(v, w) & mask, runs_3(v, w) & mask
 
 
-def q4_k_codes(chunk):
-    at = 16 + 32 * chunk
-    return device(lambda address: upper_nibble_per_32(twice_u8x32(load_u8x32(address + at))) & nibbles_15())
+@device
+def q4_k_scales(address):
+    return packed_scales(address + 4) * (load_splat_f16x8(address) * sixteenths())
 
 
-def q5_k_codes(chunk):
-    at = 48 + 32 * chunk
-    fifth_bit = make_shift(u8x64, False, *[2 * chunk] * 16, *[2 * chunk + 1] * 16)
-
-    @device
-    def codes(address):
-        nibbles = upper_nibble_per_32(twice_u8x32(load_u8x32(address + at))) & nibbles_15()
-        return nibbles | up_4(fifth_bit(twice_u8x32(load_u8x32(address + 16))) & one_bit())
-
-    return codes
+add_fifth_bit = make_where([1 << run for run in range(8) for _ in range(8)], 16)
 
 
-def q6_k_codes(chunk):
-    low_at, high_at = chunk // 2 * 64, 128 + chunk // 2 * 32
-    upper = chunk % 2 == 1
-    high_bits = make_shift(u8x64, False, *[4 * (chunk % 2)] * 16, *[4 * (chunk % 2) + 2] * 16)
+@device
+def q5_k_codes(address):
+    v, w, bits = load_u8x64(address + 48), load_u8x64(address + 112), address + 16
+    return (
+        add_fifth_bit(odd_down_4(runs_0(v, w)) & nibble(), load_splat_8(bits)),
+        add_fifth_bit(odd_down_4(runs_1(v, w)) & nibble(), load_splat_8(bits + 8)),
+        add_fifth_bit(odd_down_4(runs_2(v, w)) & nibble(), load_splat_8(bits + 16)),
+        add_fifth_bit(odd_down_4(runs_3(v, w)) & nibble(), load_splat_8(bits + 24)),
+    )
 
-    @device
-    def codes(address):
-        low = load_u8x64(address + low_at)
-        if upper:
-            low = upper_nibble(low)
-        return (low & nibbles_15()) | up_4(high_bits(twice_u8x32(load_u8x32(address + high_at))) & two_bits())
 
-    return codes
+@device
+def q5_k_scales(address):
+    return packed_scales(address + 4) * load_splat_f16x8(address)
+
+
+# Planes of 2 bits: quad q of the first and of the second 32 bytes, for four runs of weights each.
+planes_0, planes_1, planes_2, planes_3 = (
+    make_shuffle(u8x64, u8x64, [32 * half + 8 * q + i for half in (0, 1) for _ in range(4) for i in range(8)])
+    for q in range(4)
+)
+plane_masks = constant_u8(u8x64, *[m for m in (3, 12, 48, 192) for _ in range(8)])
+two_bits = constant_u8(u8x64, 3)
+down_plane = make_shift(u8x64, False, *[2 * plane for plane in range(4) for _ in range(4)])
+quarters = constant_f32(f32x16, *[4.0**-plane for plane in range(4) for _ in (0, 1)])
+low_half = constant_u8(u8x16, 15)
+upper_half = make_shift(u8x16, False, 4)
+
+
+@device
+def q2_k_codes(address):
+    """Codes stay where they are: times 1, 4, 16 and 64, and the scale's inverse."""
+    v, mask = load_u8x64(address + 16), plane_masks()
+    return planes_0(v) & mask, planes_1(v) & mask, planes_2(v) & mask, planes_3(v) & mask
+
+
+@device
+def q2_k_scales(address):
+    scales = float_i8x16(load_u8x16(address) & low_half())
+    return scales * (load_splat_f16x16(address + 80) * quarters())
+
+
+@device
+def q2_k_minimums(address):
+    return -float_i8x16(upper_half(load_u8x16(address)) & low_half()) * load_splat_f16x16(address + 82)
+
+
+add_third_bit = make_where([1 << run for run in range(8) for _ in range(8)], 4)
+
+
+@device
+def q3_k_codes(address):
+    v = load_u8x64(address + 32)
+    return (
+        add_third_bit(down_plane(planes_0(v)) & two_bits(), load_splat_8(address)),
+        add_third_bit(down_plane(planes_1(v)) & two_bits(), load_splat_8(address + 8)),
+        add_third_bit(down_plane(planes_2(v)) & two_bits(), load_splat_8(address + 16)),
+        add_third_bit(down_plane(planes_3(v)) & two_bits(), load_splat_8(address + 24)),
+    )
+
+
+@device
+def q3_k_scales(address):
+    """16 scales of 6 bits: eight bytes with the low nibbles of two, four bytes with the high bits of four."""
+    low = load_u32(address + 96) | (load_u32(address + 100) << 32)
+    high = load_u32(address + 104)
+    high_first, high_second = high | (high >> 2) << 32, (high >> 4) | (high >> 6) << 32
+    first = (low & 0x0F0F0F0F0F0F0F0F) | ((high_first & 0x0303030303030303) << 4)
+    second = ((low >> 4) & 0x0F0F0F0F0F0F0F0F) | ((high_second & 0x0303030303030303) << 4)
+    codes = float_i8x16(concatenate_u8x16(bytes_of(first), bytes_of(second)))
+    return (codes - splat_f32x16(32.0)) * load_splat_f16x16(address + 108)
+
+
+low_0, low_1, low_2, low_3 = (
+    make_quads(*[8 * half + 4 * (plane % 2) + q for half in (0, 1) for plane in range(4)]) for q in range(4)
+)
+q6_low_down = make_shift(u8x64, False, *[4 * (plane // 2) for plane in range(4) for _ in range(4)])
+q6_high_up = make_rotate(4, 2, 0, 62)  # the two bits of each plane to bits 4 and 5
+bits_4_and_5 = constant_u8(u8x64, 0x30)
+
+
+@device
+def q6_k_codes(address):
+    v, w, high = load_u8x64(address), load_u8x64(address + 64), load_u8x64(address + 128)
+    return (
+        (q6_low_down(low_0(v, w)) & nibble()) | (q6_high_up(planes_0(high)) & bits_4_and_5()),
+        (q6_low_down(low_1(v, w)) & nibble()) | (q6_high_up(planes_1(high)) & bits_4_and_5()),
+        (q6_low_down(low_2(v, w)) & nibble()) | (q6_high_up(planes_2(high)) & bits_4_and_5()),
+        (q6_low_down(low_3(v, w)) & nibble()) | (q6_high_up(planes_3(high)) & bits_4_and_5()),
+    )
 
 
 @device
 def q6_k_scales(address):
-    return float_i8x16(load_u8x16(address + 192)) * splat_f32x16(load_f16(address + 208))
+    return float_i8x16(load_u8x16(address + 192)) * load_splat_f16x16(address + 208)
+
+
+# ---- other blocks of 256 --------------------------------------------------------------------------------------------
+
+iq4_value = make_lookup(*(int(value) + 127 for value in IQ4_VALUES))
 
 
 @device
-def q6_k_minimums(_, scales):
-    return scales * splat_f32x16(-32.0)
+def iq4_xs_codes(address):
+    c0, c1, c2, c3 = striped_nibbles(load_u8x64(address + 8), load_u8x64(address + 72))
+    return iq4_value(c0), iq4_value(c1), iq4_value(c2), iq4_value(c3)
+
+
+@device
+def iq4_xs_scales(address):
+    """Eight scales of 6 bits: the nibbles of four bytes, and two bits each of two bytes, spread over eight bytes."""
+    low, high = load_u32(address + 4), load_u16(address + 2)
+    low = (low | low << 16) & 0x0000FFFF0000FFFF
+    low = (low | low << 8) & 0x00FF00FF00FF00FF
+    low = (low | low << 4) & 0x0F0F0F0F0F0F0F0F
+    high = (high | high << 24) & 0x000000FF000000FF
+    high = (high | high << 12) & 0x000F000F000F000F
+    high = (high | high << 6) & 0x0303030303030303
+    return (float_u8x8(bytes_of(low | high << 4)) - splat_f32x8(32.0)) * load_splat_f16x8(address)
 
 
 QUANTIZED: dict[str, GroupFormat] = {
     row.name: row
     for row in [
-        blocks_of_32("Q4_0", 18, q4_0_codes, -8.0, 0),
-        blocks_of_32("Q4_1", 20, q4_1_codes, 0.0, 2),
-        blocks_of_32("Q5_0", 22, q5_0_codes, -16.0, 0),
-        blocks_of_32("Q5_1", 24, q5_1_codes, 0.0, 2),
-        blocks_of_32("Q8_0", 34, q8_0_codes, -128.0, 0),
-        GroupFormat("Q4_K", 32, 0, 144, tuple(q4_k_codes(i) for i in range(4)), k_scales, k_minimums),
-        GroupFormat("Q5_K", 32, 0, 176, tuple(q5_k_codes(i) for i in range(4)), k_scales, k_minimums),
-        GroupFormat("Q6_K", 16, 0, 210, tuple(q6_k_codes(i) for i in range(4)), q6_k_scales, q6_k_minimums),
+        blocks_of_32("Q4_0", 18, nibbles(2, 18), 8),
+        blocks_of_32("Q4_1", 20, nibbles(4, 20), 0, 2),
+        blocks_of_32("Q5_0", 22, fifth_bits(2, 22, nibbles(6, 22)), 16),
+        blocks_of_32("Q5_1", 24, fifth_bits(4, 24, nibbles(8, 24)), 0, 2),
+        blocks_of_32("Q8_0", 34, (q8_0_codes, q8_0_chunk), 128),
+        blocks_of_32("IQ4_NL", 18, looked_up(IQ4_VALUES, nibbles(2, 18)), 127),
+        mxfp4,
+        GroupFormat("Q2_K", 16, 84, q2_k_codes, 0, q2_k_scales, q2_k_minimums),
+        GroupFormat("Q3_K", 16, 110, q3_k_codes, 4, q3_k_scales),
+        GroupFormat("Q4_K", 32, 144, q4_k_codes, 0, q4_k_scales, k_minimums),
+        GroupFormat("Q5_K", 32, 176, q5_k_codes, 0, q5_k_scales, k_minimums),
+        GroupFormat("Q6_K", 16, 210, q6_k_codes, 32, q6_k_scales),
+        GroupFormat("IQ4_XS", 32, 136, iq4_xs_codes, 127, iq4_xs_scales),
     ]
 }

@@ -13,6 +13,7 @@ SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 
 # inlined helpers of kernels; division by zero gives infinity instead of an exception
 device = njit(nogil=True, error_model="numpy")
+inlined = njit(nogil=True, error_model="numpy", forceinline=True)  # whatever its size: what it takes stays in registers
 
 
 def kernel(function):
