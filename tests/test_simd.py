@@ -165,6 +165,12 @@ def test_byte_operators(function, lanes):
         np.testing.assert_array_equal(got, function(x, y))
 
 
+def test_splat_of_a_float16():
+    bits = int(X.astype(np.float16).view(np.uint16)[0])
+    got = result(np.float32, 16, lambda out, x: simd.store_f32x16(out, simd.splat_f16x16(x)), bits | 5 << 16)
+    np.testing.assert_array_equal(got, np.full(16, X[:1].astype(np.float16)[0], np.float32))
+
+
 def test_constants():
     def kernel(floats, integers, x):
         simd.store_f32x16(floats, simd.zero_f32x16())
@@ -371,6 +377,59 @@ def test_where():
 
     expected = BYTES + 16 * (bits >> np.arange(64) % 8 & 1).astype(np.uint8)
     np.testing.assert_array_equal(result(np.uint8, 64, kernel, BYTES, bits), expected)
+
+
+def test_reflect():
+    reflect = simd.make_reflect([1 << i % 8 for i in range(64)], 86)
+    bits = random(np.uint8, 64, 5)
+
+    def kernel(out, x, y):
+        simd.store_u8x64(out, reflect(simd.load_u8x64(x), simd.load_u8x64(y)))
+
+    chosen = (bits >> np.arange(64) % 8 & 1).astype(bool)
+    np.testing.assert_array_equal(result(np.uint8, 64, kernel, BYTES, bits), np.where(chosen, 86 - BYTES, BYTES))
+
+
+@pytest.mark.parametrize("width", [1, 7, 8])
+def test_fields(width):
+    spread = simd.make_fields(width)
+
+    def kernel(out, x):
+        simd.store_u8x64(out, simd.twice_u8x32(spread(simd.load_u8x32(x))))
+
+    words = BYTES[:32].view(np.uint32)[:, None]
+    expected = words >> (width * np.arange(4, dtype=np.uint32)) & ((1 << width) - 1)
+    np.testing.assert_array_equal(result(np.uint8, 64, kernel, BYTES), np.tile(expected.ravel(), 2))
+
+
+def test_trits():
+    """Each digit of every byte."""
+    every = np.arange(256, dtype=np.uint8)
+    for digit in range(5):
+        trits = simd.make_trits(*[digit, 0] * 32)
+        for x in every.reshape(4, 64):
+            got = result(np.uint8, 64, lambda out, x, trits=trits: simd.store_u8x64(out, trits(simd.load_u8x64(x))), x)
+            np.testing.assert_array_equal(got[::2], [int(byte) * 3 ** (digit + 1) // 256 % 3 for byte in x[::2]])
+            np.testing.assert_array_equal(got[1::2], [int(byte) * 3 // 256 for byte in x[1::2]])
+
+
+def test_vectors_of_integers():
+    def of_quads(out, x):
+        load = simd.load_i64
+        simd.store_u8x64(
+            out,
+            simd.u8x64_of_quads(
+                load(x), load(x + 8), load(x + 16), load(x + 24), load(x + 32), load(x + 40), load(x + 48), load(x + 56)
+            ),
+        )
+
+    def of_words(out, x):
+        a, b = np.int32(simd.load_i32(x)), np.int32(simd.load_i32(x + 4))
+        simd.store_u8x64(out, simd.u8x64_of_words(a, b, a, b, a, b, a, b, b, b, a, a, a, a, b, a))
+
+    np.testing.assert_array_equal(result(np.uint8, 64, of_quads, BYTES), BYTES)
+    order = [0, 1, 0, 1, 0, 1, 0, 1, 1, 1, 0, 0, 0, 0, 1, 0]
+    np.testing.assert_array_equal(result(np.uint8, 64, of_words, BYTES).view(np.int32), BYTES.view(np.int32)[order])
 
 
 @pytest.mark.parametrize("features", [None, {"avx2"}, {"ssse3"}, set()])

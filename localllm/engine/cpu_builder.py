@@ -9,13 +9,15 @@ from localllm.arch.weights import Weight
 from localllm.config import Config
 from localllm.engine.tape import Buffer, Step, Tape
 from localllm.errors import ModelError
-from localllm.kernels.cpu import GENERIC, LINEAR_SCRATCH, PLAIN, SUB_BLOCK
+from localllm.kernels.cpu import FLOAT_SCRATCH, GENERIC, LINEAR_SCRATCH, PLAIN, SUB_BLOCK
+from localllm.kernels.target import cpu_features
 from localllm.kv_cache import KVCache, reserve
 
 BATCH = 512  # tokens in one run at most
 BUFFER_ROWS = BATCH + 8  # matrix products work on several tokens at a time and round up
 PRECISE_TOKENS = 128  # up to so many, activations keep 16 bits
 PART_BYTES = 1 << 16  # of weights: what is worth a thread's coming
+HAS_BF16 = "avx512bf16" in cpu_features()  # instructions that multiply those numbers
 SPLITS, FEW_TOKENS, TILE = 16, 8, 64  # as in localllm.kernels.cpu.attention
 
 
@@ -57,6 +59,7 @@ class CpuBuilder:
         self.tape, self.header = Tape(), Header.empty()
         self.scratch_bytes = 0
         self._quantized: dict[Buffer, Quantized] = {}
+        self._rounded: dict[Buffer, Buffer] = {}
         self._angles: dict[str, Buffer] = {}
         self._scratch = Buffer(0, 0)  # its address is filled in by `finish`
         self._sides = [
@@ -112,9 +115,11 @@ class CpuBuilder:
             arguments += [y, y.stride, BATCH if cached else PRECISE_TOKENS, self._scratch, SCRATCH_BYTES]
             kernel, reads = f"linear_quantized-{name}", q.buffers
         else:
-            self._need_scratch(128 * (columns + 16))
+            self._need_scratch(max(FLOAT_SCRATCH, 4 * columns))
+            rounded = self._round(x) if name == "BF16" and columns % 2 == 0 and HAS_BF16 else None
             arguments += [x, x.stride, y, y.stride, self._scratch, SCRATCH_BYTES]
-            kernel, reads = f"linear_float-{name}", [x]
+            arguments += [rounded or 0, rounded.stride if rounded else 0, BATCH if cached else PRECISE_TOKENS]
+            kernel, reads = f"linear_float-{name}", [x, *([rounded] if rounded else [])]
         parts = min(max(weight.tensor.nbytes // PART_BYTES, 1), 8 * self.threads)
         self._append(Step(kernel, arguments, parts, 0, reads, [y]))
         return self._add_bias(y, weight.bias) if weight.bias else y
@@ -194,6 +199,7 @@ class CpuBuilder:
         self.tape.append(step)
         for buffer in step.writes:
             self._quantized.pop(buffer, None)
+            self._rounded.pop(buffer, None)
 
     def _need_scratch(self, size: int) -> None:
         self.scratch_bytes = max(self.scratch_bytes, size)
@@ -231,6 +237,13 @@ class CpuBuilder:
             arguments = [x, x.stride, x.columns, *q.buffers]
             self._by_token("quantize", arguments, [x], q.buffers, x.outputs_only)
         return self._quantized[x]
+
+    def _round(self, x: Buffer) -> Buffer:
+        """x in BF16, made once for all the matrices that it meets."""
+        if x not in self._rounded:
+            self._rounded[x] = y = Buffer(BUFFER_ROWS, x.stride // 2)
+            self._by_token("round_bf16", [x, x.stride, y, y.stride], [x], [y], x.outputs_only)
+        return self._rounded[x]
 
     def _angle_table(self, factors: Weight | None) -> Buffer:
         """Cosines and sines of the run's positions, made once for all layers."""

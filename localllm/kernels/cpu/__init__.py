@@ -5,13 +5,15 @@ from importlib import import_module
 SUB_BLOCK = {  # formats with int8 kernels: the weights that share a scale
     "Q4_0": 32, "Q4_1": 32, "Q5_0": 32, "Q5_1": 32, "Q8_0": 32, "IQ4_NL": 32, "MXFP4": 32, "IQ4_XS": 32,
     "Q2_K": 16, "Q3_K": 16, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16,
+    "IQ1_S": 32, "IQ1_M": 16, "IQ2_XXS": 32, "IQ2_XS": 16, "IQ2_S": 16, "IQ3_XXS": 32, "IQ3_S": 32,
+    "TQ1_0": 32, "TQ2_0": 32,
 }  # fmt: skip
 SLAB = 1024  # columns of a tile of weights that are unpacked at a time
 LINEAR_SCRATCH = 80 * SLAB  # bytes per thread: codes of 16 + 32 rows, their scales and minimums
+FLOAT_SLAB = 256  # the same for float weights, as words of 4 bytes
+FLOAT_SCRATCH = 4 * 48 * FLOAT_SLAB + 4096
 PLAIN = {"F32", "F16", "BF16"}
-GENERIC = {
-    "Q1_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "NVFP4",
-}  # fmt: skip
+GENERIC = {"Q1_0", "NVFP4"}
 
 MODULES = {
     "run": "runner",
@@ -20,6 +22,7 @@ MODULES = {
     "quantize": "quantize",
     "linear_quantized": "linear_quantized",
     "linear_float": "linear_float",
+    "round_bf16": "rowwise",
     "attend": "attention",
     "merge": "attention",
     "store": "cache_store",

@@ -1,16 +1,13 @@
-"""Keys or values into the KV cache, at the positions of their tokens, as float32 or float16.
+"""Keys or values into the KV cache, at the positions of their tokens.
 
 Arguments: 0 address of the token count, 1 positions int64, 2 x f32, 3 bytes between tokens of x, 4 runs (see
 attention.py), 5 number of runs, 6 which address of a run (0 keys, 8 values), 7 bytes between heads, 8 bytes per token
 of a head, 9 heads, 10 head dimension.
 """
 
-from numba import float32
-
+from localllm.kernels.cpu.cache_formats import STORAGE
 from localllm.kernels.cpu.signature import argument, device, kernel
-from localllm.kernels.simd import keep_lanes, load_f32x16, load_i64, store_f16x16, store_f32x16
-
-STORAGE = {"F32": (4, store_f32x16), "F16": (2, store_f16x16)}
+from localllm.kernels.simd import load_i64
 
 
 @device
@@ -27,7 +24,7 @@ def cache_row(a, position):
 
 def make(format_name):
     """The kernel for one storage type."""
-    width, store_16 = STORAGE[format_name]
+    _, store_head = STORAGE[format_name]
 
     @kernel
     def store(a, part, parts, thread):
@@ -36,8 +33,6 @@ def make(format_name):
             row = cache_row(a, load_i64(argument(a, 1) + t * 8))
             for head in range(heads):
                 x = argument(a, 2) + t * argument(a, 3) + head * head_dim * 4
-                for d in range(0, head_dim, 16):
-                    value = keep_lanes(load_f32x16(x + d * 4), head_dim - d, float32(0.0))
-                    store_16(row + head * argument(a, 7) + d * width, value)
+                store_head(row + head * argument(a, 7), x, head_dim)
 
     return store

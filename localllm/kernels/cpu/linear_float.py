@@ -1,16 +1,26 @@
-"""y = W x in float32, for float weights and, correct but untuned, for every block format.
+"""y = W x in float32, for float weights and, correct but untuned, for block formats without integer kernels.
 
-A row is converted to float32 (`load_row`), then multiplied: one token takes the dot product, more tokens share a tile
-of 16 rows, transposed so that a vector holds one column of them.
+Up to 8 tokens: each row is read once, as a stream (a row of blocks is converted to float32 first); 4 tokens share what
+is read. More tokens: a slab of rows is transposed, so that a vector holds one column of 16 rows, and multiplied with
+all tokens in registers. BF16 weights meet activations rounded to BF16 there, if the CPU multiplies those (error 3e-6,
+twice the speed) and the batch is large.
 
 Arguments: 0 address of the token count, 1 weights, 2 bytes per row, 3 rows, 4 columns, 5 x f32, 6 bytes between
-tokens of x, 7 y f32, 8 bytes between tokens of y, 9 scratch memory, 10 bytes of it per thread.
+tokens of x, 7 y f32, 8 bytes between tokens of y, 9 scratch memory, 10 bytes of it per thread, 11 x in BF16 or 0,
+12 bytes between tokens of that, 13 most tokens for float32 where there is x in BF16.
 """
 
-from localllm.kernels.cpu.rows_f32 import rows_8
-from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.cpu import FLOAT_SLAB
+from localllm.kernels.cpu.signature import argument, device, inlined, kernel
+from localllm.kernels.cpu.tiles_f32 import (
+    COLUMNS,
+    ROWS,
+    make_load,
+    make_outer,
+    make_zeros,
+)
+from localllm.kernels.cpu.tiles_f32_more import make_outer_bf16, make_splats_apart, make_store_some, make_store_sums
 from localllm.kernels.simd import (
-    fma_f32x16,
     load_bf16,
     load_bf16x16,
     load_f16,
@@ -18,15 +28,17 @@ from localllm.kernels.simd import (
     load_f32,
     load_f32x16,
     load_i64,
-    prefetch,
+    prefetch_l2,
     store_f32,
     store_f32x16,
-    sum_f32x16,
     transpose_f32,
-    zero_f32x16,
 )
+from localllm.kernels.target import cpu_features
 
-AHEAD = 2048  # bytes between the weights in use and those asked for
+# Bytes between the weights in use and those asked for. Into the second cache: of F16, one core reads 27 GB/s so, 21
+# without, and 12 if lines are asked for by the first cache, which cannot wait for so many.
+AHEAD = 2048
+FEW = 8  # tokens, for which rows are read as in decode
 
 PLAIN = {
     "F32": (4, load_f32, load_f32x16),
@@ -34,9 +46,14 @@ PLAIN = {
     "BF16": (2, load_bf16, load_bf16x16),
 }
 
+outer, load_tile, zero_tile = make_outer(ROWS, COLUMNS), make_load(ROWS, COLUMNS), make_zeros(ROWS * COLUMNS)
+outer_bf16 = make_outer_bf16(ROWS, COLUMNS)
+splats, load_columns = make_splats_apart(ROWS), make_load(1, COLUMNS)
+store_tile, store_first = make_store_some(ROWS, COLUMNS, COLUMNS), make_store_some(ROWS, COLUMNS, 1)
+
 
 def make_plain(width, load_one, load_16):
-    """`load_row` and `dot` for numbers of `width` bytes."""
+    """`load_row` for numbers of `width` bytes."""
 
     @device
     def load_row(w, columns, out):
@@ -45,27 +62,11 @@ def make_plain(width, load_one, load_16):
         for i in range(columns // 16 * 16, columns):
             store_f32(out + i * 4, load_one(w + i * width))
 
-    @device
-    def dot(w, columns, x, scratch):
-        t0 = t1 = t2 = t3 = zero_f32x16()
-        for i in range(0, columns - 63, 64):
-            v, k = w + i * width, x + i * 4
-            for line in range(width):
-                prefetch(v + AHEAD + line * 64)
-            t0 = fma_f32x16(load_16(v), load_f32x16(k), t0)
-            t1 = fma_f32x16(load_16(v + 16 * width), load_f32x16(k + 64), t1)
-            t2 = fma_f32x16(load_16(v + 32 * width), load_f32x16(k + 128), t2)
-            t3 = fma_f32x16(load_16(v + 48 * width), load_f32x16(k + 192), t3)
-        total = sum_f32x16((t0 + t1) + (t2 + t3))
-        for i in range(columns // 64 * 64, columns):
-            total += load_one(w + i * width) * load_f32(x + i * 4)
-        return total
-
-    return load_row, dot
+    return load_row
 
 
 def make_blocks(format_name):
-    """`load_row` and `dot` for a block format, one block after the other."""
+    """`load_row` for a block format, one block after the other."""
     from localllm.kernels.cpu.blocks import UNPACK
     from quant.formats import BY_NAME
 
@@ -76,58 +77,132 @@ def make_blocks(format_name):
         for i in range(columns // block):
             unpack(w + i * block_bytes, out + i * block * 4)
 
-    @device
-    def dot(w, columns, x, scratch):
-        load_row(w, columns, scratch)
-        total = zero_f32x16()
-        for i in range(0, columns, 16):
-            total = fma_f32x16(load_f32x16(scratch + i * 4), load_f32x16(x + i * 4), total)
-        return sum_f32x16(total)
+    return load_row
 
-    return load_row, dot
+
+def make_dot(tokens, width, load_one, load_16):
+    """The dot products of a row with `tokens` tokens, which go to y."""
+    multiply, load_x, zeros = make_outer(tokens, 1), make_load(tokens, 1), make_zeros(tokens)
+    store_sums = make_store_sums(tokens)
+
+    @inlined
+    def dot(w, columns, x, x_stride, y, y_stride):
+        even, odd = zeros(), zeros()
+        for i in range(0, columns - 31, 32):
+            v, k = w + i * width, x + i * 4
+            for line in range(0, 32 * width, 64):
+                prefetch_l2(v + AHEAD + line)
+            even = multiply(even, load_x(k, x_stride, 0), (load_16(v),))
+            odd = multiply(odd, load_x(k + 64, x_stride, 0), (load_16(v + 16 * width),))
+        store_sums(even, odd, y, y_stride)
+        for t in range(tokens):
+            rest = load_f32(y + t * y_stride)
+            for i in range(columns // 32 * 32, columns):
+                rest += load_one(w + i * width) * load_f32(x + t * x_stride + i * 4)
+            store_f32(y + t * y_stride, rest)
+
+    return dot
+
+
+def make_few(format_name, load_row):
+    """Up to FEW tokens: row by row, 4 tokens at a time."""
+    plain = format_name in PLAIN
+    dot_1, dot_4 = (make_dot(tokens, *PLAIN[format_name if plain else "F32"]) for tokens in (1, 4))
+
+    @device
+    def few(a, first, last, tokens, scratch):
+        columns, x_stride, y_stride = argument(a, 4), argument(a, 6), argument(a, 8)
+        for r in range(first, last):
+            w = argument(a, 1) + r * argument(a, 2)
+            if not plain:
+                load_row(w, columns, scratch)
+                w = scratch
+            for t in range(0, tokens, 4):
+                x, y = argument(a, 5) + t * x_stride, argument(a, 7) + t * y_stride + r * 4
+                if tokens - t == 1:
+                    dot_1(w, columns, x, x_stride, y, y_stride)
+                else:  # up to 3 tokens too many, whose results nobody reads
+                    dot_4(w, columns, x, x_stride, y, y_stride)
+
+    return few
+
+
+def make_slab(width, load_row):
+    """A slab of 16 * COLUMNS rows to words of 4 bytes [COLUMNS][columns rounded up to 16][16 rows].
+
+    `width` is bytes per number if the words should hold pairs of BF16 as they are, 0 if they should be float32.
+    """
+
+    @device
+    def unpack_slab(a, row, column, columns, column_bytes, scratch):
+        last, row_bytes, as_rows = argument(a, 3) - 1, argument(a, 2), scratch + COLUMNS * 64 * FLOAT_SLAB
+        words = columns // 2 if width else columns
+        for v in range(COLUMNS):
+            for i in range(16):
+                w = argument(a, 1) + min(row + 16 * v + i, last) * row_bytes + column_bytes
+                load_row(w, words, as_rows + i * 4 * FLOAT_SLAB)
+            for k in range(0, words, 16):
+                transpose_f32(as_rows + k * 4, 4 * FLOAT_SLAB, scratch + v * 64 * FLOAT_SLAB + k * 64)
+
+    return unpack_slab
+
+
+def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
+    """All tokens with some slabs of rows; `pairs`: of BF16 numbers at a time."""
+    unpack_slab, per_word = make_slab(2 if pairs else 0, load_row), 2 if pairs else 1
+    block, block_bytes = block_of(format_name)
+
+    @device
+    def prefill(a, first, last, tokens, scratch):
+        rows, columns, x_stride, y_stride = argument(a, 3), argument(a, 4), argument(a, stride_at), argument(a, 8)
+        for row in range(first * 16 * COLUMNS, last * 16 * COLUMNS, 16 * COLUMNS):
+            for column in range(0, columns, FLOAT_SLAB * per_word):
+                width = min(FLOAT_SLAB * per_word, columns - column)
+                unpack_slab(a, row, column, width, column // block * block_bytes, scratch)
+                for t in range(0, tokens, ROWS):  # and up to ROWS - 1 too many, whose results nobody reads
+                    y = argument(a, 7) + t * y_stride + row * 4
+                    x = argument(a, x_at) + t * x_stride + column * 4 // per_word
+                    tile = load_tile(y, y_stride, 64) if column else zero_tile()
+                    for k in range(width // per_word):
+                        w = load_columns(scratch + k * 64, 0, 64 * FLOAT_SLAB)
+                        tile = product(tile, splats(x + k * 4, x_stride), w)
+                    if rows - row > 16 * COLUMNS - 16:
+                        store_tile(tile, y, y_stride, 64)
+                    else:
+                        store_first(tile, y, y_stride, 64)
+
+    return prefill
+
+
+def block_of(format_name):
+    """Weights and bytes of a block."""
+    from quant.formats import BY_NAME
+
+    return BY_NAME[format_name].block, BY_NAME[format_name].bytes
 
 
 def make(format_name):
     """The kernel for one format."""
-    load_row, dot = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
-
-    @device
-    def decode(a, first, last, scratch):
-        w, row_bytes, columns = argument(a, 1), argument(a, 2), argument(a, 4)
-        x, y = argument(a, 5), argument(a, 7)
-        for r in range(first, last):
-            store_f32(y + r * 4, dot(w + r * row_bytes, columns, x, scratch))
-
-    @device
-    def unpack_tile(a, t, rows, stride, padded, as_rows, tile):
-        """16 rows to f32 [columns padded to 16][16 rows]; the last row stands for those beyond it."""
-        for i in range(16):
-            r = min(t * 16 + i, rows - 1)
-            load_row(argument(a, 1) + r * argument(a, 2), argument(a, 4), as_rows + i * stride)
-        for k in range(0, padded, 16):
-            transpose_f32(as_rows + k * 4, stride, tile + k * 64)
-
-    @device
-    def prefill(a, first, last, tokens, scratch):
-        rows, columns, x, x_stride = argument(a, 3), argument(a, 4), argument(a, 5), argument(a, 6)
-        y, y_stride, padded = argument(a, 7), argument(a, 8), (columns + 15) // 16 * 16
-        tile = scratch + 64 * padded
-        for t in range(first, last):
-            unpack_tile(a, t, rows, padded * 4, padded, scratch, tile)
-            for i in range(0, tokens, 8):
-                target = y + t * 64 + i * y_stride
-                for k in range(8):
-                    store_f32x16(target + k * y_stride, zero_f32x16())
-                rows_8(x + i * x_stride, x_stride, tile, 64, columns, target, y_stride)
+    load_row = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
+    few = make_few(format_name, load_row)
+    prefill = make_prefill(format_name, load_row, 5, 6, outer, False)
+    has_bf16 = format_name == "BF16" and "avx512bf16" in cpu_features()
+    as_words = make_plain(*PLAIN["F32"])
+    prefill_bf16 = make_prefill(format_name, as_words, 11, 12, outer_bf16, True) if has_bf16 else prefill
 
     @kernel
     def linear(a, part, parts, thread):
         tokens, rows = load_i64(argument(a, 0)), argument(a, 3)
         scratch = argument(a, 9) + thread * argument(a, 10)
-        if tokens == 1:
-            decode(a, rows * part // parts, rows * (part + 1) // parts, scratch)
-        elif tokens > 1:
-            tiles = (rows + 15) // 16
-            prefill(a, tiles * part // parts, tiles * (part + 1) // parts, tokens, scratch)
+        if tokens <= FEW:
+            if tokens > 0:
+                few(a, rows * part // parts, rows * (part + 1) // parts, tokens, scratch)
+            return
+        slabs = (rows + 16 * COLUMNS - 1) // (16 * COLUMNS)
+        first, last = slabs * part // parts, slabs * (part + 1) // parts
+        if has_bf16 and argument(a, 11) != 0 and tokens > argument(a, 13):
+            prefill_bf16(a, first, last, tokens, scratch)
+        else:
+            prefill(a, first, last, tokens, scratch)
 
     return linear

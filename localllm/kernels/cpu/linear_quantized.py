@@ -9,8 +9,8 @@ The unpacked tile is a slab of at most SLAB columns, so that it stays in the cac
 pass by; sums wait in y from slab to slab.
 
 Arguments: 0 address of the token count, 1 weights, 2 bytes per row, 3 rows, 4 columns (a multiple of 64),
-5 activations' high plane int8 [tokens, columns], 6 low plane, 7 scales f32 [tokens, columns / 32], 8 sums int32
-[tokens, columns / sub-block], 9 sums of the high plane, 10 y f32, 11 bytes between tokens of y, 12 most tokens for both
+5 activations' high plane int8 [tokens, columns], 6 low plane, 7 scales f32 [tokens, columns / 32], 8 sums f32
+[tokens, columns / sub-block], 9 sums of the high plane int32, 10 y f32, 11 bytes between tokens of y, 12 most tokens for both
 planes, 13 scratch memory, 14 bytes of it per thread.
 """
 
@@ -24,6 +24,7 @@ from localllm.kernels.cpu.tiles import (
     ROWS,
     TOKENS,
     VECTORS,
+    add_least,
     load_tile,
     make_dots,
     make_start,
@@ -88,20 +89,24 @@ def make_unpack(format):
 def make_sub_block(format, words, both_planes):
     """Multiply one sub-block, whose words lie at these offsets, and add it to a tile's totals."""
     dots, start, has_minimum = make_dots(words), make_start(format.offset), format.minimums is not None
+    factor = float32(1.0 if has_minimum else -format.offset)
 
     @inlined
-    def sub_block(totals, w, x, low, x_stride, s, m, s_stride, c, c_stride, n, n_stride):
-        sums = zero_ints()
-        if both_planes:
-            sums = times_256(dots(sums, w, 16 * SLAB, x, x_stride))
-        if not has_minimum:
-            sums = start(sums, n, n_stride)
-        sums = dots(sums, w, 16 * SLAB, low if both_planes else x, x_stride)
-        if has_minimum:
-            return scaled_from_minimum(totals, sums, s, s_stride, c, c_stride, m, n, n_stride)
+    def precise(totals, w, x, low, x_stride, s, m, s_stride, c, c_stride, n, n_stride):
+        sums = times_256(dots(zero_ints(), w, 16 * SLAB, x, x_stride))
+        sums = dots(sums, w, 16 * SLAB, low, x_stride)
+        totals = add_least(totals, factor, m if has_minimum else s, s_stride, n, n_stride)
         return scaled(totals, sums, s, s_stride, c, c_stride)
 
-    return sub_block
+    @inlined
+    def fast(totals, w, x, low, x_stride, s, m, s_stride, c, c_stride, n, n_stride):
+        if has_minimum:
+            sums = dots(zero_ints(), w, 16 * SLAB, x, x_stride)
+            return scaled_from_minimum(totals, sums, s, s_stride, c, c_stride, m, n, n_stride)
+        sums = dots(start(zero_ints(), n, n_stride), w, 16 * SLAB, x, x_stride)
+        return scaled(totals, sums, s, s_stride, c, c_stride)
+
+    return precise if both_planes else fast
 
 
 def make_tile(format, both_planes):

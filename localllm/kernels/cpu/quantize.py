@@ -3,15 +3,15 @@
 The high plane alone is the usual int8 quantization (with the scale 256 times as large). Products with both planes are
 practically exact and cost two dot products instead of one; see linear_quantized.py for who uses which.
 
-The bytes are striped as quantized_formats.py has the codes of the weights: in each 256 columns, numbers 8 q to 8 q + 7
+The bytes are striped as group_format.py has the codes of the weights: in each 256 columns, numbers 8 q to 8 q + 7
 of all eight runs of 32 follow each other; columns that make no whole 256 are striped two runs at a time.
 
-Beside the codes go their sums, as integers, which undo what the weights' codes are too large by: per 32 and per 16
-numbers, of both planes and of the high one alone.
+Beside the codes go sums per 32 and per 16 numbers, with which minimums are multiplied and what the weights' codes are
+too large by: of both planes in float32, scaled, and of the high one as integers.
 
 Arguments: 0 address of the token count, 1 x f32, 2 bytes between tokens of x, 3 columns (a multiple of 64),
 4 high int8 [tokens, columns], 5 low int8 [tokens, columns], 6 scales f32 [tokens, columns / 32],
-7 sums per 32 int32 [tokens, columns / 32], 8 sums per 16, 9 sums of the high plane per 32, 10 the same per 16.
+7 sums per 32 f32 [tokens, columns / 32], 8 sums per 16, 9 sums of the high plane per 32 int32, 10 the same per 16.
 """
 
 from numba import float32
@@ -44,7 +44,7 @@ first_8, last_8 = make_shuffle(u8x8, u8x16, range(8)), make_shuffle(u8x8, u8x16,
 
 
 @device
-def quantize_16(x, inverse, high, low, stripe, sums, high_sums):
+def quantize_16(x, inverse, step, high, low, stripe, sums, high_sums):
     """Half a run; returns its two sums."""
     codes = int_f32x16(round_f32x16(load_f32x16(x) * splat_f32x16(inverse)))
     upper = down_8(codes + splat_i32x16(128))
@@ -54,7 +54,7 @@ def quantize_16(x, inverse, high, low, stripe, sums, high_sums):
     store_u8x8(low, first_8(lower_bytes))
     store_u8x8(low + stripe, last_8(lower_bytes))
     total, upper_total = sum_i32x16(codes), sum_i32x16(upper)
-    store_i32(sums, total)
+    store_f32(sums, float32(total) * step)
     store_i32(high_sums, upper_total)
     return total, upper_total
 
@@ -80,9 +80,9 @@ def quantize(a, part, parts, thread):
         place, stripe = striped_place(run, whole)
         high, low = argument(a, 4) + token * columns + place, argument(a, 5) + token * columns + place
         sums, high_sums = argument(a, 8) + i * 8, argument(a, 10) + i * 8
-        first, first_high = quantize_16(x, inverse, high, low, stripe, sums, high_sums)
+        first, first_high = quantize_16(x, inverse, step, high, low, stripe, sums, high_sums)
         high, low = high + 2 * stripe, low + 2 * stripe
-        second, second_high = quantize_16(x + 64, inverse, high, low, stripe, sums + 4, high_sums + 4)
+        second, second_high = quantize_16(x + 64, inverse, step, high, low, stripe, sums + 4, high_sums + 4)
         store_f32(argument(a, 6) + i * 4, step)
-        store_i32(argument(a, 7) + i * 4, first + second)
+        store_f32(argument(a, 7) + i * 4, float32(first + second) * step)
         store_i32(argument(a, 9) + i * 4, first_high + second_high)

@@ -1,22 +1,12 @@
-"""How each block format yields its weights to the int8 kernels.
+"""How the formats whose codes lie in the file, bit by bit, yield their weights to the int8 kernels.
 
-The kernels see every format alike: a *group* of 256 weights as four vectors of 64 codes (unsigned bytes) and, for each
-sub-block of 32 or 16 weights, a scale: weight = scale * (code - offset), or scale * code + minimum.
-
-The codes are *striped*: vector q holds weights 8 q to 8 q + 7 of each run of 32, one run after the other. So the lanes
-of its dot products belong to the same sub-blocks in all four vectors, which can be added up before anything is scaled:
-with the codes in order, every vector needed a scale, a conversion and a sum of its own, and a row took twice the time.
-A sub-block of 16 is half a run: vectors 0 and 1, or 2 and 3. A sub-block's scale may hide in the codes (16 * code and
-scale / 16), which saves shifts. What is left of a row whose blocks are of 32 weights comes in *chunks* of two blocks,
-striped alike.
-
-Layouts: see blocks_*.py. A function of the group's address takes it in an int64.
+The formats that name several weights at once are in quantized_codebooks.py. Layouts: see blocks_*.py. A function of the
+group's address takes it in an int64.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 from localllm.kernels.cpu.blocks_table import DOUBLED_E2M1, HALVED_E8M0, IQ4_VALUES
+from localllm.kernels.cpu.group_format import ChunkFormat, GroupFormat
+from localllm.kernels.cpu.quantized_codebooks import CODEBOOKS
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.simd import (
     bytes_of,
@@ -55,29 +45,6 @@ from localllm.kernels.simd import (
     u8x32,
     u8x64,
 )
-
-
-class GroupFormat(NamedTuple):
-    """The device functions that read one group of 256 weights at an address."""
-
-    name: str
-    sub_block: int  # weights that share a scale: 32 or 16
-    group_bytes: int
-    codes: Callable  # address -> four u8x64, striped
-    offset: int  # what the codes are too large by
-    scales: Callable  # address -> f32x8, or f32x16 if sub_block is 16; in order
-    minimums: Callable | None = None  # address -> the same type; the offset is 0
-    chunk: "ChunkFormat | None" = None
-
-
-class ChunkFormat(NamedTuple):
-    """The same for 64 weights of a format with blocks of 32."""
-
-    block_bytes: int
-    codes: Callable  # address -> u8x64, striped
-    scale: Callable  # address of a block -> float32
-    minimum: Callable | None  # the same
-
 
 # ---- 32 weights to a block ------------------------------------------------------------------------------------------
 
@@ -378,6 +345,22 @@ def iq4_xs_scales(address):
     return (float_u8x8(bytes_of(low | high << 4)) - splat_f32x8(32.0)) * load_splat_f16x8(address)
 
 
+@device
+def tq2_0_codes(address):
+    v = load_u8x64(address)
+    return (
+        down_plane(planes_0(v)) & two_bits(),
+        down_plane(planes_1(v)) & two_bits(),
+        down_plane(planes_2(v)) & two_bits(),
+        down_plane(planes_3(v)) & two_bits(),
+    )
+
+
+@device
+def tq2_0_scales(address):
+    return load_splat_f16x8(address + 64)
+
+
 QUANTIZED: dict[str, GroupFormat] = {
     row.name: row
     for row in [
@@ -394,5 +377,7 @@ QUANTIZED: dict[str, GroupFormat] = {
         GroupFormat("Q5_K", 32, 176, q5_k_codes, 0, q5_k_scales, k_minimums),
         GroupFormat("Q6_K", 16, 210, q6_k_codes, 32, q6_k_scales),
         GroupFormat("IQ4_XS", 32, 136, iq4_xs_codes, 127, iq4_xs_scales),
+        GroupFormat("TQ2_0", 32, 66, tq2_0_codes, 1, tq2_0_scales),
+        *CODEBOOKS,
     ]
 }

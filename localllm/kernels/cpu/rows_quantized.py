@@ -2,7 +2,7 @@
 
 The row is read once, in the file's layout, as a stream; memory speed is the limit. Four tokens share the unpacking.
 With weight = s * (code - offset) or s * code + m, and activation = c * q, in both planes:
-y = sum over sub-blocks of s * c * dot(code, q) + (m or -offset * s) * c * sum(q).
+y = sum over sub-blocks of s * c * dot(code, q) + (m or -offset * s) * sum(activations).
 """
 
 from llvmlite import ir
@@ -23,7 +23,6 @@ from localllm.kernels.simd import (
     i32x16,
     llvm_call,
     load_f32,
-    load_i32,
     load_u8x64,
     load_value,
     make_shift_i32,
@@ -59,7 +58,7 @@ def make_steps(sub_block, tokens):
     lanes = 256 // sub_block
     vector = f32x8 if lanes == 8 else f32x16
     totals_type, ints = types.UniTuple(f32x16, tokens), types.UniTuple(i32x16, tokens)
-    least_type, suffix = types.UniTuple(vector, tokens), f"v{lanes}f32"
+    least_type = types.UniTuple(vector, tokens)
 
     def at(builder, first, stride):
         return [builder.add(first, builder.mul(stride, I64(t))) for t in range(tokens)]
@@ -105,15 +104,13 @@ def make_steps(sub_block, tokens):
 
         return weigh
 
-    @operation(least_type, least_type, vector, int64, int64, int64, int64)
-    def add_least(builder, least, factors, x_scales, scales_stride, x_sums, sums_stride):
-        """least + factors * x_scales * x_sums."""
+    @operation(least_type, least_type, vector, int64, int64)
+    def add_least(builder, least, factors, x_sums, stride):
+        """least + factors * x_sums."""
         least = elements(builder, least)
-        places = zip(at(builder, x_scales, scales_stride), at(builder, x_sums, sums_stride), strict=True)
-        for t, (scale, sums) in enumerate(places):
-            factor = builder.fmul(factors, token_scales(builder, scale, lanes))
-            sums = builder.sitofp(load_value(builder, sums, ir.VectorType(I32, lanes)), vector.llvm)
-            least[t] = llvm_call(builder, f"llvm.fma.{suffix}", vector.llvm, [factor, sums, least[t]])
+        for t, address in enumerate(at(builder, x_sums, stride)):
+            arguments = [factors, load_value(builder, address, vector.llvm), least[t]]
+            least[t] = llvm_call(builder, f"llvm.fma.v{lanes}f32", vector.llvm, arguments)
         return as_tuple(builder, least)
 
     @operation(None, totals_type, least_type, float32, int64, int64)
@@ -149,7 +146,7 @@ def make_row(format, tokens):
             for line in range(0, group_bytes, 64):
                 prefetch(w + AHEAD + line)
             s, packed = scales(w), codes(w)
-            least = add_least(least, minimums(w), x_scales, scales_stride, x_sums, sums_stride)
+            least = add_least(least, minimums(w), x_sums, sums_stride)
             totals = weigh(totals, dots(packed, x, low, x_stride), s, x_scales, scales_stride)
             if halves:
                 totals = other_weigh(totals, other_dots(packed, x, low, x_stride), s, x_scales, scales_stride)
@@ -168,10 +165,9 @@ def make_tail(format):
     @device
     def block(w, x_scale, x_sum):
         """A block's scale with its token's, and what its minimum adds."""
-        c = load_f32(x_scale)
-        s = scale(w) * c
-        m = s * offset if minimum is None else minimum(w) * c
-        return s, m * float32(load_i32(x_sum))
+        s = scale(w)
+        m = s * offset if minimum is None else minimum(w)
+        return s * load_f32(x_scale), m * load_f32(x_sum)
 
     @device
     def tail(w, x, low, x_scales, x_sums, chunks):

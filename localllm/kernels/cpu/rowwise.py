@@ -7,6 +7,7 @@ from math import cos, sin, sqrt
 
 from numba import float32
 
+from localllm.kernels.cpu.tiles_f32_more import store_bf16x16
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
     exp_f32x16,
@@ -69,6 +70,17 @@ def swiglu(a, part, parts, thread):
         one = splat_f32x16(1.0)
         sigmoid = reciprocal_f32x16(one + exp_f32x16(zero_f32x16() - gate))
         store_f32x16(argument(a, 3) + i * 64, gate * sigmoid * load_f32x16(argument(a, 2) + i * 64))
+
+
+@kernel
+def round_bf16(a, part, parts, thread):
+    """y = x in BF16. Arguments: 0 address of the token count, 1 x f32, 2 bytes between tokens, 3 y, 4 bytes between its
+    tokens."""
+    tokens, stride = load_i64(argument(a, 0)), argument(a, 2)
+    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+        x, y = argument(a, 1) + t * stride, argument(a, 3) + t * argument(a, 4)
+        for i in range(0, stride, 64):
+            store_bf16x16(y + i // 2, load_f32x16(x + i))
 
 
 @kernel

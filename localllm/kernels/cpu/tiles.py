@@ -5,7 +5,7 @@ in registers. With 32 registers, 2 x 6 needs 8 loads for 12 dot products; 1 x 8 
 """
 
 from llvmlite import ir
-from numba import types
+from numba import float32, types
 
 from localllm.kernels.simd import (
     F32,
@@ -126,6 +126,18 @@ def scaled_from_minimum(builder, totals, sums, s, s_stride, c, c_stride, m, x_su
         product = builder.fmul(builder.sitofp(sums[i], f32x16.llvm), rows[v])
         product = multiply_add(builder, least[v], x_sums[t], product)
         totals[i] = multiply_add(builder, product, columns[t], totals[i])
+    return as_tuple(builder, totals)
+
+
+@operation(floats, floats, float32, int64, int64, int64, int64)
+def add_least(builder, totals, factor, m, m_stride, x_sums, sums_stride):
+    """totals + factor * (minimums of the rows at m) * (sums of the tokens at x_sums)."""
+    factor = splat_value(builder, f32x16.llvm, factor)
+    least = [builder.fmul(value, factor) for value in loads(builder, m, m_stride, VECTORS, f32x16.llvm)]
+    sums = [splat_value(builder, f32x16.llvm, value) for value in loads(builder, x_sums, sums_stride, TOKENS, F32)]
+    totals = elements(builder, totals)
+    for i, (t, v) in enumerate(PLACES):
+        totals[i] = multiply_add(builder, least[v], sums[t], totals[i])
     return as_tuple(builder, totals)
 
 
