@@ -69,7 +69,7 @@ def make_store_some(rows, columns, stored):
 
 
 def make_store_sums(count):
-    """An intrinsic (vectors, vectors, address, stride): the sum of the lanes of both first vectors, of both second..."""
+    """An intrinsic (vectors, vectors, address, stride) that stores the sum of all lanes of the first two, and so on."""
 
     @operation(None, vectors(count), vectors(count), int64, int64)
     def store(builder, x, y, address, stride):
