@@ -4,9 +4,17 @@
     python scripts/compare_llama_cpp.py --peer-python PEER/bin/python MODEL.gguf...
 
 PEER is a virtual environment with llama-cpp-python; localllm is the one that runs this script. Every figure is the
-median of `--rounds` rounds, each of which runs both programs, one after the other, in fresh processes: prefill of 512
-tokens and decode of 64 in tokens per second, and for one whole `run` of 48 tokens (greedy, warm) the wall time and the
-peak memory. Leave the machine idle.
+median of `--rounds` rounds, each of which runs both programs, one after the other, in fresh processes. Leave the
+machine idle. The figures:
+
+    prefill, decode   tokens per second, of 512 tokens at once and 128 one by one; with --prefill-depth D and
+                      --decode-depth D also of 512 and 32 after D others
+    load              seconds to open the model with its tokenizer; the file is in memory, imports are done
+    run               seconds of a whole process that writes 48 tokens, greedy, in a context of 2048
+    peak              the most memory that it has, in MB, with the pages of the file that it read
+    --one-shot        the same of 8 tokens: both with their defaults, which is all the context that the model was
+                      trained for; then llama.cpp at its leanest (-c 4096 --no-repack; it never warms up here)
+    --verify          the time of 4 tokens in one step, as speculation checks them, by that of 1 token; of localllm
 """
 
 import argparse
@@ -17,65 +25,84 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 PROMPT = "Once upon a time there was a small computer that wanted to talk."
 
 OURS = """
 import json, sys, time
-from localllm.config import Config
-from localllm.engine.model import Engine
-from localllm.gguf_file import GGUFFile
-path, threads = sys.argv[1], int(sys.argv[2])
-file = GGUFFile.open(path)
-engine = Engine(file, Config.from_metadata(file.metadata, path), threads, context=1024)
-prefill = lambda: engine.forward([100] * 512, 0)
-def decode():
-    for position in range(64):
-        engine.forward([100], position)
+from localllm import api
+from localllm.engine import model
+path, settings = sys.argv[1], json.loads(sys.argv[2])
+start = time.perf_counter()
+opened = api.open_model(path, settings["threads"], settings["context"])
+load = time.perf_counter() - start
+def read(count, position, logits="last"):
+    opened.session.sequence.forward([100] * count, position, logits)
 """
 
 THEIRS = """
 import json, sys, time, llama_cpp
-path, threads = sys.argv[1], int(sys.argv[2])
-model = llama_cpp.Llama(path, n_ctx=1024, n_threads=threads, n_threads_batch=threads, n_batch=512, verbose=False)
-def prefill():
-    model.reset()
-    model.eval([100] * 512)
-def decode():
-    model.reset()
-    for _ in range(64):
-        model.eval([100])
+path, settings = sys.argv[1], json.loads(sys.argv[2])
+threads = {"n_threads": settings["threads"], "n_threads_batch": settings["threads"]}
+start = time.perf_counter()
+model = llama_cpp.Llama(path, n_ctx=settings["context"], n_batch=512, verbose=False, **threads)
+load = time.perf_counter() - start
+def read(count, position):
+    model.n_tokens = position
+    model.eval([100] * count)
 """
 
-SPEED = """
-def best(work, tokens):
+MEASURE = """
+def median_time(work, times=3):
     work()
-    times = []
-    for _ in range(3):
+    taken = []
+    for _ in range(times):
         start = time.perf_counter()
         work()
-        times.append(time.perf_counter() - start)
-    return tokens / sorted(times)[1]
-print(json.dumps({"prefill": best(prefill, 512), "decode": best(decode, 64)}))
+        taken.append(time.perf_counter() - start)
+    return sorted(taken)[times // 2]
+def write(count, position):
+    for p in range(position, position + count):
+        read(1, p)
+figures = {}
+for name, work, count, depth in settings["tests"]:
+    if depth:
+        read(depth, 0)
+    figures[name] = count / median_time(lambda: globals()[work](count, depth))
+figures["load, s"] = load
+if settings["verify"]:
+    figures["4 tokens / 1 token"] = median_time(lambda: read(4, 64, "all"), 15) / median_time(lambda: read(1, 64), 15)
+print(json.dumps(figures))
 """
 
 THEIR_RUN = """
-import sys, llama_cpp
-path, threads, prompt = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-model = llama_cpp.Llama(path, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
-for piece in model(prompt, max_tokens=48, temperature=0, stream=True):
+import json, sys, llama_cpp
+path, settings = sys.argv[1], json.loads(sys.argv[2])
+if settings["lean"]:
+    defaults = llama_cpp.llama_cpp.llama_model_default_params
+    def lean():
+        parameters = defaults()
+        parameters.use_extra_bufts = False
+        return parameters
+    llama_cpp.llama_cpp.llama_model_default_params = lean
+threads = {"n_threads": settings["threads"], "n_threads_batch": settings["threads"]}
+model = llama_cpp.Llama(path, n_ctx=settings["context"], verbose=False, **threads)
+for piece in model(settings["prompt"], max_tokens=settings["tokens"], temperature=0, stream=True):
     print(piece["choices"][0]["text"], end="", flush=True)
 """
 
+Figures = dict[str, float]
 
-def speeds(python: str, program: str, model: str, threads: int) -> dict[str, float]:
-    """Tokens per second in a fresh process."""
-    command = [python, "-c", program + SPEED, model, str(threads)]
+
+def speeds(python: str, program: str, model: str, settings: dict[str, Any]) -> Figures:
+    """What MEASURE finds in a fresh process."""
+    command = [python, "-c", program + MEASURE, model, json.dumps(settings)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
-def one_shot(command: list[str]) -> dict[str, float]:
-    """Wall time in seconds and peak memory in MB of a whole process."""
+def whole_process(command: list[str]) -> tuple[float, float]:
+    """Wall time in seconds and peak memory in MB."""
     start = time.perf_counter()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL)
@@ -83,25 +110,67 @@ def one_shot(command: list[str]) -> dict[str, float]:
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"failed with {process.returncode}: {command}")
-    return {"run s": time.perf_counter() - start, "peak MB": usage.ru_maxrss / 1024}
+    return time.perf_counter() - start, usage.ru_maxrss / 1024
 
 
-def measure(model: str, peer: str, threads: int, rounds: int) -> dict[str, tuple[float, float]]:
-    """Medians by figure: (ours, theirs)."""
-    our_run = [sys.executable, "-m", "localllm", "run", model, "--raw", "-p", PROMPT, "-n", "48", "--temp", "0"]
-    our_run += ["-c", "2048", "-t", str(threads)]
-    their_run = [peer, "-c", THEIR_RUN, model, str(threads), PROMPT]
-    for command in (our_run, their_run):
-        one_shot(command)
-    results = []
-    for _ in range(rounds):
-        ours = speeds(sys.executable, OURS, model, threads) | one_shot(our_run)
-        theirs = speeds(peer, THEIRS, model, threads) | one_shot(their_run)
-        results.append((ours, theirs))
-    return {
-        name: (statistics.median(o[name] for o, _ in results), statistics.median(t[name] for _, t in results))
-        for name in results[0][0]
-    }
+def our_run(model: str, threads: int, tokens: int, context: int) -> list[str]:
+    """The command that answers once; context 0: the default."""
+    command = [sys.executable, "-m", "localllm", "run", model, "--raw", "-p", PROMPT, "-n", str(tokens), "--temp", "0"]
+    return [*command, "-t", str(threads), "-c", str(context)]
+
+
+def their_run(python: str, model: str, threads: int, tokens: int, context: int, lean: bool = False) -> list[str]:
+    settings = {"threads": threads, "prompt": PROMPT, "tokens": tokens, "context": context, "lean": lean}
+    return [python, "-c", THEIR_RUN, model, json.dumps(settings)]
+
+
+def runs(options: argparse.Namespace, model: str) -> list[tuple[str, list[str], list[str]]]:
+    """Whole processes to compare: a name, our command, theirs."""
+    peer, threads = options.peer_python, options.threads
+    pairs = [("run", our_run(model, threads, 48, 2048), their_run(peer, model, threads, 48, 2048))]
+    if options.one_shot:
+        ours = our_run(model, threads, 8, 0)
+        pairs.append(("8 tokens, defaults", ours, their_run(peer, model, threads, 8, 0)))
+        pairs.append(("8 tokens, lean peer", ours, their_run(peer, model, threads, 8, 4096, lean=True)))
+    return pairs
+
+
+def tests(options: argparse.Namespace) -> list[tuple[str, str, int, int]]:
+    """What MEASURE times: (name, function, tokens, depth)."""
+    found = [("prefill", "read", 512, 0), ("decode", "write", 128, 0)]
+    if options.prefill_depth:
+        found.append((f"prefill @ d{options.prefill_depth}", "read", 512, options.prefill_depth))
+    if options.decode_depth:
+        found.append((f"decode @ d{options.decode_depth}", "write", 32, options.decode_depth))
+    return found
+
+
+def one_round(options: argparse.Namespace, model: str) -> tuple[Figures, Figures]:
+    """Everything once: (ours, theirs)."""
+    plan = tests(options)
+    context = max(1024, *(count + depth for _, _, count, depth in plan))
+    settings = {"threads": options.threads, "context": context, "tests": plan, "verify": options.verify}
+    ours = speeds(sys.executable, OURS, model, settings)
+    theirs = speeds(options.peer_python, THEIRS, model, settings | {"verify": False})
+    for name, our_command, their_command in runs(options, model):
+        for figures, command in ((ours, our_command), (theirs, their_command)):
+            figures[f"{name}, s"], figures[f"{name}, peak MB"] = whole_process(command)
+    return ours, theirs
+
+
+def rows(options: argparse.Namespace, model: str) -> list[list[str]]:
+    """The table's lines for a model: medians."""
+    for _, our_command, their_command in runs(options, model):  # so that all files are in memory
+        whole_process(our_command)
+        whole_process(their_command)
+    results = [one_round(options, model) for _ in range(options.rounds)]
+    lines = []
+    for name in results[0][0]:
+        ours = statistics.median(figures[name] for figures, _ in results)
+        theirs = [figures[name] for _, figures in results if name in figures]
+        pair = [f"{statistics.median(theirs):.4g}", f"{ours / statistics.median(theirs):.2f}"] if theirs else ["", ""]
+        lines.append([os.path.basename(model), name, f"{ours:.4g}", *pair])
+    return lines
 
 
 def main() -> None:
@@ -111,11 +180,14 @@ def main() -> None:
     parser.add_argument("--peer-python", required=True, help="an interpreter that has llama-cpp-python")
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prefill-depth", type=int, default=0, metavar="D", help="also prefill after D tokens")
+    parser.add_argument("--decode-depth", type=int, default=0, metavar="D", help="also decode after D tokens")
+    parser.add_argument("--one-shot", action="store_true", help="also short answers with the defaults of both")
+    parser.add_argument("--verify", action="store_true", help="also 4 tokens in one step against 1")
     options = parser.parse_args()
     print("| model | figure | localllm | llama.cpp | ratio |\n|---|---|---|---|---|")
     for model in options.models:
-        for name, (ours, theirs) in measure(model, options.peer_python, options.threads, options.rounds).items():
-            row = [os.path.basename(model), name, f"{ours:.3g}", f"{theirs:.3g}", f"{ours / theirs:.2f}"]
+        for row in rows(options, model):
             print("| " + " | ".join(row) + " |", flush=True)
 
 

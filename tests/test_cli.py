@@ -71,7 +71,7 @@ def answer_of(cli, *arguments: str, stdin: bytes = b"") -> dict:
 # Help, versions, refusals.
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "inspect", "tokenize", "warmup"])
+@pytest.mark.parametrize("command", ["run", "chat", "inspect", "tokenize", "bench", "warmup"])
 def test_every_command_explains_itself(cli, command: str):
     code, out, err = cli(command, "--help")
     assert (code, err) == (0, "")
@@ -121,12 +121,21 @@ def test_nothing_asked(cli):
         (2, ["run", "TINY", "-p", "x", "-sys", "y", "--raw"], "--raw"),
         (2, ["run", "TINY", "-f", "missing.txt"], "missing.txt"),
         (2, ["tokenize", "TINY", "a", "b"], "b"),
+        (2, ["bench", "TINY", "-r", "0"], "repetitions"),
+        (2, ["bench", "TINY", "-n", "-1"], "-1"),
+        (2, ["bench", "TINY", "-p", "1,x"], "1,x"),
+        (2, ["bench", "TINY", "-t", "0"], "from 1"),
+        (2, ["bench", "TINY", "-pg", "5"], "2 numbers"),
+        (2, ["bench", "TINY", "-p", "0", "-n", "0"], "nothing to measure"),
+        (2, ["bench", "TINY", "--md", "--json"], "--md"),
+        (2, ["bench", "TINY", "-t", "5000"], "threads"),
         (2, ["talk"], "talk"),
         (3, ["run", "missing.gguf", "-p", "x"], "missing.gguf"),
         (3, ["run", __file__, "-p", "x"], "not a GGUF file"),
         (3, ["inspect", "missing.gguf"], "missing.gguf"),
         (3, ["tokenize", "missing.gguf", "x"], "missing.gguf"),
         (3, ["chat", "missing.gguf"], "missing.gguf"),
+        (3, ["bench", "missing.gguf"], "missing.gguf"),
         (3, ["warmup", "missing.gguf"], "missing.gguf"),
         (4, ["run", "TINY", "-c", "30", "-p", "x" * 100], "1[0-9][0-9] tokens.* 30"),
         (5, ["run", "TINY", "-c", str(10**16), "-p", "x"], "memory"),

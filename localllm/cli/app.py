@@ -5,6 +5,7 @@ Click, not typer: parsing the arguments of `run` takes typer 0.29 0.14 s, of whi
 
 import click
 
+from localllm.cli.bench import bench
 from localllm.cli.chat import chat
 from localllm.cli.inspect import inspect
 from localllm.cli.run import run
@@ -30,7 +31,7 @@ class Commands(click.Group):
 
 @click.group(
     cls=Commands,
-    commands={command.name or "": command for command in (run, chat, inspect, tokenize, warmup)},
+    commands={command.name or "": command for command in (run, chat, inspect, tokenize, bench, warmup)},
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

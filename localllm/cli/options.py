@@ -34,11 +34,12 @@ model = click.argument("model", metavar="MODEL")
 optional_model = click.argument("model", metavar="[MODEL]", required=False)
 system = click.option("-sys", "--system", metavar="TEXT", help="The system message: how the model should answer.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
+kv_type = click.option("--kv-type", type=click.Choice(["f16", "f32"]), default="f16", help="Numbers in the cache.")
 
 engine = together(
     number("-c", "--context", kind=int, help="Tokens to hold.  [default: what the model was trained for]"),
     number("-t", "--threads", kind=int, help="Threads.  [default: one per physical core that is free to use]"),
-    click.option("--kv-type", type=click.Choice(["f16", "f32"]), default="f16", help="Numbers in the cache."),
+    kv_type,
 )
 
 # The names of the parameters are the fields of GenerationOptions and SamplingOptions, whose defaults the help repeats:

@@ -1,0 +1,235 @@
+"""How fast a model reads and writes on this computer, and how near that is to what the computer can do.
+
+The service behind `localllm bench`. The tests are those of llama.cpp's llama-bench: pp512 reads a prompt of 512 tokens,
+tg128 writes 128 tokens one by one, pp512+tg128 does one after the other; "@ d4096" says that 4096 tokens were in the
+cache before. Tokens are random and always the same; nothing is sampled.
+"""
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from statistics import mean, stdev
+from time import perf_counter
+from typing import Any, Self
+
+import numpy as np
+
+from localllm.api import main_format
+from localllm.arch import require_known
+from localllm.arch.weights import Weights
+from localllm.config import Config
+from localllm.engine.bandwidth import read_bandwidth
+from localllm.engine.model import Engine
+from localllm.engine.threads import read_text, usable_cores
+from localllm.errors import UsageError
+from localllm.generate import CHUNK
+from localllm.generate import Engine as AnyEngine
+from localllm.gguf_file import GGUFFile, Tensor
+from localllm.kernels.library import Progress
+from localllm.kernels.target import cpu_name
+
+OnStep = Callable[[str], None]  # told what is being done
+
+
+@dataclass(frozen=True)
+class Test:
+    """Tokens to read at once, then tokens to write one by one, after `depth` others."""
+
+    prompt: int
+    generated: int
+    depth: int = 0
+
+    @property
+    def name(self) -> str:
+        """As llama-bench writes it."""
+        parts = [f"{kind}{count}" for kind, count in (("pp", self.prompt), ("tg", self.generated)) if count]
+        return "+".join(parts) + (f" @ d{self.depth}" if self.depth else "")
+
+    @property
+    def tokens(self) -> int:
+        """What is timed."""
+        return self.prompt + self.generated
+
+    @property
+    def end(self) -> int:
+        """The context that it needs."""
+        return self.depth + self.tokens
+
+
+def plan(
+    prompts: Sequence[int], generated: Sequence[int], combined: Sequence[tuple[int, int]], depths: Sequence[int]
+) -> list[Test]:
+    """The tests in llama-bench's order; a 0 among the first two is none. Raises UsageError if no test is left."""
+    pairs = [*((count, 0) for count in prompts), *((0, count) for count in generated), *combined]
+    tests = [Test(*pair, depth) for depth in depths for pair in pairs if any(pair)]
+    if not tests:
+        raise UsageError("there is nothing to measure: give -p, -n or -pg a number above 0")
+    return tests
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the matrix products of a model cost, one matrix after the other; norms and attention are not counted."""
+
+    weight_bytes: int  # that one token of decode reads
+    per_token: int  # multiply-adds of all matrices but the output matrix
+    per_logits: int  # multiply-adds of the output matrix, for a token whose logits are made
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "Costs":
+        """Of the embedding matrix, one row is read, unless it is the output matrix too. Raises ModelError."""
+        weights = Weights(tensors)
+        output = (weights.get("output") or weights.token_embd).tensor
+        ends = {"token_embd.weight", output.name}
+        layers = [tensor for tensor in tensors.values() if len(tensor.shape) == 2 and tensor.name not in ends]
+        return cls(
+            output.nbytes + sum(tensor.nbytes for tensor in layers),
+            sum(prod(tensor.shape) for tensor in layers),
+            prod(output.shape),
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """The measurement of one test.
+
+    bandwidth: bytes per second that as many threads read from memory, the mean; None if the test is not about memory.
+    """
+
+    test: Test
+    threads: int
+    samples: Sequence[float]  # tokens per second of each repetition
+    costs: Costs
+    bandwidth: float | None = None
+
+    @property
+    def speed(self) -> float:
+        """The mean, in tokens per second."""
+        return mean(self.samples)
+
+    @property
+    def deviation(self) -> float:
+        """The samples' standard deviation, in tokens per second; 0 for a single one."""
+        return stdev(self.samples) if len(self.samples) > 1 else 0.0
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """Weights that decode reads, in GB per second."""
+        return None if self.test.prompt else self.speed * self.costs.weight_bytes / 1e9
+
+    @property
+    def share(self) -> float | None:
+        """That, of the memory's bandwidth. A model that fits into the processor's cache can have more than 1."""
+        return self.gb_per_s * 1e9 / self.bandwidth if self.gb_per_s and self.bandwidth else None
+
+    @property
+    def gops(self) -> float | None:
+        """Billions of multiplications and additions per second in a prefill, which makes the last token's logits."""
+        if self.test.generated:
+            return None
+        return 2 * (self.costs.per_token + self.costs.per_logits / self.test.prompt) * self.speed / 1e9
+
+    def facts(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        numbers = {"tokens_per_s": self.speed, "deviation": self.deviation, "samples": list(self.samples)}
+        derived = {"gb_per_s": self.gb_per_s, "share": self.share, "gops": self.gops}
+        return {"name": self.test.name, "depth": self.test.depth, "threads": self.threads} | numbers | derived
+
+
+class Course:
+    """An engine under test. The token at a position is always the same, so what is in the cache stays true."""
+
+    def __init__(self, engine: AnyEngine, threads: int, costs: Costs, on_step: OnStep):
+        self._engine, self._threads, self._costs, self._on_step = engine, threads, costs, on_step
+        self._ids = np.random.default_rng(0).integers(0, engine.vocab_size, engine.context).tolist()
+        self._filled = 0  # tokens that the cache holds
+
+    def measure(self, test: Test, repetitions: int) -> Result:
+        """One test. The memory is measured before every run: what a virtual machine gets of it changes in seconds."""
+
+        def tell(step: str) -> None:
+            self._on_step(f"{test.name} (threads: {self._threads}): {step}")
+
+        self._fill(test.depth, tell)
+        tell("warming up")
+        warm_up = Test(test.prompt, min(test.generated, 1), test.depth)
+        self._seconds(warm_up)
+        speeds, bandwidths = [], []
+        for number in range(repetitions):
+            tell(f"run {number + 1} of {repetitions}")
+            if not test.prompt:
+                bandwidths.append(read_bandwidth(self._threads))
+                self._seconds(warm_up)  # the caches are full of what was just read
+            speeds.append(test.tokens / self._seconds(test))
+        self._filled = test.end
+        return Result(test, self._threads, speeds, self._costs, mean(bandwidths) if bandwidths else None)
+
+    def _fill(self, depth: int, tell: OnStep) -> None:
+        """Have `depth` tokens in the cache."""
+        for start in range(self._filled, depth, CHUNK):
+            tell(f"filling the cache, {start} of {depth} tokens")
+            self._engine.forward(self._ids[start : min(start + CHUNK, depth)], start, "none")
+
+    def _seconds(self, test: Test) -> float:
+        """How long the test takes, once."""
+        forward, ids, written = self._engine.forward, self._ids, test.depth + test.prompt
+        start = perf_counter()
+        if test.prompt:
+            forward(ids[test.depth : written], test.depth)
+        for position in range(written, test.end):
+            forward(ids[position : position + 1], position)
+        return perf_counter() - start
+
+
+class Bench:
+    """A model file to be tested. Use it in a `with` statement.
+
+    Attributes:
+        model: facts about it, ready for JSON; its size is in bytes of weights.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], on_step: OnStep, on_compile: Progress | None = None):
+        """on_step is told what is being done, on_compile(done, total) that kernels are compiled. Raises ModelError."""
+        self._file = file = GGUFFile.open(path)
+        require_known(file.metadata, file.path)
+        self._config, self._costs = Config.from_metadata(file.metadata, file.path), Costs.of(file.tensors)
+        self._on_step, self._on_compile = on_step, on_compile
+        names = {"path": file.path, "arch": self._config.arch, "format": main_format(file)}
+        self.model: dict[str, Any] = names | {"size": file.nbytes, "parameters": file.parameters}
+
+    def run(
+        self, tests: Sequence[Test], threads: Sequence[int] | None, repetitions: int, kv_type: str
+    ) -> Iterator[Result]:
+        """All tests with each number of threads (None: as many as other commands use). Raises as Engine does."""
+        if repetitions < 1:
+            raise UsageError(f"repetitions should be 1 or above, not {repetitions}")
+        context = max(test.end for test in tests)
+        for count in threads or [usable_cores()]:
+            engine = Engine(self._file, self._config, count, context, kv_type, progress=self._on_compile)
+            try:
+                course = Course(engine, count, self._costs, self._on_step)
+                for test in tests:
+                    yield course.measure(test, repetitions)
+            finally:
+                engine.close()
+
+    def report(self, results: Sequence[Result]) -> dict[str, Any]:
+        """Everything, ready for JSON; the machine's bandwidth is the highest of the tests'."""
+        measured = [result.bandwidth / 1e9 for result in results if result.bandwidth]
+        machine = {"cpu": processor(), "threads": usable_cores(), "bandwidth_gbs": max(measured, default=None)}
+        return {"machine": machine, "model": self.model, "tests": [result.facts() for result in results]}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+
+def processor() -> str:
+    """What the processor calls itself, and what the compiler calls it."""
+    lines = (line.partition(":") for line in read_text("/proc/cpuinfo").splitlines())
+    names = [value.strip() for key, _, value in lines if key.strip() == "model name"]
+    return f"{names[0] if names else platform.processor() or platform.machine()} ({cpu_name()})"

@@ -1,0 +1,128 @@
+"""localllm bench: how fast a model is on this computer."""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localllm.cli import options
+from localllm.cli.chat import file_stem
+from localllm.cli.inspect import count, one_line, size
+from localllm.cli.terminal import ProgressLine, is_terminal, write
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.bench import Result
+
+COLUMNS = ("test", "threads", "tokens/s", "arithmetic", "weights read")
+
+
+class Numbers(click.ParamType):
+    """Whole numbers from `least` up with commas between; exactly `length` of them if that is given."""
+
+    name = "numbers"
+
+    def __init__(self, least: int, length: int | None = None):
+        self._least, self._length = least, length
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
+        if not isinstance(value, str):
+            return value
+        whole = re.fullmatch("[0-9]{1,7}(,[0-9]{1,7})*", value)
+        numbers = tuple(map(int, value.split(","))) if whole else ()
+        if not numbers or min(numbers) < self._least or len(numbers) != (self._length or len(numbers)):
+            kind = "numbers" if self._length is None else f"{self._length} numbers"
+            self.fail(
+                f"{value!r} should be {kind} from {self._least} to 9999999, with commas between.", parameter, context
+            )
+        return numbers
+
+
+def numbers(
+    *names: str, least: int = 0, default: str | None = None, help: str
+) -> Callable[[options.Function], options.Function]:
+    """An option with a list of numbers."""
+    return click.option(
+        *names, type=Numbers(least), metavar="N[,N...]", default=default, show_default=default is not None, help=help
+    )
+
+
+@click.command()
+@options.model
+@numbers("-p", "--prompt", default="512", help="Tokens to read at once (pp); 0: none.")
+@numbers("-n", "--generate", default="128", help="Tokens to write one by one (tg); 0: none.")
+@click.option(
+    "-pg", "combined", type=Numbers(1, 2), metavar="P,N", multiple=True, help="Read P, then write N.  [repeatable]"
+)
+@numbers("-d", "--depth", default="0", help="Tokens that are in the cache before.")
+@click.option("-r", "--repetitions", metavar="N", default=5, show_default=True, help="Runs of each test.")
+@numbers("-t", "--threads", least=1, help="Threads.  [default: one per physical core that is free to use]")
+@options.kv_type
+@click.option("--md", "as_markdown", is_flag=True, help="Print a Markdown table, as without a terminal.")
+@options.as_json
+def bench(
+    model: str,
+    prompt: Sequence[int],
+    generate: Sequence[int],
+    combined: Sequence[tuple[int, int]],
+    depth: Sequence[int],
+    repetitions: int,
+    threads: Sequence[int] | None,
+    kv_type: str,
+    as_markdown: bool,
+    as_json: bool,
+) -> None:
+    """Measure how fast a model is, as llama-bench does.
+
+    Each test runs once to warm up and then -r times: the mean and the standard deviation. Of reading, the arithmetic in
+    billions of operations per second; of writing, how fast the weights are read, and how fast the memory could be.
+    Options that take lists make one test of each combination. Ctrl-C prints what was measured so far.
+    """
+    if as_markdown and as_json:
+        raise UsageError("--md and --json exclude each other")
+    from localllm import bench as service
+
+    tests, line = service.plan(prompt, generate, combined, depth), ProgressLine()
+    results: list[Result] = []
+    with service.Bench(model, lambda step: line.show(f"measuring {step}"), options.compiling(line)) as opened:
+        try:
+            for result in opened.run(tests, threads, repetitions, kv_type):
+                results.append(result)
+        finally:
+            line.clear()
+            if as_json and results:
+                write(json.dumps(opened.report(results), ensure_ascii=False) + "\n")
+            elif results:
+                show(opened.model, results, pretty=is_terminal(sys.stdout) and not as_markdown)
+
+
+def show(model: dict[str, Any], results: Sequence["Result"], pretty: bool) -> None:
+    """A table for people's eyes, or one in Markdown."""
+    rows, name = [cells(result) for result in results], one_line(file_stem(model["path"]))
+    if not pretty:
+        table = [("model", *COLUMNS), ("---", "---", *["--:"] * 4), *((name.replace("|", "\\|"), *row) for row in rows)]
+        write("".join("| " + " | ".join(row) + " |\n" for row in table))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = f"{model['arch']} {model['format']}, {count(model['parameters'])} weights in {size(model['size'])}"
+    drawn = Table(*COLUMNS, title=Text(f"{name}: {facts}"))
+    for column in drawn.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        drawn.add_row(*row)
+    Console().print(drawn)
+
+
+def cells(result: "Result") -> tuple[str, ...]:
+    """One row of the table."""
+    read = ""
+    if result.gb_per_s and result.bandwidth and result.share:
+        read = f"{result.gb_per_s:.1f} of {result.bandwidth / 1e9:.1f} GB/s, {result.share:.0%}"
+    speed, arithmetic = f"{result.speed:.2f} ± {result.deviation:.2f}", f"{result.gops:.0f} GOPS" if result.gops else ""
+    return result.test.name, str(result.threads), speed, arithmetic, read

@@ -1,0 +1,51 @@
+"""How fast the memory can be read: the limit of decode, measured."""
+
+from time import perf_counter
+
+import numpy as np
+
+from localllm.engine.tape import Buffer, Step, Tape
+from localllm.engine.threads import Threads
+from localllm.kernels.library import Library, Progress
+
+# Bytes to read: a processor's cache should hold little of it. No power of two, which would put the kernel's four
+# streams so far apart that they meet in the same banks of the memory: 24 GB/s on one core instead of 35.
+SIZE = 500_000 * 1024
+PASSES = 10
+PARTS = 8  # per thread, as a matrix has
+
+
+class MemoryReader:
+    """Memory full of data, and threads that read it. Its memory goes with the last reference.
+
+    Attributes:
+        words: what is read, int64.  results: exclusive ors of the parts' words of 64 bytes, int64 [parts, 8].
+    """
+
+    def __init__(self, threads: int, size: int = SIZE, progress: Progress | None = None):
+        """size: bytes, a multiple of 1024; progress is called while kernels are compiled."""
+        self.words = np.arange(size // 8)  # NumPy asks for huge pages, which are faster by 3 %
+        self.results = np.zeros((PARTS * threads, 8), np.int64)
+        library, tape = Library({"stream", "run", "work"}, progress), Tape()
+        arguments = [self.words, size, self.results]
+        tape.append(Step("stream", arguments, len(self.results), 0, [], [Buffer(0, 0)]))
+        steps = tape.finish(library.addresses)
+        self._threads = Threads(threads, library.addresses, steps, keep=(library, tape))
+
+    def run(self) -> float:
+        """Read everything once; bytes per second."""
+        start = perf_counter()
+        self._threads.run()
+        return self.words.nbytes / (perf_counter() - start)
+
+    def close(self) -> None:
+        self._threads.close()
+
+
+def read_bandwidth(threads: int, progress: Progress | None = None) -> float:
+    """The best of several passes, in bytes per second."""
+    reader = MemoryReader(threads, progress=progress)
+    try:
+        return max(reader.run() for _ in range(PASSES))
+    finally:
+        reader.close()

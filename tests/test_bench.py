@@ -1,0 +1,356 @@
+"""localllm bench: what is measured, the figures made of it, and how they are shown."""
+
+import gc
+import json
+import os
+import re
+import signal
+import subprocess
+import weakref
+from itertools import count
+from math import prod
+from pathlib import Path
+from statistics import mean, stdev
+
+import click
+import numpy as np
+import pytest
+from fake_engine import FakeEngine
+from test_cli import ENVIRONMENT, PROGRAM, Terminal, posix
+from tiny_model import write_tiny_model
+
+from localllm import bench
+from localllm.arch import llama
+from localllm.arch.weights import Weights
+from localllm.bench import Bench, Costs, Course, Result, Test, plan
+from localllm.cli.bench import Numbers
+from localllm.config import Config
+from localllm.engine import bandwidth
+from localllm.engine.bandwidth import MemoryReader, read_bandwidth
+from localllm.errors import UsageError
+from localllm.gguf_file import GGUFFile
+from localllm.kernels.reference import Reference
+
+Test.__test__ = False  # type: ignore[attr-defined]  # no test case
+COSTS = Costs(weight_bytes=2_000_000, per_token=3_000_000, per_logits=1_000_000)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf"))
+
+
+# What is measured.
+
+
+def test_the_plan_is_in_the_order_of_llama_bench():
+    tests = plan((512, 1024), (128,), ((64, 8),), (0, 4096))
+    assert [test.name for test in tests] == [
+        *("pp512", "pp1024", "tg128", "pp64+tg8"),
+        *("pp512 @ d4096", "pp1024 @ d4096", "tg128 @ d4096", "pp64+tg8 @ d4096"),
+    ]
+    assert [(test.tokens, test.end) for test in tests[-2:]] == [(128, 4224), (72, 4168)]
+
+
+def test_a_zero_switches_a_default_off():
+    assert [test.name for test in plan((0,), (128,), (), (0,))] == ["tg128"]
+    assert [test.name for test in plan((512,), (0,), (), (0,))] == ["pp512"]
+    with pytest.raises(UsageError):
+        plan((0,), (0,), (), (0, 4096))
+
+
+class TimedEngine(FakeEngine):
+    """Every token takes a known time; `clock` is what perf_counter says."""
+
+    def __init__(self, *seconds_per_token: float):
+        """The times of the calls; the last one is that of all further calls."""
+        super().__init__(vocab_size=50, say=lambda tokens: 0, context=5000)
+        self.clock, self._times = 0.0, list(seconds_per_token)
+
+    def forward(self, ids, position, logits="last"):
+        time = self._times.pop(0) if len(self._times) > 1 else self._times[0]
+        self.clock += time * len(ids)
+        before = list(self.cache)
+        rows = super().forward(ids, position, logits)
+        again = min(len(before), len(self.cache))
+        assert self.cache[:again] == before[:again], "another token at the same position"
+        return rows
+
+
+@pytest.fixture
+def course(monkeypatch):
+    """A function (engine) to a course over it, with its clock and a memory that gets faster: 10, 20, ... GB/s."""
+
+    def prepare(engine: TimedEngine, steps: list[str] | None = None) -> Course:
+        monkeypatch.setattr(bench, "perf_counter", lambda: engine.clock)
+        speeds = count(10, 10)
+        monkeypatch.setattr(bench, "read_bandwidth", lambda threads: next(speeds) * 1e9 if threads == 2 else 0)
+        return Course(engine, 2, COSTS, (steps if steps is not None else []).append)
+
+    return prepare
+
+
+def test_the_warm_up_does_not_count(course):
+    engine, steps = TimedEngine(9.0, 1 / 100, 1 / 200, 1 / 300), []
+    result = course(engine, steps).measure(Test(64, 0), repetitions=3)
+    assert result.samples == pytest.approx([100, 200, 300])
+    assert (result.speed, result.deviation) == pytest.approx((200, 100))
+    assert engine.calls == [(0, 64)] * 4
+    assert steps == [f"pp64 (threads: 2): {step}" for step in ("warming up", "run 1 of 3", "run 2 of 3", "run 3 of 3")]
+
+
+def test_tokens_are_written_one_by_one_after_the_depth(course):
+    engine, steps = TimedEngine(1 / 50), []
+    result = course(engine, steps).measure(Test(0, 3, depth=1000), repetitions=2)
+    assert engine.calls == [(0, 512), (512, 488), (1000, 1), *[(1000, 1), (1000, 1), (1001, 1), (1002, 1)] * 2]
+    assert result.samples == pytest.approx([50, 50])
+    assert steps[0] == "tg3 @ d1000 (threads: 2): filling the cache, 0 of 1000 tokens"
+
+
+def test_reading_and_writing_are_timed_together(course):
+    engine = TimedEngine(0.0, 0.0, 0.01, 0.5, 0.5)
+    result = course(engine).measure(Test(100, 2), repetitions=1)
+    assert engine.calls == [(0, 100), (100, 1), (0, 100), (100, 1), (101, 1)]
+    assert result.samples == pytest.approx([102 / 2])
+    assert (result.gb_per_s, result.share, result.gops, result.bandwidth) == (None,) * 4
+
+
+def test_depths_are_filled_once_and_whenever_needed(course):
+    engine = TimedEngine(1.0)
+    tests = course(engine)
+    for depth in (600, 600, 0, 600):
+        tests.measure(Test(8, 0, depth), repetitions=1)
+    assert engine.calls == [
+        *((0, 512), (512, 88), (600, 8), (600, 8)),
+        *((600, 8), (600, 8)),
+        *((0, 8), (0, 8)),
+        *((8, 512), (520, 80), (600, 8), (600, 8)),
+    ]
+
+
+def test_the_memory_is_measured_before_every_run(course):
+    assert course(TimedEngine(1.0)).measure(Test(0, 1), 3).bandwidth == pytest.approx(20e9)
+    assert course(TimedEngine(1.0)).measure(Test(1, 0), 3).bandwidth is None
+
+
+# The figures.
+
+
+def test_figures_of_writing():
+    result = Result(Test(0, 128), 2, [900.0, 1100.0, 1000.0], COSTS, bandwidth=8e9)
+    assert result.facts() == {
+        "name": "tg128",
+        "depth": 0,
+        "threads": 2,
+        "tokens_per_s": 1000.0,
+        "deviation": 100.0,
+        "samples": [900.0, 1100.0, 1000.0],
+        "gb_per_s": 2.0,  # 1000 times 2 MB
+        "share": 0.25,
+        "gops": None,
+    }
+
+
+def test_figures_of_reading():
+    facts = Result(Test(10, 0, depth=7), 1, [500.0], COSTS).facts()
+    assert (facts["name"], facts["depth"], facts["deviation"]) == ("pp10 @ d7", 7, 0.0)
+    assert facts["gops"] == pytest.approx(2 * 500 * (3e6 + 1e6 / 10) / 1e9)
+    assert (facts["gb_per_s"], facts["share"]) == (None, None)
+
+
+class Counting(Reference):
+    """Counts what the matrix products of a run are made of."""
+
+    multiply_adds = weight_bytes = 0
+
+    def linear(self, x, weight, cached=False):
+        self.multiply_adds += len(x) * prod(weight.shape)
+        self.weight_bytes += weight.tensor.nbytes
+        return super().linear(x, weight, cached)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_costs_are_those_of_the_matrix_products(tiny: str, tied: bool):
+    file = GGUFFile.open(tiny)
+    tensors = {name: tensor for name, tensor in file.tensors.items() if not (tied and name == "output.weight")}
+    builder = Counting(Config.from_metadata(file.metadata), 16, "f32", True)
+    builder.tokens, builder.positions, builder.outputs = np.array([5, 6, 7]), np.arange(3), np.array([2])
+    llama.forward(builder, Weights(tensors))
+    costs = Costs.of(tensors)
+    assert 3 * costs.per_token + costs.per_logits == builder.multiply_adds
+    assert costs.weight_bytes == builder.weight_bytes
+    assert costs.per_logits == prod(tensors["token_embd.weight"].shape)
+
+
+# The memory.
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("size", [1024, 1024 * 7, 1024 * 4099])
+def test_the_memory_is_read_completely(threads: int, size: int):
+    reader = MemoryReader(threads, size)
+    reader.words[:] = np.random.default_rng(size).integers(-(1 << 63), 1 << 63, len(reader.words), np.int64)
+    reader.results[:] = -1
+    assert reader.run() > 0
+    whole = np.bitwise_xor.reduce(reader.words.reshape(-1, 8), axis=0)
+    np.testing.assert_array_equal(np.bitwise_xor.reduce(reader.results, axis=0), whole)
+    reader.close()
+
+
+def test_the_memory_is_given_back():
+    reader = MemoryReader(2, 1024)
+    reader.run()
+    words = weakref.ref(reader.words)
+    reader.close()
+    del reader
+    gc.collect()
+    assert words() is None
+
+
+def test_the_best_pass_is_the_bandwidth(monkeypatch):
+    class FakeReader:
+        speeds = iter([3.0, 9.0, *[5.0] * 8])
+        closed = 0
+
+        def __init__(self, threads, progress):
+            assert threads == 2
+
+        def run(self):
+            return next(self.speeds)
+
+        def close(self):
+            FakeReader.closed += 1
+
+    monkeypatch.setattr(bandwidth, "MemoryReader", FakeReader)
+    assert read_bandwidth(2) == 9.0
+    with pytest.raises(RuntimeError):  # nothing left to read
+        read_bandwidth(2)
+    assert FakeReader.closed == 2
+
+
+# The command.
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("0", (0,)), ("512,1024", (512, 1024)), ("9999999", (9999999,)), ("007", (7,))]
+)
+def test_lists_of_numbers(text: str, numbers: tuple[int, ...]):
+    assert Numbers(0).convert(text, None, None) == numbers
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "1,", ",1", "1,,2", "-1", "+1", "1.5", "1 2", "1_0", "x", "10000000", "²", "٣"]
+)
+def test_no_lists_of_numbers(text: str):
+    with pytest.raises(click.BadParameter):
+        Numbers(0).convert(text, None, None)
+
+
+def test_limits_of_lists():
+    assert Numbers(1, 2).convert("1,2", None, None) == (1, 2)
+    for text in ("1", "1,2,3", "0,1"):
+        with pytest.raises(click.BadParameter):
+            Numbers(1, 2).convert(text, None, None)
+
+
+def run(*arguments: str) -> bytes:
+    """What the program writes to stdout, when nothing goes wrong and nothing is said."""
+    done = subprocess.run([*PROGRAM, "bench", *arguments], capture_output=True, timeout=120, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout
+
+
+def test_the_json_object(tiny: str):
+    asked = ["-p", "16,8", "-n", "4", "-pg", "8,2", "-d", "0,600", "-r", "2", "-t", "2,1"]
+    report = json.loads(run(tiny, *asked, "--json"))
+    assert report.keys() == {"machine", "model", "tests"}
+    machine, model, tests = report["machine"], report["model"], report["tests"]
+    assert machine.keys() == {"cpu", "threads", "bandwidth_gbs"}
+    assert machine["threads"] >= 1 and machine["cpu"] and machine["bandwidth_gbs"] > 0
+    file = GGUFFile.open(tiny)
+    size = {"size": file.nbytes, "parameters": file.parameters}
+    assert model == {"path": tiny, "arch": "llama", "format": "F32"} | size
+    names = ["pp16", "pp8", "tg4", "pp8+tg2"]
+    names += [f"{name} @ d600" for name in names]
+    assert [test["name"] for test in tests] == names * 2
+    assert [test["threads"] for test in tests] == [2] * 8 + [1] * 8
+    shares = []
+    for test in tests:
+        assert len(test["samples"]) == 2
+        assert (test["tokens_per_s"], test["deviation"]) == pytest.approx(
+            (mean(test["samples"]), stdev(test["samples"]))
+        )
+        assert (test["gops"] is not None) == ("tg" not in test["name"])
+        assert (test["gb_per_s"] is not None) == (test["share"] is not None) == ("pp" not in test["name"])
+        shares += [test["gb_per_s"] / test["share"]] if test["share"] else []
+    assert max(shares) == pytest.approx(machine["bandwidth_gbs"])
+
+
+NUMBER = r"\d+\.\d\d ± \d+\.\d\d"
+READING = rf"\| tiny \| pp16 \| 1 \| {NUMBER} \| \d+ GOPS \|  \|\n"
+WRITING = rf"\| tiny \| tg4 @ d8 \| 1 \| {NUMBER} \|  \| \d+\.\d of \d+\.\d GB/s, \d+% \|\n"
+HEADER = r"\| model \| test \| threads \| tokens/s \| arithmetic \| weights read \|\n\|( --- \|){2}( --: \|){4}\n"
+
+
+def test_a_pipe_gets_markdown(tiny: str):
+    out = run(tiny, "-p", "16", "-n", "0", "-r", "1", "-t", "1").decode()
+    assert re.fullmatch(HEADER + READING, out)
+    out = run(tiny, "-p", "0", "-n", "4", "-d", "8", "-r", "3", "-t", "1", "--md").decode()
+    assert re.fullmatch(HEADER + WRITING, out)
+
+
+@posix
+def test_a_terminal_gets_a_table_and_progress(tiny: str):
+    terminal = Terminal("bench", tiny, "-p", "16", "-n", "0", "-r", "1", "-t", "1")
+    assert terminal.end() == 0
+    seen = terminal.seen.decode()
+    assert "measuring pp16 (threads: 1): run 1 of 1" in seen
+    assert re.search(rf"│ pp16 │       1 │ {NUMBER} │ +\d+ GOPS │", seen)
+    assert "tiny: llama F32" in seen
+
+
+@posix
+def test_markdown_on_a_terminal(tiny: str):
+    terminal = Terminal("bench", tiny, "-p", "16", "-n", "0", "-r", "1", "-t", "1", "--md")
+    assert terminal.end() == 0
+    assert re.search(READING, terminal.seen.decode().replace("\r\n", "\n"))
+
+
+@posix
+@pytest.mark.parametrize("form", ["--md", "--json"])
+def test_ctrl_c_shows_what_was_measured(tmp_path: Path, form: str):
+    path = str(write_tiny_model(tmp_path / "tiny.gguf", context=1_000_000))
+    terminal = Terminal("bench", path, "-p", "16", "-n", "900000", "-r", "1", "-t", "1", form)
+    terminal.expect("tg900000 .*: run 1 of 1")
+    terminal.signal(signal.SIGINT)
+    assert terminal.end() == 130
+    seen = terminal.seen.decode().replace("\r\n", "\n")
+    assert "Traceback" not in seen
+    if form == "--md":
+        assert re.search(READING + "$", seen)
+    else:
+        assert [test["name"] for test in json.loads(seen[seen.index("{") :])["tests"]] == ["pp16"]
+
+
+@posix
+def test_ctrl_c_before_the_first_result(tiny: str):
+    terminal = Terminal("bench", tiny, "-p", "0", "-n", "400", "-d", "9000000", "-r", "1", "-t", "1", "--md")
+    terminal.expect("filling the cache, 512 of 9000000")
+    terminal.signal(signal.SIGINT)
+    assert terminal.end() == 130
+    assert b"Traceback" not in terminal.seen
+    assert b"tokens/s" not in terminal.seen
+
+
+def test_a_name_cannot_break_the_table(tiny: str, tmp_path: Path):
+    if os.name != "posix":
+        pytest.skip("such names are possible on POSIX only")
+    path = tmp_path / "a|b\nc.gguf"
+    path.symlink_to(tiny)
+    out = run(str(path), "-p", "16", "-n", "0", "-r", "1", "-t", "1").decode()
+    assert re.fullmatch(HEADER + READING.replace("tiny", r"a\\\|b c"), out)
+
+
+def test_the_service_refuses(tiny: str):
+    with Bench(tiny, lambda step: None) as opened, pytest.raises(UsageError):
+        list(opened.run([Test(1, 0)], [1], 0, "f16"))
