@@ -91,8 +91,8 @@ def open_model(
 
     threads: None for as many as the computer has physical cores to spare; context: the most tokens that a prompt and
     its answer may have together, 0 or None for what the model was trained for; kv_type: how keys and values are kept,
-    f16 or f32; backend: cpu, or reference for plain NumPy; progress(done, total): called while kernels are compiled,
-    once per computer. Raises ModelError, MemoryLimitError, UsageError.
+    f16, f32 or q8_0; backend: cpu, or reference for plain NumPy; progress(done, total): called while kernels are
+    compiled, once per computer. Raises ModelError, MemoryLimitError, UsageError.
     """
     if threads is not None and threads < 1:
         raise UsageError(f"threads should be 1 or above, not {threads}")

@@ -16,13 +16,14 @@ from localllm.kernels.library import Library
 from localllm.tokenizer import Tokenizer
 
 ARCHITECTURES = ["llama", "llama_bias", "llama_keylen", "llama_linear", "llama_ropefreqs", "llama_tied", "llama_yarn"]
-KERNELS = [  # formats that have kernels of their own
+COMMON = [  # formats that people use
     "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "mixQ3_K_L", "mixQ4_K_M",
 ]  # fmt: skip
-GENERIC = [
+OTHERS = [
     "Q1_0", "Q2_K", "Q3_K_M", "IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "IQ4_NL", "IQ4_XS",
     "MXFP4", "NVFP4", "TQ1_0", "TQ2_0",
 ]  # fmt: skip
+FLOATS = ("F16", "BF16", *cpu.GENERIC)  # multiplied in float32
 
 
 def open_engine(path: Path, backend: str, **options) -> Engine:
@@ -73,28 +74,27 @@ def check_quantized(path: Path, backend: str, bound: float) -> None:
     assert nmse(ours["steps"], golden["prefill_logits_deq"]) < bound
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_formats_with_kernels(shared, name):
+@pytest.mark.parametrize("name", COMMON)
+def test_common_formats(shared, name):
     """Both planes of the activations make short batches practically exact: 7e-9 measured, llama.cpp 4e-4 and more."""
-    check_quantized(
-        shared / "goldens" / "quant" / f"llama-{name}.gguf", "cpu", 1e-8 if name in ("F16", "BF16") else 2e-8
-    )
+    check_quantized(shared / "goldens" / "quant" / f"llama-{name}.gguf", "cpu", 1e-8 if name in FLOATS else 2e-8)
 
 
 @pytest.fixture(scope="module")
-def generic_kernels() -> Library:
+def all_kernels() -> Library:
     """Compiled together, on all cores, rather than one by one."""
-    return Library(f"{kind}-{name}" for kind in ("embed", "linear_float") for name in cpu.GENERIC)
+    names = [f"linear_quantized-{name}" for name in cpu.SUB_BLOCK] + [f"linear_float-{name}" for name in cpu.GENERIC]
+    return Library(names + [f"embed-{name}" for name in [*cpu.SUB_BLOCK, *cpu.GENERIC]])
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("generic_kernels")
-@pytest.mark.parametrize("name", GENERIC)
-def test_formats_of_the_generic_path(shared, name):
-    check_quantized(shared / "goldens" / "quant" / f"llama-{name}.gguf", "cpu", 1e-8)
+@pytest.mark.usefixtures("all_kernels")
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_formats(shared, name):
+    check_quantized(shared / "goldens" / "quant" / f"llama-{name}.gguf", "cpu", 1e-8 if name in FLOATS else 2e-8)
 
 
-@pytest.mark.parametrize("name", [name for name in KERNELS + GENERIC if name != "Q1_0"])  # which `gguf` does not know
+@pytest.mark.parametrize("name", [name for name in COMMON + OTHERS if name != "Q1_0"])  # which `gguf` does not know
 def test_formats_on_the_reference(shared, name):
     check_quantized(shared / "goldens" / "quant" / f"llama-{name}.gguf", "reference", 1e-8)
 

@@ -7,17 +7,13 @@ import os
 import gguf
 import numpy as np
 import pytest
+from kernel_calls import GUARD, Scratch, caller, count, for_any_parts, normal, output, padded, written
 
 from localllm.kernels import cpu
 from localllm.kernels.cpu.blocks import UNPACK
 from localllm.kernels.cpu.quantized_formats import QUANTIZED
-from localllm.kernels.library import Library
 from localllm.kernels.target import cpu_features
 from quant.formats import BY_NAME
-
-KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
-THREADS = 3
-GUARD = np.float32(7.25)
 
 HAS_BF16 = "avx512bf16" in cpu_features()
 PLAIN = ["F32", "F16", "BF16"]
@@ -32,79 +28,17 @@ FLOAT16_FIELDS = {  # where their blocks have float16 numbers
     (108,): "Q3_K",
     (208,): "Q6_K",
 }
-ROWWISE = ["quantize", *["round_bf16"][:HAS_BF16], "rms_norm", "add", "swiglu", "select", "angles", "rope", "merge"]
+ROWWISE = ["quantize", *["round_bf16"][:HAS_BF16], "rms_norm", "add", "swiglu", "select", "angles", "rope"]
 FORMATS = {
     "embed": [*PLAIN, *GENERIC, "Q4_1", "Q6_K"],
     "linear_float": [*PLAIN, *GENERIC],
     "linear_quantized": list(QUANTIZED),
-    "store": ["F32", "F16"],
-    "attend": ["F32", "F16"],
 }
-
-
-# ---- calling a kernel -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def call():
-    """A function (kernel name, parts, *arguments) that runs all parts of a step, the last part first."""
-    library = Library([*ROWWISE, *(f"{kind}-{name}" for kind, names in FORMATS.items() for name in names)])
-
-    def call(name: str, parts: int, *arguments) -> None:
-        values = np.array([encoded(value) for value in arguments], np.int64)
-        for part in reversed(range(parts)):
-            KERNEL(library.addresses[name])(values.ctypes.data, part, parts, part % THREADS)
-
-    return call
-
-
-def encoded(value) -> int:
-    """An argument as an int64: a number, the bits of a float32, or the address of an array."""
-    if isinstance(value, np.ndarray):
-        return value.ctypes.data
-    return int(np.float32(value).view(np.int32)) if isinstance(value, float) else int(value)
-
-
-def for_any_parts(compute) -> np.ndarray:
-    """What `compute(parts)` returns, which must be the same, bit for bit, however the work is cut."""
-    whole = compute(1)
-    for parts in (2, 5, 40):
-        np.testing.assert_array_equal(compute(parts), whole)
-    return whole
-
-
-def count(number: int) -> np.ndarray:
-    return np.array([number], np.int64)
-
-
-def padded(values: np.ndarray) -> np.ndarray:
-    """Activations as the kernels take them: columns padded to 16 and tokens by 8, with NaN in all the padding."""
-    memory = np.full((-(-len(values) // 8) * 8 + 8, -(-values.shape[1] // 16) * 16), np.nan, np.float32)
-    memory[: len(values), : values.shape[1]] = values
-    return memory
-
-
-def output(tokens: int, columns: int) -> np.ndarray:
-    """Memory for activations, of which the last row must stay as it is."""
-    return np.full((-(-tokens // 8) * 8 + 9, -(-columns // 16) * 16), GUARD)
-
-
-def written(memory: np.ndarray, tokens: int, columns: int) -> np.ndarray:
-    """What a kernel wrote to an `output`."""
-    assert (memory[-1] == GUARD).all(), "wrote too much"
-    return memory[:tokens, :columns].copy()
-
-
-class Scratch:
-    """Scratch memory of `size` bytes for each thread, full of NaN, with a guard behind it."""
-
-    def __init__(self, size: int):
-        self.memory = np.full(THREADS * size // 4 + 16, np.nan, np.float32)
-        self.memory[-16:] = GUARD
-        self.arguments = [self.memory, size]
-
-    def check(self) -> None:
-        assert (self.memory[-16:] == GUARD).all(), "used too much scratch memory"
+    return caller([*ROWWISE, *(f"{kind}-{name}" for kind, names in FORMATS.items() for name in names)])
 
 
 def at_end_of_page(data: np.ndarray) -> np.ndarray:
@@ -116,10 +50,6 @@ def at_end_of_page(data: np.ndarray) -> np.ndarray:
     copy = memory[size - data.nbytes : size]
     copy[:] = data.reshape(-1).view(np.uint8)
     return copy
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
 
 
 def random_matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -142,12 +72,6 @@ def random_matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.nd
                 blocks[:, 49 + 2 * word] = blocks[:, 49 + 2 * word] & 15 | (scales >> 4 * word & 15) << 4
         data = blocks.reshape(rows, -1)
     return at_end_of_page(data), gguf.dequantize(data, kind).astype(np.float32).reshape(rows, columns)
-
-
-def nmse(got: np.ndarray, exact: np.ndarray) -> float:
-    """The normalized mean square error of the worst token."""
-    assert np.isfinite(got).all()
-    return float((((got - exact) ** 2).sum(axis=-1) / (exact.astype(np.float64) ** 2).sum(axis=-1)).max())
 
 
 def product_error(got: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
@@ -448,131 +372,3 @@ def test_quantized_activations_are_good_enough(call, name, tokens):
     x = normal(tokens, 512)
     assert product_error(linear_quantized(call, name, data, 256, x, tokens, 1), x, weights) < 1e-8
     assert product_error(linear_quantized(call, name, data, 256, x, 1, 1), x, weights) < (1e-8 if tokens == 1 else 1e-4)
-
-
-# ---- attention ------------------------------------------------------------------------------------------------------
-
-SHAPES = [(64, 2, 1), (64, 3, 3), (80, 1, 4), (96, 2, 3), (20, 3, 4), (20, 1, 1)]  # head dimension, kv heads, group
-POSITIONS = [  # tokens, length with them
-    (1, 1), (1, 15), (1, 16), (1, 17), (1, 255), (1, 256), (1, 257), (1, 1000), (1, 5000), (2, 2), (2, 257), (7, 1000),
-    (8, 8), (8, 300), (8, 1000), (9, 9), (9, 257), (9, 1000), (65, 65), (65, 300), (130, 130), (130, 1000),
-]  # fmt: skip
-
-
-class Cache:
-    """Keys and values float32 [tokens, kv heads, head dimension] in runs of tokens; unused places hold old numbers."""
-
-    def __init__(self, keys: np.ndarray, values: np.ndarray, name: str, run_lengths: list[int]):
-        dtype = {"F32": np.float32, "F16": np.float16}[name]
-        _, kv_heads, head_dim = keys.shape
-        shape = (2, kv_heads, max(run_lengths), -(-head_dim // 16) * 16)
-        self.token_bytes = shape[3] * dtype(0).itemsize
-        self.head_bytes = shape[2] * self.token_bytes
-        self.memory, self.runs, start = [], np.zeros((len(run_lengths), 3), np.int64), 0
-        for run, length in zip(self.runs, run_lengths, strict=True):
-            memory = np.full(shape, 1000, dtype)
-            memory[..., head_dim:] = 0
-            for side, source in zip(memory, (keys, values), strict=True):
-                part = source[start : start + length].swapaxes(0, 1)
-                side[:, : part.shape[1], :head_dim] = part
-            run[:] = memory[0].ctypes.data, memory[1].ctypes.data, length
-            self.memory.append(memory)
-            start += length
-
-
-def attend(call, name: str, q: np.ndarray, cache: Cache, length: int, shape: tuple[int, int, int], parts: int):
-    """Queries float32 [tokens, heads * head dimension], the last tokens of `length`, against the cache."""
-    head_dim, kv_heads, group = shape
-    heads, tokens, pad = kv_heads * group, len(q), -(-head_dim // 16) * 16
-    source, y = padded(q), output(tokens, heads * head_dim)
-    scratch = Scratch(4 * (4 * 64 * pad + 64 * 64 + 2 * 64 + 64))
-    partial = np.full((8 * heads * 16 + 1, pad + 16), np.nan, np.float32)
-    partial[-1] = GUARD
-    positions = np.arange(length - tokens, length)
-    arguments = [count(tokens), positions, source, source.strides[0], y, y.strides[0], cache.runs, len(cache.runs)]
-    arguments += [cache.head_bytes, cache.token_bytes, heads, kv_heads, head_dim, head_dim**-0.5, partial]
-    call(f"attend-{name}", parts, *arguments, *scratch.arguments)
-    call("merge", parts, *arguments, *scratch.arguments)
-    scratch.check()
-    assert (partial[-1] == GUARD).all(), "too many partial results"
-    return written(y, tokens, heads * head_dim)
-
-
-def exact_attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """softmax(q k / sqrt(d)) v in float64, with a loop over heads; the queries are the last tokens."""
-    _, kv_heads, head_dim = keys.shape
-    rows = q.reshape(len(q), -1, head_dim).astype(np.float64)
-    group, result = rows.shape[1] // kv_heads, np.empty_like(rows)
-    hidden = np.arange(len(keys)) > np.arange(len(keys) - len(q), len(keys))[:, None]
-    for head in range(rows.shape[1]):
-        scores = rows[:, head] @ keys[:, head // group].T.astype(np.float64) / np.sqrt(head_dim)
-        scores[hidden] = -np.inf
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        result[:, head] = weights / weights.sum(axis=1, keepdims=True) @ values[:, head // group].astype(np.float64)
-    return result.reshape(q.shape)
-
-
-@pytest.mark.parametrize(("tokens", "length"), POSITIONS)
-@pytest.mark.parametrize("name", ["F32", "F16"])
-def test_attention(call, name, tokens, length):
-    """One run and several give the same, and both are right."""
-    for shape in SHAPES:
-        head_dim, kv_heads, group = shape
-        dtype = {"F32": np.float32, "F16": np.float16}[name]
-        keys, values = (normal(length, kv_heads, head_dim, seed=n).astype(dtype).astype(np.float32) for n in (1, 2))
-        q = 4 * normal(tokens, kv_heads * group * head_dim, seed=3)  # scores of about 4: a few keys matter
-        exact = exact_attention(q, keys, values)
-        rounded = -(-length // 16) * 16
-        for run_lengths in ([rounded + 64], [16, 48, 16, 256, rounded + 16]):
-            cache = Cache(keys, values, name, run_lengths)
-            got = for_any_parts(lambda parts, a=(q, cache, length, shape): attend(call, name, *a, parts))
-            assert nmse(got, exact) < 1e-11
-
-
-@pytest.mark.parametrize("scale", [1e-4, 100])
-def test_attention_with_flat_and_extreme_scores(call, scale):
-    """All keys alike, or scores up to thousands: no overflow, and the largest wins."""
-    shape, length = (64, 2, 2), 700
-    keys, values = (normal(length, 2, 64, seed=n) for n in (1, 2))
-    for tokens in (1, 8, 20):
-        q = scale * 10 * normal(tokens, 256, seed=3)
-        got = attend(call, "F32", q, Cache(keys, values, "F32", [704]), length, shape, 3)
-        assert nmse(got, exact_attention(q, keys, values)) < 1e-8
-
-
-@pytest.mark.parametrize("name", ["F32", "F16"])
-@pytest.mark.parametrize("side", [0, 1])
-@pytest.mark.parametrize("head_dim", [64, 80, 20])
-def test_store(call, name, side, head_dim):
-    """Tokens go to their positions in the runs, rounded, with zeros behind each head; nothing else changes."""
-    kv_heads, positions = 3, np.array([0, 15, 16, 40, 63, 64, 79], np.int64)
-    empty = np.zeros((0, kv_heads, head_dim), np.float32)
-    x = normal(len(positions), kv_heads * head_dim)
-
-    def compute(parts):
-        cache = Cache(empty, empty, name, [16, 48, 16])
-        for memory in cache.memory:
-            memory[...] = 1000
-        source = padded(x)
-        arguments = [count(len(positions)), positions, source, source.strides[0], cache.runs, 3, 8 * side]
-        call(f"store-{name}", parts, *arguments, cache.head_bytes, cache.token_bytes, kv_heads, head_dim)
-        assert all((memory[1 - side] == 1000).all() for memory in cache.memory)
-        lengths = cache.runs[:, 2]
-        assert all((memory[:, :, n:] == 1000).all() for memory, n in zip(cache.memory, lengths, strict=True))
-        return np.concatenate([m[side, :, :n].swapaxes(0, 1) for m, n in zip(cache.memory, lengths, strict=True)])
-
-    got = for_any_parts(compute)
-    expected = np.full_like(got, 1000)
-    expected[positions] = 0
-    expected[positions, :, :head_dim] = x.reshape(len(positions), kv_heads, head_dim)
-    np.testing.assert_array_equal(got, expected)
-
-
-def test_attention_ignores_what_lies_behind_the_last_token(call):
-    """Not even NaN or infinity, left there by tokens that have been taken back, may reach a result."""
-    shape, length = (64, 1, 1), 20
-    keys, values = (normal(length, 1, 64, seed=n) for n in (1, 2))
-    for tokens in (1, 20):
-        q, cache = normal(tokens, 64, seed=3), Cache(keys, values, "F32", [64])
-        cache.memory[0][:, :, length:] = np.inf
-        assert nmse(attend(call, "F32", q, cache, length, shape, 1), exact_attention(q, keys, values)) < 1e-11

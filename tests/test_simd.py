@@ -108,6 +108,12 @@ def test_scalar_stores():
     np.testing.assert_array_equal(stored, BYTES[:8])
 
 
+def test_store_one_f16():
+    for value in (0.1, -65504.0, 2.0**-24, 1 + 2.0**-11):
+        got = result(np.float16, 1, lambda out, x: simd.store_f16(out, simd.load_f32(x)), np.array([value], np.float32))
+        assert got[0] == np.float16(value)
+
+
 def test_store_f16_rounds_to_nearest_even():
     values = X.copy()
     values[:4] = 2049, 2051, 1e-7, 1e6
@@ -244,6 +250,27 @@ def test_exp_is_within_two_units_in_the_last_place():
     assert (got[:3] < 2e-38).all()
     assert got[3] == 1
     assert (got[5:8] == got[4]).all()
+
+
+def test_exp2_is_right_to_2e_7():
+    kernel = njit(lambda out, x: simd.store_f32x16(out, simd.exp2_f32x16(simd.load_f32x16(x))))
+    x = np.linspace(-125, 126, 1600, dtype=np.float32)
+    got = np.empty_like(x)
+    for i in range(0, x.size, 16):
+        kernel(got.ctypes.data + 4 * i, x.ctypes.data + 4 * i)
+    np.testing.assert_allclose(got, np.exp2(x.astype(np.float64)), rtol=2e-7)
+    edges = np.array([-np.inf, -1e30, -1e4, -126] * 4, dtype=np.float32)
+    kernel(got.ctypes.data, edges.ctypes.data)
+    np.testing.assert_allclose(got[:16], 2.0**-125, rtol=1e-6)
+
+
+@pytest.mark.parametrize("lane", [None, 0, 9, 15])
+def test_any_above(lane):
+    above = X.copy()
+    if lane is not None:
+        above[lane] += 1
+    kernel = njit(lambda x, y: simd.any_above_f32x16(simd.load_f32x16(x), simd.load_f32x16(y)))
+    assert kernel(above.ctypes.data, X.ctypes.data) == (lane is not None)
 
 
 def test_reductions():

@@ -34,7 +34,8 @@ model = click.argument("model", metavar="MODEL")
 optional_model = click.argument("model", metavar="[MODEL]", required=False)
 system = click.option("-sys", "--system", metavar="TEXT", help="The system message: how the model should answer.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
-kv_type = click.option("--kv-type", type=click.Choice(["f16", "f32"]), default="f16", help="Numbers in the cache.")
+kv_types = click.Choice(["f16", "f32", "q8_0"])
+kv_type = click.option("--kv-type", type=kv_types, default="f16", help="Numbers in the cache.")
 
 engine = together(
     number("-c", "--context", kind=int, help="Tokens to hold.  [default: what the model was trained for]"),

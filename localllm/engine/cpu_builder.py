@@ -18,7 +18,7 @@ BUFFER_ROWS = BATCH + 8  # matrix products work on several tokens at a time and 
 PRECISE_TOKENS = 128  # up to so many, activations keep 16 bits
 PART_BYTES = 1 << 16  # of weights: what is worth a thread's coming
 HAS_BF16 = "avx512bf16" in cpu_features()  # instructions that multiply those numbers
-SPLITS, FEW_TOKENS, TILE = 16, 8, 64  # as in localllm.kernels.cpu.attention
+SPLITS, FEW_TOKENS, ROWS, KEYS = 16, 8, 96, 64  # as in localllm.kernels.cpu.attention
 
 
 @dataclass
@@ -145,21 +145,11 @@ class CpuBuilder:
             arguments += [config.kv_heads, config.head_dim]
             self._by_token(f"store-{self.storage}", arguments, [x], [self._sides[layer][side // 8]])
         y, padded = self._buffer(q.columns), -(-config.head_dim // 16) * 16
-        partial = Buffer(FEW_TOKENS * config.heads * SPLITS, (padded + 16) * 4)
-        self._need_scratch(4 * (2 * TILE * padded + 2 * TILE * padded + TILE * TILE + 2 * TILE + 64))
-        arguments = [
-            self._count(False),
-            self.header.positions,
-            q,
-            q.stride,
-            y,
-            y.stride,
-            runs,
-            len(runs),
-            cache.head_bytes,
-        ]
-        arguments += [cache.token_bytes, config.heads, config.kv_heads, config.head_dim, config.head_dim**-0.5]
-        arguments += [partial, self._scratch, SCRATCH_BYTES]
+        partial = Buffer(FEW_TOKENS * config.heads * SPLITS, (padded + 32) * 4)
+        self._need_scratch(4 * (ROWS * (2 * padded + KEYS + 32) + 2 * KEYS * padded))
+        arguments = [self._count(False), self.header.positions, q, q.stride, y, y.stride, runs, len(runs)]
+        arguments += [cache.head_bytes, cache.token_bytes, config.heads, config.kv_heads, config.head_dim]
+        arguments += [config.head_dim**-0.5, partial, self._scratch, SCRATCH_BYTES]
         reads, parts = [q, *self._sides[layer]], 8 * self.threads
         self._append(Step(f"attend-{self.storage}", arguments, parts, 0, reads, [y, partial]))
         self._append(Step("merge", arguments, 2 * self.threads, 0, [partial], [y]))

@@ -14,7 +14,7 @@ from localllm.errors import ContextError, ModelError, UsageError
 from localllm.gguf_file import GGUFFile
 from localllm.kernels.library import Library, Progress
 from localllm.kernels.reference import Reference
-from localllm.kv_cache import KVCache
+from localllm.kv_cache import KV_TYPES, KVCache
 
 
 class CpuBackend:
@@ -78,12 +78,12 @@ class Engine:
         backend: str = "cpu",
         progress: Progress | None = None,
     ):
-        """context: the most tokens (None: as trained); kv_type: f32 or f16; backend: cpu or reference.
+        """context: the most tokens (None: as trained); kv_type: f16, f32 or q8_0; backend: cpu or reference.
 
         progress(done, total) is called while kernels are compiled. Raises ModelError, MemoryLimitError, UsageError.
         """
-        if kv_type not in ("f32", "f16"):
-            raise UsageError(f"unknown type of KV cache {kv_type!r}: use f32 or f16")
+        if kv_type not in KV_TYPES:
+            raise UsageError(f"unknown type of KV cache {kv_type!r}: use {', '.join(KV_TYPES)}")
         if context is not None and context < 1:
             raise UsageError(f"the context should be at least 1 token, not {context}")
         self.config, self.context = config, config.context if context is None else context

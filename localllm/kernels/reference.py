@@ -11,9 +11,8 @@ class Reference:
 
     def __init__(self, config, context: int, kv_type: str, interleaved_rope: bool):
         self.config, self.interleaved = config, interleaved_rope
-        self.storage = {"f32": np.float32, "f16": np.float16}[kv_type]
-        shape = (config.layers, 2, config.kv_heads, context, config.head_dim)
-        self.cache = np.zeros(shape, self.storage)
+        self.keep = {"f32": np.float32, "f16": np.float16, "q8_0": rounded_to_q8_0}[kv_type]
+        self.cache = np.zeros((config.layers, 2, config.kv_heads, context, config.head_dim), np.float32)
         self.tokens = self.positions = self.outputs = np.zeros(0, np.int64)
         self._matrices: dict[str, np.ndarray] = {}
 
@@ -65,9 +64,9 @@ class Reference:
         config = self.config
         for which, x in enumerate((k, v)):
             heads = x.reshape(len(x), config.kv_heads, config.head_dim).swapaxes(0, 1)
-            self.cache[layer, which][:, self.positions] = heads
+            self.cache[layer, which][:, self.positions] = self.keep(heads)
         length = self.positions[-1] + 1
-        keys, values = self.cache[layer, :, :, :length].astype(np.float32)
+        keys, values = self.cache[layer, :, :, :length]
         group = config.heads // config.kv_heads
         rows = q.reshape(len(q), config.kv_heads, group, config.head_dim)
         scores = np.einsum("thgd,hkd->thgk", rows, keys, optimize=True) / np.sqrt(np.float32(config.head_dim))
@@ -85,6 +84,15 @@ class Reference:
         """silu(gate) * up (Shazeer 2020)."""
         with np.errstate(over="ignore"):
             return gate / (1 + np.exp(-gate)) * up
+
+
+def rounded_to_q8_0(x: np.ndarray) -> np.ndarray:
+    """What a cache in Q8_0 keeps of heads [..., head dimension]: signed bytes times a float16 scale per 32."""
+    *places, columns = x.shape
+    blocks = np.pad(x, [(0, 0)] * len(places) + [(0, -columns % 32)]).reshape(*places, -(-columns // 32), 32)
+    scales = (np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float16).astype(np.float32)
+    codes = np.clip(np.rint(blocks / np.maximum(scales, np.float32(2**-24))), -127, 127)
+    return (codes * scales).reshape(*places, -1)[..., :columns]
 
 
 def dequantize(tensor) -> np.ndarray:

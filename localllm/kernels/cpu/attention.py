@@ -25,6 +25,7 @@ from numba import float32
 from localllm.kernels.cpu import attention_few, attention_many
 from localllm.kernels.cpu.cache_formats import STORAGE
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
+from localllm.kernels.cpu.tiles_f32 import ROWS as TILE
 from localllm.kernels.simd import (
     any_above_f32x16,
     exp2_f32x16,
@@ -42,10 +43,9 @@ from localllm.kernels.simd import (
     zero_f32x16,
 )
 
-ROWS = 96  # of a unit at most
+ROWS = 96  # of a unit at most, a multiple of TILE, to which all arrays of rows are padded
 FEW_ROWS = 24  # up to so many, straight from the cache is faster
 MOST_SPLITS, FEW_TOKENS = 16, 8  # the context is split up to so often, for so many tokens at most
-TILE = 12  # rows are padded to a multiple, which is one of all tiles' heights
 LOWEST, MINUS_INFINITY = float32(-1e30), float32(-math.inf)
 LOG2_E = float32(math.log2(math.e))
 
@@ -112,7 +112,7 @@ def rescale(top, state, output, padded):
 
 @device
 def update_softmax(scores, keys, visible, state, output, padded):
-    """One row meets a block of `keys` scores, a multiple of 16: they become weights, zero beyond `visible`.
+    """One row meets a block of `keys` scores, a multiple of 16: they become weights, 2 ** -125 beyond `visible`.
 
     state: f32 [32], the row's sum in 16 lanes and its maximum in every lane.
     """

@@ -23,8 +23,8 @@ from localllm.kernels.simd import (
 )
 from localllm.kernels.target import cpu_features
 
-# The largest tile that fits the registers. With 32 of 64 bytes, 12 x 2 needs 14 loads for 24 multiplications and runs at
-# the speed of these; 8 x 1 needs 9 for 8 and is bound by loads.
+# The largest tile that fits the registers. With 32 of 64 bytes, 12 x 2 needs 14 loads for 24 multiplications and runs
+# at the speed of these; 8 x 1 needs 9 for 8 and is bound by loads.
 ROWS, COLUMNS = (12, 2) if "avx512f" in cpu_features() else (4, 1)
 int64 = types.int64
 

@@ -1,0 +1,77 @@
+"""What tests of kernels share: calling them as the tape does, by address, with an array of int64, and their memory."""
+
+import ctypes
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from localllm.kernels.library import Library
+
+KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+THREADS = 3
+GUARD = np.float32(7.25)
+
+
+def caller(names: Iterable[str]) -> Callable[..., None]:
+    """A function (kernel name, parts, *arguments) that runs all parts of a step, the last part first."""
+    library = Library(names)
+
+    def call(name: str, parts: int, *arguments) -> None:
+        values = np.array([encoded(value) for value in arguments], np.int64)
+        for part in reversed(range(parts)):
+            KERNEL(library.addresses[name])(values.ctypes.data, part, parts, part % THREADS)
+
+    return call
+
+
+def encoded(value) -> int:
+    """An argument as an int64: a number, the bits of a float32, or the address of an array."""
+    if isinstance(value, np.ndarray):
+        return value.ctypes.data
+    return int(np.float32(value).view(np.int32)) if isinstance(value, float) else int(value)
+
+
+def for_any_parts(compute) -> np.ndarray:
+    """What `compute(parts)` returns, which must be the same, bit for bit, however the work is cut."""
+    whole = compute(1)
+    for parts in (2, 5, 40):
+        np.testing.assert_array_equal(compute(parts), whole)
+    return whole
+
+
+def count(number: int) -> np.ndarray:
+    return np.array([number], np.int64)
+
+
+def padded(values: np.ndarray) -> np.ndarray:
+    """Activations as the kernels take them: columns padded to 16 and tokens by 8, with NaN in all the padding."""
+    memory = np.full((-(-len(values) // 8) * 8 + 8, -(-values.shape[1] // 16) * 16), np.nan, np.float32)
+    memory[: len(values), : values.shape[1]] = values
+    return memory
+
+
+def output(tokens: int, columns: int) -> np.ndarray:
+    """Memory for activations, of which the last row must stay as it is."""
+    return np.full((-(-tokens // 8) * 8 + 9, -(-columns // 16) * 16), GUARD)
+
+
+def written(memory: np.ndarray, tokens: int, columns: int) -> np.ndarray:
+    """What a kernel wrote to an `output`."""
+    assert (memory[-1] == GUARD).all(), "wrote too much"
+    return memory[:tokens, :columns].copy()
+
+
+class Scratch:
+    """Scratch memory of `size` bytes for each thread, full of NaN, with a guard behind it."""
+
+    def __init__(self, size: int):
+        self.memory = np.full(THREADS * size // 4 + 16, np.nan, np.float32)
+        self.memory[-16:] = GUARD
+        self.arguments = [self.memory, size]
+
+    def check(self) -> None:
+        assert (self.memory[-16:] == GUARD).all(), "used too much scratch memory"
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
