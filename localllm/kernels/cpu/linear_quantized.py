@@ -10,8 +10,8 @@ pass by; sums wait in y from slab to slab.
 
 Arguments: 0 address of the token count, 1 weights, 2 bytes per row, 3 rows, 4 columns (a multiple of 64),
 5 activations' high plane int8 [tokens, columns], 6 low plane, 7 scales f32 [tokens, columns / 32], 8 sums f32
-[tokens, columns / sub-block], 9 sums of the high plane int32, 10 y f32, 11 bytes between tokens of y, 12 most tokens for both
-planes, 13 scratch memory, 14 bytes of it per thread.
+[tokens, columns / sub-block], 9 sums of the high plane int32, 10 y f32, 11 bytes between tokens of y, 12 most tokens
+for both planes, 13 scratch memory, 14 bytes of it per thread.
 """
 
 from numba import float32

@@ -7,8 +7,8 @@ from math import cos, sin, sqrt
 
 from numba import float32
 
-from localllm.kernels.cpu.tiles_f32_more import store_bf16x16
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
+from localllm.kernels.cpu.tiles_f32_more import store_bf16x16
 from localllm.kernels.simd import (
     exp_f32x16,
     fma_f32x16,
