@@ -479,11 +479,10 @@ def test_flags():
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize(("transpose", "dtype"), [(simd.transpose_f32, np.float32), (simd.transpose_f16, np.float16)])
-def test_transpose(transpose, dtype):
-    rows = random(dtype, 16 * 19).reshape(16, 19)
+def test_transpose():
+    rows = random(np.float32, 16 * 19).reshape(16, 19)
     stride = rows.strides[0]
-    columns = result(np.float32, 256, lambda out, x: transpose(x, stride, out), rows).reshape(16, 16)
+    columns = result(np.float32, 256, lambda out, x: simd.transpose_f32(x, stride, out), rows).reshape(16, 16)
     np.testing.assert_array_equal(columns, rows[:, :16].T)
 
 

@@ -94,10 +94,13 @@ def load_objects(objects: list[bytes]) -> llvm.ExecutionEngine:
 def compile_in_processes(names: list[str], progress: Progress) -> None:
     """Compile kernels in one process per core."""
     workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, len(names))
+    # They have to compile these sources, not those of another localllm that the current folder may hold.
+    root = str(Path(quant.formats.__file__).parent.parent)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "localllm.kernels.compile", str(object_folder()), *names[i::workers]],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-P", "-m", "localllm.kernels.compile", str(object_folder()), *names[i::workers]],
+            env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for i in range(workers)
     ]  # fmt: skip

@@ -284,12 +284,12 @@ fma_f32x16, fma_f32x8 = make_fma(f32x16, "v16f32"), make_fma(f32x8, "v8f32")
 
 @operation(f32x16, f32x16, f32x16)
 def max_f32x16(builder, x, y):
-    return llvm_call(builder, "llvm.maxnum.v16f32", f32x16.llvm, [x, y])
+    return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
 @operation(f32x16, f32x16, f32x16)
 def min_f32x16(builder, x, y):
-    return llvm_call(builder, "llvm.minnum.v16f32", f32x16.llvm, [x, y])
+    return builder.select(builder.fcmp_ordered("<", x, y), x, y)
 
 
 @operation(f32x16, f32x16)
@@ -316,7 +316,11 @@ sum_f32x16, sum_f32x8 = (operation(types.float32, vector)(reduce_add) for vector
 
 @operation(types.float32, f32x16)
 def largest_f32x16(builder, value):
-    return llvm_call(builder, "llvm.vector.reduce.fmax.v16f32", F32, [value])
+    for distance in (8, 4, 2, 1):
+        lanes = ir.Constant(ir.VectorType(I32, 16), [(lane + distance) % 16 for lane in range(16)])
+        other = builder.shuffle_vector(value, value, lanes)
+        value = builder.select(builder.fcmp_ordered(">", value, other), value, other)
+    return builder.extract_element(value, I32(0))
 
 
 @operation(types.boolean, f32x16, f32x16)
@@ -633,32 +637,20 @@ def make_flags(value):
     return operation(u8x64, types.int64)(flags)
 
 
-def make_transpose(element, convert=lambda builder, value: value):
-    """An intrinsic (source, stride, target): 16 rows of 16 elements, `stride` bytes apart, become 16 columns.
+@operation(None, types.int64, types.int64, types.int64)
+def transpose_f32(builder, source, stride, target):
+    """16 rows of 16 words of 4 bytes, `stride` bytes apart, become 16 columns, at the target without gaps.
 
-    Elements are converted to 4 bytes on the way; the target is 16 x 16 of them without gaps. Four rounds of pairwise
-    interleaving (the butterfly of a matrix transpose), all in registers.
+    Four rounds of pairwise interleaving (the butterfly of a matrix transpose), all in registers.
     """
-
-    def transpose(builder, source, stride, target):
-        rows = []
-        for i in range(16):
-            address = builder.add(source, builder.mul(stride, I64(i)))
-            rows.append(convert(builder, load_value(builder, address, ir.VectorType(element, 16))))
-        low = ir.Constant(ir.VectorType(I32, 16), [lane // 2 + lane % 2 * 16 for lane in range(16)])
-        high = ir.Constant(ir.VectorType(I32, 16), [8 + lane // 2 + lane % 2 * 16 for lane in range(16)])
-        for _ in range(4):
-            pairs = [(rows[i], rows[i + 8]) for i in range(8)]
-            rows = [builder.shuffle_vector(*pair, order) for pair in pairs for order in (low, high)]
-        for i, row in enumerate(rows):
-            address = builder.add(target, I64(i * 64))
-            builder.store(row, builder.inttoptr(address, row.type.as_pointer())).align = 1
-
-    return operation(None, types.int64, types.int64, types.int64)(transpose)
-
-
-transpose_f32 = make_transpose(F32)
-transpose_f16 = make_transpose(F16, lambda builder, value: builder.fpext(value, f32x16.llvm))
+    rows = [load_value(builder, builder.add(source, builder.mul(stride, I64(i))), f32x16.llvm) for i in range(16)]
+    low = ir.Constant(ir.VectorType(I32, 16), [lane // 2 + lane % 2 * 16 for lane in range(16)])
+    high = ir.Constant(ir.VectorType(I32, 16), [8 + lane // 2 + lane % 2 * 16 for lane in range(16)])
+    for _ in range(4):
+        pairs = [(rows[i], rows[i + 8]) for i in range(8)]
+        rows = [builder.shuffle_vector(*pair, order) for pair in pairs for order in (low, high)]
+    for i, row in enumerate(rows):
+        store_value(builder, builder.add(target, I64(i * 64)), row)
 
 
 @operation(f32x16, f32x16, types.int64, types.float32)
