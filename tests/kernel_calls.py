@@ -13,15 +13,29 @@ GUARD = np.float32(7.25)
 
 
 def caller(names: Iterable[str]) -> Callable[..., None]:
-    """A function (kernel name, parts, *arguments) that runs all parts of a step, the last part first."""
-    library = Library(names)
+    """A function (kernel name, parts, *arguments) that runs all parts of a step, the last part first.
+
+    The kernels `names` are compiled now, in parallel, others when they are called.
+    """
+    names = list(names)
+    libraries = dict.fromkeys(names, Library(names))
 
     def call(name: str, parts: int, *arguments) -> None:
+        if name not in libraries:
+            libraries[name] = Library([name])
+        kernel = KERNEL(libraries[name].addresses[name])
         values = np.array([encoded(value) for value in arguments], np.int64)
         for part in reversed(range(parts)):
-            KERNEL(library.addresses[name])(values.ctypes.data, part, parts, part % THREADS)
+            kernel(values.ctypes.data, part, parts, part % THREADS)
 
     return call
+
+
+def wanted(request, names: Iterable[str]) -> list[str]:
+    """Those of the kernels `names` whose format the selected tests of a module have as `name`; or no format at all."""
+    tests = [item for item in request.session.items if item.module is request.module]
+    formats = {item.callspec.params.get("name", "") if hasattr(item, "callspec") else "" for item in tests}
+    return [name for name in names if name.partition("-")[2] in formats]
 
 
 def encoded(value) -> int:

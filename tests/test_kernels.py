@@ -7,7 +7,7 @@ import os
 import gguf
 import numpy as np
 import pytest
-from kernel_calls import GUARD, Scratch, caller, count, for_any_parts, normal, output, padded, written
+from kernel_calls import GUARD, Scratch, caller, count, for_any_parts, normal, output, padded, wanted, written
 
 from localllm.kernels import cpu
 from localllm.kernels.cpu.blocks import UNPACK
@@ -37,8 +37,9 @@ FORMATS = {
 
 
 @pytest.fixture(scope="module")
-def call():
-    return caller([*ROWWISE, *(f"{kind}-{name}" for kind, names in FORMATS.items() for name in names)])
+def call(request):
+    names = [*ROWWISE, *(f"{kind}-{name}" for kind, names in FORMATS.items() for name in names)]
+    return caller(wanted(request, names))
 
 
 def at_end_of_page(data: np.ndarray) -> np.ndarray:

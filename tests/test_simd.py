@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from localllm.kernels import simd
-from localllm.kernels.target import cpu_features
+from localllm.kernels import half, simd
+from localllm.kernels.target import cpu_features, has_instructions
 
 
 def random(dtype, count: int, seed: int = 0) -> np.ndarray:
@@ -114,12 +114,53 @@ def test_store_one_f16():
         assert got[0] == np.float16(value)
 
 
-def test_store_f16_rounds_to_nearest_even():
-    values = X.copy()
-    values[:4] = 2049, 2051, 1e-7, 1e6
-    stored = result(np.float16, 16, lambda out, x: simd.store_f16x16(out, simd.load_f32x16(x)), values)
+ALL_HALVES = np.arange(1 << 16, dtype=np.uint16)
+
+
+def converted(kernel, source: np.ndarray, dtype) -> np.ndarray:
+    """A kernel's results for 16 numbers at a time."""
+    compiled, target = njit(kernel), np.empty(source.size, dtype)
+    for i in range(0, source.size, 16):
+        compiled(target.ctypes.data + i * target.itemsize, source.ctypes.data + i * source.itemsize)
+    return target
+
+
+@pytest.mark.parametrize("widen", [half.widen_half, half.widen_half_anywhere])
+def test_every_float16_to_float32(widen):
+    load = simd.make_load(simd.f32x16, simd.ir.VectorType(simd.I16, 16), widen)
+    got = converted(lambda out, x: simd.store_f32x16(out, load(x)), ALL_HALVES, np.float32)
+    np.testing.assert_array_equal(got, ALL_HALVES.view(np.float16).astype(np.float32))
+    assert (np.signbit(got) == (ALL_HALVES >= 1 << 15)).all()
+
+
+def between(coarse: np.ndarray) -> np.ndarray:
+    """Float32 numbers to round: all of `coarse`, those in the middle of two, and their neighbours."""
+    bits = coarse.view(np.uint32).astype(np.int64)
+    middle = (bits[:-1] + bits[1:]) // 2 + np.array([[-1], [0], [1]])
+    values = np.concatenate([coarse, middle.astype(np.uint32).view(np.float32).reshape(-1)])
+    extremes = [np.inf, -np.inf, np.nan, 65519.99, 65520, 1e6, -3e38, 2.0**-25, np.nextafter(2.0**-25, 1), 1e-45]
+    values = np.concatenate([values, np.array(extremes, np.float32)])
+    return np.resize(values, -(-values.size // 16) * 16)
+
+
+@pytest.mark.parametrize("narrow", [half.narrow_half, half.narrow_half_anywhere])
+def test_float32_to_float16_rounds_to_nearest_even(narrow):
+    values = between(ALL_HALVES.view(np.float16).astype(np.float32))
+    store = simd.make_narrow_store(simd.f32x16, narrow)
+    got = converted(lambda out, x: store(out, simd.load_f32x16(x)), values, np.float16)
     with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(stored, values.astype(np.float16))
+        expected = values.astype(np.float16)
+    np.testing.assert_array_equal(got, expected)
+    assert (np.signbit(got) == np.signbit(expected))[~np.isnan(expected)].all()
+
+
+def test_float32_to_bfloat16_rounds_to_nearest_even():
+    values = between(widened_bf16(ALL_HALVES))
+    got = converted(lambda out, x: simd.store_bf16x16(out, simd.load_f32x16(x)), values, np.uint16)
+    bits = values.view(np.uint32).astype(np.int64)
+    expected = widened_bf16(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16))
+    expected[np.isnan(values)] = np.nan
+    np.testing.assert_array_equal(widened_bf16(got), expected)
 
 
 def test_prefetch_may_point_anywhere():
@@ -200,6 +241,7 @@ def test_constants():
 
 
 @pytest.mark.parametrize(("lanes", "fma"), [(8, simd.fma_f32x8), (16, simd.fma_f32x16)])
+@pytest.mark.skipif(not has_instructions("fma"), reason="needs FMA")
 def test_fma_rounds_once(lanes, fma):
     load, store = LOADS[np.float32][lanes]
     close = -(X * Y)  # what is left of x * y + close is the rounding error of x * y
@@ -235,6 +277,25 @@ POWERS = np.array([-126, -125, -64, -3, -2, -1, 0, 1, 2, 3, 10, 64, 100, 125, 12
 def test_functions_of_one_vector(function, argument, expected):
     got = result(np.float32, 16, lambda out, x: simd.store_f32x16(out, function(simd.load_f32x16(x))), argument)
     np.testing.assert_array_equal(got, expected)
+
+
+def test_fma_of_whole_numbers():
+    """Whether it rounds once or twice."""
+    x, y, z = (np.round(value) for value in (X, Y, Z))
+
+    def kernel(out, x, y, z):
+        simd.store_f32x16(out, simd.fma_f32x16(simd.load_f32x16(x), simd.load_f32x16(y), simd.load_f32x16(z)))
+
+    np.testing.assert_array_equal(result(np.float32, 16, kernel, x, y, z), x * y + z)
+
+
+def test_rounding_without_an_instruction(monkeypatch):
+    monkeypatch.setattr(simd, "has_instructions", lambda feature: False)
+    for values in (HALVES, 1e4 * X, np.float32(-(2**22)) + HALVES + 8):
+        got = result(
+            np.float32, 16, lambda out, x: simd.store_f32x16(out, simd.round_f32x16(simd.load_f32x16(x))), values
+        )
+        np.testing.assert_array_equal(got, np.rint(values))
 
 
 def test_exp_is_within_two_units_in_the_last_place():
@@ -459,13 +520,17 @@ def test_vectors_of_integers():
     np.testing.assert_array_equal(result(np.uint8, 64, of_words, BYTES).view(np.int32), BYTES.view(np.int32)[order])
 
 
-@pytest.mark.parametrize("features", [None, {"avx2"}, {"ssse3"}, set()])
+def pretend(features: set[str], monkeypatch) -> None:
+    """Choose the variants for a CPU with no other features."""
+    if not features <= cpu_features():
+        pytest.skip(f"needs {features}")
+    monkeypatch.setattr(simd, "cpu_features", lambda: features)
+
+
+@pytest.mark.parametrize("features", [{"avx512bw"}, {"avx2"}, {"ssse3"}, set()])
 def test_lookup(features, monkeypatch):
     """With each instruction set that has an instruction for it, and without."""
-    if features is not None:
-        if not features <= cpu_features():
-            pytest.skip(f"needs {features}")
-        monkeypatch.setattr(simd, "cpu_features", lambda: features)
+    pretend(features, monkeypatch)
     table = [int(value) for value in random(np.uint8, 16, 7)]
     lookup, codes = simd.make_lookup(*table), BYTES & 15
     got = result(np.uint8, 64, lambda out, x: simd.store_u8x64(out, lookup(simd.load_u8x64(x))), codes)
@@ -498,23 +563,34 @@ def test_keep_lanes(count):
 
 # ---- the int8 dot product -------------------------------------------------------------------------------------------
 
-HAS_VNNI_512 = {"avx512vnni", "avx512bw"} <= cpu_features()
-HAS_VNNI_256 = "avxvnni" in cpu_features() or {"avx512vnni", "avx512vl"} <= cpu_features()
+VNNI_256 = {"avxvnni"} if "avxvnni" in cpu_features() else {"avx512vnni", "avx512vl"}
 
 
 @pytest.mark.parametrize(
-    "variant",
+    ("variant", "features"),
     [
-        pytest.param(simd.dot_vnni_512, marks=pytest.mark.skipif(not HAS_VNNI_512, reason="needs AVX512-VNNI")),
-        pytest.param(simd.dot_vnni_256, marks=pytest.mark.skipif(not HAS_VNNI_256, reason="needs AVX-VNNI")),
-        simd.dot_generic,
-        simd.dot_u8i8,
+        (simd.dot_vnni_512, {"avx512vnni", "avx512bw"}),
+        (simd.dot_vnni_256, VNNI_256),
+        (simd.dot_bytes, {"avx512bw", "avx2"}),
+        (simd.dot_bytes, {"avx2", "ssse3"}),
+        (simd.dot_bytes, {"ssse3"}),
+        (simd.dot_generic, {"avx512bw"}),
+        (simd.dot_generic, {"avx2"}),
+        (simd.dot_generic, {"sse2"}),
+        (simd.dot_generic, set()),
     ],
 )
-def test_dot_product(variant):
+@pytest.mark.parametrize("small", [False, True])
+def test_dot_product(variant, features, small, monkeypatch):
     """Also the largest products of both signs, which must not saturate on the way."""
-    vectors = (simd.i32x16, simd.i32x16, simd.u8x64, simd.u8x64)
-    dot = variant if variant is simd.dot_u8i8 else simd.operation(*vectors)(variant)
+    pretend(features, monkeypatch)
+    if variant is not simd.dot_vnni_256 and variant is not simd.dot_generic:
+        assert simd.dot_variant() is variant
+
+    @simd.operation(simd.i32x16, simd.i32x16, simd.u8x64, simd.u8x64)
+    def dot(builder, accumulator, unsigned, signed):
+        unsigned = simd.below_128(builder, unsigned) if small else unsigned
+        return variant(builder, accumulator, unsigned, signed)
 
     def kernel(out, start, x, y):
         accumulator = simd.int_f32x16(simd.load_f32x16(start))
@@ -522,6 +598,8 @@ def test_dot_product(variant):
 
     unsigned, signed = random(np.uint8, 64, 1), random(np.int8, 64, 2)
     unsigned[:8], signed[:4], signed[4:8] = 255, -128, 127
+    if small:
+        unsigned >>= 1
     products = unsigned.astype(np.int32) * signed.astype(np.int32)
     expected = (1000 * X).astype(np.int32) + products.reshape(16, 4).sum(axis=1)
     np.testing.assert_array_equal(result(np.int32, 16, kernel, 1000 * X, unsigned, signed), expected)

@@ -3,7 +3,8 @@
 A kernel written with these reads like scalar Python and compiles to vector instructions. Loads and stores take int64
 addresses of any alignment, so kernels need no array types and no bounds logic; nothing here is checked, the callers
 are. Vectors are as wide as AVX-512's registers; on a smaller CPU LLVM splits them. What LLVM cannot express in plain
-operations (the int8 dot product) has one variant per instruction set, chosen by the features of the target CPU.
+operations (the int8 dot product), or would call a slow function for (float16, rounding), has variants, chosen by the
+features of the target CPU; the last of them is plain and works anywhere.
 """
 
 import operator
@@ -14,7 +15,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
-from localllm.kernels.target import cpu_features
+from localllm.kernels.half import constant_like, narrow_bf16, narrow_half, widen_bf16, widen_half
+from localllm.kernels.target import cpu_features, has_instructions
 
 # Numba links a helper into its caller after LLVM has prepared it for the machine. One of the preparations turns an
 # address that is a sum of integers into an offset from either of them, "null + offset" if the caller knows that one to
@@ -22,7 +24,7 @@ from localllm.kernels.target import cpu_features
 llvm.set_option("localllm", "-addr-sink-using-gep=false")
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-F16, F32 = ir.HalfType(), ir.FloatType()
+F32 = ir.FloatType()
 
 
 class Vector(types.Type):
@@ -56,6 +58,50 @@ def splat_value(builder, vector_type, scalar):
     """A vector with `scalar` in every lane."""
     one = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, I32(0))
     return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, vector_type.count), None))
+
+
+def slice_of(builder, value, start, stop, step=1):
+    """The lanes value[start:stop:step]."""
+    lanes = [*range(start, stop, step)]
+    return builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+
+
+# x86's instructions for whole vectors: the feature that brings them, into how many parts 64 bytes go, LLVM's name
+MULTIPLY_BYTES = [
+    ("avx512bw", 1, "llvm.x86.avx512.pmaddubs.w.512"),
+    ("avx2", 2, "llvm.x86.avx2.pmadd.ub.sw"),
+    ("ssse3", 4, "llvm.x86.ssse3.pmadd.ub.sw.128"),
+]
+MULTIPLY_WORDS = [
+    ("avx512bw", 1, "llvm.x86.avx512.pmaddw.d.512"),
+    ("avx2", 2, "llvm.x86.avx2.pmadd.wd"),
+    ("sse2", 4, "llvm.x86.sse2.pmadd.wd"),
+]
+SHUFFLE_BYTES = [
+    ("avx512bw", 1, "llvm.x86.avx512.pshuf.b.512"),
+    ("avx2", 2, "llvm.x86.avx2.pshuf.b"),
+    ("ssse3", 4, "llvm.x86.ssse3.pshuf.b.128"),
+]
+
+
+def widest(variants):
+    """The first variant that the CPU has; None if it has none."""
+    return next((variant for variant in variants if variant[0] in cpu_features()), None)
+
+
+def call_in_parts(builder, variant, result, arguments):
+    """Call a variant of an instruction on vectors of 64 bytes; `result`: LLVM's type of the whole result."""
+    _, parts, name = variant
+    part, pieces = ir.VectorType(result.element, result.count // parts), []
+    for i in range(parts):
+        sizes = [value.type.count // parts for value in arguments]
+        ends = [(i * size, (i + 1) * size) for size in sizes]
+        values = [slice_of(builder, value, *end) for value, end in zip(arguments, ends, strict=True)]
+        pieces.append(llvm_call(builder, name, part, values))
+    while len(pieces) > 1:
+        lanes = ir.Constant(ir.VectorType(I32, 2 * pieces[0].type.count), [*range(2 * pieces[0].type.count)])
+        pieces = [builder.shuffle_vector(low, high, lanes) for low, high in zip(pieces[::2], pieces[1::2], strict=True)]
+    return pieces[0]
 
 
 def elements(builder, value):
@@ -116,29 +162,20 @@ def make_store(vector):
     return operation(None, types.int64, vector)(store_value)
 
 
-def bf16_to_f32(builder, half):
-    """A bfloat16 is the upper half of a float32."""
-    wide = ir.VectorType(I32, half.type.count) if isinstance(half.type, ir.VectorType) else I32
-    shift = ir.Constant(wide, [16] * wide.count if wide is not I32 else 16)
-    target = ir.VectorType(F32, wide.count) if wide is not I32 else F32
-    return builder.bitcast(builder.shl(builder.zext(half, wide), shift), target)
-
-
 load_u8 = make_load(types.int64, I8, lambda builder, value: builder.zext(value, I64))
 load_i8 = make_load(types.int64, I8, lambda builder, value: builder.sext(value, I64))
 load_u16 = make_load(types.int64, I16, lambda builder, value: builder.zext(value, I64))
 load_u32 = make_load(types.int64, I32, lambda builder, value: builder.zext(value, I64))
 load_i32 = make_load(types.int64, I32, lambda builder, value: builder.sext(value, I64))
 load_i64 = make_load(types.int64, I64)
-load_f16 = make_load(types.float32, F16, lambda builder, value: builder.fpext(value, F32))
-load_bf16 = make_load(types.float32, I16, bf16_to_f32)
+load_f16, load_bf16 = make_load(types.float32, I16, widen_half), make_load(types.float32, I16, widen_bf16)
 load_f32 = make_load(types.float32, F32)
 load_f64 = make_load(types.float64, ir.DoubleType())
 load_u8x8, load_u8x16 = make_load(u8x8, u8x8.llvm), make_load(u8x16, u8x16.llvm)
 load_u8x32, load_u8x64 = make_load(u8x32, u8x32.llvm), make_load(u8x64, u8x64.llvm)
 load_f32x8, load_f32x16 = make_load(f32x8, f32x8.llvm), make_load(f32x16, f32x16.llvm)
-load_f16x16 = make_load(f32x16, ir.VectorType(F16, 16), lambda builder, value: builder.fpext(value, f32x16.llvm))
-load_bf16x16 = make_load(f32x16, ir.VectorType(I16, 16), bf16_to_f32)
+load_f16x16 = make_load(f32x16, ir.VectorType(I16, 16), widen_half)
+load_bf16x16 = make_load(f32x16, ir.VectorType(I16, 16), widen_bf16)
 
 
 def splat_f16(lanes):
@@ -149,8 +186,7 @@ def splat_f16(lanes):
     """
 
     def emit(builder, value):
-        vector = splat_value(builder, ir.VectorType(I16, lanes), value)
-        return builder.fpext(builder.bitcast(vector, ir.VectorType(F16, lanes)), ir.VectorType(F32, lanes))
+        return widen_half(builder, splat_value(builder, ir.VectorType(I16, lanes), value))
 
     return emit
 
@@ -173,17 +209,15 @@ store_i32 = operation(None, types.int64, types.int64)(
 store_i64 = make_store(types.int64)
 
 
-@operation(None, types.int64, f32x16)
-def store_f16x16(builder, address, value):
-    """Round to float16 and store."""
-    half = ir.VectorType(F16, 16)
-    builder.store(builder.fptrunc(value, half), builder.inttoptr(address, half.as_pointer())).align = 1
+def make_narrow_store(vector, narrow):
+    """An intrinsic (address, value) that rounds to 16 bits and stores."""
+    return operation(None, types.int64, vector)(
+        lambda builder, address, value: store_value(builder, address, narrow(builder, value))
+    )
 
 
-@operation(None, types.int64, types.float32)
-def store_f16(builder, address, value):
-    """Round to float16 and store."""
-    store_value(builder, address, builder.fptrunc(value, F16))
+store_f16, store_f16x16 = make_narrow_store(types.float32, narrow_half), make_narrow_store(f32x16, narrow_half)
+store_bf16x16 = make_narrow_store(f32x16, narrow_bf16)
 
 
 def make_prefetch(locality):
@@ -273,13 +307,12 @@ def splat_f16x16(builder, bits):
     return splat_f16(16)(builder, builder.trunc(bits, I16))
 
 
-def make_fma(vector, suffix):
-    return operation(vector, vector, vector, vector)(
-        lambda builder, x, y, z: llvm_call(builder, f"llvm.fma.{suffix}", vector.llvm, [x, y, z])
-    )
+def multiply_add(builder, x, y, z):
+    """x * y + z, rounded once if the CPU has an instruction for it ("llvm.fma" would call a function if not)."""
+    return llvm_call(builder, f"llvm.fmuladd.v{x.type.count}f32", x.type, [x, y, z])
 
 
-fma_f32x16, fma_f32x8 = make_fma(f32x16, "v16f32"), make_fma(f32x8, "v8f32")
+fma_f32x16, fma_f32x8 = (operation(vector, *[vector] * 3)(multiply_add) for vector in (f32x16, f32x8))
 
 
 @operation(f32x16, f32x16, f32x16)
@@ -299,8 +332,14 @@ def abs_f32x16(builder, x):
 
 @operation(f32x16, f32x16)
 def round_f32x16(builder, x):
-    """To the nearest integer, ties to even."""
-    return llvm_call(builder, "llvm.nearbyint.v16f32", f32x16.llvm, [x])
+    """To the nearest integer, ties to even; for numbers up to 2 ** 22.
+
+    Without an instruction for it: floats from 2 ** 23 to 2 ** 24 are whole numbers, so adding 1.5 * 2 ** 23 rounds.
+    """
+    if has_instructions("sse4.1"):
+        return llvm_call(builder, "llvm.nearbyint.v16f32", f32x16.llvm, [x])
+    large = constant_like(x, 1.5 * 2**23)
+    return builder.fsub(builder.fadd(x, large), large)
 
 
 def reduce_add(builder, value):
@@ -475,11 +514,11 @@ def make_gather_f16(stride):
     """An intrinsic address -> f32x8: the float16 numbers at address, address + stride, ... address + 7 * stride."""
 
     def gather(builder, address):
-        halves = ir.Constant(ir.VectorType(F16, 8), None)  # not undefined: that may wait for any register's last value
+        halves = ir.Constant(ir.VectorType(I16, 8), None)  # not undefined: that may wait for any register's last value
         for lane in range(8):
-            half = load_value(builder, builder.add(address, I64(lane * stride)), F16)
+            half = load_value(builder, builder.add(address, I64(lane * stride)), I16)
             halves = builder.insert_element(halves, half, I32(lane))
-        return builder.fpext(halves, f32x8.llvm)
+        return widen_half(builder, halves)
 
     return operation(f32x8, types.int64)(gather)
 
@@ -668,36 +707,43 @@ def dot_vnni_512(builder, accumulator, unsigned, signed):
     return llvm_call(builder, "llvm.x86.avx512.vpdpbusd.512", i32x16.llvm, [accumulator, unsigned, signed])
 
 
-def dot_vnni_256(builder, accumulator, unsigned, signed, name="llvm.x86.avx512.vpdpbusd.256"):
-    halves = []
-    for half in (0, 1):
-        lanes = ir.Constant(ir.VectorType(I32, 8), list(range(half * 8, half * 8 + 8)))
-        bytes_ = ir.Constant(ir.VectorType(I32, 32), list(range(half * 32, half * 32 + 32)))
-        arguments = [builder.shuffle_vector(accumulator, accumulator, lanes)]
-        arguments += [builder.shuffle_vector(value, value, bytes_) for value in (unsigned, signed)]
-        halves.append(llvm_call(builder, name, ir.VectorType(I32, 8), arguments))
-    return builder.shuffle_vector(*halves, ir.Constant(ir.VectorType(I32, 16), list(range(16))))
+def dot_vnni_256(builder, accumulator, unsigned, signed):
+    variant = "avxvnni", 2, "llvm.x86.avx512.vpdpbusd.256"  # LLVM's name for AVX-VNNI's instruction, too
+    return call_in_parts(builder, variant, i32x16.llvm, [accumulator, unsigned, signed])
+
+
+def dot_bytes(builder, accumulator, unsigned, signed):
+    """Pairs of bytes are multiplied and added to words of 16 bits, then pairs of words to 32.
+
+    The words would saturate, so the highest bits of the unsigned bytes go their own way (-128 * 128 * 2 just fits).
+    LLVM leaves out the multiplication with what it knows to be zero: see `below_128`.
+    """
+    for mask in (0x7F, 0x80):
+        masked = builder.and_(unsigned, ir.Constant(u8x64.llvm, [mask] * 64))
+        words = call_in_parts(builder, widest(MULTIPLY_BYTES), ir.VectorType(I16, 32), [masked, signed])
+        accumulator = builder.add(accumulator, multiply_words(builder, words, constant_like(words, 1)))
+    return accumulator
 
 
 def dot_generic(builder, accumulator, unsigned, signed):
-    """Widen to 16 bits, multiply-add pairs in 32 bits. LLVM finds AVX2's vpmaddwd in it (no saturation, unlike
-    vpmaddubsw) and lowers it anywhere else."""
-    words, pairs = ir.VectorType(I16, 64), ir.VectorType(I32, 32)
-    x = builder.zext(unsigned, words)
-    y = builder.sext(signed, words)
+    """The even bytes and the odd ones as words of 16 bits, pairs of which are multiplied and added."""
+    words = ir.VectorType(I16, 32)
+    x, y, eight = builder.bitcast(unsigned, words), builder.bitcast(signed, words), ir.Constant(words, [8] * 32)
+    even = builder.and_(x, constant_like(x, 255)), builder.ashr(builder.shl(y, eight), eight)
+    odd = builder.lshr(x, eight), builder.ashr(y, eight)
+    sums = builder.add(multiply_words(builder, *even), multiply_words(builder, *odd))
+    return builder.add(accumulator, sums)
 
-    def every_second(value, width, start):
-        return builder.shuffle_vector(
-            value, value, ir.Constant(ir.VectorType(I32, width), [*range(start, 2 * width, 2)])
-        )
 
-    def products(start):
-        return builder.mul(
-            builder.sext(every_second(x, 32, start), pairs), builder.sext(every_second(y, 32, start), pairs)
-        )
+def multiply_words(builder, x, y):
+    """x[2 i] * y[2 i] + x[2 i + 1] * y[2 i + 1] of 32 signed words: i32x16."""
+    if widest(MULTIPLY_WORDS):
+        return call_in_parts(builder, widest(MULTIPLY_WORDS), i32x16.llvm, [x, y])
 
-    sums = builder.add(products(0), products(1))
-    return builder.add(accumulator, builder.add(every_second(sums, 16, 0), every_second(sums, 16, 1)))
+    def every_second(value, first):
+        return builder.sext(slice_of(builder, value, first, 32, 2), i32x16.llvm)
+
+    return builder.add(*(builder.mul(every_second(x, first), every_second(y, first)) for first in (0, 1)))
 
 
 def dot_variant():
@@ -707,7 +753,17 @@ def dot_variant():
         return dot_vnni_512
     if "avxvnni" in features:
         return dot_vnni_256
-    return dot_generic
+    return dot_bytes if widest(MULTIPLY_BYTES) else dot_generic
+
+
+def prefers_below_128():
+    """Whether dot products take half the work if the unsigned bytes are known to be below 128."""
+    return dot_variant() is dot_bytes
+
+
+def below_128(builder, codes):
+    """Let LLVM know that these bytes are, if that helps."""
+    return builder.and_(codes, ir.Constant(u8x64.llvm, [0x7F] * 64)) if prefers_below_128() else codes
 
 
 @operation(i32x16, i32x16, u8x64, u8x64)
@@ -721,22 +777,9 @@ def dot_u8i8(builder, accumulator, unsigned, signed):
 
 def lookup_bytes(builder, table, codes):
     """table[code] for vectors of bytes, codes 0 to 15."""
-    features = cpu_features()
-    for feature, width, name in (
-        ("avx512bw", 64, "llvm.x86.avx512.pshuf.b.512"),
-        ("avx2", 32, "llvm.x86.avx2.pshuf.b"),
-        ("ssse3", 16, "llvm.x86.ssse3.pshuf.b.128"),
-    ):
-        if feature in features:
-            part, parts = ir.VectorType(I8, width), []
-            for start in range(0, 64, width):
-                lanes = ir.Constant(ir.VectorType(I32, width), [*range(start, start + width)])
-                piece = builder.shuffle_vector(codes, codes, lanes)
-                parts.append(llvm_call(builder, name, part, [ir.Constant(part, table * (width // 16)), piece]))
-            while len(parts) > 1:
-                lanes = ir.Constant(ir.VectorType(I32, 2 * parts[0].type.count), [*range(2 * parts[0].type.count)])
-                parts = [builder.shuffle_vector(parts[i], parts[i + 1], lanes) for i in range(0, len(parts), 2)]
-            return parts[0]
+    if widest(SHUFFLE_BYTES):
+        tables = ir.Constant(u8x64.llvm, table * 4)
+        return call_in_parts(builder, widest(SHUFFLE_BYTES), u8x64.llvm, [tables, codes])
     result = ir.Constant(u8x64.llvm, [table[0]] * 64)
     for code, value in enumerate(table[1:], 1):
         found = builder.icmp_unsigned("==", codes, ir.Constant(u8x64.llvm, [code] * 64))

@@ -23,3 +23,11 @@ def cpu_feature_string() -> str:
 def cpu_features() -> frozenset[str]:
     """The names of the features that the CPU has."""
     return frozenset(item[1:] for item in cpu_feature_string().split(",") if item.startswith("+"))
+
+
+def has_instructions(x86_feature: str) -> bool:
+    """Whether the CPU has instructions for f16c (half floats), fma (multiply and add) or sse4.1 (rounding).
+
+    Every 64-bit ARM has them. Where there are none, LLVM calls a function, which is slow and may not be there.
+    """
+    return x86_feature in cpu_features() or llvm.get_default_triple().startswith(("aarch64", "arm64"))

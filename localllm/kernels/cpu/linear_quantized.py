@@ -90,7 +90,8 @@ def make_unpack(format):
 
 def make_sub_block(format, words, both_planes):
     """Multiply one sub-block, whose words lie at these offsets, and add it to a tile's totals."""
-    dots, start, has_minimum = make_dots(words), make_start(format.offset), format.minimums is not None
+    dots, start = make_dots(words, format.below_128), make_start(format.offset)
+    has_minimum = format.minimums is not None
     factor = float32(1.0 if has_minimum else -format.offset)
 
     @inlined

@@ -39,6 +39,7 @@ from localllm.kernels.simd import (
     make_shift,
     make_shuffle,
     make_where,
+    prefers_below_128,
     splat_f32x8,
     splat_f32x16,
     u8x16,
@@ -156,7 +157,7 @@ def blocks_of_32(name, block_bytes, codes_and_chunk, offset, minimum_at=0):
     group_scales = device(lambda address: scales(address))
     return GroupFormat(
         name, 32, 8 * block_bytes, codes, offset, group_scales, of_group,
-        ChunkFormat(block_bytes, chunk, scale, of_block),
+        ChunkFormat(block_bytes, chunk, scale, of_block), largest=31,
     )  # fmt: skip
 
 
@@ -221,6 +222,15 @@ def q4_k_scales(address):
     return packed_scales(address + 4) * (load_splat_f16x8(address) * sixteenths())
 
 
+@device
+def q4_k_small_codes(address):
+    v, w, mask = load_u8x64(address + 16), load_u8x64(address + 80), nibble()
+    return (
+        odd_down_4(runs_0(v, w)) & mask, odd_down_4(runs_1(v, w)) & mask,
+        odd_down_4(runs_2(v, w)) & mask, odd_down_4(runs_3(v, w)) & mask,
+    )  # fmt: skip
+
+
 add_fifth_bit = make_where([1 << run for run in range(8) for _ in range(8)], 16)
 
 
@@ -238,6 +248,13 @@ def q5_k_codes(address):
 @device
 def q5_k_scales(address):
     return packed_scales(address + 4) * load_splat_f16x8(address)
+
+
+q4_k = (
+    GroupFormat("Q4_K", 32, 144, q4_k_small_codes, 0, q5_k_scales, k_minimums, largest=15)
+    if prefers_below_128()
+    else GroupFormat("Q4_K", 32, 144, q4_k_codes, 0, q4_k_scales, k_minimums)
+)
 
 
 # Planes of 2 bits: quad q of the first and of the second 32 bytes, for four runs of weights each.
@@ -373,8 +390,8 @@ QUANTIZED: dict[str, GroupFormat] = {
         mxfp4,
         GroupFormat("Q2_K", 16, 84, q2_k_codes, 0, q2_k_scales, q2_k_minimums),
         GroupFormat("Q3_K", 16, 110, q3_k_codes, 4, q3_k_scales),
-        GroupFormat("Q4_K", 32, 144, q4_k_codes, 0, q4_k_scales, k_minimums),
-        GroupFormat("Q5_K", 32, 176, q5_k_codes, 0, q5_k_scales, k_minimums),
+        q4_k,
+        GroupFormat("Q5_K", 32, 176, q5_k_codes, 0, q5_k_scales, k_minimums, largest=31),
         GroupFormat("Q6_K", 16, 210, q6_k_codes, 32, q6_k_scales),
         GroupFormat("IQ4_XS", 32, 136, iq4_xs_codes, 127, iq4_xs_scales),
         GroupFormat("TQ2_0", 32, 66, tq2_0_codes, 1, tq2_0_scales),

@@ -21,11 +21,11 @@ from localllm.kernels.simd import (
     float_i32x16,
     fma_f32x16,
     i32x16,
-    llvm_call,
     load_f32,
     load_u8x64,
     load_value,
     make_shift_i32,
+    multiply_add,
     operation,
     pairs_f32x16,
     prefetch,
@@ -97,8 +97,7 @@ def make_steps(sub_block, tokens):
             totals, sums = elements(builder, totals), elements(builder, sums)
             for t, address in enumerate(at(builder, x_scales, stride)):
                 scale = spread(builder, builder.fmul(scales, token_scales(builder, address, lanes)), order)
-                arguments = [builder.sitofp(sums[t], f32x16.llvm), scale, totals[t]]
-                totals[t] = llvm_call(builder, "llvm.fma.v16f32", f32x16.llvm, arguments)
+                totals[t] = multiply_add(builder, builder.sitofp(sums[t], f32x16.llvm), scale, totals[t])
             return as_tuple(builder, totals)
 
         return weigh
@@ -108,8 +107,7 @@ def make_steps(sub_block, tokens):
         """least + factors * x_sums."""
         least = elements(builder, least)
         for t, address in enumerate(at(builder, x_sums, stride)):
-            arguments = [factors, load_value(builder, address, vector.llvm), least[t]]
-            least[t] = llvm_call(builder, f"llvm.fma.v{lanes}f32", vector.llvm, arguments)
+            least[t] = multiply_add(builder, factors, load_value(builder, address, vector.llvm), least[t])
         return as_tuple(builder, least)
 
     @operation(None, totals_type, least_type, float32, int64, int64)

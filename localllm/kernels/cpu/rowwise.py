@@ -8,7 +8,6 @@ from math import cos, sin, sqrt
 from numba import float32
 
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
-from localllm.kernels.cpu.tiles_f32_more import store_bf16x16
 from localllm.kernels.simd import (
     exp_f32x16,
     fma_f32x16,
@@ -19,6 +18,7 @@ from localllm.kernels.simd import (
     load_i64,
     reciprocal_f32x16,
     splat_f32x16,
+    store_bf16x16,
     store_f32,
     store_f32x16,
     sum_f32x16,

@@ -12,12 +12,13 @@ from localllm.kernels.simd import (
     I32,
     I64,
     as_tuple,
+    below_128,
     dot_variant,
     elements,
     f32x16,
     i32x16,
-    llvm_call,
     load_value,
+    multiply_add,
     operation,
     splat_value,
     store_value,
@@ -75,10 +76,11 @@ def make_start(offset):
     return start
 
 
-def make_dots(words):
+def make_dots(words, small):
     """An intrinsic (sums, w, bytes between vectors of w, x, bytes between tokens of x).
 
     Adds the products of `words`, which are byte offsets of 4 columns in x; w has them for 16 rows, 64 bytes a word.
+    `small`: all of w is below 128.
     """
 
     @operation(ints, ints, int64, int64, int64, int64)
@@ -87,6 +89,7 @@ def make_dots(words):
         ws, xs = addresses(builder, w, w_stride, VECTORS), addresses(builder, x, x_stride, TOKENS)
         for word in words:
             weights = [load_value(builder, builder.add(address, I64(16 * word)), u8x64.llvm) for address in ws]
+            weights = [below_128(builder, codes) if small else codes for codes in weights]
             for t, address in enumerate(xs):
                 columns = load_value(builder, builder.add(address, I64(word)), I32)
                 columns = builder.bitcast(splat_value(builder, i32x16.llvm, columns), u8x64.llvm)
@@ -96,10 +99,6 @@ def make_dots(words):
         return as_tuple(builder, sums)
 
     return dots
-
-
-def multiply_add(builder, x, y, z):
-    return llvm_call(builder, "llvm.fma.v16f32", f32x16.llvm, [x, y, z])
 
 
 @operation(floats, floats, ints, int64, int64, int64, int64)

@@ -15,8 +15,8 @@ from localllm.kernels.simd import (
     as_tuple,
     elements,
     f32x16,
-    llvm_call,
     load_value,
+    multiply_add,
     operation,
     splat_value,
     store_value,
@@ -48,7 +48,7 @@ def make_outer(rows, columns):
         for r, value in enumerate(elements(builder, x)):
             for c in range(columns):
                 i = r * columns + c
-                tile[i] = llvm_call(builder, "llvm.fma.v16f32", f32x16.llvm, [value, w[c], tile[i]])
+                tile[i] = multiply_add(builder, value, w[c], tile[i])
         return as_tuple(builder, tile)
 
     return outer

@@ -78,9 +78,3 @@ def make_store_sums(count):
             store_value(builder, place, reduce_add(builder, builder.fadd(u, v)))
 
     return store
-
-
-@operation(None, int64, f32x16)
-def store_bf16x16(builder, address, value):
-    """Round to BF16 and store."""
-    store_value(builder, address, builder.fptrunc(value, ir.VectorType(BFloat(), 16)))
