@@ -17,9 +17,12 @@ from localllm.kernels.cpu.tiles_f32 import (
     ROWS,
     make_load,
     make_outer,
+    make_outer_bf16,
+    make_splats_apart,
+    make_store_some,
+    make_store_sums,
     make_zeros,
 )
-from localllm.kernels.cpu.tiles_f32_more import make_outer_bf16, make_splats_apart, make_store_some, make_store_sums
 from localllm.kernels.simd import (
     load_bf16,
     load_bf16x16,
