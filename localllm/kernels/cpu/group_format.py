@@ -26,12 +26,12 @@ class GroupFormat(NamedTuple):
     scales: Callable  # address -> f32x8, or f32x16 if sub_block is 16; in order
     minimums: Callable | None = None  # address -> the same type; the offset is 0
     chunk: "ChunkFormat | None" = None
-    largest: int = 255  # code of a format with minimums; with an offset, codes are at most twice that
+    largest: int = 255  # code of a format with minimums; the others have some up to 2 * offset + 1
 
     @property
     def below_128(self) -> bool:
         """Whether all codes are: some CPUs multiply these faster."""
-        return (2 * self.offset or self.largest) < 128
+        return (2 * self.offset + 1 if self.offset else self.largest) < 128
 
 
 class ChunkFormat(NamedTuple):

