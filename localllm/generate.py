@@ -24,7 +24,7 @@ class Engine(Protocol):
     context: int
     vocab_size: int
 
-    def forward(self, ids: Sequence[int], position: int, logits: str = "last") -> np.ndarray: ...
+    def forward(self, ids: Sequence[int], position: int, logits: str = "last", verify: bool = False) -> np.ndarray: ...
     def close(self) -> None: ...
 
 
@@ -57,12 +57,12 @@ class CachedSequence:
         self.vocab_size = engine.vocab_size
         self._engine: Engine | None = engine
 
-    def forward(self, ids: Sequence[int], position: int, logits: str = "last") -> np.ndarray:
-        """Run tokens at `position` and up; float32 [rows asked for, vocab]. What was cached from there on is gone."""
+    def forward(self, ids: Sequence[int], position: int, logits: str = "last", verify: bool = False) -> np.ndarray:
+        """Run tokens at `position` and up, as Engine.forward does; what was cached from there on is gone."""
         if self._engine is None:
             raise LocalllmError("the model is closed")
         del self.tokens[position:]
-        result = self._engine.forward(ids, position, logits)
+        result = self._engine.forward(ids, position, logits, verify)
         self.tokens += ids
         return result
 

@@ -24,7 +24,7 @@ class FakeEngine:
         self.fail: BaseException | None = None  # raised in the middle of the next call
         self._say = say
 
-    def forward(self, ids: Sequence[int], position: int, logits: str = "last") -> np.ndarray:
+    def forward(self, ids: Sequence[int], position: int, logits: str = "last", verify: bool = False) -> np.ndarray:
         assert 0 < len(ids) <= 512
         assert position <= len(self.cache), "positions without keys and values"
         assert position + len(ids) <= self.context

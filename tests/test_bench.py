@@ -67,11 +67,11 @@ class TimedEngine(FakeEngine):
         super().__init__(vocab_size=50, say=lambda tokens: 0, context=5000)
         self.clock, self._times = 0.0, list(seconds_per_token)
 
-    def forward(self, ids, position, logits="last"):
+    def forward(self, ids, position, logits="last", verify=False):
         time = self._times.pop(0) if len(self._times) > 1 else self._times[0]
         self.clock += time * len(ids)
         before = list(self.cache)
-        rows = super().forward(ids, position, logits)
+        rows = super().forward(ids, position, logits, verify)
         again = min(len(before), len(self.cache))
         assert self.cache[:again] == before[:again], "another token at the same position"
         return rows

@@ -149,6 +149,19 @@ def test_smaller_caches_are_close_to_f32(opened, kv_type, error):
     assert nmse(rounded, reference.forward(TOKENS[:300], 0, "all")) < error / 1000
 
 
+def test_verifying_rounds_activations_to_8_bits(opened, file):
+    """Of a few tokens, not of one, and only those of quantized weights."""
+    for layer in range(2):
+        for name in ("gate", "up"):
+            values = np.random.default_rng(layer).normal(0, 0.1, file.tensors[f"blk.{layer}.ffn_{name}.weight"].shape)
+            change(file, f"blk.{layer}.ffn_{name}.weight", values, "Q4_0")
+    engine = opened()
+    precise = engine.forward(TOKENS[:4], 0, "all")
+    assert 1e-9 < nmse(engine.forward(TOKENS[:4], 0, "all", verify=True), precise) < 1e-4
+    np.testing.assert_array_equal(engine.forward(TOKENS[:4], 0, "all"), precise)
+    np.testing.assert_array_equal(engine.forward(TOKENS[:1], 0, verify=True), engine.forward(TOKENS[:1], 0))
+
+
 @pytest.mark.parametrize("format", ["F16", "BF16", "Q4_0", "Q8_0"])
 @pytest.mark.parametrize("width", [64, 96])
 def test_formats(opened, file, format, width):

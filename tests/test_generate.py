@@ -193,7 +193,7 @@ def test_padded_logits(tokenizer: Tokenizer):
 
 def test_a_damaged_model(tokenizer: Tokenizer):
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: 9)
-    fake.forward = lambda ids, position, logits="last": np.full((1, fake.vocab_size), np.nan, np.float32)
+    fake.forward = lambda ids, position, logits, verify: np.full((1, fake.vocab_size), np.nan, np.float32)
     with pytest.raises(LocalllmError, match="not numbers"):
         next(start(tokenizer, CachedSequence(fake), [5]))
 

@@ -29,10 +29,11 @@ class Header:
     tokens: np.ndarray  # int64 [BATCH]
     positions: np.ndarray  # int64 [BATCH]
     outputs: np.ndarray  # int64 [BATCH]: which tokens are selected
+    precise: np.ndarray  # int64 [2]: the most tokens whose activations keep 16 bits; for keys and values
 
     @classmethod
     def empty(cls) -> "Header":
-        return cls(np.zeros(2, np.int64), *(np.zeros(BATCH, np.int64) for _ in range(3)))
+        return cls(np.zeros(2, np.int64), *(np.zeros(BATCH, np.int64) for _ in range(3)), np.array([0, BATCH]))
 
 
 @dataclass
@@ -112,7 +113,7 @@ class CpuBuilder:
             q = self._quantize(x)
             self._need_scratch(LINEAR_SCRATCH)
             arguments += [q.high, q.low, q.scales, q.sums[SUB_BLOCK[name]], q.high_sums[SUB_BLOCK[name]]]
-            arguments += [y, y.stride, BATCH if cached else PRECISE_TOKENS, self._scratch, SCRATCH_BYTES]
+            arguments += [y, y.stride, self.header.precise[int(cached) :], self._scratch, SCRATCH_BYTES]
             kernel, reads = f"linear_quantized-{name}", q.buffers
         else:
             self._need_scratch(max(FLOAT_SCRATCH, 4 * columns))

@@ -8,7 +8,7 @@ import numpy as np
 from localllm.arch import architecture
 from localllm.arch.weights import Weights
 from localllm.config import Config
-from localllm.engine.cpu_builder import BATCH, CpuBuilder
+from localllm.engine.cpu_builder import BATCH, PRECISE_TOKENS, CpuBuilder
 from localllm.engine.threads import Threads, usable_cores
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.gguf_file import GGUFFile
@@ -34,10 +34,11 @@ class CpuBackend:
         tape = self._builder.finish(library.addresses)
         self._threads = Threads(threads, library.addresses, tape, keep=(library, self._builder))
 
-    def run(self, tokens: np.ndarray, positions: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    def run(self, tokens: np.ndarray, positions: np.ndarray, outputs: np.ndarray, verify: bool) -> np.ndarray:
         """Logits of the tokens with the indices `outputs`: float32 [len(outputs), vocab]."""
         header, logits = self._builder.header, self._logits
         header.counts[:] = len(tokens), len(outputs)
+        header.precise[0] = 1 if verify else PRECISE_TOKENS
         for target, values in ((header.tokens, tokens), (header.positions, positions), (header.outputs, outputs)):
             target[: len(values)] = values
         self._threads.run()
@@ -56,8 +57,8 @@ class ReferenceBackend:
         self._weights = Weights(file.tensors)
         self._builder = Reference(config, context, kv_type, self._model.INTERLEAVED_ROPE)
 
-    def run(self, tokens: np.ndarray, positions: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """As CpuBackend.run."""
+    def run(self, tokens: np.ndarray, positions: np.ndarray, outputs: np.ndarray, verify: bool) -> np.ndarray:
+        """As CpuBackend.run, in full precision always."""
         self._builder.tokens, self._builder.positions, self._builder.outputs = tokens, positions, outputs
         return self._model.forward(self._builder, self._weights)
 
@@ -99,11 +100,12 @@ class Engine:
         else:
             raise UsageError(f"unknown backend {backend!r}: use cpu or reference")
 
-    def forward(self, ids: Sequence[int], position: int, logits: str = "last") -> np.ndarray:
+    def forward(self, ids: Sequence[int], position: int, logits: str = "last", verify: bool = False) -> np.ndarray:
         """Process tokens at positions `position` and up; what the cache holds before `position` stays.
 
-        logits: "last", "all" or "none" of the tokens. Returns float32 [tokens asked for, vocab]. Raises UsageError for
-        an id outside of the vocabulary and ContextError if the tokens do not fit.
+        logits: "last", "all" or "none" of the tokens. verify: the tokens are guesses, of which some will be wrong; the
+        activations are rounded to 8 bits, so that a few tokens cost little more than one. Returns float32 [tokens asked
+        for, vocab]. Raises UsageError for an id outside of the vocabulary and ContextError if the tokens do not fit.
         """
         if logits not in ("last", "all", "none"):
             raise UsageError(f"logits should be last, all or none, not {logits!r}")
@@ -121,7 +123,7 @@ class Engine:
             batch = tokens[start : start + BATCH]
             wanted = {"all": len(batch), "last": int(start + BATCH >= len(tokens)), "none": 0}[logits]
             outputs = np.arange(len(batch) - wanted, len(batch))
-            rows.append(self._backend.run(batch, position + start + np.arange(len(batch)), outputs))
+            rows.append(self._backend.run(batch, position + start + np.arange(len(batch)), outputs, verify))
         return np.concatenate(rows)
 
     def close(self) -> None:

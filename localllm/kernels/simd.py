@@ -220,17 +220,14 @@ store_f16, store_f16x16 = make_narrow_store(types.float32, narrow_half), make_na
 store_bf16x16 = make_narrow_store(f32x16, narrow_bf16)
 
 
-def make_prefetch(locality):
-    """An intrinsic that asks for the cache line at an address, which may lie outside of everything."""
-
-    def ask(builder, address):
-        pointer = builder.inttoptr(address, I8.as_pointer())
-        llvm_call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(locality), I32(1)])
-
-    return operation(None, types.int64)(ask)
+def prefetch_line(builder, address, locality=3):
+    """Ask for the cache line at an address, which may lie outside of everything: into all caches, or slower ones."""
+    pointer = builder.inttoptr(address, I8.as_pointer())
+    llvm_call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(locality), I32(1)])
 
 
-prefetch, prefetch_l2 = make_prefetch(3), make_prefetch(2)  # into all caches; into the second and slower ones
+prefetch = operation(None, types.int64)(prefetch_line)
+prefetch_l2 = operation(None, types.int64)(lambda builder, address: prefetch_line(builder, address, 2))
 
 
 # ---- arithmetic -----------------------------------------------------------------------------------------------------

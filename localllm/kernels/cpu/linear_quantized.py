@@ -3,15 +3,15 @@
 One token, and up to 8: each row of W is read once, in the file's layout (rows_quantized.py). More tokens (prefill): a
 tile of rows is unpacked once, to bytes, and multiplied with all tokens in registers (tiles.py); arithmetic is the
 limit. Batches of up to `most tokens` use both planes of the activations, which is practically exact; larger ones use
-the high plane alone, which is what other programs do.
+the high plane alone, which is what other programs do. One token always uses both.
 
 The unpacked tile is a slab of at most SLAB columns, so that it stays in the cache close to the core while all tokens
 pass by; sums wait in y from slab to slab.
 
 Arguments: 0 address of the token count, 1 weights, 2 bytes per row, 3 rows, 4 columns (a multiple of 64),
 5 activations' high plane int8 [tokens, columns], 6 low plane, 7 scales f32 [tokens, columns / 32], 8 sums f32
-[tokens, columns / sub-block], 9 sums of the high plane int32, 10 y f32, 11 bytes between tokens of y, 12 most tokens
-for both planes, 13 scratch memory, 14 bytes of it per thread.
+[tokens, columns / sub-block], 9 sums of the high plane int32, 10 y f32, 11 bytes between tokens of y, 12 address of the
+most tokens for both planes, 13 scratch memory, 14 bytes of it per thread.
 """
 
 from numba import float32
@@ -178,24 +178,25 @@ def make_unpack_tile(format):
 
 
 def make_few(format):
-    """Up to FEW tokens: one token with two rows at a time, or 4 tokens with one."""
-    (row_1, pair_1), (row_4, _) = make_row(format, 1), make_row(format, 4)
-    in_pairs = format.group_bytes <= MOST_FOR_PAIRS
+    """Rows first to last for up to FEW tokens: one, or 4 with two rows at a time."""
+    at_once = 2 if format.group_bytes <= MOST_FOR_PAIRS else 1
+    one, four, fast_four = make_row(format, 1, at_once, 2), make_row(format, 4, 2, 2), make_row(format, 4, 2, 1)
 
     @device
     def few(a, first, last, tokens):
-        w, y, y_stride = argument(a, 1), argument(a, 10), argument(a, 11)
-        if in_pairs and tokens == 1:
-            for r in range(first, last - 1, 2):
-                pair_1(a, w + r * argument(a, 2), 0, y + r * 4)
-            first = last - (last - first) % 2
-        for r in range(first, last):
-            for t in range(0, tokens, 4):
-                target = y + r * 4 + t * y_stride
-                if tokens - t == 1:
-                    row_1(a, w + r * argument(a, 2), t, target)
-                else:  # up to 3 tokens too many, whose results nobody reads
-                    row_4(a, w + r * argument(a, 2), t, target)
+        precise, distance = tokens <= load_i64(argument(a, 12)), at_once if tokens == 1 else 2
+        for r in range(first, last, distance):
+            w, step, y = argument(a, 1) + r * argument(a, 2), argument(a, 2), argument(a, 10) + r * 4
+            if r + 1 == last:  # no second row: the same once more, for a padding column of y
+                step = 0
+            if tokens == 1:
+                one(a, w, step, 0, y)
+            else:  # and tokens too many, whose results nobody reads
+                for t in range(0, tokens, 4):
+                    if precise:
+                        four(a, w, step, t, y + t * argument(a, 11))
+                    else:
+                        fast_four(a, w, step, t, y + t * argument(a, 11))
 
     return few
 
@@ -212,7 +213,7 @@ def make(format_name):
         """An unpacked slab with all tokens, and up to TOKENS - 1 too many, whose results nobody reads."""
         s, m = scratch + VECTORS * 16 * SLAB, scratch + VECTORS * (16 * SLAB + scale_bytes)
         width, y_stride = argument(a, 4), argument(a, 11)
-        both_planes, whole = tokens <= argument(a, 12), argument(a, 3) - tile * ROWS > ROWS - 16
+        both_planes, whole = tokens <= load_i64(argument(a, 12)), argument(a, 3) - tile * ROWS > ROWS - 16
         sums = argument(a, 8) if both_planes else argument(a, 9)
         c_stride, n_stride = width // 8, width // sub_block * 4
         for t in range(0, tokens, TOKENS):
@@ -235,11 +236,12 @@ def make(format_name):
     def linear(a, part, parts, thread):
         tokens, rows, columns = load_i64(argument(a, 0)), argument(a, 3), argument(a, 4)
         if tokens <= FEW:
+            pairs = (rows + 1) // 2
             if tokens > 0:
-                few(a, rows * part // parts, rows * (part + 1) // parts, tokens)
+                few(a, pairs * part // parts * 2, min(pairs * (part + 1) // parts * 2, rows), tokens)
             return
         tiles, scratch = (rows + ROWS - 1) // ROWS, argument(a, 13) + thread * argument(a, 14)
-        unit = float32(1.0 if tokens <= argument(a, 12) else 256.0)
+        unit = float32(1.0 if tokens <= load_i64(argument(a, 12)) else 256.0)
         for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
             for column in range(0, columns, SLAB):
                 width = min(SLAB, columns - column)
