@@ -33,7 +33,13 @@ class Header:
 
     @classmethod
     def empty(cls) -> "Header":
-        return cls(np.zeros(2, np.int64), *(np.zeros(BATCH, np.int64) for _ in range(3)), np.array([0, BATCH]))
+        return cls(
+            counts=np.zeros(2, np.int64),
+            tokens=np.zeros(BATCH, np.int64),
+            positions=np.zeros(BATCH, np.int64),
+            outputs=np.zeros(BATCH, np.int64),
+            precise=np.array([0, BATCH], np.int64),
+        )
 
 
 @dataclass

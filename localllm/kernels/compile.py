@@ -1,12 +1,13 @@
-"""Compile kernels to object files: python -m localllm.kernels.compile FOLDER NAME..."""
+"""Compile kernels to object files: python -m localllm.kernels.compile FOLDER, and names of kernels on stdin."""
 
+import os
 import sys
 from pathlib import Path
 
 import llvmlite.binding as llvm
 
 from localllm.kernels.cpu import kernel
-from localllm.kernels.library import symbol, write_object
+from localllm.kernels.library import NAME_BYTES, symbol, write_object
 from localllm.kernels.target import cpu_feature_string, cpu_name
 
 ENTRY = """
@@ -66,13 +67,13 @@ def refuse_numba_runtime(name: str, module: llvm.ModuleRef) -> None:
         raise SystemExit(f"kernel {name} needs {', '.join(needed)}")
 
 
-def main(folder: str, names: list[str]) -> None:
-    """Write one object file per name."""
+def main(folder: str) -> None:
+    """Write an object file for each kernel named on stdin, which other processes read from, too."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    for name in names:
+    while name := os.read(0, NAME_BYTES).decode().strip():
         write_object(Path(folder) / f"{name}.o", object_code(name))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1])

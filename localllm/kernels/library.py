@@ -24,6 +24,8 @@ from localllm.errors import LocalllmError
 from localllm.kernels.target import cpu_feature_string, cpu_name
 
 Progress = Callable[[int, int], None]  # (kernels compiled, kernels to compile)
+LARGE = ("attend", "linear")  # kernels that take seconds to compile
+NAME_BYTES = 64  # of a kernel's name in the pipe: all are read in one piece
 
 
 def cache_folder() -> Path:
@@ -92,18 +94,23 @@ def load_objects(objects: list[bytes]) -> llvm.ExecutionEngine:
 
 
 def compile_in_processes(names: list[str], progress: Progress) -> None:
-    """Compile kernels in one process per core."""
+    """Compile kernels in one process per core. Each takes the next name from a pipe, large kernels first."""
     workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, len(names))
     # They have to compile these sources, not those of another localllm that the current folder may hold.
     root = str(Path(quant.formats.__file__).parent.parent)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    large_first = sorted(names, key=lambda name: not name.startswith(LARGE))
+    reading, writing = os.pipe()
+    os.write(writing, b"".join(name.encode().ljust(NAME_BYTES) for name in large_first))
+    os.close(writing)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-P", "-m", "localllm.kernels.compile", str(object_folder()), *names[i::workers]],
-            env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-P", "-m", "localllm.kernels.compile", str(object_folder())],
+            env=environment, stdin=reading, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        for i in range(workers)
+        for _ in range(workers)
     ]  # fmt: skip
+    os.close(reading)
     try:
         progress(0, len(names))
         watch(processes, names, progress)
