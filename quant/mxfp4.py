@@ -1,0 +1,98 @@
+"""MXFP4: a weight is a float of 4 bits (sign, 2 bits exponent, 1 bit fraction), a block of 32 shares a power of two.
+
+32 weights in 17 bytes:
+
+    0         e, the exponent of the scale
+    1 .. 16   codes 0 .. 15 in the low halves, 16 .. 31 in the high halves; the highest bit of a code is the sign
+
+    weight = 2 ** (e - 127) * SIZES[code & 7] * sign
+
+Source: OCP Microscaling Formats (MX) Specification 1.0. It takes the exponent of the largest weight; the search tries
+those around it: one more does not cut off the largest weight, fewer serve the small ones better.
+"""
+
+import numpy as np
+
+from quant.compiled import compiled
+from quant.normalize import column_importance
+
+SIZES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
+BORDERS = (SIZES[1:] + SIZES[:-1]) / 2
+STEPS = SIZES[1:] - SIZES[:-1]
+
+# Exponents tried, relative to the one with which the largest weight is 4 .. 8. Without importance the best is never
+# below -1: the largest weight alone would then cost more than the others could save.
+FROM, TO = -3, 1
+LARGEST_EXPONENT = 252  # with one more, 6 times the scale would be infinite
+
+
+@compiled
+def block_error(weights, importance, scale):
+    """Σ importance (weight * scale - nearest value)² of 32 weights."""
+    error = np.float32(0)
+    for i in range(32):
+        size = abs(weights[i] * scale)
+        value = np.float32(0)
+        for k in range(7):
+            value += STEPS[k] if size > BORDERS[k] else np.float32(0)
+        error += importance[i] * (size - value) ** 2
+    return error
+
+
+@compiled
+def power_of_two(exponent):
+    """2 ** exponent as a float32, -126 <= exponent <= 127."""
+    return np.int32((exponent + 127) << 23).view(np.float32)
+
+
+@compiled
+def exponent_of(number):
+    """The 8 bits of a float32's exponent: 127 for 1 .. 2, 0 for zero and subnormal numbers."""
+    return np.float32(number).view(np.int32) >> 23 & 255
+
+
+@compiled
+def best_exponent(weights, importance):
+    """The e of 32 weights whose weighted error is least, the larger of equals."""
+    largest = np.float32(0)
+    for i in range(32):
+        largest = max(largest, abs(weights[i]))
+    start = exponent_of(largest) - 2
+    best, least = 0, np.float32(np.inf)
+    for e in range(min(start + TO, LARGEST_EXPONENT), max(start + FROM, 0) - 1, -1):
+        error = block_error(weights, importance, power_of_two(127 - e)) * power_of_two(2 * (e - start))
+        if error < least:
+            best, least = e, error
+    return best
+
+
+@compiled
+def encode_block(weights, importance, out):
+    """32 weights to 17 bytes."""
+    e = best_exponent(weights, importance)
+    scale = power_of_two(127 - e)
+    out[0] = e
+    for i in range(16):
+        out[1 + i] = code(weights[i] * scale) | code(weights[16 + i] * scale) << 4
+
+
+@compiled
+def code(weight):
+    """The code of the value nearest a scaled weight; zero has no sign."""
+    index = 0
+    for k in range(7):
+        index += abs(weight) > BORDERS[k]
+    return index | 8 if weight < -BORDERS[0] else index
+
+
+@compiled
+def encode_rows(weights, importance, out):
+    for row in range(weights.shape[0]):
+        for block in range(weights.shape[1] // 32):
+            part = slice(32 * block, 32 * block + 32)
+            encode_block(weights[row, part], importance[part], out[row, 17 * block : 17 * block + 17])
+
+
+def encode_mxfp4(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
+    """float32 [rows, columns] to uint8 [rows, columns / 32 * 17]; importance float32 [columns] or None."""
+    encode_rows(weights, column_importance(importance, weights.shape[1], 32), out)

@@ -1,0 +1,35 @@
+"""What the searches do with a block of weights before they start."""
+
+import numpy as np
+
+from quant.compiled import compiled
+
+TINY = np.float32(1e-37)  # no format with a float16 d holds anything near it
+
+
+@compiled
+def normalize(weights, start, x):
+    """Copies x.size weights from `start` on to x, divided by the largest of their sizes, which is returned.
+
+    Where that is TINY, x is zeros, and 0 is returned.
+    """
+    largest = np.float32(0)
+    for i in range(x.size):
+        largest = max(largest, abs(weights[start + i]))
+    if largest < TINY:
+        largest = np.float32(0)
+    inverse = np.float32(1) / largest if largest > 0 else np.float32(0)
+    for i in range(x.size):
+        x[i] = weights[start + i] * inverse
+    return largest
+
+
+def column_importance(importance: np.ndarray | None, columns: int, block: int) -> np.ndarray:
+    """How much the squared error of each column counts, float32 [columns]: ones without `importance`.
+
+    Where no column of a block is important, all are: the error must not be nothing whatever the codes.
+    """
+    if importance is None:
+        return np.ones(columns, dtype=np.float32)
+    blocks = importance.reshape(-1, block)
+    return np.where(blocks.any(axis=1, keepdims=True), blocks, np.float32(1)).reshape(columns)

@@ -1,0 +1,136 @@
+"""TQ1_0 and TQ2_0: a weight is -1, 0 or 1 times the d of its block of 256, for models trained that way.
+
+TQ1_0 has 54 bytes. A byte holds 5 digits of base 3, each weight / d + 1, as a fraction: their number / 243 * 256,
+rounded up. So 3 times the byte has the first digit above its lowest 8 bits, 3 times the rest the second, and so on.
+
+    0 .. 31   digit n of byte i is weight 32 n + i        (5 digits, 160 weights)
+    32 .. 47  digit n of byte 32 + i is weight 160 + 16 n + i   (5 digits, 80 weights)
+    48 .. 51  digit n of byte 48 + i is weight 240 + 4 n + i    (4 digits, 16 weights)
+    52 .. 53  d, float16
+
+TQ2_0 has 66 bytes:
+
+    0 .. 63   codes (weight / d + 1) of 2 bits: bits 2 n, 2 n + 1 of byte i are weight 32 n + i,
+              those of byte 32 + i weight 128 + 32 n + i
+    64 .. 65  d, float16
+
+The search: weights larger than some border become ±d, the others 0; then the best d is Σw|x| / Σw over the larger ones,
+which takes (Σw|x|)² / Σw off the error Σwx². Some borders are tried; turns of best d and border
+d / 2 do the rest.
+"""
+
+import numpy as np
+
+from quant.compiled import compiled
+from quant.half import nearest_half, put_half
+from quant.normalize import column_importance, normalize
+
+# Borders tried first, in units of the root mean square: 0.6 is best for a normal distribution, more for heavy tails and
+# for rare weights among zeros.
+BORDERS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.25, 1.6, 2.2, 3.0, 5.0, 8.0, 12.0], np.float32)
+TURNS = 16
+
+
+@compiled
+def above(x, w, border):
+    """(Σw|x|, Σw) over those of 256 weights that are larger than the border."""
+    product, square = np.float32(0), np.float32(0)
+    for i in range(256):
+        size = abs(x[i])
+        weight = w[i] if size > border else np.float32(0)
+        product += weight * size
+        square += weight
+    return product, square
+
+
+@compiled
+def first_d(x, w):
+    """The best d for the codes that one of BORDERS gives, the one with the least error; 0 if all weights are 0."""
+    product, square = np.float32(0), np.float32(0)
+    for i in range(256):
+        product += w[i] * x[i] * x[i]
+        square += w[i]
+    unit = np.sqrt(product / square)
+    d, gain = np.float32(0), np.float32(0)
+    for border in BORDERS:
+        product, square = above(x, w, border * unit)
+        if product * product > gain * square:
+            d, gain = product / square, product * product / square
+    return d
+
+
+@compiled
+def best_d(x, w, unit):
+    """The d that a float16 can hold and whose error is least; weights are in units of `unit`."""
+    best, least = np.float32(0), np.float32(0)  # the error less Σwx²; with d = 0 all weights are 0
+    d = first_d(x, w)
+    for _ in range(TURNS):
+        stored = nearest_half(d * unit)
+        d = stored / unit
+        product, square = above(x, w, d * np.float32(0.5))
+        error = d * (d * square - np.float32(2) * product)
+        if error >= least:
+            break
+        best, least = stored, error
+        d = product / square
+    return best
+
+
+@compiled
+def prepare(weights, importance, start, x, codes):
+    """Fills `codes` with 0, 1, 2 for the 256 weights from `start` on, and returns d."""
+    unit = normalize(weights, start, x)
+    d = best_d(x, importance[start : start + 256], unit) if unit > 0 else np.float32(0)
+    border = d / unit * np.float32(0.5) if d > 0 else np.float32(2)
+    for i in range(256):
+        codes[i] = 1 + (x[i] > border) - (x[i] < -border)
+    return d
+
+
+@compiled
+def pack_digits(codes, bytes, digits, out):
+    """Packs codes [digits, bytes] to one byte for each column."""
+    for i in range(bytes):
+        number = 0
+        for n in range(digits):
+            number = 3 * number + codes[bytes * n + i]
+        for _ in range(digits, 5):
+            number *= 3
+        out[i] = (number * 256 + 242) // 243
+
+
+@compiled
+def encode_tq1_0_rows(weights, importance, out):
+    x, codes = np.empty(256, np.float32), np.empty(256, np.int32)
+    for row in range(weights.shape[0]):
+        for block in range(weights.shape[1] // 256):
+            d = prepare(weights[row], importance, 256 * block, x, codes)
+            bytes = out[row, 54 * block : 54 * block + 54]
+            pack_digits(codes, 32, 5, bytes)
+            pack_digits(codes[160:], 16, 5, bytes[32:])
+            pack_digits(codes[240:], 4, 4, bytes[48:])
+            put_half(bytes, 52, d)
+
+
+@compiled
+def encode_tq2_0_rows(weights, importance, out):
+    x, codes = np.empty(256, np.float32), np.empty(256, np.int32)
+    for row in range(weights.shape[0]):
+        for block in range(weights.shape[1] // 256):
+            d = prepare(weights[row], importance, 256 * block, x, codes)
+            bytes = out[row, 66 * block : 66 * block + 66]
+            for half in range(2):
+                for i in range(32):
+                    four = codes[128 * half + i :]
+                    bytes[32 * half + i] = four[0] | four[32] << 2 | four[64] << 4 | four[96] << 6
+            put_half(bytes, 64, d)
+
+
+def encode_tq1_0(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
+    """float32 [rows, columns] to uint8 [rows, columns / 256 * 54]; importance float32 [columns] or None."""
+    encode_tq1_0_rows(weights, column_importance(importance, weights.shape[1], 256), out)
+
+
+def encode_tq2_0(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
+    """float32 [rows, columns] to uint8 [rows, columns / 256 * 66]; importance float32 [columns] or None."""
+    encode_tq2_0_rows(weights, column_importance(importance, weights.shape[1], 256), out)
