@@ -1,0 +1,405 @@
+"""The search that the i-quants share: a code names a vector of 4 or 8 weights in a codebook ("grid").
+
+256 weights have one d; groups of 16 or 32 have an odd integer as their scale:
+
+    weight = d * multiple * (grid[code] + shift) * sign
+
+Given a group's scale, each vector gets the code with the least error: its weights are rounded to the levels of the
+grid's values one by one, and of the grid's vectors only the NEIGHBOURS nearest to that point are compared, all at once.
+Given codes v, the best scale is Σwxv / Σwv², which takes (Σwxv)² / Σwv² off the error Σwx². So scales are tried and
+re-fitted in turns, first those of the groups, then d and the multiples together.
+
+The grids are ggml's (ggml-common.h), read from the `gguf` package, which carries them packed.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from gguf import quants
+
+from quant.compiled import compiled, inlined
+from quant.half import SMALLEST_HALF, nearest_half
+from quant.normalize import column_importance, normalize
+
+NEIGHBOURS = 16
+TURNS = 6
+GAIN = np.float32(1 + 2e-3)  # what a turn must gain, as a factor, to be worth another
+# What the scale of the most extreme group may be, as a share of the largest multiple.
+SHARES = np.stack([np.arange(start, start + 0.2, 0.0125) for start in (0.68, 0.88)]).astype(np.float32)
+
+
+class Codebook(NamedTuple):
+    """A grid, and the vectors of it that are near each point."""
+
+    grid: np.ndarray  # float32 [codes, dimensions]
+    nearest: np.ndarray  # uint16 [points, NEIGHBOURS], codes
+    vectors: np.ndarray  # int8 [points, dimensions, NEIGHBOURS], what these codes stand for
+    first: np.float32  # the grid's values are levels 0 .. `last`, from `first` on, about 1 / `per_step` apart
+    per_step: np.float32
+    last: np.float32
+    places: np.ndarray  # float32 [dimensions]: a point is Σ level * place
+
+
+@cache
+def codebook(name: str) -> Codebook:
+    """The codebook of a format."""
+    format: Any = getattr(quants, name)
+    format.init_grid()
+    grid = format.grid.reshape(format.grid_shape).astype(np.float32)
+    levels = np.unique(grid)
+    count, dimensions = len(levels), grid.shape[1]
+    points = levels[np.indices((count,) * dimensions).reshape(dimensions, -1).T]
+    distances = (grid**2).sum(axis=1) - 2 * points @ grid.T
+    nearest = np.argsort(distances, axis=1, kind="stable")[:, :NEIGHBOURS].astype(np.uint16)
+    vectors = np.ascontiguousarray(grid[nearest].astype(np.int8).transpose(0, 2, 1))
+    last, places = np.float32(count - 1), (float(count) ** np.arange(dimensions)[::-1]).astype(np.float32)
+    return Codebook(grid, nearest, vectors, levels[0], last / (levels[-1] - levels[0]), last, places)
+
+
+class Group(NamedTuple):
+    """What a fit finds for the vectors of a group, and its workspace."""
+
+    codes: np.ndarray  # uint16 [vectors]
+    chosen: np.ndarray  # uint8 [vectors], indices of shifts
+    doubled: np.ndarray  # float32 [size of the group]
+    levels: np.ndarray  # float32 [size of the group]
+    points: np.ndarray  # int32 [vectors]
+    places: np.ndarray  # int32 [vectors], among a point's neighbours
+    sums: np.ndarray  # float32 [vectors, 2], Σwxv and Σwv²
+
+
+@inlined
+def round_to_levels(x, w, inverse, shift, book, group):
+    """The levels nearest to the values x * inverse - shift, and 2 w value."""
+    for i in range(group.levels.size):
+        value = x[i] * inverse - shift
+        group.doubled[i] = np.float32(2) * w[i] * value
+        level = np.rint((value - book.first) * book.per_step)
+        group.levels[i] = min(max(level, np.float32(0)), book.last)
+
+
+@inlined
+def best_neighbour(size, w, start, doubled, book, point):
+    """Which of a point's neighbours v has the greatest Σ v (2 w value - w v): the least error.
+
+    The place of a vector takes the lowest 4 bits of its score, so that the maximum of integers is all it takes.
+    """
+    most = np.int32(-0x80000000)
+    for k in range(NEIGHBOURS):
+        score = np.float32(0)
+        for i in range(size):
+            v = np.float32(book.vectors[point, i, k])
+            score += v * (doubled[start + i] - w[start + i] * v)
+        bits = np.float32(score).view(np.int32)
+        most = max(most, np.int32((bits ^ ((bits >> 31) & 0x7FFFFFFF)) & -16 | k))
+    return np.int32(most & 15)
+
+
+@inlined
+def fit_vectors(size, x, w, inverse, shifts, book, group):
+    """`fit` for vectors of a constant size.
+
+    Short loops one after the other take 5 ns a weight, one long loop 8: the CPU overlaps the turns of short ones.
+    """
+    vectors = group.codes.size
+    for s in range(shifts.size):
+        round_to_levels(x, w, inverse, shifts[s], book, group)
+        for n in range(vectors):
+            point = np.float32(0)
+            for i in range(size):
+                point += group.levels[n * size + i] * book.places[i]
+            group.points[n] = np.int32(point)
+        for n in range(vectors):
+            group.places[n] = best_neighbour(size, w, n * size, group.doubled, book, group.points[n])
+        for n in range(vectors):
+            code = book.nearest[group.points[n], group.places[n]]
+            product, square = np.float32(0), np.float32(0)
+            for i in range(n * size, n * size + size):
+                v = book.grid[code, i - n * size] + shifts[s]
+                product += w[i] * x[i] * v
+                square += w[i] * v * v
+            two = np.float32(2) * inverse
+            if s == 0 or two * product - square > two * group.sums[n, 0] - group.sums[n, 1]:
+                group.codes[n], group.chosen[n] = code, s
+                group.sums[n, 0], group.sums[n, 1] = product, square
+    product, square = np.float32(0), np.float32(0)
+    for n in range(vectors):
+        product += group.sums[n, 0]
+        square += group.sums[n, 1]
+    return product, square
+
+
+@compiled
+def fit(x, w, inverse, shifts, book, group):
+    """(Σwxv, Σwv²) of a group, v being the nearest vectors plus the better of `shifts`, for the scale 1 / inverse.
+
+    Their codes and the index of their shift go to `group`.
+    """
+    if book.vectors.shape[1] == 4:
+        return fit_vectors(4, x, w, inverse, shifts, book, group)
+    return fit_vectors(8, x, w, inverse, shifts, book, group)
+
+
+@compiled
+def best_scale(x, w, targets, shifts, book, group):
+    """(scale, gain): the scale that takes most off the error of a group, and how much; (0, 0) for zeros."""
+    largest = np.float32(0)
+    for i in range(x.size):
+        largest = max(largest, abs(x[i]) if w[i] > 0 else np.float32(0))
+    scale, gain = np.float32(0), np.float32(0)
+    if largest < np.float32(1e-20):
+        return scale, gain
+    for target in targets:
+        product, square = fit(x, w, target / largest, shifts, book, group)
+        if product > 0 and product * product > gain * square:
+            scale, gain = product / square, product * product / square
+    while gain > 0:
+        product, square = fit(x, w, np.float32(1) / scale, shifts, book, group)
+        if product <= 0 or product * product <= gain * GAIN * square:
+            break
+        scale, gain = product / square, product * product / square
+    return scale, gain
+
+
+@inlined
+def nearest_multiple(ratio, largest):
+    """The odd integer, 1 to `largest`, nearest a ratio."""
+    half = np.rint((ratio - np.float32(1)) * np.float32(0.5))
+    return np.float32(2) * min(max(half, np.float32(0)), np.float32((largest - 1) // 2)) + np.float32(1)
+
+
+@compiled
+def choose_d(scales, gains, largest, shares):
+    """The d whose multiples suit all groups best, if the greatest of their scales is one of `shares` of the largest.
+
+    What a group gains with a multiple is about gain * (1 - (1 - multiple * d / scale)²).
+    """
+    extreme = np.float32(0)
+    for scale in scales:
+        extreme = max(extreme, scale)
+    best, most = np.float32(0), np.float32(-np.inf)
+    for share in shares:
+        d = extreme / (share * np.float32(largest))
+        total = np.float32(0)
+        for group in range(scales.size):
+            if gains[group] > 0:
+                off = np.float32(1) - nearest_multiple(scales[group] / d, largest) * d / scales[group]
+                total += gains[group] * (np.float32(1) - off * off)
+        if total > most:
+            best, most = d, total
+    return best
+
+
+class Plan(NamedTuple):
+    """What a search fills in for a block of 256."""
+
+    multiples: np.ndarray  # int32 [groups]
+    codes: np.ndarray  # uint16 [vectors]
+    chosen: np.ndarray  # uint8 [vectors], indices of shifts
+
+
+@compiled
+def choose_multiples(x, w, scales, d, largest, shifts, book, group, plan):
+    """Fits all groups to d: each takes the multiple above or below its scale, and the best codes for it.
+
+    Returns the error (less Σwx²), and the best d for these multiples and codes.
+    """
+    size, vectors = x.size // scales.size, group.codes.size
+    error, product, square = np.float32(0), np.float32(0), np.float32(0)
+    for g in range(scales.size):
+        xs, ws = x[g * size : g * size + size], w[g * size : g * size + size]
+        nearest = nearest_multiple(scales[g] / d, largest)
+        beside = nearest + np.float32(2 if scales[g] > nearest * d else -2)
+        least, best_product, best_square = np.float32(np.inf), np.float32(0), np.float32(0)
+        for multiple in (nearest, min(max(beside, np.float32(1)), np.float32(largest))):
+            scale = d * multiple
+            p, q = fit(xs, ws, np.float32(1) / scale, shifts[g], book, group)
+            e = scale * (scale * q - np.float32(2) * p)
+            if e < least:
+                least, best_product, best_square = e, multiple * p, multiple * multiple * q
+                plan.multiples[g] = int(multiple)
+                plan.codes[g * vectors : g * vectors + vectors] = group.codes
+                plan.chosen[g * vectors : g * vectors + vectors] = group.chosen
+        error += least
+        product += best_product
+        square += best_square
+    return error, product / square
+
+
+@compiled
+def copy_plan(source, target):
+    target.multiples[:] = source.multiples
+    target.codes[:] = source.codes
+    target.chosen[:] = source.chosen
+
+
+@compiled
+def fit_block(x, w, unit, scales, gains, largest, shifts, book, group, plan, best_plan):
+    """The d of 256 weights in units of `unit`; the rest goes to `best_plan`."""
+    best, least, following = np.float32(0), np.float32(0), np.float32(0)
+    for shares in SHARES:
+        d = max(nearest_half(choose_d(scales, gains, largest, shares) * unit), SMALLEST_HALF)
+        error, next_d = choose_multiples(x, w, scales, d / unit, largest, shifts, book, group, plan)
+        if error < least:
+            best, least, following = d, error, next_d
+            copy_plan(plan, best_plan)
+    for _ in range(TURNS):
+        d = nearest_half(following * unit)
+        if d <= 0:
+            break
+        error, next_d = choose_multiples(x, w, scales, d / unit, largest, shifts, book, group, plan)
+        if error >= least:
+            break
+        best, least, following = d, error, next_d
+        copy_plan(plan, best_plan)
+    return best
+
+
+@inlined
+def split_signs(x, w, even, signs):
+    """Takes the signs off 256 weights: bits to `signs`, one octet a byte.
+
+    If the number of minus signs of an octet must be even and is not, that of the least important weight is wrong, and
+    the weight stays negative.
+    """
+    for octet in range(32):
+        bits, weakest, least = 0, 0, np.float32(np.inf)
+        for i in range(8):
+            value = x[8 * octet + i]
+            bits |= (value < 0) << i
+            x[8 * octet + i] = abs(value)
+            if w[8 * octet + i] * value * value < least:
+                weakest, least = i, w[8 * octet + i] * value * value
+        odd = (bits ^ bits >> 4) & 15
+        odd = (0x6996 >> odd) & 1
+        if even and odd:
+            bits ^= 1 << weakest
+            x[8 * octet + weakest] = -x[8 * octet + weakest]
+        signs[octet] = bits
+
+
+class Found(NamedTuple):
+    """What a search has found for all blocks; where d is 0, the rest means nothing."""
+
+    d: np.ndarray  # float32 [blocks, 1], a float16
+    scales: np.ndarray  # uint8 [blocks, groups]: multiple = 1 + 2 * scale
+    codes: np.ndarray  # uint16 [blocks, vectors]
+    shifts: np.ndarray  # uint8 [blocks, groups], which of the rows of `shifts`
+    chosen: np.ndarray  # uint8 [blocks, vectors], which of the shifts of that row
+    signs: np.ndarray  # uint8 [blocks, 32], bit i of octet n for weight 8 n + i
+
+
+@compiled
+def new_group(vectors, size):
+    """A Group for `vectors` that are `size` weights together."""
+    return Group(
+        np.zeros(vectors, np.uint16),
+        np.zeros(vectors, np.uint8),
+        np.zeros(size, np.float32),
+        np.zeros(size, np.float32),
+        np.zeros(vectors, np.int32),
+        np.zeros(vectors, np.int32),
+        np.zeros((vectors, 2), np.float32),
+    )
+
+
+@compiled
+def search_rows(weights, importance, book, targets, shifts, signed, even, largest, factor, found):
+    """Fills `found` for weights float32 [rows, columns]."""
+    groups, vectors, blocks = found.scales.shape[1], found.codes.shape[1], weights.shape[1] // 256
+    size = 256 // groups
+    x, scales, gains = np.empty(256, np.float32), np.empty(groups, np.float32), np.empty(groups, np.float32)
+    group_shifts = np.empty((groups, shifts.shape[1]), np.float32)
+    state = new_group(vectors // groups, size)
+    plan = Plan(np.zeros(groups, np.int32), np.zeros(vectors, np.uint16), np.zeros(vectors, np.uint8))
+    best_plan = Plan(np.ones(groups, np.int32), np.zeros(vectors, np.uint16), np.zeros(vectors, np.uint8))
+    for n in range(weights.shape[0] * blocks):
+        row, start = n // blocks, n % blocks * 256
+        w = importance[start : start + 256]
+        unit = normalize(weights[row], start, x)
+        if unit == 0:
+            continue
+        if signed:
+            split_signs(x, w, even, found.signs[n])
+        for group in range(groups):
+            part = slice(group * size, group * size + size)
+            found.shifts[n, group], scales[group], gains[group] = best_shift(
+                x[part], w[part], targets, shifts, book, state
+            )
+            group_shifts[group] = shifts[found.shifts[n, group]]
+        found.d[n] = fit_block(x, w, unit * factor, scales, gains, largest, group_shifts, book, state, plan, best_plan)
+        found.codes[n] = best_plan.codes
+        found.chosen[n] = best_plan.chosen
+        for group in range(groups):
+            found.scales[n, group] = best_plan.multiples[group] // 2
+
+
+@compiled
+def best_shift(x, w, targets, shifts, book, group):
+    """(row of `shifts`, scale, gain) that suit a group best."""
+    best, scale, gain = 0, np.float32(0), np.float32(0)
+    for s in range(shifts.shape[0]):
+        this_scale, this_gain = best_scale(x, w, targets, shifts[s], book, group)
+        if this_gain > gain:
+            best, scale, gain = s, this_scale, this_gain
+    return best, scale, gain
+
+
+NO_SHIFT = np.zeros((1, 1), np.float32)
+
+
+def search(
+    weights: np.ndarray,
+    importance: np.ndarray | None,
+    grid: str,
+    targets: np.ndarray,
+    groups: int,
+    scale_bits: int,
+    factor: float,
+    shifts: np.ndarray = NO_SHIFT,
+    signed: bool = True,
+    even: bool = False,
+) -> Found:
+    """Searches all blocks of weights, float32 [rows, columns]; importance is float32 [columns] or None.
+
+    grid: the format whose codebook is used
+    targets: what the largest weight of a group may be divided by its scale, float32
+    groups: per block of 256
+    scale_bits: of a group's scale; its multiple is 1 + 2 * scale
+    factor: weight = d / factor * multiple * (grid[code] + shift) * sign
+    shifts: float32 [rows, shifts]; a group has one of the rows, a vector one of its shifts
+    signed: the grid has sizes, signs are apart
+    even: the number of minus signs of every 8 weights must be even
+    """
+    book = codebook(grid)
+    blocks, vectors = weights.size // 256, 256 // book.grid.shape[1]
+    found = Found(
+        np.zeros((blocks, 1), np.float32),
+        np.zeros((blocks, groups), np.uint8),
+        np.zeros((blocks, vectors), np.uint16),
+        np.zeros((blocks, groups), np.uint8),
+        np.zeros((blocks, vectors), np.uint8),
+        np.zeros((blocks, 32), np.uint8),
+    )
+    usable = column_importance(importance, weights.shape[1], 256 // groups)
+    largest = (2 << scale_bits) - 1
+    search_rows(weights, usable, book, targets, shifts, signed, even, largest, np.float32(factor), found)
+    return found
+
+
+def half_bytes(d: np.ndarray) -> np.ndarray:
+    """float32 [blocks, 1] to the bytes of float16, uint8 [blocks, 2]."""
+    return d.astype("<f2").view(np.uint8)
+
+
+def signs_and_scales(found: Found) -> np.ndarray:
+    """For each group of 32, a 32-bit integer: 4 times 7 signs, the first lowest, and the scale: uint8 [blocks, 32]."""
+    signs = (found.signs.reshape(-1, 8, 4) & 127).astype(np.uint32) << np.array([0, 7, 14, 21], dtype=np.uint32)
+    integers = np.bitwise_or.reduce(signs, axis=2) | found.scales.astype(np.uint32) << 28
+    return integers.astype("<u4").view(np.uint8)
+
+
+def pairs(nibbles: np.ndarray) -> np.ndarray:
+    """Numbers of 4 bits, uint8 [blocks, 2 n], two to a byte, the first in the low half: uint8 [blocks, n]."""
+    return nibbles[:, ::2] | nibbles[:, 1::2] << 4
