@@ -1,0 +1,411 @@
+"""Which tensor gets which format when a model is quantized to Q4_K_M and its kin: the rules of llama-quantize.
+
+A recipe names one format for most matrices. Some matrices matter more than others, and get more bits: attention's
+values and the last matrix of the feed-forward part, above all in the first and last layers, and the output matrix.
+Vectors, norms and small matrices stay as they are.
+
+Source: llama.cpp's src/llama-quant.cpp; its dry runs are what tests compare with.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral
+from typing import Any, NamedTuple
+
+from quant.formats import BY_NAME
+
+
+class Recipe(NamedTuple):
+    """One type of file."""
+
+    number: int  # general.file_type
+    name: str
+    base: str  # the format of most matrices
+
+
+RECIPES: dict[str, Recipe] = {
+    row[1]: Recipe(*row)
+    for row in [
+        (0, "F32", "F32"),
+        (1, "F16", "F16"),
+        (32, "BF16", "BF16"),
+        (7, "Q8_0", "Q8_0"),
+        (18, "Q6_K", "Q6_K"),
+        (8, "Q5_0", "Q5_0"),
+        (9, "Q5_1", "Q5_1"),
+        (16, "Q5_K_S", "Q5_K"),
+        (17, "Q5_K_M", "Q5_K"),
+        (2, "Q4_0", "Q4_0"),
+        (3, "Q4_1", "Q4_1"),
+        (14, "Q4_K_S", "Q4_K"),
+        (15, "Q4_K_M", "Q4_K"),
+        (25, "IQ4_NL", "IQ4_NL"),
+        (30, "IQ4_XS", "IQ4_XS"),
+        (38, "MXFP4", "MXFP4"),
+        (11, "Q3_K_S", "Q3_K"),
+        (12, "Q3_K_M", "Q3_K"),
+        (13, "Q3_K_L", "Q3_K"),
+        (26, "IQ3_S", "IQ3_S"),
+        (27, "IQ3_M", "IQ3_S"),
+        (22, "IQ3_XS", "IQ3_S"),
+        (23, "IQ3_XXS", "IQ3_XXS"),
+        (10, "Q2_K", "Q2_K"),
+        (21, "Q2_K_S", "Q2_K"),
+        (28, "IQ2_S", "IQ2_XS"),
+        (29, "IQ2_M", "IQ2_S"),
+        (20, "IQ2_XS", "IQ2_XS"),
+        (19, "IQ2_XXS", "IQ2_XXS"),
+        (37, "TQ2_0", "TQ2_0"),
+        (36, "TQ1_0", "TQ1_0"),
+        (31, "IQ1_M", "IQ1_M"),
+        (24, "IQ1_S", "IQ1_S"),
+    ]
+}
+ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4_MOE": "MXFP4"}
+
+
+def recipe_named(text: str) -> Recipe:
+    """The recipe with this name, in any case, or number. Raises KeyError."""
+    if text.isascii() and text.isdigit():
+        return {str(recipe.number): recipe for recipe in RECIPES.values()}[text]
+    name = text.upper()
+    return RECIPES[ALIASES.get(name, name)]
+
+
+class Facts(NamedTuple):
+    """What the rules look at of a model."""
+
+    arch: str
+    layers: int
+    experts: int
+    grouping: int  # query heads per key-value head, in the first layer
+    is_70b: bool  # Llama 2 70B's shape, whose attn_v is small
+    importance: bool  # an importance matrix is used
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any], importance: bool) -> "Facts":
+        """From metadata; what is missing or no number counts as 0, heads_kv as heads."""
+        arch = str(metadata.get("general.architecture", ""))
+
+        def number(key: str, default: int = 0) -> int:
+            value = metadata.get(f"{arch}.{key}", default)
+            if hasattr(value, "__len__"):  # one per layer
+                value = value[0] if len(value) else default
+            return int(value) if isinstance(value, Integral) else default
+
+        heads = number("attention.head_count")
+        kv_heads = number("attention.head_count_kv", heads)
+        layers = number("block_count")
+        is_70b = layers == 80 and (
+            arch in ("deci", "olmo", "qwen2") or (arch in ("llama", "llama-embed") and heads != kv_heads)
+        )
+        grouping = heads // kv_heads if kv_heads > 0 else 0
+        return cls(arch, layers, number("expert_count"), grouping, is_70b, importance)
+
+
+# ---- which tensors are quantized at all
+
+KEPT = re.compile(  # small or delicate matrices that keep the format they have
+    r"""_norm\.weight | ffn_gate_inp\.weight | ffn_gate_tid2eid\.weight | altup | laurel | per_layer_model_proj
+    | ^position_embd\.weight$ | ^token_types\.weight$ | ssm_conv1d | shortconv\.conv\.weight
+    | indexer\.[kq]_proj\.weight | time_mix_(?:first|w[012]|v[012]|a[012]|g[12]|decay_w[12]|lerp_fused)\.weight
+    | attn_rel_b\.weight | \.position_embd | sam\.pos_embd | sam\.neck\. | sam\.net_ | \.rel_pos | \.patch_embd
+    | \.patch_merger | a\.rvq\.codebook | mm\.a\.code_embd""",
+    re.VERBOSE,
+)
+
+
+def is_quantized(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor takes part. Shape: the length of a row last; stacked matrices count, vectors do not."""
+    return max(shape[:-1], default=1) > 1 and name.endswith("weight") and not KEPT.search(name)
+
+
+# ---- what a tensor is for
+
+OUTPUT, EMBEDDING, QUERY, KEY, VALUE, ATTENTION_OUTPUT, UP, GATE, DOWN, OTHER = (
+    "output",
+    "embedding",
+    "query",
+    "key",
+    "value",  # also fused with query and key, or made from the latent cache
+    "attention output",
+    "up",
+    "gate",
+    "down",
+    "other",
+)
+ROLES = [  # parts of names, the first that is found
+    (VALUE, ("attn_qkv.weight", "attn_kv_b.weight", "attn_v.weight")),
+    (KEY, ("attn_k.weight",)),
+    (QUERY, ("attn_q.weight",)),
+    (ATTENTION_OUTPUT, ("attn_output.weight",)),
+    (UP, ("ffn_up",)),
+    (GATE, ("ffn_gate",)),
+    (DOWN, ("ffn_down",)),
+]
+
+
+def role_of(name: str) -> str:
+    """What the tensor is for, as far as the rules care."""
+    if name == "output.weight":
+        return OUTPUT
+    if name in ("token_embd.weight", "per_layer_token_embd.weight"):
+        return EMBEDDING
+    return next((role for role, parts in ROLES if any(part in name for part in parts)), OTHER)
+
+
+# ---- the rules. Each gives a format's name, or "" for the recipe's base.
+
+
+class Place(NamedTuple):
+    """A matrix among those of its role."""
+
+    model: Facts
+    layer: int
+    layers: int
+
+    @property
+    def first_eighth(self) -> bool:
+        return self.layer < self.layers // 8
+
+    @property
+    def last_eighth(self) -> bool:
+        return self.layer >= 7 * self.layers // 8
+
+    @property
+    def favoured(self) -> bool:
+        """In the first or last eighth, or every third between."""
+        return self.first_eighth or self.last_eighth or (self.layer - self.layers // 8) % 3 == 2
+
+    @property
+    def shared(self) -> bool:
+        """At least 4 query heads use one key-value head: attention's values are small and count four times."""
+        return self.model.grouping >= 4
+
+
+Rule = Callable[[Place], str]
+TINY = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS")
+SMALL = ("IQ2_S", "IQ2_M")
+
+
+def rules(*rows: tuple[str, Rule]) -> dict[str, Rule]:
+    """A table by recipe; a row may name several."""
+    return {name: rule for names, rule in rows for name in names.split()}
+
+
+VALUE_RULES = rules(
+    ("Q2_K", lambda at: "Q4_K" if at.shared else "Q3_K"),
+    ("Q2_K_S IQ3_XS IQ3_S", lambda at: "Q4_K" if at.shared else ""),
+    ("IQ3_XXS", lambda at: "Q4_K" if at.shared else "" if at.model.importance else "IQ3_S"),
+    ("IQ3_M", lambda at: "Q4_K"),
+    ("Q3_K_M", lambda at: "Q5_K" if at.layer < 2 else "Q4_K"),
+    ("Q3_K_L", lambda at: "Q5_K"),
+    ("IQ4_NL IQ4_XS", lambda at: "Q5_K" if at.shared else ""),
+    ("Q4_K_M Q5_K_M", lambda at: "Q6_K" if at.favoured else ""),
+    ("Q4_K_S", lambda at: "Q5_K" if at.layer < 4 else ""),
+    (" ".join(TINY), lambda at: "Q4_K" if at.shared or at.model.experts >= 4 else "Q2_K"),
+    (" ".join(SMALL), lambda at: "Q4_K" if at.shared or at.model.experts >= 4 else "IQ3_S"),
+)
+
+DOWN_RULES = rules(
+    ("Q2_K", lambda at: "Q3_K"),
+    ("Q2_K_S", lambda at: "Q4_K" if at.first_eighth else ""),
+    ("IQ3_XXS", lambda at: "" if at.model.importance else "Q4_K" if at.first_eighth else "Q3_K"),
+    ("Q3_K_M", lambda at: "Q5_K" if at.layer < at.layers // 16 else "Q4_K"),
+    ("IQ3_M", lambda at: "Q4_K" if at.first_eighth or (at.model.experts == 8 and at.favoured) else ""),
+    ("Q3_K_L", lambda at: "Q5_K"),
+    ("Q4_K_M Q5_K_M", lambda at: "Q6_K" if at.favoured else ""),
+    ("Q4_K_S", lambda at: "Q5_K" if at.first_eighth else ""),
+    ("IQ4_NL IQ4_XS", lambda at: "Q5_K" if at.first_eighth and not at.model.importance else ""),
+    ("Q4_0", lambda at: "Q4_1" if at.first_eighth and at.model.importance else ""),
+    ("Q5_0", lambda at: "Q5_1" if at.first_eighth and at.model.importance else ""),
+    (" ".join(TINY), lambda at: "Q2_K" if at.first_eighth else ""),
+    (" ".join(SMALL), lambda at: "IQ3_S" if at.first_eighth else ""),
+)
+
+FALCON_DOWN_RULES = DOWN_RULES | rules(
+    ("Q3_K_M", lambda at: "Q5_K" if at.layer < at.layers // 16 else "Q4_K" if at.favoured else ""),
+    ("Q3_K_L", lambda at: "Q4_K"),
+    ("Q4_K_M", lambda at: "Q6_K" if at.layer < at.layers // 16 else "Q5_K" if at.favoured else ""),
+    ("Q4_K_S", lambda at: ""),
+)
+
+ATTENTION_OUTPUT_RULES = rules(
+    ("Q2_K", lambda at: "Q3_K"),
+    ("IQ3_XXS", lambda at: "IQ3_S"),
+    ("Q3_K_M IQ3_M", lambda at: "Q4_K"),
+    ("Q3_K_L", lambda at: "Q5_K"),
+    ("IQ1_S IQ1_M", lambda at: "IQ2_XXS"),
+    (" ".join(SMALL), lambda at: "IQ3_S"),
+)
+FALCON_ATTENTION_OUTPUT_RULES = rules(("Q3_K_L", lambda at: "Q4_K"))
+EIGHT_EXPERTS_ATTENTION_OUTPUT_RULES = rules(
+    ("Q2_K Q3_K_S Q3_K_M Q4_K_S Q4_K_M IQ4_NL IQ4_XS IQ3_XS IQ3_XXS IQ3_S IQ3_M", lambda at: "Q5_K"),
+    (" ".join((*TINY, *SMALL)), lambda at: "Q5_K"),
+)
+
+QUERY_RULES = rules(("IQ3_XS", lambda at: "IQ3_XXS"), ("IQ3_XXS", lambda at: "IQ2_S"))
+UP_RULES = rules(("IQ3_XS", lambda at: "" if at.first_eighth or at.last_eighth else "IQ3_XXS"))
+
+EMBEDDING_FORMATS = {
+    **dict.fromkeys(TINY, "Q2_K"),
+    **dict.fromkeys((*SMALL, "IQ3_XXS"), "IQ3_S"),
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), "Q4_K"),
+}
+
+
+def value_format(recipe: str, at: Place) -> str:
+    """Of attention's values."""
+    if recipe in TINY or recipe in SMALL:
+        return VALUE_RULES[recipe](at)
+    if at.model.experts == 8:  # small beside the experts
+        return "Q8_0"
+    chosen = VALUE_RULES.get(recipe, lambda at: "")(at)
+    return "Q5_K" if at.model.is_70b and (chosen or RECIPES[recipe].base) in ("Q3_K", "Q4_K") else chosen
+
+
+def key_format(recipe: str, at: Place) -> str:
+    """Of attention's keys."""
+    if at.model.experts == 8:
+        return "Q4_K" if recipe in TINY or recipe in SMALL else "Q8_0"
+    return QUERY_RULES.get(recipe, lambda at: "")(at)
+
+
+def attention_output_format(recipe: str, at: Place) -> str:
+    """Of the matrix behind attention."""
+    falcon, eight = at.model.arch == "falcon", at.model.experts == 8
+    if falcon and recipe not in TINY and recipe not in SMALL:
+        table = FALCON_ATTENTION_OUTPUT_RULES
+    else:
+        table = EIGHT_EXPERTS_ATTENTION_OUTPUT_RULES if eight else ATTENTION_OUTPUT_RULES
+    return table.get(recipe, lambda at: "")(at)
+
+
+def output_format(recipe: Recipe, model: Facts, columns: int) -> str:
+    """Of the output matrix, also if it is the embedding matrix."""
+    if recipe.name == "MXFP4" or model.arch == "falcon" or columns % BY_NAME[recipe.base].block:
+        return "Q8_0"
+    if recipe.name in (*TINY, *SMALL, "IQ3_XXS"):
+        return "Q5_K"
+    return "Q8_0" if recipe.base == "Q8_0" else "Q6_K"
+
+
+# ---- a format that fits the row
+
+FALLBACKS = {  # blocks of 256 -> blocks of 32
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
+    **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+}
+
+
+def fitting(name: str, columns: int) -> str:
+    """The format, or what takes its place if a row of `columns` weights is no multiple of its block."""
+    if columns % BY_NAME[name].block == 0:
+        return name
+    name = FALLBACKS.get(name, "F16")
+    return name if columns % BY_NAME[name].block == 0 else "F16"
+
+
+# ---- all together
+
+
+class Options(NamedTuple):
+    """What the user wants otherwise. Formats by name, "" for the recipe's choice."""
+
+    pure: bool = False  # the base format for every matrix
+    output: str = ""
+    embedding: str = ""
+    keep_output: bool = False  # output.weight stays as it is
+    patterns: tuple[tuple[re.Pattern[str], str], ...] = ()  # a format for names in which the pattern is found
+
+
+class Choice(NamedTuple):
+    """The format of a tensor, and the one that its rows do not fit."""
+
+    format: str
+    wanted: str
+
+    @property
+    def is_fallback(self) -> bool:
+        return self.format != self.wanted
+
+
+class Planner:
+    """Chooses formats for the tensors of one model. The rules count, so ask in the file's order, see `ordered`."""
+
+    def __init__(self, recipe: Recipe, model: Facts, names: Iterable[str], options: Options):
+        roles = [role_of(name) for name in names]
+        self.recipe, self.model, self.options = recipe, model, options
+        self.tied = OUTPUT not in roles
+        self.counts = {VALUE: roles.count(VALUE)}
+        self.seen: dict[str, int] = {}
+
+    def choose(self, name: str, shape: tuple[int, ...]) -> Choice | None:
+        """The format for a tensor; None if it stays as it is. Raises ValueError if no rule can place the name."""
+        role = role_of(name)
+        if not is_quantized(name, shape) or (self.options.keep_output and role == OUTPUT):
+            return None
+        given = {EMBEDDING: self.options.embedding, OUTPUT: self.options.output}.get(role)
+        base = self.recipe.base
+        if given:
+            wanted = given
+        elif base in ("F32", "F16", "BF16"):
+            return Choice(base, base)
+        else:
+            wanted = self.by_pattern(name) or (base if self.options.pure else self.by_rule(name, shape, role) or base)
+        return Choice(fitting(wanted, shape[-1]), wanted)
+
+    def by_pattern(self, name: str) -> str:
+        return next((format for pattern, format in self.options.patterns if pattern.search(name)), "")
+
+    def by_rule(self, name: str, shape: tuple[int, ...], role: str) -> str:
+        recipe = self.recipe.name
+        if role == OUTPUT or (role == EMBEDDING and self.tied):
+            return self.options.output or output_format(self.recipe, self.model, shape[-1])
+        if recipe == "MXFP4":
+            return "MXFP4" if len(shape) > 2 and shape[-3] > 1 else "Q8_0"
+        if role == EMBEDDING:
+            return EMBEDDING_FORMATS.get(recipe, "")
+        at = self.place(name, role)
+        if role == VALUE:
+            return value_format(recipe, at)
+        if role == KEY:
+            return key_format(recipe, at)
+        if role == ATTENTION_OUTPUT:
+            return attention_output_format(recipe, at)
+        down = FALCON_DOWN_RULES if self.model.arch == "falcon" else DOWN_RULES
+        table: dict[str, Rule] = {QUERY: QUERY_RULES, UP: UP_RULES, GATE: UP_RULES, DOWN: down}.get(role, {})
+        return table.get(recipe, lambda at: "")(at)
+
+    def place(self, name: str, role: str) -> Place:
+        """Where the matrix stands: counted, or in a model with experts, where counting goes wrong, by its name."""
+        index, count = self.seen.get(role, 0), self.counts.get(role, self.model.layers)
+        self.seen[role] = index + 1
+        by_name = self.model.experts > 1 and role in (UP, GATE, DOWN) and self.recipe.name not in (*TINY, *SMALL)
+        if by_name:
+            match = re.match(r"blk\.([0-9]+)\.", name)
+            if not match or int(match[1]) >= count:
+                raise ValueError(f"tensor {name}: expected a name that begins with blk.N., N below {count}")
+            index = int(match[1])
+        return Place(self.model, index, count)
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Names in the order in which llama.cpp counts and writes: those of no layer first, then by layer, then by name."""
+
+    def key(name: str) -> tuple[int, bytes]:
+        match = re.match(r"blk\.([0-9]+)\.", name)
+        return (int(match[1]) if match else -1), name.encode()
+
+    return sorted(names, key=key)
+
+
+def needs_importance(recipe: Recipe, name: str, format: str) -> bool:
+    """Whether the format makes little sense for this tensor without an importance matrix."""
+    if role_of(name) in (OUTPUT, EMBEDDING):
+        return False
+    low = ("IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_M", "IQ1_S")
+    return format in low or (format == "Q2_K" and recipe.name == "Q2_K_S")

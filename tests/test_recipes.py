@@ -1,0 +1,194 @@
+"""Which tensor gets which format, compared with llama-quantize.
+
+llama_quantize_plans.json holds what `llama_model_quantize` of llama.cpp (llama-cpp-python 0.3.36) plans in a dry run,
+for models that have a header only: by recipe, with "pure" or "imatrix" where the user asks for that, the formats of
+each kind of matrix, in the order of the layers ("Q6_K*2 Q4_K*3"); vectors and the experts' router, which stay F32, are
+not listed.
+"""
+
+import json
+import re
+
+import pytest
+from conftest import ROOT
+
+from quant.formats import BY_NAME
+from quant.recipes import (
+    ALIASES,
+    RECIPES,
+    Facts,
+    Options,
+    Planner,
+    fitting,
+    is_quantized,
+    needs_importance,
+    ordered,
+    recipe_named,
+    role_of,
+)
+
+CASES = json.loads((ROOT / "tests" / "llama_quantize_plans.json").read_text())
+
+
+def shapes(arch="llama", layers=4, width=256, heads=8, kv=2, ff=512, experts=0, tied=False, qkv=False):
+    """Tensors of a model, by name."""
+    found = {"token_embd.weight": (32, width), "output_norm.weight": (width,)}
+    if not tied:
+        found["output.weight"] = (32, width)
+    kv_width = width // heads * kv
+    attention = {"attn_q": (width, width), "attn_k": (kv_width, width), "attn_v": (kv_width, width)}
+    attention = {"attn_qkv": (width + 2 * kv_width, width)} if qkv else attention
+    dense = {"ffn_gate": (ff, width), "ffn_up": (ff, width), "ffn_down": (width, ff)}
+    if experts:
+        stacks = {f"{name}_exps": (experts, *shape) for name, shape in dense.items()}
+        dense = {"ffn_gate_inp": (experts, width), **stacks, **{f"{name}_shexp": dense[name] for name in dense}}
+    norms = {"attn_norm": (width,), "ffn_norm": (width,)}
+    for layer in range(layers):
+        for name, shape in (norms | attention | {"attn_output": (width, width)} | dense).items():
+            found[f"blk.{layer}.{name}.weight"] = shape
+    return found
+
+
+def facts(arch="llama", layers=4, heads=8, kv=2, experts=0, importance=False, **others):
+    keys = {
+        "block_count": layers,
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv,
+        "expert_count": experts,
+    }
+    metadata = {f"{arch}.{key}": value for key, value in keys.items()}
+    return Facts.of({"general.architecture": arch, **metadata}, importance)
+
+
+def planned(recipe, model, tensors, options=Options()):  # noqa: B008
+    """The format of every tensor that gets one."""
+    planner = Planner(recipe, model, tensors, options)
+    choices = {name: planner.choose(name, tensors[name]) for name in ordered(tensors)}
+    return {name: choice.format for name, choice in choices.items() if choice}
+
+
+def by_kind(plan):
+    """As the file of llama-quantize's plans has it."""
+    kinds = {}
+    for name, format in plan.items():
+        kinds.setdefault(re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight"), []).append(format)
+    return kinds
+
+
+def expanded(plan):
+    """A row of that file: kind of matrix -> the formats of all layers, where one name is for as many as there are."""
+    return {
+        kind: [format for run in text.split() for format in [run.partition("*")[0]] * int(run.partition("*")[2] or 1)]
+        for kinds, text in plan.items()
+        for kind in kinds.split()
+    }
+
+
+def same(ours, theirs):
+    return ours == theirs or (len(theirs) == 1 and set(ours) == set(theirs))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_plans_are_those_of_llama_quantize(case: str, name: str):
+    model, plans = CASES[case]["model"], CASES[case]["plans"]
+    compared = 0
+    for key in (name, f"{name} pure", f"{name} imatrix"):
+        if key not in plans:
+            continue
+        importance, pure = key.endswith("imatrix"), key.endswith("pure")
+        plan = planned(RECIPES[name], facts(**model, importance=importance), shapes(**model), Options(pure=pure))
+        ours = by_kind({tensor: format for tensor, format in plan.items() if format != "F32"})
+        theirs = expanded(plans[key])
+        different = {kind for kind in ours | theirs if not same(ours.get(kind, []), theirs.get(kind, []))}
+        assert different == set(), (key, {kind: (ours.get(kind), theirs.get(kind)) for kind in different})
+        compared += 1
+    assert compared in (1, 3)
+
+
+def test_names_and_numbers():
+    assert recipe_named("q4_k_m") is recipe_named("15") is recipe_named("Q4_K") is RECIPES["Q4_K_M"]
+    for text in ("Q4", "", "33", "-1", "²"):
+        with pytest.raises(KeyError):
+            recipe_named(text)
+    assert len({recipe.number for recipe in RECIPES.values()}) == len(RECIPES)
+    assert set(ALIASES.values()) <= RECIPES.keys() and not ALIASES.keys() & RECIPES.keys()
+    assert all(recipe.base in BY_NAME for recipe in RECIPES.values())
+
+
+def test_llama_cpp_has_the_same_numbers():
+    import gguf
+
+    theirs = {kind.name.removeprefix("MOSTLY_").removeprefix("ALL_"): int(kind) for kind in gguf.LlamaFileType}
+    assert {
+        recipe.name: recipe.number for recipe in RECIPES.values() if recipe.name in theirs
+    }.items() <= theirs.items()
+
+
+def test_the_user_decides():
+    model, tensors = facts(), shapes()
+    chosen = Options(output="F16", embedding="Q8_0", patterns=((re.compile("attn_[qk]"), "Q5_1"),))
+    plan = planned(RECIPES["Q4_K_S"], model, tensors, chosen)
+    assert (plan["output.weight"], plan["token_embd.weight"]) == ("F16", "Q8_0")
+    assert {plan[f"blk.{n}.attn_{name}.weight"] for n in range(4) for name in "qk"} == {"Q5_1"}
+    assert plan["blk.3.attn_v.weight"] == "Q5_K" and plan["blk.3.ffn_up.weight"] == "Q4_K"
+    assert "output.weight" not in planned(RECIPES["Q4_K_S"], model, tensors, Options(keep_output=True))
+
+
+def test_the_first_pattern_counts():
+    patterns = ((re.compile("attn"), "Q8_0"), (re.compile("attn_v"), "Q2_K"))
+    assert planned(RECIPES["Q6_K"], facts(), shapes(), Options(patterns=patterns))["blk.0.attn_v.weight"] == "Q8_0"
+
+
+def test_formats_fit_the_rows():
+    assert [fitting("Q4_K", columns) for columns in (512, 320, 80)] == ["Q4_K", "Q5_0", "F16"]
+    assert [fitting("Q8_0", columns) for columns in (96, 80)] == ["Q8_0", "F16"]
+    for recipe in RECIPES.values():
+        for columns in (256, 32, 16, 1):
+            assert columns % BY_NAME[fitting(recipe.base, columns)].block == 0
+    planner = Planner(RECIPES["Q4_K_S"], facts(), ["blk.0.ffn_up.weight"], Options())
+    choice = planner.choose("blk.0.ffn_up.weight", (512, 320))
+    assert (choice.format, choice.wanted, choice.is_fallback) == ("Q5_0", "Q4_K", True)
+
+
+def test_vectors_norms_and_small_matrices_stay():
+    assert is_quantized("blk.0.ffn_up_exps.weight", (4, 512, 256))
+    for name, shape in [
+        ("blk.0.attn_q.bias", (256, 256)),
+        ("blk.0.attn_norm.weight", (256, 256)),
+        ("blk.0.ffn_gate_inp.weight", (8, 256)),
+        ("blk.0.ssm_conv1d.weight", (256, 4)),
+        ("output.weight", (256,)),
+        ("output.weight", (1, 256)),
+        ("position_embd.weight", (512, 256)),
+    ]:
+        assert not is_quantized(name, shape), name
+
+
+def test_an_expert_without_a_layer_is_refused():
+    planner = Planner(RECIPES["Q4_K_M"], facts(experts=8, layers=2), ["blk.2.ffn_down_exps.weight"], Options())
+    with pytest.raises(ValueError, match=r"blk\.2\.ffn_down_exps"):
+        planner.choose("blk.2.ffn_down_exps.weight", (8, 256, 256))
+
+
+def test_metadata_of_every_kind():
+    assert Facts.of({}, False) == Facts("", 0, 0, 0, False, False)
+    per_layer = {"general.architecture": "x", "x.attention.head_count": [8, 16], "x.attention.head_count_kv": [2, 0]}
+    assert Facts.of(per_layer, True).grouping == 4
+    assert Facts.of({"general.architecture": "x", "x.attention.head_count": 8}, False).grouping == 1
+    assert Facts.of({"general.architecture": "x", "x.attention.head_count": "8", "x.block_count": []}, False) == Facts(
+        "x", 0, 0, 0, False, False
+    )
+
+
+def test_order_is_that_of_llama_cpp():
+    names = ["blk.10.a", "output.weight", "blk.2.b", "blk.2.a", "blkx", "token_embd.weight"]
+    assert ordered(names) == ["blkx", "output.weight", "token_embd.weight", "blk.2.a", "blk.2.b", "blk.10.a"]
+
+
+def test_what_needs_an_importance_matrix():
+    assert needs_importance(RECIPES["Q2_K_S"], "blk.0.ffn_up.weight", "Q2_K")
+    assert not needs_importance(RECIPES["Q2_K"], "blk.0.ffn_up.weight", "Q2_K")
+    assert not needs_importance(RECIPES["Q2_K_S"], "token_embd.weight", "Q2_K")
+    assert needs_importance(RECIPES["IQ2_XXS"], "blk.0.ffn_up.weight", "IQ2_XXS")
+    assert role_of("blk.0.attn_kv_b.weight") == role_of("blk.0.attn_qkv.weight") == "value"
