@@ -51,12 +51,18 @@ class Tensor:
 
 
 class GGUFFile:
-    """A mapped model file. Views of it (in `tensors`, and arrays in `metadata`) stay valid after `close`."""
+    """A mapped model file. Views of it (in `tensors`, `packed`, and arrays in `metadata`) stay valid after `close`.
 
-    def __init__(self, path: str, metadata: dict[str, Any], tensors: dict[str, Tensor]):
-        self.path = path
-        self.metadata = metadata
-        self.tensors = tensors
+    packed: the metadata values as they stand in the file, with the numbers of their types, uint8.
+    parts: the names of the tensors in each file that was read, by its path.
+    """
+
+    def __init__(self, part: "Part", parts: dict[str, list[str]]):
+        self.path = part.path
+        self.metadata = part.metadata
+        self.tensors = part.tensors
+        self.packed = part.packed
+        self.parts = parts
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "GGUFFile":
@@ -68,9 +74,9 @@ class GGUFFile:
         path = os.fsdecode(path)
         part = open_part(path)
         count = part.integer("split.count", default=0)
-        if count > 1:  # a merged file keeps the key, with the value 0
-            part = open_split(path, part, count)
-        return cls(path, part.metadata, part.tensors)
+        parts = open_split(path, part, count) if count > 1 else [part]  # a merged file keeps the key, with the value 0
+        whole = joined(parts) if count > 1 else part
+        return cls(whole._replace(path=path), {part.path: list(part.tensors) for part in parts})
 
     @property
     def parameters(self) -> int:
@@ -99,6 +105,7 @@ class Part(NamedTuple):
     path: str
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
+    packed: dict[str, np.ndarray]
 
     def integer(self, key: str, default: int) -> int:
         value = self.metadata.get(key, default)
@@ -115,7 +122,9 @@ def open_part(path: str) -> Part:
     data = mapped(path)
     header = read_header(data, path)
     bytes_of_file = np.frombuffer(data, np.uint8)
-    return Part(path, header.metadata, {entry.name: view(entry, bytes_of_file) for entry in header.entries})
+    tensors = {entry.name: view(entry, bytes_of_file) for entry in header.entries}
+    packed = {key: bytes_of_file[place] for key, place in header.packed.items()}
+    return Part(path, header.metadata, tensors, packed)
 
 
 def view(entry: Entry, bytes_of_file: np.ndarray) -> Tensor:
@@ -180,8 +189,8 @@ def description(beginning: bytes) -> str:
     return f"begins with {beginning[:4]!r}; expected {MAGIC!r}"
 
 
-def open_split(path: str, named: Part, count: int) -> Part:
-    """The model in `count` files of which `named`, at `path`, is one: the first's metadata, the tensors of all."""
+def open_split(path: str, named: Part, count: int) -> list[Part]:
+    """The files of the model in `count` files of which `named`, at `path`, is one."""
     match = SPLIT_NAME.fullmatch(path)
     if not match or int(match["count"]) != count or not 1 <= int(match["number"]) <= count:
         ending = f"expected a name that ends in -NNNNN-of-{count:05d}.gguf"
@@ -196,10 +205,11 @@ def open_split(path: str, named: Part, count: int) -> Part:
             if (found := part.integer(key, default=-1)) != expected:
                 raise refusal(name, f"{key}: expected {expected}, found {'nothing' if found == -1 else found}")
         parts.append(part)
-    return joined(parts)
+    return parts
 
 
 def joined(parts: list[Part]) -> Part:
+    """The first's metadata, the tensors of all."""
     first = parts[0]
     tensors: dict[str, Tensor] = {}
     for part in parts:
@@ -209,4 +219,4 @@ def joined(parts: list[Part]) -> Part:
     expected = first.integer("split.tensors.count", default=len(tensors))
     if expected != len(tensors):
         raise refusal(first.path, f"split.tensors.count: expected {expected} tensors, found {len(tensors)}")
-    return Part(first.path, first.metadata, tensors)
+    return first._replace(tensors=tensors)

@@ -58,6 +58,7 @@ class Header(NamedTuple):
 
     metadata: dict[str, Any]
     entries: list[Entry]
+    packed: dict[str, slice]  # where each metadata value is in the file, with the number of its type
 
 
 def shown(text: str, limit: int = 100) -> str:
@@ -92,13 +93,16 @@ class HeaderReader:
     def read(self) -> Header:
         tensors, keys = self.counts()
         metadata: dict[str, Any] = {}
+        packed: dict[str, slice] = {}
         for number in range(keys):
             key = self.name(f"metadata key {number}", MAX_KEY_BYTES)
             if key in metadata:
                 self.fail("this metadata key is in the file twice")
+            start = self.position
             metadata[key] = self.value(self.number(UINT32), depth=1)
+            packed[key] = slice(start, self.position)
         entries = [self.entry(number) for number in range(tensors)]
-        return Header(metadata, self.placed(entries, self.alignment(metadata)))
+        return Header(metadata, self.placed(entries, self.alignment(metadata)), packed)
 
     # ---- pieces of the file
 
