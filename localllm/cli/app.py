@@ -8,6 +8,7 @@ import click
 from localllm.cli.bench import bench
 from localllm.cli.chat import chat
 from localllm.cli.inspect import inspect
+from localllm.cli.quantize import quantize
 from localllm.cli.run import run
 from localllm.cli.terminal import write
 from localllm.cli.tokenize import tokenize
@@ -31,7 +32,7 @@ class Commands(click.Group):
 
 @click.group(
     cls=Commands,
-    commands={command.name or "": command for command in (run, chat, inspect, tokenize, bench, warmup)},
+    commands={command.name or "": command for command in (run, chat, inspect, tokenize, quantize, bench, warmup)},
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -1,0 +1,210 @@
+"""localllm quantize: make a small model file from a big one, or from a downloaded checkpoint."""
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import click
+
+from localllm.cli import options
+from localllm.cli.inspect import count, one_line, size, table
+from localllm.cli.terminal import ProgressLine, exit_on_sigterm, is_terminal, say, write
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.quantize import OnProgress, Plan, Recipe, Request
+
+
+def flag(name: str, help: str) -> Callable[[options.Function], options.Function]:
+    return click.option(name, is_flag=True, help=help)
+
+
+def several(name: str, metavar: str, help: str) -> Callable[[options.Function], options.Function]:
+    return click.option(name, metavar=metavar, multiple=True, help=f"{help}  [repeatable]")
+
+
+@click.command()
+@click.argument("arguments", metavar="IN [OUT] TYPE", nargs=-1, required=True)
+@options.number("-t", "--threads", kind=int, help="Threads.  [default: one per physical core that is free to use]")
+@click.option("--imatrix", metavar="FILE", help="An importance matrix: which columns matter most.")
+@several("--include-weights", "TEXT", "Use it only for tensors with this text in their name.")
+@several("--exclude-weights", "TEXT", "Do not use it for tensors with this text in their name.")
+@flag("--pure", "The same format for every matrix.")
+@several("--tensor-type", "REGEX=FORMAT", "The format of tensors in whose name this is found.")
+@click.option("--output-tensor-type", "output", metavar="FORMAT", help="The format of the output matrix.")
+@click.option("--token-embedding-type", "embedding", metavar="FORMAT", help="The format of the embedding matrix.")
+@flag("--leave-output-tensor", "Keep the output matrix as it is.")
+@flag("--allow-requantize", "Quantize what is quantized already, at a loss.")
+@several("--override-kv", "KEY=TYPE:VALUE", "Change metadata; TYPE is int, float, bool or str.")
+@flag("--keep-split", "Write as many files as the input has.")
+@flag("--strict", "Fail where rows do not fit the format and another would take its place.")
+@flag("--dry-run", "Show the plan, write nothing.")
+def quantize(
+    arguments: tuple[str, ...],
+    threads: int | None,
+    imatrix: str | None,
+    include_weights: tuple[str, ...],
+    exclude_weights: tuple[str, ...],
+    pure: bool,
+    tensor_type: tuple[str, ...],
+    output: str | None,
+    embedding: str | None,
+    leave_output_tensor: bool,
+    allow_requantize: bool,
+    override_kv: tuple[str, ...],
+    keep_split: bool,
+    strict: bool,
+    dry_run: bool,
+) -> None:
+    """Make a small model file from a big one.
+
+    IN is a GGUF file or the folder of a Hugging Face checkpoint. TYPE is a name or number as of llama-quantize, in any
+    case: Q4_K_M, say. OUT is IN's name with the type, if not given.
+
+    \b
+    32 to 16 bits  F32, F16, BF16
+    8 to 5 bits    Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0
+    4 bits         Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL, IQ4_XS, MXFP4
+    3 and 2 bits   Q3_K_L, Q3_K_M, Q3_K_S, Q2_K, Q2_K_S
+    ternary        TQ2_0, TQ1_0
+    COPY           nothing is quantized
+
+    The new file appears when it is complete; until then a file of that name stays as it is.
+    """
+    from localllm import quantize as service
+    from quant.recipes import Options
+
+    exit_on_sigterm()
+    path, target, recipe, last = understood(arguments)
+    threads = last if threads is None else threads
+    chosen = Options(
+        pure=pure,
+        output=format_named(output),
+        embedding=format_named(embedding),
+        keep_output=leave_output_tensor,
+        patterns=service.parse_patterns(tensor_type),
+    )
+    overrides = [service.parse_override(text) for text in override_kv]
+    request = service.Request(
+        recipe,
+        chosen,
+        imatrix,
+        include_weights,
+        exclude_weights,
+        overrides,
+        keep_split,
+        allow_requantize,
+        strict,
+    )
+    plan = service.make_plan(service.open_source(path), request)
+    for line in plan.warnings:
+        say(f"localllm: warning: {line}")
+    target = target or service.default_output(path, recipe)
+    if dry_run:
+        write(described(plan, target))
+    else:
+        execute(plan, target, request, threads)
+
+
+def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", int | None]:
+    """IN, OUT, TYPE and threads, in llama-quantize's order: IN [OUT] TYPE [THREADS]. Raises UsageError."""
+    from localllm.quantize import type_named
+
+    for place in (1, 2):
+        recipe = type_named(arguments[place]) if place < len(arguments) else None
+        rest = arguments[place + 1 :]
+        if recipe and (not rest or (len(rest) == 1 and rest[0].isdecimal())):
+            threads = int(rest[0]) if rest else None
+            return arguments[0], arguments[1] if place == 2 else None, recipe, threads
+    if len(arguments) in (2, 3):
+        raise UsageError(f"{one_line(arguments[-1])} is no type; localllm quantize --help lists them")
+    raise UsageError("expected IN [OUT] TYPE")
+
+
+def format_named(text: str | None) -> str:
+    """A format's name in its own case, "" for none."""
+    from localllm.quantize import parse_format
+
+    return parse_format(text) if text else ""
+
+
+def execute(plan: "Plan", target: str, request: "Request", threads: int | None) -> None:
+    """Write the files, with a progress bar on a terminal; at the end, what became of it."""
+    from localllm import quantize as service
+    from localllm.engine.threads import usable_cores
+
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads should be 1 or above, not {threads}")
+    start, line = perf_counter(), ProgressLine()
+    service.check_output(plan, target, request)
+    try:
+        with progress_bar(plan) as on_progress:
+            paths = service.run(plan, target, request, threads or usable_cores(), on_progress, options.compiling(line))
+    finally:
+        line.clear()
+    seconds = perf_counter() - start
+    name = one_line(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+    write(f"{name}: {summary(plan)}, {seconds:.1f} s\n")
+
+
+def progress_bar(plan: "Plan") -> AbstractContextManager["OnProgress"]:
+    """What shows how far it is, on stderr, if that is a terminal."""
+    return _Bar(plan) if is_terminal(sys.stderr) else nullcontext(lambda done, name: None)
+
+
+class _Bar:
+    def __init__(self, plan: "Plan"):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task("", total=plan.weights)
+
+    def __enter__(self) -> "OnProgress":
+        self._progress.start()
+        return self.show
+
+    def show(self, done: int, name: str) -> None:
+        from rich.markup import escape
+
+        self._progress.update(self._task, completed=done, description=escape(one_line(name)))
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+
+def summary(plan: "Plan") -> str:
+    """The size before and after."""
+    before = f"{size(sum(os.path.getsize(name) for name in plan.source.files))}, {plan.bits_per_weight(True):.2f}"
+    return f"{size(plan.nbytes)}, {plan.bits_per_weight():.2f} bits per weight (before: {before})"
+
+
+def described(plan: "Plan", target: str) -> str:
+    """The plan by tensor, the sum, and the room on the disk."""
+    import shutil
+
+    rows = [
+        (
+            one_line(job.tensor.name),
+            " x ".join(map(str, job.tensor.shape)),
+            job.tensor.format.name,
+            job.format.name + (" (fallback)" if job.is_fallback else ""),
+            size(job.output.nbytes),
+        )
+        for job in plan.jobs
+    ]
+    free = shutil.disk_usage(os.path.dirname(os.path.realpath(target)) or ".").free
+    facts = [f"{one_line(name)}" for name in plan.paths(target)]
+    lines = [
+        *table(("tensor", "shape", "from", "to", "size"), rows),
+        "",
+        f"{'weights':<14}{count(plan.weights)} in {len(plan.jobs)} tensors",
+        f"{'output':<14}{', '.join(facts)}",
+        f"{'size':<14}{summary(plan)}",
+        f"{'free disk':<14}{size(free)}",
+    ]
+    return "\n".join(lines) + "\n"

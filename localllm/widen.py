@@ -1,0 +1,54 @@
+"""Weights of any format as float32, by the kernels that look up embeddings."""
+
+import ctypes
+import threading
+from collections.abc import Iterable
+
+import numpy as np
+
+from localllm.kernels.library import Library, Progress
+from quant.formats import Format
+
+KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+NUMBERS = ("F32", "I8", "I16", "I32", "I64", "F64")  # need no kernel, or have none
+
+
+def can_widen(format: Format) -> bool:
+    """Whether weights of the format are numbers that float32 can hold."""
+    return format.name == "F32" or format.name not in NUMBERS
+
+
+class Widener:
+    """Kernels for some formats. Several threads may use it at once; it does not hold Python's lock."""
+
+    def __init__(self, formats: Iterable[Format], progress: Progress | None = None):
+        names = {format: f"embed-{format.name}" for format in formats if format.name not in NUMBERS}
+        self._local = threading.local()
+        self._library = Library(sorted(names.values()), progress) if names else None
+        self._kernels = {
+            format: KERNEL(self._library.addresses[name]) for format, name in names.items() if self._library
+        }
+
+    def widen(self, format: Format, rows: np.ndarray, columns: int) -> np.ndarray:
+        """Rows as they lie in a file, uint8 [rows, bytes of a row] -> float32 [rows, columns].
+
+        The result may be a view of `rows`; it is good until this thread's next call.
+        """
+        if format.name == "F32":
+            return rows.view(np.float32) if rows.ctypes.data % 4 == 0 else rows.copy().view(np.float32)
+        weights = self._buffer(len(rows) * columns).reshape(len(rows), columns)
+        numbers = np.arange(len(rows), dtype=np.int64)
+        count = np.array([len(rows)], np.int64)
+        addresses = [array.ctypes.data for array in (count, rows, numbers, weights)]
+        arguments = np.array(
+            [addresses[0], addresses[1], rows.shape[1], columns, addresses[2], addresses[3], weights.strides[0]],
+            np.int64,
+        )
+        self._kernels[format](arguments.ctypes.data, 0, 1, 0)
+        return weights
+
+    def _buffer(self, size: int) -> np.ndarray:
+        """This thread's, float32 [size]. New memory for each chunk would cost the system more than the conversion."""
+        if getattr(self._local, "buffer", np.empty(0)).size < size:
+            self._local.buffer = np.empty(size, np.float32)
+        return self._local.buffer[:size]

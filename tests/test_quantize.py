@@ -1,0 +1,611 @@
+"""Making small files from big ones: what is in them, and that nothing is lost on the way."""
+
+import errno
+import itertools
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from conftest import ROOT
+from tiny_model import write_tiny_model
+
+from localllm import quantize as service
+from localllm.cli.main import main
+from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.gguf_file import GGUFFile
+from localllm.gguf_writer import Output, write_gguf
+from localllm.quantize import CHUNK, COPY, Request, default_output, make_plan, open_source, parse_override, run
+from localllm.safe_file import SafeFile
+from localllm.source import row_count
+from localllm.widen import Widener, can_widen
+from quant.encode import ENCODERS, encode
+from quant.formats import BY_NAME, FORMATS
+from quant.recipes import RECIPES, Options
+
+LLAMA = {
+    "general.architecture": "llama",
+    "general.file_type": 0,
+    "general.name": "Test",
+    "llama.block_count": 2,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.rope.freq_base": 10000.0,
+    "tokenizer.ggml.tokens": ["a", b"\xff", "c"],
+}
+SHAPES = {
+    "token_embd.weight": (40, 256),
+    "blk.0.attn_norm.weight": (256,),
+    "blk.0.attn_v.weight": (64, 256),
+    "blk.0.ffn_down.weight": (256, 512),
+    "blk.0.ffn_up.weight": (96, 320),
+    "blk.1.attn_v.weight": (64, 256),
+    "blk.1.ffn_gate_exps.weight": (3, 8, 256),
+    "blk.1.attn_q.bias": (64,),
+    "output.weight": (40, 256),
+}
+
+
+def arrays(dtype=np.float32) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(5)
+    made = {name: generator.normal(0, 0.1, shape).astype(np.float32) for name, shape in SHAPES.items()}
+    return {name: array.astype(dtype) if array.ndim > 1 else array for name, array in made.items()}
+
+
+def write_model(path: Path, weights: dict[str, np.ndarray] | None = None, **metadata) -> Path:
+    weights = arrays() if weights is None else weights
+    write_gguf(path, LLAMA | metadata, [Output.of(name, array) for name, array in weights.items()])
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "model-F32.gguf")
+
+
+def quantized(path: Path, target: Path, recipe: str, threads: int = 2, **request) -> GGUFFile:
+    """The file that becomes of it."""
+    asked = Request(COPY if recipe == "COPY" else RECIPES[recipe], **request)
+    run(make_plan(open_source(str(path)), asked), str(target), asked, threads, lambda done, name: None)
+    return GGUFFile.open(target)
+
+
+def values(file: GGUFFile) -> dict[str, np.ndarray]:
+    """All weights, by the gguf package."""
+    return {
+        name: gguf.dequantize(np.asarray(t.data), gguf.GGMLQuantizationType(t.format.id)).reshape(t.shape)
+        for name, t in file.tensors.items()
+    }
+
+
+# ---- what is in the file
+
+
+@pytest.mark.parametrize("recipe", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K_M", "Q6_K"])
+def test_a_file_has_the_planned_formats_and_the_weights(recipe: str, model: Path, tmp_path: Path):
+    file = quantized(model, tmp_path / "x.gguf", recipe)
+    plan = make_plan(open_source(str(model)), Request(RECIPES[recipe]))
+    assert {name: t.format.name for name, t in file.tensors.items()} == {
+        j.tensor.name: j.format.name for j in plan.jobs
+    }
+    assert os.path.getsize(file.path) == plan.nbytes
+    assert plan.bits_per_weight() == pytest.approx(8 * file.nbytes / file.parameters)
+    bound = {"F32": 0, "F16": 1e-7, "BF16": 1e-5, "Q8_0": 1e-4, "Q6_K": 1e-3, "Q4_K_M": 1e-2, "Q4_0": 1e-2}[recipe]
+    for name, array in arrays().items():
+        error = np.mean((values(file)[name] - array) ** 2) / np.mean(array**2)
+        assert error <= (0 if array.ndim == 1 else bound), name
+
+
+def test_experts_are_encoded_one_by_one(model: Path, tmp_path: Path):
+    """Chunks do not cross from one matrix of a stack to the next, and each is what the encoder makes of it."""
+    got = quantized(model, tmp_path / "x.gguf", "Q8_0").tensors["blk.1.ffn_gate_exps.weight"].data
+    for expert, weights in enumerate(arrays()["blk.1.ffn_gate_exps.weight"]):
+        np.testing.assert_array_equal(got[expert], encode("Q8_0", weights))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_from_16_bits(dtype: str, model: Path, tmp_path: Path):
+    quantized(model, tmp_path / "half.gguf", {"float16": "F16", "bfloat16": "BF16"}[dtype])
+    file, half = quantized(tmp_path / "half.gguf", tmp_path / "x.gguf", "Q8_0"), GGUFFile.open(tmp_path / "half.gguf")
+    for name, tensor in file.tensors.items():
+        if tensor.format.name == "Q8_0":
+            weights = values(half)[name].reshape(row_count(tensor.shape), -1)
+            np.testing.assert_array_equal(tensor.data.reshape(len(weights), -1), encode("Q8_0", weights))
+
+
+def test_metadata_is_kept_and_completed(model: Path, tmp_path: Path):
+    overrides = [parse_override(text) for text in ("llama.block_count=int:3", "x.y=str:a:b=c", "x.z=bool:true")]
+    overrides += [parse_override("llama.rope.freq_base=float:0.5"), parse_override("x.negative=int:-4")]
+    file, before = quantized(model, tmp_path / "x.gguf", "Q4_K_M", overrides=overrides), GGUFFile.open(model)
+    changed = {"general.file_type": 15, "general.quantization_version": 2, "llama.block_count": 3, "x.y": "a:b=c"}
+    changed |= {"x.z": True, "llama.rope.freq_base": 0.5, "x.negative": -4}
+    assert {key: file.metadata[key] for key in changed} == changed
+    assert file.metadata.keys() == before.metadata.keys() | changed
+    for key in before.metadata.keys() - changed:
+        assert bytes(file.packed[key]) == bytes(before.packed[key])
+    for key in ("llama.block_count", "llama.rope.freq_base"):
+        assert bytes(file.packed[key][:4]) == bytes(before.packed[key][:4])
+
+
+def test_overrides_keep_the_type_that_readers_expect(tmp_path: Path):
+    write_model(tmp_path / "m.gguf", **{"a.byte": np.uint8(1), "a.long": np.uint64(1), "a.double": np.float64(1)})
+    texts = ["a.byte=int:300", "a.long=int:5", "a.double=float:0.1"]
+    asked = Request(COPY, overrides=[parse_override(text) for text in texts])
+    (metadata, _), *_ = make_plan(open_source(str(tmp_path / "m.gguf")), asked).files
+    assert [metadata[key][0] for key in ("a.byte", "a.long", "a.double")] == [4, 10, 12]
+
+
+@pytest.mark.parametrize("text", ["", "a", "a=1", "a=int:x", "a=bool:1", "=int:1", "a=long:1"])
+def test_overrides_that_make_no_sense(text: str):
+    with pytest.raises(UsageError, match="expected KEY=TYPE:VALUE"):
+        parse_override(text)
+
+
+def test_a_copy_is_the_same(tmp_path: Path):
+    write_model(tmp_path / "a.gguf", arrays(np.float16))
+    quantized(tmp_path / "a.gguf", tmp_path / "b.gguf", "COPY")
+    quantized(tmp_path / "b.gguf", tmp_path / "c.gguf", "COPY")
+    a, b = GGUFFile.open(tmp_path / "a.gguf"), GGUFFile.open(tmp_path / "b.gguf")
+    assert b.metadata["general.file_type"] == 0 and a.tensors.keys() == b.tensors.keys()
+    for name, tensor in a.tensors.items():
+        np.testing.assert_array_equal(tensor.data, b.tensors[name].data)
+    assert (tmp_path / "b.gguf").read_bytes() == (tmp_path / "c.gguf").read_bytes()
+
+
+def test_again_and_with_other_threads_the_same_bytes(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(service, "CHUNK", 1 << 12)
+    write_model(tmp_path / "m.gguf")
+    made = []
+    for number, (threads, chunk) in enumerate([(1, 1 << 12), (3, 1 << 12), (3, 1 << 12), (2, CHUNK), (2, 1)]):
+        monkeypatch.setattr(service, "CHUNK", chunk)
+        quantized(tmp_path / "m.gguf", tmp_path / f"{number}.gguf", "Q4_K_M", threads)
+        made.append((tmp_path / f"{number}.gguf").read_bytes())
+    assert len(set(made)) == 1
+
+
+def test_quantized_files_only_if_asked(model: Path, tmp_path: Path):
+    quantized(model, tmp_path / "q8.gguf", "Q8_0")
+    with pytest.raises(UsageError, match=r"tensor output\.weight is Q8_0 already; --allow-requantize"):
+        quantized(tmp_path / "q8.gguf", tmp_path / "x.gguf", "Q4_0")
+    again = quantized(tmp_path / "q8.gguf", tmp_path / "x.gguf", "Q4_0", allow_requantize=True)
+    original = values(GGUFFile.open(tmp_path / "q8.gguf"))["blk.0.attn_v.weight"]
+    np.testing.assert_array_equal(again.tensors["blk.0.attn_v.weight"].data, encode("Q4_0", original))
+    quantized(tmp_path / "q8.gguf", tmp_path / "y.gguf", "Q8_0")  # nothing to do but to copy
+
+
+QUICK = ("F32", "F16", "BF16", "Q8_0")  # kernels for all formats take a while to compile
+REST = sorted(name for name, format in BY_NAME.items() if can_widen(format) and name not in (*QUICK, "NVFP4"))
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)])
+def test_every_format_is_read_as_gguf_reads_it(name: str):
+    format = BY_NAME[name]
+    columns = 7 if format.block == 1 else 2 * format.block
+    blocks = np.random.default_rng(1).integers(0, 256, (5, format.row_bytes(columns)), np.uint8)
+    blocks &= 0xBF  # no exponent is that of infinity
+    expected = gguf.dequantize(blocks, gguf.GGMLQuantizationType(format.id)).astype(np.float32)
+    np.testing.assert_array_equal(Widener([format]).widen(format, blocks, columns), expected)
+
+
+# ---- the plan
+
+
+def test_rows_that_do_not_fit(model: Path, tmp_path: Path):
+    plan = make_plan(open_source(str(model)), Request(RECIPES["Q4_K_S"]))
+    assert [job.tensor.name for job in plan.jobs if job.is_fallback] == ["blk.0.ffn_up.weight"]
+    assert plan.warnings == ["a fallback: blk.0.ffn_up.weight: Q5_0 for Q4_K, because rows are no multiple of 256"]
+    with pytest.raises(ModelError, match=r"--strict: blk\.0\.ffn_up\.weight: Q5_0 for Q4_K"):
+        make_plan(open_source(str(model)), Request(RECIPES["Q4_K_S"], strict=True))
+    make_plan(open_source(str(model)), Request(RECIPES["Q4_0"], strict=True))
+
+
+def test_types_without_an_encoder_are_refused(model: Path, monkeypatch):
+    monkeypatch.delitem(ENCODERS, "Q6_K")
+    with pytest.raises(UsageError, match="would become Q6_K, which localllm cannot make yet"):
+        make_plan(open_source(str(model)), Request(RECIPES["Q6_K"]))
+
+
+@pytest.mark.parametrize(
+    ("path", "recipe", "expected"),
+    [
+        ("a/model.gguf", "Q4_K_M", "a/model-Q4_K_M.gguf"),
+        ("model-F16.gguf", "Q8_0", "model-Q8_0.gguf"),
+        ("model.f16.gguf", "Q8_0", "model-Q8_0.gguf"),
+        ("a/model-BF16-00001-of-00003.gguf", "Q6_K", "a/model-Q6_K.gguf"),
+        ("strange", "F16", "strange-F16.gguf"),
+    ],
+)
+def test_the_default_name(path: str, recipe: str, expected: str):
+    assert default_output(path, RECIPES[recipe]) == expected
+
+
+def test_the_default_name_of_a_folder(tmp_path: Path, monkeypatch):
+    (tmp_path / "Model-1B").mkdir()
+    monkeypatch.chdir(tmp_path / "Model-1B")
+    for path in (".", str(tmp_path / "Model-1B"), f"{tmp_path}/Model-1B/"):
+        assert default_output(path, RECIPES["Q8_0"]) == str(tmp_path / "Model-1B-Q8_0.gguf")
+
+
+# ---- importance
+
+
+def write_imatrix(path: Path, sums: dict[str, np.ndarray]) -> str:
+    tensors = [Output.of(f"{name}.in_sum2", np.asarray(array, np.float32)) for name, array in sums.items()]
+    tensors += [Output.of(f"{name}.counts", np.ones((len(array), 1), np.float32)) for name, array in sums.items()]
+    keys = {
+        "general.type": "imatrix",
+        "imatrix.datasets": ["text"],
+        "imatrix.chunk_count": 3,
+        "imatrix.chunk_size": 512,
+    }
+    write_gguf(path, keys, tensors)
+    return str(path)
+
+
+@pytest.fixture
+def importance(tmp_path: Path) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(9)
+    rows = {"blk.0.ffn_down.weight": (1, 512), "blk.1.ffn_gate_exps.weight": (3, 256), "blk.0.attn_v.weight": (1, 256)}
+    return {name: generator.uniform(0, 1, shape).astype(np.float32) ** 4 for name, shape in rows.items()}
+
+
+def test_importance_reaches_the_encoder(model: Path, importance, tmp_path: Path):
+    imatrix = write_imatrix(tmp_path / "i.gguf", importance)
+    file = quantized(model, tmp_path / "x.gguf", "Q4_1", imatrix=imatrix)
+    for name, mean in importance.items():
+        weights = arrays()[name].reshape(len(mean), -1, mean.shape[1])
+        expected = [encode("Q4_1", matrix, row) for matrix, row in zip(weights, mean, strict=True)]
+        np.testing.assert_array_equal(file.tensors[name].data.reshape(np.shape(expected)), expected)
+    keys = {"file": imatrix, "dataset": "text", "entries_count": 3, "chunks_count": 3}
+    assert {key: file.metadata[f"quantize.imatrix.{key}"] for key in keys} == keys
+
+
+def test_the_user_chooses_where_importance_counts(model: Path, importance, tmp_path: Path):
+    imatrix = write_imatrix(tmp_path / "i.gguf", importance)
+    used = {
+        key: {job.tensor.name for job in make_plan(open_source(str(model)), request).jobs if job.importance is not None}
+        for key, request in {
+            "include": Request(RECIPES["Q4_1"], imatrix=imatrix, include=["ffn_down", "attn_q"]),
+            "exclude": Request(RECIPES["Q4_1"], imatrix=imatrix, exclude=["ffn_down", "attn_q"]),
+        }.items()
+    }
+    assert used["include"] == {"blk.0.ffn_down.weight"} and used["exclude"] == importance.keys() - used["include"]
+    for named in ({"include": ["a"]}, {"include": ["a"], "exclude": ["b"], "imatrix": imatrix}):
+        with pytest.raises(UsageError, match="exclude"):
+            make_plan(open_source(str(model)), Request(RECIPES["Q4_1"], **named))
+
+
+def test_importance_of_another_model(model: Path, importance, tmp_path: Path):
+    importance["blk.0.ffn_down.weight"] = np.ones((1, 256), np.float32)
+    imatrix = write_imatrix(tmp_path / "i.gguf", importance)
+    with pytest.raises(ModelError, match=r"blk\.0\.ffn_down\.weight: the importance matrix is for \[1, 256\] columns"):
+        make_plan(open_source(str(model)), Request(RECIPES["Q4_1"], imatrix=imatrix))
+
+
+def test_what_importance_misses_is_told(model: Path, importance, tmp_path: Path):
+    imatrix = write_imatrix(tmp_path / "i.gguf", importance)
+    lines = make_plan(open_source(str(model)), Request(RECIPES["Q2_K_S"], imatrix=imatrix)).warnings
+    assert any("does not have blk.0.ffn_up.weight and 1 more" in line for line in lines)
+    lines = make_plan(open_source(str(model)), Request(RECIPES["Q2_K_S"])).warnings
+    assert any("Q2_K_S is poor without an importance matrix" in line for line in lines)
+
+
+# ---- split models
+
+
+def split(path: Path, folder: Path) -> Path:
+    """The model in three files; the first's path."""
+    weights = arrays()
+    writer = gguf.GGUFWriter(str(folder / "part.gguf"), "llama", split_max_tensors=3)
+    writer.add_uint32("llama.block_count", 2)
+    for name, array in weights.items():
+        writer.add_tensor(name, array)
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    return folder / "part-00001-of-00003.gguf"
+
+
+def test_split_files_become_one(tmp_path: Path):
+    file = quantized(split(tmp_path, tmp_path), tmp_path / "x.gguf", "Q8_0")
+    assert not [key for key in file.metadata if key.startswith("split.")]
+    assert file.tensors.keys() == SHAPES.keys()
+
+
+def test_split_files_stay_split(tmp_path: Path):
+    parts = split(tmp_path, tmp_path)
+    file = quantized(parts, tmp_path / "x-00001-of-00003.gguf", "COPY", keep_split=True)
+    assert [os.path.basename(name) for name in file.parts] == [f"x-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    assert list(file.parts.values()) == list(GGUFFile.open(parts).parts.values())
+    for name in file.parts:
+        fields = gguf.GGUFReader(name).fields
+        kinds = [fields[f"split.{key}"].types[0].name for key in ("no", "count", "tensors.count")]
+        assert kinds == ["UINT16", "UINT16", "INT32"]
+    for name, array in arrays().items():
+        np.testing.assert_array_equal(values(file)[name], array)
+
+
+def test_files_of_a_split_model_are_not_replaced(tmp_path: Path):
+    parts = split(tmp_path, tmp_path)
+    (tmp_path / "x-00002-of-00003.gguf").write_text("old")
+    with pytest.raises(UsageError, match=r"x-00002-of-00003\.gguf: this file exists"):
+        quantized(parts, tmp_path / "x.gguf", "Q8_0", keep_split=True)
+    with pytest.raises(UsageError, match="the output is an input"):
+        quantized(parts, tmp_path / "part.gguf", "Q8_0", keep_split=True)
+    assert sorted(path.name[:2] for path in tmp_path.iterdir()) == ["pa", "pa", "pa", "x-"]
+
+
+def test_all_files_of_a_split_model_or_none(tmp_path: Path, monkeypatch):
+    parts = split(tmp_path, tmp_path)
+    calls = itertools.count()
+    real = SafeFile.finish
+
+    def fail(self) -> None:
+        if next(calls) == 2:
+            raise LocalllmError("refused")
+        real(self)
+
+    monkeypatch.setattr(SafeFile, "finish", fail)
+    with pytest.raises(LocalllmError, match="refused"):
+        quantized(parts, tmp_path / "x.gguf", "COPY", keep_split=True)
+    assert {path.name[:4] for path in tmp_path.iterdir()} == {"part"}
+
+
+# ---- safety
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["blk.0.ffn_down.weight", "blk.0.attn_norm.weight", "blk.1.ffn_gate_exps.weight"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_weights_that_are_no_numbers_are_refused_by_name(bad: float, name: str, dtype, tmp_path: Path):
+    weights = arrays(dtype)
+    weights[name][..., -1] = bad
+    write_model(tmp_path / "m.gguf", weights)
+    (tmp_path / "x.gguf").write_text("old")
+    for recipe in ("Q4_0", "COPY"):
+        with pytest.raises(ModelError, match=rf"tensor {name}: the weight in row 0, column \d+ is {bad}"):
+            quantized(tmp_path / "m.gguf", tmp_path / "x.gguf", recipe)
+    assert (tmp_path / "x.gguf").read_text() == "old" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_huge_weights_are_numbers(tmp_path: Path):
+    weights = arrays()
+    weights["blk.0.attn_v.weight"][0, :2] = 3e38, -3e38
+    write_model(tmp_path / "m.gguf", weights)
+    quantized(tmp_path / "m.gguf", tmp_path / "x.gguf", "F32")
+
+
+def test_the_output_is_not_the_input(model: Path, tmp_path: Path):
+    shutil.copy(model, tmp_path / "m.gguf")
+    (tmp_path / "soft.gguf").symlink_to("m.gguf")
+    os.link(tmp_path / "m.gguf", tmp_path / "hard.gguf")
+    for name in ("m.gguf", "soft.gguf", "hard.gguf"):
+        with pytest.raises(UsageError, match="the output is an input"):
+            quantized(tmp_path / "m.gguf", tmp_path / name, "Q8_0")
+        with pytest.raises(UsageError, match="the output is an input"):
+            quantized(tmp_path / "soft.gguf", tmp_path / name, "Q8_0")
+    assert (tmp_path / "m.gguf").read_bytes() == model.read_bytes()
+
+
+def test_the_importance_matrix_is_not_replaced(model: Path, importance, tmp_path: Path):
+    imatrix = write_imatrix(tmp_path / "i.gguf", importance)
+    with pytest.raises(UsageError, match="the output is an input"):
+        quantized(model, tmp_path / "i.gguf", "Q8_0", imatrix=imatrix)
+
+
+def test_a_full_disk_is_seen_before(model: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000))
+    with pytest.raises(LocalllmError, match="bytes are needed, 1000 are free"):
+        quantized(model, tmp_path / "x.gguf", "Q8_0")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_leaves_the_old_file(model: Path, tmp_path: Path, monkeypatch):
+    (tmp_path / "x.gguf").write_text("old")
+    real, calls = os.write, itertools.count()
+
+    def write(descriptor: int, data) -> int:
+        if next(calls) == 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(LocalllmError, match="No space left on device; nothing was changed"):
+        quantized(model, tmp_path / "x.gguf", "Q8_0")
+    assert (tmp_path / "x.gguf").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A file system of 128 KB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", folder], capture_output=True).returncode:
+        pytest.skip("this user cannot mount a small file system")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.skipif(not shutil.which("mount") or os.name != "posix", reason="needs mount")
+def test_a_small_file_system(model: Path, small_disk: Path, monkeypatch):
+    """A real one: full before the start, and, when the system's answer was too good, in the middle."""
+    (small_disk / "x.gguf").write_text("old")
+    with pytest.raises(LocalllmError, match="bytes are needed"):
+        quantized(model, small_disk / "x.gguf", "F16")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 0, 10**9))
+    with pytest.raises(LocalllmError, match="No space left on device"):
+        quantized(model, small_disk / "x.gguf", "F16")
+    assert (small_disk / "x.gguf").read_text() == "old" and len(list(small_disk.iterdir())) == 1
+
+
+def test_a_limit_of_the_size(model: Path, tmp_path: Path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(LocalllmError, match="File too large"):
+            quantized(model, tmp_path / "x.gguf", "Q8_0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+FATE = """
+import os, signal, sys
+from localllm.cli.main import main
+from localllm import quantize
+quantize.CHUNK = 1 << 12
+number, call = int(sys.argv[1]), int(sys.argv[2])
+def fatal(function):
+    def call_or_die(*arguments, **named):
+        global call
+        call -= 1
+        if call == 0:
+            os.kill(os.getpid(), number)
+        return function(*arguments, **named)
+    return call_or_die
+for name in ("write", "fsync", "link"):  # localllm writes one file, and on stderr by other means
+    setattr(os, name, fatal(getattr(os, name)))
+sys.argv = ["localllm", "quantize", *sys.argv[3:]]
+try:
+    main()
+finally:
+    print(-call, file=sys.stderr)
+"""
+
+
+def with_fate(number: int, call: int, model: Path, target: Path) -> subprocess.CompletedProcess:
+    """Quantize in a process that sends itself a signal at its `call`-th call that writes, syncs or names the file."""
+    command = [sys.executable, "-c", FATE, str(int(number)), str(call), model, target, "Q8_0", "-t", "2"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def calls(model: Path, tmp_path_factory) -> int:
+    """How many such calls there are; the last, which syncs the folder, comes when the new file is there."""
+    return int(with_fate(0, 0, model, tmp_path_factory.mktemp("calls") / "x.gguf").stderr)
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="elsewhere, a kill leaves a temporary file")
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)],
+)
+def test_ended_at_random_points_the_old_file_is_whole(number: int, code: int, calls: int, model: Path, tmp_path: Path):
+    (tmp_path / "x.gguf").write_text("old")
+    for call in random.Random().sample(range(1, calls), 3):
+        done = with_fate(number, call, model, tmp_path / "x.gguf")
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False), (call, done.stderr)
+        assert (tmp_path / "x.gguf").read_text() == "old" and len(list(tmp_path.iterdir())) == 1, call
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments(tmp_path: Path):
+    """From outside: old or new, never anything else. The moments go from before the first import to the end."""
+    model = write_tiny_model(tmp_path / "m.gguf")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "x.gguf").write_text("old")
+    command = [sys.executable, "-m", "localllm", "quantize", model, folder / "x.gguf", "Q8_0"]
+    assert subprocess.run(command, cwd=ROOT).returncode == 0
+    new = (folder / "x.gguf").read_bytes()
+    for _ in range(20):
+        (folder / "x.gguf").write_text("old")
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        try:
+            process.wait(random.uniform(0.1, 1.2))
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.wait()
+        assert (folder / "x.gguf").read_bytes() in (b"old", new)
+        assert len(list(folder.iterdir())) == 1
+
+
+# ---- the command
+
+
+@pytest.fixture
+def command(capfd, monkeypatch) -> Callable[..., tuple[int, str, str]]:
+    """Runs `localllm quantize`; exit code, stdout, stderr."""
+
+    def call(*arguments) -> tuple[int, str, str]:
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        monkeypatch.setattr(sys, "argv", ["localllm", "quantize", *map(str, arguments)])
+        try:
+            with pytest.raises(SystemExit) as end:
+                main()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return (end.value.code or 0, *capfd.readouterr())
+
+    return call
+
+
+@pytest.mark.parametrize("arguments", [["q8_0"], ["7"], ["OUT", "Q8_0"], ["OUT", "Q8_0", "1"], ["Q8_0", "2"]])
+def test_the_order_of_llama_quantize(arguments: list[str], model: Path, tmp_path: Path, command):
+    shutil.copy(model, tmp_path / "m.gguf")
+    target = tmp_path / ("out.gguf" if "OUT" in arguments else "m-Q8_0.gguf")
+    code, out, err = command(tmp_path / "m.gguf", *[target if word == "OUT" else word for word in arguments])
+    assert (code, err) == (0, "") and out.startswith(f"{target}: ") and "bits per weight" in out
+    assert GGUFFile.open(target).metadata["general.file_type"] == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["x"], "x is no type"),
+        (["Q8_0", "x", "1", "2"], "expected IN [OUT] TYPE"),
+        ([], "expected IN [OUT] TYPE"),
+        (["Q8_0", "--tensor-type", "ffn"], "expected REGEX=FORMAT"),
+        (["Q8_0", "--tensor-type", "(=Q8_0"], "--tensor-type (=Q8_0:"),
+        (["Q8_0", "--output-tensor-type", "Q4_K_M"], "Q4_K_M is no format of a tensor"),
+        (["Q8_0", "--override-kv", "a"], "expected KEY=TYPE:VALUE"),
+        (["Q8_0", "-t", "0"], "threads should be 1 or above"),
+        (["Q8_0", "--include-weights", "a"], "give --imatrix"),
+        (["/nowhere/x.gguf", "Q8_0"], "there is no folder /nowhere"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: list[str], problem: str, model: Path, command):
+    code, out, err = command(model, *arguments)
+    assert (code, out) == (2, "") and problem in err and err.count("\n") == 1 and err.startswith("localllm: error:")
+    assert [path.name for path in model.parent.iterdir()] == [model.name]
+
+
+def test_a_dry_run_writes_nothing(model: Path, command):
+    code, out, err = command(
+        model, "q4_k_m", "--dry-run", "--output-tensor-type", "f16", "--tensor-type", "ffn_DOWN=q8_0"
+    )
+    assert code == 0 and "a fallback: blk.0.ffn_up.weight: Q5_0 for Q4_K" in err
+    rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert " F16 " in rows["output.weight"] and "Q8_0" in rows["blk.0.ffn_down.weight"]
+    assert "Q5_0 (fallback)" in rows["blk.0.ffn_up.weight"] and "bits per weight" in rows["size"] and "free" in rows
+    assert [path.name for path in model.parent.iterdir()] == [model.name]
+
+
+def test_options_reach_the_service(model: Path, tmp_path: Path, command):
+    code, _, err = command(
+        model, tmp_path / "x.gguf", "Q4_0", "--leave-output-tensor", "--pure", "--override-kv", "a=int:1"
+    )
+    file = GGUFFile.open(tmp_path / "x.gguf")
+    assert (code, err, file.metadata["a"], file.tensors["output.weight"].format.name) == (0, "", 1, "F32")
+    assert {t.format.name for t in file.tensors.values()} == {"F32", "Q4_0"}
+    assert command(model, tmp_path / "y.gguf", "Q4_K_M", "--strict")[0] == 3
+    assert not (tmp_path / "y.gguf").exists()
+
+
+def test_formats_of_the_table_are_those_of_gguf():
+    """The numbers that go into files."""
+    assert all(gguf.GGMLQuantizationType(number).name == format.name for number, format in FORMATS.items())
+    assert service.parse_patterns(["a=q8_0"])[0][1] == "Q8_0" and Options().patterns == ()
