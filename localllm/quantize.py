@@ -114,10 +114,18 @@ class Plan:
             for metadata, jobs in self.files
         )
 
-    def bits_per_weight(self, before: bool = False) -> float:
-        """Of the new tensors, or of those before."""
-        formats = [(job.tensor.format if before else job.format, job.tensor.shape) for job in self.jobs]
-        return 8 * sum(row_count(shape) * format.row_bytes(shape[-1]) for format, shape in formats) / self.weights
+    @property
+    def nbytes_before(self) -> int:
+        """Of the source's tensors."""
+        return sum(row_count(job.tensor.shape) * job.tensor.format.row_bytes(job.tensor.shape[-1]) for job in self.jobs)
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * sum(job.output.nbytes for job in self.jobs) / self.weights
+
+    @property
+    def bits_per_weight_before(self) -> float:
+        return 8 * self.nbytes_before / self.weights
 
     def paths(self, path: str) -> list[str]:
         """The files for an output of that name."""
@@ -164,7 +172,11 @@ def make_plan(source: Source, request: Request) -> Plan:
     if request.strict and any(job.is_fallback for job in flat):
         raise ModelError(f"--strict: {'; '.join(fallbacks(flat))}")
     metadata = new_metadata(source, request, imatrix)
-    return Plan(source, [*zip(split_metadata(metadata, jobs), jobs, strict=True)], plan_warnings(flat, request))
+    return Plan(
+        source,
+        [*zip(split_metadata(metadata, jobs), jobs, strict=True)],
+        [*source.warnings, *plan_warnings(flat, request)],
+    )
 
 
 def job_for(tensor: SourceTensor, planner: Planner, request: Request, imatrix: ImportanceMatrix | None) -> Job:

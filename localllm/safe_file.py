@@ -63,7 +63,7 @@ class SafeFile:
         return self
 
     def _nameless(self) -> int:
-        if not hasattr(os, "O_TMPFILE"):
+        if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):  # where it gets its name from
             raise OSError
         return os.open(self.folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
 

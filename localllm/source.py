@@ -56,6 +56,9 @@ class Source(Protocol):
     @property
     def parts(self) -> Sequence[Sequence[str]]: ...  # names of tensors, by file of a split model; one list otherwise
 
+    @property
+    def warnings(self) -> Sequence[str]: ...  # what the user should know, one line each
+
 
 class GGUFSource:
     """A GGUF file, or all files of a split one."""
@@ -63,6 +66,7 @@ class GGUFSource:
     def __init__(self, file: GGUFFile):
         self.path, self.metadata = file.path, file.metadata
         self.packed = {key: Packed(value) for key, value in file.packed.items()}
+        self.warnings: list[str] = []
         self.files, self.parts = list(file.parts), [list(names) for names in file.parts.values()]
         self.tensors = [GGUFTensor(tensor) for tensor in file.tensors.values()]
 

@@ -97,7 +97,7 @@ def test_a_file_has_the_planned_formats_and_the_weights(recipe: str, model: Path
         j.tensor.name: j.format.name for j in plan.jobs
     }
     assert os.path.getsize(file.path) == plan.nbytes
-    assert plan.bits_per_weight() == pytest.approx(8 * file.nbytes / file.parameters)
+    assert plan.bits_per_weight == pytest.approx(8 * file.nbytes / file.parameters)
     bound = {"F32": 0, "F16": 1e-7, "BF16": 1e-5, "Q8_0": 1e-4, "Q6_K": 1e-3, "Q4_K_M": 1e-2, "Q4_0": 1e-2}[recipe]
     for name, array in arrays().items():
         error = np.mean((values(file)[name] - array) ** 2) / np.mean(array**2)

@@ -179,8 +179,8 @@ class _Bar:
 
 def summary(plan: "Plan") -> str:
     """The size before and after."""
-    before = f"{size(sum(os.path.getsize(name) for name in plan.source.files))}, {plan.bits_per_weight(True):.2f}"
-    return f"{size(plan.nbytes)}, {plan.bits_per_weight():.2f} bits per weight (before: {before})"
+    before = f"before: {size(plan.nbytes_before)}, {plan.bits_per_weight_before:.2f}"
+    return f"{size(plan.nbytes)}, {plan.bits_per_weight:.2f} bits per weight ({before})"
 
 
 def described(plan: "Plan", target: str) -> str:
@@ -198,12 +198,11 @@ def described(plan: "Plan", target: str) -> str:
         for job in plan.jobs
     ]
     free = shutil.disk_usage(os.path.dirname(os.path.realpath(target)) or ".").free
-    facts = [f"{one_line(name)}" for name in plan.paths(target)]
     lines = [
         *table(("tensor", "shape", "from", "to", "size"), rows),
         "",
         f"{'weights':<14}{count(plan.weights)} in {len(plan.jobs)} tensors",
-        f"{'output':<14}{', '.join(facts)}",
+        f"{'output':<14}{', '.join(map(one_line, plan.paths(target)))}",
         f"{'size':<14}{summary(plan)}",
         f"{'free disk':<14}{size(free)}",
     ]
