@@ -142,10 +142,11 @@ def execute(plan: "Plan", target: str, request: "Request", threads: int | None) 
     service.check_output(plan, target, request)
     try:
         with progress_bar(plan) as on_progress:
-            paths = service.run(plan, target, request, threads or usable_cores(), on_progress, options.compiling(line))
+            service.run(plan, target, request, threads or usable_cores(), on_progress, options.compiling(line))
     finally:
         line.clear()
     seconds = perf_counter() - start
+    paths = plan.paths(target)
     name = one_line(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
     write(f"{name}: {summary(plan)}, {seconds:.1f} s\n")
 
