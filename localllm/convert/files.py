@@ -1,0 +1,57 @@
+"""The small files of a checkpoint, which come from strangers."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from localllm.errors import ModelError
+from localllm.gguf_header import shown
+
+MOST_BYTES = 1 << 28  # the largest tokenizer.json known has 33 MB
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """What is in a file; None if there is none. Raises ModelError."""
+    try:
+        if not path.is_file():
+            return None
+        if path.stat().st_size > MOST_BYTES:
+            raise ModelError(f"{path}: {path.stat().st_size} bytes are more than such a file has")
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def read_text(path: Path) -> str | None:
+    """A file's text; None if there is none. Raises ModelError."""
+    data = read_bytes(path)
+    try:
+        return None if data is None else data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ModelError(f"{path}: not UTF-8 text") from None
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None if there is no file. Raises ModelError."""
+    text = read_text(path)
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+@contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """Whatever trips over the contents of a file raises a ModelError that names it."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        problem = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise ModelError(f"{path}: not as expected: {shown(problem)}") from None

@@ -1,0 +1,144 @@
+"""Which of llama.cpp's pre-tokenizers cuts text as a tokenizer.json does: found by cutting, not by name.
+
+The same expression is spelled in many ways, so both cut one text, made to bring every kind of character next to every
+other and to the runs that expressions count. Two that agree on all of it are the same for any text that matters.
+"""
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+from localllm.errors import ModelError
+from localllm.pretokenizers import PRETOKENIZERS, PreTokenizer
+
+# The name that llama.cpp's converter writes for Llamas, where the table's first name for the family is another.
+USUAL_NAMES = {"llama3": "llama-bpe", "starcoder": "smollm"}
+
+# One of each kind that an expression may tell apart, and runs of them.
+_KINDS = [
+    *[
+        "a",
+        "b",
+        "Z",
+        "é",
+        "É",
+        "ß",
+        "ǅ",
+        "ʰ",
+        "ª",
+        "ж",
+        "Ж",
+        "ა",
+        "Ა",
+        "ا",
+        "א",
+        "ก",
+        "中",
+        "ら",
+        "カ",
+        "ー",
+        "가",
+        "ㄱ",
+        "ㄅ",
+    ],
+    *["\u0301", "\u0e34", "\u093f", "क", "1", "2", "٣", "²", "Ⅳ", "½", "12", "123", "1234", "1234567", "0000000000"],
+    *[" ", "  ", "   ", " " * 9, "\t", "\n", "\n\n", "\r\n", "\r", "\v", "\u00a0", "\u3000", "\u2028", "\x85"],
+    *[".", ",", "!", "?", "'", '"', "-", "_", "/", "\\", "#", "$", "+", "<", "=", "^", "~", "|", "`", "(", "@", "*"],
+    *[
+        "«",
+        "。",
+        "，",
+        "、",
+        "…",
+        "—",
+        "’",
+        "！",
+        "～",
+        "€",
+        "©",
+        "°",
+        "🙂",
+        "👍🏽",
+        "\u200d",
+        "\u200b",
+        "\x00",
+        "ﬁ",
+        "𝒳",
+        "𐐀",
+    ],
+    *["'s", "'S", "'t", "'re", "'RE", "'ve", "'m", "'ll", "'LL", "'d", "'x", "hello", "Hello", "HELLO", "camelCase"],
+    *[
+        "XMLHttp",
+        " word",
+        " 7",
+        " !",
+        "...",
+        "</s>",
+        "://",
+        "_id",
+        ".py",
+        "۔",
+        "،",
+        "।",
+        "้",
+        "ﾟ",
+        "ក",
+        "〜",
+        "㐀",
+        "\ufeff",
+    ],
+]
+
+
+@cache
+def probe() -> str:
+    """The text: every pair of kinds, and 12,000 kinds in random order for what needs three and more."""
+    draw = random.Random(0)
+    pairs = [one + other for one in _KINDS for other in _KINDS]
+    return "".join(pairs) + "".join(_KINDS[int(draw.random() * len(_KINDS))] for _ in range(12000))
+
+
+def pretokenizer_name(content: Any, ignore_merges: bool) -> str:
+    """The value of tokenizer.ggml.pre for the `pre_tokenizer` of a tokenizer.json. Raises ModelError."""
+    from tokenizers import Tokenizer
+
+    empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    try:
+        cut = Tokenizer.from_str(json.dumps(empty | {"pre_tokenizer": content})).pre_tokenizer
+    except Exception as error:  # the package raises nothing more special
+        raise ModelError(f"the pre-tokenizer is not valid: {error}") from None
+    if cut is None or any(part.get("add_prefix_space") for part in parts(content)):
+        raise ModelError("a pre-tokenizer that adds a space before texts, or does not cut them, is not supported")
+    known = candidates(ignore_merges)
+    for text in (probe()[-300:], probe()):  # most differ at once
+        words = [span for _, span in cut.pre_tokenize_str(text)]
+        known = {name: family for name, family in known.items() if cut_by(family, text) == words}
+    if not known:
+        raise ModelError("the pre-tokenizer cuts text like none that localllm and llama.cpp know")
+    name = next(iter(known))
+    return USUAL_NAMES.get(name, name)
+
+
+def parts(content: Any) -> list[dict[str, Any]]:
+    """The steps of a `pre_tokenizer`."""
+    if not isinstance(content, dict):
+        return []
+    return [part for step in content.get("pretokenizers", []) for part in parts(step)] or [content]
+
+
+def candidates(ignore_merges: bool) -> dict[str, PreTokenizer]:
+    """The byte-level pre-tokenizers, by the first name of each."""
+    families: dict[PreTokenizer, str] = {}
+    for name, known in PRETOKENIZERS.items():
+        if not known.marks_spaces and known.ignore_merges == ignore_merges:
+            families.setdefault(known, name)
+    return {name: known for known, name in families.items()}
+
+
+def cut_by(known: PreTokenizer, text: str) -> list[tuple[int, int]]:
+    """Where a known pre-tokenizer's words begin and end."""
+    from tokenizers import Regex, pre_tokenizers
+
+    splits = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(part), "isolated") for part in known.patterns])
+    return [span for _, span in splits.pre_tokenize_str(text)]

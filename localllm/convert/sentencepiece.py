@@ -1,0 +1,82 @@
+"""Reads the vocabulary out of a SentencePiece model file (tokenizer.model).
+
+The file is a protobuf message of which seven fields matter. The sentencepiece package would bring a tokenizer that
+localllm does not use, and tells neither the kind of model nor how texts are prepared, which decide whether GGUF can
+hold the vocabulary. Fields: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf's wire types
+BPE = 2  # TrainerSpec.model_type; 1, the default, is Unigram
+
+
+@dataclass
+class SentencePieceModel:
+    """A vocabulary. Types have GGUF's numbers, which are SentencePiece's: 1 normal, 2 unknown, 3 control, ..."""
+
+    pieces: list[str] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    types: list[int] = field(default_factory=list)
+    kind: int = 1
+    normalizes: bool = False  # changes characters before it looks for pieces
+    adds_space: bool = True  # puts a space before a text
+
+
+def read_sentencepiece(data: bytes) -> SentencePieceModel:
+    """The model in a file's bytes. Raises ValueError if they are something else."""
+    model = SentencePieceModel()
+    for number, value in message(data):
+        if number == 1:
+            piece = dict(message(expect_bytes(value)))
+            model.pieces.append(expect_bytes(piece.get(1, b"")).decode("utf-8"))
+            model.scores.append(struct.unpack("<f", struct.pack("<I", piece.get(2, 0)))[0])
+            model.types.append(int(piece.get(3, 1)))
+        elif number == 2:
+            model.kind = int(dict(message(expect_bytes(value))).get(3, 1))
+        elif number == 3:
+            normalizer = dict(message(expect_bytes(value)))
+            model.normalizes, model.adds_space = bool(normalizer.get(2)), bool(normalizer.get(3, 1))
+    if not model.pieces or not set(model.types) <= set(range(1, 7)):
+        raise ValueError("no SentencePiece vocabulary in it")
+    return model
+
+
+def message(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a protobuf message, as number and value."""
+    position = 0
+    while position < len(data):
+        key, position = varint(data, position)
+        kind = key & 7
+        if kind == VARINT:
+            value, position = varint(data, position)
+            yield key >> 3, value
+            continue
+        length, position = (
+            varint(data, position) if kind == BYTES else ({FIXED64: 8, FIXED32: 4}.get(kind, 0), position)
+        )
+        if position + length > len(data) or (length == 0 and kind != BYTES):
+            raise ValueError("not a SentencePiece model")
+        chunk = data[position : position + length]
+        yield key >> 3, chunk if kind == BYTES else int.from_bytes(chunk, "little")
+        position += length
+
+
+def varint(data: bytes, position: int) -> tuple[int, int]:
+    """A number of up to ten bytes, seven bits in each, and where it ends."""
+    value = 0
+    for n in range(10):
+        if position + n >= len(data):
+            break
+        value |= (data[position + n] & 0x7F) << 7 * n
+        if data[position + n] < 0x80:
+            return value, position + n + 1
+    raise ValueError("not a SentencePiece model")
+
+
+def expect_bytes(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError("not a SentencePiece model")
+    return value

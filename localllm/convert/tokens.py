@@ -1,0 +1,247 @@
+"""The tokens of a checkpoint: pieces, types, scores and merges out of tokenizer.json or tokenizer.model."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from localllm.convert.files import read_bytes, read_json, understood
+from localllm.convert.pretokenizer_name import parts, pretokenizer_name
+from localllm.convert.sentencepiece import BPE, read_sentencepiece
+from localllm.errors import ModelError
+from localllm.gguf_header import shown
+from localllm.subwords import merge
+from localllm.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+
+ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # below those of all pieces that merging makes
+# Texts that are meant as special tokens even where a checkpoint forgets to say so.
+_LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<unused\d*>|<pad>|<mask>", re.DOTALL)
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+
+
+@dataclass
+class Tokens:
+    """A vocabulary in the making, of a fixed size; ids without a token get a name that no text has."""
+
+    size: int
+    model: str  # tokenizer.ggml.model: gpt2 or llama
+    pre: str  # tokenizer.ggml.pre
+    merges: list[str] | None = None  # gpt2 only
+    adds_space: bool | None = None  # llama only; None where the files do not tell
+    pieces: list[str] = field(init=False)
+    types: list[int] = field(init=False)
+    scores: list[float] = field(init=False)
+    left_out: list[int] = field(default_factory=list)  # ids beyond the size
+    warnings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pieces = [f"[PAD{token}]" for token in range(self.size)]
+        self.types, self.scores = [UNUSED] * self.size, [PADDING_SCORE] * self.size
+
+    def put(self, token: int, piece: str, kind: int, score: float = 0.0) -> None:
+        """Set a token. Raises ValueError."""
+        if not isinstance(token, int) or not isinstance(piece, str) or token < 0:
+            raise ValueError(f"token {shown(repr(piece))} has the id {token}")
+        if token >= self.size:
+            self.left_out.append(token)
+        else:
+            self.pieces[token], self.types[token], self.scores[token] = piece, kind, score
+
+    def add(self, token: int, text: str, special: bool) -> None:
+        """Set a token that is found in texts before anything else is."""
+        if 0 <= token < self.size and self.types[token] == UNKNOWN:
+            self.put(token, text, UNKNOWN, ADDED_SCORE)
+        elif special or _LOOKS_SPECIAL.fullmatch(text):
+            self.put(token, text, CONTROL, ADDED_SCORE)
+        else:
+            self.put(token, text.replace("▁", " ") if self.model == "llama" else text, USER_DEFINED, ADDED_SCORE)
+
+
+def read_tokens(folder: Path, content: dict[str, Any] | None, size: int) -> Tokens:
+    """The tokens of the checkpoint in `folder`, as many as its embedding has rows. Raises ModelError.
+
+    content: of its tokenizer.json, None if there is none.
+    """
+    path = folder / "tokenizer.json"
+    sentencepiece = folder / "tokenizer.model"
+    if content is None:
+        if not sentencepiece.is_file():
+            raise ModelError(f"{folder}: no tokenizer.json and no tokenizer.model; one of them is needed")
+        tokens = from_sentencepiece(sentencepiece, size)
+        add_slow_tokens(folder, tokens)
+        return tokens
+    with understood(path):
+        model = content["model"]
+        if model.get("type", "BPE") != "BPE":
+            raise ModelError(f"{path}: tokenizers of type {shown(str(model['type']))} are not supported, only BPE")
+        if any(part.get("type") == "ByteLevel" for part in parts(content.get("pre_tokenizer"))):
+            tokens = from_byte_level(path, content, size)
+        elif not model.get("byte_fallback"):
+            raise ModelError(f"{path}: neither byte-level BPE nor SentencePiece")
+        elif sentencepiece.is_file():
+            tokens = from_sentencepiece(sentencepiece, size)
+        else:
+            tokens = from_merges(path, content, size)
+        for added in content.get("added_tokens") or ():
+            tokens.add(added["id"], added["content"], added.get("special") is True)
+        if tokens.model == "llama":
+            tokens.adds_space = prepends_space(content)
+    return tokens
+
+
+def from_byte_level(path: Path, content: dict[str, Any], size: int) -> Tokens:
+    """Byte-level BPE: the file lists the merges."""
+    refuse_normalizer(path, content, {"NFC"})  # which GGUF cannot tell; texts are hardly ever in another form
+    pre = name_of_pretokenizer(path, content)
+    pairs = merge_pairs(content)
+    if any(" " in left + right for left, right in pairs):
+        raise ModelError(f"{path}: a merge of pieces with spaces in them is not supported")
+    tokens = Tokens(size, "gpt2", pre, merges=[f"{left} {right}" for left, right in pairs])
+    for piece, token in content["model"]["vocab"].items():
+        tokens.put(token, piece, NORMAL)
+    return tokens
+
+
+def name_of_pretokenizer(path: Path, content: dict[str, Any]) -> str:
+    """The value of tokenizer.ggml.pre, which stands for the expressions and for `ignore_merges`. Raises ModelError."""
+    ignores = content["model"].get("ignore_merges") is True
+    try:
+        return pretokenizer_name(content["pre_tokenizer"], ignores)
+    except ModelError as error:
+        if not merges_make_all(content):
+            raise ModelError(f"{path}: {error}") from None
+    try:
+        return pretokenizer_name(content["pre_tokenizer"], not ignores)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def merges_make_all(content: dict[str, Any]) -> bool:
+    """Whether every piece comes out of merging, so that it makes no difference if words that are pieces are merged."""
+    added = {token["content"] for token in content.get("added_tokens") or ()}
+    ranks = {f"{left} {right}": float(rank) for rank, (left, right) in reversed([*enumerate(merge_pairs(content))])}
+    return all(merge(list(piece), ranks, " ") == [piece] for piece in content["model"]["vocab"] if piece not in added)
+
+
+def from_sentencepiece(path: Path, size: int) -> Tokens:
+    """SentencePiece by its own file, tokenizer.model."""
+    try:
+        model = read_sentencepiece(read_bytes(path) or b"")
+    except ValueError as error:
+        raise ModelError(f"{path}: {shown(str(error))}") from None
+    if model.kind != BPE:
+        raise ModelError(
+            f"{path}: SentencePiece models that are not BPE (this is of kind {model.kind}) are not supported"
+        )
+    tokens = Tokens(size, "llama", "default", adds_space=model.adds_space)
+    if model.normalizes:
+        tokens.warnings.append(f"{path.name} changes characters of texts (NFKC, say): this is left out")
+    for token, (piece, kind, score) in enumerate(zip(model.pieces, model.types, model.scores, strict=True)):
+        tokens.put(token, piece, kind, score)
+    return tokens
+
+
+def from_merges(path: Path, content: dict[str, Any], size: int) -> Tokens:
+    """SentencePiece by its translation into merges: the piece that is merged first has the highest score."""
+    refuse_normalizer(path, content, {"Prepend", "Replace"})
+    for part in parts(content.get("pre_tokenizer")):
+        if part.get("type") != "Metaspace" or part.get("split") is not False:
+            raise ModelError(
+                f"{path}: pre-tokenizer {shown(str(part.get('type')))} with byte_fallback is not supported"
+            )
+    vocabulary, unknown = content["model"]["vocab"], content["model"].get("unk_token")
+    added = {token["content"] for token in content.get("added_tokens") or ()}
+    plain = {piece for piece in vocabulary if piece not in added and not _BYTE.fullmatch(piece)}
+    scores = scores_of_merges(path, plain, merge_pairs(content))
+    tokens = Tokens(size, "llama", "default")
+    for piece, token in vocabulary.items():
+        kind = UNKNOWN if piece == unknown else BYTE if _BYTE.fullmatch(piece) else NORMAL
+        tokens.put(token, piece, kind, scores.get(piece, float(-len(scores))) if kind == NORMAL else 0.0)
+    return tokens
+
+
+def scores_of_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) -> dict[str, float]:
+    """A score for every piece that a merge makes: 0, -1, -2, ... in the order of the merges.
+
+    SentencePiece joins any two pieces whose joint is a piece, the best joint first. Merges that do not come from such a
+    model are refused: by scores, text would be cut in other places than by them.
+    """
+    scores: dict[str, float] = {}
+    for rank, group in enumerate(groups_of_merges(pairs)):
+        lengths = [(len(left), len(right)) for left, right in group]
+        pieces = {left + right for left, right in group}
+        if len(pieces) > 1 and lengths != sorted(lengths, reverse=True):  # Hugging Face's order among equal scores
+            raise ModelError(f"{path}: the merges of {shown(min(pieces))} are apart, as in no SentencePiece model")
+        scores |= dict.fromkeys(pieces, float(-rank))
+    known = set(pairs)
+    for piece in plain:
+        for cut in range(1, len(piece)):
+            pair = piece[:cut], piece[cut:]
+            if pair not in known and pair[0] in plain and pair[1] in plain:
+                made = f"{shown(piece)} of {shown(' '.join(pair))}"
+                raise ModelError(f"{path}: no merge makes {made}, as SentencePiece would")
+    return scores
+
+
+def groups_of_merges(pairs: list[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """The merges that make one piece, or make several that are mingled: those had the same score."""
+    last = {left + right: position for position, (left, right) in enumerate(pairs)}
+    group: list[tuple[str, str]] = []
+    end = -1
+    for position, pair in enumerate(pairs):
+        group.append(pair)
+        end = max(end, last[pair[0] + pair[1]])
+        if position == end:
+            yield group
+            group = []
+
+
+def merge_pairs(content: dict[str, Any]) -> list[tuple[str, str]]:
+    """The merges of a tokenizer.json, which are written as "left right" or as two strings."""
+    pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in content["model"]["merges"]]
+    return [(left, right) for left, right in pairs]
+
+
+def refuse_normalizer(path: Path, content: dict[str, Any], allowed: set[str]) -> None:
+    """Raise ModelError if texts are changed in other ways before they are cut."""
+    for step in steps(content.get("normalizer")):
+        kind = step.get("type")
+        spaces = kind != "Replace" or (step.get("pattern"), step.get("content")) == ({"String": " "}, "▁")
+        if kind not in allowed or not spaces or step.get("prepend", "▁") != "▁":
+            raise ModelError(f"{path}: normalizer {shown(str(kind))} is not supported")
+
+
+def steps(normalizer: Any) -> list[dict[str, Any]]:
+    """The steps of a `normalizer`, however it nests them."""
+    if not normalizer:
+        return []
+    if normalizer.get("type") == "Sequence":
+        return [step for part in normalizer["normalizers"] for step in steps(part)]
+    return [normalizer]
+
+
+def prepends_space(content: dict[str, Any]) -> bool:
+    """Whether a SentencePiece tokenizer.json puts a space before texts."""
+    schemes = [
+        part.get("prepend_scheme", "always")
+        for part in parts(content.get("pre_tokenizer"))
+        if part.get("type") == "Metaspace"
+    ]
+    return (
+        "always" in schemes
+        or "first" in schemes
+        or any(s["type"] == "Prepend" for s in steps(content.get("normalizer")))
+    )
+
+
+def add_slow_tokens(folder: Path, tokens: Tokens) -> None:
+    """The added tokens of a checkpoint without tokenizer.json, which are in two other files."""
+    path = folder / "added_tokens.json"
+    with understood(path):
+        for text, token in (read_json(path) or {}).items():
+            tokens.add(token, text, special=False)
+    path = folder / "tokenizer_config.json"
+    with understood(path):
+        for number, added in ((read_json(path) or {}).get("added_tokens_decoder") or {}).items():
+            tokens.add(int(number), added["content"], added.get("special") is True)

@@ -1,0 +1,163 @@
+"""A checkpoint's tokenizer files as the tokenizer.* metadata of a GGUF file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.files import read_json, read_text, understood
+from localllm.convert.tokens import Tokens, read_tokens
+from localllm.errors import ModelError
+from localllm.vocabulary import read_vocabulary
+
+PREFIX = "tokenizer.ggml."
+SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # Hugging Face's names -> GGUF's
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the files beside the vocabulary say about it."""
+
+    folder: Path
+    tokenizer: dict[str, Any] | None  # tokenizer.json
+    config: Mapping[str, Any]  # tokenizer_config.json
+    texts: Mapping[str, Any]  # special_tokens_map.json
+    model: Mapping[str, Any]  # config.json
+    generation: Mapping[str, Any]  # generation_config.json
+
+    @classmethod
+    def read(cls, folder: Path) -> "Settings":
+        names = ("tokenizer_config", "special_tokens_map", "config", "generation_config")
+        others = [read_json(folder / f"{name}.json") or {} for name in names]
+        return cls(folder, read_json(folder / "tokenizer.json"), *others)
+
+    def text(self, name: str) -> str | None:
+        """The text of a special token: bos, eos, unk or pad."""
+        for content in (self.config, self.texts):
+            token = content.get(f"{name}_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str):
+                return token
+        return None
+
+    def ids(self, name: str) -> list[int]:
+        """The ids that a special token has by number; several tokens may end a text."""
+        found: dict[int, None] = {}
+        for content in (self.model, self.generation):
+            value = content.get(f"{name}_token_id")
+            found |= {
+                token: None for token in (value if isinstance(value, list) else [value]) if isinstance(token, int)
+            }
+        return list(found)
+
+    def template(self) -> dict[str, str | None] | None:
+        """The tokens that tokenizer.json puts before (bos) and behind (eos) a text; None if it does not say."""
+        processor = (self.tokenizer or {}).get("post_processor") or {}
+        for step in processor.get("processors", [processor]):
+            if step.get("type") == "TemplateProcessing":
+                first, last = (step["single"][n].get("SpecialToken", {}).get("id") for n in (0, -1))
+                return {"bos": first, "eos": last}
+        return None
+
+
+def vocabulary_metadata(folder: Path, size: int) -> tuple[dict[str, Any], list[str]]:
+    """The tokenizer.* keys for a vocabulary of `size` tokens, and warnings. Raises ModelError.
+
+    They are read back as a GGUF file's would be, so that no file is written that localllm then refuses.
+    """
+    settings = Settings.read(folder)
+    tokens = read_tokens(folder, settings.tokenizer, size)
+    metadata = token_lists(tokens)
+    with understood(folder / "tokenizer.json"):
+        ids = special_ids(tokens, settings)
+        metadata |= ids | switches(tokens, settings, ids)
+    metadata |= chat_templates(settings)
+    try:
+        metadata |= more_ends(metadata, settings)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
+    warnings = [*tokens.warnings]
+    if tokens.left_out:
+        number, first = len(tokens.left_out), min(tokens.left_out)
+        warnings.append(f"{number} tokens from id {first} on are left out: the model knows {size}")
+    return metadata, warnings
+
+
+def token_lists(tokens: Tokens) -> dict[str, Any]:
+    """The vocabulary itself."""
+    metadata: dict[str, Any] = {
+        f"{PREFIX}model": tokens.model,
+        f"{PREFIX}pre": tokens.pre,
+        f"{PREFIX}tokens": tokens.pieces,
+    }
+    if tokens.merges is None:
+        metadata[f"{PREFIX}scores"] = np.array(tokens.scores, np.float32)
+    metadata[f"{PREFIX}token_type"] = np.array(tokens.types, np.int32)
+    if tokens.merges is not None:
+        metadata[f"{PREFIX}merges"] = tokens.merges
+    return metadata
+
+
+def special_ids(tokens: Tokens, settings: Settings) -> dict[str, Any]:
+    """The ids of special tokens: by their texts, otherwise by their numbers, at last by where texts get them."""
+    ids = {piece: token for token, piece in reversed(list(enumerate(tokens.pieces)))}
+    template = settings.template() or {}
+    metadata: dict[str, Any] = {}
+    for name, key in SPECIAL.items():
+        by_number = [token for token in settings.ids(name) if 0 <= token < tokens.size]
+        for token in (ids.get(settings.text(name) or ""), *by_number, ids.get(template.get(name) or "")):
+            if token is not None:
+                metadata.setdefault(f"{PREFIX}{key}_token_id", token)
+    return metadata
+
+
+def switches(tokens: Tokens, settings: Settings, ids: Mapping[str, int]) -> dict[str, bool]:
+    """What is put around texts."""
+    metadata = {}
+    for name, default in (("bos", tokens.model == "llama"), ("eos", None)):
+        token, template = ids.get(f"{PREFIX}{name}_token_id"), settings.template()
+        wanted = settings.config.get(f"add_{name}_token")
+        if not isinstance(wanted, bool):
+            wanted = default if template is None or token is None else template[name] == tokens.pieces[token]
+        if wanted is not None:
+            metadata[f"{PREFIX}add_{name}_token"] = wanted and token is not None
+    adds_space = settings.config.get("add_prefix_space")
+    adds_space = adds_space if isinstance(adds_space, bool) else tokens.adds_space
+    if adds_space is not None:
+        metadata[f"{PREFIX}add_space_prefix"] = adds_space
+    return metadata
+
+
+def more_ends(metadata: Mapping[str, Any], settings: Settings) -> dict[str, int]:
+    """Tokens that end an answer by generation_config.json, and neither by their texts nor as EOS.
+
+    GGUF has places for two. Raises ModelError if the vocabulary is not valid.
+    """
+    vocabulary = read_vocabulary(metadata)
+    ends = [token for token in settings.ids("eos") if 0 <= token < len(vocabulary.pieces)]
+    ends = [token for token in ends if token not in vocabulary.end_ids]
+    return {f"{PREFIX}{name}_token_id": token for name, token in zip(("eot", "eom"), ends, strict=False)}
+
+
+def chat_templates(settings: Settings) -> dict[str, Any]:
+    """The chat template, and under their names any others. A file of its own goes before tokenizer_config.json."""
+    templates: dict[str, str] = {}
+    content = settings.config.get("chat_template")
+    if content is None:
+        content = (read_json(settings.folder / "chat_template.json") or {}).get("chat_template")
+    for entry in content if isinstance(content, list) else [{"name": "default", "template": content}]:
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str):
+            templates[entry["name"]] = entry["template"]
+    for path in [
+        settings.folder / "chat_template.jinja",
+        *sorted(settings.folder.glob("additional_chat_templates/*.jinja")),
+    ]:
+        if (text := read_text(path)) is not None:
+            templates["default" if path.parent == settings.folder else path.stem] = text
+    default = templates.pop("default", None)
+    metadata: dict[str, Any] = {} if default is None else {"tokenizer.chat_template": default}
+    if templates:
+        metadata["tokenizer.chat_templates"] = sorted(templates)
+    return metadata | {f"tokenizer.chat_template.{name}": text for name, text in sorted(templates.items())}

@@ -1,0 +1,129 @@
+"""The weights of a checkpoint: tensors in safetensors files, of which any rows can be read.
+
+The safetensors package checks each file's header (lengths, overlaps, gaps). The rows are read here: NumPy has no
+bfloat16, for which the package then gives nothing, and plain reads need memory for the rows that are asked for only.
+Format: https://github.com/huggingface/safetensors#format
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from localllm.convert.files import read_json, understood
+from localllm.errors import ModelError
+from localllm.gguf_header import shown
+
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # of a number; other types are not read
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PART = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as it lies in a file."""
+
+    name: str
+    path: Path
+    dtype: str  # a key of BYTES
+    shape: tuple[int, ...]  # the length of a row last
+    start: int  # its first byte in the file
+
+    def rows(self, first: int, last: int) -> np.ndarray:
+        """Rows first to last - 1: uint8 [last - first, bytes of a row]. Raises ModelError."""
+        row_bytes = self.shape[-1] * BYTES[self.dtype]
+        wanted = (last - first) * row_bytes
+        try:
+            data = np.fromfile(self.path, np.uint8, wanted, offset=self.start + first * row_bytes)
+        except OSError as error:
+            raise ModelError(f"{self.path}: cannot be read: {error.strerror or error}") from None
+        if len(data) != wanted:
+            raise ModelError(f"{self.path}: has become shorter while it was read")
+        return data.reshape(last - first, row_bytes)
+
+
+def open_weights(folder: Path) -> dict[str, Stored]:
+    """All tensors of a checkpoint by name. Raises ModelError."""
+    found: dict[str, Stored] = {}
+    for path in weight_files(folder):
+        tensors = read_header(path)
+        for name in tensors.keys() & found.keys():
+            raise ModelError(f"{path}: tensor {shown(name)} is in {found[name].path.name} too")
+        found |= tensors
+    if not (folder / WHOLE).is_file():
+        for name, file in (read_index(folder) or {}).items():
+            if name not in found:
+                raise ModelError(f"{folder / INDEX}: tensor {shown(name)} should be in {file}, and is not")
+    return found
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, all of which exist."""
+    if (folder / WHOLE).is_file():
+        return [folder / WHOLE]
+    if index := read_index(folder):
+        names = sorted(set(index.values()))
+    else:
+        parts = sorted(path.name for path in folder.glob("model-*.safetensors"))
+        counts = {int(match[2]) for name in parts if (match := PART.fullmatch(name))}
+        names = [f"model-{n + 1:05d}-of-{count:05d}.safetensors" for count in counts for n in range(min(count, 99999))]
+    if not names:
+        raise ModelError(f"{folder}: {without_weights(folder)}")
+    for number, name in enumerate(names):
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder / name}: this file is missing; it is number {number + 1} of {len(names)}")
+    return [folder / name for name in names]
+
+
+def read_index(folder: Path) -> dict[str, str] | None:
+    """In which file each tensor is, if the checkpoint says so."""
+    content = read_json(folder / INDEX)
+    if content is None:
+        return None
+    index = content.get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise ModelError(f"{folder / INDEX}: expected a weight_map")
+    for file in index.values():
+        if not isinstance(file, str) or not re.fullmatch(r"[^/\\:\0]+\.safetensors", file):
+            raise ModelError(f"{folder / INDEX}: expected the name of a safetensors file, found {shown(str(file))}")
+    return index
+
+
+def without_weights(folder: Path) -> str:
+    """What to tell about a folder that has no safetensors files of the usual names."""
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        return "the weights are PyTorch pickles, which are programs and are not read; save them as safetensors first"
+    if (folder / "consolidated.safetensors").is_file():
+        return "the weights are in Mistral's own layout; the folder with config.json and model.safetensors is needed"
+    if any(folder.glob("*.gguf")):
+        return "there is no model.safetensors; name the GGUF file itself"
+    return "there is no model.safetensors"
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """The tensors of one file by name. Raises ModelError."""
+    try:
+        with safe_open(path, framework="numpy") as checked:
+            names = set(checked.keys())
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: not a valid safetensors file: {shown(str(error))}") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
+    with understood(path):
+        return {name: stored(path, name, header[name], 8 + length) for name in sorted(names)}
+
+
+def stored(path: Path, name: str, entry: dict[str, Any], data_start: int) -> Stored:
+    """A tensor out of the header's entry for it; one of a type that is not read can still be listed."""
+    dtype, shape, (start, end) = str(entry["dtype"]), tuple(map(int, entry["shape"])), entry["data_offsets"]
+    if dtype in BYTES and end - start != prod(shape) * BYTES[dtype]:
+        raise ValueError(f"tensor {name}: {end - start} bytes; expected {prod(shape)} numbers")
+    return Stored(name, path, dtype, shape, data_start + int(start))

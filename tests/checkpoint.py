@@ -1,0 +1,145 @@
+"""A tiny random checkpoint as Hugging Face's tools save one: config.json, safetensors, tokenizer.json."""
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tiny_model import CHATML, MERGES, SPECIAL_TOKENS, vocabulary
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": len(vocabulary()) + 5,  # the embedding of many models has more rows than there are tokens
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+
+
+def write_checkpoint(folder: Path, config: Mapping[str, Any] = {}, dtype: str = "F32", files: int = 1) -> Path:
+    """Write a checkpoint with these changes of CONFIG, its weights in so many files; returns the folder."""
+    folder.mkdir(exist_ok=True)
+    settings = CONFIG | config
+    write_json(folder / "config.json", settings)
+    write_json(folder / "tokenizer.json", tokenizer())
+    write_json(folder / "tokenizer_config.json", {"bos_token": SPECIAL_TOKENS[0], "eos_token": SPECIAL_TOKENS[2]})
+    (folder / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
+    weights = [(name, dtype, array) for name, array in make_weights(settings).items()]
+    if files == 1:
+        write_safetensors(folder / "model.safetensors", weights)
+        return folder
+    index = {}
+    for number in range(files):
+        name = f"model-{number + 1:05d}-of-{files:05d}.safetensors"
+        write_safetensors(folder / name, weights[number::files])
+        index |= {tensor: name for tensor, _, _ in weights[number::files]}
+    write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
+    return folder
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Change an object in a file; a value of None goes."""
+    content = json.loads(path.read_text(encoding="utf-8")) | changes
+    write_json(path, {key: value for key, value in content.items() if value is not None})
+
+
+def make_weights(settings: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Random weights under Hugging Face's names: float32, of numbers that F16 and BF16 hold exactly."""
+    random = np.random.default_rng(0)
+    width, hidden, heads = settings["hidden_size"], settings["intermediate_size"], settings["num_attention_heads"]
+    queries = heads * (settings.get("head_dim") or width // heads)
+    keys = queries // heads * settings["num_key_value_heads"]
+
+    def normal(*shape: int) -> np.ndarray:
+        scale = 0.25 if len(shape) == 1 else 1.5 * shape[-1] ** -0.5
+        numbers = random.normal(0.5 if len(shape) == 1 else 0, scale, shape).astype(np.float32)
+        return np.round(numbers * 128) / np.float32(128)
+
+    weights = {"model.embed_tokens.weight": normal(settings["vocab_size"], width), "model.norm.weight": normal(width)}
+    for layer in range(settings["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        weights |= {f"{prefix}{name}.weight": normal(width) for name in ("input_layernorm", "post_attention_layernorm")}
+        for name, rows, columns in (
+            *(("self_attn.q_proj", queries, width), ("self_attn.k_proj", keys, width)),
+            *(("self_attn.v_proj", keys, width), ("self_attn.o_proj", width, queries)),
+            *(("mlp.gate_proj", hidden, width), ("mlp.up_proj", hidden, width), ("mlp.down_proj", width, hidden)),
+        ):
+            weights[f"{prefix}{name}.weight"] = normal(rows, columns)
+            if settings.get("attention_bias" if name.startswith("self_attn") else "mlp_bias"):
+                weights[f"{prefix}{name}.bias"] = normal(rows)
+    if not settings.get("tie_word_embeddings"):
+        weights["lm_head.weight"] = normal(settings["vocab_size"], width)
+    return weights
+
+
+def write_safetensors(path: Path, tensors: list[tuple[str, str, np.ndarray]], **changes: Any) -> None:
+    """Write tensors: name, type (F64, F32, F16, BF16, or another, of bytes), values; with changes of the header."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, dtype, array in tensors:
+        chunk = encoded(array, dtype)
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [len(data), len(data) + len(chunk)]}
+        data += chunk
+    text = json.dumps(header | changes).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def encoded(array: np.ndarray, dtype: str) -> bytes:
+    """Numbers as bytes; BF16 is the upper half of float32."""
+    if dtype == "BF16":
+        return (array.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+    return array.astype(kinds.get(dtype, np.uint8)).tobytes()
+
+
+def tokenizer(**changes: Any) -> dict[str, Any]:
+    """A byte-level tokenizer.json with GPT-2's pre-tokenizer."""
+    pieces = vocabulary()
+    return {
+        "version": "1.0",
+        "added_tokens": [added_token(token, text) for token, text in enumerate(SPECIAL_TOKENS)],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "post_processor": None,
+        "model": {
+            "type": "BPE",
+            "vocab": {piece: token for token, piece in enumerate(pieces)},
+            "merges": [merge.split(" ") for merge in MERGES],
+        },
+    } | changes
+
+
+def added_token(token: int, text: str, special: bool = True) -> dict[str, Any]:
+    flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
+    return {"id": token, "content": text, "special": special, **flags}
+
+
+def sentencepiece(pieces: list[str], scores: list[float], types: list[int], kind: int = 2) -> bytes:
+    """A tokenizer.model (a protobuf message) with this vocabulary; kind 2 is BPE."""
+
+    def number(value: int) -> bytes:
+        return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + number(value >> 7)
+
+    def chunk(field: int, data: bytes) -> bytes:
+        return bytes([field << 3 | 2]) + number(len(data)) + data
+
+    data = b""
+    for piece, score, type_ in zip(pieces, scores, types, strict=True):
+        data += chunk(1, chunk(1, piece.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + number(type_))
+    return data + chunk(2, b"\x18" + number(kind)) + chunk(3, chunk(1, b"identity") + b"\x18\x01")

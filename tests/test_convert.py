@@ -1,0 +1,717 @@
+"""Hugging Face checkpoints as sources: logits as by transformers, vocabularies as by llama.cpp, refusals."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoint import (
+    added_token,
+    edit_json,
+    encoded,
+    make_weights,
+    sentencepiece,
+    tokenizer,
+    write_checkpoint,
+    write_json,
+    write_safetensors,
+)
+from tiny_model import CHATML, vocabulary
+
+import localllm
+from localllm.convert import Checkpoint, open_folder
+from localllm.convert.pretokenizer_name import USUAL_NAMES, candidates, cut_by, pretokenizer_name, probe
+from localllm.convert.sentencepiece import read_sentencepiece
+from localllm.convert.vocabulary import vocabulary_metadata
+from localllm.errors import ModelError
+from localllm.gguf_file import GGUFFile
+from localllm.pretokenizers import PRETOKENIZERS
+from localllm.tokenizer import Tokenizer
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def scaled(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_scaling": {"rope_type": kind, **values}}
+
+
+# Changes of the checkpoint -> logits of tokens 0, 50, ... 250 behind the text, by transformers 5.23 with PyTorch 2.13:
+# AutoModelForCausalLM.from_pretrained(folder, dtype=float32, attn_implementation="eager").
+TEXT = [(i * 37) % 250 + 3 for i in range(100)]
+LOGITS: dict[str, tuple[dict[str, Any], str, int, list[float]]] = {
+    "F32": ({}, "F32", 1, [-0.44137, 0.25852, 0.17065, 1.61614, 0.72142, 0.83689]),
+    "F64": ({}, "F64", 1, [-0.44137, 0.25852, 0.17065, 1.61614, 0.72142, 0.83689]),
+    "F16": ({}, "F16", 1, [-0.44137, 0.25852, 0.17065, 1.61614, 0.72142, 0.83689]),
+    "BF16 in three files": ({}, "BF16", 3, [-0.44137, 0.25852, 0.17065, 1.61614, 0.72142, 0.83689]),
+    "tied": ({"tie_word_embeddings": True}, "F32", 1, [-0.56265, 0.99559, 0.30584, -0.17492, -0.66416, -0.47859]),
+    "biases": (
+        {"attention_bias": True, "mlp_bias": True},
+        "F32",
+        1,
+        [0.26499, -0.93975, 1.34205, -0.43568, -0.75481, 0.45878],
+    ),
+    "head_dim": ({"head_dim": 24}, "F32", 1, [-1.55745, 0.25843, -0.33332, 0.48353, 0.28518, -0.46598]),
+    "no groups": ({"num_key_value_heads": 4}, "F32", 1, [-0.24948, 1.0348, 1.95801, -1.28245, 0.33176, -0.72099]),
+    "mistral": (
+        {"architectures": ["MistralForCausalLM"], "rope_theta": 1e6},
+        "F32",
+        1,
+        [-0.09436, -0.15243, 0.50374, 1.29619, 0.96627, 0.12812],
+    ),
+    "linear": (scaled("linear", factor=4.0), "F32", 1, [0.26952, 0.30433, 0.57197, 1.26448, 1.02336, -0.50496]),
+    "dynamic": (scaled("dynamic", factor=4.0), "F32", 1, [-0.44137, 0.25852, 0.17065, 1.61614, 0.72142, 0.83689]),
+    "yarn": (scaled("yarn", **YARN), "F32", 1, [-0.60622, 0.814, 0.77255, 1.58655, 0.87069, 0.10898]),
+    "yarn, magnitude": (
+        scaled("yarn", attention_factor=1.3, **YARN),
+        "F32",
+        1,
+        [-1.258, 1.13515, 0.56953, 1.77743, 1.10762, 0.31242],
+    ),
+    "yarn, mscale": (
+        scaled("yarn", mscale=1.0, mscale_all_dim=0.7, **YARN),
+        "F32",
+        1,
+        [-0.32153, 0.55042, 0.74847, 1.45532, 0.72884, -0.09824],
+    ),
+    "llama3": (
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}, "rope_theta": None},
+        *("F32", 1, [0.42572, -0.36234, 0.68433, 1.0803, 0.86409, -0.73212]),
+    ),
+}
+
+
+def write_gguf(path: Path, checkpoint: Checkpoint) -> Path:
+    """The checkpoint as a file, by the gguf package."""
+    writer = gguf.GGUFWriter(str(path), checkpoint.metadata["general.architecture"])
+    for key, value in checkpoint.metadata.items():
+        if key == "general.architecture":
+            continue
+        if isinstance(value, list | np.ndarray):
+            writer.add_array(key, list(value) if isinstance(value, list) else value.tolist())
+        else:
+            kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+            kinds[type(value)](key, value)
+    for tensor in checkpoint.tensors:
+        data = all_rows(tensor)
+        if tensor.format.name != "BF16":
+            data = data.view({"F32": np.float32, "F16": np.float16}[tensor.format.name]).reshape(tensor.shape)
+        writer.add_tensor(tensor.name, data, raw_dtype=gguf.GGMLQuantizationType(tensor.format.id))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def all_rows(tensor: Any) -> np.ndarray:
+    return tensor.rows(0, tensor.shape[0] if len(tensor.shape) > 1 else 1)
+
+
+def refused(folder: Path) -> str:
+    """The message with which a folder is refused: one line."""
+    with pytest.raises(ModelError) as caught:
+        open_folder(folder)
+    message = str(caught.value)
+    assert message.isprintable() and len(message) < 700
+    return message
+
+
+# ---- weights and hyperparameters
+
+
+@pytest.mark.parametrize("variant", LOGITS)
+def test_logits_are_those_of_transformers(tmp_path: Path, variant: str):
+    config, dtype, files, expected = LOGITS[variant]
+    checkpoint = open_folder(write_checkpoint(tmp_path / "model", config, dtype, files))
+    path = write_gguf(tmp_path / "model.gguf", checkpoint)
+    with localllm.open(path, backend="reference", kv_type="f32") as model:
+        logits = model.logits(TEXT)[-1]
+    np.testing.assert_allclose(logits[:251:50], expected, atol=5e-5)
+    assert checkpoint.warnings == []
+
+
+def test_rows_of_queries_and_keys_are_in_pairs(tmp_path: Path):
+    checkpoint = open_folder(write_checkpoint(tmp_path, {"attention_bias": True}, "BF16"))
+    weights = make_weights(json.loads((tmp_path / "config.json").read_text(encoding="utf-8")))
+    tensors = {tensor.name: tensor for tensor in checkpoint.tensors}
+    for name, theirs, heads in (("attn_q", "q_proj", 4), ("attn_k", "k_proj", 2)):
+        matrix, bias = (weights[f"model.layers.1.self_attn.{theirs}.{kind}"] for kind in ("weight", "bias"))
+        halves = matrix.reshape(heads, 2, 8, 64)  # as llama.cpp's converter does it
+        expected = np.frombuffer(encoded(halves.swapaxes(1, 2), "BF16"), np.uint8).reshape(len(matrix), -1)
+        tensor = tensors[f"blk.1.{name}.weight"]
+        assert (tensor.format.name, tensor.shape) == ("BF16", matrix.shape)
+        for first, last in ((0, len(matrix)), (0, 1), (5, 19), (15, 17), (31, 32)):
+            np.testing.assert_array_equal(tensor.rows(first, last), expected[first:last])
+        vector = tensors[f"blk.1.{name}.bias"]
+        assert vector.format.name == "F32"
+        np.testing.assert_array_equal(
+            all_rows(vector).view(np.float32)[0], bias.reshape(heads, 2, 8).swapaxes(1, 2).ravel()
+        )
+
+
+def test_other_weights_and_metadata_are_as_they_were(tmp_path: Path):
+    checkpoint = open_folder(write_checkpoint(tmp_path / "Tiny-Test-Instruct", dtype="F16"))
+    weights = make_weights({**json.loads((Path(checkpoint.path) / "config.json").read_text(encoding="utf-8"))})
+    tensors = {tensor.name: tensor for tensor in checkpoint.tensors}
+    down = tensors["blk.0.ffn_down.weight"].rows(3, 9).view(np.float16)
+    np.testing.assert_array_equal(down, weights["model.layers.0.mlp.down_proj.weight"][3:9])
+    norm = all_rows(tensors["output_norm.weight"]).view(np.float32)[0]
+    np.testing.assert_array_equal(norm, weights["model.norm.weight"])
+    plain = {key: value for key, value in checkpoint.metadata.items() if not isinstance(value, list | np.ndarray)}
+    assert plain == {
+        "general.architecture": "llama",
+        "general.type": "model",
+        "general.name": "Tiny Test Instruct",
+        "general.finetune": "Instruct",
+        "general.basename": "Tiny-Test",
+        "general.size_label": "97K",
+        "llama.block_count": 2,
+        "llama.context_length": 256,
+        "llama.embedding_length": 64,
+        "llama.feed_forward_length": 96,
+        "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 2,
+        "llama.rope.freq_base": 10000.0,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.vocab_size": 273,
+        "llama.rope.dimension_count": 16,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": CHATML,
+        "general.file_type": gguf.LlamaFileType.MOSTLY_F16,
+        "general.quantization_version": 2,
+    }
+    assert checkpoint.metadata["tokenizer.ggml.tokens"] == vocabulary() + [f"[PAD{n}]" for n in range(268, 273)]
+    types = checkpoint.metadata["tokenizer.ggml.token_type"]
+    assert types.dtype == np.int32 and types.tolist() == [3] * 3 + [1] * 265 + [5] * 5
+
+
+def test_the_model_card_tells_license_and_languages(tmp_path: Path):
+    write_checkpoint(tmp_path)
+    (tmp_path / "README.md").write_text("---\nlicense: mit\nlanguage:\n- en\n- de\n---\n# Tiny\n", encoding="utf-8")
+    metadata = open_folder(tmp_path).metadata
+    assert (metadata["general.license"], metadata["general.languages"]) == ("mit", ["en", "de"])
+
+
+@pytest.mark.parametrize(
+    "card", ["---\n[", "---\nlicense: [1, {}]\ntags: 3\n---\n", "---\nname: !!python/name:os\n---\n"]
+)
+def test_a_broken_model_card_does_no_harm(tmp_path: Path, card: str):
+    write_checkpoint(tmp_path / "Tiny")
+    (tmp_path / "Tiny" / "README.md").write_text(card, encoding="utf-8")
+    assert open_folder(tmp_path / "Tiny").metadata["general.name"] == "Tiny"
+
+
+def test_a_folder_of_the_cache_has_the_models_name(tmp_path: Path):
+    folder = tmp_path / "models--some-body--Tiny-Test" / "snapshots" / "0123abc"
+    folder.mkdir(parents=True)
+    assert open_folder(write_checkpoint(folder)).metadata["general.name"] == "Tiny-Test"
+
+
+def test_a_tied_checkpoint_may_store_its_output_matrix(tmp_path: Path):
+    write_checkpoint(tmp_path)
+    edit_json(tmp_path / "config.json", tie_word_embeddings=True)
+    assert "output.weight" not in [tensor.name for tensor in open_folder(tmp_path).tensors]
+
+
+def test_a_sliding_window_is_warned_of(tmp_path: Path):
+    assert "sliding window of 100" in open_folder(write_checkpoint(tmp_path, {"sliding_window": 100})).warnings[0]
+
+
+# ---- byte-level vocabularies
+
+LLAMA3_WORDS = (  # as its tokenizer.json spells them
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2_WORDS = LLAMA3_WORDS.replace("{1,3}", "")
+
+
+def splits(*patterns: str, byte_level_words: bool = False) -> dict[str, Any]:
+    """A pre-tokenizer of regular expressions, then bytes."""
+    parts = [{"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in patterns]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": byte_level_words}
+    return {"type": "Sequence", "pretokenizers": [*parts, byte_level]}
+
+
+DIGITS = {"type": "Digits", "individual_digits": True}
+STARCODER = {"type": "Sequence", "pretokenizers": [DIGITS, splits(byte_level_words=True)]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "ignore_merges"),
+    [
+        ("llama-bpe", splits(LLAMA3_WORDS), True),
+        ("dbrx", splits(LLAMA3_WORDS), False),
+        ("qwen2", splits(QWEN2_WORDS), False),
+        ("gpt-2", splits(byte_level_words=True), False),
+        ("smollm", STARCODER, False),
+        ("deepseek-llm", splits(*PRETOKENIZERS["deepseek-llm"].patterns), False),
+    ],
+)
+def test_a_pretokenizer_is_recognized(name: str, content: Any, ignore_merges: bool):
+    assert pretokenizer_name(content, ignore_merges) == name
+
+
+@pytest.mark.slow
+def test_the_probe_tells_all_pretokenizers_apart():
+    for ignore_merges in (False, True):
+        cuts: dict[tuple[tuple[int, int], ...], str] = {}
+        same = [
+            (cuts[cut], name)
+            for name, known in candidates(ignore_merges).items()
+            if cuts.setdefault(cut := tuple(cut_by(known, probe())), name) != name
+        ]
+        assert same in ([], [("qwen2", "bailingmoe")])  # two spellings of one thing
+    assert all(PRETOKENIZERS[name] == PRETOKENIZERS[usual] for name, usual in USUAL_NAMES.items())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        {},
+        {"type": "Whitespace"},
+        splits("["),
+        splits(r"\w+"),
+        splits(LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}{1,4}")),
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+    ],
+)
+def test_an_unknown_pretokenizer_is_refused(content: Any):
+    with pytest.raises(ModelError, match="pre-tokenizer"):
+        pretokenizer_name(content, False)
+
+
+@pytest.mark.parametrize(("extra", "accepted"), [({}, True), ({"lo": 268}, False)])
+def test_ignored_merges_that_make_no_difference(tmp_path: Path, extra: dict[str, int], accepted: bool):
+    content = tokenizer()  # with GPT-2's words, for which GGUF cannot say that merges are ignored
+    content["model"] |= {"ignore_merges": True, "vocab": content["model"]["vocab"] | extra}
+    write_json(write_checkpoint(tmp_path) / "tokenizer.json", content)
+    if accepted:
+        assert open_folder(tmp_path).metadata["tokenizer.ggml.pre"] == "gpt-2"
+    else:
+        assert "pre-tokenizer" in refused(tmp_path)
+
+
+def vocabulary_of(shared: Path, name: str) -> dict[str, Any]:
+    """The metadata of a vocabulary that llama.cpp's converter made."""
+    return GGUFFile.open(shared / "vocabs" / f"ggml-vocab-{name}.gguf").metadata
+
+
+def vectors(shared: Path, name: str) -> list[tuple[str, list[int]]]:
+    """Texts and llama.cpp's tokens for them."""
+    path = shared / "vocabs" / f"ggml-vocab-{name}.gguf"
+    texts = path.with_suffix(".gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    lines = path.with_suffix(".gguf.out").read_text(encoding="utf-8").splitlines()
+    return list(zip(texts[:-1], [[int(token) for token in line.split()] for line in lines], strict=True))
+
+
+def special_tokens(metadata: dict[str, Any], kinds: set[int]) -> list[dict[str, Any]]:
+    tokens = enumerate(zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"], strict=True))
+    return [added_token(token, piece, bool(kind != 4)) for token, (piece, kind) in tokens if kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("gpt-2", splits(byte_level_words=True)),
+        ("starcoder", STARCODER),
+        pytest.param("llama-bpe", splits(LLAMA3_WORDS), marks=pytest.mark.slow),
+        pytest.param("deepseek-llm", splits(*PRETOKENIZERS["deepseek-llm"].patterns), marks=pytest.mark.slow),
+    ],
+)
+def test_byte_level_vocabularies_are_those_of_llama_cpp(shared: Path, tmp_path: Path, name: str, content: Any):
+    theirs = vocabulary_of(shared, name)
+    pieces, types = theirs["tokenizer.ggml.tokens"], theirs["tokenizer.ggml.token_type"]
+    vocab = {piece: token for token, piece in enumerate(pieces) if types[token] == 1}
+    model = {"type": "BPE", "vocab": vocab, "merges": theirs["tokenizer.ggml.merges"]}
+    model["ignore_merges"] = name == "llama-bpe"
+    added = special_tokens(theirs, {2, 3, 4})
+    write_json(tmp_path / "tokenizer.json", tokenizer(added_tokens=added, pre_tokenizer=content, model=model))
+    ours, warnings = vocabulary_metadata(tmp_path, len(pieces))
+    assert ours["tokenizer.ggml.tokens"] == pieces and warnings == []
+    assert ours["tokenizer.ggml.merges"] == theirs["tokenizer.ggml.merges"]
+    assert ours["tokenizer.ggml.token_type"].tolist() == types.tolist()
+    encode = Tokenizer(ours).encode
+    assert [encode(text) for text, _ in vectors(shared, name)] == [tokens for _, tokens in vectors(shared, name)]
+
+
+# ---- SentencePiece
+
+
+def merges_of(pieces: dict[str, float]) -> list[list[str]]:
+    """All merges that make pieces of others, as transformers translates them."""
+    cuts = [(piece[:n], piece[n:], score) for piece, score in pieces.items() for n in range(1, len(piece))]
+    merges = [cut for cut in cuts if cut[0] in pieces and cut[1] in pieces]
+    merges.sort(key=lambda merge: (merge[2], len(merge[0]), len(merge[1])), reverse=True)
+    return [[left, right] for left, right, _ in merges]
+
+
+def byte_fallback(pieces: list[str], scores: list[float], added: list[dict[str, Any]]) -> dict[str, Any]:
+    """The tokenizer.json of a Llama 2."""
+    spaces = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    model = {
+        "type": "BPE",
+        "vocab": {piece: token for token, piece in enumerate(pieces)},
+        "merges": merges_of(dict(zip(pieces, scores, strict=True))),
+        "byte_fallback": True,
+        "unk_token": "<unk>",
+    }
+    normalizer = {"type": "Sequence", "normalizers": spaces}
+    return tokenizer(added_tokens=added, normalizer=normalizer, pre_tokenizer=None, model=model)
+
+
+@pytest.mark.parametrize("files", ["tokenizer.model", "both", "tokenizer.json"])
+def test_sentencepiece_vocabularies_are_those_of_llama_cpp(shared: Path, tmp_path: Path, files: str):
+    theirs = vocabulary_of(shared, "llama-spm")
+    pieces, scores = theirs["tokenizer.ggml.tokens"], theirs["tokenizer.ggml.scores"].tolist()
+    types = theirs["tokenizer.ggml.token_type"].tolist()
+    if files != "tokenizer.json":
+        (tmp_path / "tokenizer.model").write_bytes(sentencepiece(pieces, scores, types))
+    if files != "tokenizer.model":
+        write_json(tmp_path / "tokenizer.json", byte_fallback(pieces, scores, special_tokens(theirs, {2, 3})))
+    write_json(tmp_path / "config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": -1})
+    ours, warnings = vocabulary_metadata(tmp_path, len(pieces))
+    assert ours["tokenizer.ggml.tokens"] == pieces and warnings == []
+    assert ours["tokenizer.ggml.token_type"].tolist() == types
+    assert ours["tokenizer.ggml.add_bos_token"] is ours["tokenizer.ggml.add_space_prefix"] is True
+    assert (ours["tokenizer.ggml.bos_token_id"], ours["tokenizer.ggml.eos_token_id"]) == (1, 2)
+    assert "tokenizer.ggml.padding_token_id" not in ours
+    if files != "tokenizer.json":
+        np.testing.assert_array_equal(ours["tokenizer.ggml.scores"][3:], theirs["tokenizer.ggml.scores"][3:])
+    encode = Tokenizer(ours).encode
+    assert [encode(text) for text, _ in vectors(shared, "llama-spm")] == [
+        tokens for _, tokens in vectors(shared, "llama-spm")
+    ]
+
+
+PIECES = ["<unk>", "<s>", "</s>", "<0x0A>", "ab", "▁a", "▁ab", "▁", "a", "b"]
+SCORES = [0.0, 0.0, 0.0, 0.0, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0]
+TYPES = [2, 3, 3, 6, 1, 1, 1, 1, 1, 1]
+
+
+def test_a_sentencepiece_model_without_tokenizer_json(tmp_path: Path):
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece(PIECES, SCORES, TYPES))
+    write_json(tmp_path / "added_tokens.json", {"<extra>": 10, "<|im_end|>": 11, "▁x": 12, "far": 99})
+    decoder = {"2": {"content": "</s>", "special": True}, "10": {"content": "<extra>", "special": True}}
+    write_json(tmp_path / "tokenizer_config.json", {"added_tokens_decoder": decoder, "add_prefix_space": False})
+    metadata, warnings = vocabulary_metadata(tmp_path, 14)
+    assert metadata["tokenizer.ggml.tokens"] == [*PIECES, "<extra>", "<|im_end|>", " x", "[PAD13]"]
+    assert metadata["tokenizer.ggml.token_type"].tolist() == [*TYPES, 3, 3, 4, 5]
+    assert metadata["tokenizer.ggml.scores"].dtype == np.float32
+    assert metadata["tokenizer.ggml.scores"].tolist() == [0, 0, -1000, *SCORES[3:], -1000, -1000, -1000, -10000]
+    assert metadata["tokenizer.ggml.add_space_prefix"] is False
+    assert warnings == ["1 tokens from id 99 on are left out: the model knows 14"]
+
+
+def test_scores_come_from_the_order_of_merges(tmp_path: Path):
+    added = [added_token(token, PIECES[token]) for token in range(3)]
+    write_json(tmp_path / "tokenizer.json", byte_fallback(PIECES, SCORES, added))
+    metadata, _ = vocabulary_metadata(tmp_path, len(PIECES))
+    assert metadata["tokenizer.ggml.token_type"].tolist() == TYPES
+    assert metadata["tokenizer.ggml.scores"].tolist()[4:] == [0, -1, -2, -3, -3, -3]
+
+
+@pytest.mark.parametrize(
+    ("merges", "problem"),
+    [
+        ([["a", "b"], ["▁", "a"], ["▁", "ab"]], "no merge makes ▁ab of ▁a b"),
+        ([["▁", "ab"], ["a", "b"], ["▁", "a"], ["▁a", "b"]], "apart"),
+        ([["a"]], "not as expected"),
+        (None, "not as expected"),
+        ("ab", "not as expected"),
+    ],
+)
+def test_merges_that_are_not_sentencepieces_are_refused(tmp_path: Path, merges: Any, problem: str):
+    content = byte_fallback(PIECES, SCORES, [added_token(token, PIECES[token]) for token in range(3)])
+    content["model"]["merges"] = merges
+    write_json(tmp_path / "tokenizer.json", content)
+    with pytest.raises(ModelError, match=problem):
+        vocabulary_metadata(tmp_path, len(PIECES))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x0a", b"IQ== 0\nIg== 1\n", b"\x0a\x05\x0a\xff\xff\xff\xff", b"\xff" * 30, b"\x12\x02\x18\x02", b"\x0b"],
+)
+def test_what_is_no_sentencepiece_model_is_refused(data: bytes):
+    with pytest.raises(ValueError):
+        read_sentencepiece(data)
+
+
+def test_unigram_models_are_refused(tmp_path: Path):
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece(PIECES, SCORES, TYPES, kind=1))
+    with pytest.raises(ModelError, match="not BPE"):
+        vocabulary_metadata(tmp_path, len(PIECES))
+
+
+# ---- special tokens and templates
+
+
+def metadata_with(tmp_path: Path, **files: dict[str, Any]) -> dict[str, Any]:
+    """The tokenizer metadata of a checkpoint with these changes of its JSON files."""
+    write_checkpoint(tmp_path)
+    for name, changes in files.items():
+        if not (tmp_path / f"{name}.json").exists():
+            write_json(tmp_path / f"{name}.json", {})
+        edit_json(tmp_path / f"{name}.json", **changes)
+    metadata = open_folder(tmp_path).metadata
+    return {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
+
+
+def template(*parts: str) -> dict[str, Any]:
+    """A post-processor: texts of special tokens, and "A" for the text."""
+    single = [
+        {"Sequence": {"id": "A", "type_id": 0}} if part == "A" else {"SpecialToken": {"id": part, "type_id": 0}}
+        for part in parts
+    ]
+    return {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}
+
+
+@pytest.mark.parametrize(
+    ("processor", "config", "adds"),
+    [
+        (None, {}, (False, None)),
+        (template("<|endoftext|>", "A"), {}, (True, False)),
+        (template("<|endoftext|>", "A", "<|im_end|>"), {}, (True, True)),
+        ({"type": "Sequence", "processors": [template("A", "<|im_end|>")]}, {}, (False, True)),
+        (template("<|im_start|>", "A"), {}, (False, False)),
+        (template("<|endoftext|>", "A"), {"add_bos_token": False}, (False, False)),
+        (None, {"add_bos_token": True, "add_eos_token": True}, (True, True)),
+        (None, {"bos_token": None, "add_bos_token": True}, (True, None)),
+    ],
+)
+def test_what_texts_are_surrounded_with(tmp_path: Path, processor: Any, config: dict[str, Any], adds: tuple[Any, Any]):
+    metadata = metadata_with(tmp_path, tokenizer={"post_processor": processor}, tokenizer_config=config)
+    assert (metadata["add_bos_token"], metadata.get("add_eos_token")) == adds
+
+
+def test_tokens_that_only_the_template_names(tmp_path: Path):
+    metadata = metadata_with(
+        tmp_path,
+        tokenizer={"post_processor": template("<|im_start|>", "A")},
+        tokenizer_config={"bos_token": None},
+        config={"bos_token_id": None},
+    )
+    assert (metadata["bos_token_id"], metadata["add_bos_token"], metadata["add_eos_token"]) == (1, True, False)
+
+
+def test_no_token_no_switch(tmp_path: Path):
+    changes = {"bos_token": None, "add_bos_token": True}
+    metadata = metadata_with(tmp_path, tokenizer_config=changes, config={"bos_token_id": None})
+    assert "bos_token_id" not in metadata and metadata["add_bos_token"] is False
+
+
+def test_special_tokens_by_text_and_by_number(tmp_path: Path):
+    config = {"pad_token": {"content": "<|im_start|>"}, "eos_token": None, "unk_token": "not there"}
+    metadata = metadata_with(
+        tmp_path, tokenizer_config=config, config={"eos_token_id": [2, 1], "unk_token_id": 5, "pad_token_id": 9}
+    )
+    found = {key: value for key, value in metadata.items() if key.endswith("_token_id")}
+    assert found == {
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "unknown_token_id": 5,
+        "padding_token_id": 1,
+        "eot_token_id": 1,
+    }
+
+
+def test_more_ends_of_an_answer(tmp_path: Path):
+    metadata = metadata_with(tmp_path, generation_config={"eos_token_id": [2, 0, 7, 8, 9999, "x"]})
+    assert (metadata["eos_token_id"], metadata["eot_token_id"], metadata["eom_token_id"]) == (2, 7, 8)  # 0 by its text
+
+
+def test_added_tokens(tmp_path: Path):
+    added = [added_token(268, "<tool>", False), added_token(269, "<|tool|>", False), added_token(300, "<far>")]
+    metadata = metadata_with(tmp_path, tokenizer={"added_tokens": tokenizer()["added_tokens"] + added})
+    assert metadata["tokens"][268:] == ["<tool>", "<|tool|>", "[PAD270]", "[PAD271]", "[PAD272]"]
+    assert metadata["token_type"].tolist()[268:] == [4, 3, 5, 5, 5]
+
+
+def test_chat_templates(tmp_path: Path):
+    write_checkpoint(tmp_path)
+    named = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}, "?"]
+    edit_json(tmp_path / "tokenizer_config.json", chat_template=named)
+    metadata = open_folder(tmp_path).metadata
+    assert metadata["tokenizer.chat_template"] == CHATML  # the file goes first, as in transformers
+    assert (
+        metadata["tokenizer.chat_templates"] == ["tool_use"] and metadata["tokenizer.chat_template.tool_use"] == "two"
+    )
+    (tmp_path / "chat_template.jinja").unlink()
+    assert open_folder(tmp_path).metadata["tokenizer.chat_template"] == "one"
+    edit_json(tmp_path / "tokenizer_config.json", chat_template="three")
+    assert open_folder(tmp_path).metadata["tokenizer.chat_template"] == "three"
+    edit_json(tmp_path / "tokenizer_config.json", chat_template=None)
+    assert "tokenizer.chat_template" not in open_folder(tmp_path).metadata
+
+
+# ---- bad folders
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def text(name: str, content: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(content.encode("utf-8", "surrogatepass"))
+
+
+def edit(name: str, **changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / name, **changes)
+
+
+def weights_with(dtype: str = "F32", drop: str = "", **more: np.ndarray) -> Callable[[Path], None]:
+    """Write other weights: one left out, some added."""
+
+    def write(folder: Path) -> None:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        tensors = [(name, dtype, array) for name, array in (make_weights(settings) | more).items() if name != drop]
+        write_safetensors(folder / "model.safetensors", tensors)
+
+    return write
+
+
+CONFIG_FILE, TOKENIZER = "config.json", "tokenizer.json"
+BAD_FOLDERS: list[tuple[str, Callable[[Path], None]]] = [
+    ("no config.json", remove(CONFIG_FILE)),
+    ("config.json: not valid JSON", text(CONFIG_FILE, "{")),
+    ("config.json: not valid JSON", text(CONFIG_FILE, "[" * 100000)),
+    ("expected a JSON object, found list", text(CONFIG_FILE, "[]")),
+    ("architecture BertModel is not supported", edit(CONFIG_FILE, architectures=["BertModel"])),
+    ("architecture '' is not supported", edit(CONFIG_FILE, architectures=7)),
+    ("the weights are quantized (gptq)", edit(CONFIG_FILE, quantization_config={"quant_method": "gptq"})),
+    ("hidden_act gelu", edit(CONFIG_FILE, hidden_act="gelu")),
+    ("hidden_size should be a number", edit(CONFIG_FILE, hidden_size="64")),
+    ("num_hidden_layers should be a number", edit(CONFIG_FILE, num_hidden_layers=10**9)),
+    ("vocab_size should be a number", edit(CONFIG_FILE, vocab_size=None)),
+    ("make no sense", edit(CONFIG_FILE, num_key_value_heads=3)),
+    ("rms_norm_eps should be a positive number", edit(CONFIG_FILE, rms_norm_eps=float("nan"))),
+    ("rope scaling longrope is not supported", edit(CONFIG_FILE, **scaled("longrope"))),
+    ("rope scaling ['yarn'] is not supported", edit(CONFIG_FILE, rope_scaling={"type": ["yarn"]})),
+    ("beta_fast 64", edit(CONFIG_FILE, **scaled("yarn", beta_fast=64, **YARN))),
+    ("factor should be a positive number", edit(CONFIG_FILE, **scaled("linear"))),
+    ("high_freq_factor", edit(CONFIG_FILE, **scaled("llama3", **LLAMA3 | {"low_freq_factor": 4.0}))),
+    ("no model.safetensors", remove("model.safetensors")),
+    ("not a valid safetensors file", text("model.safetensors", "")),
+    ("not a valid safetensors file", text("model.safetensors", "version https://git-lfs.github.com/spec/v1")),
+    ("no tensor for blk.1.ffn_up.weight", weights_with(drop="model.layers.1.mlp.up_proj.weight")),
+    ("no tensor for output.weight", weights_with(drop="lm_head.weight")),
+    ("no place in the architecture llama", weights_with(**{"model.layers.0.mlp.gate.weight": np.zeros((2, 64))})),
+    ("no place in the architecture llama", weights_with(**{"model.layers.2.mlp.up_proj.weight": np.zeros((96, 64))})),
+    ("[96, 32]; expected [96, 64]", weights_with(**{"model.layers.0.mlp.up_proj.weight": np.zeros((96, 32))})),
+    ("[273]; expected [273, 64]", weights_with(**{"lm_head.weight": np.zeros(273)})),
+    ("type U8 is not supported", weights_with("U8")),
+    ("type F8_E4M3 is not supported", weights_with("F8_E4M3")),
+    ("no tokenizer.json and no tokenizer.model", remove(TOKENIZER)),
+    ("tokenizer.json: not valid JSON", text(TOKENIZER, "\x00")),
+    ("tokenizer.json: not UTF-8", text(TOKENIZER, '"\ud800"')),
+    ("type Unigram are not supported", edit(TOKENIZER, model={"type": "Unigram", "vocab": []})),
+    ("neither byte-level BPE nor SentencePiece", edit(TOKENIZER, pre_tokenizer={"type": "Whitespace"})),
+    ("pre-tokenizer cuts text like none", edit(TOKENIZER, pre_tokenizer=splits(r"\w+"))),
+    ("normalizer NFKC is not supported", edit(TOKENIZER, normalizer={"type": "NFKC"})),
+    ("not as expected", edit(TOKENIZER, normalizer=[1])),
+    ("not as expected", edit(TOKENIZER, model=None)),
+    ("not as expected", edit(TOKENIZER, model={"type": "BPE", "vocab": {"a": "b"}, "merges": []})),
+    ("not as expected", edit(TOKENIZER, model={"type": "BPE", "vocab": {"a": -1}, "merges": []})),
+    ("not as expected", edit(TOKENIZER, added_tokens=[{"id": 1}])),
+    ("not as expected", edit(TOKENIZER, post_processor={"type": "TemplateProcessing", "single": []})),
+    ("are both 'he'", edit(TOKENIZER, added_tokens=[added_token(5, "he")])),
+    ("lone surrogate", edit(TOKENIZER, added_tokens=[added_token(5, "\ud800")])),
+]
+
+
+@pytest.mark.parametrize(("problem", "spoil"), BAD_FOLDERS, ids=[f"{n}: {p}" for n, (p, _) in enumerate(BAD_FOLDERS)])
+def test_bad_folders_are_refused(tmp_path: Path, problem: str, spoil: Callable[[Path], None]):
+    spoil(write_checkpoint(tmp_path))
+    assert problem in refused(tmp_path)
+
+
+def test_folders_that_are_none(tmp_path: Path):
+    assert "no config.json" in refused(tmp_path)
+    assert "no config.json" in refused(tmp_path / "missing")
+    write_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    assert "pickles" in refused(tmp_path)
+
+
+def test_parts_that_are_missing(tmp_path: Path):
+    write_checkpoint(tmp_path, files=3)
+    second = tmp_path / "model-00002-of-00003.safetensors"
+    data = second.read_bytes()
+    second.unlink()
+    assert "model-00002-of-00003.safetensors: this file is missing" in refused(tmp_path)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert "model-00002-of-00003.safetensors: this file is missing" in refused(tmp_path)
+    second.write_bytes(data)
+    assert len(open_folder(tmp_path).tensors) == 21
+
+
+def test_an_index_that_does_not_fit(tmp_path: Path):
+    index = write_checkpoint(tmp_path, files=2) / "model.safetensors.index.json"
+    good = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    edit_json(index, weight_map=good | {"more.weight": "model-00001-of-00002.safetensors"})
+    assert "tensor more.weight should be in model-00001-of-00002.safetensors" in refused(tmp_path)
+    for file in ("../model.safetensors", "/etc/passwd", "a\\b.safetensors", 3, "x\x00.safetensors"):
+        edit_json(index, weight_map=good | {"more.weight": file})
+        assert "expected the name of a safetensors file" in refused(tmp_path)
+    edit_json(index, weight_map=[])
+    assert "expected a weight_map" in refused(tmp_path)
+    index.unlink()
+    both = tmp_path / "model-00002-of-00002.safetensors"
+    both.write_bytes((tmp_path / "model-00001-of-00002.safetensors").read_bytes())
+    assert "is in model-00001-of-00002.safetensors too" in refused(tmp_path)
+
+
+def entry(dtype: Any = "F32", shape: Any = (1,), offsets: Any = (0, 4)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": entry(offsets=(0, 8))},
+        {"a": entry(offsets=(4, 0))},
+        {"a": entry(offsets=(-4, 0))},
+        {"a": entry(offsets=(0, 4)), "b": entry(offsets=(0, 4))},
+        {"a": entry(offsets=(0, 1 << 63))},
+        {"a": entry(shape=(1 << 62, 1 << 62, 16))},
+        {"a": entry(shape=(-1,))},
+        {"a": entry(shape="1")},
+        {"a": entry(dtype=7)},
+        {"a": entry(dtype="F\n")},
+        {"a": 1},
+        {"a": {"b": {}}},
+    ],
+)
+def test_hostile_headers_are_refused(tmp_path: Path, header: dict[str, Any]):
+    write_checkpoint(tmp_path)
+    data = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(data)) + data + bytes(4))
+    assert "safetensors" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 1 << 30, 1 << 63, (1 << 64) - 1])
+def test_hostile_lengths_are_refused(tmp_path: Path, length: int):
+    write_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", length) + b"{" * 100)
+    assert "not a valid safetensors file" in refused(tmp_path)
+
+
+def test_a_file_that_is_cut_off(tmp_path: Path):
+    write_checkpoint(tmp_path)
+    path = tmp_path / "model.safetensors"
+    checkpoint = open_folder(tmp_path)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(ModelError, match="shorter"):
+        all_rows(next(tensor for tensor in checkpoint.tensors if tensor.name == "output.weight"))
+    assert "not a valid safetensors file" in refused(tmp_path)
