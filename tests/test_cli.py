@@ -71,7 +71,7 @@ def answer_of(cli, *arguments: str, stdin: bytes = b"") -> dict:
 # Help, versions, refusals.
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "inspect", "tokenize", "bench", "warmup"])
+@pytest.mark.parametrize("command", ["run", "chat", "inspect", "tokenize", "bench", "imatrix", "perplexity", "warmup"])
 def test_every_command_explains_itself(cli, command: str):
     code, out, err = cli(command, "--help")
     assert (code, err) == (0, "")

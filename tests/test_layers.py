@@ -13,11 +13,12 @@ from conftest import ROOT
 LAYERS = [
     ["localllm.__main__"],
     ["localllm.cli"],
-    ["localllm", "localllm.bench", "localllm.inspect_model", "localllm.perplexity", "localllm.quantize"],
+    ["localllm", "localllm.bench", "localllm.imatrix", "localllm.inspect_model", "localllm.perplexity", "localllm.quantize"],
     ["localllm.api", "localllm.convert"],
     ["localllm.session"],
     ["localllm.generate"],
     ["localllm.chat_template"],
+    ["localllm.chunks", "localllm.logits_file", "localllm.scores"],
     ["localllm.engine", "localllm.sampling", "localllm.speculate", "localllm.tokenizer"],
     ["localllm.template_sandbox", "localllm.subwords"],
     ["localllm.vocabulary"],

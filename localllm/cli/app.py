@@ -7,7 +7,9 @@ import click
 
 from localllm.cli.bench import bench
 from localllm.cli.chat import chat
+from localllm.cli.imatrix import imatrix
 from localllm.cli.inspect import inspect
+from localllm.cli.perplexity import perplexity
 from localllm.cli.quantize import quantize
 from localllm.cli.run import run
 from localllm.cli.terminal import write
@@ -32,7 +34,10 @@ class Commands(click.Group):
 
 @click.group(
     cls=Commands,
-    commands={command.name or "": command for command in (run, chat, inspect, tokenize, quantize, bench, warmup)},
+    commands={
+        command.name or "": command
+        for command in (run, chat, inspect, tokenize, quantize, imatrix, perplexity, bench, warmup)
+    },
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -19,6 +19,7 @@ PRECISE_TOKENS = 128  # up to so many, activations keep 16 bits
 PART_BYTES = 1 << 16  # of weights: what is worth a thread's coming
 HAS_BF16 = "avx512bf16" in cpu_features()  # instructions that multiply those numbers
 SPLITS, FEW_TOKENS, ROWS, KEYS = 16, 8, 96, 64  # as in localllm.kernels.cpu.attention
+SQUARES_BLOCK = 64  # as in localllm.kernels.cpu.collect
 
 
 @dataclass
@@ -60,7 +61,10 @@ class Quantized:
 class CpuBuilder:
     """Records a model on a tape."""
 
-    def __init__(self, config: Config, cache: KVCache, kv_type: str, interleaved_rope: bool, threads: int):
+    def __init__(
+        self, config: Config, cache: KVCache, kv_type: str, interleaved_rope: bool, threads: int, collect: bool = False
+    ):
+        """collect: sum up in `squares` what the matrices meet, see localllm.kernels.cpu.collect."""
         self.config, self.cache, self.storage = config, cache, kv_type.upper()
         self.interleaved, self.threads = interleaved_rope, threads
         self.tape, self.header = Tape(), Header.empty()
@@ -68,6 +72,9 @@ class CpuBuilder:
         self._quantized: dict[Buffer, Quantized] = {}
         self._rounded: dict[Buffer, Buffer] = {}
         self._angles: dict[str, Buffer] = {}
+        self._collect = collect
+        self.squares: dict[str, np.ndarray] = {}  # by the matrix's name, float32 [columns]; some share memory
+        self._squares: dict[Buffer, np.ndarray] = {}
         self._scratch = Buffer(0, 0)  # its address is filled in by `finish`
         self._sides = [
             (Buffer(0, 0), Buffer(0, 0)) for _ in range(config.layers)
@@ -111,6 +118,8 @@ class CpuBuilder:
 
     def linear(self, x: Buffer, weight: Weight, cached: bool = False) -> Buffer:
         columns = self._check_matrix(weight, x.columns)
+        if self._collect:
+            self.squares[weight.name] = self._add_squares(x)
         y = self._buffer(weight.shape[0], x.outputs_only)
         name, format = weight.tensor.format.name, weight.tensor.format
         row_bytes = format.row_bytes(columns)
@@ -197,6 +206,7 @@ class CpuBuilder:
         for buffer in step.writes:
             self._quantized.pop(buffer, None)
             self._rounded.pop(buffer, None)
+            self._squares.pop(buffer, None)
 
     def _need_scratch(self, size: int) -> None:
         self.scratch_bytes = max(self.scratch_bytes, size)
@@ -241,6 +251,15 @@ class CpuBuilder:
             self._rounded[x] = y = Buffer(BUFFER_ROWS, x.stride // 2)
             self._by_token("round_bf16", [x, x.stride, y, y.stride], [x], [y], x.outputs_only)
         return self._rounded[x]
+
+    def _add_squares(self, x: Buffer) -> np.ndarray:
+        """The sums of x's squares, made once for all the matrices that it meets."""
+        if x not in self._squares:
+            blocks = -(-x.stride // (4 * SQUARES_BLOCK))
+            self._squares[x] = sums = np.zeros(blocks * SQUARES_BLOCK, np.float32)
+            arguments = [self._count(x.outputs_only), x, x.stride, sums]
+            self._append(Step("add_squares", arguments, min(blocks, 4 * self.threads), 0, [x], []))
+        return self._squares[x][: x.columns]
 
     def _angle_table(self, factors: Weight | None) -> Buffer:
         """Cosines and sines of the run's positions, made once for all layers."""

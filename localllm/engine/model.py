@@ -21,11 +21,18 @@ class CpuBackend:
     """A model as a tape for the CPU."""
 
     def __init__(
-        self, file: GGUFFile, config: Config, threads: int, context: int, kv_type: str, progress: Progress | None
+        self,
+        file: GGUFFile,
+        config: Config,
+        threads: int,
+        context: int,
+        kv_type: str,
+        progress: Progress | None,
+        collect: bool,
     ):
         model = architecture(config, file.path)
         cache = KVCache(config.layers, config.kv_heads, config.head_dim, context, kv_type)
-        self._builder = CpuBuilder(config, cache, kv_type, model.INTERLEAVED_ROPE, threads)
+        self._builder = CpuBuilder(config, cache, kv_type, model.INTERLEAVED_ROPE, threads, collect)
         self._logits = model.forward(self._builder, Weights(file.tensors))
         if self._logits.columns != config.vocab_size:
             raise ModelError(f"{file.path}: logits for {self._logits.columns} tokens of {config.vocab_size}")
@@ -45,6 +52,13 @@ class CpuBackend:
         rows = self._builder.read(logits, len(outputs))
         return rows[:, : logits.columns].copy()
 
+    def squares(self) -> dict[str, np.ndarray]:
+        """As Engine.squares."""
+        squares = {name: sums.copy() for name, sums in self._builder.squares.items()}
+        for sums in self._builder.squares.values():
+            sums[:] = 0
+        return squares
+
     def close(self) -> None:
         self._threads.close()
 
@@ -52,15 +66,21 @@ class CpuBackend:
 class ReferenceBackend:
     """A model in plain NumPy."""
 
-    def __init__(self, file: GGUFFile, config: Config, context: int, kv_type: str):
+    def __init__(self, file: GGUFFile, config: Config, context: int, kv_type: str, collect: bool):
         self._model = architecture(config, file.path)
         self._weights = Weights(file.tensors)
-        self._builder = Reference(config, context, kv_type, self._model.INTERLEAVED_ROPE)
+        self._builder = Reference(config, context, kv_type, self._model.INTERLEAVED_ROPE, collect)
 
     def run(self, tokens: np.ndarray, positions: np.ndarray, outputs: np.ndarray, verify: bool) -> np.ndarray:
         """As CpuBackend.run, in full precision always."""
         self._builder.tokens, self._builder.positions, self._builder.outputs = tokens, positions, outputs
         return self._model.forward(self._builder, self._weights)
+
+    def squares(self) -> dict[str, np.ndarray]:
+        """As Engine.squares."""
+        squares = self._builder.squares or {}
+        self._builder.squares = {}
+        return {name: sums.astype(np.float32) for name, sums in squares.items()}
 
     def close(self) -> None:
         """Nothing to end."""
@@ -78,10 +98,12 @@ class Engine:
         kv_type: str = "f16",
         backend: str = "cpu",
         progress: Progress | None = None,
+        collect: bool = False,
     ):
         """context: the most tokens (None: as trained); kv_type: f16, f32 or q8_0; backend: cpu or reference.
 
-        progress(done, total) is called while kernels are compiled. Raises ModelError, MemoryLimitError, UsageError.
+        progress(done, total) is called while kernels are compiled; collect: sum up what the matrices meet, for
+        `squares`. Raises ModelError, MemoryLimitError, UsageError.
         """
         if kv_type not in KV_TYPES:
             raise UsageError(f"unknown type of KV cache {kv_type!r}: use {', '.join(KV_TYPES)}")
@@ -94,9 +116,9 @@ class Engine:
             raise UsageError(f"threads should be from 1 to 1024, not {count}")
         self._backend: CpuBackend | ReferenceBackend
         if backend == "cpu":
-            self._backend = CpuBackend(file, config, count, self.context, kv_type, progress)
+            self._backend = CpuBackend(file, config, count, self.context, kv_type, progress, collect)
         elif backend == "reference":
-            self._backend = ReferenceBackend(file, config, self.context, kv_type)
+            self._backend = ReferenceBackend(file, config, self.context, kv_type, collect)
         else:
             raise UsageError(f"unknown backend {backend!r}: use cpu or reference")
 
@@ -124,7 +146,14 @@ class Engine:
             wanted = {"all": len(batch), "last": int(start + BATCH >= len(tokens)), "none": 0}[logits]
             outputs = np.arange(len(batch) - wanted, len(batch))
             rows.append(self._backend.run(batch, position + start + np.arange(len(batch)), outputs, verify))
-        return np.concatenate(rows)
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def squares(self) -> dict[str, np.ndarray]:
+        """Sums of the squares that every matrix met in its columns since the last call, for an engine that collects.
+
+        By the matrix's name: float32 [columns]. The output matrix meets only tokens whose logits were asked for.
+        """
+        return self._backend.squares()
 
     def close(self) -> None:
         """End the engine's threads."""

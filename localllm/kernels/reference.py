@@ -9,8 +9,10 @@ from localllm.errors import ModelError
 class Reference:
     """A builder whose verbs compute. One instance per model; `tokens`, `positions` and `outputs` are set per run."""
 
-    def __init__(self, config, context: int, kv_type: str, interleaved_rope: bool):
+    def __init__(self, config, context: int, kv_type: str, interleaved_rope: bool, collect: bool = False):
+        """collect: sum up in `squares` what the matrices meet: by name, float64 [columns]."""
         self.config, self.interleaved = config, interleaved_rope
+        self.squares: dict[str, np.ndarray] | None = {} if collect else None
         self.keep = {"f32": np.float32, "f16": np.float16, "q8_0": rounded_to_q8_0}[kv_type]
         self.cache = np.zeros((config.layers, 2, config.kv_heads, context, config.head_dim), np.float32)
         self.tokens = self.positions = self.outputs = np.zeros(0, np.int64)
@@ -40,6 +42,8 @@ class Reference:
         matrix = self.matrix(weight)
         if x.shape[1] != matrix.shape[1]:
             raise ModelError(f"tensor {weight.name} should have {x.shape[1]} columns, has {matrix.shape[1]}")
+        if self.squares is not None:
+            self.squares[weight.name] = self.squares.get(weight.name, 0) + (x.astype(np.float64) ** 2).sum(axis=0)
         y = x @ matrix.T
         return y + weight.bias.vector() if weight.bias else y
 

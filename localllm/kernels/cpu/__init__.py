@@ -33,6 +33,7 @@ MODULES = {
     "angles": "rowwise",
     "rope": "rowwise",
     "stream": "stream",
+    "add_squares": "collect",
 }
 
 

@@ -1,0 +1,81 @@
+"""localllm imatrix: which weights matter, for quantize."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from localllm.cli import options
+from localllm.cli.remaining import Remaining
+from localllm.cli.terminal import ProgressLine, dim, say
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.imatrix import Collector
+
+
+@click.command()
+@click.argument("model", metavar="[MODEL]", required=False)
+@click.argument("texts", metavar="[TEXT...]", nargs=-1)
+@click.option("-o", "--output", metavar="FILE", required=True, help="Where the importance matrix goes.")
+@click.option("--in-file", "in_files", metavar="FILE", multiple=True, help="Add what this one has.  [repeatable]")
+@options.number("-c", "--context", kind=int, help="Tokens of a chunk.  [default: 512]")
+@options.number("--chunks", kind=int, help="The most chunks to read.  [default: all]")
+@click.option("--parse-special", is_flag=True, help="Tokens like <|im_end|> in a text are what they say.")
+@click.option("--process-output", is_flag=True, help="Collect for the output matrix too.")
+@options.number("-t", "--threads", kind=int, help="Threads.  [default: one per physical core that is free to use]")
+def imatrix(
+    model: str | None,
+    texts: tuple[str, ...],
+    output: str,
+    in_files: tuple[str, ...],
+    context: int | None,
+    chunks: int | None,
+    parse_special: bool,
+    process_output: bool,
+    threads: int | None,
+) -> None:
+    """Find out which weights matter, as llama-imatrix does.
+
+    MODEL reads the files TEXT, and the mean squares of what its matrices meet go to FILE, in llama.cpp's GGUF layout:
+    quantize --imatrix takes more care of columns that meet more. An interrupted command goes on where it stopped when
+    it is started again. With --in-file alone, importance matrices are merged.
+    """
+    if model is None and not in_files:
+        raise UsageError("there is no model: name one, and texts, or files to merge with --in-file")
+    if model is not None and not texts:
+        raise UsageError("there is no text: name a file")
+    from localllm import imatrix as service
+    from localllm.imatrix_file import write_imatrix
+
+    merged = service.merge(in_files) if in_files else None
+    if model is None:
+        assert merged is not None
+        write_imatrix(output, merged)
+        return
+    line = ProgressLine()
+    size = 512 if context is None else context
+    choices = size, chunks, parse_special, process_output, threads
+    with service.Collector(model, texts, output, *choices, progress=options.compiling(line)) as collector:
+        line.clear()
+        if size > collector.trained_context:
+            say(f"localllm: warning: the model was trained for a context of {collector.trained_context} tokens")
+        read(collector, line)
+        found = collector.result()
+        write_imatrix(output, merged.plus(found) if merged else found)
+        collector.forget()
+    dim(f"{len(found.squares)} matrices, {found.chunks} chunks of {found.chunk_size} tokens")
+
+
+def read(collector: "Collector", line: ProgressLine) -> None:
+    """Read all chunks, with progress."""
+    remaining = Remaining(collector.total, collector.done)
+    line.show(f"reading: {remaining.at_first()}")
+    try:
+        for done in collector.read():
+            line.show(f"reading: {remaining.after(done)}")
+    except KeyboardInterrupt:
+        line.clear()
+        dim(f"{collector.done} of {collector.total} chunks are done; the same command goes on from there")
+        raise
+    finally:
+        line.clear()

@@ -1,0 +1,110 @@
+"""Logits in files, which other models are compared with: the layout of llama-perplexity's --kl-divergence-base.
+
+All little-endian: "_logits_"; int32 tokens of a chunk n, vocabulary size v, number of chunks; the tokens, int32
+[chunks, n]. For each chunk follow the logarithms of the probabilities of what comes after the tokens from n / 2 to
+n - 2: per token, uint16 [4 + v rounded up to even]; the first 8 bytes are two float32, scale and minimum, and the other
+numbers mean number * scale + minimum. What is less likely than the likeliest token by more than a factor of e^16 is
+kept as if it were by that factor.
+"""
+
+import os
+import shutil
+import struct
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from localllm.errors import LocalllmError, ModelError
+from localllm.gguf_header import shown
+from localllm.safe_file import SafeFile, checked_target
+
+MAGIC = b"_logits_"
+FLOOR = np.float32(16)  # how far below the likeliest token logarithms of probabilities are kept apart
+SCALED = 4  # numbers of a row before the vocabulary
+
+
+def row_numbers(vocab_size: int) -> int:
+    """uint16 numbers of a row."""
+    return SCALED + vocab_size + vocab_size % 2
+
+
+def scored(size: int) -> int:
+    """For how many tokens of a chunk there are logits."""
+    return size - 1 - size // 2
+
+
+def pack(logits: np.ndarray, log_sum: float, row: np.ndarray, scratch: np.ndarray) -> None:
+    """One token's logits, float32 [vocab] as `scratch`, to a row of the file; log_sum: their log_sum_exp."""
+    most = logits.max()
+    least = max(logits.min(), most - FLOOR)
+    scale = (most - least) / np.float32(65535)
+    row[:SCALED] = np.array([scale, np.float32(least - log_sum)], "<f4").view("<u2")
+    np.maximum(logits, least, out=scratch)
+    scratch -= least
+    scratch *= 1 / scale if scale > 0 else np.float32(0)
+    np.rint(scratch, out=scratch)
+    row[SCALED : SCALED + len(logits)] = np.minimum(scratch, np.float32(65535), out=scratch)
+
+
+def unpack(row: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Logarithms of probabilities out of a row, to float32 [vocab]."""
+    scale, minimum = row[:SCALED].view("<f4")
+    np.multiply(row[SCALED : SCALED + len(out)], scale, out=out)
+    out += minimum
+    return out
+
+
+class LogitsWriter:
+    """A file of logits in the making, which is there at the end of a `with` block that raises nothing."""
+
+    def __init__(self, path: str | os.PathLike[str], chunks: np.ndarray, vocab_size: int):
+        """chunks: int32 [chunks, tokens of a chunk]. Raises UsageError, LocalllmError if the disk has no room."""
+        count, size = chunks.shape
+        self._file = SafeFile(checked_target(path))
+        self._header = MAGIC + struct.pack("<3i", size, vocab_size, count) + chunks.astype("<i4").tobytes()
+        needed = count * scored(size) * row_numbers(vocab_size) * 2
+        free = shutil.disk_usage(self._file.folder).free
+        if needed > free:
+            sizes = f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+            raise LocalllmError(f"{os.fsdecode(path)}: {count} chunks of logits take {sizes}; --chunks makes it fewer")
+
+    def write(self, rows: np.ndarray) -> None:
+        """Rows of `pack`, in order."""
+        self._file.write(rows)
+
+    def __enter__(self) -> Self:
+        self._file.__enter__()
+        self._file.write(self._header)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._file.__exit__(*error)
+
+
+class Logits(NamedTuple):
+    """A file of logits, open for reading."""
+
+    chunks: np.ndarray  # int32 [chunks, tokens of a chunk]
+    vocab_size: int
+    rows: np.ndarray  # uint16 [chunks, tokens with logits, numbers], mapped
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Logits":
+        """Raises ModelError for a file that is none, or not complete."""
+        name = shown(os.fsdecode(path), 4096)
+        try:
+            with open(path, "rb") as file:
+                beginning = file.read(20)
+                length = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise ModelError(f"{name}: {error.strerror}") from None
+        if len(beginning) < 20 or beginning[:8] != MAGIC:
+            raise ModelError(f"{name}: not a file of logits; --save-logits writes one")
+        size, vocab_size, count = struct.unpack("<3i", beginning[8:])
+        if min(size - 3, vocab_size, count) < 1:
+            raise ModelError(f"{name}: the file of logits is damaged")
+        start, numbers = 20 + 4 * count * size, row_numbers(vocab_size)
+        if length != start + count * scored(size) * numbers * 2:
+            raise ModelError(f"{name}: the file of logits is not complete")
+        chunks = np.fromfile(path, "<i4", count * size, offset=20).reshape(count, size)
+        return cls(chunks, vocab_size, np.memmap(path, "<u2", "r", start, (count, scored(size), numbers)))

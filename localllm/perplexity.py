@@ -1,0 +1,137 @@
+"""How well a model predicts a text, and how far its predictions are from another model's.
+
+The service behind `localllm perplexity`. Chunks and scores are those of llama-perplexity: a text is cut into chunks of
+as many tokens as the context has, and of each the second half is scored, so that every token has others before it.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Self
+
+import numpy as np
+
+from localllm.api import tokenizer_of
+from localllm.arch import require_known
+from localllm.chunks import as_read
+from localllm.config import Config
+from localllm.engine.model import Engine
+from localllm.engine.threads import usable_cores
+from localllm.errors import ModelError, UsageError
+from localllm.gguf_file import GGUFFile
+from localllm.kernels.library import Progress
+from localllm.logits_file import Logits, LogitsWriter, pack, row_numbers, unpack
+from localllm.scores import Comparison, Prediction, divergence, log_sum_exp
+
+PIECE = 256  # tokens whose logits are held at once: 131 MB of them with a vocabulary of 128k
+
+# Of a token, by its row: numbers out of its logits, float32 [vocab], and two more rows to work in.
+Score = Callable[[int, np.ndarray, np.ndarray], tuple[float, ...]]
+
+
+class Reader:
+    """A model that reads chunks of `size` tokens and predicts them. Use it in a `with` statement.
+
+    Attributes:
+        tokenizer: its Tokenizer.  trained_context: the most tokens that it was made for.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], size: int, threads: int | None, progress: Progress | None = None):
+        """progress(done, total) is called while kernels are compiled. Raises as api.open_model does."""
+        file = GGUFFile.open(path)
+        require_known(file.metadata, file.path)
+        config = Config.from_metadata(file.metadata, file.path)
+        self.path, self.tokenizer, self.trained_context = file.path, tokenizer_of(file), config.context
+        self._engine = Engine(file, config, threads, size, progress=progress)
+        self._threads = usable_cores() if threads is None else threads
+        self._pool = ThreadPoolExecutor(self._threads)
+
+    def predict(self, chunks: np.ndarray, save: str | os.PathLike[str] | None = None) -> Iterator[Prediction]:
+        """What is known after each of the chunks, int32 [chunks, size].
+
+        save: a file for the logits, which is there when all chunks are done. Raises as LogitsWriter does.
+        """
+        known, vocab_size = Prediction(), self._engine.vocab_size
+        with LogitsWriter(save, chunks, vocab_size) if save else nullcontext() as writer:
+            for chunk in chunks:
+                scores = []
+                for place, logits in self._logits(chunk):
+                    rows = np.zeros((len(logits), row_numbers(vocab_size)), "<u2") if writer else None
+                    scores.append(self._each(logits, scoring(chunk[place + 1 :], rows)))
+                    if writer and rows is not None:
+                        writer.write(rows)
+                known = known.plus(nll=np.concatenate(scores)[:, 0])
+                yield known
+
+    def compare(self, base: Logits, most: int | None = None) -> Iterator[Comparison]:
+        """What is known after each chunk of a base, at most `most`. Raises UsageError if its vocabulary is another."""
+        if base.vocab_size != self._engine.vocab_size:
+            sizes = f"{base.vocab_size} and {self._engine.vocab_size} tokens"
+            raise UsageError(f"the base and the model have different vocabularies, {sizes}")
+        known = Comparison()
+        for chunk, rows in zip(base.chunks[:most], base.rows, strict=False):
+            scores = []
+            for place, logits in self._logits(chunk):
+                scores.append(self._each(logits, comparing(chunk[place + 1 :], rows[place - len(chunk) // 2 :])))
+            nll, base_nll, kld, same_top = np.concatenate(scores).T
+            change = np.exp(-nll) - np.exp(-base_nll)
+            known = known.plus(nll=nll, base_nll=base_nll, kld=kld, change=change, same_top=same_top)
+            yield known
+
+    def _logits(self, chunk: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """What follows the tokens of a chunk's second half, piece by piece: the first one's place, and the logits."""
+        ids, first, last = as_read(chunk, self.tokenizer), len(chunk) // 2, len(chunk) - 1
+        self._engine.forward(ids[:first], 0, "none")
+        for start in range(first, last, PIECE):
+            yield start, self._engine.forward(ids[start : min(start + PIECE, last)], start, "all")
+
+    def _each(self, logits: np.ndarray, score: Score) -> np.ndarray:
+        """The scores of all rows, by all threads: float64 [rows, numbers]."""
+        bounds = [len(logits) * i // self._threads for i in range(self._threads + 1)]
+
+        def some(first: int, last: int) -> list[tuple[float, ...]]:
+            work = np.empty((2, logits.shape[1]), np.float32)
+            return [score(row, logits[row], work) for row in range(first, last)]
+
+        parts = list(self._pool.map(some, bounds[:-1], bounds[1:]))
+        scores = np.array([numbers for part in parts for numbers in part])
+        if not np.isfinite(scores).all():
+            raise ModelError(f"{self.path}: the model's logits are not finite")
+        return scores
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def scoring(targets: np.ndarray, rows: np.ndarray | None) -> Score:
+    """How well the tokens `targets` are predicted; the logits go to `rows` of a file if there are any."""
+
+    def score(row: int, logits: np.ndarray, work: np.ndarray) -> tuple[float, ...]:
+        log_sum = log_sum_exp(logits, work[0])
+        if rows is not None:
+            pack(logits, log_sum, rows[row], work[0])
+        return (log_sum - float(logits[targets[row]]),)
+
+    return score
+
+
+def comparing(targets: np.ndarray, rows: np.ndarray) -> Score:
+    """How well the model predicts them, how well a base whose logits are in `rows` of a file, and how both compare."""
+
+    def score(row: int, logits: np.ndarray, work: np.ndarray) -> tuple[float, ...]:
+        log_sum = log_sum_exp(logits, work[0])
+        base = unpack(rows[row], work[1])
+        base_nll, same_top = -float(base[targets[row]]), logits.argmax() == base.argmax()
+        kld = divergence(base, logits, log_sum, work[0])
+        return log_sum - float(logits[targets[row]]), base_nll, kld, float(same_top)
+
+    return score

@@ -1,0 +1,120 @@
+"""What a model's predictions are worth: numbers per token of a text, and what they come to."""
+
+from dataclasses import dataclass, field
+from math import exp, log, sqrt
+from typing import Any, Self
+
+import numpy as np
+
+PERCENTILES = (99.9, 99, 95, 90, 75, 50, 25, 10, 5, 1, 0.1)
+LEAST = np.float32(-16)  # logarithm of a probability from which on a divergence takes no notice
+
+
+# ---- one token ------------------------------------------------------------------------------------------------------
+
+
+def log_sum_exp(logits: np.ndarray, scratch: np.ndarray) -> float:
+    """The logarithm of the sum of the exponentials of float32 [vocab]; `scratch` is as large."""
+    most = logits.max()
+    np.subtract(logits, most, out=scratch)
+    np.exp(scratch, out=scratch)
+    return float(most) + log(scratch.sum())
+
+
+def divergence(base: np.ndarray, logits: np.ndarray, log_sum: float, scratch: np.ndarray) -> float:
+    """The Kullback-Leibler divergence, in nats, of what `logits` predict from a base.
+
+    base: logarithms of its probabilities, float32 [vocab], which are overwritten; log_sum: log_sum_exp of the logits.
+    """
+    np.subtract(base, logits, out=scratch)
+    scratch += np.float32(log_sum)
+    scratch[base <= LEAST] = 0
+    np.exp(base, out=base)
+    return float(base @ scratch)
+
+
+# ---- all tokens -----------------------------------------------------------------------------------------------------
+
+
+def nothing() -> np.ndarray:
+    return np.zeros(0)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How well a text was predicted in the chunks so far; float64 [scored tokens]."""
+
+    chunks: int = 0
+    nll: np.ndarray = field(default_factory=nothing)  # -log of the probability of the text's token
+
+    @property
+    def perplexity(self) -> tuple[float, float]:
+        """exp(mean of nll), and its error."""
+        return of_logarithm(*mean(self.nll))
+
+    def plus(self, **chunk: np.ndarray) -> Self:
+        """With one chunk more."""
+        arrays = {name: np.concatenate([getattr(self, name), new]) for name, new in chunk.items()}
+        return type(self)(self.chunks + 1, **arrays)
+
+    def facts(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        value, error = self.perplexity
+        return {"chunks": self.chunks, "tokens": len(self.nll), "perplexity": value, "error": error}
+
+
+@dataclass(frozen=True)
+class Comparison(Prediction):
+    """The same, and how it compares with a base."""
+
+    base_nll: np.ndarray = field(default_factory=nothing)
+    kld: np.ndarray = field(default_factory=nothing)  # Kullback-Leibler divergence from the base, in nats
+    change: np.ndarray = field(default_factory=nothing)  # of the probability of the text's token
+    same_top: np.ndarray = field(default_factory=nothing)  # 1 where both have the same likeliest token
+
+    @property
+    def base_perplexity(self) -> tuple[float, float]:
+        """Of the base, and its error."""
+        return of_logarithm(*mean(self.base_nll))
+
+    @property
+    def ratio(self) -> tuple[float, float]:
+        """Of the two perplexities, and its error, which is small: the tokens are the same."""
+        return of_logarithm(*mean(self.nll - self.base_nll))
+
+    @property
+    def rms_change(self) -> tuple[float, float]:
+        """The root of the mean squared change, and its error."""
+        square, error = mean(self.change**2)
+        return sqrt(square), error / (2 * sqrt(square)) if square else 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """All of it, ready for JSON; probabilities are from 0 to 1."""
+        return super().facts() | {
+            "base": with_error(*self.base_perplexity, "perplexity"),
+            "ratio": with_error(*self.ratio),
+            "kld": statistics(self.kld),
+            "change": statistics(self.change) | dict(zip(("rms", "rms_error"), self.rms_change, strict=True)),
+            "same_top": with_error(*mean(self.same_top)),
+        }
+
+
+def mean(values: np.ndarray) -> tuple[float, float]:
+    """The mean and its standard error."""
+    return float(np.mean(values)), sqrt(float(np.var(values)) / max(len(values) - 1, 1))
+
+
+def of_logarithm(value: float, error: float) -> tuple[float, float]:
+    """A number and its error, whose logarithm and its error are given."""
+    number = exp(min(value, 700.0))
+    return number, number * error
+
+
+def with_error(value: float, error: float, name: str = "mean") -> dict[str, float]:
+    return {name: value, "error": error}
+
+
+def statistics(values: np.ndarray) -> dict[str, Any]:
+    """Mean, extremes and percentiles; "50" is the median."""
+    percentiles = dict(zip(map(str, PERCENTILES), np.percentile(values, PERCENTILES).tolist(), strict=True))
+    return with_error(*mean(values)) | {"maximum": float(values.max()), "minimum": float(values.min())} | percentiles

@@ -1,0 +1,460 @@
+"""localllm imatrix: what is summed up, against the reference; files, merging, going on after an interruption."""
+
+import io
+import re
+import struct
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from kernel_calls import caller, count, for_any_parts, normal, padded
+from tiny_model import LAYERS, WIDTH, write_tiny_model
+
+from localllm import imatrix
+from localllm.chunks import cut, read_text
+from localllm.cli import main
+from localllm.config import Config
+from localllm.engine.model import Engine
+from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.gguf_file import GGUFFile, Tensor
+from localllm.imatrix import Collector, merge
+from localllm.imatrix_file import ImportanceMatrix, Squares, load_imatrix, read_imatrix, write_imatrix
+from localllm.kernels.reference import dequantize
+from localllm.tokenizer import Tokenizer
+from quant.formats import BY_NAME
+
+TEXT = " ".join(f"hello world {number}, wor rld" for number in range(60))
+SIZE = 40
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf"))
+
+
+@pytest.fixture
+def text(tmp_path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return str(path)
+
+
+def squares(matrices: int, columns: int, tokens: float = 8.0) -> Squares:
+    sums = np.abs(normal(matrices, columns))
+    return Squares(sums, np.full(matrices, tokens))
+
+
+def same(one: ImportanceMatrix, two: ImportanceMatrix) -> None:
+    """Every number, bit for bit."""
+    assert one.squares.keys() == two.squares.keys()
+    for name, ours in one.squares.items():
+        np.testing.assert_array_equal(ours.sums, two.squares[name].sums)
+        np.testing.assert_array_equal(ours.counts, two.squares[name].counts)
+    assert (one.chunks, one.chunk_size) == (two.chunks, two.chunk_size)
+
+
+# ---- the sums -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def call():
+    return caller(["add_squares"])
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 3, 40])
+@pytest.mark.parametrize("columns", [1, 16, 64, 70, 576])
+def test_the_kernel(call, tokens, columns):
+    x, before = normal(tokens, columns), np.abs(normal(columns))
+
+    def compute(parts):
+        sums, memory = np.zeros(-(-columns // 64) * 64, np.float32), padded(x)
+        sums[:columns] = before
+        call("add_squares", parts, count(tokens), memory, memory.strides[0], sums)
+        return sums[:columns]
+
+    np.testing.assert_allclose(for_any_parts(compute), before + (x.astype(np.float64) ** 2).sum(axis=0), rtol=1e-5)
+
+
+def engine_of(path: str, **options) -> Engine:
+    file = GGUFFile.open(path)
+    return Engine(file, Config.from_metadata(file.metadata, file.path), context=600, collect=True, **options)
+
+
+def test_the_engine_collects_what_the_reference_does(tiny):
+    tokens = np.random.default_rng(0).integers(0, 260, 600)
+    cpu, exact = engine_of(tiny, kv_type="f32"), engine_of(tiny, kv_type="f32", backend="reference")
+    for logits in ("none", "all", "last"):  # two batches each
+        cpu.forward(tokens, 0, logits)
+        exact.forward(tokens, 0, logits)
+    ours, theirs = cpu.squares(), exact.squares()
+    assert len(ours) == 7 * LAYERS + 1
+    assert ours.keys() == theirs.keys()
+    for name, sums in ours.items():
+        assert sums.shape == GGUFFile.open(tiny).tensors[name].shape[1:]
+        np.testing.assert_allclose(sums, theirs[name], rtol=1e-4)
+    np.testing.assert_array_equal(ours["blk.0.attn_q.weight"], ours["blk.0.attn_v.weight"])
+    assert all((sums == 0).all() for sums in cpu.squares().values()), "counts twice"
+    np.testing.assert_allclose(ours["output.weight"].sum(), 601 * WIDTH, rtol=1e-3)  # normed; 600 tokens and one
+
+
+def test_collecting_changes_nothing(tiny):
+    file = GGUFFile.open(tiny)
+    plain = Engine(file, Config.from_metadata(file.metadata, file.path), context=600)
+    np.testing.assert_array_equal(engine_of(tiny).forward(range(200), 0), plain.forward(range(200), 0))
+    assert plain.squares() == {}
+
+
+def test_threads_do_not_change_a_bit(tiny):
+    results = []
+    for threads in (1, 2, 3):
+        engine = engine_of(tiny, threads=threads)
+        engine.forward(range(200), 0)
+        results.append(engine.squares())
+    for result in results[1:]:
+        for name, sums in results[0].items():
+            np.testing.assert_array_equal(result[name], sums)
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_layout_is_llama_cpps(tmp_path):
+    stack = Squares(np.abs(normal(3, 5)), np.array([4.0, 0.0, 8.0]))
+    one = squares(1, 5, 16.0)
+    matrix = ImportanceMatrix({"blk.0.b.weight": stack, "blk.0.a.weight": one}, ["x.txt", "y.txt"], 2, 512)
+    write_imatrix(tmp_path / "x", matrix)
+    reader = gguf.GGUFReader(tmp_path / "x")
+    assert {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")} == {
+        "general.type": "imatrix",
+        "imatrix.datasets": ["x.txt", "y.txt"],
+        "imatrix.chunk_count": 2,
+        "imatrix.chunk_size": 512,
+    }
+    kinds = {key: field.types for key, field in reader.fields.items()}
+    number, string = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.STRING
+    assert kinds["imatrix.chunk_count"] == kinds["imatrix.chunk_size"] == [number]
+    assert kinds["imatrix.datasets"] == [gguf.GGUFValueType.ARRAY, string]
+    assert [(tensor.name, tensor.shape.tolist()) for tensor in reader.tensors] == [
+        ("blk.0.a.weight.in_sum2", [5]),
+        ("blk.0.a.weight.counts", [1]),
+        ("blk.0.b.weight.in_sum2", [5, 3]),
+        ("blk.0.b.weight.counts", [1, 3]),
+    ]
+    assert {tensor.tensor_type for tensor in reader.tensors} == {gguf.GGMLQuantizationType.F32}
+    np.testing.assert_array_equal(reader.tensors[2].data, stack.sums)
+    np.testing.assert_array_equal(reader.tensors[3].data, [[4], [0], [8]])
+    same(read_imatrix(tmp_path / "x"), matrix)
+    means = load_imatrix(tmp_path / "x")
+    np.testing.assert_array_equal(means["blk.0.a.weight"], one.sums[0] / np.float32(16))
+    np.testing.assert_array_equal(means["blk.0.b.weight"][[0, 2]], stack.sums[[0, 2]] / np.float32([[4], [8]]))
+    np.testing.assert_array_equal(means["blk.0.b.weight"][1], np.ones(5))  # an expert about which nothing is known
+
+
+def test_files_of_others(tmp_path):
+    """Newer ones have sums of plain activations too; some have one count for a stack; numbers may be missing."""
+    writer = gguf.GGUFWriter(tmp_path / "x", "llama")
+    writer.add_tensor("blk.0.a.weight.in_sum", normal(4))
+    writer.add_tensor("blk.0.a.weight.in_sum2", np.full((2, 4), 6, np.float32))
+    writer.add_tensor("blk.0.a.weight.counts", np.full(1, 3, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    matrix = read_imatrix(tmp_path / "x")
+    assert (list(matrix.squares), list(matrix.datasets), matrix.chunks, matrix.chunk_size) == (
+        ["blk.0.a.weight"], [], 0, 512,
+    )  # fmt: skip
+    np.testing.assert_array_equal(load_imatrix(tmp_path / "x")["blk.0.a.weight"], np.full((2, 4), 2))
+
+
+def legacy(entries: dict[str, tuple[int, np.ndarray]], rest: bytes) -> bytes:
+    data = struct.pack("<i", len(entries))
+    for name, (calls, values) in entries.items():
+        data += struct.pack("<i", len(name)) + name.encode() + struct.pack("<2i", calls, len(values))
+        data += values.astype("<f4").tobytes()
+    return data + rest
+
+
+def test_the_older_layout(tmp_path):
+    values = np.abs(normal(7))
+    end = struct.pack("<2i", 4, 5) + b"x.txt"
+    (tmp_path / "x").write_bytes(legacy({"blk.0.a.weight": (4, 4 * values), "b": (1, values)}, end))
+    matrix = read_imatrix(tmp_path / "x")
+    assert (matrix.chunks, list(matrix.datasets)) == (4, ["x.txt"])
+    assert matrix.squares["blk.0.a.weight"].counts.tolist() == [2048]
+    means = load_imatrix(tmp_path / "x")
+    np.testing.assert_allclose(means["blk.0.a.weight"], values, rtol=1e-6)
+    np.testing.assert_allclose(means["b"], values, rtol=1e-6)
+    (tmp_path / "x").write_bytes(legacy({"b": (1, values)}, b""))
+    assert read_imatrix(tmp_path / "x").datasets == []
+
+
+def test_files_that_are_none(tmp_path, tiny):
+    good = legacy({"a": (1, np.ones(3))}, b"")
+    with_nan = legacy({"a": (1, np.array([1, np.nan, 1]))}, b"")
+    negative = legacy({"a": (1, np.array([1, -1, 1]))}, b"")
+    bad = [b"", b"x", b"\0" * 64, b"\xff" * 64, *(good[:end] for end in range(len(good))), with_nan, negative]
+    for data in [*bad, struct.pack("<i", 10**9) + good[4:], b"GGUF" + bytes(60)]:
+        (tmp_path / "x").write_bytes(data)
+        with pytest.raises(ModelError):
+            read_imatrix(tmp_path / "x")
+    for path, reason in ((tiny, "not an importance matrix"), (tmp_path / "missing", "No such file")):
+        with pytest.raises(ModelError, match=reason):
+            read_imatrix(path)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({"a.in_sum2": np.ones(4)}, "sums and counts"),
+        ({"a.in_sum2": np.ones(4), "a.counts": np.ones(2)}, "do not fit"),
+        ({"a.in_sum2": np.ones(4), "a.counts": -np.ones(1)}, "do not fit"),
+        ({"a.in_sum2": np.full(4, np.inf), "a.counts": np.ones(1)}, "positive numbers"),
+    ],
+)
+def test_tensors_that_make_no_sense(tmp_path, tensors, reason):
+    writer = gguf.GGUFWriter(tmp_path / "x", "llama")
+    for name, values in tensors.items():
+        writer.add_tensor(name, values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=reason):
+        read_imatrix(tmp_path / "x")
+
+
+def test_merging(tmp_path):
+    one = ImportanceMatrix({"a": squares(1, 4), "b": squares(2, 4)}, ["x"], 2, 4)
+    two = ImportanceMatrix({"a": squares(1, 4, 32.0), "c": squares(1, 3)}, ["y", "x"], 4, 8)
+    write_imatrix(tmp_path / "1", one)
+    write_imatrix(tmp_path / "2", two)
+    both = merge([tmp_path / "1", tmp_path / "2"])
+    assert (both.chunks, both.chunk_size, list(both.datasets)) == (10, 4, ["x", "y"])
+    np.testing.assert_array_equal(both.squares["a"].sums, one.squares["a"].sums + two.squares["a"].sums)
+    assert both.squares["a"].counts.tolist() == [40]
+    np.testing.assert_array_equal(both.squares["b"].sums, one.squares["b"].sums)
+    with pytest.raises(UsageError, match="do not fit together: a is"):
+        one.plus(ImportanceMatrix({"a": squares(1, 5)}))
+
+
+# ---- collecting -----------------------------------------------------------------------------------------------------
+
+
+def collected(path: str, chunks: np.ndarray) -> dict[str, np.ndarray]:
+    """Mean squares by the reference."""
+    with GGUFFile.open(path) as file:
+        engine = Engine(
+            file, Config.from_metadata(file.metadata, path), 1, chunks.shape[1], backend="reference", collect=True
+        )
+        for chunk in chunks:
+            engine.forward(chunk, 0, "all")
+        return {name: sums / chunks.size for name, sums in engine.squares().items()}
+
+
+@pytest.mark.parametrize("output", [False, True])
+def test_what_is_collected(tmp_path, tiny, text, output):
+    chunks = cut(Tokenizer.from_file(tiny).encode(TEXT), SIZE, 3)
+    with Collector(tiny, [text], tmp_path / "out", SIZE, 3, output=output, threads=2) as collector:
+        assert (collector.total, collector.done) == (3, 0)
+        assert list(collector.read()) == [1, 2, 3]
+        found = collector.result()
+    assert (found.chunks, found.chunk_size, list(found.datasets), found.run) == (3, SIZE, [text], "")
+    exact = collected(tiny, chunks)
+    assert found.squares.keys() == {name for name in exact if output or name != "output.weight"}
+    for name, ours in found.squares.items():
+        assert ours.counts.tolist() == [3 * SIZE]
+        np.testing.assert_allclose(ours.mean()[0], exact[name], rtol=2e-3)  # keys and values are f16
+
+
+def test_several_texts_are_one(tmp_path, tiny):
+    for name, content in (("a", TEXT[:100]), ("b", TEXT[100:300])):
+        (tmp_path / name).write_text(content)
+    tokenizer = Tokenizer.from_file(tiny)
+    tokens = tokenizer.encode(TEXT[:100]) + tokenizer.encode(TEXT[100:300])
+    with Collector(tiny, [tmp_path / "a", tmp_path / "b"], tmp_path / "out", SIZE) as collector:
+        np.testing.assert_array_equal(collector._chunks, cut(tokens, SIZE))
+
+
+def read_all(*arguments, after: int = 10**9) -> ImportanceMatrix:
+    """A run, which is interrupted after some chunks."""
+    with Collector(*arguments, threads=1) as collector:
+        for done in (reading := collector.read()):
+            if done >= after:
+                reading.close()
+                break
+        return collector.result()
+
+
+@pytest.mark.parametrize("save_every", [0, 10])
+def test_an_interrupted_run_goes_on(monkeypatch, tmp_path, tiny, text, save_every):
+    monkeypatch.setattr(imatrix, "SAVE_EVERY", save_every)
+    whole = read_all(tiny, [text], tmp_path / "whole", SIZE, 5)
+    out, part = tmp_path / "out", tmp_path / "out.part"
+    assert read_all(tiny, [text], out, SIZE, 5, after=2).chunks == 2
+    assert len(read_imatrix(part).squares) == 7 * LAYERS  # others can read it too
+    with Collector(tiny, [text], out, SIZE, 5, threads=1) as collector:
+        assert (collector.done, collector.total) == (2, 5)
+    same(read_all(tiny, [text], out, SIZE, 5), whole)
+    assert not out.exists()
+
+
+def test_an_interruption_within_a_chunk(monkeypatch, tmp_path, tiny, text):
+    whole = read_all(tiny, [text], tmp_path / "whole", SIZE, 3)
+    forward, calls = Engine.forward, []
+
+    def failing(self, *arguments):
+        result = forward(self, *arguments)
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(Engine, "forward", failing)
+    with Collector(tiny, [text], tmp_path / "out", SIZE, 3, threads=1) as collector:
+        with pytest.raises(KeyboardInterrupt):
+            list(collector.read())
+        assert collector.done == 1
+        list(collector.read())  # the same engine, whose sums hold the interrupted chunk
+        same(collector.result(), whole)
+
+
+def test_another_run_begins_anew(tmp_path, tiny, text):
+    out = tmp_path / "out"
+    read_all(tiny, [text], out, SIZE, 5, after=2)
+    for different in ((tiny, [text], out, SIZE, 4), (tiny, [text], out, SIZE - 1, 5), (tiny, [text, text], out, SIZE)):
+        with Collector(*different, threads=1) as collector:
+            assert collector.done == 0
+    (tmp_path / "out.part").write_bytes(b"damaged")
+    with Collector(tiny, [text], out, SIZE, 5, threads=1) as collector:
+        assert collector.done == 0
+
+
+def test_a_model_that_has_gone_mad(tmp_path, tiny, text):
+    with Collector(tiny, [text], tmp_path / "out", SIZE) as collector:
+        collector._engine.squares = lambda: {"blk.0.a.weight": np.array([1, np.nan], np.float32)}
+        with pytest.raises(ModelError, match=r"blk\.0\.a\.weight is not finite"):
+            list(collector.read())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt"]
+
+
+@pytest.mark.slow
+def test_as_llama_imatrix(shared: Path, monkeypatch, tmp_path):
+    """SmolLM2, dequantized to F32, 2 chunks, with llama.cpp 0.5.0: mean over the columns, largest column, its mean."""
+    figures = {
+        "blk.0.attn_q.weight": (0.00219448618, 471, 0.2354841530),
+        "blk.7.attn_output.weight": (0.0318475994, 387, 0.8728944063),
+        "blk.15.ffn_gate.weight": (0.0214390846, 247, 3.6908342838),
+        "blk.29.ffn_down.weight": (16.6050033253, 347, 1739.9460449),
+    }
+    path = shared / "models" / "smollm2-135m-instruct-q4_1.gguf"
+    monkeypatch.setattr(imatrix.GGUFFile, "open", classmethod(lambda cls, path, open=GGUFFile.open: exact(open(path))))
+    text = tmp_path / "text"
+    text.write_text(read_text(shared / "text" / "tinyshakespeare.txt")[:10000])
+    found = read_all(path, [text], tmp_path / "out", 512, 2)
+    assert len(found.squares) == 210
+    for name, (average, place, largest) in figures.items():
+        mean = found.squares[name].mean()[0]
+        assert mean.mean(dtype=np.float64) == pytest.approx(average, rel=1e-3)
+        assert (mean.argmax(), mean.max()) == (place, pytest.approx(largest, rel=1e-3))
+
+
+def exact(file: GGUFFile) -> GGUFFile:
+    """With all weights in F32."""
+    for name, tensor in file.tensors.items():
+        data = dequantize(tensor).view(np.uint8)
+        file.tensors[name] = Tensor(name, BY_NAME["F32"], tensor.shape, data)
+    return file
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cli(capfdbinary, monkeypatch):
+    """The program within this process: arguments to (exit code, stdout, stderr)."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        monkeypatch.setattr(sys, "argv", ["localllm", "imatrix", *map(str, arguments)])
+        monkeypatch.setattr(main, "ignore_ctrl_c", lambda: None)
+        with pytest.raises(SystemExit) as end:
+            main.main()
+        sys.stderr.flush()
+        out, err = capfdbinary.readouterr()
+        return end.value.code, out.decode(), err.decode()
+
+    return call
+
+
+def test_the_command(cli, tmp_path, tiny, text):
+    out, second, both = tmp_path / "out.gguf", tmp_path / "2.gguf", tmp_path / "both.gguf"
+    assert cli(tiny, text, "-o", out, "-c", SIZE, "--chunks", 3, "-t", 1) == (0, "", "")
+    first = read_imatrix(out)
+    assert (len(first.squares), first.chunks, first.chunk_size) == (7 * LAYERS, 3, SIZE)
+    assert cli(tiny, text, "-o", second, "-c", SIZE, "--chunks", 2, "--in-file", out, "-t", 1) == (0, "", "")
+    assert read_imatrix(second).chunks == 5
+    assert cli("-o", both, "--in-file", out, "--in-file", second) == (0, "", "")
+    same(read_imatrix(both), first.plus(read_imatrix(second)))
+    bytes_before = out.read_bytes()
+    assert cli(tiny, text, "-o", out, "-c", SIZE, "--chunks", 3, "-t", 2)[0] == 0
+    assert out.read_bytes() == bytes_before
+    assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "out.gguf", "2.gguf", "both.gguf"}
+
+
+def test_ctrl_c_and_again(cli, monkeypatch, tmp_path, tiny, text):
+    arguments = (tiny, text, "-o", tmp_path / "out", "-c", SIZE, "--chunks", 4, "-t", 1)
+    read = Collector.read
+
+    def interrupted(self):
+        for done in (chunks := read(self)):
+            yield done
+            if done == 2:
+                chunks.close()
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(main.os, "_exit", sys.exit)
+    monkeypatch.setattr(Collector, "read", interrupted)
+    assert cli(*arguments) == (130, "", "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.part", "text.txt"]
+    started = []
+    monkeypatch.setattr(Collector, "read", lambda self: started.append(self.done) or read(self))
+    assert cli(*arguments) == (0, "", "")
+    assert started == [2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "text.txt"]
+    same(read_imatrix(tmp_path / "out"), read_all(tiny, [text], tmp_path / "whole", SIZE, 4))
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "reason"),
+    [
+        (2, ["TINY", "TEXT"], "-o"),
+        (2, ["-o", "OUT"], "there is no model"),
+        (2, ["TINY", "-o", "OUT"], "there is no text"),
+        (2, ["TINY", "TEXT", "-o", "OUT", "-c", "9999"], "a chunk takes 9999"),
+        (2, ["TINY", "TEXT", "-o", "OUT", "--chunks", "0"], "1 or above"),
+        (2, ["TINY", "TEXT", "-o", "TINY"], "the output is an input"),
+        (2, ["TINY", "TEXT", "-o", "TEXT"], "the output is an input"),
+        (2, ["TINY", "TEXT", "-o", "missing/x"], "no folder"),
+        (1, ["TINY", "missing.txt", "-o", "OUT"], "missing.txt"),
+        (3, ["missing.gguf", "TEXT", "-o", "OUT"], "missing.gguf"),
+        (3, ["-o", "OUT", "--in-file", "missing"], "missing: No such file"),
+        (3, ["TINY", "TEXT", "-o", "OUT", "--in-file", "TINY"], "not an importance matrix"),
+    ],
+)
+def test_refusals(cli, tmp_path, tiny, text, code, arguments, reason):
+    names = {"TINY": tiny, "TEXT": text, "OUT": tmp_path / "out"}
+    before = Path(tiny).read_bytes()
+    got, out, err = cli(*[names.get(word, word) for word in arguments])
+    assert (got, out) == (code, "")
+    assert re.fullmatch(rf"(localllm: warning: .*\n)?localllm: error: .*{reason}.*\n", err)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+    assert Path(tiny).read_bytes() == before
+
+
+def test_a_disk_that_refuses(monkeypatch, tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(LocalllmError):
+        write_imatrix(tmp_path / "out", ImportanceMatrix({"a": squares(1, 4)}))

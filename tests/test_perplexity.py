@@ -1,0 +1,393 @@
+"""localllm perplexity: chunks and scores against plain formulas and llama-perplexity's figures, files, the command."""
+
+import io
+import json
+import re
+import struct
+import sys
+from math import exp, log, sqrt
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tiny_model import write_tiny_model
+
+from localllm import logits_file, perplexity
+from localllm.chunks import as_read, cut, read_text
+from localllm.cli import main
+from localllm.cli.remaining import duration
+from localllm.config import Config
+from localllm.engine.model import Engine
+from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.gguf_file import GGUFFile, Tensor
+from localllm.kernels.reference import dequantize
+from localllm.logits_file import Logits, LogitsWriter, pack, row_numbers, scored, unpack
+from localllm.perplexity import Reader
+from localllm.scores import Comparison, Prediction, divergence, log_sum_exp
+from quant.formats import BY_NAME
+
+TEXT = " ".join(f"hello world {number}, wor rld" for number in range(60))
+SIZE = 40
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory) -> str:
+    """Another model with the same vocabulary."""
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "other.gguf", seed=1))
+
+
+@pytest.fixture
+def text(tmp_path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT + "\n")
+    return str(path)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Of the rows, float64."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def exact_nll(path: str, chunks: np.ndarray, bos: int | None = None) -> np.ndarray:
+    """What llama-perplexity does, in plain NumPy: float64 [scored tokens]."""
+    nll = []
+    with GGUFFile.open(path) as file:
+        engine = Engine(file, Config.from_metadata(file.metadata, path), 1, chunks.shape[1], backend="reference")
+        for chunk in chunks:
+            ids = [chunk[0] if bos is None else bos, *chunk[1:]]
+            logarithms = log_softmax(engine.forward(ids, 0, "all"))
+            first = len(chunk) // 2
+            nll += [-logarithms[place, chunk[place + 1]] for place in range(first, len(chunk) - 1)]
+    return np.array(nll)
+
+
+# ---- chunks ---------------------------------------------------------------------------------------------------------
+
+
+def test_chunks():
+    np.testing.assert_array_equal(cut(range(11), 5), [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])
+    np.testing.assert_array_equal(cut(range(11), 5, 1), [[0, 1, 2, 3, 4]])
+    assert cut(range(10), 5, 9).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "most", "reason"),
+    [(4, 5, None, "4 tokens.* 5"), (9, 3, None, "4 tokens or more"), (9, 5, 0, "1 or above")],
+)
+def test_chunks_that_cannot_be(tokens, size, most, reason):
+    with pytest.raises(UsageError, match=reason):
+        cut(range(tokens), size, most)
+
+
+@pytest.mark.parametrize(("adds_bos", "bos_id", "first"), [(True, 9, 9), (False, 9, 1), (True, None, 1)])
+def test_the_first_token_becomes_bos(adds_bos, bos_id, first):
+    tokenizer = SimpleNamespace(adds_bos=adds_bos, bos_id=bos_id)
+    assert as_read(np.array([1, 2, 3]), tokenizer) == [first, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("data", "text"), [(b"\xef\xbb\xbfa\n", "a"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b"\xff", "�"), (b"", "")]
+)
+def test_a_text_file(tmp_path, data, text):
+    (tmp_path / "x").write_bytes(data)
+    assert read_text(tmp_path / "x") == text
+
+
+# ---- scores ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("piece", [7, 256])
+@pytest.mark.parametrize("bos", [None, 2])
+def test_perplexity_is_what_the_formula_says(monkeypatch, tiny, threads, piece, bos):
+    monkeypatch.setattr(perplexity, "PIECE", piece)
+    with Reader(tiny, SIZE, threads) as reader:
+        chunks = cut(reader.tokenizer.encode(TEXT), SIZE, 3)
+        if bos is not None:
+            reader.tokenizer.adds_bos, reader.tokenizer.bos_id = True, bos
+        results = list(reader.predict(chunks))
+    exact = exact_nll(tiny, chunks, bos)
+    assert [result.chunks for result in results] == [1, 2, 3]
+    np.testing.assert_allclose(results[-1].nll, exact, rtol=1e-4)  # keys and values are f16
+    np.testing.assert_array_equal(results[0].nll, results[-1].nll[: scored(SIZE)])
+    value, error = results[-1].perplexity
+    assert value == pytest.approx(exp(exact.mean()), rel=1e-5)
+    spread = (exact**2).mean() - exact.mean() ** 2
+    assert error == pytest.approx(value * sqrt(spread / (len(exact) - 1)), rel=1e-4)
+
+
+def test_threads_do_not_change_a_bit(tiny):
+    results = []
+    for threads in (1, 2):
+        with Reader(tiny, SIZE, threads) as reader:
+            results.append(list(reader.predict(cut(reader.tokenizer.encode(TEXT), SIZE, 2)))[-1].nll)
+    np.testing.assert_array_equal(*results)
+
+
+def test_a_model_that_has_gone_mad(tiny):
+    with Reader(tiny, SIZE, 1) as reader:
+        reader._engine.forward = lambda ids, *rest: np.full((len(ids), reader._engine.vocab_size), np.nan, np.float32)
+        with pytest.raises(ModelError, match="not finite"):
+            list(reader.predict(np.zeros((1, SIZE), np.int32)))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
+@pytest.mark.parametrize("vocab", [1, 2, 501])
+def test_divergence_is_what_the_formula_says(vocab, scale):
+    generator = np.random.default_rng(vocab)
+    base, logits = (scale * generator.standard_normal((2, vocab)) + 100).astype(np.float32)
+    work = np.empty(vocab, np.float32)
+    log_sum = log_sum_exp(logits, work)
+    assert log_sum == pytest.approx(log(np.exp(logits.astype(np.float64) - 100).sum()) + 100, rel=1e-7)
+    p, q = log_softmax(base), log_softmax(logits)
+    exact = float((np.exp(p) * (p - q))[p > -16].sum())
+    assert divergence(p.astype(np.float32), logits, log_sum, work) == pytest.approx(exact, rel=1e-5, abs=2e-5)
+
+
+def test_what_is_very_unlikely_does_not_count():
+    """As in llama-perplexity, whose files keep no more."""
+    base, logits = np.array([0, -16.5, -15.5], np.float32), np.array([0, -1e7, -1e7], np.float32)
+    assert divergence(base, logits, 0.0, np.empty(3, np.float32)) == pytest.approx(exp(-15.5) * 1e7, rel=1e-3)
+
+
+def test_what_the_numbers_come_to():
+    generator = np.random.default_rng(0)
+    nll, base = generator.uniform(0, 5, (2, 1000))
+    kld = generator.uniform(0, 1, 1000)
+    change, same = np.exp(-nll) - np.exp(-base), np.arange(1000) % 4 > 0
+    known = Comparison().plus(nll=nll, base_nll=base, kld=kld, change=change, same_top=same)
+    facts = json.loads(json.dumps(known.facts()))
+    assert (facts["chunks"], facts["tokens"]) == (1, 1000)
+    assert facts["base"]["perplexity"] == pytest.approx(exp(base.mean()))
+    assert facts["ratio"]["mean"] == pytest.approx(facts["perplexity"] / facts["base"]["perplexity"])
+    variances = np.cov(nll, base, ddof=0)
+    spread = sqrt((variances[0, 0] + variances[1, 1] - 2 * variances[0, 1]) / 999)  # as llama-perplexity has it
+    assert facts["ratio"]["error"] == pytest.approx(facts["ratio"]["mean"] * spread)
+    assert facts["kld"]["50"] == pytest.approx(np.median(kld))
+    ordered = np.sort(kld)
+    assert facts["kld"]["99.9"] == pytest.approx(ordered[998] + 0.001 * (ordered[999] - ordered[998]))
+    assert (facts["kld"]["maximum"], facts["kld"]["minimum"]) == (kld.max(), kld.min())
+    assert facts["change"]["mean"] == pytest.approx(change.mean())
+    assert facts["change"]["rms"] == pytest.approx(sqrt((change**2).mean()))
+    assert facts["same_top"] == {"mean": 0.75, "error": pytest.approx(sqrt(0.75 * 0.25 / 999))}
+
+
+def test_nothing_is_infinite():
+    assert Prediction().plus(nll=np.full(3, 1e6)).perplexity[0] < float("inf")
+
+
+# ---- the file of logits ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab", [2, 7, 300])
+@pytest.mark.parametrize("spread", [0.0, 0.5, 20.0])
+def test_a_row_as_llama_perplexity_makes_it(vocab, spread):
+    logits = (spread * np.random.default_rng(0).standard_normal(vocab)).astype(np.float32)
+    row, work = np.zeros(row_numbers(vocab), "<u2"), np.empty(vocab, np.float32)
+    pack(logits, log_sum_exp(logits, work), row, work)
+    scale, minimum = struct.unpack("<2f", row[:4].tobytes())
+    most, least = logits.max(), max(logits.min(), logits.max() - 16)
+    assert scale == pytest.approx((most - least) / 65535)
+    assert minimum == pytest.approx(least - log(np.exp(logits.astype(np.float64)).sum()), rel=1e-5, abs=1e-6)
+    codes = np.rint((np.maximum(logits, least) - least) / scale) if scale else np.zeros(vocab)
+    assert np.abs(row[4 : 4 + vocab] - codes).max() <= 1
+    assert len(row) % 2 == 0
+    floor = max(log_softmax(logits).min(), log_softmax(logits).max() - 16)
+    np.testing.assert_allclose(unpack(row, work), np.maximum(log_softmax(logits), floor), atol=scale + 1e-5)
+
+
+def test_the_file(tmp_path):
+    chunks = np.arange(14, dtype=np.int32).reshape(2, 7)
+    rows = np.arange(2 * 3 * 8, dtype="<u2").reshape(2, 3, 8)  # of 3 tokens each, for a vocabulary of 3
+    with LogitsWriter(tmp_path / "x", chunks, 3) as writer:
+        for chunk in rows:
+            writer.write(chunk)
+    data = (tmp_path / "x").read_bytes()
+    assert data == b"_logits_" + struct.pack("<3i", 7, 3, 2) + chunks.tobytes() + rows.tobytes()
+    logits = Logits.open(tmp_path / "x")
+    assert logits.vocab_size == 3
+    np.testing.assert_array_equal(logits.chunks, chunks)
+    np.testing.assert_array_equal(logits.rows, rows)
+    for bad, reason in [
+        (b"", "not a file of logits"),
+        (b"X" + data[1:], "not a file of logits"),
+        (data[:-1], "not complete"),
+        (data[:30], "not complete"),
+        (data[:8] + struct.pack("<3i", 7, -3, 2) + data[20:], "damaged"),
+        (data[:8] + struct.pack("<3i", 2**31 - 1, 2**31 - 1, 2**31 - 1) + data[20:], "not complete"),
+    ]:
+        (tmp_path / "x").write_bytes(bad)
+        with pytest.raises(ModelError, match=reason):
+            Logits.open(tmp_path / "x")
+
+
+def test_a_file_that_is_not_finished_is_not_there(tmp_path, tiny):
+    (tmp_path / "x").write_text("old")
+    with Reader(tiny, SIZE, 1) as reader:
+        results = reader.predict(cut(reader.tokenizer.encode(TEXT), SIZE, 3), tmp_path / "x")
+        next(results)
+        results.close()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"x": "old"}
+
+
+def test_a_disk_without_room(monkeypatch, tmp_path):
+    monkeypatch.setattr(logits_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**6))
+    with pytest.raises(LocalllmError, match=r"0\.1 GB, and 0\.0 GB are free; --chunks"):
+        LogitsWriter(tmp_path / "x", np.zeros((2, 512), np.int32), 100_000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_is_like_itself_and_unlike_others(tmp_path, tiny, other):
+    with Reader(tiny, SIZE, 2) as reader:
+        first = list(reader.predict(cut(reader.tokenizer.encode(TEXT), SIZE, 3), tmp_path / "x"))[-1]
+        base = Logits.open(tmp_path / "x")
+        same = list(reader.compare(base))[-1]
+    np.testing.assert_array_equal(same.nll, first.nll)
+    np.testing.assert_allclose(same.base_nll, first.nll, atol=1e-3)
+    np.testing.assert_allclose(same.kld, 0, atol=1e-4)
+    assert same.same_top.all()
+    with Reader(other, SIZE, 2) as reader:
+        assert [result.chunks for result in reader.compare(base, 2)] == [1, 2]
+        unlike = list(reader.compare(base))[-1]
+    np.testing.assert_allclose(unlike.nll, exact_nll(other, base.chunks), rtol=1e-4)
+    p, q = (log_softmax(engine_logits(path, base.chunks)) for path in (tiny, other))
+    np.testing.assert_allclose(unlike.kld, (np.exp(p) * (p - q)).sum(axis=1), rtol=1e-3)
+    np.testing.assert_array_equal(unlike.same_top, p.argmax(axis=1) == q.argmax(axis=1))
+    np.testing.assert_allclose(unlike.change, np.exp(-unlike.nll) - np.exp(-first.nll), atol=1e-5)
+
+
+def engine_logits(path: str, chunks: np.ndarray) -> np.ndarray:
+    """Of the scored tokens, by the reference: float32 [tokens, vocab]."""
+    with GGUFFile.open(path) as file:
+        engine = Engine(file, Config.from_metadata(file.metadata, path), 1, chunks.shape[1], backend="reference")
+        return np.concatenate([engine.forward(chunk, 0, "all")[SIZE // 2 : -1] for chunk in chunks])
+
+
+def test_another_vocabulary(tmp_path, tiny):
+    with LogitsWriter(tmp_path / "x", np.zeros((1, 7), np.int32), 3) as writer:
+        writer.write(np.zeros((3, 8), "<u2"))
+    with Reader(tiny, 7, 1) as reader, pytest.raises(UsageError, match="different vocabularies, 3 and 268"):
+        next(reader.compare(Logits.open(tmp_path / "x")))
+
+
+# ---- the figures of llama-perplexity --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_as_llama_perplexity(shared: Path, monkeypatch):
+    """SmolLM2, dequantized to F32, with llama.cpp 0.5.0: [1]28.7254,[2]43.0314,[3]39.6456,[4]40.4651."""
+    path = shared / "models" / "smollm2-135m-instruct-q4_1.gguf"
+    monkeypatch.setattr(
+        perplexity.GGUFFile, "open", classmethod(lambda cls, path, open=GGUFFile.open: exact(open(path)))
+    )
+    with Reader(path, 512, None) as reader:
+        tokens = reader.tokenizer.encode(read_text(shared / "text" / "tinyshakespeare.txt"), bos=True)
+        values = [result.perplexity[0] for result in reader.predict(cut(tokens, 512, 4))]
+    np.testing.assert_allclose(values, [28.7254, 43.0314, 39.6456, 40.4651], rtol=2e-4)
+
+
+def exact(file: GGUFFile) -> GGUFFile:
+    """With all weights in F32."""
+    for name, tensor in file.tensors.items():
+        data = dequantize(tensor).view(np.uint8)
+        file.tensors[name] = Tensor(name, BY_NAME["F32"], tensor.shape, data)
+    return file
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cli(capfdbinary, monkeypatch):
+    """The program within this process: arguments to (exit code, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        monkeypatch.setattr(sys, "argv", ["localllm", "perplexity", *map(str, arguments)])
+        monkeypatch.setattr(main, "ignore_ctrl_c", lambda: None)
+        with pytest.raises(SystemExit) as end:
+            main.main()
+        sys.stderr.flush()
+        out, err = capfdbinary.readouterr()
+        return end.value.code, out.decode(), err.decode()
+
+    return call
+
+
+def test_the_answer(cli, tiny, text):
+    code, out, err = cli(tiny, text, "-c", SIZE, "--chunks", 2, "-t", 1)
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"PPL = \d+\.\d{4} ± \d+\.\d{4} \(2 chunks of 40 tokens\)\n", out)
+    code, as_json, err = cli(tiny, text, "-c", SIZE, "--chunks", 2, "-t", 1, "--json")
+    assert (code, err) == (0, "")
+    facts = json.loads(as_json)
+    assert facts.keys() == {"model", "context", "chunks", "tokens", "perplexity", "error"}
+    assert out.startswith(f"PPL = {facts['perplexity']:.4f} ± {facts['error']:.4f}")
+
+
+def test_the_comparison(cli, tiny, other, text, tmp_path):
+    saved = tmp_path / "logits"
+    assert cli(tiny, text, "-c", SIZE, "--save-logits", saved)[0] == 0
+    code, out, err = cli(other, "--kl-divergence", "--base", saved, "--chunks", 3)
+    assert (code, err) == (0, "")
+    assert re.search(r"^PPL = .* \(3 chunks of 40 tokens\)$", out, re.MULTILINE)
+    for line in (
+        "PPL of the base = ",
+        "PPL / PPL of the base = ",
+        "mean KL divergence = ",
+        "same top token = ",
+        "50%  ",
+    ):
+        assert f"\n{line}" in out
+    facts = json.loads(cli(other, "--kl-divergence", "--base", saved, "--json")[1])
+    assert facts["kld"]["mean"] > 0.1
+    assert facts["kld"].keys() >= {"mean", "error", "maximum", "99.9", "99", "95", "90", "50", "10", "5", "1"}
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "reason"),
+    [
+        (2, ["TINY"], "there is no text"),
+        (2, ["TINY", "TEXT", "-c", "3"], "4 tokens or more"),
+        (2, ["TINY", "TEXT", "-c", "0"], "at least 1"),
+        (2, ["TINY", "TEXT", "--chunks", "0"], "1 or above"),
+        (2, ["TINY", "TEXT", "-c", "100000"], "a chunk takes 100000"),
+        (2, ["TINY", "--kl-divergence"], "go together"),
+        (2, ["TINY", "--base", "x"], "go together"),
+        (2, ["TINY", "TEXT", "--kl-divergence", "--base", "x"], "do not go with it"),
+        (2, ["TINY", "TEXT", "--save-logits", "missing/x"], "no folder"),
+        (1, ["TINY", "missing.txt"], "missing.txt: No such file"),
+        (3, ["TINY", "--kl-divergence", "--base", "missing"], "missing: No such file"),
+        (3, ["TINY", "--kl-divergence", "--base", "TINY"], "not a file of logits"),
+        (3, ["missing.gguf", "TEXT"], "missing.gguf"),
+    ],
+)
+def test_refusals(cli, tiny, text, code, arguments, reason):
+    got, out, err = cli(*[{"TINY": tiny, "TEXT": text}.get(word, word) for word in arguments])
+    assert (got, out) == (code, "")
+    assert re.fullmatch(rf"(localllm: warning: .*\n)?localllm: error: .*{reason}.*\n", err)
+
+
+def test_ctrl_c_prints_what_was_measured(cli, monkeypatch, tiny, text, tmp_path):
+    def interrupted(self, chunks, save):
+        yield from list(Reader.real_predict(self, chunks[:1]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Reader, "real_predict", Reader.predict, raising=False)
+    monkeypatch.setattr(Reader, "predict", interrupted)
+    monkeypatch.setattr(main.os, "_exit", sys.exit)
+    code, out, err = cli(tiny, text, "-c", SIZE)
+    assert (code, err) == (130, "")
+    assert re.fullmatch(r"PPL = .* \(1 chunk of 40 tokens\)\n", out)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0 s"), (59.4, "59 s"), (61, "1 min 1 s"), (7322, "2 h 2 min")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
