@@ -1,0 +1,283 @@
+"""The search for blocks whose weights are `low + scale * code` with codes 0..top: Q4_1, Q5_1, Q2_K, Q4_K, Q5_K.
+
+All errors are weighted: sum of w * (x - decoded) ** 2. For given codes the best scale and low solve two linear
+equations in five sums over the block, and the error follows from the sums: no second pass over the weights.
+
+A super-block has one pair of factors for all its sub-blocks: scale = factor * k, low = -low_factor * m, with integers
+k and m in 0..steps. It is found in three stages:
+
+1. each sub-block on its own: from a grid of scales, codes by rounding, best scale and low for the codes, twice more;
+2. the factors: those whose multiples come nearest to the scales and lows, by the error that the sums predict;
+3. in turns until nothing improves: integers and codes for the factors, factors for the integers and codes.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant.compiled import compiled, inlined
+from quant.half import nearest_half
+
+f32 = np.float32
+ZERO, ONE, TWO, HUGE, TINY = f32(0), f32(1), f32(2), f32(3e38), f32(1e-6)
+
+GRID = 12  # scales tried in a sub-block, from (largest - lowest) / (top - 1.4) to (largest - lowest) / (top + 2.45)
+GRID_START, GRID_STEP = f32(-1.4), f32(0.35)
+REFITS = 3
+FACTORS = 32  # factors tried: the largest scale by steps, steps - 1, ... for 63 steps, steps - 1/4, ... for 15
+ROUNDS = 4
+
+
+class SuperBlock(NamedTuple):
+    """What the search keeps of a super-block: x and weight float32 [sub-blocks, size], the others [sub-blocks]."""
+
+    x: NDArray
+    weight: NDArray
+    sum_w: NDArray
+    sum_wx: NDArray
+    sum_wxx: NDArray
+    scale: NDArray  # of stage 1, free
+    low: NDArray
+    sum_wl: NDArray  # with the newest codes l
+    sum_wll: NDArray
+    sum_wlx: NDArray
+    k: NDArray  # of stage 3
+    m: NDArray
+    best_k: NDArray
+    best_m: NDArray
+    grid_scale: NDArray  # [GRID], of stage 1
+    grid_low: NDArray
+    factor: NDArray  # [FACTORS], of stage 2
+    error: NDArray
+
+
+@inlined
+def new_super_block(blocks, size):
+    x, w, rows = np.zeros((blocks, size), f32), np.zeros((blocks, size), f32), np.zeros((12, blocks), f32)
+    grid, factors = np.zeros((2, GRID), f32), np.zeros((2, FACTORS), f32)
+    return SuperBlock(
+        x, w, rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6], rows[7], rows[8], rows[9], rows[10],
+        rows[11], grid[0], grid[1], factors[0], factors[1],
+    )  # fmt: skip
+
+
+@inlined
+def nearest_code(x, low, inverse, top):
+    return min(max(np.rint((x - low) * inverse), ZERO), top)
+
+
+@inlined
+def inverse_of(scale):
+    return ONE / scale if scale > ZERO else ZERO
+
+
+@inlined
+def code_sums(x, weight, b, scale, low, top):
+    """Sums of w l, w l l and w l x over sub-block b with the nearest codes l."""
+    inverse = inverse_of(scale)
+    wl, wll, wlx = ZERO, ZERO, ZERO
+    for i in range(x.shape[1]):
+        code = nearest_code(x[b, i], low, inverse, top)
+        product = weight[b, i] * code
+        wl += product
+        wll += product * code
+        wlx += product * x[b, i]
+    return wl, wll, wlx
+
+
+@inlined
+def block_error(x, weight, b, scale, low, top):
+    """The error of sub-block b with the nearest codes."""
+    inverse, error = inverse_of(scale), ZERO
+    for i in range(x.shape[1]):
+        distance = x[b, i] - low - scale * nearest_code(x[b, i], low, inverse, top)
+        error += weight[b, i] * distance * distance
+    return error
+
+
+@inlined
+def fit(w, wx, wl, wll, wlx, highest):
+    """Scale and low of least error for the codes of the sums, low at most `highest`."""
+    determinant = w * wll - wl * wl
+    scale = (w * wlx - wx * wl) / determinant if determinant > TINY * w * wll else ZERO  # else one code for all
+    low = (wx - scale * wl) / w
+    if low > highest:
+        low = highest
+        scale = (wlx - low * wl) / wll if wll > ZERO else ZERO
+    return max(scale, ZERO), low
+
+
+@inlined
+def predicted_error(w, wx, wxx, wl, wll, wlx, scale, low):
+    """The error with the codes of the sums."""
+    return wxx + scale * (scale * wll - TWO * wlx) + low * (low * w - TWO * wx + TWO * scale * wl)
+
+
+@inlined
+def half_of(value, unit):
+    """The nearest to `value` that is a float16 after multiplication with `unit`, a power of two; not 0 if value > 0."""
+    return max(nearest_half(value * unit), f32(2.0**-24)) / unit if value > ZERO else ZERO
+
+
+@inlined
+def search_block(s, b, top, highest):
+    """Stage 1: scale and low of sub-block b, and the sums of its codes."""
+    x, weight = s.x, s.weight
+    lowest, largest = min(x[b, 0], highest), x[b, 0]
+    w, wx, wxx = ZERO, ZERO, ZERO
+    for i in range(x.shape[1]):
+        lowest, largest = min(lowest, x[b, i]), max(largest, x[b, i])
+        w += weight[b, i]
+        wx += weight[b, i] * x[b, i]
+        wxx += weight[b, i] * x[b, i] * x[b, i]
+    s.sum_w[b], s.sum_wx[b], s.sum_wxx[b] = w, wx, wxx
+    for step in range(GRID):
+        scale = (largest - lowest) / (top + GRID_START + GRID_STEP * f32(step))
+        s.grid_scale[step] = scale
+        s.grid_low[step] = lowest if step % 2 else largest - scale * top  # cut off at either end in turn
+    least = HUGE
+    for refit in range(REFITS):  # outside, so that the processor works on several scales at once
+        for step in range(GRID):
+            wl, wll, wlx = code_sums(x, weight, b, s.grid_scale[step], s.grid_low[step], top)
+            scale, low = fit(w, wx, wl, wll, wlx, highest)
+            s.grid_scale[step], s.grid_low[step] = scale, low
+            error = predicted_error(w, wx, wxx, wl, wll, wlx, scale, low)
+            if refit == REFITS - 1 and error < least:
+                least = error
+                s.scale[b], s.low[b] = scale, low
+                s.sum_wl[b], s.sum_wll[b], s.sum_wlx[b] = wl, wll, wlx
+
+
+@inlined
+def best_factor(s, target, curvature, steps, unit):
+    """Stage 2: the factor whose multiples 0..steps come nearest to `target` >= 0 [blocks], squares times curvature."""
+    largest = ZERO
+    for b in range(target.size):
+        largest = max(largest, target[b])
+    spacing = (steps + ONE) / f32(64)
+    for i in range(FACTORS):
+        s.factor[i] = half_of(largest / (steps - f32(i) * spacing), unit)
+        s.error[i] = ZERO
+    for b in range(target.size):
+        for i in range(FACTORS):
+            distance = target[b] - s.factor[i] * min(np.rint(target[b] * inverse_of(s.factor[i])), steps)
+            s.error[i] += distance * distance * curvature[b]
+    return s.factor[np.argmin(s.error)]
+
+
+@inlined
+def first_factors(s, steps, unit):
+    """Stage 2: the factors, and the integers to start from."""
+    curvature, depth = s.best_k, s.best_m  # not in use yet
+    for b in range(s.k.size):  # what a change of scale costs, the low going along where it can
+        along = s.sum_wl[b] * s.sum_wl[b] / s.sum_w[b] if s.low[b] < ZERO else ZERO
+        curvature[b] = max(s.sum_wll[b] - along, ZERO)
+    factor = best_factor(s, s.scale, curvature, steps, unit)
+    for b in range(s.k.size):
+        s.k[b] = min(np.rint(s.scale[b] * inverse_of(factor)), steps)
+        depth[b] = max((factor * s.k[b] * s.sum_wl[b] - s.sum_wx[b]) / s.sum_w[b], ZERO)
+    low_factor = best_factor(s, depth, s.sum_w, steps, unit)
+    for b in range(s.k.size):
+        s.m[b] = min(np.rint(depth[b] * inverse_of(low_factor)), steps)
+    return factor, low_factor
+
+
+@inlined
+def round_block(s, b, top, steps, factor, low_factor):
+    """Stage 3: the integers of sub-block b near those it has, and the sums of their codes. Returns the error."""
+    w, wx, wxx = s.sum_w[b], s.sum_wx[b], s.sum_wxx[b]
+    low_inverse = inverse_of(low_factor)
+    start_k, start_low = s.k[b], -low_factor * s.m[b]
+    least = HUGE
+    for step in range(-1, 2):
+        k = start_k + f32(step)
+        if k < ZERO or k > steps:
+            continue
+        scale = factor * k
+        wl, wll, wlx = code_sums(s.x, s.weight, b, scale, start_low, top)
+        m = min(max(np.rint((scale * wl - wx) / w * low_inverse), ZERO), steps)
+        error = predicted_error(w, wx, wxx, wl, wll, wlx, scale, -low_factor * m)
+        if error < least:
+            least = error
+            s.k[b], s.m[b] = k, m
+    scale, low = factor * s.k[b], -low_factor * s.m[b]
+    wl, wll, wlx = code_sums(s.x, s.weight, b, scale, low, top)
+    s.sum_wl[b], s.sum_wll[b], s.sum_wlx[b] = wl, wll, wlx
+    return predicted_error(w, wx, wxx, wl, wll, wlx, scale, low)
+
+
+@inlined
+def refit_factors(s, unit, factor, low_factor):
+    """Stage 3: the factors of least error for the integers and codes."""
+    kk, km, mm, kx, mx = ZERO, ZERO, ZERO, ZERO, ZERO
+    for b in range(s.k.size):
+        k, m = s.k[b], s.m[b]
+        kk += k * k * s.sum_wll[b]
+        km += k * m * s.sum_wl[b]
+        mm += m * m * s.sum_w[b]
+        kx += k * s.sum_wlx[b]
+        mx += m * s.sum_wx[b]
+    determinant = kk * mm - km * km
+    if determinant > TINY * kk * mm:
+        factor = half_of((kx * mm - mx * km) / determinant, unit)
+    elif kk > ZERO:
+        factor = half_of((kx + low_factor * km) / kk, unit)
+    if mm > ZERO:
+        low_factor = half_of((factor * km - mx) / mm, unit)
+    return factor, low_factor
+
+
+@compiled
+def search_super_block(s, top, steps, unit):
+    """All stages. Returns the factors, with the integers in best_k and best_m."""
+    for b in range(s.k.size):
+        search_block(s, b, top, ZERO)
+    factor, low_factor = first_factors(s, steps, unit)
+    best_factor, best_low_factor, least = factor, low_factor, HUGE
+    for _ in range(ROUNDS):
+        error = ZERO
+        for b in range(s.k.size):
+            error += round_block(s, b, top, steps, factor, low_factor)
+        if error >= least:
+            break
+        best_factor, best_low_factor, least = factor, low_factor, error
+        for b in range(s.k.size):
+            s.best_k[b], s.best_m[b] = s.k[b], s.m[b]
+        factor, low_factor = refit_factors(s, unit, factor, low_factor)
+    return best_factor, best_low_factor
+
+
+@compiled
+def search_plain_block(s, top, unit):
+    """Scale and low of a block that has float16 of its own for both, low of any sign: sub-block 0 of s."""
+    search_block(s, 0, top, HUGE)
+    w, wx, wxx = s.sum_w[0], s.sum_wx[0], s.sum_wxx[0]
+    scale, low, wl, wll, wlx = s.scale[0], s.low[0], s.sum_wl[0], s.sum_wll[0], s.sum_wlx[0]
+    best_scale, best_low, least = scale, low, HUGE
+    for _ in range(ROUNDS):
+        scale = half_of(scale, unit)
+        low = nearest_half((wx - scale * wl) / w * unit) / unit
+        wl, wll, wlx = code_sums(s.x, s.weight, 0, scale, low, top)
+        error = predicted_error(w, wx, wxx, wl, wll, wlx, scale, low)
+        if error >= least:
+            break
+        best_scale, best_low, least = scale, low, error
+        scale, low = fit(w, wx, wl, wll, wlx, HUGE)
+    return best_scale, best_shift(s, best_scale, best_low, top, unit)
+
+
+@inlined
+def best_shift(s, scale, low, top, unit):
+    """`low` with all codes one less, the same or one more, whichever float16 rounds best; measured without the sums'
+    rounding, so that weights that can be represented exactly are.
+    """
+    wl, _, _ = code_sums(s.x, s.weight, 0, scale, low, top)
+    free_low = (s.sum_wx[0] - scale * wl) / s.sum_w[0]
+    best, least = low, HUGE
+    for shift in range(-1, 2):
+        shifted = nearest_half((free_low + f32(shift) * scale) * unit) / unit
+        error = block_error(s.x, s.weight, 0, scale, shifted, top)
+        if error < least:
+            best, least = shifted, error
+    return best

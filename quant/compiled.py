@@ -1,0 +1,102 @@
+"""The searches are compiled by Numba, once per computer: later processes load the machine code.
+
+Numba's own cache does not see an edit in a file that a function's callees come from. Ours lies in a folder named by a
+key of everything that the machine code depends on: all sources of this package, compiler versions, CPU.
+"""
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import llvmlite.binding as llvm
+import numba
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvidedCacheLocator
+
+# Sums may be taken in any order, products added without rounding, quotients made of reciprocals: that is what makes
+# vectors of loops. NaN and infinity keep their meaning. The order is fixed when a loop is compiled.
+FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
+
+
+def compiled(function: Callable) -> Any:
+    """Decorator: a function that Numba compiles at its first call, that runs without Python's lock, kept on disk.
+
+    A folder that cannot be written costs compiling in every process, nothing else.
+    """
+    dispatcher = numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy")(function)
+    try:
+        dispatcher._cache = _Cache(function)
+    except OSError:
+        pass
+    return dispatcher
+
+
+def inlined(function: Callable) -> Any:
+    """Decorator: a part of compiled functions, compiled into each, so that loops see constant bounds."""
+    return numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)
+
+
+def cache_folder() -> Path:
+    """Where this user's programs keep what they can make again; LOCALLLM_CACHE overrides it."""
+    if "LOCALLLM_CACHE" in os.environ:
+        return Path(os.environ["LOCALLLM_CACHE"])
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "localllm"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "localllm"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "localllm"
+
+
+@cache
+def code_folder() -> Path:
+    """The folder of this computer's machine code, named by the key."""
+    key = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    cpu = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
+    features = os.environ.get("NUMBA_CPU_FEATURES") or llvm.get_host_cpu_features().flatten()
+    for part in (version("numba"), version("llvmlite"), platform.python_version(), cpu, features):
+        key.update(part.encode() + b"\0")
+    return cache_folder() / "quant" / key.hexdigest()[:20]
+
+
+class _Locator(UserProvidedCacheLocator):
+    """Tells Numba's cache our folder."""
+
+    def __init__(self, function: FunctionType, source: str):
+        super().__init__(function, source)
+        self._cache_path = str(code_folder())
+
+    @classmethod
+    def from_function(cls, function: FunctionType, source: str) -> "_Locator":
+        locator = cls(function, source)
+        locator.ensure_cache_path()
+        return locator
+
+
+class _Implementation(CompileResultCacheImpl):
+    _locator_classes = [_Locator]
+
+
+class _Cache(FunctionCache):
+    """Numba's cache in our folder. What cannot be read is compiled anew."""
+
+    _impl_class = _Implementation
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(signature, target_context)
+        except Exception:  # a damaged file can make unpickling raise anything
+            return None
+
+    def save_overload(self, signature: Any, data: Any) -> None:
+        try:
+            super().save_overload(signature, data)
+        except OSError:  # a full disk
+            pass

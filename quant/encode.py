@@ -1,0 +1,82 @@
+"""Weights into the blocks of a format."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant import floats, q2_k, q3_k, q4_0, q4_1, q4_k, q6_k, q8_0
+from quant.formats import BY_NAME
+
+# An encoder of rows: (weights float32 [rows, columns], importance float32 [columns] or None, out uint8 [rows, bytes]).
+Encoder = Callable[[NDArray, NDArray | None, NDArray], None]
+
+RANGE = 1 << 20  # weights that a thread takes at a time: some milliseconds of work
+LEAST_IMPORTANCE = 1e-6  # of the mean: where nothing else counts, all columns count alike
+
+
+def column_weights(importance: NDArray | None, columns: int) -> NDArray:
+    """What an error in each column counts, float32 [columns], on average about 1."""
+    mean = 0.0 if importance is None else float(np.mean(importance, dtype=np.float64))
+    if importance is None or mean == 0:
+        return np.ones(columns, np.float32)
+    return (importance / mean + LEAST_IMPORTANCE).astype(np.float32)
+
+
+def weighted(search: Callable) -> Encoder:
+    """The encoder of a search that always wants weights for the columns."""
+
+    def encoder(weights: NDArray, importance: NDArray | None, out: NDArray) -> None:
+        search(weights, column_weights(importance, weights.shape[1]), out)
+
+    return encoder
+
+
+ENCODERS: dict[str, Encoder] = {
+    "F32": floats.encode_f32,
+    "F16": floats.encode_f16,
+    "BF16": floats.encode_bf16,
+    "Q4_0": weighted(q4_0.encode_q4_0),
+    "Q4_1": weighted(q4_1.encode_q4_1),
+    "Q5_0": weighted(q4_0.encode_q5_0),
+    "Q5_1": weighted(q4_1.encode_q5_1),
+    "Q8_0": weighted(q8_0.encode_q8_0),
+    "Q2_K": weighted(q2_k.encode_q2_k),
+    "Q3_K": weighted(q3_k.encode_q3_k),
+    "Q4_K": weighted(q4_k.encode_q4_k),
+    "Q5_K": weighted(q4_k.encode_q5_k),
+    "Q6_K": weighted(q6_k.encode_q6_k),
+}
+
+
+def encode(name: str, weights: NDArray, importance: NDArray | None = None, threads: int = 1) -> NDArray:
+    """Finite weights, float32 [rows, columns] -> blocks of format `name`, uint8 [rows, bytes of a row].
+
+    importance, float32 [columns], tells what a squared error in each column counts: the mean square of what the column
+    is multiplied with. None: all alike. The bytes are the same for any number of threads. Raises ValueError if rows
+    are not whole blocks or the importance does not fit, KeyError if there is no encoder for the format.
+    """
+    encoder, format = ENCODERS[name], BY_NAME[name]
+    rows, columns = weights.shape
+    if columns % format.block:
+        raise ValueError(f"rows of {columns} weights are not whole blocks of {format.block}, which {name} has")
+    if importance is not None:
+        importance = np.ascontiguousarray(importance, np.float32)
+        if importance.shape != (columns,) or not np.all(np.isfinite(importance) & (importance >= 0)):
+            raise ValueError(f"the importance must be {columns} finite numbers, none negative")
+    weights = np.require(weights, np.float32, ["C_CONTIGUOUS", "ALIGNED"]).view()
+    weights.flags.writeable = False  # one type of array: Numba compiles a search for each
+    out = np.empty((rows, format.row_bytes(columns)), np.uint8)
+    step = max(RANGE // max(columns, 1), 1)
+
+    def encode_range(start: int) -> None:
+        encoder(weights[start : start + step], importance, out[start : start + step])
+
+    if threads == 1:
+        for start in range(0, rows, step):
+            encode_range(start)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(encode_range, range(0, rows, step)))
+    return out

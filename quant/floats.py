@@ -1,0 +1,21 @@
+"""F32, F16 and BF16: plain numbers, a block is one."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant.half import narrow_to_bf16, narrow_to_half
+
+
+def encode_f32(weights: NDArray, importance: NDArray | None, out: NDArray) -> None:
+    """float32 [rows, columns] -> uint8 [rows, 4 columns]."""
+    out[:] = weights.view(np.uint8)
+
+
+def encode_f16(weights: NDArray, importance: NDArray | None, out: NDArray) -> None:
+    """float32 [rows, columns] -> uint8 [rows, 2 columns]."""
+    narrow_to_half(weights.reshape(-1), out.reshape(-1).view(np.uint16))
+
+
+def encode_bf16(weights: NDArray, importance: NDArray | None, out: NDArray) -> None:
+    """float32 [rows, columns] -> uint8 [rows, 2 columns]."""
+    narrow_to_bf16(weights.reshape(-1), out.reshape(-1).view(np.uint16))

@@ -1,0 +1,71 @@
+"""Floats of 16 bits, as the bits that a file holds: narrowing rounds to nearest, ties to even, and never to infinity.
+
+What is too large for the type becomes its largest number: a weight that is somewhat wrong harms a model less than an
+infinite one. Written without branches, so that loops over it become vectors.
+"""
+
+import numpy as np
+
+from quant.compiled import compiled, inlined
+
+LARGEST_HALF = np.float32(65504)
+SMALLEST_HALF = np.float32(2.0**-24)
+LARGEST_BF16 = np.uint32(0x7F7F)
+
+
+@inlined
+def to_half(value):
+    """float32 -> the bits of the nearest float16, uint16.
+
+    Half of what is cut off is added as an integer, which may carry into the exponent. Subnormal results are multiples
+    of 2 ** -24, and so are floats from 1/2 to 1: adding 1/2 rounds to those.
+    """
+    bits = np.float32(value).view(np.uint32)
+    size = np.uint32(bits & np.uint32(0x7FFFFFFF))
+    sign = np.uint32((bits >> np.uint32(16)) & np.uint32(0x8000))
+    odd = np.uint32((size >> np.uint32(13)) & np.uint32(1))
+    normal = np.uint32((size - np.uint32(112 << 23) + np.uint32(0xFFF) + odd) >> np.uint32(13))
+    small = np.float32(size.view(np.float32) + np.float32(0.5)).view(np.uint32) - np.uint32(0x3F000000)
+    result = np.uint32(small) if size < np.uint32(113 << 23) else min(normal, np.uint32(0x7BFF))
+    return np.uint16(result | sign)
+
+
+@inlined
+def from_half(bits):
+    """The bits of a finite float16 -> float32.
+
+    With exponent and fraction moved to their new places, a number is 2 ** 112 times too small, also a subnormal one.
+    """
+    number = np.uint32((np.uint32(bits) & np.uint32(0x7FFF)) << np.uint32(13)).view(np.float32) * np.float32(2.0**112)
+    return -number if bits & np.uint16(0x8000) else number
+
+
+@inlined
+def nearest_half(value):
+    """float32 -> the nearest float32 that a float16 can hold."""
+    return from_half(to_half(value))
+
+
+@inlined
+def put_half(out, position, value):
+    """Store float32 `value` as a float16 in the bytes `out` from `position`."""
+    bits = to_half(value)
+    out[position] = np.uint8(bits & np.uint16(0xFF))
+    out[position + 1] = np.uint8(bits >> np.uint16(8))
+
+
+@compiled
+def narrow_to_half(weights, out):
+    """float32 [n] -> float16 bits, uint16 [n]."""
+    for i in range(weights.size):
+        out[i] = to_half(weights[i])
+
+
+@compiled
+def narrow_to_bf16(weights, out):
+    """float32 [n] -> bfloat16 bits, uint16 [n]: the upper half of a float32."""
+    for i in range(weights.size):
+        bits = np.float32(weights[i]).view(np.uint32)
+        odd = np.uint32((bits >> np.uint32(16)) & np.uint32(1))
+        upper = np.uint32((bits & np.uint32(0x7FFFFFFF)) + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+        out[i] = np.uint16(min(np.uint32(upper), LARGEST_BF16) | ((bits >> np.uint32(16)) & np.uint32(0x8000)))

@@ -1,0 +1,47 @@
+"""Q6_K: super-blocks of 256 weights, 16 sub-blocks of 16, a weight is d * k * (code - 32).
+
+A block: 128 bytes with the codes' lower 4 bits, byte 64 h + i holds weight 128 h + i in its lower half and 128 h + 64
++ i in its upper half; 64 bytes with their upper 2 bits, byte 32 h + i holds weights 128 h + i + (0, 32, 64, 96) from
+its lowest bits up; k, int8 [16]; float16 d.
+"""
+
+import numpy as np
+
+from quant import symmetric
+from quant.units import largest_of, load, unit_of
+from quant.compiled import compiled, inlined
+from quant.half import put_half
+
+f32 = np.float32
+BLOCKS, SIZE, BYTES, BOTTOM, TOP, STEPS = 16, 16, 210, f32(-32), f32(31), f32(128)
+GRID, START, SPACING = 12, f32(-0.6), f32(0.45)
+
+
+@inlined
+def put_codes(s, out, factor):
+    for b in range(BLOCKS):
+        inverse = symmetric.inverse_of(factor * s.best_k[b])
+        for i in range(SIZE):
+            code = np.uint8(symmetric.nearest_code(s.x[b, i], inverse, BOTTOM, TOP) - BOTTOM)
+            position = b * SIZE + i
+            out[position // 128 * 64 + position % 64] |= (code & 15) << (position % 128 // 64 * 4)
+            out[128 + position // 128 * 32 + position % 32] |= (code >> 4) << (position % 128 // 32 * 2)
+
+
+@compiled
+def encode_q6_k(weights, importance, out):
+    """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 210]."""
+    s = symmetric.new_super_block(BLOCKS, SIZE)
+    for row in range(weights.shape[0]):
+        for block in range(weights.shape[1] // 256):
+            into = out[row, block * BYTES : (block + 1) * BYTES]
+            into[:] = 0
+            unit = unit_of(largest_of(weights, row, block * 256, 256))
+            if unit == 0:
+                continue
+            load(weights, importance, row, block * 256, unit, s.x, s.weight)
+            factor = symmetric.search_super_block(s, BOTTOM, TOP, STEPS, GRID, START, SPACING, unit)
+            put_codes(s, into, factor)
+            for b in range(BLOCKS):
+                into[192 + b] = np.uint8(np.int8(s.best_k[b]))
+            put_half(into, 208, factor * unit)

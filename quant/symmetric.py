@@ -1,0 +1,184 @@
+"""The search for blocks whose weights are `scale * code` with codes bottom..top: Q4_0, Q5_0, Q8_0, Q3_K, Q6_K.
+
+The same as in affine.py without the low: for given codes the best scale is a quotient of two sums. A scale may be
+negative, which turns the range of codes around. In a super-block scale = factor * k, with integers k in
+-steps..steps - 1, and the same three stages.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant.compiled import compiled, inlined
+from quant.half import nearest_half
+
+f32 = np.float32
+ZERO, ONE, TWO, HUGE = f32(0), f32(1), f32(2), f32(3e38)
+
+GRID = 16  # scales tried at most
+REFITS = 2
+FACTORS = 32  # factors tried: the largest scale by steps, steps - 1, ...; closer for few steps
+ROUNDS = 4
+
+
+class SuperBlock(NamedTuple):
+    """What the search keeps of a super-block: x and weight float32 [sub-blocks, size], the others [sub-blocks]."""
+
+    x: NDArray
+    weight: NDArray
+    sum_wxx: NDArray
+    scale: NDArray  # of stage 1, free
+    sum_wll: NDArray  # with the newest codes l
+    sum_wlx: NDArray
+    k: NDArray  # of stage 3
+    best_k: NDArray
+    grid_scale: NDArray  # [GRID], of stage 1
+    factor: NDArray  # [FACTORS], of stage 2
+    error: NDArray
+
+
+@inlined
+def new_super_block(blocks, size):
+    x, w, rows = np.zeros((blocks, size), f32), np.zeros((blocks, size), f32), np.zeros((6, blocks), f32)
+    grid, factors = np.zeros(GRID, f32), np.zeros((2, FACTORS), f32)
+    return SuperBlock(x, w, rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], grid, factors[0], factors[1])
+
+
+@inlined
+def nearest_code(x, inverse, bottom, top):
+    return min(max(np.rint(x * inverse), bottom), top)
+
+
+@inlined
+def inverse_of(scale):
+    return ONE / scale if scale != ZERO else ZERO
+
+
+@inlined
+def half_of(value, unit):
+    """The nearest to `value` that is a float16 after multiplication with `unit`, a power of two; 0 only for 0."""
+    size = max(nearest_half(abs(value) * unit), f32(2.0**-24)) / unit if value != ZERO else ZERO
+    return size if value > ZERO else -size
+
+
+@inlined
+def code_sums(x, weight, b, scale, bottom, top):
+    """Sums of w l l and w l x over sub-block b with the nearest codes l."""
+    inverse = inverse_of(scale)
+    wll, wlx = ZERO, ZERO
+    for i in range(x.shape[1]):
+        code = nearest_code(x[b, i], inverse, bottom, top)
+        product = weight[b, i] * code
+        wll += product * code
+        wlx += product * x[b, i]
+    return wll, wlx
+
+
+@inlined
+def predicted_error(wxx, wll, wlx, scale):
+    """The error with the codes of the sums."""
+    return wxx + scale * (scale * wll - TWO * wlx)
+
+
+@inlined
+def search_block(s, b, bottom, top, grid, start, spacing):
+    """Stage 1: scale of sub-block b, and the sums of its codes.
+
+    The scales tried put the weight of largest size at bottom - start, top + start, bottom - start - spacing, ...
+    """
+    x, weight = s.x, s.weight
+    lowest, largest, wxx = x[b, 0], x[b, 0], ZERO
+    for i in range(x.shape[1]):
+        lowest, largest = min(lowest, x[b, i]), max(largest, x[b, i])
+        wxx += weight[b, i] * x[b, i] * x[b, i]
+    s.sum_wxx[b] = wxx
+    extreme = largest if largest > -lowest else lowest
+    for step in range(grid):
+        beyond = start + spacing * f32(step // 2)
+        s.grid_scale[step] = extreme / (top + beyond if step % 2 else bottom - beyond)
+    least = HUGE
+    for refit in range(REFITS):  # outside, so that the processor works on several scales at once
+        for step in range(grid):
+            wll, wlx = code_sums(x, weight, b, s.grid_scale[step], bottom, top)
+            scale = wlx * inverse_of(wll)
+            s.grid_scale[step] = scale
+            error = predicted_error(wxx, wll, wlx, scale)
+            if refit == REFITS - 1 and error < least:
+                least = error
+                s.scale[b], s.sum_wll[b], s.sum_wlx[b] = scale, wll, wlx
+
+
+@compiled
+def search_plain_block(s, bottom, top, grid, start, spacing, unit):
+    """Scale of a block that has a float16 of its own for it: sub-block 0 of s."""
+    search_block(s, 0, bottom, top, grid, start, spacing)
+    scale, best, least = s.scale[0], ZERO, HUGE
+    for _ in range(ROUNDS):
+        scale = half_of(scale, unit)
+        wll, wlx = code_sums(s.x, s.weight, 0, scale, bottom, top)
+        error = predicted_error(s.sum_wxx[0], wll, wlx, scale)
+        if error >= least:
+            break
+        best, least = scale, error
+        scale = wlx * inverse_of(wll)
+    return best
+
+
+@inlined
+def first_factor(s, steps, unit):
+    """Stage 2: the factor whose multiples come nearest to the scales, by predicted error, and the integers."""
+    lowest, largest = s.scale[0], s.scale[0]
+    for b in range(s.k.size):
+        lowest, largest = min(lowest, s.scale[b]), max(largest, s.scale[b])
+    extreme = largest if largest > -lowest else lowest
+    spacing = steps / f32(64)
+    for i in range(FACTORS):
+        s.factor[i] = half_of(extreme / (f32(i) * spacing - steps), unit)
+        s.error[i] = ZERO
+    for b in range(s.k.size):
+        for i in range(FACTORS):
+            k = nearest_code(s.scale[b], inverse_of(s.factor[i]), -steps, steps - ONE)
+            distance = s.scale[b] - s.factor[i] * k
+            s.error[i] += distance * distance * s.sum_wll[b]
+    factor = s.factor[np.argmin(s.error)]
+    for b in range(s.k.size):
+        s.k[b] = nearest_code(s.scale[b], inverse_of(factor), -steps, steps - ONE)
+    return factor
+
+
+@inlined
+def round_block(s, b, bottom, top, steps, factor):
+    """Stage 3: the integer of sub-block b near that it has, and the sums of its codes. Returns the error."""
+    start_k, least = s.k[b], HUGE
+    for step in range(-1, 2):
+        k = start_k + f32(step)
+        wll, wlx = code_sums(s.x, s.weight, b, factor * k, bottom, top)
+        error = predicted_error(s.sum_wxx[b], wll, wlx, factor * k)
+        if error < least and k >= -steps and k < steps:
+            least = error
+            s.k[b], s.sum_wll[b], s.sum_wlx[b] = k, wll, wlx
+    return least
+
+
+@compiled
+def search_super_block(s, bottom, top, steps, grid, start, spacing, unit):
+    """All stages. Returns the factor, with the integers in best_k."""
+    for b in range(s.k.size):
+        search_block(s, b, bottom, top, grid, start, spacing)
+    factor = first_factor(s, steps, unit)
+    best_factor, least = factor, HUGE
+    for _ in range(ROUNDS):
+        error = ZERO
+        for b in range(s.k.size):
+            error += round_block(s, b, bottom, top, steps, factor)
+        if error >= least:
+            break
+        best_factor, least = factor, error
+        kk, kx = ZERO, ZERO
+        for b in range(s.k.size):
+            s.best_k[b] = s.k[b]
+            kk += s.k[b] * s.k[b] * s.sum_wll[b]
+            kx += s.k[b] * s.sum_wlx[b]
+        factor = half_of(kx * inverse_of(kk), unit)
+    return best_factor
