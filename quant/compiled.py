@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -29,11 +30,9 @@ def compiled(function: Callable) -> Any:
 
     A folder that cannot be written costs compiling in every process, nothing else.
     """
-    dispatcher = numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy")(function)
-    try:
+    dispatcher: Any = numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy")(function)
+    with suppress(OSError):
         dispatcher._cache = _Cache(function)
-    except OSError:
-        pass
     return dispatcher
 
 
@@ -81,7 +80,7 @@ class _Locator(UserProvidedCacheLocator):
 
 
 class _Implementation(CompileResultCacheImpl):
-    _locator_classes = [_Locator]
+    _locator_classes = [_Locator]  # noqa: RUF012
 
 
 class _Cache(FunctionCache):
@@ -96,7 +95,5 @@ class _Cache(FunctionCache):
             return None
 
     def save_overload(self, signature: Any, data: Any) -> None:
-        try:
+        with suppress(OSError):  # a full disk
             super().save_overload(signature, data)
-        except OSError:  # a full disk
-            pass

@@ -7,9 +7,9 @@ A block: 16 bytes with k in the lower and m in the upper 4 bits, one per sub-blo
 import numpy as np
 
 from quant import affine
-from quant.units import largest_of, load, unit_of
 from quant.compiled import compiled, inlined
 from quant.half import put_half
+from quant.units import largest_of, load, unit_of
 
 f32 = np.float32
 BLOCKS, SIZE, BYTES, TOP, STEPS = 16, 16, 84, f32(3), f32(15)

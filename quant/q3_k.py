@@ -10,13 +10,13 @@ The 12 bytes: byte i < 8 holds the lower 4 bits of k[i] and above them those of 
 import numpy as np
 
 from quant import symmetric
-from quant.units import largest_of, load, unit_of
 from quant.compiled import compiled, inlined
 from quant.half import put_half
+from quant.units import largest_of, load, unit_of
 
 f32 = np.float32
 BLOCKS, SIZE, BYTES, BOTTOM, TOP, STEPS = 16, 16, 110, f32(-4), f32(3), f32(32)
-GRID, START, SPACING = 12, f32(-0.6), f32(0.45)
+SEARCH = symmetric.Search(BOTTOM, TOP, 12, f32(-0.6), f32(0.45), refits=2, rounds=4, steps=STEPS, reach=1)
 
 
 @inlined
@@ -41,7 +41,7 @@ def put_codes(s, out, factor):
 @compiled
 def encode_q3_k(weights, importance, out):
     """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 110]."""
-    s = symmetric.new_super_block(BLOCKS, SIZE)
+    s = symmetric.new_super_block(BLOCKS, SIZE, SEARCH)
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 256):
             into = out[row, block * BYTES : (block + 1) * BYTES]
@@ -50,7 +50,7 @@ def encode_q3_k(weights, importance, out):
             if unit == 0:
                 continue
             load(weights, importance, row, block * 256, unit, s.x, s.weight)
-            factor = symmetric.search_super_block(s, BOTTOM, TOP, STEPS, GRID, START, SPACING, unit)
+            factor = symmetric.search_super_block(s, SEARCH, unit)
             put_codes(s, into, factor)
             put_scales(into, 96, s.best_k)
             put_half(into, 108, factor * unit)

@@ -7,19 +7,19 @@ A block: float16 scale; Q5_0 only: 4 bytes with the codes' fifth bits, weight i'
 import numpy as np
 
 from quant import symmetric
-from quant.units import largest_of, load, unit_of
 from quant.compiled import compiled, inlined
 from quant.half import put_half
+from quant.units import largest_of, load, unit_of
 
 f32 = np.float32
-GRID, START, SPACING = 12, f32(-0.6), f32(0.45)
 
 
 @inlined
 def encode_rows(weights, importance, out, bits, block_bytes):
-    s = symmetric.new_super_block(1, 32)
     half_range = 1 << (bits - 1)
     bottom, top = f32(-half_range), f32(half_range - 1)
+    search = symmetric.Search(bottom, top, 12, f32(-0.6), f32(0.45), 2, 4, f32(1), 0)
+    s = symmetric.new_super_block(1, 32, search)
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 32):
             into = out[row, block * block_bytes : (block + 1) * block_bytes]
@@ -28,7 +28,7 @@ def encode_rows(weights, importance, out, bits, block_bytes):
             scale = f32(0)
             if unit > 0:
                 load(weights, importance, row, block * 32, unit, s.x, s.weight)
-                scale = symmetric.search_plain_block(s, bottom, top, GRID, START, SPACING, unit)
+                scale = symmetric.search_plain_block(s, search, unit)
             put_half(into, 0, scale * unit)
             inverse = symmetric.inverse_of(scale)
             for i in range(32):

@@ -7,9 +7,9 @@ number; 16 bytes with their lower 4 bits, byte i holds weight i in its lower hal
 import numpy as np
 
 from quant import affine
-from quant.units import largest_of, load, unit_of
 from quant.compiled import compiled, inlined
 from quant.half import put_half
+from quant.units import largest_of, load, unit_of
 
 f32 = np.float32
 

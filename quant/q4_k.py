@@ -9,12 +9,11 @@ of m[4 + b], whose upper 2 bits are at the top of bytes b and 4 + b.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quant import affine
-from quant.units import largest_of, load, unit_of
 from quant.compiled import compiled, inlined
 from quant.half import put_half
+from quant.units import largest_of, load, unit_of
 
 f32 = np.float32
 BLOCKS, SIZE, STEPS = 8, 32, f32(63)

@@ -1,31 +1,57 @@
-"""Q8_0: blocks of 32 weights, a weight is scale * code. A block: float16 scale; 32 codes, int8."""
+"""Q8_0: blocks of 32 weights, a weight is scale * code. A block: float16 scale; 32 codes, int8.
+
+With this many codes the error hardly depends on the size of the scale, but on how the weights happen to fall between
+its multiples: of some scales a little above the least, the best takes a sixth off the error.
+"""
 
 import numpy as np
 
-from quant import symmetric
-from quant.units import largest_of, load, unit_of
-from quant.compiled import compiled
-from quant.half import put_half
+from quant.compiled import compiled, inlined
+from quant.half import SMALLEST_HALF, nearest_half, put_half
+from quant.units import largest_of, unit_of
 
 f32 = np.float32
-BYTES, TOP = 34, f32(127)
-GRID, START, SPACING = 2, f32(0), f32(0.5)
+BYTES, TOP, HUGE = 34, f32(127), f32(3e38)
+SCALES, SPACING = 6, f32(0.8)
+
+
+@inlined
+def nearest_code(x, inverse):
+    return min(max(np.rint(x * inverse), -TOP), TOP)
+
+
+@inlined
+def block_error(weights, importance, row, start, scale):
+    inverse, error = f32(1) / scale, f32(0)
+    for i in range(start, start + 32):
+        distance = weights[row, i] - scale * nearest_code(weights[row, i], inverse)
+        error += importance[i] * distance * distance
+    return error
+
+
+@inlined
+def best_scale(weights, importance, row, start, largest):
+    best, least = max(nearest_half(largest / TOP), SMALLEST_HALF), HUGE
+    for i in range(SCALES):
+        scale = max(nearest_half(largest / (TOP + f32(0.4) - SPACING * f32(i))), SMALLEST_HALF)
+        error = block_error(weights, importance, row, start, scale)
+        if error < least:
+            best, least = scale, error
+    return best
 
 
 @compiled
 def encode_q8_0(weights, importance, out):
     """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 32 * 34]."""
-    s = symmetric.new_super_block(1, 32)
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 32):
             into = out[row, block * BYTES : (block + 1) * BYTES]
-            unit = unit_of(largest_of(weights, row, block * 32, 32))
-            if unit == 0:
+            largest = largest_of(weights, row, block * 32, 32)
+            if unit_of(largest) == 0:
                 into[:] = 0
                 continue
-            load(weights, importance, row, block * 32, unit, s.x, s.weight)
-            scale = symmetric.search_plain_block(s, -TOP, TOP, GRID, START, SPACING, unit)
-            put_half(into, 0, scale * unit)
-            inverse = symmetric.inverse_of(scale)
+            scale = best_scale(weights, importance, row, block * 32, largest)
+            put_half(into, 0, scale)
+            inverse = f32(1) / scale
             for i in range(32):
-                into[2 + i] = np.uint8(np.int8(symmetric.nearest_code(s.x[0, i], inverse, -TOP, TOP)))
+                into[2 + i] = np.uint8(np.int8(nearest_code(weights[row, block * 32 + i], inverse)))

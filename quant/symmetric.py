@@ -16,10 +16,23 @@ from quant.half import nearest_half
 f32 = np.float32
 ZERO, ONE, TWO, HUGE = f32(0), f32(1), f32(2), f32(3e38)
 
-GRID = 16  # scales tried at most
-REFITS = 2
-FACTORS = 32  # factors tried: the largest scale by steps, steps - 1, ...; closer for few steps
-ROUNDS = 4
+FACTORS = 32  # factors tried: the largest scale by steps, steps * 63 / 64, ...
+
+
+class Search(NamedTuple):
+    """The codes and how long to look for them. The grid puts the weight of largest size at bottom - start, top + start,
+    bottom - start - spacing, ...
+    """
+
+    bottom: f32
+    top: f32
+    grid: int  # scales tried in a sub-block
+    start: f32
+    spacing: f32
+    refits: int  # of each
+    rounds: int  # of stage 3 at most
+    steps: f32 = ONE
+    reach: int = 0  # integers tried in stage 3 on either side
 
 
 class SuperBlock(NamedTuple):
@@ -33,15 +46,15 @@ class SuperBlock(NamedTuple):
     sum_wlx: NDArray
     k: NDArray  # of stage 3
     best_k: NDArray
-    grid_scale: NDArray  # [GRID], of stage 1
+    grid_scale: NDArray  # [grid], of stage 1
     factor: NDArray  # [FACTORS], of stage 2
     error: NDArray
 
 
 @inlined
-def new_super_block(blocks, size):
+def new_super_block(blocks, size, search):
     x, w, rows = np.zeros((blocks, size), f32), np.zeros((blocks, size), f32), np.zeros((6, blocks), f32)
-    grid, factors = np.zeros(GRID, f32), np.zeros((2, FACTORS), f32)
+    grid, factors = np.zeros(search.grid, f32), np.zeros((2, FACTORS), f32)
     return SuperBlock(x, w, rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], grid, factors[0], factors[1])
 
 
@@ -82,41 +95,38 @@ def predicted_error(wxx, wll, wlx, scale):
 
 
 @inlined
-def search_block(s, b, bottom, top, grid, start, spacing):
-    """Stage 1: scale of sub-block b, and the sums of its codes.
-
-    The scales tried put the weight of largest size at bottom - start, top + start, bottom - start - spacing, ...
-    """
-    x, weight = s.x, s.weight
+def search_block(s, b, search):
+    """Stage 1: scale of sub-block b, and the sums of its codes."""
+    x, weight, bottom, top = s.x, s.weight, search.bottom, search.top
     lowest, largest, wxx = x[b, 0], x[b, 0], ZERO
     for i in range(x.shape[1]):
         lowest, largest = min(lowest, x[b, i]), max(largest, x[b, i])
         wxx += weight[b, i] * x[b, i] * x[b, i]
     s.sum_wxx[b] = wxx
     extreme = largest if largest > -lowest else lowest
-    for step in range(grid):
-        beyond = start + spacing * f32(step // 2)
+    for step in range(search.grid):
+        beyond = search.start + search.spacing * f32(step // 2)
         s.grid_scale[step] = extreme / (top + beyond if step % 2 else bottom - beyond)
     least = HUGE
-    for refit in range(REFITS):  # outside, so that the processor works on several scales at once
-        for step in range(grid):
+    for refit in range(search.refits):  # outside, so that the processor works on several scales at once
+        for step in range(search.grid):
             wll, wlx = code_sums(x, weight, b, s.grid_scale[step], bottom, top)
             scale = wlx * inverse_of(wll)
             s.grid_scale[step] = scale
             error = predicted_error(wxx, wll, wlx, scale)
-            if refit == REFITS - 1 and error < least:
+            if refit == search.refits - 1 and error < least:
                 least = error
                 s.scale[b], s.sum_wll[b], s.sum_wlx[b] = scale, wll, wlx
 
 
 @compiled
-def search_plain_block(s, bottom, top, grid, start, spacing, unit):
+def search_plain_block(s, search, unit):
     """Scale of a block that has a float16 of its own for it: sub-block 0 of s."""
-    search_block(s, 0, bottom, top, grid, start, spacing)
+    search_block(s, 0, search)
     scale, best, least = s.scale[0], ZERO, HUGE
-    for _ in range(ROUNDS):
+    for _ in range(search.rounds):
         scale = half_of(scale, unit)
-        wll, wlx = code_sums(s.x, s.weight, 0, scale, bottom, top)
+        wll, wlx = code_sums(s.x, s.weight, 0, scale, search.bottom, search.top)
         error = predicted_error(s.sum_wxx[0], wll, wlx, scale)
         if error >= least:
             break
@@ -148,30 +158,30 @@ def first_factor(s, steps, unit):
 
 
 @inlined
-def round_block(s, b, bottom, top, steps, factor):
+def round_block(s, b, search, factor):
     """Stage 3: the integer of sub-block b near that it has, and the sums of its codes. Returns the error."""
     start_k, least = s.k[b], HUGE
-    for step in range(-1, 2):
+    for step in range(-search.reach, search.reach + 1):
         k = start_k + f32(step)
-        wll, wlx = code_sums(s.x, s.weight, b, factor * k, bottom, top)
+        wll, wlx = code_sums(s.x, s.weight, b, factor * k, search.bottom, search.top)
         error = predicted_error(s.sum_wxx[b], wll, wlx, factor * k)
-        if error < least and k >= -steps and k < steps:
+        if error < least and k >= -search.steps and k < search.steps:
             least = error
             s.k[b], s.sum_wll[b], s.sum_wlx[b] = k, wll, wlx
     return least
 
 
 @compiled
-def search_super_block(s, bottom, top, steps, grid, start, spacing, unit):
+def search_super_block(s, search, unit):
     """All stages. Returns the factor, with the integers in best_k."""
     for b in range(s.k.size):
-        search_block(s, b, bottom, top, grid, start, spacing)
-    factor = first_factor(s, steps, unit)
+        search_block(s, b, search)
+    factor = first_factor(s, search.steps, unit)
     best_factor, least = factor, HUGE
-    for _ in range(ROUNDS):
+    for _ in range(search.rounds):
         error = ZERO
         for b in range(s.k.size):
-            error += round_block(s, b, bottom, top, steps, factor)
+            error += round_block(s, b, search, factor)
         if error >= least:
             break
         best_factor, least = factor, error

@@ -28,8 +28,9 @@ def unit_of(largest):
 def load(weights, importance, row, start, unit, x, w):
     """Copy weights in units and their importance to x and w, float32 [sub-blocks, size]."""
     inverse = f32(1) / unit
-    blocks, size = x.shape
-    for b in range(blocks):
-        for i in range(size):
-            x[b, i] = weights[row, start + b * size + i] * inverse
-            w[b, i] = importance[start + b * size + i]
+    flat_x, flat_w, source = x.reshape(-1), w.reshape(-1), weights[row, start : start + x.size]
+    for i in range(x.size):
+        flat_x[i] = source[i] * inverse
+    source = importance[start : start + x.size]
+    for i in range(x.size):
+        flat_w[i] = source[i]
