@@ -12,7 +12,7 @@ from quant.units import largest_of, unit_of
 
 f32 = np.float32
 BYTES, TOP, HUGE = 34, f32(127), f32(3e38)
-SCALES, SPACING = 6, f32(0.8)
+SCALES = 6  # tried: the largest size by 127, 126, ...; by a whole number, so that what was encoded once stays as it is
 
 
 @inlined
@@ -33,7 +33,7 @@ def block_error(weights, importance, row, start, scale):
 def best_scale(weights, importance, row, start, largest):
     best, least = max(nearest_half(largest / TOP), SMALLEST_HALF), HUGE
     for i in range(SCALES):
-        scale = max(nearest_half(largest / (TOP + f32(0.4) - SPACING * f32(i))), SMALLEST_HALF)
+        scale = max(nearest_half(largest / (TOP - f32(i))), SMALLEST_HALF)
         error = block_error(weights, importance, row, start, scale)
         if error < least:
             best, least = scale, error
