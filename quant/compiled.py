@@ -7,7 +7,6 @@ key of everything that the machine code depends on: all sources of this package,
 import hashlib
 import os
 import platform
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -19,6 +18,8 @@ from typing import Any
 import llvmlite.binding as llvm
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvidedCacheLocator
+
+from quant.cache import cache_folder
 
 # Sums may be taken in any order, products added without rounding, quotients made of reciprocals: that is what makes
 # vectors of loops. NaN and infinity keep their meaning. The order is fixed when a loop is compiled.
@@ -39,17 +40,6 @@ def compiled(function: Callable) -> Any:
 def inlined(function: Callable) -> Any:
     """Decorator: a part of compiled functions, compiled into each, so that loops see constant bounds."""
     return numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)
-
-
-def cache_folder() -> Path:
-    """Where this user's programs keep what they can make again; LOCALLLM_CACHE overrides it."""
-    if "LOCALLLM_CACHE" in os.environ:
-        return Path(os.environ["LOCALLLM_CACHE"])
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "localllm"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "localllm"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "localllm"
 
 
 @cache
@@ -92,6 +82,8 @@ class _Cache(FunctionCache):
         try:
             return super().load_overload(signature, target_context)
         except Exception:  # a damaged file can make unpickling raise anything
+            with suppress(OSError):
+                self.flush()  # the index, which would be read again when something is saved
             return None
 
     def save_overload(self, signature: Any, data: Any) -> None:

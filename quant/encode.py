@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from quant import floats, q2_k, q3_k, q4_0, q4_1, q4_k, q6_k, q8_0
+from quant import floats, iq1, iq2, iq3, iq4, mxfp4, q2_k, q3_k, q4_0, q4_1, q4_k, q6_k, q8_0, ternary
 from quant.formats import BY_NAME
 
 # An encoder of rows: (weights float32 [rows, columns], importance float32 [columns] or None, out uint8 [rows, bytes]).
@@ -47,6 +47,18 @@ ENCODERS: dict[str, Encoder] = {
     "Q4_K": weighted(q4_k.encode_q4_k),
     "Q5_K": weighted(q4_k.encode_q5_k),
     "Q6_K": weighted(q6_k.encode_q6_k),
+    "IQ4_NL": iq4.encode_iq4_nl,
+    "IQ4_XS": iq4.encode_iq4_xs,
+    "MXFP4": mxfp4.encode_mxfp4,
+    "TQ1_0": ternary.encode_tq1_0,
+    "TQ2_0": ternary.encode_tq2_0,
+    "IQ3_S": iq3.encode_iq3_s,
+    "IQ3_XXS": iq3.encode_iq3_xxs,
+    "IQ2_S": iq2.encode_iq2_s,
+    "IQ2_XS": iq2.encode_iq2_xs,
+    "IQ2_XXS": iq2.encode_iq2_xxs,
+    "IQ1_S": iq1.encode_iq1_s,
+    "IQ1_M": iq1.encode_iq1_m,
 }
 
 

@@ -13,7 +13,8 @@ from conftest import ROOT
 LAYERS = [
     ["localllm.__main__"],
     ["localllm.cli"],
-    ["localllm", "localllm.bench", "localllm.imatrix", "localllm.inspect_model", "localllm.perplexity", "localllm.quantize"],
+    ["localllm", "localllm.bench", "localllm.imatrix", "localllm.inspect_model"],
+    ["localllm.perplexity", "localllm.quantize"],
     ["localllm.api", "localllm.convert"],
     ["localllm.session"],
     ["localllm.generate"],

@@ -22,21 +22,11 @@ import llvmlite.binding as llvm
 import quant.formats
 from localllm.errors import LocalllmError
 from localllm.kernels.target import cpu_feature_string, cpu_name
+from quant.cache import cache_folder
 
 Progress = Callable[[int, int], None]  # (kernels compiled, kernels to compile)
 LARGE = ("attend", "linear")  # kernels that take seconds to compile
 NAME_BYTES = 64  # of a kernel's name in the pipe: all are read in one piece
-
-
-def cache_folder() -> Path:
-    """Where this user's programs keep what they can make again; LOCALLLM_CACHE overrides it."""
-    if "LOCALLLM_CACHE" in os.environ:
-        return Path(os.environ["LOCALLLM_CACHE"])
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "localllm"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "localllm"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "localllm"
 
 
 @cache

@@ -177,4 +177,3 @@ def sums_of_lanes(builder, vectors):
     while sums.type.count > count:
         sums = builder.fadd(*(slice_of(builder, sums, odd, sums.type.count, 2) for odd in (0, 1)))
     return sums
-

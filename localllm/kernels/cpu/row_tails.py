@@ -97,4 +97,3 @@ def make_tails(format, tokens, rows, planes):
         return totals
 
     return tails
-

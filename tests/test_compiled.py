@@ -1,0 +1,53 @@
+"""Where the searches' machine code is kept: it is found again, and its loss costs nothing but time."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+PROGRAM = """
+import numpy as np
+from quant import half
+out = np.empty(2, np.uint16)
+half.narrow_to_half(np.array([1, -2], np.float32), out)
+print(out.tolist(), sum(half.narrow_to_half.stats.cache_hits.values()))
+"""
+
+
+def run(cache: Path) -> str:
+    environment = os.environ | {"LOCALLLM_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"x" * len(data)]
+)
+def test_machine_code_is_kept_and_made_again_when_damaged(tmp_path: Path, damage):
+    assert run(tmp_path) == "[15360, 49152] 0"
+    assert run(tmp_path) == "[15360, 49152] 1"
+    for file in tmp_path.rglob("*.nb*"):
+        file.write_bytes(damage(file.read_bytes()))
+    assert run(tmp_path) == "[15360, 49152] 0"
+    assert run(tmp_path) == "[15360, 49152] 1"
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path):
+    (tmp_path / "file").touch()
+    assert run(tmp_path / "file") == "[15360, 49152] 0"
+
+
+def test_every_source_and_the_cpu_are_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from quant import compiled
+
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    folders = set()
+    for name, text in [("a.py", "1"), ("a.py", "2"), ("b.py", "2")]:
+        (tmp_path / name).write_text(text)
+        folders.add(compiled.code_folder.__wrapped__())
+    monkeypatch.setenv("NUMBA_CPU_NAME", "another")
+    folders.add(compiled.code_folder.__wrapped__())
+    assert len(folders) == 4
