@@ -1,9 +1,13 @@
 """Fixtures for all tests."""
 
+import io
 import os
+import sys
 from pathlib import Path
 
 import pytest
+
+from localllm.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -19,3 +23,20 @@ def shared() -> Path:
         missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         missing(f"needs the shared folder, which is missing: {folder}")
     return folder
+
+
+@pytest.fixture
+def cli(capfdbinary, monkeypatch):
+    """The program within this process: arguments to (exit code, stdout, stderr)."""
+
+    def call(*arguments: object, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        monkeypatch.setattr(sys, "argv", ["localllm", *map(str, arguments)])
+        monkeypatch.setattr(main, "ignore_ctrl_c", lambda: None)
+        with pytest.raises(SystemExit) as end:
+            main.main()
+        sys.stderr.flush()
+        out, err = capfdbinary.readouterr()
+        return end.value.code, out.decode(), err.decode()
+
+    return call

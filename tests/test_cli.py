@@ -45,23 +45,6 @@ def localllm_process(*arguments: str, stdin=b"", **environment: str) -> subproce
     )
 
 
-@pytest.fixture
-def cli(capfdbinary, monkeypatch):
-    """The program within this process: arguments to (exit code, stdout, stderr)."""
-
-    def call(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        monkeypatch.setattr(sys, "argv", ["localllm", *map(str, arguments)])
-        monkeypatch.setattr(main, "ignore_ctrl_c", lambda: None)
-        with pytest.raises(SystemExit) as end:
-            main.main()
-        sys.stderr.flush()
-        out, err = capfdbinary.readouterr()
-        return end.value.code, out.decode(), err.decode()
-
-    return call
-
-
 def answer_of(cli, *arguments: str, stdin: bytes = b"") -> dict:
     code, out, err = cli("run", *arguments, "--json", stdin=stdin)
     assert (code, err) == (0, "")
@@ -71,7 +54,9 @@ def answer_of(cli, *arguments: str, stdin: bytes = b"") -> dict:
 # Help, versions, refusals.
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "inspect", "tokenize", "bench", "imatrix", "perplexity", "warmup"])
+@pytest.mark.parametrize(
+    "command", ["run", "chat", "inspect", "tokenize", "quantize", "bench", "imatrix", "perplexity", "warmup"]
+)
 def test_every_command_explains_itself(cli, command: str):
     code, out, err = cli(command, "--help")
     assert (code, err) == (0, "")

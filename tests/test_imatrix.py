@@ -1,16 +1,16 @@
 """localllm imatrix: what is summed up, against the reference; files, merging, going on after an interruption."""
 
-import io
 import re
 import struct
 import sys
+from functools import partial
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 from kernel_calls import caller, count, for_any_parts, normal, padded
-from tiny_model import LAYERS, WIDTH, write_tiny_model
+from tiny_model import LAYERS, WIDTH, exact, write_tiny_model
 
 from localllm import imatrix
 from localllm.chunks import cut, read_text
@@ -18,12 +18,10 @@ from localllm.cli import main
 from localllm.config import Config
 from localllm.engine.model import Engine
 from localllm.errors import LocalllmError, ModelError, UsageError
-from localllm.gguf_file import GGUFFile, Tensor
+from localllm.gguf_file import GGUFFile
 from localllm.imatrix import Collector, merge
 from localllm.imatrix_file import ImportanceMatrix, Squares, load_imatrix, read_imatrix, write_imatrix
-from localllm.kernels.reference import dequantize
 from localllm.tokenizer import Tokenizer
-from quant.formats import BY_NAME
 
 TEXT = " ".join(f"hello world {number}, wor rld" for number in range(60))
 SIZE = 40
@@ -361,32 +359,13 @@ def test_as_llama_imatrix(shared: Path, monkeypatch, tmp_path):
         assert (mean.argmax(), mean.max()) == (place, pytest.approx(largest, rel=1e-3))
 
 
-def exact(file: GGUFFile) -> GGUFFile:
-    """With all weights in F32."""
-    for name, tensor in file.tensors.items():
-        data = dequantize(tensor).view(np.uint8)
-        file.tensors[name] = Tensor(name, BY_NAME["F32"], tensor.shape, data)
-    return file
-
-
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def cli(capfdbinary, monkeypatch):
-    """The program within this process: arguments to (exit code, stdout, stderr)."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        monkeypatch.setattr(sys, "argv", ["localllm", "imatrix", *map(str, arguments)])
-        monkeypatch.setattr(main, "ignore_ctrl_c", lambda: None)
-        with pytest.raises(SystemExit) as end:
-            main.main()
-        sys.stderr.flush()
-        out, err = capfdbinary.readouterr()
-        return end.value.code, out.decode(), err.decode()
-
-    return call
+def cli(cli):
+    """`localllm imatrix` within this process: arguments to (exit code, stdout, stderr)."""
+    return partial(cli, "imatrix")
 
 
 def test_the_command(cli, tmp_path, tiny, text):

@@ -1,17 +1,17 @@
 """localllm perplexity: chunks and scores against plain formulas and llama-perplexity's figures, files, the command."""
 
-import io
 import json
 import re
 import struct
 import sys
+from functools import partial
 from math import exp, log, sqrt
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tiny_model import write_tiny_model
+from tiny_model import exact, write_tiny_model
 
 from localllm import logits_file, perplexity
 from localllm.chunks import as_read, cut, read_text
@@ -20,12 +20,10 @@ from localllm.cli.remaining import duration
 from localllm.config import Config
 from localllm.engine.model import Engine
 from localllm.errors import LocalllmError, ModelError, UsageError
-from localllm.gguf_file import GGUFFile, Tensor
-from localllm.kernels.reference import dequantize
+from localllm.gguf_file import GGUFFile
 from localllm.logits_file import Logits, LogitsWriter, pack, row_numbers, scored, unpack
 from localllm.perplexity import Reader
 from localllm.scores import Comparison, Prediction, divergence, log_sum_exp
-from quant.formats import BY_NAME
 
 TEXT = " ".join(f"hello world {number}, wor rld" for number in range(60))
 SIZE = 40
@@ -293,32 +291,13 @@ def test_as_llama_perplexity(shared: Path, monkeypatch):
     np.testing.assert_allclose(values, [28.7254, 43.0314, 39.6456, 40.4651], rtol=2e-4)
 
 
-def exact(file: GGUFFile) -> GGUFFile:
-    """With all weights in F32."""
-    for name, tensor in file.tensors.items():
-        data = dequantize(tensor).view(np.uint8)
-        file.tensors[name] = Tensor(name, BY_NAME["F32"], tensor.shape, data)
-    return file
-
-
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def cli(capfdbinary, monkeypatch):
-    """The program within this process: arguments to (exit code, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        monkeypatch.setattr(sys, "argv", ["localllm", "perplexity", *map(str, arguments)])
-        monkeypatch.setattr(main, "ignore_ctrl_c", lambda: None)
-        with pytest.raises(SystemExit) as end:
-            main.main()
-        sys.stderr.flush()
-        out, err = capfdbinary.readouterr()
-        return end.value.code, out.decode(), err.decode()
-
-    return call
+def cli(cli):
+    """`localllm perplexity` within this process: arguments to (exit code, stdout, stderr)."""
+    return partial(cli, "perplexity")
 
 
 def test_the_answer(cli, tiny, text):

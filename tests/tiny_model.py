@@ -7,6 +7,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from localllm.gguf_file import GGUFFile, Tensor
+from localllm.kernels.reference import dequantize
+from quant.formats import BY_NAME
+
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "Ġw o", "r l", "rl d", "Ġwo rld"]
 CHATML = (
@@ -96,3 +100,11 @@ def add_weights(writer: gguf.GGUFWriter, random: np.random.Generator) -> None:
     output = random.normal(0, WIDTH**-0.5, (len(vocabulary()), WIDTH)).astype(np.float32)
     output[: len(SPECIAL_TOKENS)] = 0  # never the most likely: greedy answers do not end
     writer.add_tensor("output.weight", output)
+
+
+def exact(file: GGUFFile) -> GGUFFile:
+    """With all weights in F32."""
+    for name, tensor in file.tensors.items():
+        data = dequantize(tensor).view(np.uint8)
+        file.tensors[name] = Tensor(name, BY_NAME["F32"], tensor.shape, data)
+    return file
