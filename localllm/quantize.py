@@ -1,139 +1,39 @@
 """Makes a small model file from a big one: the service behind `localllm quantize`.
 
-First a plan: which tensor gets which format, how large the file will be. Then rows are read, converted and searched in
-chunks on all threads while this one writes what is done, in order. Memory holds a few chunks, however large the model.
+First a plan (quantize_plan.py). Then rows are read, converted and searched in chunks on all threads while this one
+writes what is done, in order. Memory holds a few chunks, however large the model.
 """
 
 import os
 import re
 import shutil
-import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.gguf_file import SPLIT_NAME, GGUFFile
-from localllm.gguf_header import SCALARS, shown
-from localllm.gguf_writer import Output, Packed, header, packed, write_body
-from localllm.imatrix_file import ImportanceMatrix, read_imatrix
+from localllm.gguf_header import shown
+from localllm.gguf_writer import write_body
 from localllm.kernels.library import Progress
+from localllm.quantize_plan import COPY, Job, Plan, Request
 from localllm.safe_file import SafeFile, checked_target
-from localllm.source import GGUFSource, Source, SourceTensor, row_count
+from localllm.source import GGUFSource, Source, SourceTensor
 from localllm.widen import Widener, can_widen
-from quant.encode import ENCODERS, encode
-from quant.formats import BY_NAME, Format
-from quant.recipes import RECIPES, Facts, Options, Planner, Recipe, needs_importance, ordered, recipe_named, role_of
+from quant.encode import encode
+from quant.formats import BY_NAME
+from quant.recipes import RECIPES, Recipe, recipe_named
 
-COPY = Recipe(-1, "COPY", "")
-CHUNK = 1 << 20  # weights that are converted and searched at once: 4 MB in float32
-QUANTIZATION_VERSION = 2
-SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)
 
 OnProgress = Callable[[int, str], None]  # (weights done so far, tensor)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asks for."""
-
-    recipe: Recipe
-    options: Options = field(default_factory=Options)
-    imatrix: str | None = None  # a file
-    include: Sequence[str] = ()  # parts of the names of tensors that use the importance matrix; none: all
-    exclude: Sequence[str] = ()  # of those that do not
-    overrides: Sequence[tuple[str, Any]] = ()  # metadata
-    keep_split: bool = False
-    allow_requantize: bool = False
-    strict: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """What happens to one tensor."""
-
-    tensor: SourceTensor
-    format: Format  # of the new tensor
-    wanted: str  # the format's name that the recipe gives; another if the rows do not fit it
-    importance: np.ndarray | None = None  # float32 [matrices, columns]
-
-    @property
-    def is_copied(self) -> bool:
-        return self.format == self.tensor.format
-
-    @property
-    def is_fallback(self) -> bool:
-        return self.format.name != self.wanted
-
-    @property
-    def output(self) -> Output:
-        return Output(self.tensor.name, self.format, self.tensor.shape)
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """The chunks: first and last row + 1, each within one matrix of a stack."""
-        matrix = self.tensor.shape[-2] if len(self.tensor.shape) > 1 else 1
-        step = min(matrix, max(1, CHUNK // self.tensor.shape[-1]))
-        return [
-            (start + row, start + min(row + step, matrix))
-            for start in range(0, row_count(self.tensor.shape), matrix)
-            for row in range(0, matrix, step)
-        ]
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """What will be written: per file its metadata and its tensors."""
-
-    source: Source
-    files: Sequence[tuple[Mapping[str, Any], Sequence[Job]]]
-    warnings: Sequence[str]
-
-    @property
-    def jobs(self) -> list[Job]:
-        return [job for _, jobs in self.files for job in jobs]
-
-    @property
-    def weights(self) -> int:
-        return sum(prod(job.tensor.shape) for job in self.jobs)
-
-    @property
-    def nbytes(self) -> int:
-        """Of all files."""
-        return sum(
-            len(header(metadata, [job.output for job in jobs], alignment(metadata)))
-            + sum(-(-job.output.nbytes // alignment(metadata)) * alignment(metadata) for job in jobs)
-            for metadata, jobs in self.files
-        )
-
-    @property
-    def nbytes_before(self) -> int:
-        """Of the source's tensors."""
-        return sum(row_count(job.tensor.shape) * job.tensor.format.row_bytes(job.tensor.shape[-1]) for job in self.jobs)
-
-    @property
-    def bits_per_weight(self) -> float:
-        return 8 * sum(job.output.nbytes for job in self.jobs) / self.weights
-
-    @property
-    def bits_per_weight_before(self) -> float:
-        return 8 * self.nbytes_before / self.weights
-
-    def paths(self, path: str) -> list[str]:
-        """The files for an output of that name."""
-        if len(self.files) == 1:
-            return [path]
-        match = SPLIT_NAME.fullmatch(path)
-        stem = match["stem"] if match else path.removesuffix(".gguf")
-        return [f"{stem}-{number + 1:05d}-of-{len(self.files):05d}.gguf" for number in range(len(self.files))]
 
 
 def open_source(path: str) -> Source:
@@ -152,156 +52,6 @@ def default_output(path: str, recipe: Recipe) -> str:
     stem = match["stem"] if match else name.removesuffix(".gguf")
     suffix = "copy" if recipe == COPY else recipe.name
     return os.path.join(folder, f"{TYPE_IN_NAME.sub('', stem)}-{suffix}.gguf")
-
-
-# ---- the plan
-
-
-def make_plan(source: Source, request: Request) -> Plan:
-    """Decide what every tensor becomes. Raises ModelError, UsageError."""
-    imatrix = wanted_importance(request)
-    overridden = dict(source.metadata) | dict(request.overrides)
-    facts = Facts.of(overridden, imatrix is not None)
-    tensors = {tensor.name: tensor for tensor in source.tensors}
-    if not tensors:
-        raise ModelError(f"{shown(source.path, 4096)}: there are no weights in this file")
-    parts = source.parts if request.keep_split else [ordered(tensors)]
-    planner = Planner(request.recipe, facts, tensors, request.options)
-    jobs = [[job_for(tensors[name], planner, request, imatrix) for name in names] for names in parts]
-    flat = [job for part in jobs for job in part]
-    if request.strict and any(job.is_fallback for job in flat):
-        raise ModelError(f"--strict: {'; '.join(fallbacks(flat))}")
-    metadata = new_metadata(source, request, imatrix)
-    return Plan(
-        source,
-        [*zip(split_metadata(metadata, jobs), jobs, strict=True)],
-        [*source.warnings, *plan_warnings(flat, request)],
-    )
-
-
-def job_for(tensor: SourceTensor, planner: Planner, request: Request, imatrix: ImportanceMatrix | None) -> Job:
-    """What becomes of a tensor."""
-    try:
-        choice = None if request.recipe == COPY else planner.choose(tensor.name, tensor.shape)
-    except ValueError as error:
-        raise ModelError(str(error)) from None
-    format = BY_NAME[choice.format] if choice else tensor.format
-    if format == tensor.format:
-        return Job(tensor, format, choice.wanted if choice else format.name)
-    name = f"tensor {shown(tensor.name)}"
-    if tensor.format.block > 1 and not request.allow_requantize:
-        raise UsageError(
-            f"{name} is {tensor.format.name} already; --allow-requantize makes it {format.name}, at a loss"
-        )
-    if not can_widen(tensor.format):
-        raise ModelError(f"{name}: {tensor.format.name} cannot become {format.name}")
-    if format.name not in ENCODERS:
-        raise UsageError(f"{name} would become {format.name}, which localllm cannot make yet")
-    assert choice
-    importance = importance_of(tensor, imatrix) if format.block > 1 else None
-    if (
-        importance is None
-        and format.name.startswith("IQ")
-        and needs_importance(request.recipe, tensor.name, format.name)
-    ):
-        raise UsageError(f"{name} would become {format.name}, which needs an importance matrix (--imatrix) that has it")
-    return Job(tensor, format, choice.wanted, importance)
-
-
-def wanted_importance(request: Request) -> ImportanceMatrix | None:
-    """The importance matrix without what the user leaves out."""
-    if request.imatrix is None:
-        if request.include or request.exclude:
-            raise UsageError("--include-weights and --exclude-weights choose from an importance matrix: give --imatrix")
-        return None
-    if request.include and request.exclude:
-        raise UsageError("--include-weights and --exclude-weights exclude each other")
-    whole = read_imatrix(request.imatrix)
-    squares = {
-        name: value
-        for name, value in whole.squares.items()
-        if not any(part in name for part in request.exclude)
-        and (not request.include or any(part in name for part in request.include))
-    }
-    if not squares:
-        raise UsageError(f"{request.imatrix}: nothing is left of the importance matrix")
-    return ImportanceMatrix(squares, whole.datasets, whole.chunks, whole.chunk_size)
-
-
-def importance_of(tensor: SourceTensor, imatrix: ImportanceMatrix | None) -> np.ndarray | None:
-    """Per column, float32 [matrices, columns], if it is known."""
-    if imatrix is None or tensor.name not in imatrix.squares:
-        return None
-    mean = imatrix.squares[tensor.name].mean()
-    expected = (prod(tensor.shape[:-2]), tensor.shape[-1])
-    if mean.size == prod(expected):
-        return np.ascontiguousarray(mean, np.float32).reshape(expected)
-    if role_of(tensor.name) == "embedding":  # its rows are picked, not multiplied: an entry is an accident
-        return None
-    raise ModelError(
-        f"tensor {shown(tensor.name)}: the importance matrix is for {list(mean.shape)} columns, not {list(expected)}"
-    )
-
-
-def fallbacks(jobs: Sequence[Job]) -> list[str]:
-    """One sentence per replacement."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for job in jobs:
-        if job.is_fallback:
-            found.setdefault((job.wanted, job.format.name), []).append(job.tensor.name)
-    return [
-        f"{shown(names[0])}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: "
-        f"{format} for {wanted}, because rows are no multiple of {BY_NAME[wanted].block}"
-        for (wanted, format), names in found.items()
-    ]
-
-
-def plan_warnings(jobs: Sequence[Job], request: Request) -> list[str]:
-    """What the user should know of a plan."""
-    lines = [f"a fallback: {line}" for line in fallbacks(jobs)]
-    blind = [job for job in jobs if not job.is_copied and job.format.block > 1 and job.importance is None]
-    poor = [job for job in blind if needs_importance(request.recipe, job.tensor.name, job.format.name)]
-    if poor:
-        lines.append(f"{request.recipe.name} is poor without an importance matrix: give --imatrix")
-    missing = [job.tensor.name for job in blind if role_of(job.tensor.name) not in ("embedding", "output")]
-    if request.imatrix and not request.include and not request.exclude and missing:
-        lines.append(f"the importance matrix does not have {shown(missing[0])} and {len(missing) - 1} more")
-    return lines
-
-
-# ---- metadata
-
-
-def new_metadata(source: Source, request: Request, imatrix: ImportanceMatrix | None) -> dict[str, Any]:
-    """The source's, and what llama-quantize adds, in its order."""
-    metadata = {key: value for key, value in source.packed.items() if key not in SPLIT_KEYS}
-    kind = source.packed.get("general.file_type") if request.recipe == COPY else request.recipe.number
-    additions: list[tuple[str, Any]] = [("general.quantization_version", QUANTIZATION_VERSION)]
-    additions += [("general.file_type", kind)] if kind is not None else []
-    additions += [(key, like(source.packed.get(key), value)) for key, value in request.overrides]
-    if imatrix:
-        additions.append(("quantize.imatrix.file", request.imatrix))
-        additions += [("quantize.imatrix.dataset", imatrix.datasets[0])] if imatrix.datasets else []
-        additions.append(("quantize.imatrix.entries_count", len(imatrix.squares)))
-        additions += [("quantize.imatrix.chunks_count", imatrix.chunks)] if imatrix.chunks else []
-    for key, value in additions:
-        metadata.pop(key, None)
-        metadata[key] = packed(value)
-    return metadata
-
-
-def like(before: Any, value: Any) -> Any:
-    """A number in the type of the value that it replaces, if it fits; readers insist on types."""
-    if not isinstance(before, bytes) or isinstance(value, bool) or not isinstance(value, int | float):
-        return value
-    kind = int.from_bytes(before[:4], "little")
-    is_float = kind in (6, 12)
-    if kind not in SCALARS or kind == 7 or is_float != isinstance(value, float):
-        return value
-    try:
-        return Packed(before[:4] + SCALARS[kind].pack(value))
-    except struct.error:
-        return value
 
 
 def type_named(text: str) -> Recipe | None:
@@ -347,27 +97,6 @@ def parse_override(text: str) -> tuple[str, Any]:
     except (KeyError, ValueError):
         pass
     raise UsageError(f"--override-kv {shown(text)}: expected KEY=TYPE:VALUE, TYPE one of int, float, bool and str")
-
-
-def split_metadata(metadata: dict[str, Any], jobs: Sequence[Sequence[Job]]) -> list[dict[str, Any]]:
-    """Per file: the first has everything, all tell which one they are."""
-    if len(jobs) == 1:
-        return [metadata]
-    tensors = np.int32(sum(map(len, jobs)))
-    values = [(np.uint16(number), np.uint16(len(jobs)), tensors) for number in range(len(jobs))]
-    return [
-        (metadata if number == 0 else {}) | dict(zip(SPLIT_KEYS, map(packed, value), strict=True))
-        for number, value in enumerate(values)
-    ]
-
-
-def alignment(metadata: Mapping[str, Any]) -> int:
-    """Of the tensors in the file."""
-    value = metadata.get("general.alignment")
-    return 32 if value is None else int.from_bytes(packed(value)[4:8], "little")
-
-
-# ---- the work
 
 
 def check_output(plan: Plan, path: str, request: Request) -> list[str]:

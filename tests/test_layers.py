@@ -15,7 +15,7 @@ LAYERS = [
     ["localllm.cli"],
     ["localllm", "localllm.bench", "localllm.imatrix", "localllm.inspect_model"],
     ["localllm.perplexity", "localllm.quantize"],
-    ["localllm.api", "localllm.convert"],
+    ["localllm.api", "localllm.convert", "localllm.quantize_plan"],
     ["localllm.session"],
     ["localllm.generate"],
     ["localllm.chat_template"],

@@ -19,11 +19,13 @@ from conftest import ROOT
 from tiny_model import write_tiny_model
 
 from localllm import quantize as service
+from localllm import quantize_plan
 from localllm.cli.main import main
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.gguf_file import GGUFFile
 from localllm.gguf_writer import Output, write_gguf
-from localllm.quantize import CHUNK, COPY, Request, default_output, make_plan, open_source, parse_override, run
+from localllm.quantize import default_output, open_source, parse_override, run
+from localllm.quantize_plan import CHUNK, COPY, Request, make_plan
 from localllm.safe_file import SafeFile
 from localllm.source import row_count
 from localllm.widen import Widener, can_widen
@@ -161,11 +163,11 @@ def test_a_copy_is_the_same(tmp_path: Path):
 
 
 def test_again_and_with_other_threads_the_same_bytes(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(service, "CHUNK", 1 << 12)
+    monkeypatch.setattr(quantize_plan, "CHUNK", 1 << 12)
     write_model(tmp_path / "m.gguf")
     made = []
     for number, (threads, chunk) in enumerate([(1, 1 << 12), (3, 1 << 12), (3, 1 << 12), (2, CHUNK), (2, 1)]):
-        monkeypatch.setattr(service, "CHUNK", chunk)
+        monkeypatch.setattr(quantize_plan, "CHUNK", chunk)
         quantized(tmp_path / "m.gguf", tmp_path / f"{number}.gguf", "Q4_K_M", threads)
         made.append((tmp_path / f"{number}.gguf").read_bytes())
     assert len(set(made)) == 1
@@ -464,8 +466,8 @@ def test_a_limit_of_the_size(model: Path, tmp_path: Path):
 FATE = """
 import os, signal, sys
 from localllm.cli.main import main
-from localllm import quantize
-quantize.CHUNK = 1 << 12
+from localllm import quantize_plan
+quantize_plan.CHUNK = 1 << 12
 number, call = int(sys.argv[1]), int(sys.argv[2])
 def fatal(function):
     def call_or_die(*arguments, **named):

@@ -15,7 +15,8 @@ from localllm.cli.terminal import ProgressLine, exit_on_sigterm, is_terminal, sa
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.quantize import OnProgress, Plan, Recipe, Request
+    from localllm.quantize import OnProgress
+    from localllm.quantize_plan import Plan, Recipe, Request
 
 
 def flag(name: str, help: str) -> Callable[[options.Function], options.Function]:
@@ -75,6 +76,7 @@ def quantize(
     The new file appears when it is complete; until then a file of that name stays as it is.
     """
     from localllm import quantize as service
+    from localllm.quantize_plan import Request, make_plan
     from quant.recipes import Options
 
     exit_on_sigterm()
@@ -88,7 +90,7 @@ def quantize(
         patterns=service.parse_patterns(tensor_type),
     )
     overrides = [service.parse_override(text) for text in override_kv]
-    request = service.Request(
+    request = Request(
         recipe,
         chosen,
         imatrix,
@@ -99,7 +101,7 @@ def quantize(
         allow_requantize,
         strict,
     )
-    plan = service.make_plan(service.open_source(path), request)
+    plan = make_plan(service.open_source(path), request)
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
     target = target or service.default_output(path, recipe)
