@@ -117,7 +117,7 @@ def test_only_the_ratios_of_the_importance_count(name: str):
     assert np.array_equal(encode(name, MATRICES["normal"], np.zeros(COLUMNS, np.float32)), alike)
     half = np.where(np.arange(COLUMNS) < 256, 0, IMPORTANCE).astype(np.float32)  # whole blocks without any importance
     decoded = decode(name, encode(name, MATRICES["normal"], half))
-    assert error(MATRICES["normal"], decoded, None) < 0.2 * error(MATRICES["normal"], np.zeros(1), None)
+    assert error(MATRICES["normal"], decoded, None) < 0.3 * error(MATRICES["normal"], np.zeros(1), None)
 
 
 @pytest.mark.parametrize("name", CODES)
