@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 from localllm.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A shell lets its background jobs ignore Ctrl-C, which the programs that tests start would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
