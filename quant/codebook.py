@@ -20,7 +20,7 @@ from gguf import quants
 
 from quant.compiled import compiled, inlined
 from quant.half import SMALLEST_HALF, nearest_half
-from quant.normalize import column_importance, normalize
+from quant.normalize import normalize
 
 NEIGHBOURS = 16
 TURNS = 6
@@ -351,7 +351,7 @@ NO_SHIFT = np.zeros((1, 1), np.float32)
 
 def search(
     weights: np.ndarray,
-    importance: np.ndarray | None,
+    importance: np.ndarray,
     grid: str,
     targets: np.ndarray,
     groups: int,
@@ -361,7 +361,7 @@ def search(
     signed: bool = True,
     even: bool = False,
 ) -> Found:
-    """Searches all blocks of weights, float32 [rows, columns]; importance is float32 [columns] or None.
+    """Searches all blocks of weights, float32 [rows, columns]; importance is float32 [columns].
 
     grid: the format whose codebook is used
     targets: what the largest weight of a group may be divided by its scale, float32
@@ -382,9 +382,8 @@ def search(
         np.zeros((blocks, vectors), np.uint8),
         np.zeros((blocks, 32), np.uint8),
     )
-    usable = column_importance(importance, weights.shape[1], 256 // groups)
     largest = (2 << scale_bits) - 1
-    search_rows(weights, usable, book, targets, shifts, signed, even, largest, np.float32(factor), found)
+    search_rows(weights, importance, book, targets, shifts, signed, even, largest, np.float32(factor), found)
     return found
 
 

@@ -26,8 +26,8 @@ SHIFT = np.float32(0.125)
 TARGETS = np.array([1.1, 1.5, 2, 2.8], dtype=np.float32)
 
 
-def encode_iq1_s(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
-    """float32 [rows, columns] to uint8 [rows, columns / 256 * 50]; importance float32 [columns] or None."""
+def encode_iq1_s(weights: np.ndarray, importance: np.ndarray, out: np.ndarray) -> None:
+    """float32 [rows, columns] to uint8 [rows, columns / 256 * 50]; importance float32 [columns]."""
     shifts = np.array([[SHIFT], [-SHIFT]])
     found = search(weights, importance, "IQ1_S", TARGETS, groups=8, scale_bits=3, factor=1, shifts=shifts, signed=False)
     blocks, high = out.reshape(-1, 50), found.codes >> 8
@@ -39,8 +39,8 @@ def encode_iq1_s(weights: np.ndarray, importance: np.ndarray | None, out: np.nda
     blocks[:, 34:50] = fields.astype("<u2").view(np.uint8)
 
 
-def encode_iq1_m(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
-    """float32 [rows, columns] to uint8 [rows, columns / 256 * 56]; importance float32 [columns] or None."""
+def encode_iq1_m(weights: np.ndarray, importance: np.ndarray, out: np.ndarray) -> None:
+    """float32 [rows, columns] to uint8 [rows, columns / 256 * 56]; importance float32 [columns]."""
     shifts = np.array([[SHIFT, -SHIFT]])
     found = search(
         weights, importance, "IQ1_S", TARGETS, groups=16, scale_bits=3, factor=1, shifts=shifts, signed=False

@@ -30,8 +30,8 @@ from quant.codebook import half_bytes, pairs, search, signs_and_scales
 TARGETS = np.array([24, 30, 36, 41, 46, 53, 63, 80], dtype=np.float32)
 
 
-def encode_iq2_s(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
-    """float32 [rows, columns] to uint8 [rows, columns / 256 * 82]; importance float32 [columns] or None."""
+def encode_iq2_s(weights: np.ndarray, importance: np.ndarray, out: np.ndarray) -> None:
+    """float32 [rows, columns] to uint8 [rows, columns / 256 * 82]; importance float32 [columns]."""
     found = search(weights, importance, "IQ2_S", TARGETS, groups=16, scale_bits=4, factor=8)
     blocks, high = out.reshape(-1, 82), (found.codes >> 8).astype(np.uint8)
     blocks[:, :2] = half_bytes(found.d)
@@ -41,8 +41,8 @@ def encode_iq2_s(weights: np.ndarray, importance: np.ndarray | None, out: np.nda
     blocks[:, 74:82] = pairs(found.scales)
 
 
-def encode_iq2_xs(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
-    """float32 [rows, columns] to uint8 [rows, columns / 256 * 74]; importance float32 [columns] or None."""
+def encode_iq2_xs(weights: np.ndarray, importance: np.ndarray, out: np.ndarray) -> None:
+    """float32 [rows, columns] to uint8 [rows, columns / 256 * 74]; importance float32 [columns]."""
     found = search(weights, importance, "IQ2_XS", TARGETS, groups=16, scale_bits=4, factor=8, even=True)
     blocks = out.reshape(-1, 74)
     blocks[:, :2] = half_bytes(found.d)
@@ -50,8 +50,8 @@ def encode_iq2_xs(weights: np.ndarray, importance: np.ndarray | None, out: np.nd
     blocks[:, 66:74] = pairs(found.scales)
 
 
-def encode_iq2_xxs(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
-    """float32 [rows, columns] to uint8 [rows, columns / 256 * 66]; importance float32 [columns] or None."""
+def encode_iq2_xxs(weights: np.ndarray, importance: np.ndarray, out: np.ndarray) -> None:
+    """float32 [rows, columns] to uint8 [rows, columns / 256 * 66]; importance float32 [columns]."""
     found = search(weights, importance, "IQ2_XXS", TARGETS, groups=8, scale_bits=4, factor=8, even=True)
     blocks = out.reshape(-1, 66)
     blocks[:, :2] = half_bytes(found.d)

@@ -29,8 +29,8 @@ IQ3_S_TARGETS = np.array([8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18.5, 21], dtype
 IQ3_XXS_TARGETS = np.array([32, 36, 40, 44, 48, 52, 56, 60, 64, 68, 74, 84], dtype=np.float32)
 
 
-def encode_iq3_s(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
-    """float32 [rows, columns] to uint8 [rows, columns / 256 * 110]; importance float32 [columns] or None."""
+def encode_iq3_s(weights: np.ndarray, importance: np.ndarray, out: np.ndarray) -> None:
+    """float32 [rows, columns] to uint8 [rows, columns / 256 * 110]; importance float32 [columns]."""
     found = search(weights, importance, "IQ3_S", IQ3_S_TARGETS, groups=8, scale_bits=4, factor=1)
     blocks = out.reshape(-1, 110)
     blocks[:, :2] = half_bytes(found.d)
@@ -40,8 +40,8 @@ def encode_iq3_s(weights: np.ndarray, importance: np.ndarray | None, out: np.nda
     blocks[:, 106:110] = pairs(found.scales)
 
 
-def encode_iq3_xxs(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
-    """float32 [rows, columns] to uint8 [rows, columns / 256 * 98]; importance float32 [columns] or None."""
+def encode_iq3_xxs(weights: np.ndarray, importance: np.ndarray, out: np.ndarray) -> None:
+    """float32 [rows, columns] to uint8 [rows, columns / 256 * 98]; importance float32 [columns]."""
     found = search(weights, importance, "IQ3_XXS", IQ3_XXS_TARGETS, groups=8, scale_bits=4, factor=4, even=True)
     blocks = out.reshape(-1, 98)
     blocks[:, :2] = half_bytes(found.d)

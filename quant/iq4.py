@@ -28,7 +28,7 @@ import numpy as np
 
 from quant.compiled import compiled, inlined
 from quant.half import SMALLEST_HALF, nearest_half, put_half
-from quant.normalize import column_importance, normalize
+from quant.normalize import normalize
 
 VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 BORDERS = (VALUES[1:] + VALUES[:-1]) / 2
@@ -125,7 +125,8 @@ def store_codes(weights, inverse, out):
 
 
 @compiled
-def encode_iq4_nl_rows(weights, importance, out):
+def encode_iq4_nl(weights, importance, out):
+    """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 32 * 18]."""
     x = np.empty(32, np.float32)
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 32):
@@ -243,7 +244,8 @@ def store_super_block(x, unit, d, multiples, out):
 
 
 @compiled
-def encode_iq4_xs_rows(weights, importance, out):
+def encode_iq4_xs(weights, importance, out):
+    """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 136]."""
     x = np.empty(256, np.float32)
     scales, gains = np.empty((2, 8), np.float32), np.empty((2, 8), np.float32)
     multiples, best_multiples = np.zeros(8, np.int32), np.zeros(8, np.int32)
@@ -256,13 +258,3 @@ def encode_iq4_xs_rows(weights, importance, out):
             if unit > 0:
                 d = fit_super_block(x, w, unit, scales, gains, multiples, best_multiples)
             store_super_block(x, unit, d, best_multiples, out[row, 136 * block : 136 * block + 136])
-
-
-def encode_iq4_nl(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
-    """float32 [rows, columns] to uint8 [rows, columns / 32 * 18]; importance float32 [columns] or None."""
-    encode_iq4_nl_rows(weights, column_importance(importance, weights.shape[1], 32), out)
-
-
-def encode_iq4_xs(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
-    """float32 [rows, columns] to uint8 [rows, columns / 256 * 136]; importance float32 [columns] or None."""
-    encode_iq4_xs_rows(weights, column_importance(importance, weights.shape[1], 256), out)

@@ -14,7 +14,6 @@ those around it: one more does not cut off the largest weight, fewer serve the s
 import numpy as np
 
 from quant.compiled import compiled
-from quant.normalize import column_importance
 
 SIZES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
 BORDERS = (SIZES[1:] + SIZES[:-1]) / 2
@@ -86,13 +85,9 @@ def code(weight):
 
 
 @compiled
-def encode_rows(weights, importance, out):
+def encode_mxfp4(weights, importance, out):
+    """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 32 * 17]."""
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 32):
             part = slice(32 * block, 32 * block + 32)
             encode_block(weights[row, part], importance[part], out[row, 17 * block : 17 * block + 17])
-
-
-def encode_mxfp4(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
-    """float32 [rows, columns] to uint8 [rows, columns / 32 * 17]; importance float32 [columns] or None."""
-    encode_rows(weights, column_importance(importance, weights.shape[1], 32), out)

@@ -22,14 +22,3 @@ def normalize(weights, start, x):
     for i in range(x.size):
         x[i] = weights[start + i] * inverse
     return largest
-
-
-def column_importance(importance: np.ndarray | None, columns: int, block: int) -> np.ndarray:
-    """How much the squared error of each column counts, float32 [columns]: ones without `importance`.
-
-    Where no column of a block is important, all are: the error must not be nothing whatever the codes.
-    """
-    if importance is None:
-        return np.ones(columns, dtype=np.float32)
-    blocks = importance.reshape(-1, block)
-    return np.where(blocks.any(axis=1, keepdims=True), blocks, np.float32(1)).reshape(columns)

@@ -23,7 +23,7 @@ import numpy as np
 
 from quant.compiled import compiled
 from quant.half import nearest_half, put_half
-from quant.normalize import column_importance, normalize
+from quant.normalize import normalize
 
 # Borders tried first, in units of the root mean square: 0.6 is best for a normal distribution, more for heavy tails and
 # for rare weights among zeros.
@@ -100,7 +100,8 @@ def pack_digits(codes, bytes, digits, out):
 
 
 @compiled
-def encode_tq1_0_rows(weights, importance, out):
+def encode_tq1_0(weights, importance, out):
+    """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 54]."""
     x, codes = np.empty(256, np.float32), np.empty(256, np.int32)
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 256):
@@ -113,7 +114,8 @@ def encode_tq1_0_rows(weights, importance, out):
 
 
 @compiled
-def encode_tq2_0_rows(weights, importance, out):
+def encode_tq2_0(weights, importance, out):
+    """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 66]."""
     x, codes = np.empty(256, np.float32), np.empty(256, np.int32)
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 256):
@@ -124,13 +126,3 @@ def encode_tq2_0_rows(weights, importance, out):
                     four = codes[128 * half + i :]
                     bytes[32 * half + i] = four[0] | four[32] << 2 | four[64] << 4 | four[96] << 6
             put_half(bytes, 64, d)
-
-
-def encode_tq1_0(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
-    """float32 [rows, columns] to uint8 [rows, columns / 256 * 54]; importance float32 [columns] or None."""
-    encode_tq1_0_rows(weights, column_importance(importance, weights.shape[1], 256), out)
-
-
-def encode_tq2_0(weights: np.ndarray, importance: np.ndarray | None, out: np.ndarray) -> None:
-    """float32 [rows, columns] to uint8 [rows, columns / 256 * 66]; importance float32 [columns] or None."""
-    encode_tq2_0_rows(weights, column_importance(importance, weights.shape[1], 256), out)

@@ -4,20 +4,12 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, dequantize
 
+from quant import encode
 from quant.codebook import codebook
 from quant.formats import BY_NAME
-from quant.iq1 import encode_iq1_m, encode_iq1_s
-from quant.iq2 import encode_iq2_s, encode_iq2_xs, encode_iq2_xxs
-from quant.iq3 import encode_iq3_s, encode_iq3_xxs
 
 ENCODERS = {
-    "IQ1_S": encode_iq1_s,
-    "IQ1_M": encode_iq1_m,
-    "IQ2_XXS": encode_iq2_xxs,
-    "IQ2_XS": encode_iq2_xs,
-    "IQ2_S": encode_iq2_s,
-    "IQ3_XXS": encode_iq3_xxs,
-    "IQ3_S": encode_iq3_s,
+    name: encode.ENCODERS[name] for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 }
 
 every_format = pytest.mark.parametrize("name", ENCODERS)

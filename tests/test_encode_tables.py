@@ -6,18 +6,10 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, dequantize, quantize
 
+from quant import encode as encoding
 from quant.formats import BY_NAME
-from quant.iq4 import encode_iq4_nl, encode_iq4_xs
-from quant.mxfp4 import encode_mxfp4
-from quant.ternary import encode_tq1_0, encode_tq2_0
 
-ENCODERS = {
-    "IQ4_NL": encode_iq4_nl,
-    "IQ4_XS": encode_iq4_xs,
-    "MXFP4": encode_mxfp4,
-    "TQ1_0": encode_tq1_0,
-    "TQ2_0": encode_tq2_0,
-}
+ENCODERS = {name: encoding.ENCODERS[name] for name in ("IQ4_NL", "IQ4_XS", "MXFP4", "TQ1_0", "TQ2_0")}
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float64)
 MXFP4_VALUES = np.array([-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6])
 FLOAT16 = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)  # all of them that are >= 0
