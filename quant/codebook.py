@@ -20,7 +20,7 @@ from gguf import quants
 
 from quant.compiled import compiled, inlined
 from quant.half import SMALLEST_HALF, nearest_half
-from quant.normalize import normalize
+from quant.units import normalize
 
 NEIGHBOURS = 16
 TURNS = 6
@@ -317,7 +317,7 @@ def search_rows(weights, importance, book, targets, shifts, signed, even, larges
     for n in range(weights.shape[0] * blocks):
         row, start = n // blocks, n % blocks * 256
         w = importance[start : start + 256]
-        unit = normalize(weights[row], start, x)
+        unit = normalize(weights, row, start, 256, x)
         if unit == 0:
             continue
         if signed:

@@ -28,7 +28,7 @@ import numpy as np
 
 from quant.compiled import compiled, inlined
 from quant.half import SMALLEST_HALF, nearest_half, put_half
-from quant.normalize import normalize
+from quant.units import normalize
 
 VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 BORDERS = (VALUES[1:] + VALUES[:-1]) / 2
@@ -130,7 +130,7 @@ def encode_iq4_nl(weights, importance, out):
     x = np.empty(32, np.float32)
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 32):
-            unit = normalize(weights[row], 32 * block, x)
+            unit = normalize(weights, row, 32 * block, 32, x)
             d = fit_block(x, importance[32 * block : 32 * block + 32], unit) if unit > 0 else np.float32(0)
             bytes = out[row, 18 * block : 18 * block + 18]
             put_half(bytes, 0, d)
@@ -251,7 +251,7 @@ def encode_iq4_xs(weights, importance, out):
     multiples, best_multiples = np.zeros(8, np.int32), np.zeros(8, np.int32)
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 256):
-            unit = normalize(weights[row], 256 * block, x)
+            unit = normalize(weights, row, 256 * block, 256, x)
             w = importance[256 * block : 256 * block + 256]
             d = np.float32(0)
             best_multiples[:] = 0

@@ -9,7 +9,7 @@ import numpy as np
 from quant import affine
 from quant.compiled import compiled, inlined
 from quant.half import put_half
-from quant.units import largest_of, load, unit_of
+from quant.units import load_block
 
 f32 = np.float32
 BLOCKS, SIZE, BYTES, TOP, STEPS = 16, 16, 84, f32(3), f32(15)
@@ -33,10 +33,9 @@ def encode_q2_k(weights, importance, out):
         for block in range(weights.shape[1] // 256):
             into = out[row, block * BYTES : (block + 1) * BYTES]
             into[:] = 0
-            unit = unit_of(largest_of(weights, row, block * 256, 256))
+            unit = load_block(weights, importance, row, block * 256, 256, s)
             if unit == 0:
                 continue
-            load(weights, importance, row, block * 256, unit, s.x, s.weight)
             factor, low_factor = affine.search_super_block(s, TOP, STEPS, unit)
             for b in range(BLOCKS):
                 into[b] = np.uint8(s.best_k[b]) | np.uint8(s.best_m[b]) << 4

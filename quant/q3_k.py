@@ -12,7 +12,7 @@ import numpy as np
 from quant import symmetric
 from quant.compiled import compiled, inlined
 from quant.half import put_half
-from quant.units import largest_of, load, unit_of
+from quant.units import load_block
 
 f32 = np.float32
 BLOCKS, SIZE, BYTES, BOTTOM, TOP, STEPS = 16, 16, 110, f32(-4), f32(3), f32(32)
@@ -46,10 +46,9 @@ def encode_q3_k(weights, importance, out):
         for block in range(weights.shape[1] // 256):
             into = out[row, block * BYTES : (block + 1) * BYTES]
             into[:] = 0
-            unit = unit_of(largest_of(weights, row, block * 256, 256))
+            unit = load_block(weights, importance, row, block * 256, 256, s)
             if unit == 0:
                 continue
-            load(weights, importance, row, block * 256, unit, s.x, s.weight)
             factor = symmetric.search_super_block(s, SEARCH, unit)
             put_codes(s, into, factor)
             put_scales(into, 96, s.best_k)

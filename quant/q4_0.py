@@ -9,7 +9,7 @@ import numpy as np
 from quant import symmetric
 from quant.compiled import compiled, inlined
 from quant.half import put_half
-from quant.units import largest_of, load, unit_of
+from quant.units import load_block
 
 f32 = np.float32
 
@@ -24,11 +24,8 @@ def encode_rows(weights, importance, out, bits, block_bytes):
         for block in range(weights.shape[1] // 32):
             into = out[row, block * block_bytes : (block + 1) * block_bytes]
             into[:] = 0
-            unit = unit_of(largest_of(weights, row, block * 32, 32))
-            scale = f32(0)
-            if unit > 0:
-                load(weights, importance, row, block * 32, unit, s.x, s.weight)
-                scale = symmetric.search_plain_block(s, search, unit)
+            unit = load_block(weights, importance, row, block * 32, 32, s)
+            scale = symmetric.search_plain_block(s, search, unit) if unit > 0 else f32(0)
             put_half(into, 0, scale * unit)
             inverse = symmetric.inverse_of(scale)
             for i in range(32):

@@ -9,7 +9,7 @@ import numpy as np
 from quant import affine
 from quant.compiled import compiled, inlined
 from quant.half import put_half
-from quant.units import largest_of, load, unit_of
+from quant.units import load_block
 
 f32 = np.float32
 
@@ -22,10 +22,9 @@ def encode_rows(weights, importance, out, bits, block_bytes):
         for block in range(weights.shape[1] // 32):
             into = out[row, block * block_bytes : (block + 1) * block_bytes]
             into[:] = 0
-            unit = unit_of(largest_of(weights, row, block * 32, 32))
+            unit = load_block(weights, importance, row, block * 32, 32, s)
             if unit == 0:
                 continue
-            load(weights, importance, row, block * 32, unit, s.x, s.weight)
             scale, low = affine.search_plain_block(s, top, unit)
             put_half(into, 0, scale * unit)
             put_half(into, 2, low * unit)

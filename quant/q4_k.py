@@ -13,7 +13,7 @@ import numpy as np
 from quant import affine
 from quant.compiled import compiled, inlined
 from quant.half import put_half
-from quant.units import largest_of, load, unit_of
+from quant.units import load_block
 
 f32 = np.float32
 BLOCKS, SIZE, STEPS = 8, 32, f32(63)
@@ -51,10 +51,9 @@ def encode_rows(weights, importance, out, bits, block_bytes):
         for block in range(weights.shape[1] // 256):
             into = out[row, block * block_bytes : (block + 1) * block_bytes]
             into[:] = 0
-            unit = unit_of(largest_of(weights, row, block * 256, 256))
+            unit = load_block(weights, importance, row, block * 256, 256, s)
             if unit == 0:
                 continue
-            load(weights, importance, row, block * 256, unit, s.x, s.weight)
             factor, low_factor = affine.search_super_block(s, f32((1 << bits) - 1), STEPS, unit)
             put_half(into, 0, factor * unit)
             put_half(into, 2, low_factor * unit)

@@ -10,7 +10,7 @@ import numpy as np
 from quant import symmetric
 from quant.compiled import compiled, inlined
 from quant.half import put_half
-from quant.units import largest_of, load, unit_of
+from quant.units import load_block
 
 f32 = np.float32
 BLOCKS, SIZE, BYTES, BOTTOM, TOP = 16, 16, 210, f32(-32), f32(31)
@@ -37,10 +37,9 @@ def encode_q6_k(weights, importance, out):
         for block in range(weights.shape[1] // 256):
             into = out[row, block * BYTES : (block + 1) * BYTES]
             into[:] = 0
-            unit = unit_of(largest_of(weights, row, block * 256, 256))
+            unit = load_block(weights, importance, row, block * 256, 256, s)
             if unit == 0:
                 continue
-            load(weights, importance, row, block * 256, unit, s.x, s.weight)
             factor = symmetric.search_super_block(s, SEARCH, unit)
             put_codes(s, into, factor)
             for b in range(BLOCKS):

@@ -21,9 +21,9 @@ d / 2 do the rest.
 
 import numpy as np
 
-from quant.compiled import compiled
+from quant.compiled import compiled, inlined
 from quant.half import nearest_half, put_half
-from quant.normalize import normalize
+from quant.units import normalize
 
 # Borders tried first, in units of the root mean square: 0.6 is best for a normal distribution, more for heavy tails and
 # for rare weights among zeros.
@@ -77,9 +77,9 @@ def best_d(x, w, unit):
 
 
 @compiled
-def prepare(weights, importance, start, x, codes):
+def prepare(weights, importance, row, start, x, codes):
     """Fills `codes` with 0, 1, 2 for the 256 weights from `start` on, and returns d."""
-    unit = normalize(weights, start, x)
+    unit = normalize(weights, row, start, 256, x)
     d = best_d(x, importance[start : start + 256], unit) if unit > 0 else np.float32(0)
     border = d / unit * np.float32(0.5) if d > 0 else np.float32(2)
     for i in range(256):
@@ -87,7 +87,7 @@ def prepare(weights, importance, start, x, codes):
     return d
 
 
-@compiled
+@inlined
 def pack_digits(codes, bytes, digits, out):
     """Packs codes [digits, bytes] to one byte for each column."""
     for i in range(bytes):
@@ -99,30 +99,39 @@ def pack_digits(codes, bytes, digits, out):
         out[i] = (number * 256 + 242) // 243
 
 
-@compiled
-def encode_tq1_0(weights, importance, out):
-    """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 54]."""
+@inlined
+def pack_tq1_0(codes, out):
+    pack_digits(codes, 32, 5, out)
+    pack_digits(codes[160:], 16, 5, out[32:])
+    pack_digits(codes[240:], 4, 4, out[48:])
+
+
+@inlined
+def pack_tq2_0(codes, out):
+    for half in range(2):
+        for i in range(32):
+            four = codes[128 * half + i :]
+            out[32 * half + i] = four[0] | four[32] << 2 | four[64] << 4 | four[96] << 6
+
+
+@inlined
+def encode_rows(weights, importance, out, block_bytes, pack):
     x, codes = np.empty(256, np.float32), np.empty(256, np.int32)
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 256):
-            d = prepare(weights[row], importance, 256 * block, x, codes)
-            bytes = out[row, 54 * block : 54 * block + 54]
-            pack_digits(codes, 32, 5, bytes)
-            pack_digits(codes[160:], 16, 5, bytes[32:])
-            pack_digits(codes[240:], 4, 4, bytes[48:])
-            put_half(bytes, 52, d)
+            d = prepare(weights, importance, row, 256 * block, x, codes)
+            into = out[row, block_bytes * block : block_bytes * (block + 1)]
+            pack(codes, into)
+            put_half(into, block_bytes - 2, d)
+
+
+@compiled
+def encode_tq1_0(weights, importance, out):
+    """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 54]."""
+    encode_rows(weights, importance, out, 54, pack_tq1_0)
 
 
 @compiled
 def encode_tq2_0(weights, importance, out):
     """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 66]."""
-    x, codes = np.empty(256, np.float32), np.empty(256, np.int32)
-    for row in range(weights.shape[0]):
-        for block in range(weights.shape[1] // 256):
-            d = prepare(weights[row], importance, 256 * block, x, codes)
-            bytes = out[row, 66 * block : 66 * block + 66]
-            for half in range(2):
-                for i in range(32):
-                    four = codes[128 * half + i :]
-                    bytes[32 * half + i] = four[0] | four[32] << 2 | four[64] << 4 | four[96] << 6
-            put_half(bytes, 64, d)
+    encode_rows(weights, importance, out, 66, pack_tq2_0)

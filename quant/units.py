@@ -9,7 +9,7 @@ f32 = np.float32
 
 @inlined
 def largest_of(weights, row, start, count):
-    """The largest absolute value of some weights of a row."""
+    """The largest size of some weights of a row."""
     largest = f32(0)
     for i in range(start, start + count):
         largest = max(largest, abs(weights[row, i]))
@@ -25,12 +25,19 @@ def unit_of(largest):
 
 
 @inlined
-def load(weights, importance, row, start, unit, x, w):
-    """Copy weights in units and their importance to x and w, float32 [sub-blocks, size]."""
-    inverse = f32(1) / unit
-    flat_x, flat_w, source = x.reshape(-1), w.reshape(-1), weights[row, start : start + x.size]
-    for i in range(x.size):
-        flat_x[i] = source[i] * inverse
-    source = importance[start : start + x.size]
-    for i in range(x.size):
-        flat_w[i] = source[i]
+def normalize(weights, row, start, count, x):
+    """Copy weights of a row to x in units of unit_of the largest of them, which is returned. Zeros where that is 0."""
+    unit = unit_of(largest_of(weights, row, start, count))
+    inverse = f32(1) / unit if unit > 0 else f32(0)
+    for i in range(count):
+        x[i] = weights[row, start + i] * inverse
+    return unit
+
+
+@inlined
+def load_block(weights, importance, row, start, count, s):
+    """Copy weights of a row in units, which is returned, and their importance to a search's s.x and s.weight."""
+    flat = s.weight.reshape(-1)
+    for i in range(count):
+        flat[i] = importance[start + i]
+    return normalize(weights, row, start, count, s.x.reshape(-1))
