@@ -136,11 +136,11 @@ def test_prefill_of_small_batches_equals_decode_with_quantized_weights(shared, n
     assert prefill_against_steps(path, [1, 2, 7, 8, 9, 15, 16, 17, 127, 128], 640, 320) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q6_K"])
-def test_large_batches_lose_no_more_than_llama_cpp_does(shared, name):
-    """From 129 tokens on, activations are int8, as llama.cpp's always are: 4e-4 to 1e-3 there."""
+@pytest.mark.parametrize(("name", "bound"), [("Q4_0", 4e-4), ("Q8_0", 4e-4), ("Q6_K", 7e-4), ("Q4_K_M", 7e-4)])
+def test_large_batches_lose_no_more_than_llama_cpp_does(shared, name, bound):
+    """From 129 tokens on, activations are int8, as llama.cpp's always are: 3.1e-4, 3.1e-4, 6.9e-4, 6.8e-4 there."""
     path = shared / "goldens" / "quant" / f"llama-{name}.gguf"
-    assert prefill_against_steps(path, [129, 600], 640, 320) < 4e-4
+    assert prefill_against_steps(path, [129, 600], 640, 320) < bound
 
 
 # ---- a real model ---------------------------------------------------------------------------------------------------

@@ -11,8 +11,11 @@ from kernel_calls import GUARD, Scratch, caller, count, for_any_parts, normal, o
 
 from localllm.kernels import cpu
 from localllm.kernels.cpu.blocks import UNPACK
+from localllm.kernels.cpu.linear_quantized import FEW
 from localllm.kernels.cpu.quantized_formats import QUANTIZED
+from localllm.kernels.cpu.rescale import BYTE_OFFSET, span
 from localllm.kernels.target import cpu_features
+from quant.encode import encode
 from quant.formats import BY_NAME
 
 HAS_BF16 = "avx512bf16" in cpu_features()
@@ -258,7 +261,7 @@ def test_linear_bf16(call, tokens):
 
 
 def quantized(x: np.ndarray) -> list[np.ndarray]:
-    """The twin of `quantize`: high, low, scales, sums per 32 and 16, then those of the high plane as integers."""
+    """The twin of `quantize`: high, low, scales, sums per 32 and 16, those of the high plane as integers, excess."""
     blocks = x.reshape(len(x), x.shape[1] // 32, 32)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
     step = largest / np.float32(127 * 256)
@@ -276,7 +279,15 @@ def quantized(x: np.ndarray) -> list[np.ndarray]:
 
     planes = [plane.astype(np.int8).reshape(x.shape) for plane in (high, low)]
     scales = step[..., 0]
-    return [*planes, scales, scaled_sums(32), scaled_sums(16), sums(high, 32), sums(high, 16)]
+    return [
+        *planes,
+        scales,
+        scaled_sums(32),
+        scaled_sums(16),
+        sums(high, 32),
+        sums(high, 16),
+        sums(high, 32) * -BYTE_OFFSET,
+    ]
 
 
 def striped(plane: np.ndarray) -> np.ndarray:
@@ -323,14 +334,14 @@ def linear_quantized(call, name: str, data, rows: int, x: np.ndarray, precise_to
     """The product of a matrix with the quantized rows of x. Behind the tokens, activations hold garbage."""
     tokens, columns = x.shape
     sub_block = QUANTIZED[name].sub_block
-    high, low, scales, *sums = [np.concatenate([array, junk(8, array)]) for array in quantized(x)]
+    high, low, scales, *sums, excess = [np.concatenate([array, junk(8, array)]) for array in quantized(x)]
     high, low = striped(high), striped(low)
     y, scratch = output(tokens, rows), Scratch(cpu.LINEAR_SCRATCH)
     matrix = [data, data.nbytes // rows, rows, columns]
     which = sub_block == 16
     planes = [high, low, scales, sums[which], sums[2 + which]]
     target = [y, y.strides[0], count(precise_tokens)]
-    call(f"linear_quantized-{name}", parts, count(tokens), *matrix, *planes, *target, *scratch.arguments)
+    call(f"linear_quantized-{name}", parts, count(tokens), *matrix, *planes, *target, *scratch.arguments, excess)
     scratch.check()
     return written(y, tokens, rows)
 
@@ -346,6 +357,27 @@ def quantized_shapes(name: str) -> list[tuple[int, int]]:
     return [(1, 256), (5, 1536), (17, 512), (33, 768), (50, 2560)]
 
 
+def rescaled(call, name: str, data, rows: int, columns: int) -> np.ndarray:
+    """The weights that many tokens meet: products with the rows of the unit matrix, float32 [rows, columns]."""
+    return linear_quantized(call, name, data, rows, np.eye(columns, dtype=np.float32), 1, 1).T
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_weights_for_many_tokens(call, name):
+    """They are exact, or rounded to 8 bits in spans of 64 columns, as far as the span's largest weight allows."""
+    for rows, columns in quantized_shapes(name):
+        data, weights = random_matrix(name, rows, columns)
+        got = rescaled(call, name, data, rows, columns)
+        if span(QUANTIZED[name]) == 32:
+            np.testing.assert_allclose(got, weights, rtol=2e-7)
+            continue
+        spans = weights.reshape(rows, -1, 64)
+        unit = np.abs(spans).max(axis=2) / 126  # more if a format could hold larger weights than this span has
+        errors = got.reshape(spans.shape) - spans
+        assert (np.abs(errors).max(axis=2) <= 0.9 * unit).all()
+        assert spans.size < 10000 or (errors**2).mean() <= 1.4 * (unit**2).mean() / 12
+
+
 @pytest.mark.parametrize("tokens", BATCHES)
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_linear_quantized(call, name, tokens):
@@ -355,20 +387,20 @@ def test_linear_quantized(call, name, tokens):
         x = activations(tokens, columns)
         high, low, scales, *_ = quantized(x)
         scales = np.repeat(scales.astype(np.float64), 32, axis=1)
-        for precise_tokens, rounded in (
-            (tokens, 256.0 * high + low),
-            (1, 256.0 * high if tokens > 1 else 256.0 * high + low),
-        ):
+        both, upper = (256.0 * high + low) * scales, 256.0 * high * scales
+        fast = weights if tokens <= FEW else rescaled(call, name, data, rows, columns)
+        for precise_tokens, rounded, matrix in ((tokens, both, weights), (1, upper if tokens > 1 else both, fast)):
             arguments = (call, name, data, rows, x, precise_tokens)
             got = for_any_parts(lambda parts, arguments=arguments: linear_quantized(*arguments, parts))
-            assert tokens == 0 or product_error(got, rounded * scales, weights) < 1e-11
+            assert tokens == 0 or product_error(got, rounded, matrix) < 1e-11
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 9])
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_quantized_activations_are_good_enough(call, name, tokens):
     """Against the exact product: both planes to 1e-8, the high one alone to 1e-4. One token always takes both."""
-    data, weights = random_matrix(name, 256, 512)
+    data = encode(name, normal(256, 512))
+    weights = gguf.dequantize(data, getattr(gguf.GGMLQuantizationType, name))
     x = normal(tokens, 512)
     assert product_error(linear_quantized(call, name, data, 256, x, tokens, 1), x, weights) < 1e-8
     assert product_error(linear_quantized(call, name, data, 256, x, 1, 1), x, weights) < (1e-8 if tokens == 1 else 1e-4)

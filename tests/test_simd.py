@@ -5,6 +5,7 @@ from ctypes import CFUNCTYPE, c_int64, c_void_p, cast
 
 import numpy as np
 import pytest
+from llvmlite import ir
 from numba import njit
 
 from localllm.kernels import half, simd
@@ -590,7 +591,8 @@ def test_dot_product(variant, features, small, monkeypatch):
 
     @simd.operation(simd.i32x16, simd.i32x16, simd.u8x64, simd.u8x64)
     def dot(builder, accumulator, unsigned, signed):
-        unsigned = simd.below_128(builder, unsigned) if small else unsigned
+        if small:  # as LLVM is told
+            unsigned = builder.and_(unsigned, ir.Constant(simd.u8x64.llvm, [0x7F] * 64))
         return variant(builder, accumulator, unsigned, signed)
 
     def kernel(out, start, x, y):
@@ -604,6 +606,25 @@ def test_dot_product(variant, features, small, monkeypatch):
     products = unsigned.astype(np.int32) * signed.astype(np.int32)
     expected = (1000 * X).astype(np.int32) + products.reshape(16, 4).sum(axis=1)
     np.testing.assert_array_equal(result(np.int32, 16, kernel, 1000 * X, unsigned, signed), expected)
+
+
+@pytest.mark.parametrize("features", [{"avx2", "ssse3", "sse2"}, {"ssse3", "sse2"}])
+def test_dot_product_of_signed_bytes(features, monkeypatch):
+    pretend(features, monkeypatch)
+
+    @simd.operation(simd.i32x16, simd.i32x16, simd.u8x64, simd.u8x64)
+    def dot(builder, accumulator, x, y):
+        return simd.dot_signed_bytes(builder, accumulator, x, y)
+
+    def kernel(out, start, x, y):
+        accumulator = simd.int_f32x16(simd.load_f32x16(start))
+        simd.store_i32x16(out, dot(accumulator, simd.load_u8x64(x), simd.load_u8x64(y)))
+
+    x, y = random(np.int8, 64, 1), np.maximum(random(np.int8, 64, 2), -127)
+    x[:8], x[8:16], y[:4], y[4:8], y[8:12], y[12:16] = 127, -128, -127, 127, -127, 127
+    products = x.astype(np.int32) * y.astype(np.int32)
+    expected = (1000 * X).astype(np.int32) + products.reshape(16, 4).sum(axis=1)
+    np.testing.assert_array_equal(result(np.int32, 16, kernel, 1000 * X, x, y), expected)
 
 
 # ---- threads --------------------------------------------------------------------------------------------------------

@@ -96,8 +96,8 @@ def test_a_whole_model_agrees_with_the_reference(tmp_path):
     write_model(tmp_path / "model.gguf", SHAPES["tiny"], "Q4_K_M")
     ids = np.random.default_rng(0).integers(0, 500, 200).tolist()
     with localllm.open(tmp_path / "model.gguf") as model:
-        short, long = model.logits(ids[:60]), model.logits(ids)
         answer = "".join(model.generate(ids[:20], max_tokens=8, temperature=0))
+        short, long = model.logits(ids[:60]), model.logits(ids)
     with localllm.open(tmp_path / "model.gguf", backend="reference") as model:
         exact = model.logits(ids)
         assert answer == "".join(model.generate(ids[:20], max_tokens=8, temperature=0))

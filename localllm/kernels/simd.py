@@ -45,7 +45,7 @@ class VectorModel(models.PrimitiveModel):
 
 u8x8, u8x16, u8x32, u8x64 = (Vector(f"u8x{lanes}", I8, lanes) for lanes in (8, 16, 32, 64))
 i32x16 = Vector("i32x16", I32, 16)
-f32x8, f32x16 = Vector("f32x8", F32, 8), Vector("f32x16", F32, 16)
+f32x2, f32x8, f32x16 = (Vector(f"f32x{lanes}", F32, lanes) for lanes in (2, 8, 16))
 
 
 def llvm_call(builder, name, result, arguments):
@@ -66,6 +66,11 @@ def slice_of(builder, value, start, stop, step=1):
     return builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
+def shuffled(builder, x, y, order):
+    """The lanes `order` of two vectors."""
+    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(order)), [*order]))
+
+
 # x86's instructions for whole vectors: the feature that brings them, into how many parts 64 bytes go, LLVM's name
 MULTIPLY_BYTES = [
     ("avx512bw", 1, "llvm.x86.avx512.pmaddubs.w.512"),
@@ -77,6 +82,7 @@ MULTIPLY_WORDS = [
     ("avx2", 2, "llvm.x86.avx2.pmadd.wd"),
     ("sse2", 4, "llvm.x86.sse2.pmadd.wd"),
 ]
+SIGN_BYTES = [("avx2", 2, "llvm.x86.avx2.psign.b"), ("ssse3", 4, "llvm.x86.ssse3.psign.b.128")]
 SHUFFLE_BYTES = [
     ("avx512bw", 1, "llvm.x86.avx512.pshuf.b.512"),
     ("avx2", 2, "llvm.x86.avx2.pshuf.b"),
@@ -561,6 +567,12 @@ def make_gather_powers(stride, bias):
     return operation(f32x8, types.int64)(gather)
 
 
+@operation(f32x2, types.float32, types.float32)
+def pair_f32x2(builder, x, y):
+    pair = builder.insert_element(ir.Constant(f32x2.llvm, ir.Undefined), x, I32(0))
+    return builder.insert_element(pair, y, I32(1))
+
+
 @operation(f32x16, types.float32, types.float32)
 def pairs_f32x16(builder, x, y):
     """x, x, y, y, x, x, y, y, ..."""
@@ -713,13 +725,21 @@ def dot_bytes(builder, accumulator, unsigned, signed):
     """Pairs of bytes are multiplied and added to words of 16 bits, then pairs of words to 32.
 
     The words would saturate, so the highest bits of the unsigned bytes go their own way (-128 * 128 * 2 just fits).
-    LLVM leaves out the multiplication with what it knows to be zero: see `below_128`.
+    LLVM leaves out the multiplication with what it knows to be zero: see `splits_dot`.
     """
     for mask in (0x7F, 0x80):
         masked = builder.and_(unsigned, ir.Constant(u8x64.llvm, [mask] * 64))
         words = call_in_parts(builder, widest(MULTIPLY_BYTES), ir.VectorType(I16, 32), [masked, signed])
         accumulator = builder.add(accumulator, multiply_words(builder, words, constant_like(words, 1)))
     return accumulator
+
+
+def dot_signed_bytes(builder, accumulator, x, y):
+    """The same for signed bytes, those of y above -128, in half the work: sizes of x times y with the signs of x."""
+    sizes = llvm_call(builder, "llvm.abs.v64i8", u8x64.llvm, [x, ir.IntType(1)(0)])
+    y = call_in_parts(builder, widest(SIGN_BYTES), u8x64.llvm, [y, x])
+    pairs = call_in_parts(builder, widest(MULTIPLY_BYTES), ir.VectorType(I16, 32), [sizes, y])
+    return builder.add(accumulator, multiply_words(builder, pairs, constant_like(pairs, 1)))
 
 
 def dot_generic(builder, accumulator, unsigned, signed):
@@ -753,14 +773,9 @@ def dot_variant():
     return dot_bytes if widest(MULTIPLY_BYTES) else dot_generic
 
 
-def prefers_below_128():
-    """Whether dot products take half the work if the unsigned bytes are known to be below 128."""
+def splits_dot():
+    """Whether a dot product comes in two parts, of which one would do for signed bytes, or unsigned ones below 128."""
     return dot_variant() is dot_bytes
-
-
-def below_128(builder, codes):
-    """Let LLVM know that these bytes are, if that helps."""
-    return builder.and_(codes, ir.Constant(u8x64.llvm, [0x7F] * 64)) if prefers_below_128() else codes
 
 
 @operation(i32x16, i32x16, u8x64, u8x64)

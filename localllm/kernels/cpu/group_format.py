@@ -22,16 +22,11 @@ class GroupFormat(NamedTuple):
     sub_block: int  # weights that share a scale: 32 or 16
     group_bytes: int
     codes: Callable  # address -> four u8x64, striped
-    offset: int  # what the codes are too large by
+    offset: int  # what the codes are too large by; 0 for formats with minimums
+    largest: int  # code
     scales: Callable  # address -> f32x8, or f32x16 if sub_block is 16; in order
-    minimums: Callable | None = None  # address -> the same type; the offset is 0
+    minimums: Callable | None = None  # address -> the same type
     chunk: "ChunkFormat | None" = None
-    largest: int = 255  # code of a format with minimums; the others have some up to 2 * offset + 1
-
-    @property
-    def below_128(self) -> bool:
-        """Whether all codes are: some CPUs multiply these faster."""
-        return (2 * self.offset + 1 if self.offset else self.largest) < 128
 
 
 class ChunkFormat(NamedTuple):

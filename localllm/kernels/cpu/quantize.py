@@ -11,11 +11,13 @@ too large by: of both planes in float32, scaled, and of the high one as integers
 
 Arguments: 0 address of the token count, 1 x f32, 2 bytes between tokens of x, 3 columns (a multiple of 64),
 4 high int8 [tokens, columns], 5 low int8 [tokens, columns], 6 scales f32 [tokens, columns / 32],
-7 sums per 32 f32 [tokens, columns / 32], 8 sums per 16, 9 sums of the high plane per 32 int32, 10 the same per 16.
+7 sums per 32 f32 [tokens, columns / 32], 8 sums per 16, 9 sums of the high plane per 32 int32, 10 the same per 16,
+11 those per 32 times what the bytes of weights in prefill_fast.py are too large by, negative, int32.
 """
 
 from numba import float32
 
+from localllm.kernels.cpu.rescale import BYTE_OFFSET
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
     abs_f32x16,
@@ -86,3 +88,4 @@ def quantize(a, part, parts, thread):
         store_f32(argument(a, 6) + i * 4, step)
         store_f32(argument(a, 7) + i * 4, float32(first + second) * step)
         store_i32(argument(a, 9) + i * 4, first_high + second_high)
+        store_i32(argument(a, 11) + i * 4, (first_high + second_high) * -BYTE_OFFSET)

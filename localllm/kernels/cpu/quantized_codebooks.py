@@ -125,7 +125,7 @@ def signed(name, sub_block, group_bytes, grid, row, signs, scales):
             reflect(c3, signs_3(bits)),
         )
 
-    return GroupFormat(name, sub_block, group_bytes, codes, offset, scales)
+    return GroupFormat(name, sub_block, group_bytes, codes, offset, 2 * offset, scales)
 
 
 up_1, up_2, up_4 = (make_shift(u8x32, True, bits) for bits in (1, 2, 4))
@@ -356,12 +356,12 @@ def tq1_0_scales(address):
 
 
 CODEBOOKS = [
-    GroupFormat("IQ1_S", 32, 50, iq1_s_codes, IQ1_OFFSET, iq1_s_scales),
-    GroupFormat("IQ1_M", 16, 56, iq1_m_codes, IQ1_OFFSET, iq1_m_scales),
+    GroupFormat("IQ1_S", 32, 50, iq1_s_codes, IQ1_OFFSET, 2 * IQ1_OFFSET, iq1_s_scales),
+    GroupFormat("IQ1_M", 16, 56, iq1_m_codes, IQ1_OFFSET, 2 * IQ1_OFFSET, iq1_m_scales),
     signed("IQ2_XXS", 32, 66, IQ2_XXS_GRID, iq2_xxs_row, iq2_xxs_signs, iq2_xxs_scales),
     signed("IQ2_XS", 16, 74, IQ2_XS_GRID, iq2_xs_row, iq2_xs_signs, iq2_xs_scales),
     signed("IQ2_S", 16, 82, IQ2_S_GRID, iq2_s_row, iq2_s_signs, iq2_s_scales),
     signed("IQ3_XXS", 32, 98, IQ3_XXS_GRID, iq3_xxs_row, iq3_xxs_signs, iq3_xxs_scales),
     signed("IQ3_S", 32, 110, IQ3_S_GRID, iq3_s_row, iq3_s_signs, iq3_s_scales),
-    GroupFormat("TQ1_0", 32, 54, tq1_0_codes, 1, tq1_0_scales),
+    GroupFormat("TQ1_0", 32, 54, tq1_0_codes, 1, 2, tq1_0_scales),
 ]

@@ -39,9 +39,9 @@ from localllm.kernels.simd import (
     make_shift,
     make_shuffle,
     make_where,
-    prefers_below_128,
     splat_f32x8,
     splat_f32x16,
+    splits_dot,
     u8x16,
     u8x32,
     u8x64,
@@ -147,7 +147,7 @@ def q8_0_codes(address):
     )
 
 
-def blocks_of_32(name, block_bytes, codes_and_chunk, offset, minimum_at=0):
+def blocks_of_32(name, block_bytes, codes_and_chunk, offset, largest, minimum_at=0):
     """A format whose blocks hold 32 weights and begin with a float16 scale; some have a float16 minimum too."""
     codes, chunk = codes_and_chunk
     scales, minimums = make_gather_f16(block_bytes), make_gather_f16(block_bytes)
@@ -156,8 +156,8 @@ def blocks_of_32(name, block_bytes, codes_and_chunk, offset, minimum_at=0):
     scale = device(lambda address: load_f16(address))
     group_scales = device(lambda address: scales(address))
     return GroupFormat(
-        name, 32, 8 * block_bytes, codes, offset, group_scales, of_group,
-        ChunkFormat(block_bytes, chunk, scale, of_block), largest=31,
+        name, 32, 8 * block_bytes, codes, offset, largest, group_scales, of_group,
+        ChunkFormat(block_bytes, chunk, scale, of_block),
     )  # fmt: skip
 
 
@@ -174,6 +174,7 @@ mxfp4 = GroupFormat(
     136,
     mxfp4_codes,
     12,
+    24,
     device(lambda address: mxfp4_scales(address)),
     None,
     ChunkFormat(17, mxfp4_chunk, mxfp4_scale, None),
@@ -251,10 +252,9 @@ def q5_k_scales(address):
     return packed_scales(address + 4) * load_splat_f16x8(address)
 
 
+q4_k_small = GroupFormat("Q4_K", 32, 144, q4_k_small_codes, 0, 15, q5_k_scales, k_minimums)
 q4_k = (  # with AVX2, small codes are read at 12 GB/s by one core, others at 7
-    GroupFormat("Q4_K", 32, 144, q4_k_small_codes, 0, q5_k_scales, k_minimums, largest=15)
-    if prefers_below_128()
-    else GroupFormat("Q4_K", 32, 144, q4_k_codes, 0, q4_k_scales, k_minimums)
+    q4_k_small if splits_dot() else GroupFormat("Q4_K", 32, 144, q4_k_codes, 0, 240, q4_k_scales, k_minimums)
 )
 
 
@@ -279,9 +279,13 @@ def q2_k_codes(address):
 
 
 @device
+def q2_k_small_scales(address):
+    return float_i8x16(load_u8x16(address) & low_half()) * load_splat_f16x16(address + 80)
+
+
+@device
 def q2_k_scales(address):
-    scales = float_i8x16(load_u8x16(address) & low_half())
-    return scales * (load_splat_f16x16(address + 80) * quarters())
+    return q2_k_small_scales(address) * quarters()
 
 
 @device
@@ -289,17 +293,32 @@ def q2_k_minimums(address):
     return -float_i8x16(upper_half(load_u8x16(address)) & low_half()) * load_splat_f16x16(address + 82)
 
 
+def two_bit_codes(at):
+    """Codes from their places, shifted down."""
+
+    @device
+    def codes(address):
+        v = load_u8x64(address + at)
+        return (
+            down_plane(planes_0(v)) & two_bits(), down_plane(planes_1(v)) & two_bits(),
+            down_plane(planes_2(v)) & two_bits(), down_plane(planes_3(v)) & two_bits(),
+        )  # fmt: skip
+
+    return codes
+
+
+q3_k_low_codes = two_bit_codes(32)
 add_third_bit = make_where([1 << run for run in range(8) for _ in range(8)], 4)
 
 
 @device
 def q3_k_codes(address):
-    v = load_u8x64(address + 32)
+    c0, c1, c2, c3 = q3_k_low_codes(address)
     return (
-        add_third_bit(down_plane(planes_0(v)) & two_bits(), load_splat_8(address)),
-        add_third_bit(down_plane(planes_1(v)) & two_bits(), load_splat_8(address + 8)),
-        add_third_bit(down_plane(planes_2(v)) & two_bits(), load_splat_8(address + 16)),
-        add_third_bit(down_plane(planes_3(v)) & two_bits(), load_splat_8(address + 24)),
+        add_third_bit(c0, load_splat_8(address)),
+        add_third_bit(c1, load_splat_8(address + 8)),
+        add_third_bit(c2, load_splat_8(address + 16)),
+        add_third_bit(c3, load_splat_8(address + 24)),
     )
 
 
@@ -364,17 +383,6 @@ def iq4_xs_scales(address):
 
 
 @device
-def tq2_0_codes(address):
-    v = load_u8x64(address)
-    return (
-        down_plane(planes_0(v)) & two_bits(),
-        down_plane(planes_1(v)) & two_bits(),
-        down_plane(planes_2(v)) & two_bits(),
-        down_plane(planes_3(v)) & two_bits(),
-    )
-
-
-@device
 def tq2_0_scales(address):
     return load_splat_f16x8(address + 64)
 
@@ -382,20 +390,26 @@ def tq2_0_scales(address):
 QUANTIZED: dict[str, GroupFormat] = {
     row.name: row
     for row in [
-        blocks_of_32("Q4_0", 18, nibbles(2, 18), 8),
-        blocks_of_32("Q4_1", 20, nibbles(4, 20), 0, 2),
-        blocks_of_32("Q5_0", 22, fifth_bits(2, 22, nibbles(6, 22)), 16),
-        blocks_of_32("Q5_1", 24, fifth_bits(4, 24, nibbles(8, 24)), 0, 2),
-        blocks_of_32("Q8_0", 34, (q8_0_codes, q8_0_chunk), 128),
-        blocks_of_32("IQ4_NL", 18, looked_up(IQ4_VALUES, nibbles(2, 18)), 127),
+        blocks_of_32("Q4_0", 18, nibbles(2, 18), 8, 15),
+        blocks_of_32("Q4_1", 20, nibbles(4, 20), 0, 15, 2),
+        blocks_of_32("Q5_0", 22, fifth_bits(2, 22, nibbles(6, 22)), 16, 31),
+        blocks_of_32("Q5_1", 24, fifth_bits(4, 24, nibbles(8, 24)), 0, 31, 2),
+        blocks_of_32("Q8_0", 34, (q8_0_codes, q8_0_chunk), 128, 255),
+        blocks_of_32("IQ4_NL", 18, looked_up(IQ4_VALUES, nibbles(2, 18)), 127, 240),
         mxfp4,
-        GroupFormat("Q2_K", 16, 84, q2_k_codes, 0, q2_k_scales, q2_k_minimums),
-        GroupFormat("Q3_K", 16, 110, q3_k_codes, 4, q3_k_scales),
+        GroupFormat("Q2_K", 16, 84, q2_k_codes, 0, 192, q2_k_scales, q2_k_minimums),
+        GroupFormat("Q3_K", 16, 110, q3_k_codes, 4, 7, q3_k_scales),
         q4_k,
-        GroupFormat("Q5_K", 32, 176, q5_k_codes, 0, q5_k_scales, k_minimums, largest=31),
-        GroupFormat("Q6_K", 16, 210, q6_k_codes, 32, q6_k_scales),
-        GroupFormat("IQ4_XS", 32, 136, iq4_xs_codes, 127, iq4_xs_scales),
-        GroupFormat("TQ2_0", 32, 66, tq2_0_codes, 1, tq2_0_scales),
+        GroupFormat("Q5_K", 32, 176, q5_k_codes, 0, 31, q5_k_scales, k_minimums),
+        GroupFormat("Q6_K", 16, 210, q6_k_codes, 32, 63, q6_k_scales),
+        GroupFormat("IQ4_XS", 32, 136, iq4_xs_codes, 127, 240, iq4_xs_scales),
+        GroupFormat("TQ2_0", 32, 66, two_bit_codes(0), 1, 3, tq2_0_scales),
         *CODEBOOKS,
     ]
+}
+
+# What tiles unpack, if not the same: here no scale may hide in the codes.
+SMALL_CODES = {
+    "Q4_K": q4_k_small,
+    "Q2_K": GroupFormat("Q2_K", 16, 84, two_bit_codes(16), 0, 3, q2_k_small_scales, q2_k_minimums),
 }

@@ -16,6 +16,7 @@ from localllm.kernels.simd import (
     load_value,
     multiply_add,
     operation,
+    shuffled,
     slice_of,
     store_value,
     u8x64,
@@ -157,11 +158,6 @@ class Steps:
         if self.halves == 2:
             return [builder.fadd(*pair) for pair in halves]
         return [pair[row] for row in range(2) for pair in halves]
-
-
-def shuffled(builder, x, y, order):
-    """The lanes `order` of two vectors."""
-    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(order)), [*order]))
 
 
 def sums_of_lanes(builder, vectors):

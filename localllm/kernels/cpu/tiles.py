@@ -7,12 +7,13 @@ in registers. With 32 registers, 2 x 6 needs 8 loads for 12 dot products; 1 x 8 
 from llvmlite import ir
 from numba import float32, types
 
+from localllm.kernels.cpu.signature import device
 from localllm.kernels.simd import (
     F32,
     I32,
     I64,
     as_tuple,
-    below_128,
+    dot_signed_bytes,
     dot_variant,
     elements,
     f32x16,
@@ -21,7 +22,9 @@ from localllm.kernels.simd import (
     multiply_add,
     operation,
     splat_value,
+    splits_dot,
     store_value,
+    transpose_f32,
     u8x64,
 )
 from localllm.kernels.target import cpu_features
@@ -30,6 +33,8 @@ VECTORS, TOKENS = (2, 6) if "avx512f" in cpu_features() else (1, 4)
 ROWS = 16 * VECTORS
 int64 = types.int64
 ints, floats = types.UniTuple(i32x16, VECTORS * TOKENS), types.UniTuple(f32x16, VECTORS * TOKENS)
+GROUP_WORDS = [64 * q + 4 * word for q in range(4) for word in (0, 1)]  # a run's words in 256 striped columns
+CHUNK_WORDS = [16 * q + 4 * word for q in range(4) for word in (0, 1)]  # in 64
 PLACES = [(t, v) for t in range(TOKENS) for v in range(VECTORS)]
 
 
@@ -60,36 +65,40 @@ def times_256(builder, sums):
     return as_tuple(builder, [builder.shl(value, eight) for value in elements(builder, sums)])
 
 
-def make_start(offset):
-    """An intrinsic (sums, address, stride): adds -offset times the integer that each token has there.
-
-    With codes that are `offset` too large and the sum of a token's activations there, this takes back the excess.
-    """
-
-    @operation(ints, ints, int64, int64)
-    def start(builder, sums, x_sums, stride):
-        values = loads(builder, x_sums, stride, TOKENS, I32)
-        excess = [splat_value(builder, i32x16.llvm, builder.mul(value, I32(-offset))) for value in values]
-        sums = [builder.add(value, excess[t]) for value, (t, _) in zip(elements(builder, sums), PLACES, strict=True)]
-        return as_tuple(builder, sums)
-
-    return start
+@operation(ints, int64, int64)
+def start(builder, excess, stride):
+    """Sums that begin with the integers of the tokens at `excess`."""
+    values = loads(builder, excess, stride, TOKENS, I32)
+    values = [splat_value(builder, i32x16.llvm, value) for value in values]
+    return as_tuple(builder, [values[t] for t, _ in PLACES])
 
 
-def make_dots(words, small):
+def dot_below_128(builder, accumulator, codes, columns):
+    """The dot product with unsigned bytes below 128; LLVM is told that, if it helps."""
+    codes = builder.and_(codes, ir.Constant(u8x64.llvm, [0x7F] * 64)) if splits_dot() else codes
+    return dot_variant()(builder, accumulator, codes, columns)
+
+
+def dot_rescaled(builder, accumulator, codes, columns):
+    """The dot product with what rescale.py makes."""
+    if splits_dot():
+        return dot_signed_bytes(builder, accumulator, codes, columns)
+    return dot_variant()(builder, accumulator, codes, columns)
+
+
+def make_dots(words, dot):
     """An intrinsic (sums, w, bytes between vectors of w, x, bytes between tokens of x).
 
     Adds the products of `words`, which are byte offsets of 4 columns in x; w has them for 16 rows, 64 bytes a word.
-    `small`: all of w is below 128.
+    `dot` emits one product.
     """
 
     @operation(ints, ints, int64, int64, int64, int64)
     def dots(builder, sums, w, w_stride, x, x_stride):
-        sums, dot = elements(builder, sums), dot_variant()
+        sums = elements(builder, sums)
         ws, xs = addresses(builder, w, w_stride, VECTORS), addresses(builder, x, x_stride, TOKENS)
         for word in words:
             weights = [load_value(builder, builder.add(address, I64(16 * word)), u8x64.llvm) for address in ws]
-            weights = [below_128(builder, codes) if small else codes for codes in weights]
             for t, address in enumerate(xs):
                 columns = load_value(builder, builder.add(address, I64(word)), I32)
                 columns = builder.bitcast(splat_value(builder, i32x16.llvm, columns), u8x64.llvm)
@@ -113,18 +122,29 @@ def scaled(builder, totals, sums, s, s_stride, c, c_stride):
     return as_tuple(builder, totals)
 
 
-@operation(floats, floats, ints, int64, int64, int64, int64, int64, int64, int64)
-def scaled_from_minimum(builder, totals, sums, s, s_stride, c, c_stride, m, x_sums, sums_stride):
-    """The same with minimums of the rows at m: totals + (sums * s + m * (integers of the tokens at x_sums)) * c."""
-    rows, least = (loads(builder, address, s_stride, VECTORS, f32x16.llvm) for address in (s, m))
-    columns = [splat_value(builder, f32x16.llvm, value) for value in loads(builder, c, c_stride, TOKENS, F32)]
-    x_sums = [builder.sitofp(value, F32) for value in loads(builder, x_sums, sums_stride, TOKENS, I32)]
-    x_sums = [splat_value(builder, f32x16.llvm, value) for value in x_sums]
-    totals, sums = elements(builder, totals), elements(builder, sums)
-    for i, (t, v) in enumerate(PLACES):
-        product = builder.fmul(builder.sitofp(sums[i], f32x16.llvm), rows[v])
-        product = multiply_add(builder, least[v], x_sums[t], product)
-        totals[i] = multiply_add(builder, product, columns[t], totals[i])
+def make_times_columns(first):
+    """An intrinsic (totals, sums, c, stride): totals (not if it is the first) + sums * (scales of the tokens at c)."""
+
+    @operation(floats, floats, ints, int64, int64)
+    def times_columns(builder, totals, sums, c, c_stride):
+        columns = [splat_value(builder, f32x16.llvm, value) for value in loads(builder, c, c_stride, TOKENS, F32)]
+        totals, sums = elements(builder, totals), elements(builder, sums)
+        for i, (t, _) in enumerate(PLACES):
+            value = builder.sitofp(sums[i], f32x16.llvm)
+            totals[i] = (
+                builder.fmul(value, columns[t]) if first else multiply_add(builder, value, columns[t], totals[i])
+            )
+        return as_tuple(builder, totals)
+
+    return times_columns
+
+
+@operation(floats, floats, floats, int64, int64)
+def times_rows(builder, totals, products, s, s_stride):
+    """totals + products * (scales of the rows at s)."""
+    rows = loads(builder, s, s_stride, VECTORS, f32x16.llvm)
+    totals, products = elements(builder, totals), elements(builder, products)
+    totals = [multiply_add(builder, products[i], rows[v], totals[i]) for i, (_, v) in enumerate(PLACES)]
     return as_tuple(builder, totals)
 
 
@@ -158,3 +178,11 @@ def make_store_tile(vectors):
                 store_value(builder, builder.add(rows[t], I64(64 * v)), value)
 
     return store_tile
+
+
+@device
+def transpose_words(source, columns, target):
+    """[16][columns] words of 4 bytes to [columns rounded up to 16][16]; rows are `columns` rounded up to 16 apart."""
+    stride = (columns + 15) // 16 * 64
+    for i in range((columns + 15) // 16):
+        transpose_f32(source + i * 64, stride, target + i * 1024)

@@ -1,0 +1,151 @@
+"""A slab of a tile of rows with all tokens, for many of them: the high plane of the activations, rescaled weights.
+
+Scratch: the bytes, [vector][word][16 rows][4]; their scales, [vector][columns / span][16]; then 16 rows before they are
+transposed.
+"""
+
+from numba import types
+
+from localllm.kernels.cpu import SLAB
+from localllm.kernels.cpu.rescale import BYTE_OFFSET, make_rescale, span
+from localllm.kernels.cpu.signature import argument, device, inlined
+from localllm.kernels.cpu.tiles import (
+    CHUNK_WORDS,
+    GROUP_WORDS,
+    ROWS,
+    TOKENS,
+    VECTORS,
+    dot_rescaled,
+    load_tile,
+    make_dots,
+    make_store_tile,
+    make_times_columns,
+    start,
+    times_rows,
+    transpose_words,
+    zero_floats,
+    zero_ints,
+)
+from localllm.kernels.simd import f32x2, f32x8, f32x16, pair_f32x2, u8x64
+
+store_all, store_first = make_store_tile(VECTORS), make_store_tile(1)
+first, more = make_times_columns(True), make_times_columns(False)
+
+
+def make_unpack(format):
+    """Unpack a row to bytes [columns] and scales f32 [columns / span]."""
+    codes_of, scales, minimums = format.codes, format.scales, format.minimums or format.scales
+    vector = f32x8 if format.sub_block == 32 else f32x16
+    rescale = make_rescale(format, vector, types.UniTuple(u8x64, 4), 8)
+    group_bytes, skip, has_chunks = format.group_bytes, 1024 // span(format), format.chunk is not None
+    unpack_chunk = make_unpack_chunk(format) if has_chunks else None
+
+    @device
+    def unpack(w, columns, codes, s):
+        for _ in range(columns // 256):
+            rescale(codes_of(w), scales(w), minimums(w), codes, s)
+            w, codes, s = w + group_bytes, codes + 256, s + skip
+        if has_chunks:
+            for _ in range(columns % 256 // 64):
+                unpack_chunk(w, codes, s)
+                w, codes, s = w + group_bytes // 4, codes + 64, s + skip // 4
+
+    return unpack
+
+
+def make_unpack_chunk(format):
+    """The same for one chunk of 64 columns."""
+    codes_of, scale, block_bytes = format.chunk.codes, format.chunk.scale, format.chunk.block_bytes
+    minimum = format.chunk.minimum or scale
+    rescale = make_rescale(format, f32x2, types.UniTuple(u8x64, 1), 2)
+
+    @device
+    def unpack_chunk(w, codes, s):
+        scales = pair_f32x2(scale(w), scale(w + block_bytes))
+        rescale((codes_of(w),), scales, pair_f32x2(minimum(w), minimum(w + block_bytes)), codes, s)
+
+    return unpack_chunk
+
+
+def make_unpack_tile(format):
+    """Unpack a slab of ROWS rows to the scratch memory."""
+    unpack, group_bytes, columns_per_scale = make_unpack(format), format.group_bytes, span(format)
+    scale_bytes = 64 * SLAB // columns_per_scale
+
+    @device
+    def unpack_tile(a, tile, column, columns, scratch):
+        s = scratch + VECTORS * 16 * SLAB
+        codes_rows = s + VECTORS * scale_bytes
+        s_rows, row_bytes, last = codes_rows + 16 * SLAB, argument(a, 2), argument(a, 3) - 1
+        count = columns // columns_per_scale
+        stride = (count + 15) // 16 * 64
+        for v in range(VECTORS):
+            for i in range(16):
+                row = argument(a, 1) + min(tile * ROWS + v * 16 + i, last) * row_bytes + column // 256 * group_bytes
+                unpack(row, columns, codes_rows + i * columns, s_rows + i * stride)
+            transpose_words(codes_rows, columns // 4, scratch + v * 16 * SLAB)
+            transpose_words(s_rows, count, s + v * scale_bytes)
+
+    return unpack_tile
+
+
+def make_span(format, words):
+    """Multiply the columns that share a scale, in runs with words at these offsets, and add them to a tile's totals."""
+    dots, two_runs, s_stride = make_dots(words, dot_rescaled), span(format) == 64, 64 * SLAB // span(format)
+    is_signed = BYTE_OFFSET == 0
+
+    @inlined
+    def run(w, x, x_stride, n, stride):
+        return dots(zero_ints() if is_signed else start(n, stride), w, 16 * SLAB, x, x_stride)
+
+    @inlined
+    def product(totals, w, s, x, x_stride, c, n, stride):
+        products = first(totals, run(w, x, x_stride, n, stride), c, stride)
+        if two_runs:
+            products = more(products, run(w + 16 * 8, x + 8, x_stride, n + 4, stride), c + 4, stride)
+        return times_rows(totals, products, s, s_stride)
+
+    return product
+
+
+def make_tile(format):
+    """ROWS rows times TOKENS tokens over the columns of a slab."""
+    group, chunk, runs = make_span(format, GROUP_WORDS), make_span(format, CHUNK_WORDS), span(format) // 32
+    has_chunks = format.chunk is not None
+
+    @inlined
+    def tile(totals, columns, w, s, x, x_stride, c, n, stride):
+        for i in range(0, columns // 256 * 8, runs):
+            k = i // 8 * 256 + i % 8 * 8
+            totals = group(totals, w + 16 * k, s + i // runs * 64, x + k, x_stride, c + i * 4, n + i * 4, stride)
+        if has_chunks:
+            for i in range(columns // 256 * 8, columns // 32, runs):
+                k = i // 2 * 64 + i % 2 * 8
+                totals = chunk(totals, w + 16 * k, s + i // runs * 64, x + k, x_stride, c + i * 4, n + i * 4, stride)
+        return totals
+
+    return tile
+
+
+def make_fast_slab(format):
+    """A function (arguments of the kernel, tile, column, columns, tokens, scratch memory)."""
+    unpack_tile, product = make_unpack_tile(format), make_tile(format)
+
+    @device
+    def slab(a, tile, column, columns, tokens, scratch):
+        unpack_tile(a, tile, column, columns, scratch)
+        s, width, y_stride = scratch + VECTORS * 16 * SLAB, argument(a, 4), argument(a, 11)
+        whole, stride = argument(a, 3) - tile * ROWS > ROWS - 16, width // 8
+        for t in range(0, tokens, TOKENS):  # and up to TOKENS - 1 too many, whose results nobody reads
+            x, place = argument(a, 5) + t * width + column, t * stride + column // 8
+            y = argument(a, 10) + tile * ROWS * 4 + t * y_stride
+            totals = load_tile(y, y_stride) if column else zero_floats()
+            totals = product(
+                totals, columns, scratch, s, x, width, argument(a, 7) + place, argument(a, 15) + place, stride
+            )
+            if whole:
+                store_all(totals, y, y_stride)
+            else:
+                store_first(totals, y, y_stride)
+
+    return slab

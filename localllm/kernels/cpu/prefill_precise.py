@@ -1,0 +1,160 @@
+"""A slab of a tile of rows with all tokens, for few enough of them that both planes of the activations are multiplied.
+
+Scratch: the codes, [vector][word][16 rows][4]; their scales, [vector][sub-block][16]; their minimums; then 16 rows
+before they are transposed.
+"""
+
+from numba import float32
+
+from localllm.kernels.cpu import SLAB
+from localllm.kernels.cpu.signature import argument, device, inlined
+from localllm.kernels.cpu.tiles import (
+    CHUNK_WORDS,
+    GROUP_WORDS,
+    ROWS,
+    TOKENS,
+    VECTORS,
+    add_least,
+    dot_below_128,
+    load_tile,
+    make_dots,
+    make_store_tile,
+    scaled,
+    times_256,
+    transpose_words,
+    zero_floats,
+    zero_ints,
+)
+from localllm.kernels.simd import dot_variant, store_f32, store_f32x8, store_f32x16, store_u8x64
+
+store_all, store_first = make_store_tile(VECTORS), make_store_tile(1)
+
+
+def make_unpack(format):
+    """Unpack a row: codes to bytes [columns], scales and minimums to f32 [columns / sub-block]."""
+    codes_of, scales, minimums = format.codes, format.scales, format.minimums
+    store, skip = (store_f32x8, 32) if format.sub_block == 32 else (store_f32x16, 64)
+    group_bytes, chunk = format.group_bytes, format.chunk
+    chunk_codes, block_bytes = (chunk.codes, chunk.block_bytes) if chunk else (codes_of, 0)
+    block_scale, block_minimum = (chunk.scale, chunk.minimum) if chunk else (None, None)
+
+    @device
+    def unpack(w, columns, codes, s_out, m_out):
+        for _ in range(columns // 256):
+            c0, c1, c2, c3 = codes_of(w)
+            store_u8x64(codes, c0)
+            store_u8x64(codes + 64, c1)
+            store_u8x64(codes + 128, c2)
+            store_u8x64(codes + 192, c3)
+            store(s_out, scales(w))
+            if minimums is not None:
+                store(m_out, minimums(w))
+            w, codes, s_out, m_out = w + group_bytes, codes + 256, s_out + skip, m_out + skip
+        if block_scale is not None:
+            for _ in range(columns % 256 // 64):
+                store_u8x64(codes, chunk_codes(w))
+                for _ in range(2):
+                    store_f32(s_out, block_scale(w))
+                    if block_minimum is not None:
+                        store_f32(m_out, block_minimum(w))
+                    w, s_out, m_out = w + block_bytes, s_out + 4, m_out + 4
+                codes += 64
+
+    return unpack
+
+
+def make_unpack_tile(format):
+    """Unpack a slab of ROWS rows to the scratch memory."""
+    unpack, sub_block, group_bytes = make_unpack(format), format.sub_block, format.group_bytes
+    has_minimum, scale_bytes = format.minimums is not None, 64 * SLAB // sub_block
+
+    @device
+    def unpack_tile(a, tile, column, columns, scratch):
+        s, m = scratch + VECTORS * 16 * SLAB, scratch + VECTORS * (16 * SLAB + scale_bytes)
+        codes_rows = m + VECTORS * scale_bytes
+        s_rows, m_rows = codes_rows + 16 * SLAB, codes_rows + 16 * SLAB + scale_bytes
+        count, row_bytes, last = columns // sub_block, argument(a, 2), argument(a, 3) - 1
+        stride = (count + 15) // 16 * 64
+        for v in range(VECTORS):
+            for i in range(16):
+                row = argument(a, 1) + min(tile * ROWS + v * 16 + i, last) * row_bytes + column // 256 * group_bytes
+                unpack(row, columns, codes_rows + i * columns, s_rows + i * stride, m_rows + i * stride)
+            transpose_words(codes_rows, columns // 4, scratch + v * 16 * SLAB)
+            transpose_words(s_rows, count, s + v * scale_bytes)
+            if has_minimum:
+                transpose_words(m_rows, count, m + v * scale_bytes)
+
+    return unpack_tile
+
+
+def make_sub_block(format, words):
+    """Multiply one sub-block, whose words lie at these offsets, and add it to a tile's totals."""
+    dots, has_minimum = (
+        make_dots(words, dot_below_128 if format.largest < 128 else dot_variant()),
+        bool(format.minimums),
+    )
+    factor = float32(1.0 if has_minimum else -format.offset)
+
+    @inlined
+    def sub_block(totals, w, x, low, x_stride, s, m, s_stride, c, c_stride, n, n_stride):
+        sums = times_256(dots(zero_ints(), w, 16 * SLAB, x, x_stride))
+        sums = dots(sums, w, 16 * SLAB, low, x_stride)
+        totals = add_least(totals, factor, m if has_minimum else s, s_stride, n, n_stride)
+        return scaled(totals, sums, s, s_stride, c, c_stride)
+
+    return sub_block
+
+
+def make_tile(format):
+    """ROWS rows times TOKENS tokens over the columns of a slab."""
+    half = format.sub_block == 16
+    run = make_sub_block(format, GROUP_WORDS[:4] if half else GROUP_WORDS)
+    second_half, chunk_run = make_sub_block(format, GROUP_WORDS[4:]), make_sub_block(format, CHUNK_WORDS)
+    has_chunks = format.chunk is not None
+
+    @inlined
+    def tile(totals, columns, w, s, m, s_stride, x, low, x_stride, c, c_stride, n, n_stride):
+        for i in range(columns // 256 * 8):
+            k = i // 8 * 256 + i % 8 * 8
+            v, high, rest = w + 16 * k, x + k, low + k
+            totals = run(totals, v, high, rest, x_stride, s, m, s_stride, c, c_stride, n, n_stride)
+            s, m, n = s + 64, m + 64, n + 4
+            if half:
+                totals = second_half(totals, v, high, rest, x_stride, s, m, s_stride, c, c_stride, n, n_stride)
+                s, m, n = s + 64, m + 64, n + 4
+            c += 4
+        if has_chunks:
+            for i in range(columns // 256 * 8, columns // 32):
+                k = i // 2 * 64 + i % 2 * 8
+                v, high, rest = w + 16 * k, x + k, low + k
+                totals = chunk_run(totals, v, high, rest, x_stride, s, m, s_stride, c, c_stride, n, n_stride)
+                s, m, n, c = s + 64, m + 64, n + 4, c + 4
+        return totals
+
+    return tile
+
+
+def make_precise_slab(format):
+    """A function (arguments of the kernel, tile, column, columns, tokens, scratch memory)."""
+    unpack_tile, product, sub_block = make_unpack_tile(format), make_tile(format), format.sub_block
+    scale_bytes = 64 * SLAB // sub_block
+
+    @device
+    def slab(a, tile, column, columns, tokens, scratch):
+        unpack_tile(a, tile, column, columns, scratch)
+        s, m = scratch + VECTORS * 16 * SLAB, scratch + VECTORS * (16 * SLAB + scale_bytes)
+        width, y_stride, whole = argument(a, 4), argument(a, 11), argument(a, 3) - tile * ROWS > ROWS - 16
+        c_stride, n_stride = width // 8, width // sub_block * 4
+        for t in range(0, tokens, TOKENS):  # and up to TOKENS - 1 too many, whose results nobody reads
+            x, low = argument(a, 5) + t * width + column, argument(a, 6) + t * width + column
+            c = argument(a, 7) + t * c_stride + column // 8
+            n = argument(a, 8) + t * n_stride + column // sub_block * 4
+            y = argument(a, 10) + tile * ROWS * 4 + t * y_stride
+            totals = load_tile(y, y_stride) if column else zero_floats()
+            totals = product(totals, columns, scratch, s, m, scale_bytes, x, low, width, c, c_stride, n, n_stride)
+            if whole:
+                store_all(totals, y, y_stride)
+            else:
+                store_first(totals, y, y_stride)
+
+    return slab
