@@ -16,7 +16,7 @@ from localllm.api import tokenizer_of
 from localllm.arch import require_known
 from localllm.chunks import as_read
 from localllm.config import Config
-from localllm.engine.model import Engine
+from localllm.engine.model import PRECISE_TOKENS, Engine
 from localllm.engine.threads import usable_cores
 from localllm.errors import ModelError, UsageError
 from localllm.gguf_file import GGUFFile
@@ -24,7 +24,9 @@ from localllm.kernels.library import Progress
 from localllm.logits_file import Logits, LogitsWriter, pack, row_numbers, unpack
 from localllm.scores import Comparison, Prediction, divergence, log_sum_exp
 
-PIECE = 256  # tokens whose logits are held at once: 131 MB of them with a vocabulary of 128k
+# Tokens read at once. They are few enough to keep activations in 16 bits: what is measured is the file, not how larger
+# batches round. A piece's logits are 66 MB with a vocabulary of 128k.
+PIECE = PRECISE_TOKENS
 
 # Of a token, by its row: numbers out of its logits, float32 [vocab], and two more rows to work in.
 Score = Callable[[int, np.ndarray, np.ndarray], tuple[float, ...]]
@@ -82,7 +84,8 @@ class Reader:
     def _logits(self, chunk: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """What follows the tokens of a chunk's second half, piece by piece: the first one's place, and the logits."""
         ids, first, last = as_read(chunk, self.tokenizer), len(chunk) // 2, len(chunk) - 1
-        self._engine.forward(ids[:first], 0, "none")
+        for start in range(0, first, PIECE):
+            self._engine.forward(ids[start : min(start + PIECE, first)], start, "none")
         for start in range(first, last, PIECE):
             yield start, self._engine.forward(ids[start : min(start + PIECE, last)], start, "all")
 
