@@ -25,7 +25,7 @@ from localllm.gguf_writer import write_body
 from localllm.kernels.library import Progress
 from localllm.quantize_plan import COPY, Job, Plan, Request
 from localllm.safe_file import SafeFile, checked_target
-from localllm.source import GGUFSource, Source, SourceTensor
+from localllm.source import GGUFSource, Source, SourceTensor, row_count
 from localllm.widen import Widener, can_widen
 from quant.encode import encode
 from quant.formats import BY_NAME
@@ -33,6 +33,7 @@ from quant.recipes import RECIPES, Recipe, recipe_named
 
 TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)
 
+SAMPLES, SAMPLE_ROWS = 256, 16  # places and rows of each that tell the sizes of a matrix's columns
 OnProgress = Callable[[int, str], None]  # (weights done so far, tensor)
 
 
@@ -156,9 +157,15 @@ class Pipeline:
     def __init__(self, jobs: Sequence[Job], widener: Widener, threads: int):
         self._executor = ThreadPoolExecutor(threads, "quantize")
         self._ahead = threads + 2  # chunks
-        self._tasks = (partial(new_rows, widener, job, *rows) for job in jobs for rows in job.ranges())
+        self._tasks = (task for job in jobs for task in self._tasks_of(job, widener))
         self._queue: deque[Future[np.ndarray]] = deque()
         self._done = 0
+
+    def _tasks_of(self, job: Job, widener: Widener) -> Iterator[Callable[[], np.ndarray]]:
+        importance = job.importance
+        if importance is None and job.makes_logits:
+            importance = mean_squares(widener, job.tensor)
+        return (partial(new_rows, widener, job, importance, *rows) for rows in job.ranges())
 
     def pieces(self, job: Job, on_progress: OnProgress) -> Iterator[np.ndarray]:
         """The bytes of a tensor; of all tensors in order."""
@@ -176,19 +183,37 @@ class Pipeline:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-def new_rows(widener: Widener, job: Job, first: int, last: int) -> np.ndarray:
-    """Rows of the new tensor, as bytes. Raises ModelError if a weight is no finite number."""
+def new_rows(widener: Widener, job: Job, importance: np.ndarray | None, first: int, last: int) -> np.ndarray:
+    """Rows of the new tensor, as bytes; importance: float32 [matrices, columns]. Raises ModelError, see `widened`."""
     tensor = job.tensor
-    rows = tensor.rows(first, last)
     if job.is_copied and not can_widen(tensor.format):
-        return rows
-    weights = widener.widen(tensor.format, rows, tensor.shape[-1])
+        return tensor.rows(first, last)
+    weights = widened(widener, tensor, first, last)
+    if job.is_copied:
+        return tensor.rows(first, last)
+    return encode(job.format.name, weights, None if importance is None else importance[first // tensor.shape[-2]])
+
+
+def widened(widener: Widener, tensor: SourceTensor, first: int, last: int) -> np.ndarray:
+    """Some rows' weights, float32. Raises ModelError if one is no finite number."""
+    weights = widener.widen(tensor.format, tensor.rows(first, last), tensor.shape[-1])
     if not (np.isfinite(weights.max()) and np.isfinite(weights.min())):
         check_finite(tensor, weights, first)
-    if job.is_copied:
-        return rows
-    matrix = first // tensor.shape[-2] if job.importance is not None else 0
-    return encode(job.format.name, weights, None if job.importance is None else job.importance[matrix])
+    return weights
+
+
+def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
+    """Of a matrix's columns, float32 [1, columns]: an importance of columns where nobody has measured it.
+
+    For the matrix that makes the logits, since large weights meet large hidden states: SmolLM2 with its embedding in
+    IQ4_NL loses half as much (KL divergence 0.052 for 0.102); with its other matrices it loses more. Some rows suffice.
+    """
+    rows, columns = row_count(tensor.shape), tensor.shape[-1]
+    sums = np.zeros(columns)
+    for first in range(0, rows, max(SAMPLE_ROWS, rows // SAMPLES)):
+        weights = widened(widener, tensor, first, min(first + SAMPLE_ROWS, rows)).astype(np.float64)
+        sums += np.einsum("ij,ij->j", weights, weights)
+    return (sums / max(sums.max(), np.finfo(np.float64).tiny)).astype(np.float32).reshape(1, columns)
 
 
 def check_finite(tensor: SourceTensor, weights: np.ndarray, first: int) -> None:

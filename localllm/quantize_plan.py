@@ -48,6 +48,7 @@ class Job:
     format: Format  # of the new tensor
     wanted: str  # the format's name that the recipe gives; another if the rows do not fit it
     importance: np.ndarray | None = None  # float32 [matrices, columns]
+    makes_logits: bool = False  # and is to be searched
 
     @property
     def is_copied(self) -> bool:
@@ -167,7 +168,7 @@ def job_for(tensor: SourceTensor, planner: Planner, request: Request, imatrix: I
         and needs_importance(request.recipe, tensor.name, format.name)
     ):
         raise UsageError(f"{name} would become {format.name}, which needs an importance matrix (--imatrix) that has it")
-    return Job(tensor, format, choice.wanted, importance)
+    return Job(tensor, format, choice.wanted, importance, format.block > 1 and planner.makes_logits(tensor.name))
 
 
 def wanted_importance(request: Request) -> ImportanceMatrix | None:

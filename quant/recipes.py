@@ -358,6 +358,10 @@ class Planner:
             wanted = self.by_pattern(name) or (base if self.options.pure else self.by_rule(name, shape, role) or base)
         return Choice(fitting(wanted, shape[-1]), wanted)
 
+    def makes_logits(self, name: str) -> bool:
+        """Whether the last hidden states are multiplied with this matrix."""
+        return name == "output.weight" or (name == "token_embd.weight" and self.tied)
+
     def by_pattern(self, name: str) -> str:
         return next((format for pattern, format in self.options.patterns if pattern.search(name)), "")
 

@@ -120,7 +120,24 @@ def test_from_16_bits(dtype: str, model: Path, tmp_path: Path):
     for name, tensor in file.tensors.items():
         if tensor.format.name == "Q8_0":
             weights = values(half)[name].reshape(row_count(tensor.shape), -1)
-            np.testing.assert_array_equal(tensor.data.reshape(len(weights), -1), encode("Q8_0", weights))
+            importance = own_importance(weights) if name == "output.weight" else None
+            np.testing.assert_array_equal(tensor.data.reshape(len(weights), -1), encode("Q8_0", weights, importance))
+
+
+def own_importance(weights: np.ndarray) -> np.ndarray:
+    """The mean squares of a matrix's columns."""
+    return (weights.astype(np.float32) ** 2).mean(axis=0)
+
+
+def test_columns_of_the_matrix_that_makes_logits_count_by_their_weights(model: Path, tmp_path: Path):
+    """Also if it is the embedding; but not an embedding whose rows are only picked."""
+    output, embedding = "output.weight", "token_embd.weight"
+    tied = write_model(tmp_path / "tied.gguf", {name: array for name, array in arrays().items() if name != output})
+    for path, name, counts in ((model, output, True), (model, embedding, False), (tied, embedding, True)):
+        data = quantized(path, tmp_path / "x.gguf", "Q4_1", options=Options(pure=True)).tensors[name].data
+        weights = arrays()[name]
+        expected = encode("Q4_1", weights, own_importance(weights) if counts else None)
+        assert (data == expected).mean() > 0.99  # means are rounded in another order
 
 
 def test_metadata_is_kept_and_completed(model: Path, tmp_path: Path):
