@@ -70,6 +70,7 @@ def quantize(
     8 to 5 bits    Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0
     4 bits         Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL, IQ4_XS, MXFP4
     3 and 2 bits   Q3_K_L, Q3_K_M, Q3_K_S, Q2_K, Q2_K_S
+    with --imatrix IQ3_M, IQ3_S, IQ3_XS, IQ3_XXS, IQ2_M, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_M, IQ1_S
     ternary        TQ2_0, TQ1_0
     COPY           nothing is quantized
 
