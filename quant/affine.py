@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quant.compiled import compiled, inlined
-from quant.half import nearest_half
+from quant.half import nearest_half, put_half
+from quant.units import load_block
 
 f32 = np.float32
 ZERO, ONE, TWO, HUGE, TINY = f32(0), f32(1), f32(2), f32(3e38), f32(1e-6)
@@ -281,3 +282,20 @@ def best_shift(s, scale, low, top, unit):
         if error < least:
             best, least = shifted, error
     return best
+
+
+@inlined
+def encode_rows(weights, importance, out, block_bytes, blocks, size, top, steps, factors_at, put):
+    """Super-blocks with two float16 factors at a place; put(s, bytes, factor, low_factor) stores the rest."""
+    s = new_super_block(blocks, size)
+    for row in range(weights.shape[0]):
+        for block in range(weights.shape[1] // (blocks * size)):
+            into = out[row, block * block_bytes : (block + 1) * block_bytes]
+            into[:] = 0
+            unit = load_block(weights, importance, row, block * blocks * size, blocks * size, s)
+            if unit == 0:
+                continue
+            factor, low_factor = search_super_block(s, top, steps, unit)
+            put(s, into, factor, low_factor)
+            put_half(into, factors_at, factor * unit)
+            put_half(into, factors_at + 2, low_factor * unit)

@@ -11,11 +11,9 @@ import numpy as np
 
 from quant import symmetric
 from quant.compiled import compiled, inlined
-from quant.half import put_half
-from quant.units import load_block
 
 f32 = np.float32
-BLOCKS, SIZE, BYTES, BOTTOM, TOP, STEPS = 16, 16, 110, f32(-4), f32(3), f32(32)
+BLOCKS, SIZE, BOTTOM, TOP, STEPS = 16, 16, f32(-4), f32(3), f32(32)
 SEARCH = symmetric.Search(BOTTOM, TOP, 12, f32(-0.6), f32(0.45), refits=2, rounds=4, steps=STEPS, reach=1)
 
 
@@ -38,18 +36,13 @@ def put_codes(s, out, factor):
             out[32 + position // 128 * 32 + position % 32] |= (code & 3) << (position % 128 // 32 * 2)
 
 
+@inlined
+def put(s, out, factor):
+    put_codes(s, out, factor)
+    put_scales(out, 96, s.best_k)
+
+
 @compiled
 def encode_q3_k(weights, importance, out):
     """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 110]."""
-    s = symmetric.new_super_block(BLOCKS, SIZE, SEARCH)
-    for row in range(weights.shape[0]):
-        for block in range(weights.shape[1] // 256):
-            into = out[row, block * BYTES : (block + 1) * BYTES]
-            into[:] = 0
-            unit = load_block(weights, importance, row, block * 256, 256, s)
-            if unit == 0:
-                continue
-            factor = symmetric.search_super_block(s, SEARCH, unit)
-            put_codes(s, into, factor)
-            put_scales(into, 96, s.best_k)
-            put_half(into, 108, factor * unit)
+    symmetric.encode_rows(weights, importance, out, 110, BLOCKS, SIZE, SEARCH, put)

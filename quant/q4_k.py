@@ -12,8 +12,6 @@ import numpy as np
 
 from quant import affine
 from quant.compiled import compiled, inlined
-from quant.half import put_half
-from quant.units import load_block
 
 f32 = np.float32
 BLOCKS, SIZE, STEPS = 8, 32, f32(63)
@@ -45,29 +43,24 @@ def put_codes(s, out, start, bits, factor, low_factor):
 
 
 @inlined
-def encode_rows(weights, importance, out, bits, block_bytes):
-    s = affine.new_super_block(BLOCKS, SIZE)
-    for row in range(weights.shape[0]):
-        for block in range(weights.shape[1] // 256):
-            into = out[row, block * block_bytes : (block + 1) * block_bytes]
-            into[:] = 0
-            unit = load_block(weights, importance, row, block * 256, 256, s)
-            if unit == 0:
-                continue
-            factor, low_factor = affine.search_super_block(s, f32((1 << bits) - 1), STEPS, unit)
-            put_half(into, 0, factor * unit)
-            put_half(into, 2, low_factor * unit)
-            put_scales(into, 4, s.best_k, s.best_m)
-            put_codes(s, into, 16, bits, factor, low_factor)
+def put_q4_k(s, out, factor, low_factor):
+    put_scales(out, 4, s.best_k, s.best_m)
+    put_codes(s, out, 16, 4, factor, low_factor)
+
+
+@inlined
+def put_q5_k(s, out, factor, low_factor):
+    put_scales(out, 4, s.best_k, s.best_m)
+    put_codes(s, out, 16, 5, factor, low_factor)
 
 
 @compiled
 def encode_q4_k(weights, importance, out):
     """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 144]."""
-    encode_rows(weights, importance, out, 4, 144)
+    affine.encode_rows(weights, importance, out, 144, BLOCKS, SIZE, f32(15), STEPS, 0, put_q4_k)
 
 
 @compiled
 def encode_q5_k(weights, importance, out):
     """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 176]."""
-    encode_rows(weights, importance, out, 5, 176)
+    affine.encode_rows(weights, importance, out, 176, BLOCKS, SIZE, f32(31), STEPS, 0, put_q5_k)

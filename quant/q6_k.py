@@ -9,18 +9,17 @@ import numpy as np
 
 from quant import symmetric
 from quant.compiled import compiled, inlined
-from quant.half import put_half
-from quant.units import load_block
 
 f32 = np.float32
-BLOCKS, SIZE, BYTES, BOTTOM, TOP = 16, 16, 210, f32(-32), f32(31)
+BLOCKS, SIZE, BOTTOM, TOP = 16, 16, f32(-32), f32(31)
 # Integers k are so close that trying many of them finds more than a grid of free scales: 5 % of the error.
 SEARCH = symmetric.Search(BOTTOM, TOP, 8, f32(-0.6), f32(0.6), refits=1, rounds=2, steps=f32(128), reach=6)
 
 
 @inlined
-def put_codes(s, out, factor):
+def put(s, out, factor):
     for b in range(BLOCKS):
+        out[192 + b] = np.uint8(np.int8(s.best_k[b]))
         inverse = symmetric.inverse_of(factor * s.best_k[b])
         for i in range(SIZE):
             code = np.uint8(symmetric.nearest_code(s.x[b, i], inverse, BOTTOM, TOP) - BOTTOM)
@@ -32,16 +31,4 @@ def put_codes(s, out, factor):
 @compiled
 def encode_q6_k(weights, importance, out):
     """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 210]."""
-    s = symmetric.new_super_block(BLOCKS, SIZE, SEARCH)
-    for row in range(weights.shape[0]):
-        for block in range(weights.shape[1] // 256):
-            into = out[row, block * BYTES : (block + 1) * BYTES]
-            into[:] = 0
-            unit = load_block(weights, importance, row, block * 256, 256, s)
-            if unit == 0:
-                continue
-            factor = symmetric.search_super_block(s, SEARCH, unit)
-            put_codes(s, into, factor)
-            for b in range(BLOCKS):
-                into[192 + b] = np.uint8(np.int8(s.best_k[b]))
-            put_half(into, 208, factor * unit)
+    symmetric.encode_rows(weights, importance, out, 210, BLOCKS, SIZE, SEARCH, put)

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quant.compiled import compiled, inlined
-from quant.half import nearest_half
+from quant.half import nearest_half, put_half
+from quant.units import load_block
 
 f32 = np.float32
 ZERO, ONE, TWO, HUGE = f32(0), f32(1), f32(2), f32(3e38)
@@ -192,3 +193,19 @@ def search_super_block(s, search, unit):
             kx += s.k[b] * s.sum_wlx[b]
         factor = half_of(kx * inverse_of(kk), unit)
     return best_factor
+
+
+@inlined
+def encode_rows(weights, importance, out, block_bytes, blocks, size, search, put):
+    """Super-blocks that end with their factor, a float16; put(s, bytes, factor) stores the rest."""
+    s = new_super_block(blocks, size, search)
+    for row in range(weights.shape[0]):
+        for block in range(weights.shape[1] // (blocks * size)):
+            into = out[row, block * block_bytes : (block + 1) * block_bytes]
+            into[:] = 0
+            unit = load_block(weights, importance, row, block * blocks * size, blocks * size, s)
+            if unit == 0:
+                continue
+            factor = search_super_block(s, search, unit)
+            put(s, into, factor)
+            put_half(into, block_bytes - 2, factor * unit)
