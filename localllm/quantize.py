@@ -213,6 +213,7 @@ def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
     for first in range(0, rows, max(SAMPLE_ROWS, rows // SAMPLES)):
         weights = widened(widener, tensor, first, min(first + SAMPLE_ROWS, rows)).astype(np.float64)
         sums += np.einsum("ij,ij->j", weights, weights)
+        tensor.forget(first, min(first + SAMPLE_ROWS, rows))
     return (sums / max(sums.max(), np.finfo(np.float64).tiny)).astype(np.float32).reshape(1, columns)
 
 
