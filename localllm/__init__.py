@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from localllm.api import Model
     from localllm.api import open_model as open
-    from localllm.tokenizer import Tokenizer
+    from localllm.text.tokenizer import Tokenizer
 
     __version__: str
 
@@ -35,7 +35,11 @@ __all__ = [
     "open",
 ]
 
-_LAZY = {"open": "localllm.api:open_model", "Model": "localllm.api:Model", "Tokenizer": "localllm.tokenizer:Tokenizer"}
+_LAZY = {
+    "open": "localllm.api:open_model",
+    "Model": "localllm.api:Model",
+    "Tokenizer": "localllm.text.tokenizer:Tokenizer",
+}
 
 
 def builtin_model() -> "Path":

@@ -9,13 +9,13 @@ from typing import Any, Self
 import numpy as np
 
 from localllm.arch import require_known
-from localllm.config import Config
+from localllm.arch.config import Config
 from localllm.errors import ModelError, UsageError
-from localllm.generate import Generation, GenerationOptions
-from localllm.gguf_file import GGUFFile
-from localllm.sampling import SamplingOptions
-from localllm.session import Message, Session
-from localllm.tokenizer import Tokenizer
+from localllm.files.gguf_file import GGUFFile
+from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.sampling import SamplingOptions
+from localllm.generation.session import Message, Session
+from localllm.text.tokenizer import Tokenizer
 
 
 class Model:

@@ -22,7 +22,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from localllm.gguf_file import GGUFFile
+from localllm.files.gguf_file import GGUFFile
 from quant.encode import ENCODERS, encode
 from quant.formats import BY_NAME
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from localllm.tokenizer import Tokenizer
+from localllm.text.tokenizer import Tokenizer
 
 
 class FakeEngine:

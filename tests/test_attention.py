@@ -7,9 +7,9 @@ from kernel_calls import GUARD, Scratch, caller, count, for_any_parts, normal, o
 
 from localllm.cli import options
 from localllm.engine import cpu_builder
+from localllm.engine.kv_cache import KV_TYPES
 from localllm.kernels.cpu import attention, attention_many, cache_formats
 from localllm.kernels.cpu.tiles_f32 import ROWS as TILE
-from localllm.kv_cache import KV_TYPES
 
 NAMES = ["F32", "F16", "Q8_0"]
 SHAPES = [  # head dimension, key-value heads, query heads of each

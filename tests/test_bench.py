@@ -19,17 +19,17 @@ from fake_engine import FakeEngine
 from test_cli import ENVIRONMENT, PROGRAM, Terminal, posix
 from tiny_model import write_tiny_model
 
-from localllm import bench
 from localllm.arch import llama
+from localllm.arch.config import Config
 from localllm.arch.weights import Weights
-from localllm.bench import Bench, Costs, Course, Result, Test, plan
 from localllm.cli.bench import Numbers
-from localllm.config import Config
 from localllm.engine import bandwidth
 from localllm.engine.bandwidth import MemoryReader, read_bandwidth
 from localllm.errors import UsageError
-from localllm.gguf_file import GGUFFile
+from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.reference import Reference
+from localllm.services import bench
+from localllm.services.bench import Bench, Costs, Course, Result, Test, plan
 
 Test.__test__ = False  # type: ignore[attr-defined]  # no test case
 COSTS = Costs(weight_bytes=2_000_000, per_token=3_000_000, per_logits=1_000_000)

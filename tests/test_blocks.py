@@ -6,7 +6,7 @@ import pytest
 from gguf import GGMLQuantizationType, dequantize
 from numba import types
 
-from localllm.gguf_file import GGUFFile
+from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.cpu.blocks import UNPACK
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.simd import load_u8, store_f32

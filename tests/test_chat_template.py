@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from localllm import template_sandbox
-from localllm.chat_template import CHATML, PLAIN, ChatTemplate
 from localllm.errors import ModelError
-from localllm.tokenizer import Tokenizer
+from localllm.text import sandbox as template_sandbox
+from localllm.text.templates import CHATML, PLAIN, ChatTemplate
+from localllm.text.tokenizer import Tokenizer
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Hi"}
@@ -223,5 +223,5 @@ def test_the_real_models_template(shared):
 
 
 def test_importing_the_tokenizer_does_not_import_jinja():
-    program = "import sys, localllm.tokenizer; print('jinja2' in sys.modules)"
+    program = "import sys, localllm.text.tokenizer; print('jinja2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"

@@ -20,7 +20,7 @@ import localllm
 from localllm.cli import app, main, terminal
 from localllm.cli.run import whole_prompt
 from localllm.errors import UsageError
-from localllm.sampling import SamplingOptions
+from localllm.generation.sampling import SamplingOptions
 
 PROGRAM = [sys.executable, "-m", "localllm"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm"}

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from localllm.config import Config, Rope
+from localllm.arch.config import Config, Rope
 from localllm.errors import ModelError
 
 METADATA = {

@@ -28,9 +28,9 @@ from localllm.convert.pretokenizer_name import USUAL_NAMES, candidates, cut_by, 
 from localllm.convert.sentencepiece import read_sentencepiece
 from localllm.convert.vocabulary import vocabulary_metadata
 from localllm.errors import ModelError
-from localllm.gguf_file import GGUFFile
-from localllm.pretokenizers import PRETOKENIZERS
-from localllm.tokenizer import Tokenizer
+from localllm.files.gguf_file import GGUFFile
+from localllm.text.pretokenizers import PRETOKENIZERS
+from localllm.text.tokenizer import Tokenizer
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}

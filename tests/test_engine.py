@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tiny_model import HEADS, HIDDEN, KV_HEADS, WIDTH, write_tiny_model
 
-from localllm.config import Config
+from localllm.arch.config import Config
 from localllm.engine.model import Engine
 from localllm.errors import ContextError, MemoryLimitError, ModelError, UsageError
-from localllm.gguf_file import GGUFFile, Tensor
+from localllm.files.gguf_file import GGUFFile, Tensor
 from quant.formats import BY_NAME
 
 BACKENDS = ["cpu", "reference"]
@@ -372,9 +372,9 @@ def test_huge_vocabulary_in_metadata_is_refused_for_its_tensors(opened, file):
 MEMORY = """
 import sys
 from pathlib import Path
-from localllm.config import Config
+from localllm.arch.config import Config
 from localllm.engine.model import Engine
-from localllm.gguf_file import GGUFFile
+from localllm.files.gguf_file import GGUFFile
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

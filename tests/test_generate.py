@@ -6,9 +6,9 @@ from fake_engine import FakeEngine, saying
 from tiny_model import write_tiny_model
 
 from localllm.errors import ContextError, LocalllmError, UsageError
-from localllm.generate import CachedSequence, Generation, GenerationOptions, StopFilter
-from localllm.sampling import SamplingOptions
-from localllm.tokenizer import Tokenizer
+from localllm.generation.generate import CachedSequence, Generation, GenerationOptions, StopFilter
+from localllm.generation.sampling import SamplingOptions
+from localllm.text.tokenizer import Tokenizer
 
 GREEDY = SamplingOptions(temperature=0)
 

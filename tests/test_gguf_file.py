@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from localllm.errors import ModelError
-from localllm.gguf_file import GGUFFile
+from localllm.files.gguf_file import GGUFFile
 
 F32, Q8_0 = 0, 8  # formats
 U8, I32, U32, STRING, ARRAY, BOOL, U64 = 0, 5, 4, 8, 9, 7, 10  # value types
@@ -343,7 +343,7 @@ def test_refuses_a_file_without_permission(tmp_path, monkeypatch):
 
     path = tmp_path / "model.gguf"
     path.write_bytes(built())
-    monkeypatch.setattr("localllm.gguf_file.open", denied, raising=False)
+    monkeypatch.setattr("localllm.files.gguf_file.open", denied, raising=False)
     assert refusal(path) == f"{path}: no permission to read this file"
 
 

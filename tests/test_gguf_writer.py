@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from localllm.errors import LocalllmError
-from localllm.gguf_file import GGUFFile
-from localllm.gguf_writer import Output, Packed, packed, write_gguf
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf_writer import Output, Packed, packed, write_gguf
 from quant.formats import BY_NAME
 
 VALUES = {

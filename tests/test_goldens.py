@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.config import Config
+from localllm.arch.config import Config
 from localllm.engine.model import Engine
 from localllm.errors import ModelError
-from localllm.gguf_file import GGUFFile
+from localllm.files.gguf_file import GGUFFile
 from localllm.kernels import cpu
 from localllm.kernels.library import Library
-from localllm.tokenizer import Tokenizer
+from localllm.text.tokenizer import Tokenizer
 
 ARCHITECTURES = ["llama", "llama_bias", "llama_keylen", "llama_linear", "llama_ropefreqs", "llama_tied", "llama_yarn"]
 COMMON = [  # formats that people use

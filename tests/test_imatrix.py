@@ -12,16 +12,16 @@ import pytest
 from kernel_calls import caller, count, for_any_parts, normal, padded
 from tiny_model import LAYERS, WIDTH, exact, write_tiny_model
 
-from localllm import imatrix
-from localllm.chunks import cut, read_text
+from localllm.arch.config import Config
 from localllm.cli import main
-from localllm.config import Config
 from localllm.engine.model import Engine
 from localllm.errors import LocalllmError, ModelError, UsageError
-from localllm.gguf_file import GGUFFile
-from localllm.imatrix import Collector, merge
-from localllm.imatrix_file import ImportanceMatrix, Squares, load_imatrix, read_imatrix, write_imatrix
-from localllm.tokenizer import Tokenizer
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.imatrix_file import ImportanceMatrix, Squares, load_imatrix, read_imatrix, write_imatrix
+from localllm.services import imatrix
+from localllm.services.chunks import cut, read_text
+from localllm.services.imatrix import Collector, merge
+from localllm.text.tokenizer import Tokenizer
 
 TEXT = " ".join(f"hello world {number}, wor rld" for number in range(60))
 SIZE = 40

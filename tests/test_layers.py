@@ -13,24 +13,12 @@ from conftest import ROOT
 LAYERS = [
     ["localllm.__main__"],
     ["localllm.cli"],
-    ["localllm", "localllm.bench", "localllm.imatrix", "localllm.inspect_model"],
-    ["localllm.perplexity", "localllm.quantize"],
-    ["localllm.api", "localllm.convert", "localllm.quantize_plan"],
-    ["localllm.session"],
-    ["localllm.generate"],
-    ["localllm.chat_template"],
-    ["localllm.chunks", "localllm.logits_file", "localllm.scores"],
-    ["localllm.engine", "localllm.sampling", "localllm.speculate", "localllm.tokenizer"],
-    ["localllm.template_sandbox", "localllm.subwords"],
-    ["localllm.vocabulary"],
-    ["localllm.pretokenizers"],
-    ["localllm.arch", "localllm.kv_cache"],
-    ["localllm.config"],
-    ["localllm.widen"],
-    ["localllm.kernels"],
-    ["localllm.imatrix_file", "localllm.source"],
-    ["localllm.gguf_file", "localllm.gguf_writer"],
-    ["localllm.gguf_header", "localllm.safe_file"],
+    ["localllm", "localllm.services"],
+    ["localllm.api", "localllm.convert"],
+    ["localllm.generation"],
+    ["localllm.engine", "localllm.text"],
+    ["localllm.arch", "localllm.kernels"],
+    ["localllm.files"],
     ["localllm.errors"],
     ["quant"],
 ]
@@ -90,10 +78,10 @@ def test_imports_go_downward():
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("localllm.sampling", "from localllm import session"),
+        ("localllm.generation.sampling", "from localllm import api"),
         ("localllm.kernels.reference", "def build():\n    import localllm.engine.tape"),
-        ("localllm.tokenizer", "from .engine.model import Engine"),
-        ("localllm.session", "from localllm import open"),
+        ("localllm.text.tokenizer", "from ..engine.model import Engine"),
+        ("localllm.generation.session", "from localllm import open"),
         ("quant.formats", "from localllm.errors import ModelError"),
     ],
 )
@@ -112,7 +100,7 @@ def test_only_the_command_line_prints():
 
 @pytest.mark.parametrize("source", ["print(1)", "import sys\nsys.stdout.write('')", "from sys import stdout"])
 def test_printing_is_seen(source: str):
-    assert len(prints("localllm.session", source)) == 1
+    assert len(prints("localllm.generation.session", source)) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from localllm.gguf_file import GGUFFile
+from localllm.files.gguf_file import GGUFFile
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from make_synthetic import MIXES, SHAPES, format_of, planned, vocabulary, write_model

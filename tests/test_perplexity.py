@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from tiny_model import exact, write_tiny_model
 
-from localllm import logits_file, perplexity
-from localllm.chunks import as_read, cut, read_text
+from localllm.arch.config import Config
 from localllm.cli import main
 from localllm.cli.remaining import duration
-from localllm.config import Config
 from localllm.engine.model import Engine
 from localllm.errors import LocalllmError, ModelError, UsageError
-from localllm.gguf_file import GGUFFile
-from localllm.logits_file import Logits, LogitsWriter, pack, row_numbers, scored, unpack
-from localllm.perplexity import Reader
-from localllm.scores import Comparison, Prediction, divergence, log_sum_exp
+from localllm.files import logits_file, perplexity
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, scored, unpack
+from localllm.services.chunks import as_read, cut, read_text
+from localllm.services.perplexity import Reader
+from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
 
 TEXT = " ".join(f"hello world {number}, wor rld" for number in range(60))
 SIZE = 40

@@ -18,17 +18,17 @@ import pytest
 from conftest import ROOT
 from tiny_model import write_tiny_model
 
-from localllm import quantize as service
-from localllm import quantize_plan
 from localllm.cli.main import main
 from localllm.errors import LocalllmError, ModelError, UsageError
-from localllm.gguf_file import GGUFFile
-from localllm.gguf_writer import Output, write_gguf
-from localllm.quantize import default_output, open_source, parse_override, run
-from localllm.quantize_plan import CHUNK, COPY, Request, make_plan
-from localllm.safe_file import SafeFile
-from localllm.source import row_count
-from localllm.widen import Widener, can_widen
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf_writer import Output, write_gguf
+from localllm.files.safe_file import SafeFile
+from localllm.files.source import row_count
+from localllm.kernels.widen import Widener, can_widen
+from localllm.services import quantize as service
+from localllm.services import quantize_plan
+from localllm.services.quantize import default_output, open_source, parse_override, run
+from localllm.services.quantize_plan import CHUNK, COPY, Request, make_plan
 from quant.encode import ENCODERS, encode
 from quant.formats import BY_NAME, FORMATS
 from quant.recipes import RECIPES, Options
@@ -484,7 +484,7 @@ def test_a_limit_of_the_size(model: Path, tmp_path: Path):
 FATE = """
 import os, signal, sys
 from localllm.cli.main import main
-from localllm import quantize_plan
+from localllm.services import quantize_plan
 quantize_plan.CHUNK = 1 << 12
 number, call = int(sys.argv[1]), int(sys.argv[2])
 def fatal(function):

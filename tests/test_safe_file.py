@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from localllm import safe_file
 from localllm.errors import LocalllmError, UsageError
-from localllm.safe_file import SafeFile, checked_target
+from localllm.files import safe_file
+from localllm.files.safe_file import SafeFile, checked_target
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 
@@ -91,7 +91,7 @@ def test_a_limit_of_the_size(tmp_path: Path):
 
 KILLED = """
 import os, signal, sys
-from localllm.safe_file import SafeFile
+from localllm.files.safe_file import SafeFile
 function, call = sys.argv[2], int(sys.argv[3])
 real = getattr(os, function)
 def deadly(*arguments, **named):

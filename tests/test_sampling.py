@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.sampling import (
+from localllm.generation.sampling import (
     PENALTY_WINDOW,
     Sampler,
     SamplingOptions,

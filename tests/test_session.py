@@ -9,10 +9,10 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
-from localllm.generate import GenerationOptions
-from localllm.sampling import SamplingOptions
-from localllm.session import Session
-from localllm.tokenizer import Tokenizer
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.sampling import SamplingOptions
+from localllm.generation.session import Session
+from localllm.text.tokenizer import Tokenizer
 
 GREEDY = GenerationOptions(sampling=SamplingOptions(temperature=0))
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from localllm.errors import ModelError, UsageError
-from localllm.pretokenizers import PRETOKENIZERS
-from localllm.subwords import _regular_expressions, merge
-from localllm.tokenizer import Tokenizer
+from localllm.text.pretokenizers import PRETOKENIZERS
+from localllm.text.subwords import _regular_expressions, merge
+from localllm.text.tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 VOCABULARIES = ["deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "starcoder"]
@@ -403,6 +403,6 @@ def test_from_file_reads_a_vocabulary_without_tensors(tmp_path: Path):
 
 
 def test_importing_the_tokenizer_is_light():
-    program = "import sys, localllm.tokenizer; print(sorted({'jinja2', 'numba', 'tokenizers'} & set(sys.modules)))"
+    program = "import sys, localllm.text.tokenizer; print(sorted({'jinja2', 'numba', 'tokenizers'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"

@@ -5,9 +5,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from localllm.config import Config
+from localllm.arch.config import Config
 from localllm.errors import ModelError
-from localllm.gguf_header import shown
+from localllm.files.gguf_header import shown
 
 ARCHITECTURES = {"llama": "llama"}
 

@@ -4,8 +4,8 @@ form. A verb leaves its arguments as they are, except `rope`, which may overwrit
 
 from typing import Any, Protocol
 
+from localllm.arch.config import Config
 from localllm.arch.weights import Weight
-from localllm.config import Config
 
 Activation = Any
 

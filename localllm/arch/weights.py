@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from localllm.errors import ModelError
-from localllm.gguf_file import Tensor
+from localllm.files.gguf_file import Tensor
 
 
 @dataclass(frozen=True, eq=False)

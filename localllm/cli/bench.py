@@ -15,7 +15,7 @@ from localllm.cli.terminal import ProgressLine, is_terminal, write
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.bench import Result
+    from localllm.services.bench import Result
 
 COLUMNS = ("test", "threads", "tokens/s", "arithmetic", "weights read")
 
@@ -83,7 +83,7 @@ def bench(
     """
     if as_markdown and as_json:
         raise UsageError("--md and --json exclude each other")
-    from localllm import bench as service
+    from localllm.services import bench as service
 
     tests, line = service.plan(prompt, generate, combined, depth), ProgressLine()
     results: list[Result] = []

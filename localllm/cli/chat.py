@@ -14,7 +14,7 @@ from localllm.errors import LocalllmError
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generate import GenerationOptions
+    from localllm.generation.generate import GenerationOptions
 
 HELP = """\
 /help            show this

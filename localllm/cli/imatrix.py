@@ -10,7 +10,7 @@ from localllm.cli.terminal import ProgressLine, dim, say
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.imatrix import Collector
+    from localllm.services.imatrix import Collector
 
 
 @click.command()
@@ -44,8 +44,8 @@ def imatrix(
         raise UsageError("there is no model: name one, and texts, or files to merge with --in-file")
     if model is not None and not texts:
         raise UsageError("there is no text: name a file")
-    from localllm import imatrix as service
-    from localllm.imatrix_file import write_imatrix
+    from localllm.files.imatrix_file import write_imatrix
+    from localllm.services import imatrix as service
 
     merged = service.merge(in_files) if in_files else None
     if model is None:

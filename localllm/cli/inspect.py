@@ -18,7 +18,7 @@ def inspect(model: str, as_json: bool) -> None:
 
     Its architecture, sizes, formats, vocabulary, and the memory that it needs; with --json, every tensor too.
     """
-    from localllm.inspect_model import inspect_model
+    from localllm.services.inspect import inspect_model
 
     facts = inspect_model(model)
     if as_json:

@@ -9,7 +9,7 @@ from localllm.cli.terminal import ProgressLine, say
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generate import GenerationOptions
+    from localllm.generation.generate import GenerationOptions
 
 Function = Callable[..., Any]
 
@@ -64,8 +64,8 @@ def generation_options(
     on_progress: Callable[[int, int], None], max_tokens: int | None, stop: tuple[str, ...], **sampling: Any
 ) -> "GenerationOptions":
     """What the options of `generation` say, checked; `on_progress` hears of the prefill. Raises UsageError."""
-    from localllm.generate import GenerationOptions
-    from localllm.sampling import SamplingOptions
+    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.sampling import SamplingOptions
 
     given = {name: value for name, value in sampling.items() if value is not None}
     return GenerationOptions(None if max_tokens == -1 else max_tokens, stop, SamplingOptions(**given), on_progress)

@@ -13,7 +13,7 @@ from localllm.cli.terminal import ProgressLine, say, write
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.scores import Prediction
+    from localllm.services.scores import Prediction
 
 PERCENTILES = ("99.9", "99", "95", "90", "75", "50", "25", "10", "5", "1", "0.1")
 
@@ -47,9 +47,9 @@ def perplexity(
     are those of llama-perplexity. Ctrl-C prints what was measured so far.
     """
     check(text, context, save_logits, kl_divergence, base)
-    from localllm.chunks import cut, read_text
-    from localllm.logits_file import Logits
-    from localllm.perplexity import Reader
+    from localllm.files.logits_file import Logits
+    from localllm.services.chunks import cut, read_text
+    from localllm.services.perplexity import Reader
 
     line = ProgressLine()
     logits = Logits.open(base) if base else None

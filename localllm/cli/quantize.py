@@ -15,8 +15,8 @@ from localllm.cli.terminal import ProgressLine, exit_on_sigterm, is_terminal, sa
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.quantize import OnProgress
-    from localllm.quantize_plan import Plan, Recipe, Request
+    from localllm.services.quantize import OnProgress
+    from localllm.services.quantize_plan import Plan, Recipe, Request
 
 
 def flag(name: str, help: str) -> Callable[[options.Function], options.Function]:
@@ -76,8 +76,8 @@ def quantize(
 
     The new file appears when it is complete; until then a file of that name stays as it is.
     """
-    from localllm import quantize as service
-    from localllm.quantize_plan import Request, make_plan
+    from localllm.services import quantize as service
+    from localllm.services.quantize_plan import Request, make_plan
     from quant.recipes import Options
 
     exit_on_sigterm()
@@ -114,7 +114,7 @@ def quantize(
 
 def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", int | None]:
     """IN, OUT, TYPE and threads, in llama-quantize's order: IN [OUT] TYPE [THREADS]. Raises UsageError."""
-    from localllm.quantize import type_named
+    from localllm.services.quantize import type_named
 
     for place in (1, 2):
         recipe = type_named(arguments[place]) if place < len(arguments) else None
@@ -129,15 +129,15 @@ def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", i
 
 def format_named(text: str | None) -> str:
     """A format's name in its own case, "" for none."""
-    from localllm.quantize import parse_format
+    from localllm.services.quantize import parse_format
 
     return parse_format(text) if text else ""
 
 
 def execute(plan: "Plan", target: str, request: "Request", threads: int | None) -> None:
     """Write the files, with a progress bar on a terminal; at the end, what became of it."""
-    from localllm import quantize as service
     from localllm.engine.threads import usable_cores
+    from localllm.services import quantize as service
 
     if threads is not None and threads < 1:
         raise UsageError(f"threads should be 1 or above, not {threads}")

@@ -14,7 +14,7 @@ from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generate import Generation, GenerationOptions
+    from localllm.generation.generate import Generation, GenerationOptions
 
 
 @click.command()

@@ -17,7 +17,7 @@ from localllm.convert.tensors import CheckpointTensor, gguf_tensor, made_tensor
 from localllm.convert.vocabulary import vocabulary_metadata
 from localllm.convert.weights import BYTES, Stored, open_weights
 from localllm.errors import ModelError
-from localllm.gguf_header import shown
+from localllm.files.gguf_header import shown
 
 FILE_TYPES = {
     "F32": gguf.LlamaFileType.ALL_F32,
@@ -30,7 +30,7 @@ LEFT_OUT = re.compile(r".*\.(inv_freq|cos_cached|sin_cached|masked_bias)")
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A folder, opened: a source for localllm.quantize."""
+    """A folder, opened: a source for localllm.services.quantize."""
 
     path: str
     files: list[str]  # all that belongs to it

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from localllm.config import MOST, MOST_LAYERS
+from localllm.arch.config import MOST, MOST_LAYERS
 from localllm.convert.files import read_json
 from localllm.errors import ModelError
-from localllm.gguf_header import shown
+from localllm.files.gguf_header import shown
 
 PLAIN_ROPE = ("default", "dynamic")  # dynamic scaling begins beyond the context that the model has
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from localllm.errors import ModelError
-from localllm.pretokenizers import PRETOKENIZERS, PreTokenizer
+from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
 
 # The name that llama.cpp's converter writes for Llamas, where the table's first name for the family is another.
 USUAL_NAMES = {"llama3": "llama-bpe", "starcoder": "smollm"}

@@ -10,9 +10,9 @@ from localllm.convert.files import read_bytes, read_json, understood
 from localllm.convert.pretokenizer_name import parts, pretokenizer_name
 from localllm.convert.sentencepiece import BPE, read_sentencepiece
 from localllm.errors import ModelError
-from localllm.gguf_header import shown
-from localllm.subwords import merge
-from localllm.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from localllm.files.gguf_header import shown
+from localllm.text.subwords import merge
+from localllm.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # below those of all pieces that merging makes
 # Texts that are meant as special tokens even where a checkpoint forgets to say so.

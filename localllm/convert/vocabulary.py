@@ -10,7 +10,7 @@ import numpy as np
 from localllm.convert.files import read_json, read_text, understood
 from localllm.convert.tokens import Tokens, read_tokens
 from localllm.errors import ModelError
-from localllm.vocabulary import read_vocabulary
+from localllm.text.vocabulary import read_vocabulary
 
 PREFIX = "tokenizer.ggml."
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # Hugging Face's names -> GGUF's

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from localllm.convert.files import read_json, understood
 from localllm.errors import ModelError
-from localllm.gguf_header import shown
+from localllm.files.gguf_header import shown
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # of a number; other types are not read
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from localllm.arch.config import Config
 from localllm.arch.weights import Weight
-from localllm.config import Config
+from localllm.engine.kv_cache import KVCache, reserve
 from localllm.engine.tape import Buffer, Step, Tape
 from localllm.errors import ModelError
 from localllm.kernels.cpu import FLOAT_SCRATCH, GENERIC, LINEAR_SCRATCH, PLAIN, SUB_BLOCK
 from localllm.kernels.target import cpu_features
-from localllm.kv_cache import KVCache, reserve
 
 BATCH = 512  # tokens in one run at most
 BUFFER_ROWS = BATCH + 8  # matrix products work on several tokens at a time and round up

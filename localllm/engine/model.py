@@ -6,15 +6,15 @@ from operator import index
 import numpy as np
 
 from localllm.arch import architecture
+from localllm.arch.config import Config
 from localllm.arch.weights import Weights
-from localllm.config import Config
 from localllm.engine.cpu_builder import BATCH, PRECISE_TOKENS, CpuBuilder
+from localllm.engine.kv_cache import KV_TYPES, KVCache
 from localllm.engine.threads import Threads, usable_cores
 from localllm.errors import ContextError, ModelError, UsageError
-from localllm.gguf_file import GGUFFile
+from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.library import Library, Progress
 from localllm.kernels.reference import Reference
-from localllm.kv_cache import KV_TYPES, KVCache
 
 
 class CpuBackend:

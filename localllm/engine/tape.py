@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.kv_cache import reserve
+from localllm.engine.kv_cache import reserve
 
 PAD = 64  # bytes behind each buffer that vector loads may touch
 

@@ -1,4 +1,4 @@
-"""Sums of squared activations per column, for importance matrices (localllm.imatrix)."""
+"""Sums of squared activations per column, for importance matrices (localllm.services.imatrix)."""
 
 from localllm.kernels.cpu.signature import argument, kernel
 from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, store_f32x16

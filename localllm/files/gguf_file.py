@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from localllm.errors import MemoryLimitError, ModelError
-from localllm.gguf_header import MAGIC, Entry, read_header, shown
+from localllm.files.gguf_header import MAGIC, Entry, read_header, shown
 from quant.formats import Format
 
 SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)

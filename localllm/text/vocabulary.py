@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ModelError
-from .pretokenizers import PRETOKENIZERS, PreTokenizer
+from localllm.errors import ModelError
+from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localllm.errors import UsageError
-from localllm.tokenizer import Tokenizer
+from localllm.text.tokenizer import Tokenizer
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

@@ -5,10 +5,10 @@ from math import prod
 from typing import Any
 
 from localllm.arch import architecture, require_known
-from localllm.config import Config
+from localllm.arch.config import Config
+from localllm.engine.kv_cache import bytes_per_token
 from localllm.errors import ModelError
-from localllm.gguf_file import GGUFFile
-from localllm.kv_cache import bytes_per_token
+from localllm.files.gguf_file import GGUFFile
 
 SHORTEST = 2048  # tokens: where the table of memory needs begins
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from localllm.gguf_header import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, SCALARS, STRING
-from localllm.safe_file import SafeFile
+from localllm.files.gguf_header import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, SCALARS, STRING
+from localllm.files.safe_file import SafeFile
 from quant.formats import BY_NAME, Format
 
 VERSION = 3

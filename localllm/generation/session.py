@@ -10,11 +10,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from localllm.errors import UsageError
-from localllm.generate import CachedSequence, Engine, Generation, GenerationOptions
-from localllm.tokenizer import Tokenizer
+from localllm.generation.generate import CachedSequence, Engine, Generation, GenerationOptions
+from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from localllm.chat_template import ChatTemplate
+    from localllm.text.templates import ChatTemplate
 
 Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 
@@ -76,7 +76,7 @@ class Session:
 
     @cached_property
     def _template(self) -> "ChatTemplate":
-        from localllm.chat_template import ChatTemplate  # Jinja takes 40 ms to import
+        from localllm.text.templates import ChatTemplate  # Jinja takes 40 ms to import
 
         return ChatTemplate.of(self.tokenizer)
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from typing import Any, Self
 
-from .errors import UsageError
-from .gguf_file import GGUFFile
-from .subwords import ByteLevel, SentencePiece, Subwords
-from .vocabulary import CONTROL, UNKNOWN, USER_DEFINED, read_vocabulary
+from localllm.errors import UsageError
+from localllm.files.gguf_file import GGUFFile
+from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
+from localllm.text.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, read_vocabulary
 
 _WHITE_SPACE = " \t\n\v\f\r"
 

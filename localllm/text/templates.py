@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jinja2 import TemplateSyntaxError
 
-from .errors import ModelError
-from .template_sandbox import LimitError, RefusalError, compile_template, render_template
+from localllm.errors import ModelError
+from localllm.text.sandbox import LimitError, RefusalError, compile_template, render_template
 
 if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+    from localllm.text.tokenizer import Tokenizer
 
 Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 

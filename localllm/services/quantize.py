@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import LocalllmError, ModelError, UsageError
-from localllm.gguf_file import SPLIT_NAME, GGUFFile
-from localllm.gguf_header import shown
-from localllm.gguf_writer import write_body
+from localllm.files.gguf_file import SPLIT_NAME, GGUFFile
+from localllm.files.gguf_header import shown
+from localllm.files.gguf_writer import write_body
+from localllm.files.safe_file import SafeFile, checked_target
+from localllm.files.source import GGUFSource, Source, SourceTensor, row_count
 from localllm.kernels.library import Progress
-from localllm.quantize_plan import COPY, Job, Plan, Request
-from localllm.safe_file import SafeFile, checked_target
-from localllm.source import GGUFSource, Source, SourceTensor, row_count
-from localllm.widen import Widener, can_widen
+from localllm.kernels.widen import Widener, can_widen
+from localllm.services.quantize_plan import COPY, Job, Plan, Request
 from quant.encode import encode
 from quant.formats import BY_NAME
 from quant.recipes import RECIPES, Recipe, recipe_named

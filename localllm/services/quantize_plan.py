@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import ModelError, UsageError
-from localllm.gguf_file import SPLIT_NAME
-from localllm.gguf_header import SCALARS, shown
-from localllm.gguf_writer import Output, Packed, header, packed
-from localllm.imatrix_file import ImportanceMatrix, read_imatrix
-from localllm.source import Source, SourceTensor, row_count
-from localllm.widen import can_widen
+from localllm.files.gguf_file import SPLIT_NAME
+from localllm.files.gguf_header import SCALARS, shown
+from localllm.files.gguf_writer import Output, Packed, header, packed
+from localllm.files.imatrix_file import ImportanceMatrix, read_imatrix
+from localllm.files.source import Source, SourceTensor, row_count
+from localllm.kernels.widen import can_widen
 from quant.encode import ENCODERS
 from quant.formats import BY_NAME, Format
 from quant.recipes import Facts, Options, Planner, Recipe, needs_importance, ordered, role_of

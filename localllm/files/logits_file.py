@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from localllm.errors import LocalllmError, ModelError
-from localllm.gguf_header import shown
-from localllm.safe_file import SafeFile, checked_target
+from localllm.files.gguf_header import shown
+from localllm.files.safe_file import SafeFile, checked_target
 
 MAGIC = b"_logits_"
 FLOOR = np.float32(16)  # how far below the likeliest token logarithms of probabilities are kept apart

@@ -12,8 +12,8 @@ from typing import Protocol, Self
 import numpy as np
 
 from localllm.errors import ContextError, LocalllmError, UsageError
-from localllm.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
-from localllm.tokenizer import StreamDecoder, Tokenizer
+from localllm.generation.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
+from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 CHUNK = 512  # tokens per prefill step; between steps, progress is shown and Ctrl-C is heard
 

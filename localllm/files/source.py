@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from localllm.gguf_file import GGUFFile, Tensor
-from localllm.gguf_writer import Packed
+from localllm.files.gguf_file import GGUFFile, Tensor
+from localllm.files.gguf_writer import Packed
 from quant.formats import Format
 
 

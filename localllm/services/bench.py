@@ -18,15 +18,15 @@ import numpy as np
 
 from localllm.api import main_format
 from localllm.arch import require_known
+from localllm.arch.config import Config
 from localllm.arch.weights import Weights
-from localllm.config import Config
 from localllm.engine.bandwidth import read_bandwidth
 from localllm.engine.model import Engine
 from localllm.engine.threads import read_text, usable_cores
 from localllm.errors import UsageError
-from localllm.generate import CHUNK
-from localllm.generate import Engine as AnyEngine
-from localllm.gguf_file import GGUFFile, Tensor
+from localllm.files.gguf_file import GGUFFile, Tensor
+from localllm.generation.generate import CHUNK
+from localllm.generation.generate import Engine as AnyEngine
 from localllm.kernels.library import Progress
 from localllm.kernels.target import cpu_name
 

@@ -14,15 +14,15 @@ import numpy as np
 
 from localllm.api import tokenizer_of
 from localllm.arch import require_known
-from localllm.chunks import as_read
-from localllm.config import Config
+from localllm.arch.config import Config
 from localllm.engine.model import PRECISE_TOKENS, Engine
 from localllm.engine.threads import usable_cores
 from localllm.errors import ModelError, UsageError
-from localllm.gguf_file import GGUFFile
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, unpack
 from localllm.kernels.library import Progress
-from localllm.logits_file import Logits, LogitsWriter, pack, row_numbers, unpack
-from localllm.scores import Comparison, Prediction, divergence, log_sum_exp
+from localllm.services.chunks import as_read
+from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
 
 # Tokens read at once. They are few enough to keep activations in 16 bits: what is measured is the file, not how larger
 # batches round. A piece's logits are 66 MB with a vocabulary of 128k.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import ModelError
-from localllm.gguf_header import shown
+from localllm.files.gguf_header import shown
 
 MOST, MOST_LAYERS = 1 << 24, 4096  # no dimension of a real model is larger
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
-from .vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
+from localllm.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
 
 # A byte that is a printable Latin-1 character stands for itself, the others for the characters from 256 on (GPT-2).
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

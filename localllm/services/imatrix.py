@@ -17,14 +17,14 @@ import numpy as np
 
 from localllm.api import tokenizer_of
 from localllm.arch import require_known
-from localllm.chunks import as_read, cut, read_text
-from localllm.config import Config
+from localllm.arch.config import Config
 from localllm.engine.model import Engine
 from localllm.errors import ModelError, UsageError
-from localllm.gguf_file import GGUFFile
-from localllm.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
+from localllm.files.safe_file import checked_target
 from localllm.kernels.library import Progress
-from localllm.safe_file import checked_target
+from localllm.services.chunks import as_read, cut, read_text
 
 SAVE_EVERY = 10  # seconds
 
