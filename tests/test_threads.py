@@ -102,7 +102,7 @@ class Counting:
         buffers = [Buffer(0, 0), Buffer(0, 0)]
         tape = Tape()
         for stage in range(STAGES):
-            arguments = [self.tokens, x, self.one, 0, y, STRIDE]
+            arguments = {"count": self.tokens, "x": x, "z": self.one, "z_stride": 0, "y": y, "stride": STRIDE}
             tape.append(Step("add", arguments, parts, 0, [buffers[stage % 2]], [buffers[1 - stage % 2]]))
             x, y = y, x
         self.result, self.library, self.tape = x, Library(NAMES), tape

@@ -27,7 +27,7 @@ class MemoryReader:
         self.words = np.arange(size // 8)  # NumPy asks for huge pages, which are faster by 3 %
         self.results = np.zeros((PARTS * threads, 8), np.int64)
         library, tape = Library({"stream", "run", "work"}, progress), Tape()
-        arguments = [self.words, size, self.results]
+        arguments = {"memory": self.words, "size": size, "results": self.results}
         tape.append(Step("stream", arguments, len(self.results), 0, [], [Buffer(0, 0)]))
         steps = tape.finish(library.addresses)
         self._threads = Threads(threads, library.addresses, steps, keep=(library, tape))

@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -87,7 +88,8 @@ class CpuBuilder:
         self._scratch_memory = reserve(self.scratch_bytes * self.threads + 64)
         self._scratch.address = -(-self._scratch_memory.ctypes.data // 64) * 64
         for step in self.tape.steps:
-            step.arguments = [self.scratch_bytes if value is SCRATCH_BYTES else value for value in step.arguments]
+            for name, value in step.arguments.items():
+                step.arguments[name] = self.scratch_bytes if value is SCRATCH_BYTES else value
         return self.tape.finish(addresses)
 
     def read(self, buffer: Buffer, rows: int) -> np.ndarray:
@@ -102,18 +104,20 @@ class CpuBuilder:
         x = self._buffer(columns)
         name = f"embed-{weight.tensor.format.name}"
         row_bytes = weight.tensor.format.row_bytes(columns)
-        arguments = [weight.tensor.data, row_bytes, columns, self.header.tokens, x, x.stride]
-        self._by_token(name, arguments, [], [x])
+        arguments = {"weights": weight.tensor.data, "row_bytes": row_bytes, "columns": columns, "x": x}
+        self._by_token(name, arguments | {"ids": self.header.tokens, "stride": x.stride}, [], [x])
         return x
 
     def select(self, x: Buffer) -> Buffer:
         y = self._buffer(x.columns, outputs_only=True)
-        self._by_token("select", [x, self.header.outputs, y, x.stride], [x], [y], outputs_only=True)
+        arguments = {"x": x, "rows": self.header.outputs, "y": y, "stride": x.stride}
+        self._by_token("select", arguments, [x], [y], outputs_only=True)
         return y
 
     def rms_norm(self, x: Buffer, weight: Weight) -> Buffer:
         y = self._buffer(x.columns, x.outputs_only)
-        arguments = [x, self._vector(weight, x.columns), y, x.stride, x.columns, self.config.epsilon]
+        arguments = {"x": x, "weight": self._vector(weight, x.columns), "y": y, "stride": x.stride}
+        arguments |= {"columns": x.columns, "epsilon": self.config.epsilon}
         self._by_token("rms_norm", arguments, [x], [y], x.outputs_only)
         return y
 
@@ -124,18 +128,22 @@ class CpuBuilder:
         y = self._buffer(weight.shape[0], x.outputs_only)
         name, format = weight.tensor.format.name, weight.tensor.format
         row_bytes = format.row_bytes(columns)
-        arguments = [self._count(x.outputs_only), weight.tensor.data, row_bytes, weight.shape[0], columns]
+        arguments = {"count": self._count(x.outputs_only), "weights": weight.tensor.data, "row_bytes": row_bytes}
+        arguments |= {"rows": weight.shape[0], "columns": columns, "y": y, "y_stride": y.stride}
+        arguments |= {"scratch": self._scratch, "scratch_bytes": SCRATCH_BYTES}
         if name in SUB_BLOCK and columns % 64 == 0:
             q = self._quantize(x)
             self._need_scratch(LINEAR_SCRATCH)
-            arguments += [q.high, q.low, q.scales, q.sums[SUB_BLOCK[name]], q.high_sums[SUB_BLOCK[name]]]
-            arguments += [y, y.stride, self.header.precise[int(cached) :], self._scratch, SCRATCH_BYTES, q.excess]
+            arguments |= {"high": q.high, "low": q.low, "scales": q.scales, "excess": q.excess}
+            arguments |= {"sums": q.sums[SUB_BLOCK[name]], "high_sums": q.high_sums[SUB_BLOCK[name]]}
+            arguments["most_precise"] = self.header.precise[int(cached) :]
             kernel, reads = f"linear_quantized-{name}", q.buffers
         else:
             self._need_scratch(max(FLOAT_SCRATCH, 4 * columns))
             rounded = self._round(x) if name == "BF16" and columns % 2 == 0 and HAS_BF16 else None
-            arguments += [x, x.stride, y, y.stride, self._scratch, SCRATCH_BYTES]
-            arguments += [rounded or 0, rounded.stride if rounded else 0, BATCH if cached else PRECISE_TOKENS]
+            arguments |= {"x": x, "x_stride": x.stride, "bf16": rounded or 0}
+            arguments |= {"bf16_stride": rounded.stride if rounded else 0}
+            arguments["most_precise"] = BATCH if cached else PRECISE_TOKENS
             kernel, reads = f"linear_float-{name}", [x, *([rounded] if rounded else [])]
         parts = min(max(weight.tensor.nbytes // PART_BYTES, 1), 8 * self.threads)
         self._append(Step(kernel, arguments, parts, 0, reads, [y]))
@@ -148,7 +156,8 @@ class CpuBuilder:
             raise ModelError(f"{x.columns} columns are no whole number of heads of {config.head_dim}")
         table = self._angle_table(factors)
         step, apart = (2, 1) if self.interleaved else (1, pairs)
-        arguments = [x, x.stride, heads, config.head_dim, table, pairs, step, apart]
+        arguments = {"x": x, "stride": x.stride, "heads": heads, "head_dim": config.head_dim, "table": table}
+        arguments |= {"pairs": pairs, "step": step, "apart": apart}
         self._by_token("rope", arguments, [table], [x])
         return x
 
@@ -158,15 +167,18 @@ class CpuBuilder:
             if buffer.columns != heads * config.head_dim:
                 raise ModelError(f"layer {layer}: {name} should have {heads} heads of {config.head_dim}")
         for x, side in ((k, 0), (v, 8)):
-            arguments = [self.header.positions, x, x.stride, runs, len(runs), side, cache.head_bytes, cache.token_bytes]
-            arguments += [config.kv_heads, config.head_dim]
+            arguments = {"positions": self.header.positions, "x": x, "stride": x.stride, "runs": runs}
+            arguments |= {"run_count": len(runs), "side": side, "head_stride": cache.head_bytes}
+            arguments |= {"token_bytes": cache.token_bytes, "heads": config.kv_heads, "head_dim": config.head_dim}
             self._by_token(f"store-{self.storage}", arguments, [x], [self._sides[layer][side // 8]])
         y, padded = self._buffer(q.columns), -(-config.head_dim // 16) * 16
         partial = Buffer(FEW_TOKENS * config.heads * SPLITS, (padded + 32) * 4)
         self._need_scratch(4 * (ROWS * (2 * padded + KEYS + 32) + 2 * KEYS * padded))
-        arguments = [self._count(False), self.header.positions, q, q.stride, y, y.stride, runs, len(runs)]
-        arguments += [cache.head_bytes, cache.token_bytes, config.heads, config.kv_heads, config.head_dim]
-        arguments += [config.head_dim**-0.5, partial, self._scratch, SCRATCH_BYTES]
+        arguments = {"count": self._count(False), "positions": self.header.positions, "q": q, "q_stride": q.stride}
+        arguments |= {"y": y, "y_stride": y.stride, "runs": runs, "run_count": len(runs)}
+        arguments |= {"head_stride": cache.head_bytes, "token_bytes": cache.token_bytes, "heads": config.heads}
+        arguments |= {"kv_heads": config.kv_heads, "head_dim": config.head_dim, "scale": config.head_dim**-0.5}
+        arguments |= {"partial": partial, "scratch": self._scratch, "scratch_bytes": SCRATCH_BYTES}
         reads, parts = [q, *self._sides[layer]], 8 * self.threads
         self._append(Step(f"attend-{self.storage}", arguments, parts, 0, reads, [y, partial]))
         self._append(Step("merge", arguments, 2 * self.threads, 0, [partial], [y]))
@@ -175,13 +187,15 @@ class CpuBuilder:
     def add(self, x: Buffer, y: Buffer) -> Buffer:
         check_same_columns(x, y)
         z = self._buffer(x.columns, x.outputs_only)
-        self._by_token("add", [x, y, y.stride, z, z.stride], [x, y], [z], x.outputs_only)
+        arguments = {"x": x, "z": y, "z_stride": y.stride, "y": z, "stride": z.stride}
+        self._by_token("add", arguments, [x, y], [z], x.outputs_only)
         return z
 
     def swiglu(self, gate: Buffer, up: Buffer) -> Buffer:
         check_same_columns(gate, up)
         y = self._buffer(up.columns, up.outputs_only)
-        self._by_token("swiglu", [gate, up, y, y.stride], [gate, up], [y], y.outputs_only)
+        arguments = {"gate": gate, "up": up, "y": y, "stride": y.stride}
+        self._by_token("swiglu", arguments, [gate, up], [y], y.outputs_only)
         return y
 
     # ---- helpers ----
@@ -200,11 +214,16 @@ class CpuBuilder:
         return Buffer(BUFFER_ROWS, lines * 64, columns, outputs_only)
 
     def _by_token(
-        self, kernel: str, arguments: list, reads: list[Buffer], writes: list[Buffer], outputs_only: bool = False
+        self,
+        kernel: str,
+        arguments: dict[str, Any],
+        reads: list[Buffer],
+        writes: list[Buffer],
+        outputs_only: bool = False,
     ) -> None:
         """A step whose work is split by tokens."""
         count = self._count(outputs_only)
-        self._append(Step(kernel, [count, *arguments], 4 * self.threads, count, reads, writes))
+        self._append(Step(kernel, {"count": count, **arguments}, 4 * self.threads, count, reads, writes))
 
     def _append(self, step: Step) -> None:
         """Put a step on the tape; what it overwrites has to be quantized anew."""
@@ -235,7 +254,8 @@ class CpuBuilder:
         return np.pad(vector, (0, -columns % 16))
 
     def _add_bias(self, y: Buffer, bias: Weight) -> Buffer:
-        self._by_token("add", [y, self._vector(bias, y.columns), 0, y, y.stride], [], [y], y.outputs_only)
+        arguments = {"x": y, "z": self._vector(bias, y.columns), "z_stride": 0, "y": y, "stride": y.stride}
+        self._by_token("add", arguments, [], [y], y.outputs_only)
         return y
 
     def _quantize(self, x: Buffer) -> Quantized:
@@ -246,7 +266,9 @@ class CpuBuilder:
             high, low, scales, *sums, excess = (Buffer(BUFFER_ROWS, n) for n in sizes)
             q = Quantized(high, low, scales, {32: sums[0], 16: sums[1]}, {32: sums[2], 16: sums[3]}, excess)
             self._quantized[x] = q
-            arguments = [x, x.stride, x.columns, *q.buffers]
+            arguments = {"x": x, "stride": x.stride, "columns": x.columns, "high": high, "low": low, "scales": scales}
+            arguments |= {"sums_32": sums[0], "sums_16": sums[1], "high_sums_32": sums[2], "high_sums_16": sums[3]}
+            arguments["excess"] = excess
             self._by_token("quantize", arguments, [x], q.buffers, x.outputs_only)
         return self._quantized[x]
 
@@ -254,7 +276,8 @@ class CpuBuilder:
         """x in BF16, made once for all the matrices that it meets."""
         if x not in self._rounded:
             self._rounded[x] = y = Buffer(BUFFER_ROWS, x.stride // 2)
-            self._by_token("round_bf16", [x, x.stride, y, y.stride], [x], [y], x.outputs_only)
+            arguments = {"x": x, "stride": x.stride, "y": y, "y_stride": y.stride}
+            self._by_token("round_bf16", arguments, [x], [y], x.outputs_only)
         return self._rounded[x]
 
     def _add_squares(self, x: Buffer) -> np.ndarray:
@@ -262,7 +285,7 @@ class CpuBuilder:
         if x not in self._squares:
             blocks = -(-x.stride // (4 * SQUARES_BLOCK))
             self._squares[x] = sums = np.zeros(blocks * SQUARES_BLOCK, np.float32)
-            arguments = [self._count(x.outputs_only), x, x.stride, sums]
+            arguments = {"count": self._count(x.outputs_only), "x": x, "stride": x.stride, "sums": sums}
             self._append(Step("add_squares", arguments, min(blocks, 4 * self.threads), 0, [x], []))
         return self._squares[x][: x.columns]
 
@@ -273,7 +296,8 @@ class CpuBuilder:
             pairs = rope.dims // 2
             divisors = self._vector(factors, pairs)[:pairs].astype(np.float64) if factors else None
             table = self._angles[key] = Buffer(BATCH, pairs * 8)
-            arguments = [self.header.positions, rope.frequencies(divisors), pairs, table, rope.magnitude]
+            arguments = {"positions": self.header.positions, "frequencies": rope.frequencies(divisors), "pairs": pairs}
+            arguments |= {"table": table, "factor": rope.magnitude}
             self._by_token("angles", arguments, [], [table])
         return self._angles[key]
 

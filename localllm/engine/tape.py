@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from localllm.engine.kv_cache import reserve
+from localllm.kernels.arguments import in_order
 
 PAD = 64  # bytes behind each buffer that vector loads may touch
 
@@ -34,10 +35,10 @@ class Buffer:
 
 @dataclass
 class Step:
-    """One kernel call. `arguments` are integers, floats, arrays (kept alive), and buffers for their addresses."""
+    """One kernel call. `arguments`, by name, are integers, floats, arrays (kept alive), and buffers for addresses."""
 
     kernel: str
-    arguments: list
+    arguments: dict[str, Any]
     parts: int  # at most
     count: int  # address of a number that limits the parts; 0: none
     reads: list[Buffer]
@@ -62,7 +63,8 @@ class Tape:
         tape = np.zeros((len(self.steps), 5), np.int64)
         previous = -1
         for row, step in zip(tape, self.steps, strict=True):
-            arguments = np.array([self._encode(value) for value in step.arguments], np.int64)
+            values = in_order(step.kernel, step.arguments)
+            arguments = np.array([self._encode(value) for value in values], np.int64)
             self._keep.append(arguments)
             new_stage, previous = step.stage != previous, step.stage
             row[:] = addresses[step.kernel], arguments.ctypes.data, step.parts, step.count, new_stage

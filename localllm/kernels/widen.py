@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from localllm.kernels.arguments import in_order
 from localllm.kernels.library import Library, Progress
 from quant.formats import Format
 
@@ -39,11 +40,16 @@ class Widener:
         weights = self._buffer(len(rows) * columns).reshape(len(rows), columns)
         numbers = np.arange(len(rows), dtype=np.int64)
         count = np.array([len(rows)], np.int64)
-        addresses = [array.ctypes.data for array in (count, rows, numbers, weights)]
-        arguments = np.array(
-            [addresses[0], addresses[1], rows.shape[1], columns, addresses[2], addresses[3], weights.strides[0]],
-            np.int64,
-        )
+        values = {
+            "count": count.ctypes.data,
+            "weights": rows.ctypes.data,
+            "row_bytes": rows.shape[1],
+            "columns": columns,
+            "ids": numbers.ctypes.data,
+            "x": weights.ctypes.data,
+            "stride": weights.strides[0],
+        }
+        arguments = np.array(in_order("embed", values), np.int64)
         self._kernels[format](arguments.ctypes.data, 0, 1, 0)
         return weights
 

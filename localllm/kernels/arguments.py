@@ -1,0 +1,89 @@
+"""The arguments of every kernel, by name: targets fill them in, kernels and tests read them.
+
+A kernel gets the address of an array of int64. A declaration is a tuple of named places in that array: `ADD.x` is 1, so
+a kernel reads `argument(a, ADD.x)`, and `in_order("add", values)` makes the array from values by name. What stands here
+knows nothing of Numba.
+
+Words that mean the same everywhere: `count` is the address of the number of tokens (an int64); a `stride` is bytes from
+token to token; `columns` counts numbers; activations are float32 rows, padded to 16 columns; `scratch` is memory of
+`scratch_bytes` for each thread.
+"""
+
+from collections import namedtuple
+from collections.abc import Mapping
+from typing import Any
+
+
+def arguments(names: str) -> Any:
+    """A declaration: the names in the order of the array."""
+    fields = names.split()
+    return namedtuple("Arguments", fields)(*range(len(fields)))
+
+
+# Rows of the embedding matrix, `row_bytes` each: x[t] = row ids[t]; ids int64.
+EMBED = arguments("count weights row_bytes columns ids x stride")
+# y[i] = x[rows[i]]; rows int64.
+SELECT = arguments("count x rows y stride")
+# y = x / sqrt(mean(x^2) + epsilon) * weight.
+RMS_NORM = arguments("count x weight y stride columns epsilon")
+# y = x + z; z_stride 0: one row for all tokens.
+ADD = arguments("count x z z_stride y stride")
+# y = gate * sigmoid(gate) * up.
+SWIGLU = arguments("count gate up y stride")
+# y = x in BF16.
+ROUND_BF16 = arguments("count x stride y y_stride")
+# table f32 [tokens, 2, pairs]: `factor` times cosine and sine of position * frequencies (f64 [pairs]); positions int64.
+ANGLES = arguments("count positions frequencies pairs table factor")
+# Turns pairs in each head of x [tokens, heads, head_dim], in place: numbers k * step and k * step + apart.
+ROPE = arguments("count x stride heads head_dim table pairs step apart")
+# x as integers, see quantize.py: high, low int8 [tokens, columns]; scales f32 [tokens, columns / 32]; sums of both
+# planes f32 and of the high one int32, for 32 and for 16 columns; excess int32 [tokens, columns / 32].
+QUANTIZE = arguments("count x stride columns high low scales sums_32 sums_16 high_sums_32 high_sums_16 excess")
+# y = W x, W in blocks [rows, columns], x as QUANTIZE makes it, sums of the format's sub-blocks; most_precise: address
+# of the most tokens for which both planes are multiplied.
+LINEAR_QUANTIZED = arguments(
+    "count weights row_bytes rows columns high low scales sums high_sums y y_stride most_precise scratch scratch_bytes"
+    " excess"
+)
+# y = W x in float32; bf16: x as ROUND_BF16 makes it, or 0; most_precise: the most tokens for float32 where it is there.
+LINEAR_FLOAT = arguments(
+    "count weights row_bytes rows columns x x_stride y y_stride scratch scratch_bytes bf16 bf16_stride most_precise"
+)
+# Heads of x into the KV cache at their tokens' positions.
+STORE = arguments("count positions x stride runs run_count side head_stride token_bytes heads head_dim")
+# softmax(q k^T * scale) v; see attention.py.
+ATTEND = arguments(
+    "count positions q q_stride y y_stride runs run_count head_stride token_bytes heads kv_heads head_dim scale partial"
+    " scratch scratch_bytes"
+)
+# sums f32 += x^2 over the tokens; room for a multiple of 64 columns.
+ADD_SQUARES = arguments("count x stride sums")
+# The exclusive or of all 64-byte words of a part of the memory, of `size` bytes; results: 64 bytes a part.
+STREAM = arguments("memory size results")
+
+KERNELS: dict[str, Any] = {
+    "embed": EMBED,
+    "select": SELECT,
+    "rms_norm": RMS_NORM,
+    "add": ADD,
+    "swiglu": SWIGLU,
+    "round_bf16": ROUND_BF16,
+    "angles": ANGLES,
+    "rope": ROPE,
+    "quantize": QUANTIZE,
+    "linear_quantized": LINEAR_QUANTIZED,
+    "linear_float": LINEAR_FLOAT,
+    "store": STORE,
+    "attend": ATTEND,
+    "merge": ATTEND,
+    "add_squares": ADD_SQUARES,
+    "stream": STREAM,
+}
+
+
+def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:
+    """The values in the order of the kernel's array; `kernel` may name a format, too, as in embed-Q8_0.
+
+    Raises TypeError for a name that is missing or too many.
+    """
+    return list(type(KERNELS[kernel.partition("-")[0]])(**values))
