@@ -2,38 +2,47 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Ids
 from math import prod
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from localllm.arch import require_known
-from localllm.arch.config import Config
+from localllm.arch import architecture
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
+from localllm.generation.sequences import Sequences
 from localllm.generation.session import Message, Session
 from localllm.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from localllm.engine.model import Engine
+    from localllm.engine.observe import Squares
+    from localllm.engine.sequence import Sequence
+
 
 class Model:
-    """A model with one cache: one thing at a time. Use it in a `with` statement, or close it.
+    """A model that is open. Use it in a `with` statement, or close it.
+
+    Several generations may go on at the same time, also in several threads: they take turns, token by token.
 
     Attributes:
         path: of its (first) file.  arch: its architecture, as "llama".  format: of most of its weights, as "Q4_K".
-        name: what the file calls it, or "".
+        name: what the file calls it, or "".  file: the file itself, mapped.
         context: how many tokens a prompt and its answer may have together.  trained_context: what it was made for.
-        tokenizer: its Tokenizer.  session: the conversation with it.
+        tokenizer: its Tokenizer.  engine: what computes.  session: the conversation with it.
     """
 
-    def __init__(self, file: GGUFFile, tokenizer: Tokenizer, config: Config, session: Session):
-        self.path, self.arch, self.format = file.path, config.arch, main_format(file)
+    def __init__(self, file: GGUFFile, tokenizer: Tokenizer, engine: "Engine"):
+        self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, main_format(file)
         name = file.metadata.get("general.name")
         self.name = name if isinstance(name, str) else ""
-        self.context, self.trained_context = session.sequence.context, config.context
-        self.tokenizer, self.session = tokenizer, session
+        self.context, self.trained_context = engine.context, engine.hyperparameters.context
+        self.tokenizer, self.engine = tokenizer, engine
+        self.session = Session(Sequences(engine), tokenizer)
 
     def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
         """Token ids of a text; see Tokenizer.encode."""
@@ -43,17 +52,31 @@ class Model:
         """The text of token ids; see Tokenizer.decode."""
         return self.tokenizer.decode(ids, special)
 
-    def logits(self, ids: Sequence[int]) -> np.ndarray:
+    def sequence(self) -> "Sequence":
+        """A new sequence of tokens that the model reads: append, fork, truncate, close."""
+        return self.engine.sequence()
+
+    def step(self, requests: Ids[tuple["Sequence", Ids[int]]], precise: bool = True) -> list[np.ndarray]:
+        """Append tokens to several sequences in one run of the model; of each the last logits, float32 [1, vocab].
+
+        precise: keep activations in 16 bits; without, 8 sequences cost little more than twice what one costs. Raises
+        as Sequence.append.
+        """
+        return self.engine.step(requests, precise)
+
+    def logits(self, ids: Ids[int]) -> np.ndarray:
         """What the model expects after each of the tokens: float32 [len(ids), vocab], unnormalized, by one prefill.
 
-        Raises UsageError for an id outside of the vocabulary and ContextError if the tokens do not fit.
+        Raises as Sequence.append.
         """
-        sequence = self.session.sequence
-        sequence.owner = None
-        return sequence.forward([int(token) for token in ids], 0, "all")
+        sequence = self.sequence()
+        try:
+            return sequence.append([int(token) for token in ids], "all")
+        finally:
+            sequence.close()
 
     def generate(
-        self, prompt: str | list[int], max_tokens: int | None = None, stop: Sequence[str] = (), **sampling: Any
+        self, prompt: str | list[int], max_tokens: int | None = None, stop: Ids[str] = (), **sampling: Any
     ) -> Generation:
         """Go on with a text as it is: an iterator of str pieces, which knows more afterwards (see Generation).
 
@@ -63,14 +86,14 @@ class Model:
         return self.session.complete(prompt, options(max_tokens, stop, sampling))
 
     def chat(
-        self, messages: Sequence[Message], max_tokens: int | None = None, stop: Sequence[str] = (), **sampling: Any
+        self, messages: Ids[Message], max_tokens: int | None = None, stop: Ids[str] = (), **sampling: Any
     ) -> Generation:
         """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` does."""
         return self.session.chat(messages, options(max_tokens, stop, sampling))
 
     def close(self) -> None:
         """Give back the memory and end the threads."""
-        self.session.sequence.close()
+        self.engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -82,30 +105,30 @@ class Model:
 def open_model(
     path: str | os.PathLike[str],
     threads: int | None = None,
-    context: int | None = 4096,
+    context: int | None = None,
     kv_type: str = "f16",
     backend: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
+    observer: "Squares | None" = None,
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
     threads: None for as many as the computer has physical cores to spare; context: the most tokens that a prompt and
-    its answer may have together, 0 or None for what the model was trained for; kv_type: how keys and values are kept,
-    f16, f32 or q8_0; backend: cpu, or reference for plain NumPy; progress(done, total): called while kernels are
-    compiled, once per computer. Raises ModelError, MemoryLimitError, UsageError.
+    its answer may have together, 0 or None for what the model was trained for (memory is taken as it is used); kv_type:
+    how keys and values are kept, f16, f32 or q8_0; backend: cpu, or reference for plain NumPy; progress(done, total):
+    called while kernels are compiled, once per computer; observer: sums up what the matrices meet. Raises ModelError,
+    MemoryLimitError, UsageError.
     """
     if threads is not None and threads < 1:
         raise UsageError(f"threads should be 1 or above, not {threads}")
     if context is not None and context < 0:
         raise UsageError(f"context should be 0 or above, not {context}")
+    file = GGUFFile.open(path)
+    architecture(file)  # refuses what is not supported, before anything else is read
+    tokenizer = tokenizer_of(file)
     from localllm.engine.model import Engine  # not needed to refuse a file
 
-    file = GGUFFile.open(path)
-    require_known(file.metadata, file.path)
-    config = Config.from_metadata(file.metadata, file.path)
-    tokenizer = tokenizer_of(file)
-    engine = Engine(file, config, threads, context or None, kv_type, backend, progress)
-    return Model(file, tokenizer, config, Session(engine, tokenizer))
+    return Model(file, tokenizer, Engine(file, threads, context or None, kv_type, backend, progress, observer))
 
 
 def tokenizer_of(file: GGUFFile) -> Tokenizer:
@@ -122,7 +145,7 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         return tokenizer_of(file)
 
 
-def options(max_tokens: int | None, stop: Sequence[str], sampling: dict[str, Any]) -> GenerationOptions:
+def options(max_tokens: int | None, stop: Ids[str], sampling: dict[str, Any]) -> GenerationOptions:
     """One object out of a method's arguments. Raises UsageError for an unknown name."""
     unknown = sampling.keys() - SamplingOptions.__dataclass_fields__.keys()
     if unknown:

@@ -87,16 +87,16 @@ def bench(
 
     tests, line = service.plan(prompt, generate, combined, depth), ProgressLine()
     results: list[Result] = []
-    with service.Bench(model, lambda step: line.show(f"measuring {step}"), options.compiling(line)) as opened:
-        try:
-            for result in opened.run(tests, threads, repetitions, kv_type):
-                results.append(result)
-        finally:
-            line.clear()
-            if as_json and results:
-                write(json.dumps(opened.report(results), ensure_ascii=False) + "\n")
-            elif results:
-                show(opened.model, results, pretty=is_terminal(sys.stdout) and not as_markdown)
+    opened = service.Bench(model, lambda step: line.show(f"measuring {step}"), options.compiling(line))
+    try:
+        for result in opened.run(tests, threads, repetitions, kv_type):
+            results.append(result)
+    finally:
+        line.clear()
+        if as_json and results:
+            write(json.dumps(opened.report(results), ensure_ascii=False) + "\n")
+        elif results:
+            show(opened.model, results, pretty=is_terminal(sys.stdout) and not as_markdown)
 
 
 def show(model: dict[str, Any], results: Sequence["Result"], pretty: bool) -> None:

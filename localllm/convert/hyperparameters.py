@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.config import MOST, MOST_LAYERS
+from localllm.arch.fields import MOST, MOST_LAYERS
 from localllm.convert.files import read_json
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown

@@ -1,160 +1,237 @@
 """The engine: weights, architecture and verbs become something that turns tokens into logits."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ids
+from functools import partial
 from operator import index
+from typing import Protocol
 
 import numpy as np
 
 from localllm.arch import architecture
-from localllm.arch.config import Config
+from localllm.arch.states import STORAGE
 from localllm.arch.weights import Weights
-from localllm.engine.cpu_builder import BATCH, PRECISE_TOKENS, CpuBuilder
-from localllm.engine.kv_cache import KV_TYPES, KVCache
-from localllm.engine.threads import Threads, usable_cores
-from localllm.errors import ContextError, ModelError, UsageError
+from localllm.engine.cache import KVCache
+from localllm.engine.cpu import compiled
+from localllm.engine.observe import Squares
+from localllm.engine.page_table import PageTable
+from localllm.engine.pages import Pages
+from localllm.engine.program import BATCH, Part
+from localllm.engine.recorder import Activation, Operation, Recorder
+from localllm.engine.sequence import Sequence, Store
+from localllm.engine.threads import usable_cores
+from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
-from localllm.kernels.library import Library, Progress
-from localllm.kernels.reference import Reference
+from localllm.kernels.library import Progress
+from localllm.kernels.reference import Reference, Remembered
+
+Request = tuple[Sequence, Ids[int]]
+
+
+class Backend(Protocol):
+    """What computes."""
+
+    def store(self) -> Store:
+        """What is kept for a new sequence."""
+        ...
+
+    def run(self, parts: Ids[Part], precise: bool) -> np.ndarray:
+        """The wanted logits, part by part: float32 [wanted, vocab]. Together, the parts have BATCH tokens at most."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class CpuBackend:
     """A model as a tape for the CPU."""
 
-    def __init__(
-        self,
-        file: GGUFFile,
-        config: Config,
-        threads: int,
-        context: int,
-        kv_type: str,
-        progress: Progress | None,
-        collect: bool,
-    ):
-        model = architecture(config, file.path)
-        cache = KVCache(config.layers, config.kv_heads, config.head_dim, context, kv_type)
-        self._builder = CpuBuilder(config, cache, kv_type, model.INTERLEAVED_ROPE, threads, collect)
-        self._logits = model.forward(self._builder, Weights(file.tensors))
-        if self._logits.columns != config.vocab_size:
-            raise ModelError(f"{file.path}: logits for {self._logits.columns} tokens of {config.vocab_size}")
-        names = {step.kernel for step in self._builder.tape.steps} | {"run", "work"}
-        library = Library(names, progress)
-        tape = self._builder.finish(library.addresses)
-        self._threads = Threads(threads, library.addresses, tape, keep=(library, self._builder))
+    def __init__(self, operations: list[Operation], cache: KVCache, threads: int, progress: Progress | None):
+        self._cache, self._pages = cache, Pages(cache.pages)
+        self._program = compiled(operations, cache, threads, progress)
+        self.run, self.close = self._program.run, self._program.close
 
-    def run(self, tokens: np.ndarray, positions: np.ndarray, outputs: np.ndarray, verify: bool) -> np.ndarray:
-        """Logits of the tokens with the indices `outputs`: float32 [len(outputs), vocab]."""
-        header, logits = self._builder.header, self._logits
-        header.counts[:] = len(tokens), len(outputs)
-        header.precise[0] = 1 if verify else PRECISE_TOKENS
-        for target, values in ((header.tokens, tokens), (header.positions, positions), (header.outputs, outputs)):
-            target[: len(values)] = values
-        self._threads.run()
-        rows = self._builder.read(logits, len(outputs))
-        return rows[:, : logits.columns].copy()
-
-    def squares(self) -> dict[str, np.ndarray]:
-        """As Engine.squares."""
-        squares = {name: sums.copy() for name, sums in self._builder.squares.items()}
-        for sums in self._builder.squares.values():
-            sums[:] = 0
-        return squares
-
-    def close(self) -> None:
-        self._threads.close()
+    def store(self) -> PageTable:
+        return PageTable(self._cache, self._pages)
 
 
 class ReferenceBackend:
-    """A model in plain NumPy."""
+    """A model in plain NumPy, in full precision always."""
 
-    def __init__(self, file: GGUFFile, config: Config, context: int, kv_type: str, collect: bool):
-        self._model = architecture(config, file.path)
-        self._weights = Weights(file.tensors)
-        self._builder = Reference(config, context, kv_type, self._model.INTERLEAVED_ROPE, collect)
+    def __init__(self, forward: Callable[[Reference], np.ndarray], kv_type: str, observer: Squares | None):
+        """forward: says the architecture's verbs to a builder."""
+        self._forward, self._kv_type, self._observer = forward, kv_type, observer
+        self._matrices: dict[str, np.ndarray] = {}
 
-    def run(self, tokens: np.ndarray, positions: np.ndarray, outputs: np.ndarray, verify: bool) -> np.ndarray:
-        """As CpuBackend.run, in full precision always."""
-        self._builder.tokens, self._builder.positions, self._builder.outputs = tokens, positions, outputs
-        return self._model.forward(self._builder, self._weights)
+    def store(self) -> Remembered:
+        return Remembered(self._kv_type)
 
-    def squares(self) -> dict[str, np.ndarray]:
-        """As Engine.squares."""
-        squares = self._builder.squares or {}
-        self._builder.squares = {}
-        return {name: sums.astype(np.float32) for name, sums in squares.items()}
+    def run(self, parts: Ids[Part], precise: bool) -> np.ndarray:
+        return self._forward(Reference(parts, self._matrices, self._observer))
 
     def close(self) -> None:
         """Nothing to end."""
 
 
 class Engine:
-    """One model with one sequence's cache."""
+    """One model, and any number of sequences. Threads that call it wait for each other.
+
+    Attributes:
+        hyperparameters: the model's.  context: the most tokens of a sequence.  vocab_size: length of a row of logits.
+        lock: held by whoever runs the model or changes its sequences.
+        abandoned: what was kept for sequences that were forgotten without being closed.
+    """
 
     def __init__(
         self,
         file: GGUFFile,
-        config: Config,
         threads: int | None = None,
         context: int | None = None,
         kv_type: str = "f16",
         backend: str = "cpu",
         progress: Progress | None = None,
-        collect: bool = False,
+        observer: Squares | None = None,
     ):
-        """context: the most tokens (None: as trained); kv_type: f16, f32 or q8_0; backend: cpu or reference.
+        """context: the most tokens of a sequence (None: as trained); kv_type: f16, f32, q8_0; backend: cpu, reference.
 
-        progress(done, total) is called while kernels are compiled; collect: sum up what the matrices meet, for
-        `squares`. Raises ModelError, MemoryLimitError, UsageError.
+        progress(done, total) is called while kernels are compiled; observer: sums up what the matrices meet.
+        Raises ModelError, MemoryLimitError, UsageError.
         """
-        if kv_type not in KV_TYPES:
-            raise UsageError(f"unknown type of KV cache {kv_type!r}: use {', '.join(KV_TYPES)}")
+        if kv_type not in STORAGE:
+            raise UsageError(f"unknown type of KV cache {kv_type!r}: use {', '.join(STORAGE)}")
         if context is not None and context < 1:
             raise UsageError(f"the context should be at least 1 token, not {context}")
-        self.config, self.context = config, config.context if context is None else context
-        self.vocab_size = config.vocab_size
         count = usable_cores() if threads is None else threads
         if not 1 <= count <= 1024:
             raise UsageError(f"threads should be from 1 to 1024, not {count}")
-        self._backend: CpuBackend | ReferenceBackend
-        if backend == "cpu":
-            self._backend = CpuBackend(file, config, count, self.context, kv_type, progress, collect)
-        elif backend == "reference":
-            self._backend = ReferenceBackend(file, config, self.context, kv_type, collect)
-        else:
+        if backend not in ("cpu", "reference"):
             raise UsageError(f"unknown backend {backend!r}: use cpu or reference")
+        model, self.hyperparameters = architecture(file)
+        self.context = self.hyperparameters.context if context is None else context
+        self.vocab_size = self.hyperparameters.vocab_size
+        self.lock, self.abandoned, self._path = threading.Lock(), list[Store](), file.path
+        weights = Weights(file.tensors)
+        operations = self._recorded(file, model.forward, weights)
+        self._backend: Backend | None
+        if backend == "cpu":
+            cache = KVCache(self.hyperparameters.states(), self.context, kv_type)
+            operations = observer.watch(operations) if observer else operations
+            self._backend = CpuBackend(operations, cache, count, progress)
+        else:
+            forward = partial(model.forward, w=weights, h=self.hyperparameters)
+            self._backend = ReferenceBackend(forward, kv_type, observer)
 
-    def forward(self, ids: Sequence[int], position: int, logits: str = "last", verify: bool = False) -> np.ndarray:
-        """Process tokens at positions `position` and up; what the cache holds before `position` stays.
+    def _recorded(self, file: GGUFFile, forward: Callable[..., Activation], weights: Weights) -> list[Operation]:
+        """What the architecture says, checked. Raises ModelError."""
+        recorder = Recorder(self.hyperparameters)
+        logits = forward(recorder, weights, self.hyperparameters)
+        if logits.columns != self.vocab_size:
+            raise ModelError(f"{file.path}: logits for {logits.columns} tokens of {self.vocab_size}")
+        recorder.require_all_used(file.tensors)
+        return recorder.operations
 
-        logits: "last", "all" or "none" of the tokens. verify: the tokens are guesses, of which some will be wrong; the
-        activations are rounded to 8 bits, so that a few tokens cost little more than one. Returns float32 [tokens asked
-        for, vocab]. Raises UsageError for an id outside of the vocabulary and ContextError if the tokens do not fit.
+    def sequence(self) -> Sequence:
+        """A new one, empty."""
+        return Sequence(self, self.backend.store())
+
+    @property
+    def backend(self) -> Backend:
+        """Raises LocalllmError if the engine is closed."""
+        if self._backend is None:
+            raise LocalllmError("the model is closed")
+        return self._backend
+
+    def step(self, requests: Ids[Request], precise: bool = True) -> list[np.ndarray]:
+        """Read the tokens of several sequences in one run of the model; of each the last logits, float32 [1, vocab].
+
+        As Sequence.append for each of them; no sequence may be there twice.
+        """
+        return self.run(requests, "last", precise)
+
+    def run(self, requests: Ids[Request], logits: str, precise: bool) -> list[np.ndarray]:
+        """Read the tokens of all requests, BATCH at a time; of each the logits asked for, float32 [wanted, vocab].
+
+        Raises as Sequence.append does, before anything has changed; a failure later leaves whole tokens in sequences.
         """
         if logits not in ("last", "all", "none"):
             raise UsageError(f"logits should be last, all or none, not {logits!r}")
+        tokens = [self._checked(ids) for _, ids in requests]
+        wanted = [{"all": len(ids), "last": 1, "none": 0}[logits] for ids in tokens]
+        with self.lock:
+            self._clean_up()
+            self._require_room(requests, tokens)
+            rows: list[list[np.ndarray]] = [[] for _ in requests]
+            for batch in batches([len(ids) for ids in tokens]):
+                self._run_batch(requests, tokens, wanted, batch, precise, rows)
+        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in rows]
+
+    def _checked(self, ids: Ids[int]) -> np.ndarray:
+        """Token ids as an array. Raises UsageError."""
         try:
             valid = len(ids) > 0 and all(0 <= index(token) < self.vocab_size for token in ids)
         except TypeError:
             valid = False
         if not valid:
             raise UsageError(f"token ids should be a list of numbers from 0 to {self.vocab_size - 1}")
-        tokens = np.asarray(ids, np.int64)
-        if position < 0 or position + len(tokens) > self.context:
-            raise ContextError(f"{position + len(tokens)} tokens do not fit the context of {self.context}")
-        rows = []
-        for start in range(0, len(tokens), BATCH):
-            batch = tokens[start : start + BATCH]
-            wanted = {"all": len(batch), "last": int(start + BATCH >= len(tokens)), "none": 0}[logits]
-            outputs = np.arange(len(batch) - wanted, len(batch))
-            rows.append(self._backend.run(batch, position + start + np.arange(len(batch)), outputs, verify))
-        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+        return np.asarray(ids, np.int64)
 
-    def squares(self) -> dict[str, np.ndarray]:
-        """Sums of the squares that every matrix met in its columns since the last call, for an engine that collects.
+    def _clean_up(self) -> None:
+        """Give back what forgotten sequences have left."""
+        while self.abandoned:
+            self.abandoned.pop().close()
 
-        By the matrix's name: float32 [columns]. The output matrix meets only tokens whose logits were asked for.
-        """
-        return self._backend.squares()
+    def _require_room(self, requests: Ids[Request], tokens: Ids[np.ndarray]) -> None:
+        if len({id(sequence) for sequence, _ in requests}) < len(requests):
+            raise UsageError("a sequence can take part in a run only once")
+        for (sequence, _), ids in zip(requests, tokens, strict=True):
+            length = len(sequence.tokens) + len(ids)
+            if length > self.context:
+                raise ContextError(f"{length} tokens do not fit the context of {self.context}")
+
+    def _run_batch(
+        self,
+        requests: Ids[Request],
+        tokens: Ids[np.ndarray],
+        wanted: Ids[int],
+        batch: list[tuple[int, int, int]],
+        precise: bool,
+        rows: list[list[np.ndarray]],
+    ) -> None:
+        """Run some tokens (request, first, last + 1) and add their logits to the requests' rows."""
+        parts = []
+        for number, first, end in batch:
+            sequence, count = requests[number][0], len(tokens[number])
+            sequence.store.prepare(len(sequence.tokens), end - first)
+            some = max(0, end - max(first, count - wanted[number]))
+            parts.append(Part(sequence.store, len(sequence.tokens), tokens[number][first:end], some))
+        found = self.backend.run(parts, precise)
+        if not np.isfinite(found.sum()) and not np.isfinite(found).all():  # a sum is ten times as fast
+            raise ModelError(f"{self._path}: the model computed logits that are not numbers; the file may be damaged")
+        for (number, first, end), part in zip(batch, parts, strict=True):
+            requests[number][0].tokens += tokens[number][first:end].tolist()
+            rows[number].append(found[: part.wanted])
+            found = found[part.wanted :]
 
     def close(self) -> None:
-        """End the engine's threads."""
-        self._backend.close()
+        """End the engine's threads; a second time does nothing."""
+        with self.lock:
+            backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.close()
+
+
+def batches(counts: Ids[int]) -> Iterator[list[tuple[int, int, int]]]:
+    """So many tokens of several requests as runs of at most BATCH tokens: lists of (request, first, last + 1)."""
+    batch, room = list[tuple[int, int, int]](), BATCH
+    for number, count in enumerate(counts):
+        first = 0
+        while first < count:
+            end = min(count, first + room)
+            batch.append((number, first, end))
+            room -= end - first
+            first = end
+            if not room:
+                yield batch
+                batch, room = [], BATCH
+    if batch:
+        yield batch

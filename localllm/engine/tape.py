@@ -10,27 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from localllm.engine.kv_cache import reserve
+from localllm.engine.memory import Reserved
 from localllm.kernels.arguments import in_order
 
-PAD = 64  # bytes behind each buffer that vector loads may touch
+LINE = 64  # bytes of a cache line
 
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory that steps write and read, `rows` times `stride` bytes; a finished tape knows its address."""
+    """Memory that steps write and read, `rows` times `stride` bytes; a finished tape knows its address.
+
+    One of no rows stands for other memory, in what its steps read and write.
+    """
 
     rows: int
     stride: int
-    columns: int = 0
-    outputs_only: bool = False  # rows are selected tokens
     address: int = 0
     first: int = -1  # stages
     last: int = -1
 
     @property
     def size(self) -> int:
-        return -(-(self.rows * self.stride + PAD) // 64) * 64
+        return -(-self.rows * self.stride // LINE) * LINE
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Step:
     kernel: str
     arguments: dict[str, Any]
     parts: int  # at most
-    count: int  # address of a number that limits the parts; 0: none
+    count: int  # address of a number that limits the parts, as it is when the step's stage begins; 0: none
     reads: list[Buffer]
     writes: list[Buffer]
     stage: int = field(default=0)
@@ -76,7 +77,7 @@ class Tape:
             return value.address
         if isinstance(value, np.ndarray):
             self._keep.append(value)
-            return value.ctypes.data
+            return address_of(value)
         if isinstance(value, float):
             return int(np.float32(value).view(np.int32))
         return int(value)
@@ -97,7 +98,7 @@ def assign_stages(steps: list[Step]) -> None:
             buffer.last = stage
 
 
-def place_buffers(steps: list[Step]) -> np.ndarray:
+def place_buffers(steps: list[Step]) -> Reserved:
     """Give every buffer the lowest address that no buffer living at the same time has. Returns the memory."""
     buffers = {buffer: None for step in steps for buffer in step.reads + step.writes if buffer.rows}
     placed: list[tuple[int, Buffer]] = []
@@ -111,8 +112,12 @@ def place_buffers(steps: list[Step]) -> np.ndarray:
             offset = max(offset, start + other.size)
         placed.append((offset, buffer))
         buffer.address, end = offset, max(end, offset + buffer.size)
-    memory = reserve(end + 64)
-    base = -(-memory.ctypes.data // 64) * 64
+    memory = Reserved(max(end, 1))
     for buffer in buffers:
-        buffer.address += base
+        buffer.address += memory.address
     return memory
+
+
+def address_of(array: np.ndarray) -> int:
+    """Where an array's numbers are."""
+    return array.ctypes.data

@@ -1,31 +1,21 @@
-"""One answer: the prompt is read (prefill), then token follows token (decode) until there is a reason to stop.
+"""One answer: the prompt is read (prefill), then token follows token (decode) until there is a reason to stop."""
 
-The cache of the engine and our list of what it holds can never disagree, wherever Ctrl-C strikes: `CachedSequence`
-forgets the tokens it is about to overwrite before the engine runs, and lists new ones only after it has.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from localllm.errors import ContextError, LocalllmError, UsageError
+from localllm.errors import ContextError, UsageError
 from localllm.generation.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
+from localllm.generation.sequences import Sequences
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
+if TYPE_CHECKING:
+    from localllm.engine.sequence import Sequence as Tokens
+
 CHUNK = 512  # tokens per prefill step; between steps, progress is shown and Ctrl-C is heard
-
-
-class Engine(Protocol):
-    """What this module needs of localllm.engine.model.Engine."""
-
-    context: int
-    vocab_size: int
-
-    def forward(self, ids: Sequence[int], position: int, logits: str = "last", verify: bool = False) -> np.ndarray: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -45,41 +35,6 @@ class GenerationOptions:
             object.__setattr__(self, "stop", (self.stop,))
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError("a stop string cannot be empty")
-
-
-class CachedSequence:
-    """The engine's one sequence, and which tokens its cache holds."""
-
-    def __init__(self, engine: Engine):
-        self.tokens: list[int] = []  # what the cache is sure to hold, by position
-        self.owner: object = None  # the generation that may go on
-        self.context = engine.context
-        self.vocab_size = engine.vocab_size
-        self._engine: Engine | None = engine
-
-    def forward(self, ids: Sequence[int], position: int, logits: str = "last", verify: bool = False) -> np.ndarray:
-        """Run tokens at `position` and up, as Engine.forward does; what was cached from there on is gone."""
-        if self._engine is None:
-            raise LocalllmError("the model is closed")
-        del self.tokens[position:]
-        result = self._engine.forward(ids, position, logits, verify)
-        self.tokens += ids
-        return result
-
-    def cached(self, ids: Sequence[int]) -> int:
-        """How many of the first tokens need no computing; never the last one, whose logits are wanted."""
-        same = 0
-        for ours, theirs in zip(self.tokens, ids[:-1], strict=False):
-            if ours != theirs:
-                break
-            same += 1
-        return same
-
-    def close(self) -> None:
-        """End the engine; a second time does nothing."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
 
 
 class StopFilter:
@@ -129,7 +84,7 @@ class Generation:
 
     def __init__(
         self,
-        sequence: CachedSequence,
+        sequences: Sequences,
         tokenizer: Tokenizer,
         prompt: list[int],
         decoder: StreamDecoder,
@@ -138,15 +93,15 @@ class Generation:
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
         if not prompt:
             raise UsageError("the prompt is empty")
-        if len(prompt) >= sequence.context:
+        if len(prompt) >= sequences.context:
             raise ContextError(
-                f"the prompt has {len(prompt)} tokens, which leaves no room in a context of {sequence.context}"
+                f"the prompt has {len(prompt)} tokens, which leaves no room in a context of {sequences.context}"
             )
         self.prompt, self.tokens, self.text, self.finish_reason = prompt, list[int](), "", "interrupted"
         self.cached_tokens, self.prefill_s, self.ttft_s, self.decode_s = 0, 0.0, 0.0, 0.0
-        self._sequence, self._decoder, self._options = sequence, decoder, options
+        self._sequences, self._decoder, self._options = sequences, decoder, options
         self._end_ids = tokenizer.end_ids
-        self._sampler = Sampler(options.sampling, min(sequence.vocab_size, tokenizer.vocab_size))
+        self._sampler = Sampler(options.sampling, sequences.vocab_size)
         self.seed = self._sampler.seed
         self._pieces = self._generate()
 
@@ -156,7 +111,7 @@ class Generation:
     def __next__(self) -> str:
         return next(self._pieces)
 
-    def _generate(self) -> Iterator[str]:
+    def _generate(self) -> Generator[str]:
         """Text instead of tokens: without stop strings and half characters."""
         stops = StopFilter(self._options.stop)
         for token in self._decode():
@@ -174,39 +129,44 @@ class Generation:
     def _decode(self) -> Iterator[int]:
         """Tokens as they are chosen, until one ends the answer or there is no room for more."""
         started = perf_counter()
-        logits = self._prefill()
-        self.prefill_s = perf_counter() - started
-        room = self._sequence.context - len(self.prompt)
-        limit = room if self._options.max_tokens is None else min(room, self._options.max_tokens)
-        while len(self.tokens) < limit:
-            if self.tokens:
-                logits = self._forward(self.tokens[-1:], len(self.prompt) + len(self.tokens) - 1)
-            token = self._sampler.sample(logits[-1])
-            elapsed = perf_counter() - started
-            self.ttft_s = self.ttft_s or elapsed
-            self.decode_s = elapsed - self.ttft_s
-            if token in self._end_ids:
-                self.finish_reason = "stop"
-                return
-            self._sampler.accept(token)
-            self.tokens.append(token)
-            yield token
+        with self._sequences.beginning_with(self.prompt) as sequence:
+            logits = self._prefill(sequence)
+            self.prefill_s = perf_counter() - started
+            room = self._sequences.context - len(self.prompt)
+            limit = room if self._options.max_tokens is None else min(room, self._options.max_tokens)
+            while len(self.tokens) < limit:
+                if self.tokens:
+                    logits = sequence.append(self.tokens[-1:])
+                token = self._sampler.sample(logits[-1])
+                elapsed = perf_counter() - started
+                self.ttft_s = self.ttft_s or elapsed
+                self.decode_s = elapsed - self.ttft_s
+                if token in self._end_ids:
+                    self.finish_reason = "stop"
+                    return
+                self._sampler.accept(token)
+                self.tokens.append(token)
+                yield token
         self.finish_reason = "length"
 
-    def _prefill(self) -> np.ndarray:
-        """Read what is not cached of the prompt; the logits after it, float32 [1, vocab]."""
-        self._sequence.owner = self
-        self.cached_tokens = self._sequence.cached(self.prompt)
-        progress = self._options.on_progress or (lambda done, total: None)
-        for start in range(self.cached_tokens, len(self.prompt), CHUNK):
-            progress(start - self.cached_tokens, len(self.prompt) - self.cached_tokens)
-            last = start + CHUNK >= len(self.prompt)
-            logits = self._forward(self.prompt[start : start + CHUNK], start, "last" if last else "none")
+    def _prefill(self, sequence: "Tokens") -> np.ndarray:
+        """Read what the sequence does not hold of the prompt; the logits after it, float32 [1, vocab]."""
+        self.cached_tokens = len(sequence.tokens)
+        logits = read_prompt(sequence, self.prompt, self._options.on_progress)
         for token in self.prompt[-PENALTY_WINDOW:]:
             self._sampler.accept(token)
         return logits
 
-    def _forward(self, ids: list[int], position: int, logits: str = "last") -> np.ndarray:
-        if self._sequence.owner is not self:
-            raise LocalllmError("this answer cannot go on: the model has been asked something else since")
-        return self._sequence.forward(ids, position, logits)
+    def close(self) -> None:
+        """Stop here, and let others have the sequence."""
+        self._pieces.close()
+
+
+def read_prompt(sequence: "Tokens", prompt: list[int], on_progress: Callable[[int, int], None] | None) -> np.ndarray:
+    """Read what the sequence does not hold of a prompt; the logits after it, float32 [1, vocab]."""
+    begin, progress = len(sequence.tokens), on_progress or (lambda done, total: None)
+    for start in range(begin, len(prompt), CHUNK):
+        progress(start - begin, len(prompt) - begin)
+        last = start + CHUNK >= len(prompt)
+        logits = sequence.append(prompt[start : start + CHUNK], "last" if last else "none")
+    return logits

@@ -1,8 +1,4 @@
-"""A conversation with a model: its history, the cache of what the model has read, and what to do when it gets too long.
-
-A model reads every conversation from its beginning. What the cache holds of it already, the longest common beginning
-of the tokens, is not computed again, so a new turn costs its own tokens only.
-"""
+"""A conversation with a model: its history, and what to do when it gets too long."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -10,7 +6,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from localllm.errors import UsageError
-from localllm.generation.generate import CachedSequence, Engine, Generation, GenerationOptions
+from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.sequences import Sequences
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -20,15 +17,15 @@ Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content":
 
 
 class Session:
-    """One engine and one conversation with it. Not for several threads at once.
+    """One conversation with a model. Not for several threads at once.
 
     Attributes:
         system: the instruction in front of the conversation, or None.
         forgotten: how many turns the latest `ask` dropped from the history, to fit the context.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer):
-        self.sequence, self.tokenizer = CachedSequence(engine), tokenizer
+    def __init__(self, sequences: Sequences, tokenizer: Tokenizer):
+        self.sequences, self.tokenizer = sequences, tokenizer
         self.system: str | None = None
         self.forgotten = 0
         self._history: list[Message] = []
@@ -46,6 +43,8 @@ class Session:
         withdrawn. Raises ContextError if the text alone does not fit; the conversation is then as before.
         """
         options = options or GenerationOptions()
+        if self._answer is not None:
+            self._answer.close()
         history = [*self._settled(), {"role": "user", "content": text}]
         kept, prompt = self._fitting(history, options)
         answer = self._generation(prompt, options)
@@ -65,7 +64,7 @@ class Session:
         """Go on with the text (or the token ids) as it is, without a chat template."""
         ids = self.tokenizer.encode(prompt, special=True, bos=True) if isinstance(prompt, str) else list(prompt)
         decoder = self.tokenizer.stream(continued=True)
-        return Generation(self.sequence, self.tokenizer, ids, decoder, options or GenerationOptions())
+        return Generation(self.sequences, self.tokenizer, ids, decoder, options or GenerationOptions())
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation up to where the answer begins. Raises UsageError if it is not one."""
@@ -81,7 +80,7 @@ class Session:
         return ChatTemplate.of(self.tokenizer)
 
     def _generation(self, prompt: list[int], options: GenerationOptions) -> Generation:
-        return Generation(self.sequence, self.tokenizer, prompt, self.tokenizer.stream(), options)
+        return Generation(self.sequences, self.tokenizer, prompt, self.tokenizer.stream(), options)
 
     def _system(self) -> list[Message]:
         return [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -102,7 +101,7 @@ class Session:
         many of the oldest turns go as make it fit into half of the context: the rest must be read again, which should
         not happen at every turn.
         """
-        context = self.sequence.context
+        context = self.sequences.context
         system = self._system()
         answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)
         prompt = self.encode_chat(system + history)

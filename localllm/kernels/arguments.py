@@ -13,6 +13,8 @@ from collections import namedtuple
 from collections.abc import Mapping
 from typing import Any
 
+PAGE = 64  # places of a page of the KV cache
+
 
 def arguments(names: str) -> Any:
     """A declaration: the names in the order of the array."""
@@ -49,12 +51,22 @@ LINEAR_QUANTIZED = arguments(
 LINEAR_FLOAT = arguments(
     "count weights row_bytes rows columns x x_stride y y_stride scratch scratch_bytes bf16 bf16_stride most_precise"
 )
-# Heads of x into the KV cache at their tokens' positions.
-STORE = arguments("count positions x stride runs run_count side head_stride token_bytes heads head_dim")
-# softmax(q k^T * scale) v; see attention.py.
+# The header of a run, for the kernels that meet the KV cache. Of each sequence that takes part, int64: its first token
+# in the run, how many it has there, how many it has altogether after it, and the address of its table of pages, int64.
+SEQUENCE = arguments("first count length table")
+# Heads of x to their tokens' places; owners int64 [tokens]: number of the sequence; keys or values begin at `base`.
+STORE = arguments("count positions owners sequences x stride base head_stride token_bytes heads head_dim")
+# What attention has to do in this run, for all layers that are alike: UNITs, their number, and for each token SPLIT.
+PLAN = arguments("sequences sequence_count heads kv_heads window units unit_count splits")
+# Some rows (token * group + query head in group) and a range of keys. Of a split range, `split` is the part.
+UNIT = arguments("table kv_head first_row rows begin end split")
+# In how many parts a token's context is split, and which of the partial results are its.
+SPLIT = arguments("count slot")
+# softmax(q k^T * scale) v, scores going through softcap * tanh(score / softcap) if softcap is not 0; see attention.py.
+# partial f32 [slots, query heads, parts of a context, 32 + value_dim padded to 16].
 ATTEND = arguments(
-    "count positions q q_stride y y_stride runs run_count head_stride token_bytes heads kv_heads head_dim scale partial"
-    " scratch scratch_bytes"
+    "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
+    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window partial scratch scratch_bytes"
 )
 # sums f32 += x^2 over the tokens; room for a multiple of 64 columns.
 ADD_SQUARES = arguments("count x stride sums")
@@ -74,6 +86,7 @@ KERNELS: dict[str, Any] = {
     "linear_quantized": LINEAR_QUANTIZED,
     "linear_float": LINEAR_FLOAT,
     "store": STORE,
+    "plan": PLAN,
     "attend": ATTEND,
     "merge": ATTEND,
     "add_squares": ADD_SQUARES,
@@ -86,4 +99,5 @@ def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:
 
     Raises TypeError for a name that is missing or too many.
     """
-    return list(type(KERNELS[kernel.partition("-")[0]])(**values))
+    d = type(KERNELS[kernel.partition("-")[0]])
+    return list(d(**{k: v for k, v in values.items() if k in d._fields}))

@@ -1,22 +1,56 @@
 """Every verb in plain NumPy, run at once: the oracle that the fast kernels are tested against, and the place to read
 what a verb means. Activations are float32 [tokens, columns]."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from localllm.errors import ModelError
 
 
-class Reference:
-    """A builder whose verbs compute. One instance per model; `tokens`, `positions` and `outputs` are set per run."""
+class Remembered:
+    """What the reference keeps of a sequence: by layer, keys and values float32 [2][tokens, heads, head dimension]."""
 
-    def __init__(self, config, context: int, kv_type: str, interleaved_rope: bool, collect: bool = False):
-        """collect: sum up in `squares` what the matrices meet: by name, float64 [columns]."""
-        self.config, self.interleaved = config, interleaved_rope
-        self.squares: dict[str, np.ndarray] | None = {} if collect else None
-        self.keep = {"f32": np.float32, "f16": np.float16, "q8_0": rounded_to_q8_0}[kv_type]
-        self.cache = np.zeros((config.layers, 2, config.kv_heads, context, config.head_dim), np.float32)
-        self.tokens = self.positions = self.outputs = np.zeros(0, np.int64)
-        self._matrices: dict[str, np.ndarray] = {}
+    def __init__(self, kv_type: str, layers: dict | None = None):
+        self._kv_type, self._layers = kv_type, dict(layers or {})
+
+    def keep(self, layer: int, position: int, *new) -> list[np.ndarray]:
+        """Put keys and values behind the first `position` tokens; all of them."""
+        old = self._layers.get(layer, [x[:0] for x in new])
+        with np.errstate(over="ignore"):
+            kept = [KEEP[self._kv_type](x).astype(np.float32) for x in new]
+        self._layers[layer] = [np.concatenate((x[:position], y)) for x, y in zip(old, kept, strict=True)]
+        return self._layers[layer]
+
+    def prepare(self, length: int, count: int) -> None:
+        """Nothing to prepare."""
+
+    def fork(self, length: int) -> "Remembered":
+        """Another one; arrays are never changed, so both may have them."""
+        return Remembered(self._kv_type, self._layers)
+
+    def truncate(self, length: int) -> int:
+        """Whatever comes next overwrites what lies behind."""
+        return length
+
+    def close(self) -> None:
+        self._layers = {}
+
+
+class Reference:
+    """A builder (localllm.arch.verbs) whose verbs compute. One for each run."""
+
+    def __init__(self, parts, matrices: dict[str, np.ndarray], observer=None):
+        """parts: as Program.run takes them, their stores Remembered; matrices: those dequantized so far, by name.
+
+        observer.add(name, x) is told what a matrix meets.
+        """
+        self.ids = np.concatenate([part.ids for part in parts])
+        self.positions = np.concatenate([part.position + np.arange(len(part.ids)) for part in parts])
+        self._ends = np.cumsum([len(part.ids) for part in parts])
+        wanted = [np.arange(end - part.wanted, end) for part, end in zip(parts, self._ends, strict=True)]
+        self.wanted = np.concatenate(wanted)
+        self._parts, self._matrices, self._observer = parts, matrices, observer
 
     def matrix(self, weight) -> np.ndarray:
         """A weight in float32, whatever its format."""
@@ -24,61 +58,59 @@ class Reference:
             self._matrices[weight.name] = dequantize(weight.tensor)
         return self._matrices[weight.name]
 
-    def embed(self, weight):
+    def embed(self, weight, ids):
         """The embedding rows of the tokens: [tokens, width]."""
-        return self.matrix(weight)[self.tokens]
+        return self.matrix(weight)[ids]
 
-    def select(self, x):
-        """The rows whose logits are wanted."""
-        return x[self.outputs]
+    def select(self, x, which):
+        """Some of the rows, by their numbers."""
+        return x[which]
 
-    def rms_norm(self, x, weight):
+    def rms_norm(self, x, weight, epsilon):
         """x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019)."""
         mean = np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True)
-        return (x / np.sqrt(mean + self.config.epsilon)).astype(np.float32) * weight.vector()
+        return (x / np.sqrt(mean + epsilon)).astype(np.float32) * weight.vector()
 
-    def linear(self, x, weight, cached=False):
-        """x W^T + bias: [tokens, rows of W]. `cached`: goes to the KV cache, where all later tokens see its error."""
-        matrix = self.matrix(weight)
-        if x.shape[1] != matrix.shape[1]:
-            raise ModelError(f"tensor {weight.name} should have {x.shape[1]} columns, has {matrix.shape[1]}")
-        if self.squares is not None:
-            self.squares[weight.name] = self.squares.get(weight.name, 0) + (x.astype(np.float64) ** 2).sum(axis=0)
-        y = x @ matrix.T
+    def linear(self, x, weight):
+        """x W^T + bias: [tokens, rows of W]."""
+        if self._observer:
+            self._observer.add(weight.name, x)
+        y = x @ self.matrix(weight).T
         return y + weight.bias.vector() if weight.bias else y
 
-    def rope(self, x, factors=None):
+    def rope(self, x, rope, positions, factors=None):
         """Rotate each head's pairs by position * frequency (Su et al. 2021)."""
-        rope = self.config.rope
         frequencies = rope.frequencies(factors.vector() if factors else None)
-        angles = self.positions[:, None, None] * frequencies
+        angles = positions[:, None, None] * frequencies
         cos, sin = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
-        y = x.reshape(len(x), -1, self.config.head_dim).copy()
-        rotated = y[:, :, : rope.dims]
-        half = rope.dims // 2
+        y = x.reshape(len(x), -1, rope.head_dim).copy()
+        rotated, half = y[:, :, : rope.dims], rope.dims // 2
         first, second = (
-            (np.s_[..., 0::2], np.s_[..., 1::2]) if self.interleaved else (np.s_[..., :half], np.s_[..., half:])
+            (np.s_[..., 0::2], np.s_[..., 1::2]) if rope.interleaved else (np.s_[..., :half], np.s_[..., half:])
         )
         u, v = rotated[first].copy(), rotated[second].copy()
         rotated[first], rotated[second] = u * cos - v * sin, u * sin + v * cos
         return y.reshape(x.shape)
 
-    def attend(self, q, k, v, layer):
-        """Causal attention over the cache, into which k and v go first."""
-        config = self.config
-        for which, x in enumerate((k, v)):
-            heads = x.reshape(len(x), config.kv_heads, config.head_dim).swapaxes(0, 1)
-            self.cache[layer, which][:, self.positions] = self.keep(heads)
-        length = self.positions[-1] + 1
-        keys, values = self.cache[layer, :, :, :length]
-        group = config.heads // config.kv_heads
-        rows = q.reshape(len(q), config.kv_heads, group, config.head_dim)
-        scores = np.einsum("thgd,hkd->thgk", rows, keys, optimize=True) / np.sqrt(np.float32(config.head_dim))
-        hidden = np.arange(length) > self.positions[:, None]
-        scores = np.where(hidden[:, None, None], -np.inf, scores)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        return np.einsum("thgk,hkd->thgd", weights, values, optimize=True).reshape(q.shape).astype(np.float32)
+    def attend(self, q, k, v, state, heads, scale):
+        """softmax(q k^T * scale) v over the keys that a token sees: its sequence's up to its own, within the window.
+
+        The run's keys and values go to the cache first. Query heads in equal groups share key-value heads.
+        """
+        results = []
+        for part, end in zip(self._parts, self._ends, strict=True):
+            rows = slice(end - len(part.ids), end)
+            new = (x[rows].reshape(len(part.ids), state.kv_heads, -1) for x in (k, v))
+            keys, values = part.store.keep(state.layer, part.position, *new)
+            queries = q[rows].reshape(len(part.ids), state.kv_heads, heads // state.kv_heads, -1)
+            scores = np.einsum("thgd,khd->thgk", queries, keys, optimize=True) * np.float32(scale)
+            distance = self.positions[rows, None] - np.arange(len(keys))
+            hidden = (distance < 0) | (distance >= (state.window or np.inf))
+            scores = np.where(hidden[:, None, None], -np.inf, scores)
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+            results.append(np.einsum("thgk,khd->thgd", weights, values, optimize=True).reshape(len(part.ids), -1))
+        return np.concatenate(results).astype(np.float32)
 
     def add(self, x, y):
         """x + y."""
@@ -97,6 +129,9 @@ def rounded_to_q8_0(x: np.ndarray) -> np.ndarray:
     scales = (np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float16).astype(np.float32)
     codes = np.clip(np.rint(blocks / np.maximum(scales, np.float32(2**-24))), -127, 127)
     return (codes * scales).reshape(*places, -1)[..., :columns]
+
+
+KEEP: dict[str, Callable] = {"f32": np.float32, "f16": np.float16, "q8_0": rounded_to_q8_0}
 
 
 def dequantize(tensor) -> np.ndarray:

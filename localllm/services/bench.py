@@ -12,21 +12,18 @@ from dataclasses import dataclass
 from math import prod
 from statistics import mean, stdev
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from localllm.api import main_format
-from localllm.arch import require_known
-from localllm.arch.config import Config
+from localllm.api import Model, open_model
 from localllm.arch.weights import Weights
 from localllm.engine.bandwidth import read_bandwidth
-from localllm.engine.model import Engine
+from localllm.engine.sequence import Sequence as AnySequence
 from localllm.engine.threads import read_text, usable_cores
 from localllm.errors import UsageError
-from localllm.files.gguf_file import GGUFFile, Tensor
+from localllm.files.gguf_file import Tensor
 from localllm.generation.generate import CHUNK
-from localllm.generation.generate import Engine as AnyEngine
 from localllm.kernels.library import Progress
 from localllm.kernels.target import cpu_name
 
@@ -139,12 +136,11 @@ class Result:
 
 
 class Course:
-    """An engine under test. The token at a position is always the same, so what is in the cache stays true."""
+    """A model under test. The token at a position is always the same, so what a sequence holds stays true."""
 
-    def __init__(self, engine: AnyEngine, threads: int, costs: Costs, on_step: OnStep):
-        self._engine, self._threads, self._costs, self._on_step = engine, threads, costs, on_step
-        self._ids = np.random.default_rng(0).integers(0, engine.vocab_size, engine.context).tolist()
-        self._filled = 0  # tokens that the cache holds
+    def __init__(self, sequence: AnySequence, threads: int, costs: Costs, on_step: OnStep):
+        self._sequence, self._threads, self._costs, self._on_step = sequence, threads, costs, on_step
+        self._ids = np.random.default_rng(0).integers(0, sequence.vocab_size, sequence.context).tolist()
 
     def measure(self, test: Test, repetitions: int) -> Result:
         """One test. The memory is measured before every run: what a virtual machine gets of it changes in seconds."""
@@ -163,57 +159,52 @@ class Course:
                 bandwidths.append(read_bandwidth(self._threads))
                 self._seconds(warm_up)  # the caches are full of what was just read
             speeds.append(test.tokens / self._seconds(test))
-        self._filled = test.end
         return Result(test, self._threads, speeds, self._costs, mean(bandwidths) if bandwidths else None)
 
     def _fill(self, depth: int, tell: OnStep) -> None:
         """Have `depth` tokens in the cache."""
-        for start in range(self._filled, depth, CHUNK):
+        self._sequence.truncate(depth)
+        for start in range(len(self._sequence.tokens), depth, CHUNK):
             tell(f"filling the cache, {start} of {depth} tokens")
-            self._engine.forward(self._ids[start : min(start + CHUNK, depth)], start, "none")
+            self._sequence.append(self._ids[start : min(start + CHUNK, depth)], "none")
 
     def _seconds(self, test: Test) -> float:
         """How long the test takes, once."""
-        forward, ids, written = self._engine.forward, self._ids, test.depth + test.prompt
+        append, ids, written = self._sequence.append, self._ids, test.depth + test.prompt
+        self._sequence.truncate(test.depth)
         start = perf_counter()
         if test.prompt:
-            forward(ids[test.depth : written], test.depth)
+            append(ids[test.depth : written])
         for position in range(written, test.end):
-            forward(ids[position : position + 1], position)
+            append(ids[position : position + 1])
         return perf_counter() - start
 
 
 class Bench:
-    """A model file to be tested. Use it in a `with` statement.
+    """A model file to be tested.
 
     Attributes:
-        model: facts about it, ready for JSON; its size is in bytes of weights.
+        model: facts about it, ready for JSON, once a test has been run; its size is in bytes of weights.
     """
 
     def __init__(self, path: str | os.PathLike[str], on_step: OnStep, on_compile: Progress | None = None):
-        """on_step is told what is being done, on_compile(done, total) that kernels are compiled. Raises ModelError."""
-        self._file = file = GGUFFile.open(path)
-        require_known(file.metadata, file.path)
-        self._config, self._costs = Config.from_metadata(file.metadata, file.path), Costs.of(file.tensors)
-        self._on_step, self._on_compile = on_step, on_compile
-        names = {"path": file.path, "arch": self._config.arch, "format": main_format(file)}
-        self.model: dict[str, Any] = names | {"size": file.nbytes, "parameters": file.parameters}
+        """on_step is told what is being done, on_compile(done, total) that kernels are compiled."""
+        self._path, self._on_step, self._on_compile = path, on_step, on_compile
+        self.model: dict[str, Any] = {}
 
     def run(
         self, tests: Sequence[Test], threads: Sequence[int] | None, repetitions: int, kv_type: str
     ) -> Iterator[Result]:
-        """All tests with each number of threads (None: as many as other commands use). Raises as Engine does."""
+        """All tests with each number of threads (None: as many as other commands use). Raises as open_model does."""
         if repetitions < 1:
             raise UsageError(f"repetitions should be 1 or above, not {repetitions}")
         context = max(test.end for test in tests)
         for count in threads or [usable_cores()]:
-            engine = Engine(self._file, self._config, count, context, kv_type, progress=self._on_compile)
-            try:
-                course = Course(engine, count, self._costs, self._on_step)
+            with open_model(self._path, count, context, kv_type, progress=self._on_compile) as model:
+                self.model = facts(model)
+                course = Course(model.sequence(), count, Costs.of(model.file.tensors), self._on_step)
                 for test in tests:
                     yield course.measure(test, repetitions)
-            finally:
-                engine.close()
 
     def report(self, results: Sequence[Result]) -> dict[str, Any]:
         """Everything, ready for JSON; the machine's bandwidth is the highest of the tests'."""
@@ -221,11 +212,11 @@ class Bench:
         machine = {"cpu": processor(), "threads": usable_cores(), "bandwidth_gbs": max(measured, default=None)}
         return {"machine": machine, "model": self.model, "tests": [result.facts() for result in results]}
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
+def facts(model: Model) -> dict[str, Any]:
+    """What is said of a model."""
+    names = {"path": model.path, "arch": model.arch, "format": model.format}
+    return names | {"size": model.file.nbytes, "parameters": model.file.parameters}
 
 
 def processor() -> str:

@@ -15,12 +15,9 @@ from typing import Self
 
 import numpy as np
 
-from localllm.api import tokenizer_of
-from localllm.arch import require_known
-from localllm.arch.config import Config
-from localllm.engine.model import Engine
+from localllm.api import open_model
+from localllm.engine.observe import Squares as Observer
 from localllm.errors import ModelError, UsageError
-from localllm.files.gguf_file import GGUFFile
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
 from localllm.files.safe_file import checked_target
 from localllm.kernels.library import Progress
@@ -61,18 +58,19 @@ class Collector:
         """
         checked_target(out, tuple(map(os.fsdecode, (path, *texts))))
         contents = [read_text(text) for text in texts]
-        file = GGUFFile.open(path)
-        require_known(file.metadata, file.path)
-        config = Config.from_metadata(file.metadata, file.path)
-        self.path, self.trained_context, self._tokenizer = file.path, config.context, tokenizer_of(file)
+        self._observer = Observer()
+        self._model = open_model(path, threads, size, progress=progress, observer=self._observer)
+        self.path, self.trained_context = self._model.path, self._model.trained_context
+        self._tokenizer, self._sequence = self._model.tokenizer, self._model.sequence()
         tokens = [token for text in contents for token in self._tokenizer.encode(text, special, bos=True)]
         self._chunks, self._output = cut(tokens, size, most), output
         key = hashlib.sha256(self._chunks.tobytes())
-        key.update(repr((size, output, [(t.name, t.shape, t.format.name) for t in file.tensors.values()])).encode())
+        key.update(
+            repr((size, output, [(t.name, t.shape, t.format.name) for t in self._model.file.tensors.values()])).encode()
+        )
         self._known = ImportanceMatrix({}, list(map(os.fsdecode, texts)), 0, size, key.hexdigest())
         self._part = Path(f"{os.fsdecode(out)}.part")
         self._resume()
-        self._engine = Engine(file, config, threads, size, progress=progress, collect=True)
 
     @property
     def total(self) -> int:
@@ -108,9 +106,10 @@ class Collector:
 
     def _squares(self, chunk: np.ndarray) -> dict[str, Squares]:
         """What the matrices meet in one chunk. Raises ModelError if it is not finite."""
-        self._engine.squares()  # forget what an interrupted chunk has left
-        self._engine.forward(as_read(chunk, self._tokenizer), 0, "all" if self._output else "none")
-        squares = self._engine.squares()
+        self._observer.take()  # forget what an interrupted chunk has left
+        self._sequence.truncate(0)
+        self._sequence.append(as_read(chunk, self._tokenizer), "all" if self._output else "none")
+        squares = self._observer.take()
         for name, sums in squares.items():
             if not np.isfinite(sums).all():
                 raise ModelError(f"{self.path}: what meets the tensor {name} is not finite")
@@ -133,7 +132,7 @@ class Collector:
 
     def close(self) -> None:
         """End the threads."""
-        self._engine.close()
+        self._model.close()
 
     def __enter__(self) -> Self:
         return self

@@ -4,9 +4,10 @@ import os
 from math import prod
 from typing import Any
 
-from localllm.arch import architecture, require_known
-from localllm.arch.config import Config
-from localllm.engine.kv_cache import bytes_per_token
+from localllm.arch import architecture
+from localllm.arch.attention import Transformer
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.states import cache_bytes
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
 
@@ -20,7 +21,7 @@ def inspect_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     file that is not valid.
     """
     with GGUFFile.open(path) as file:
-        config, reason = configuration(file)
+        h, reason = hyperparameters(file)
         metadata = file.metadata
         return {
             "path": file.path,
@@ -31,15 +32,15 @@ def inspect_model(path: str | os.PathLike[str]) -> dict[str, Any]:
             "parameters": file.parameters,
             "weight_bytes": file.nbytes,
             "bits_per_weight": 8 * file.nbytes / file.parameters if file.parameters else 0.0,
-            "layers": config and config.layers,
-            "width": config and config.width,
-            "heads": config and config.heads,
-            "kv_heads": config and config.kv_heads,
-            "context": config and config.context,
+            "layers": h and h.layers,
+            "width": h and h.width,
+            "heads": heads(h, "heads"),
+            "kv_heads": heads(h, "kv_heads"),
+            "context": h and h.context,
             "vocabulary": vocabulary(metadata),
             "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
             "formats": formats(file),
-            "memory": memory(config, file.nbytes) if config and reason is None else [],
+            "memory": memory(h, file.nbytes) if h else [],
             "tensors": [
                 {"name": t.name, "format": t.format.name, "shape": list(t.shape), "bytes": t.nbytes}
                 for t in file.tensors.values()
@@ -47,16 +48,18 @@ def inspect_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         }
 
 
-def configuration(file: GGUFFile) -> tuple[Config | None, str | None]:
-    """The hyperparameters, as far as they can be read, and why the model cannot run, None if it can."""
-    config = None
+def hyperparameters(file: GGUFFile) -> tuple[Hyperparameters | None, str | None]:
+    """The hyperparameters, if localllm can read them, and why the model cannot run, None if it can."""
     try:
-        require_known(file.metadata, file.path)
-        config = Config.from_metadata(file.metadata, file.path)
-        architecture(config, file.path)
+        h = architecture(file)[1]
     except ModelError as error:
-        return config, str(error).removeprefix(f"{file.path}: ")
-    return config, None if file.tensors else "the file has a vocabulary only"
+        return None, str(error).removeprefix(f"{file.path}: ")
+    return h, None if file.tensors else "the file has a vocabulary only"
+
+
+def heads(h: Hyperparameters | None, name: str) -> int | None:
+    """How many heads the layers have, the most if they differ; None for models without attention."""
+    return max(getattr(h.attention, name)) if isinstance(h, Transformer) else None
 
 
 def vocabulary(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -80,11 +83,11 @@ def formats(file: GGUFFile) -> dict[str, dict[str, int]]:
     return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
 
 
-def memory(config: Config, weight_bytes: int) -> list[dict[str, int]]:
+def memory(h: Hyperparameters, weight_bytes: int) -> list[dict[str, int]]:
     """What conversations need: weights and a cache in f16, for lengths that double up to the model's context."""
-    per_token = bytes_per_token(config.layers, config.kv_heads, config.head_dim, "f16")
-    lengths = [SHORTEST << n for n in range(24) if SHORTEST << n < config.context] + [config.context]
-    return [{"context": n, "cache_bytes": n * per_token, "total_bytes": weight_bytes + n * per_token} for n in lengths]
+    lengths = [SHORTEST << n for n in range(24) if SHORTEST << n < h.context] + [h.context]
+    caches = [(n, cache_bytes(h.states(), n, "f16")) for n in lengths]
+    return [{"context": n, "cache_bytes": cache, "total_bytes": weight_bytes + cache} for n, cache in caches]
 
 
 def text(value: Any) -> str | None:

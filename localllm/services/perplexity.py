@@ -12,13 +12,10 @@ from typing import Self
 
 import numpy as np
 
-from localllm.api import tokenizer_of
-from localllm.arch import require_known
-from localllm.arch.config import Config
-from localllm.engine.model import PRECISE_TOKENS, Engine
+from localllm.api import open_model
+from localllm.engine.program import PRECISE_TOKENS
 from localllm.engine.threads import usable_cores
 from localllm.errors import ModelError, UsageError
-from localllm.files.gguf_file import GGUFFile
 from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, unpack
 from localllm.kernels.library import Progress
 from localllm.services.chunks import as_read
@@ -41,11 +38,11 @@ class Reader:
 
     def __init__(self, path: str | os.PathLike[str], size: int, threads: int | None, progress: Progress | None = None):
         """progress(done, total) is called while kernels are compiled. Raises as api.open_model does."""
-        file = GGUFFile.open(path)
-        require_known(file.metadata, file.path)
-        config = Config.from_metadata(file.metadata, file.path)
-        self.path, self.tokenizer, self.trained_context = file.path, tokenizer_of(file), config.context
-        self._engine = Engine(file, config, threads, size, progress=progress)
+        self._model = open_model(path, threads, size, progress=progress)
+        self.path, self.tokenizer, self.trained_context = (
+            self._model.path, self._model.tokenizer, self._model.trained_context,
+        )  # fmt: skip
+        self._sequence = self._model.sequence()
         self._threads = usable_cores() if threads is None else threads
         self._pool = ThreadPoolExecutor(self._threads)
 
@@ -54,7 +51,7 @@ class Reader:
 
         save: a file for the logits, which is there when all chunks are done. Raises as LogitsWriter does.
         """
-        known, vocab_size = Prediction(), self._engine.vocab_size
+        known, vocab_size = Prediction(), self._sequence.vocab_size
         with LogitsWriter(save, chunks, vocab_size) if save else nullcontext() as writer:
             for chunk in chunks:
                 scores = []
@@ -68,8 +65,8 @@ class Reader:
 
     def compare(self, base: Logits, most: int | None = None) -> Iterator[Comparison]:
         """What is known after each chunk of a base, at most `most`. Raises UsageError if its vocabulary is another."""
-        if base.vocab_size != self._engine.vocab_size:
-            sizes = f"{base.vocab_size} and {self._engine.vocab_size} tokens"
+        if base.vocab_size != self._sequence.vocab_size:
+            sizes = f"{base.vocab_size} and {self._sequence.vocab_size} tokens"
             raise UsageError(f"the base and the model have different vocabularies, {sizes}")
         known = Comparison()
         for chunk, rows in zip(base.chunks[:most], base.rows, strict=False):
@@ -84,10 +81,11 @@ class Reader:
     def _logits(self, chunk: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """What follows the tokens of a chunk's second half, piece by piece: the first one's place, and the logits."""
         ids, first, last = as_read(chunk, self.tokenizer), len(chunk) // 2, len(chunk) - 1
+        self._sequence.truncate(0)
         for start in range(0, first, PIECE):
-            self._engine.forward(ids[start : min(start + PIECE, first)], start, "none")
+            self._sequence.append(ids[start : min(start + PIECE, first)], "none")
         for start in range(first, last, PIECE):
-            yield start, self._engine.forward(ids[start : min(start + PIECE, last)], start, "all")
+            yield start, self._sequence.append(ids[start : min(start + PIECE, last)], "all")
 
     def _each(self, logits: np.ndarray, score: Score) -> np.ndarray:
         """The scores of all rows, by all threads: float64 [rows, numbers]."""
@@ -106,7 +104,7 @@ class Reader:
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
-        self._engine.close()
+        self._model.close()
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,8 @@
 
 from importlib import import_module
 
+from localllm.kernels.target import cpu_features
+
 SUB_BLOCK = {  # formats with int8 kernels: the weights that share a scale
     "Q4_0": 32, "Q4_1": 32, "Q5_0": 32, "Q5_1": 32, "Q8_0": 32, "IQ4_NL": 32, "MXFP4": 32, "IQ4_XS": 32,
     "Q2_K": 16, "Q3_K": 16, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16,
@@ -10,9 +12,15 @@ SUB_BLOCK = {  # formats with int8 kernels: the weights that share a scale
 }  # fmt: skip
 SLAB = 1024  # columns of a tile of weights that are unpacked at a time
 LINEAR_SCRATCH = 80 * SLAB  # bytes per thread: codes of 16 + 32 rows, their scales and minimums
+# Register tiles, vectors of 16 x tokens: of integers (tiles.py), and of float32 (tiles_f32.py).
+INTEGER_TILE, FLOAT_TILE = ((2, 6), (2, 12)) if "avx512f" in cpu_features() else ((1, 4), (1, 4))
+TOKENS_AT_ONCE = (4, INTEGER_TILE[1], FLOAT_TILE[1])  # products round the tokens of a run up to one of these
 FLOAT_SLAB = 256  # the same for float weights, as words of 4 bytes
 FLOAT_SCRATCH = 4 * 48 * FLOAT_SLAB + 4096
 PLAIN = {"F32", "F16", "BF16"}
+ATTEND_ROWS, ATTEND_KEYS = 96, 64  # of a unit of attention at most, and of a block of keys for many rows
+MOST_SPLITS, FEW_TOKENS = 16, 8  # a context is split up to so often, for so many tokens of a sequence at most
+SPLIT_TOKENS = 64  # tokens of a run whose contexts are split at most: so many slots for partial results there are
 GENERIC = {"Q1_0", "NVFP4"}
 
 MODULES = {
@@ -25,6 +33,7 @@ MODULES = {
     "round_bf16": "rowwise",
     "attend": "attention",
     "merge": "attention",
+    "plan": "attention_plan",
     "store": "cache_store",
     "rms_norm": "rowwise",
     "add": "rowwise",

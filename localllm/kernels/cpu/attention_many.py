@@ -5,11 +5,11 @@ the keys for the scores, along the head dimension for the output. Arrays of rows
 of q is zero, and what comes of it is not used.
 """
 
+from localllm.kernels.cpu import ATTEND_KEYS as KEYS
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.cpu.tiles_f32 import COLUMNS, ROWS, make_load, make_outer, make_splats, make_store, make_zeros
 from localllm.kernels.simd import store_f32x16, transpose_f32
 
-KEYS = 64  # a block; the rows of scores are so many floats apart
 WIDTH = 16 * COLUMNS
 
 zeros, outer, outer_one = make_zeros(ROWS * COLUMNS), make_outer(ROWS, COLUMNS), make_outer(ROWS, 1)

@@ -1,25 +1,17 @@
-"""Keys or values into the KV cache, at the positions of their tokens.
+"""Keys or values into the KV cache, at the places of their tokens."""
 
-Arguments: 0 address of the token count, 1 positions int64, 2 x f32, 3 bytes between tokens of x, 4 runs (see
-attention.py), 5 number of runs, 6 which address of a run (0 keys, 8 values), 7 bytes between heads, 8 bytes per token
-of a head, 9 heads, 10 head dimension.
-"""
-
+from localllm.kernels.arguments import PAGE, SEQUENCE, STORE
 from localllm.kernels.cpu.cache_formats import STORAGE
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import load_i64
 
 
 @device
-def cache_row(a, position):
-    """Where the token at `position` lies in the cache, for head 0; 0 if no run holds it."""
-    for run in range(argument(a, 5)):
-        at = argument(a, 4) + run * 24
-        length = load_i64(at + 16)
-        if position < length:
-            return load_i64(at + argument(a, 6)) + position * argument(a, 8)
-        position -= length
-    return 0
+def place_of(a, token):
+    """The number of the place in the cache that belongs to a token of the run."""
+    sequence = argument(a, STORE.sequences) + load_i64(argument(a, STORE.owners) + token * 8) * 8 * len(SEQUENCE)
+    position = load_i64(argument(a, STORE.positions) + token * 8)
+    return load_i64(argument(sequence, SEQUENCE.table) + position // PAGE * 8) * PAGE + position % PAGE
 
 
 def make(format_name):
@@ -28,11 +20,15 @@ def make(format_name):
 
     @kernel
     def store(a, part, parts, thread):
-        heads, head_dim, tokens = argument(a, 9), argument(a, 10), load_i64(argument(a, 0))
+        heads, head_dim, tokens = (
+            argument(a, STORE.heads),
+            argument(a, STORE.head_dim),
+            load_i64(argument(a, STORE.count)),
+        )
         for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-            row = cache_row(a, load_i64(argument(a, 1) + t * 8))
+            row = argument(a, STORE.base) + place_of(a, t) * argument(a, STORE.token_bytes)
             for head in range(heads):
-                x = argument(a, 2) + t * argument(a, 3) + head * head_dim * 4
-                store_head(row + head * argument(a, 7), x, head_dim)
+                x = argument(a, STORE.x) + t * argument(a, STORE.stride) + head * head_dim * 4
+                store_head(row + head * argument(a, STORE.head_stride), x, head_dim)
 
     return store

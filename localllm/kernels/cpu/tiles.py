@@ -7,6 +7,7 @@ in registers. With 32 registers, 2 x 6 needs 8 loads for 12 dot products; 1 x 8 
 from llvmlite import ir
 from numba import float32, types
 
+from localllm.kernels.cpu import INTEGER_TILE
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.simd import (
     F32,
@@ -27,9 +28,8 @@ from localllm.kernels.simd import (
     transpose_f32,
     u8x64,
 )
-from localllm.kernels.target import cpu_features
 
-VECTORS, TOKENS = (2, 6) if "avx512f" in cpu_features() else (1, 4)
+VECTORS, TOKENS = INTEGER_TILE
 ROWS = 16 * VECTORS
 int64 = types.int64
 ints, floats = types.UniTuple(i32x16, VECTORS * TOKENS), types.UniTuple(f32x16, VECTORS * TOKENS)

@@ -8,6 +8,7 @@ is summed up, the lanes of the tile are added up in the end.
 from llvmlite import ir
 from numba import types
 
+from localllm.kernels.cpu import FLOAT_TILE
 from localllm.kernels.simd import (
     F32,
     I32,
@@ -23,11 +24,10 @@ from localllm.kernels.simd import (
     splat_value,
     store_value,
 )
-from localllm.kernels.target import cpu_features
 
 # The largest tile that fits the registers. With 32 of 64 bytes, 12 x 2 needs 14 loads for 24 multiplications and runs
 # at the speed of these; 8 x 1 needs 9 for 8 and is bound by loads.
-ROWS, COLUMNS = (12, 2) if "avx512f" in cpu_features() else (4, 1)
+COLUMNS, ROWS = FLOAT_TILE
 int64 = types.int64
 
 

@@ -1,0 +1,68 @@
+"""Rotary position embedding (Su et al. 2021): which numbers of a head turn, and how fast."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from localllm.arch.fields import Fields, show
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How the heads of a layer are rotated."""
+
+    head_dim: int
+    dims: int  # of a head's numbers, the first so many are rotated, in pairs
+    interleaved: bool  # pairs are neighbours; otherwise number i goes with number i + dims / 2 ("neox")
+    base: float = 10000.0
+    factor: float = 1.0  # how much the context is stretched beyond the original one
+    yarn: bool = False
+    original_context: int = 0
+    magnitude: float = 1.0  # multiplies cosine and sine
+
+    def frequencies(self, factors: np.ndarray | None = None) -> np.ndarray:
+        """Radians per position, float64 [dims / 2]; `factors` (same shape) divide them.
+
+        YaRN (Peng et al. 2023) stretches slow pairs, keeps fast ones, and blends between.
+        """
+        pairs = np.arange(self.dims // 2)
+        plain = self.base ** (-2.0 * pairs / self.dims)
+        if factors is not None:
+            plain = plain / factors
+        stretched = plain / self.factor
+        if not self.yarn:
+            return stretched
+        low, high = self._pair_turning(32.0), self._pair_turning(1.0)
+        low, high = max(math.floor(low), 0), min(math.ceil(high), self.dims - 1)
+        keep = 1 - np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
+        return stretched * (1 - keep) + plain * keep
+
+    def _pair_turning(self, turns: float) -> float:
+        """The pair (a fraction) that turns so often within the original context."""
+        return self.dims * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(self.base))
+
+
+def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
+    """The rope.* keys as llama.cpp understands them: a factor without a type is linear scaling. Raises ModelError."""
+    dims = fields.count("rope.dimension_count", head_dim)
+    if dims > head_dim or dims % 2:
+        raise fields.error(f"cannot rotate {dims} dimensions of a head of {head_dim}")
+    factor = fields.number("rope.scaling.factor", 0.0) or fields.number("rope.scale_linear", 0.0) or 1.0
+    kind = fields.raw("rope.scaling.type", "linear")
+    if not isinstance(kind, str) or kind not in ("none", "linear", "yarn"):
+        raise fields.error(f"rope scaling {show(kind)} is not supported")
+    base = fields.number("rope.freq_base", 10000.0)
+    if base <= 1:
+        raise fields.error(f"{fields.key('rope.freq_base')} should be above 1, is {base}")
+    yarn = kind == "yarn"
+    return Rope(
+        head_dim,
+        dims,
+        interleaved,
+        base=base,
+        factor=1.0 if kind == "none" else factor,
+        yarn=yarn,
+        original_context=fields.count("rope.scaling.original_context_length", fields.count("context_length")),
+        magnitude=fields.number("rope.scaling.attn_factor", 1.0) * (1 + 0.1 * math.log(factor) if yarn else 1),
+    )

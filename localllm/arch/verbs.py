@@ -1,0 +1,42 @@
+"""The verbs that an architecture is written in.
+
+A verb gets everything by argument, changes no argument and returns a new activation. The recorder of localllm.engine
+writes them down, once, when a model is opened; `Reference` computes them at once in NumPy. What each means is written
+in localllm.kernels.reference. An Activation is [rows, columns] in the builder's own form; rows are the tokens of a run,
+or those of them that were selected.
+"""
+
+from typing import Any, Protocol
+
+from localllm.arch.rope import Rope
+from localllm.arch.states import Paged
+from localllm.arch.weights import Weight
+
+Activation = Any
+Numbers = Any  # one integer for each row
+
+
+class Builder(Protocol):
+    """What all builders can do."""
+
+    ids: Numbers  # of the run's tokens
+    positions: Numbers  # theirs in their sequences
+    wanted: Numbers  # which tokens' logits are asked for
+
+    def embed(self, weight: Weight, ids: Numbers) -> Activation: ...
+
+    def select(self, x: Activation, which: Numbers) -> Activation: ...
+
+    def rms_norm(self, x: Activation, weight: Weight, epsilon: float) -> Activation: ...
+
+    def linear(self, x: Activation, weight: Weight) -> Activation: ...
+
+    def rope(self, x: Activation, rope: Rope, positions: Numbers, factors: Weight | None = None) -> Activation: ...
+
+    def attend(
+        self, q: Activation, k: Activation, v: Activation, state: Paged, heads: int, scale: float
+    ) -> Activation: ...
+
+    def add(self, x: Activation, y: Activation) -> Activation: ...
+
+    def swiglu(self, gate: Activation, up: Activation) -> Activation: ...

@@ -1,0 +1,102 @@
+"""The memory of the KV cache: one reserved range of addresses for all sequences.
+
+Nothing is allocated ahead: the operating system commits memory when a token is first written there, so a context of
+131072 costs what the conversation uses. Layout: [layer][keys, values][key-value head][place][head dimension], padded to
+blocks, so that the places of a head are one stream, of which a page (localllm.engine.pages) is a piece.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.arch.states import Paged, State, stored_bytes
+from localllm.engine.memory import Reserved
+from localllm.errors import MemoryLimitError, ModelError
+from localllm.kernels.arguments import PAGE
+
+SEQUENCES = (16, 4, 1)  # whole contexts that there are addresses for: as many as the system lets us have
+
+
+class Streams(NamedTuple):
+    """The keys or the values of a layer: a stream for each head, one behind the other."""
+
+    start: int  # in the reserved memory
+    heads: int
+    token_bytes: int  # of a head
+
+
+class KVCache:
+    """Places for the tokens of all sequences.
+
+    Attributes:
+        pages: how many there are.  kv_type: how numbers are kept, a key of localllm.arch.states.STORAGE.
+    """
+
+    def __init__(self, states: Sequence[State], context: int, kv_type: str):
+        """Room for some sequences of `context` tokens each. Raises MemoryLimitError, ModelError."""
+        self.kv_type = kv_type
+        for sequences in SEQUENCES:
+            self.pages = sequences * -(-context // PAGE) | 1  # odd: streams do not meet in the same sets of a cache
+            self._layers, size = self._arranged(states)
+            try:
+                self._memory = Reserved(size)
+                break
+            except MemoryLimitError:
+                if sequences == SEQUENCES[-1]:
+                    raise
+
+    def _arranged(self, states: Sequence[State]) -> tuple[dict[int, tuple[Streams, Streams]], int]:
+        """Where each layer's keys and values lie, and the size of all."""
+        layers, end = {}, 0
+        for state in states:
+            if not isinstance(state, Paged):
+                raise ModelError(f"a {type(state).__name__.lower()} state is not supported yet (layer {state.layer})")
+            sides = []
+            for dim in (state.key_dim, state.value_dim):
+                sides.append(Streams(end, state.kv_heads, stored_bytes(dim, self.kv_type)))
+                end += state.kv_heads * self.head_stride(sides[-1])
+            layers[state.layer] = sides[0], sides[1]
+        return layers, end
+
+    def head_stride(self, side: Streams) -> int:
+        """Bytes from one head's stream to the next."""
+        return self.pages * PAGE * side.token_bytes
+
+    def sides(self, state: Paged) -> tuple[Streams, Streams]:
+        """The keys and the values of a layer."""
+        return self._layers[state.layer]
+
+    def address(self, side: Streams) -> int:
+        """Of the first place of the first head."""
+        return self._memory.address + side.start
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """The first `tokens` places of a page to another one, in every stream."""
+        for pages, token_bytes in self._views():
+            pages[:, target, : tokens * token_bytes] = pages[:, source, : tokens * token_bytes]
+
+    def _views(self) -> Iterator[tuple[np.ndarray, int]]:
+        """Every layer's keys and values, uint8 [heads, pages, bytes of a page], and the bytes of a token."""
+        for side in (side for sides in self._layers.values() for side in sides):
+            data = self._memory.bytes[side.start : side.start + side.heads * self.head_stride(side)]
+            yield data.reshape(side.heads, self.pages, -1), side.token_bytes
+
+    def give_back(self, pages: Iterable[int]) -> None:
+        """The memory of these pages goes to the system."""
+        for first, last in ranges(sorted(pages)):
+            for side in (side for sides in self._layers.values() for side in sides):
+                stride, page_bytes = self.head_stride(side), PAGE * side.token_bytes
+                for start in range(side.start, side.start + side.heads * stride, stride):
+                    self._memory.give_back(start + first * page_bytes, start + last * page_bytes)
+
+
+def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Sorted numbers as ranges (first, last + 1)."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1] = found[-1][0], number + 1
+        else:
+            found.append((number, number + 1))
+    return found

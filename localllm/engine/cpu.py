@@ -1,0 +1,321 @@
+"""The target CPU: makes a tape of kernel calls of what an architecture has said.
+
+Most verbs are a row in SIMPLE. Matrix products, attention and rotation have choices to make.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.rope import Rope
+from localllm.arch.weights import Weight
+from localllm.engine.cache import KVCache, Streams
+from localllm.engine.memory import Reserved
+from localllm.engine.program import BATCH, PRECISE_TOKENS, Header, Program
+from localllm.engine.recorder import ALL, WANTED, Activation, Operation, Rows, last_uses, stored
+from localllm.engine.tape import LINE, Buffer, Step, Tape
+from localllm.engine.threads import Threads
+from localllm.errors import ModelError
+from localllm.kernels.arguments import SPLIT, UNIT
+from localllm.kernels.cpu import (
+    ATTEND_KEYS,
+    ATTEND_ROWS,
+    FEW_TOKENS,
+    FLOAT_SCRATCH,
+    GENERIC,
+    LINEAR_SCRATCH,
+    MOST_SPLITS,
+    PLAIN,
+    SPLIT_TOKENS,
+    SUB_BLOCK,
+    TOKENS_AT_ONCE,
+)
+from localllm.kernels.library import Library, Progress
+from localllm.kernels.target import cpu_features
+
+PART_BYTES = 1 << 16  # of weights: what is worth a thread's coming
+HAS_BF16 = "avx512bf16" in cpu_features()  # instructions that multiply those numbers
+ROWS = max(-(-BATCH // tokens) * tokens for tokens in TOKENS_AT_ONCE)  # of a buffer: kernels round tokens up
+SCRATCH_BYTES = object()  # stands for the final size of the scratch memory of a thread
+
+# Verbs that treat rows one by one: the names that the kernel has for the inputs, and for what else was given.
+SIMPLE: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "rms_norm": (("x",), {"weight": "vector", "epsilon": "epsilon"}),
+    "add": (("x", "z"), {}),
+    "swiglu": (("gate", "up"), {}),
+}
+
+
+@dataclass
+class Quantized:
+    """Activations as integers, see localllm.kernels.cpu.quantize."""
+
+    high: Buffer
+    low: Buffer
+    scales: Buffer
+    sums: dict[int, Buffer]  # by sub-block: 32 and 16
+    high_sums: dict[int, Buffer]
+    excess: Buffer
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        return [self.high, self.low, self.scales, *self.sums.values(), *self.high_sums.values(), self.excess]
+
+
+def compiled(operations: list[Operation], cache: KVCache, threads: int, progress: Progress | None) -> Program:
+    """A program of what a Recorder has written down; the last operation makes the logits.
+
+    progress(done, total) is called while kernels are compiled. Raises ModelError, LocalllmError.
+    """
+    lowering = Lowering(operations, cache, threads)
+    library = Library({step.kernel for step in lowering.tape.steps} | {"run", "work"}, progress)
+    tape = lowering.finish(library.addresses)
+    walkers = Threads(threads, library.addresses, tape, keep=(library, lowering))
+    return Program(lowering.header, walkers, lowering.logits, operations[-1].output.columns)
+
+
+class Lowering:
+    """Operations become steps, one after the other."""
+
+    def __init__(self, operations: list[Operation], cache: KVCache, threads: int):
+        self.tape, self.header = Tape(), Header()
+        self._cache, self._storage, self._threads = cache, cache.kv_type.upper(), threads
+        self._stored, self._last_uses = stored(operations), last_uses(operations)
+        self._buffers: dict[Activation, Buffer] = {}
+        self._quantized: dict[Activation, Quantized] = {}
+        self._rounded: dict[Activation, Buffer] = {}
+        self._angles: dict[tuple[Rope, str], Buffer] = {}
+        self._plans: dict[tuple[int, int, int], dict[str, Any]] = {}
+        self._scratch, self._scratch_bytes = Buffer(0, 0), 0  # its address is filled in by `finish`
+        for operation in operations:
+            if operation.verb in SIMPLE:
+                self._simple(operation, *SIMPLE[operation.verb])
+            else:
+                getattr(self, f"_{operation.verb}")(operation, *operation.inputs, **operation.given)
+        self.logits = self._buffers[operations[-1].output]
+
+    def finish(self, addresses: dict[str, int]) -> np.ndarray:
+        """The tape as an array."""
+        size = -(-self._scratch_bytes // 4096) * 4096
+        self._scratch_memory = Reserved(max(size * self._threads, 1))
+        self._scratch.address = self._scratch_memory.address
+        for step in self.tape.steps:
+            for name, value in step.arguments.items():
+                step.arguments[name] = size if value is SCRATCH_BYTES else value
+        return self.tape.finish(addresses)
+
+    # ---- verbs ----
+
+    def _simple(self, operation: Operation, names: tuple[str, ...], given: dict[str, str]) -> None:
+        """A verb that treats rows one by one, and may write over what it reads."""
+        x = operation.inputs[0]
+        inputs = [self._buffers[x] for x in operation.inputs]
+        y = inputs[0] if self._last_uses[x] is operation else self._new(operation.output)
+        self._buffers[operation.output] = y
+        arguments = dict(zip(names, inputs, strict=True)) | self._shape(x, y)
+        for name, source in given.items():
+            value = operation.given[source]
+            arguments[name] = padded(value) if isinstance(value, np.ndarray) else value
+        if "z" in arguments:
+            arguments["z_stride"] = inputs[1].stride
+        self._by_row(operation.verb, x.rows, arguments, inputs, [y])
+
+    def _embed(self, operation: Operation, weight: Weight) -> None:
+        self._check_format(weight)
+        x, format = self._new(operation.output), weight.tensor.format
+        row_bytes = format.row_bytes(operation.output.columns)
+        arguments = {"weights": weight.tensor.data, "row_bytes": row_bytes, "columns": operation.output.columns}
+        arguments |= {"ids": self.header.ids, "x": x, "stride": x.stride}
+        self._by_row(f"embed-{format.name}", operation.output.rows, arguments, [], [x])
+
+    def _select(self, operation: Operation, x: Activation) -> None:
+        source, y = self._buffers[x], self._new(operation.output)
+        arguments = {"x": source, "rows": self.header.wanted} | self._shape(x, y)
+        self._by_row("select", operation.output.rows, arguments, [source], [y])
+
+    def _linear(self, operation: Operation, x: Activation, weight: Weight, bias: np.ndarray | None) -> None:
+        self._check_format(weight)
+        y, format = self._new(operation.output), weight.tensor.format
+        is_stored = operation.output in self._stored
+        arguments = {"count": self._count(x.rows), "weights": weight.tensor.data, "columns": x.columns}
+        arguments |= {"row_bytes": format.row_bytes(x.columns), "rows": operation.output.columns}
+        arguments |= {"y": y, "y_stride": y.stride, "scratch": self._scratch, "scratch_bytes": SCRATCH_BYTES}
+        if format.name in SUB_BLOCK and x.columns % 64 == 0:
+            kernel, reads = "linear_quantized", self._with_integers(arguments, x, format.name, is_stored)
+        else:
+            kernel, reads = "linear_float", self._with_floats(arguments, x, format.name, is_stored)
+        parts = min(max(weight.tensor.nbytes // PART_BYTES, 1), 8 * self._threads)
+        self.tape.append(Step(f"{kernel}-{format.name}", arguments, parts, 0, reads, [y]))
+        if bias is not None:
+            arguments = {"x": y, "z": padded(bias), "z_stride": 0} | self._shape(operation.output, y)
+            self._by_row("add", x.rows, arguments, [y], [y])
+
+    def _with_integers(self, arguments: dict[str, Any], x: Activation, format: str, is_stored: bool) -> list[Buffer]:
+        """What a product of blocks with integers takes besides; the buffers that it reads."""
+        self._need_scratch(LINEAR_SCRATCH)
+        q, sub_block = self._as_integers(x), SUB_BLOCK[format]
+        arguments |= {"high": q.high, "low": q.low, "scales": q.scales, "excess": q.excess}
+        arguments |= {"sums": q.sums[sub_block], "high_sums": q.high_sums[sub_block]}
+        arguments["most_precise"] = self.header.most_precise_stored if is_stored else self.header.most_precise
+        return q.buffers
+
+    def _with_floats(self, arguments: dict[str, Any], x: Activation, format: str, is_stored: bool) -> list[Buffer]:
+        """What a product in float32 takes besides; the buffers that it reads."""
+        self._need_scratch(max(FLOAT_SCRATCH, 4 * x.columns))
+        source = self._buffers[x]
+        rounded = self._as_bf16(x) if format == "BF16" and x.columns % 2 == 0 and HAS_BF16 else None
+        arguments |= {"x": source, "x_stride": source.stride, "bf16": rounded or 0}
+        arguments["bf16_stride"] = rounded.stride if rounded else 0
+        arguments["most_precise"] = BATCH if is_stored else PRECISE_TOKENS
+        return [source, rounded] if rounded else [source]
+
+    def _rope(
+        self, operation: Operation, x: Activation, rope: Rope, factors: Weight | None, divisors: np.ndarray | None
+    ) -> None:
+        source, pairs = self._buffers[x], rope.dims // 2
+        y = source if self._last_uses[x] is operation else self._new(operation.output)
+        self._buffers[operation.output] = y
+        key = rope, factors.name if factors else ""
+        if key not in self._angles:
+            self._angles[key] = self._angle_table(rope, divisors)
+        arguments = {"x": source, "y": y, "stride": y.stride, "heads": x.columns // rope.head_dim}
+        arguments |= {"head_dim": rope.head_dim, "table": self._angles[key], "pairs": pairs}
+        step, apart = (2, 1) if rope.interleaved else (1, pairs)
+        self._by_row("rope", x.rows, arguments | {"step": step, "apart": apart}, [source, self._angles[key]], [y])
+
+    def _angle_table(self, rope: Rope, divisors: np.ndarray | None) -> Buffer:
+        """Cosines and sines of the run's positions, made once for all layers."""
+        pairs = rope.dims // 2
+        frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
+        table = Buffer(BATCH, pairs * 8)
+        arguments = {"positions": self.header.positions, "frequencies": frequencies, "pairs": pairs}
+        self._by_row("angles", ALL, arguments | {"table": table, "factor": rope.magnitude}, [], [table])
+        return table
+
+    def _attend(
+        self, operation: Operation, q: Activation, k: Activation, v: Activation, state: Any, heads: int, scale: float
+    ) -> None:
+        sides = self._cache.sides(state)
+        in_cache = [self._store(x, side) for x, side in zip((k, v), sides, strict=True)]
+        source, y, plan = self._buffers[q], self._new(operation.output), self._plan(heads, state)
+        keys, values = sides
+        value_dim = -(-state.value_dim // 16) * 16
+        partial = Buffer(SPLIT_TOKENS * heads * MOST_SPLITS, (value_dim + 32) * 4)
+        self._need_scratch(attention_scratch(-(-state.key_dim // 16) * 16, value_dim))
+        arguments = {name: plan[name] for name in ("units", "unit_count", "splits", "window")}
+        arguments |= {"count": self._count(ALL), "positions": self.header.positions}
+        arguments |= {"q": source, "q_stride": source.stride, "y": y, "y_stride": y.stride, "partial": partial}
+        arguments |= {"keys": self._cache.address(keys), "key_head_stride": self._cache.head_stride(keys)}
+        arguments |= {"values": self._cache.address(values), "value_head_stride": self._cache.head_stride(values)}
+        arguments |= {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
+        arguments |= {"heads": heads, "kv_heads": state.kv_heads, "key_dim": state.key_dim}
+        arguments |= {"value_dim": state.value_dim, "scale": float(scale), "softcap": 0.0}
+        arguments |= {"scratch": self._scratch, "scratch_bytes": SCRATCH_BYTES}
+        count, reads = plan["unit_count"].ctypes.data, [source, *in_cache, plan["made"]]
+        self.tape.append(Step(f"attend-{self._storage}", arguments, 8 * self._threads, count, reads, [y, partial]))
+        self.tape.append(Step("merge", dict(arguments), 2 * self._threads, 0, [partial, plan["made"]], [y]))
+
+    def _store(self, x: Activation, side: Streams) -> Buffer:
+        """Keys or values go to the cache; what stands for them there."""
+        buffer, in_cache = self._buffers[x], Buffer(0, 0)
+        arguments = {"positions": self.header.positions, "owners": self.header.owners}
+        arguments |= {"sequences": self.header.sequences, "x": buffer, "stride": buffer.stride}
+        arguments |= {"base": self._cache.address(side), "head_stride": self._cache.head_stride(side)}
+        arguments |= {"token_bytes": side.token_bytes, "heads": side.heads, "head_dim": x.columns // side.heads}
+        self._by_row(f"store-{self._storage}", ALL, arguments, [buffer], [in_cache])
+        return in_cache
+
+    def _plan(self, heads: int, state: Any) -> dict[str, Any]:
+        """What attention has to do in a run, made once for all layers that are alike."""
+        key = heads, state.kv_heads, state.window or 0
+        if key not in self._plans:
+            tiles = heads // state.kv_heads * np.array([BATCH, FEW_TOKENS]) // ATTEND_ROWS + [BATCH, 1]
+            most = state.kv_heads * int(tiles[0] + tiles[1] * SPLIT_TOKENS * MOST_SPLITS)
+            arrays: dict[str, np.ndarray] = {
+                "units": np.empty((most, len(UNIT)), np.int64),
+                "unit_count": np.zeros(1, np.int64),
+            }
+            arrays["splits"] = np.empty((BATCH, len(SPLIT)), np.int64)
+            arguments: dict[str, Any] = {"heads": heads, "kv_heads": state.kv_heads, "window": state.window or 0}
+            arguments |= arrays
+            made = Buffer(0, 0)
+            self._plans[key] = {**arguments, "made": made}
+            arguments |= {"sequences": self.header.sequences, "sequence_count": self.header.sequence_count}
+            self.tape.append(Step("plan", arguments, 1, 0, [], [made]))
+        return self._plans[key]
+
+    def _add_squares(self, operation: Operation, x: Activation, sums: np.ndarray) -> None:
+        source = self._buffers[x]
+        arguments = {"count": self._count(x.rows), "x": source, "stride": source.stride, "sums": sums}
+        parts = min(len(sums) // 64, 4 * self._threads)
+        self.tape.append(Step("add_squares", arguments | {"columns": x.columns}, parts, 0, [source], []))
+
+    # ---- helpers ----
+
+    def _count(self, rows: Rows) -> int:
+        """Address of the number of rows."""
+        counts = {ALL: self.header.token_count, WANTED: self.header.wanted_count}
+        return counts[rows].ctypes.data
+
+    def _new(self, x: Activation) -> Buffer:
+        """Memory for an activation: float32 [tokens, columns padded to 16].
+
+        Tokens lie an odd number of cache lines apart. At powers of two all of them meet in a few places of every
+        cache: matrix products of 512 tokens took 14 % longer.
+        """
+        self._buffers[x] = Buffer(ROWS, (-(-x.columns // 16) | 1) * LINE)
+        return self._buffers[x]
+
+    def _shape(self, x: Activation, y: Buffer) -> dict[str, Any]:
+        return {"y": y, "stride": y.stride, "columns": x.columns}
+
+    def _by_row(
+        self, kernel: str, rows: Rows, arguments: dict[str, Any], reads: list[Buffer], writes: list[Buffer]
+    ) -> None:
+        """A step whose work is split by tokens."""
+        count = self._count(rows)
+        self.tape.append(Step(kernel, {"count": count, **arguments}, 4 * self._threads, count, reads, writes))
+
+    def _need_scratch(self, size: int) -> None:
+        self._scratch_bytes = max(self._scratch_bytes, size)
+
+    def _check_format(self, weight: Weight) -> None:
+        name = weight.tensor.format.name
+        if name not in PLAIN and name not in GENERIC and name not in SUB_BLOCK:
+            raise ModelError(f"tensor {weight.name}: format {name} is not supported")
+
+    def _as_integers(self, x: Activation) -> Quantized:
+        """x as integers, made once for all the matrices that it meets."""
+        if x not in self._quantized:
+            source, scale = self._buffers[x], x.columns // 32 * 4  # bytes per token
+            sizes = (x.columns, x.columns, scale, scale, 2 * scale, scale, 2 * scale, scale)
+            high, low, scales, *sums, excess = (Buffer(ROWS, size) for size in sizes)
+            self._quantized[x] = q = Quantized(
+                high, low, scales, {32: sums[0], 16: sums[1]}, {32: sums[2], 16: sums[3]}, excess
+            )
+            arguments = {"x": source, "stride": source.stride, "columns": x.columns, "high": high, "low": low}
+            arguments |= {"scales": scales, "sums_32": sums[0], "sums_16": sums[1], "high_sums_32": sums[2]}
+            arguments |= {"high_sums_16": sums[3], "excess": excess}
+            self._by_row("quantize", x.rows, arguments, [source], q.buffers)
+        return self._quantized[x]
+
+    def _as_bf16(self, x: Activation) -> Buffer:
+        """x in BF16, made once for all the matrices that it meets."""
+        if x not in self._rounded:
+            source = self._buffers[x]
+            self._rounded[x] = y = Buffer(ROWS, source.stride // 2)
+            arguments = {"x": source, "stride": source.stride, "y": y, "y_stride": y.stride, "columns": x.columns}
+            self._by_row("round_bf16", x.rows, arguments, [source], [y])
+        return self._rounded[x]
+
+
+def padded(vector: np.ndarray) -> np.ndarray:
+    """With zeros up to a multiple of 16 numbers."""
+    return np.pad(vector, (0, -len(vector) % 16))
+
+
+def attention_scratch(key_dim: int, value_dim: int) -> int:
+    """Bytes that a thread needs, see localllm.kernels.cpu.attention; the dimensions are padded."""
+    tiles = 2 * ATTEND_KEYS * max(key_dim, value_dim)
+    return 4 * (ATTEND_ROWS * (key_dim + value_dim + ATTEND_KEYS + 32) + tiles)

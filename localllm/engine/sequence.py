@@ -1,0 +1,92 @@
+"""A sequence: tokens that a model has read, and what its layers keep of them."""
+
+import weakref
+from collections.abc import Sequence as Ids
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from localllm.errors import LocalllmError, UsageError
+
+if TYPE_CHECKING:
+    from localllm.engine.model import Engine
+
+
+class Store(Protocol):
+    """What a backend keeps for one sequence."""
+
+    def prepare(self, length: int, count: int) -> None:
+        """There will be `count` tokens behind the first `length`. Raises MemoryLimitError."""
+
+    def fork(self, length: int) -> "Store":
+        """Another one that begins with the same `length` tokens."""
+        ...
+
+    def truncate(self, length: int) -> int:
+        """Forget all but the first `length` tokens; how many are still there, which may be fewer."""
+        ...
+
+    def close(self) -> None:
+        """Forget everything."""
+
+
+class Sequence:
+    """One of an engine's sequences. Close it, or forget it: its memory then goes back.
+
+    What it does is done under the engine's lock: threads that call one model wait for each other.
+
+    Attributes:
+        tokens: what it holds.
+    """
+
+    def __init__(self, engine: "Engine", store: Store, tokens: Ids[int] = ()):
+        self.tokens = list(tokens)
+        self._engine, self._store = engine, store
+        self._forgotten = weakref.finalize(self, engine.abandoned.append, store)
+        self._forgotten.atexit = False
+
+    @property
+    def context(self) -> int:
+        """The most tokens that it can hold."""
+        return self._engine.context
+
+    @property
+    def vocab_size(self) -> int:
+        return self._engine.vocab_size
+
+    @property
+    def store(self) -> Store:
+        """What the engine's backend keeps for it. Raises LocalllmError if it is closed."""
+        if not self._forgotten.alive:
+            raise LocalllmError("this sequence is closed")
+        return self._store
+
+    def append(self, ids: Ids[int], logits: str = "last", precise: bool = True) -> np.ndarray:
+        """Read tokens behind those that it holds; float32 [logits asked for, vocab].
+
+        logits: after the "last" of the tokens, after "all" or "none". precise: keep activations in 16 bits in small
+        batches; without, few tokens cost little more than one. Raises UsageError for an id outside of the vocabulary,
+        ContextError if the tokens do not fit, MemoryLimitError, and ModelError for logits that are not numbers.
+        """
+        return self._engine.run([(self, ids)], logits, precise)[0]
+
+    def fork(self) -> "Sequence":
+        """Another sequence with the same tokens; memory is shared until one of them goes on."""
+        with self._engine.lock:
+            return Sequence(self._engine, self.store.fork(len(self.tokens)), self.tokens)
+
+    def truncate(self, length: int) -> int:
+        """Go back to the first `length` tokens; how many it holds then, which may be fewer."""
+        if length < 0:
+            raise UsageError(f"a length should be 0 or above, not {length}")
+        with self._engine.lock:
+            kept = self.store.truncate(min(length, len(self.tokens)))
+            del self.tokens[kept:]
+            return kept
+
+    def close(self) -> None:
+        """Give back the memory; a second time does nothing."""
+        with self._engine.lock:
+            if self._forgotten.detach():
+                self._store.close()
+                self.tokens.clear()

@@ -1,0 +1,76 @@
+"""What attention has to do in a run: a list of units, made once for all layers that are alike.
+
+A unit is some query rows of one sequence and one key-value head, and a range of keys. With few tokens of a sequence
+there are few units, so its context is split, too, a part for each 256 keys: see UNIT, SPLIT and PLAN in arguments.py.
+What a sequence gets depends on nothing but itself, so its attention is the same alone and among others.
+"""
+
+from localllm.kernels.arguments import PLAN, SEQUENCE, SPLIT, UNIT
+from localllm.kernels.cpu import ATTEND_ROWS, FEW_TOKENS, MOST_SPLITS, SPLIT_TOKENS
+from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.simd import store_i64
+
+UNIT_BYTES, SEQUENCE_BYTES, SPLIT_BYTES = 8 * len(UNIT), 8 * len(SEQUENCE), 8 * len(SPLIT)
+
+
+@device
+def first_key(position, window):
+    """The first key that a token sees, rounded down to 16; a window of 0 is none."""
+    return max(position + 1 - window, 0) // 16 * 16 if window > 0 else 0
+
+
+@device
+def add_unit(unit, table, kv_head, first_row, rows, begin, end, split):
+    """Write a unit; returns where the next one goes."""
+    store_i64(unit + 8 * UNIT.table, table)
+    store_i64(unit + 8 * UNIT.kv_head, kv_head)
+    store_i64(unit + 8 * UNIT.first_row, first_row)
+    store_i64(unit + 8 * UNIT.rows, rows)
+    store_i64(unit + 8 * UNIT.begin, begin)
+    store_i64(unit + 8 * UNIT.end, end)
+    store_i64(unit + 8 * UNIT.split, split)
+    return unit + UNIT_BYTES
+
+
+@device
+def add_sequence(a, sequence, unit, splits):
+    """The units of one sequence; returns where the next ones go."""
+    first, count, length = (
+        argument(sequence, SEQUENCE.first),
+        argument(sequence, SEQUENCE.count),
+        argument(sequence, SEQUENCE.length),
+    )
+    group, window = argument(a, PLAN.heads) // argument(a, PLAN.kv_heads), argument(a, PLAN.window)
+    start, rows = length - count, count * group
+    lowest = first_key(start, window)
+    span = ((length - lowest + splits - 1) // splits + 15) // 16 * 16
+    for kv_head in range(argument(a, PLAN.kv_heads)):
+        for row in range(0, rows, ATTEND_ROWS):
+            here = min(ATTEND_ROWS, rows - row)
+            begin, end = first_key(start + row // group, window), start + (row + here - 1) // group + 1
+            for split in range(splits):
+                lower, upper = max(begin, lowest + split * span), min(end, lowest + (split + 1) * span)
+                table = argument(sequence, SEQUENCE.table)
+                unit = add_unit(unit, table, kv_head, first * group + row, here, lower, upper, split)
+    return unit
+
+
+@kernel
+def plan(a, part, parts, thread):
+    """All units, in one part."""
+    unit, slot = argument(a, PLAN.units), 0
+    for i in range(argument(argument(a, PLAN.sequence_count), 0)):
+        sequence = argument(a, PLAN.sequences) + i * SEQUENCE_BYTES
+        first, count = argument(sequence, SEQUENCE.first), argument(sequence, SEQUENCE.count)
+        length = argument(sequence, SEQUENCE.length)
+        splits = 1
+        if count <= FEW_TOKENS and slot + count <= SPLIT_TOKENS:
+            seen = length - first_key(length - count, argument(a, PLAN.window))
+            splits = min((seen + 255) // 256, MOST_SPLITS)
+        for token in range(first, first + count):
+            place = argument(a, PLAN.splits) + token * SPLIT_BYTES
+            store_i64(place + 8 * SPLIT.count, splits)
+            store_i64(place + 8 * SPLIT.slot, slot)
+            slot += 1 if splits > 1 else 0
+        unit = add_sequence(a, sequence, unit, splits)
+    store_i64(argument(a, PLAN.unit_count), (unit - argument(a, PLAN.units)) // UNIT_BYTES)
