@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from localllm.kernels.arguments import in_order
 from localllm.kernels.library import Library
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
@@ -13,18 +14,18 @@ GUARD = np.float32(7.25)
 
 
 def caller(names: Iterable[str]) -> Callable[..., None]:
-    """A function (kernel name, parts, *arguments) that runs all parts of a step, the last part first.
+    """A function (kernel name, parts, **arguments) that runs all parts of a step, the last part first.
 
     The kernels `names` are compiled now, in parallel, others when they are called.
     """
     names = list(names)
     libraries = dict.fromkeys(names, Library(names))
 
-    def call(name: str, parts: int, *arguments) -> None:
+    def call(name: str, parts: int, **arguments) -> None:
         if name not in libraries:
             libraries[name] = Library([name])
         kernel = KERNEL(libraries[name].addresses[name])
-        values = np.array([encoded(value) for value in arguments], np.int64)
+        values = np.array([encoded(value) for value in in_order(name, arguments)], np.int64)
         for part in reversed(range(parts)):
             kernel(values.ctypes.data, part, parts, part % THREADS)
 
@@ -81,7 +82,7 @@ class Scratch:
     def __init__(self, size: int):
         self.memory = np.full(THREADS * size // 4 + 16, np.nan, np.float32)
         self.memory[-16:] = GUARD
-        self.arguments = [self.memory, size]
+        self.arguments = {"scratch": self.memory, "scratch_bytes": size}
 
     def check(self) -> None:
         assert (self.memory[-16:] == GUARD).all(), "used too much scratch memory"

@@ -69,7 +69,7 @@ def test_the_kernel(call, tokens, columns):
     def compute(parts):
         sums, memory = np.zeros(-(-columns // 64) * 64, np.float32), padded(x)
         sums[:columns] = before
-        call("add_squares", parts, count(tokens), memory, memory.strides[0], sums)
+        call("add_squares", parts, count=count(tokens), x=memory, stride=memory.strides[0], sums=sums)
         return sums[:columns]
 
     np.testing.assert_allclose(for_any_parts(compute), before + (x.astype(np.float64) ** 2).sum(axis=0), rtol=1e-5)

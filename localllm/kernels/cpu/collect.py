@@ -1,5 +1,6 @@
 """Sums of squared activations per column, for importance matrices (localllm.services.imatrix)."""
 
+from localllm.kernels.arguments import ADD_SQUARES
 from localllm.kernels.cpu.signature import argument, kernel
 from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, store_f32x16
 
@@ -10,13 +11,12 @@ BLOCK = 64  # columns: vectors side by side hide what a sum of one waits for
 def add_squares(a, part, parts, thread):
     """sums += x^2 over the tokens. The parts share the columns, so the result does not depend on their number.
 
-    Arguments: 0 address of the token count, 1 x, 2 bytes between tokens of x, 3 sums f32 (room for a multiple of BLOCK
-    columns). Columns behind those of x are summed too, and mean nothing.
+    Columns behind those of x are summed too, and mean nothing.
     """
-    tokens, stride = load_i64(argument(a, 0)), argument(a, 2)
+    tokens, stride = load_i64(argument(a, ADD_SQUARES.count)), argument(a, ADD_SQUARES.stride)
     blocks = (stride + 4 * BLOCK - 1) // (4 * BLOCK)
     for block in range(blocks * part // parts, blocks * (part + 1) // parts):
-        x, sums = argument(a, 1) + block * 4 * BLOCK, argument(a, 3) + block * 4 * BLOCK
+        x, sums = argument(a, ADD_SQUARES.x) + block * 4 * BLOCK, argument(a, ADD_SQUARES.sums) + block * 4 * BLOCK
         s0, s1 = load_f32x16(sums), load_f32x16(sums + 64)
         s2, s3 = load_f32x16(sums + 128), load_f32x16(sums + 192)
         for _ in range(tokens):
