@@ -1,13 +1,22 @@
 """Every CPU kernel against a plain NumPy twin, called as the tape calls it: by address, with an array of int64."""
 
-import ctypes
-import mmap
-import os
-
 import gguf
 import numpy as np
 import pytest
-from kernel_calls import GUARD, Scratch, caller, count, for_any_parts, normal, output, padded, wanted, written
+from kernel_calls import (
+    GUARD,
+    Scratch,
+    at_end_of_page,
+    caller,
+    count,
+    for_any_parts,
+    normal,
+    output,
+    padded,
+    vector,
+    wanted,
+    written,
+)
 
 from localllm.kernels import cpu
 from localllm.kernels.arguments import QUANTIZE
@@ -44,17 +53,6 @@ FORMATS = {
 def call(request):
     names = [*ROWWISE, *(f"{kind}-{name}" for kind, names in FORMATS.items() for name in names)]
     return caller(wanted(request, names))
-
-
-def at_end_of_page(data: np.ndarray) -> np.ndarray:
-    """A copy behind which no memory is readable, as at the end of a mapped file: reading on is a crash."""
-    size = -(-data.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = np.frombuffer(mmap.mmap(-1, size + mmap.PAGESIZE), np.uint8)
-    if os.name == "posix":
-        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(memory.ctypes.data + size), mmap.PAGESIZE, 0) == 0
-    copy = memory[size - data.nbytes : size]
-    copy[:] = data.reshape(-1).view(np.uint8)
-    return copy
 
 
 def random_matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -122,7 +120,7 @@ def test_rms_norm(call, tokens, columns):
 
     def compute(parts):
         y, shape = output(tokens, columns), {"count": count(tokens), "columns": columns}
-        vectors = {"x": padded(x), "weight": padded(weight[None])[0], "y": y, "stride": y.strides[0]}
+        vectors = {"x": padded(x), "weight": vector(weight), "y": y, "stride": y.strides[0]}
         call("rms_norm", parts, **shape, **vectors, epsilon=1e-3)
         return written(y, tokens, columns)
 
@@ -134,17 +132,17 @@ def test_rms_norm(call, tokens, columns):
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_add(call, tokens, columns):
     x, z = normal(tokens, columns, seed=1), normal(tokens, columns, seed=2)
-    bias = normal(1, columns)
+    bias = normal(columns)
 
     def compute(parts, other, stride):
         y = output(tokens, columns)
         vectors = {"x": padded(x), "z": other, "z_stride": stride, "y": y, "stride": y.strides[0]}
-        call("add", parts, count=count(tokens), **vectors)
+        call("add", parts, count=count(tokens), columns=columns, **vectors)
         return written(y, tokens, columns)
 
     stride = padded(x).strides[0]
     np.testing.assert_array_equal(for_any_parts(lambda parts: compute(parts, padded(z), stride)), x + z)
-    np.testing.assert_array_equal(for_any_parts(lambda parts: compute(parts, padded(bias), 0)), x + bias)
+    np.testing.assert_array_equal(for_any_parts(lambda parts: compute(parts, vector(bias), 0)), x + bias)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -156,7 +154,7 @@ def test_swiglu(call, tokens, columns):
     def compute(parts):
         y = output(tokens, columns)
         vectors = {"gate": padded(gate), "up": padded(up), "y": y, "stride": y.strides[0]}
-        call("swiglu", parts, count=count(tokens), **vectors)
+        call("swiglu", parts, count=count(tokens), columns=columns, **vectors)
         return written(y, tokens, columns)
 
     with np.errstate(over="ignore"):
@@ -169,7 +167,8 @@ def test_select(call):
 
     def compute(parts):
         y = output(len(rows), 100)
-        call("select", parts, count=count(len(rows)), x=padded(x), rows=rows, y=y, stride=y.strides[0])
+        vectors = {"x": padded(x), "rows": rows, "y": y, "stride": y.strides[0], "columns": 100}
+        call("select", parts, count=count(len(rows)), **vectors)
         return written(y, len(rows), 100)
 
     np.testing.assert_array_equal(for_any_parts(compute), x[rows])
@@ -195,25 +194,29 @@ def test_angles(call, pairs):
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(("head_dim", "dims"), [(64, 64), (80, 32), (20, 20), (6, 2)])
 def test_rope(call, head_dim, dims, interleaved):
-    """A head as complex numbers, turned; dimensions beyond the first `dims` stay."""
+    """A head as complex numbers, turned, in place or elsewhere; dimensions beyond the first `dims` stay."""
     tokens, heads, pairs = 7, 3, dims // 2
     x = normal(tokens, heads * head_dim)
     angles = np.random.default_rng(0).uniform(-3, 3, (tokens, pairs))
     table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     step, apart = (2, 1) if interleaved else (1, pairs)
 
-    def compute(parts):
-        y = output(tokens, heads * head_dim)
-        y[:tokens, : heads * head_dim] = x
-        shape = {"stride": y.strides[0], "heads": heads, "head_dim": head_dim}
-        call("rope", parts, count=count(tokens), x=y, **shape, table=table, pairs=pairs, step=step, apart=apart)
+    def compute(parts, in_place):
+        y, source = output(tokens, heads * head_dim), padded(x)
+        if in_place:
+            y[:tokens, : heads * head_dim] = x
+            source = y
+        arguments = {"x": source, "y": y, "stride": y.strides[0], "heads": heads, "head_dim": head_dim}
+        call("rope", parts, count=count(tokens), **arguments, table=table, pairs=pairs, step=step, apart=apart)
         return written(y, tokens, heads * head_dim)
 
     exact = x.reshape(tokens, heads, head_dim).astype(np.float64)
     real, imaginary = (np.s_[:dims:2], np.s_[1:dims:2]) if interleaved else (np.s_[:pairs], np.s_[pairs:dims])
     turned = (exact[:, :, real] + 1j * exact[:, :, imaginary]) * np.exp(1j * angles)[:, None]
     exact[:, :, real], exact[:, :, imaginary] = turned.real, turned.imag
-    np.testing.assert_allclose(for_any_parts(compute), exact.reshape(x.shape), rtol=1e-5, atol=1e-6)
+    for in_place in (True, False):
+        got = for_any_parts(lambda parts, in_place=in_place: compute(parts, in_place))
+        np.testing.assert_allclose(got, exact.reshape(x.shape), rtol=1e-5, atol=1e-6)
 
 
 # ---- matrix products ------------------------------------------------------------------------------------------------
@@ -254,9 +257,10 @@ def test_linear_bf16(call, tokens):
         data, weights = random_matrix("BF16", rows, columns)
         x = normal(tokens, columns)
         source, scratch = padded(x), Scratch(cpu.FLOAT_SCRATCH)
-        halves = np.zeros((len(source), source.shape[1]), np.uint16)
+        halves = np.full((len(source), source.shape[1]), 7, np.uint16)
         vectors = {"x": source, "stride": source.strides[0], "y": halves, "y_stride": halves.strides[0]}
-        call("round_bf16", 3, count=count(tokens), **vectors)
+        call("round_bf16", 3, count=count(tokens), columns=columns, **vectors)
+        assert (halves[:, -(-columns // 16) * 16 :] == 7).all(), "wrote behind the padding"
         rounded = (halves[:tokens, :columns].astype(np.uint32) << 16).view(np.float32)
         np.testing.assert_allclose(rounded, x, rtol=2**-8)
         for most, expected in ((tokens, x), (1, rounded)):

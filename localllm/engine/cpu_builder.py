@@ -20,7 +20,6 @@ PRECISE_TOKENS = 128  # up to so many, activations keep 16 bits
 PART_BYTES = 1 << 16  # of weights: what is worth a thread's coming
 HAS_BF16 = "avx512bf16" in cpu_features()  # instructions that multiply those numbers
 SPLITS, FEW_TOKENS, ROWS, KEYS = 16, 8, 96, 64  # as in localllm.kernels.cpu.attention
-SQUARES_BLOCK = 64  # as in localllm.kernels.cpu.collect
 
 
 @dataclass
@@ -110,7 +109,7 @@ class CpuBuilder:
 
     def select(self, x: Buffer) -> Buffer:
         y = self._buffer(x.columns, outputs_only=True)
-        arguments = {"x": x, "rows": self.header.outputs, "y": y, "stride": x.stride}
+        arguments = {"x": x, "rows": self.header.outputs, "y": y, "stride": x.stride, "columns": x.columns}
         self._by_token("select", arguments, [x], [y], outputs_only=True)
         return y
 
@@ -156,7 +155,7 @@ class CpuBuilder:
             raise ModelError(f"{x.columns} columns are no whole number of heads of {config.head_dim}")
         table = self._angle_table(factors)
         step, apart = (2, 1) if self.interleaved else (1, pairs)
-        arguments = {"x": x, "stride": x.stride, "heads": heads, "head_dim": config.head_dim, "table": table}
+        arguments = {"x": x, "y": x, "stride": x.stride, "heads": heads, "head_dim": config.head_dim, "table": table}
         arguments |= {"pairs": pairs, "step": step, "apart": apart}
         self._by_token("rope", arguments, [table], [x])
         return x
@@ -187,14 +186,14 @@ class CpuBuilder:
     def add(self, x: Buffer, y: Buffer) -> Buffer:
         check_same_columns(x, y)
         z = self._buffer(x.columns, x.outputs_only)
-        arguments = {"x": x, "z": y, "z_stride": y.stride, "y": z, "stride": z.stride}
+        arguments = {"x": x, "z": y, "z_stride": y.stride, "y": z, "stride": z.stride, "columns": z.columns}
         self._by_token("add", arguments, [x, y], [z], x.outputs_only)
         return z
 
     def swiglu(self, gate: Buffer, up: Buffer) -> Buffer:
         check_same_columns(gate, up)
         y = self._buffer(up.columns, up.outputs_only)
-        arguments = {"gate": gate, "up": up, "y": y, "stride": y.stride}
+        arguments = {"gate": gate, "up": up, "y": y, "stride": y.stride, "columns": y.columns}
         self._by_token("swiglu", arguments, [gate, up], [y], y.outputs_only)
         return y
 
@@ -255,6 +254,7 @@ class CpuBuilder:
 
     def _add_bias(self, y: Buffer, bias: Weight) -> Buffer:
         arguments = {"x": y, "z": self._vector(bias, y.columns), "z_stride": 0, "y": y, "stride": y.stride}
+        arguments["columns"] = y.columns
         self._by_token("add", arguments, [], [y], y.outputs_only)
         return y
 
@@ -276,17 +276,17 @@ class CpuBuilder:
         """x in BF16, made once for all the matrices that it meets."""
         if x not in self._rounded:
             self._rounded[x] = y = Buffer(BUFFER_ROWS, x.stride // 2)
-            arguments = {"x": x, "stride": x.stride, "y": y, "y_stride": y.stride}
+            arguments = {"x": x, "stride": x.stride, "y": y, "y_stride": y.stride, "columns": x.columns}
             self._by_token("round_bf16", arguments, [x], [y], x.outputs_only)
         return self._rounded[x]
 
     def _add_squares(self, x: Buffer) -> np.ndarray:
         """The sums of x's squares, made once for all the matrices that it meets."""
         if x not in self._squares:
-            blocks = -(-x.stride // (4 * SQUARES_BLOCK))
-            self._squares[x] = sums = np.zeros(blocks * SQUARES_BLOCK, np.float32)
-            arguments = {"count": self._count(x.outputs_only), "x": x, "stride": x.stride, "sums": sums}
-            self._append(Step("add_squares", arguments, min(blocks, 4 * self.threads), 0, [x], []))
+            self._squares[x] = sums = np.zeros(-(-x.columns // 16) * 16, np.float32)
+            arguments = {"count": self._count(x.outputs_only), "x": x, "stride": x.stride, "columns": x.columns}
+            parts = min(-(-x.columns // 64), 4 * self.threads)  # of 64 columns at least: four vectors side by side
+            self._append(Step("add_squares", arguments | {"sums": sums}, parts, 0, [x], []))
         return self._squares[x][: x.columns]
 
     def _angle_table(self, factors: Weight | None) -> Buffer:

@@ -1,6 +1,7 @@
 """Everything between the matrix products that treats tokens one by one.
 
-Rows of activations are padded to a multiple of 16 columns; what the padding holds means nothing.
+Rows of activations, norms and biases are padded to a multiple of 16 columns; what the padding holds means nothing. A
+stride may be longer than that, but only the columns and their padding are touched.
 """
 
 from math import cos, sin, sqrt
@@ -8,7 +9,7 @@ from math import cos, sin, sqrt
 from numba import float32
 
 from localllm.kernels.arguments import ADD, ANGLES, RMS_NORM, ROPE, ROUND_BF16, SELECT, SWIGLU
-from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
+from localllm.kernels.cpu.signature import argument, argument_f32, kernel
 from localllm.kernels.simd import (
     exp_f32x16,
     fma_f32x16,
@@ -39,49 +40,56 @@ def rms_norm(a, part, parts, thread):
             squares = fma_f32x16(v, v, squares)
         mean = sum_f32x16(squares) / float32(columns)
         scale = splat_f32x16(float32(1.0) / float32(sqrt(mean + argument_f32(a, RMS_NORM.epsilon))))
-        for i in range(0, stride, 64):
+        for i in range(0, columns * 4, 64):
             store_f32x16(y + i, load_f32x16(x + i) * scale * load_f32x16(weight + i))
 
 
 @kernel
 def add(a, part, parts, thread):
     """y = x + z."""
-    stride, z_stride, tokens = argument(a, ADD.stride), argument(a, ADD.z_stride), load_i64(argument(a, ADD.count))
+    stride, z_stride, columns = argument(a, ADD.stride), argument(a, ADD.z_stride), argument(a, ADD.columns)
+    tokens = load_i64(argument(a, ADD.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         x, z, y = argument(a, ADD.x) + t * stride, argument(a, ADD.z) + t * z_stride, argument(a, ADD.y) + t * stride
-        for i in range(0, stride, 64):
+        for i in range(0, columns * 4, 64):
             store_f32x16(y + i, load_f32x16(x + i) + load_f32x16(z + i))
 
 
 @kernel
 def swiglu(a, part, parts, thread):
-    """y = gate * sigmoid(gate) * up."""
-    vectors = load_i64(argument(a, SWIGLU.count)) * (argument(a, SWIGLU.stride) // 64)
-    for i in range(vectors * part // parts, vectors * (part + 1) // parts):
-        gate = load_f32x16(argument(a, SWIGLU.gate) + i * 64)
-        one = splat_f32x16(1.0)
-        sigmoid = reciprocal_f32x16(one + exp_f32x16(zero_f32x16() - gate))
-        store_f32x16(argument(a, SWIGLU.y) + i * 64, gate * sigmoid * load_f32x16(argument(a, SWIGLU.up) + i * 64))
+    """y = gate * sigmoid(gate) * up. The parts share all vectors of all tokens."""
+    tokens, width = load_i64(argument(a, SWIGLU.count)), (argument(a, SWIGLU.columns) + 15) // 16
+    first, last = tokens * width * part // parts, tokens * width * (part + 1) // parts
+    for t in range(first // width, (last + width - 1) // width):
+        row = t * argument(a, SWIGLU.stride)
+        for i in range(max(first - t * width, 0), min(last - t * width, width)):
+            at = row + i * 64
+            gate = load_f32x16(argument(a, SWIGLU.gate) + at)
+            one = splat_f32x16(1.0)
+            sigmoid = reciprocal_f32x16(one + exp_f32x16(zero_f32x16() - gate))
+            store_f32x16(argument(a, SWIGLU.y) + at, gate * sigmoid * load_f32x16(argument(a, SWIGLU.up) + at))
 
 
 @kernel
 def round_bf16(a, part, parts, thread):
     """y = x in BF16."""
-    tokens, stride = load_i64(argument(a, ROUND_BF16.count)), argument(a, ROUND_BF16.stride)
+    stride, y_stride = argument(a, ROUND_BF16.stride), argument(a, ROUND_BF16.y_stride)
+    tokens, columns = load_i64(argument(a, ROUND_BF16.count)), argument(a, ROUND_BF16.columns)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        x, y = argument(a, ROUND_BF16.x) + t * stride, argument(a, ROUND_BF16.y) + t * argument(a, ROUND_BF16.y_stride)
-        for i in range(0, stride, 64):
-            store_bf16x16(y + i // 2, load_f32x16(x + i))
+        x, y = argument(a, ROUND_BF16.x) + t * stride, argument(a, ROUND_BF16.y) + t * y_stride
+        for i in range(0, columns, 16):
+            store_bf16x16(y + i * 2, load_f32x16(x + i * 4))
 
 
 @kernel
 def select(a, part, parts, thread):
     """y[i] = x[rows[i]]."""
-    stride, count = argument(a, SELECT.stride), load_i64(argument(a, SELECT.count))
+    stride, columns = argument(a, SELECT.stride), argument(a, SELECT.columns)
+    count = load_i64(argument(a, SELECT.count))
     for t in range(count * part // parts, count * (part + 1) // parts):
         row = load_i64(argument(a, SELECT.rows) + t * 8)
         x, y = argument(a, SELECT.x) + row * stride, argument(a, SELECT.y) + t * stride
-        for i in range(0, stride, 64):
+        for i in range(0, columns * 4, 64):
             store_f32x16(y + i, load_f32x16(x + i))
 
 
@@ -99,17 +107,9 @@ def angles(a, part, parts, thread):
             store_f32(table + (pairs + i) * 4, float32(sin(angle)) * factor)
 
 
-@device
-def rotate(x, y, cosine, sine):
-    """Turn the pair of numbers at two addresses."""
-    u, v = load_f32(x), load_f32(y)
-    store_f32(x, u * cosine - v * sine)
-    store_f32(y, u * sine + v * cosine)
-
-
 @kernel
 def rope(a, part, parts, thread):
-    """Rotate the heads of x in place."""
+    """y = x with turned pairs; numbers that belong to none are copied if y is not x."""
     heads, head_dim, pairs = argument(a, ROPE.heads), argument(a, ROPE.head_dim), argument(a, ROPE.pairs)
     step, apart, total = (
         argument(a, ROPE.step) * 4,
@@ -118,7 +118,14 @@ def rope(a, part, parts, thread):
     )
     for i in range(total * part // parts, total * (part + 1) // parts):
         table = argument(a, ROPE.table) + i // heads * pairs * 8
-        x = argument(a, ROPE.x) + i // heads * argument(a, ROPE.stride) + i % heads * head_dim * 4
+        head = i // heads * argument(a, ROPE.stride) + i % heads * head_dim * 4
+        x, y = argument(a, ROPE.x) + head, argument(a, ROPE.y) + head
         for k in range(pairs):
-            first = x + k * step
-            rotate(first, first + apart, load_f32(table + k * 4), load_f32(table + (pairs + k) * 4))
+            cosine, sine = load_f32(table + k * 4), load_f32(table + (pairs + k) * 4)
+            first, second = k * step, k * step + apart
+            u, v = load_f32(x + first), load_f32(x + second)
+            store_f32(y + first, u * cosine - v * sine)
+            store_f32(y + second, u * sine + v * cosine)
+        if x != y:
+            for k in range(2 * pairs, head_dim):
+                store_f32(y + k * 4, load_f32(x + k * 4))
