@@ -1,10 +1,13 @@
 """What tests of kernels share: calling them as the tape does, by address, with an array of int64, and their memory."""
 
 import ctypes
+import mmap
+import os
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from localllm.kernels.arguments import in_order
 from localllm.kernels.library import Library
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
@@ -13,18 +16,18 @@ GUARD = np.float32(7.25)
 
 
 def caller(names: Iterable[str]) -> Callable[..., None]:
-    """A function (kernel name, parts, *arguments) that runs all parts of a step, the last part first.
+    """A function (kernel name, parts, **arguments) that runs all parts of a step, the last part first.
 
     The kernels `names` are compiled now, in parallel, others when they are called.
     """
     names = list(names)
     libraries = dict.fromkeys(names, Library(names))
 
-    def call(name: str, parts: int, *arguments) -> None:
+    def call(name: str, parts: int, **arguments) -> None:
         if name not in libraries:
             libraries[name] = Library([name])
         kernel = KERNEL(libraries[name].addresses[name])
-        values = np.array([encoded(value) for value in arguments], np.int64)
+        values = np.array([encoded(value) for value in in_order(name, arguments)], np.int64)
         for part in reversed(range(parts)):
             kernel(values.ctypes.data, part, parts, part % THREADS)
 
@@ -58,21 +61,43 @@ def count(number: int) -> np.ndarray:
 
 
 def padded(values: np.ndarray) -> np.ndarray:
-    """Activations as the kernels take them: columns padded to 16 and tokens by 8, with NaN in all the padding."""
-    memory = np.full((-(-len(values) // 8) * 8 + 8, -(-values.shape[1] // 16) * 16), np.nan, np.float32)
+    """Activations as the kernels take them, tokens padded by 8, columns to `line_columns`; NaN in all the padding."""
+    memory = np.full((-(-len(values) // 8) * 8 + 8, line_columns(values.shape[1])), np.nan, np.float32)
     memory[: len(values), : values.shape[1]] = values
     return memory
 
 
+def line_columns(columns: int) -> int:
+    """Columns from token to token: padded to 16, and to an odd number of cache lines."""
+    return (-(-columns // 16) | 1) * 16
+
+
 def output(tokens: int, columns: int) -> np.ndarray:
-    """Memory for activations, of which the last row must stay as it is."""
-    return np.full((-(-tokens // 8) * 8 + 9, -(-columns // 16) * 16), GUARD)
+    """Memory for activations, of which the last row must stay as it is, and what lies behind the padded columns."""
+    return np.full((-(-tokens // 8) * 8 + 9, line_columns(columns)), GUARD)
 
 
 def written(memory: np.ndarray, tokens: int, columns: int) -> np.ndarray:
     """What a kernel wrote to an `output`."""
     assert (memory[-1] == GUARD).all(), "wrote too much"
+    assert (memory[:tokens, -(-columns // 16) * 16 :] == GUARD).all(), "wrote behind the padding"
     return memory[:tokens, :columns].copy()
+
+
+def at_end_of_page(data: np.ndarray) -> np.ndarray:
+    """A copy behind which no memory is readable, as at the end of a mapped file: reading on is a crash."""
+    size = -(-data.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = np.frombuffer(mmap.mmap(-1, size + mmap.PAGESIZE), np.uint8)
+    if os.name == "posix":
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(memory.ctypes.data + size), mmap.PAGESIZE, 0) == 0
+    copy = memory[size - data.nbytes : size]
+    copy[:] = data.reshape(-1).view(np.uint8)
+    return copy
+
+
+def vector(values: np.ndarray) -> np.ndarray:
+    """A norm's weights or a bias, padded to 16 with NaN, behind which nothing is readable."""
+    return at_end_of_page(np.pad(values, (0, -len(values) % 16), constant_values=np.nan))
 
 
 class Scratch:
@@ -81,7 +106,7 @@ class Scratch:
     def __init__(self, size: int):
         self.memory = np.full(THREADS * size // 4 + 16, np.nan, np.float32)
         self.memory[-16:] = GUARD
-        self.arguments = [self.memory, size]
+        self.arguments = {"scratch": self.memory, "scratch_bytes": size}
 
     def check(self) -> None:
         assert (self.memory[-16:] == GUARD).all(), "used too much scratch memory"

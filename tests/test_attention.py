@@ -87,8 +87,9 @@ def test_store(call, name, side, head_dim):
     def compute(parts):
         cache = Cache(empty, empty, name, [16, 48, 16])
         source = padded(x)
-        arguments = [count(len(positions)), positions, source, source.strides[0], cache.runs, 3, 8 * side]
-        call(f"store-{name}", parts, *arguments, cache.head_bytes, cache.token_bytes, kv_heads, head_dim)
+        arguments = {"count": count(len(positions)), "positions": positions, "x": source, "stride": source.strides[0]}
+        arguments |= {"runs": cache.runs, "run_count": 3, "side": 8 * side, "head_stride": cache.head_bytes}
+        call(f"store-{name}", parts, **arguments, token_bytes=cache.token_bytes, heads=kv_heads, head_dim=head_dim)
         assert all((memory[1 - side] == 255).all() for memory in cache.memory)
         lengths = cache.runs[:, 2]
         assert all((memory[:, :, n:] == 255).all() for memory, n in zip(cache.memory, lengths, strict=True))
@@ -126,10 +127,12 @@ def attend(call, name: str, q: np.ndarray, cache: Cache, length: int, shape: tup
     partial = np.full((8 * heads * 16 + 1, pad + 32), np.nan, np.float32)
     partial[-1] = GUARD
     positions = np.arange(length - tokens, length)
-    arguments = [count(tokens), positions, source, source.strides[0], y, y.strides[0], cache.runs, len(cache.runs)]
-    arguments += [cache.head_bytes, cache.token_bytes, heads, kv_heads, head_dim, head_dim**-0.5, partial]
-    call(f"attend-{name}", parts, *arguments, *scratch.arguments)
-    call("merge", parts, *arguments, *scratch.arguments)
+    arguments = {"count": count(tokens), "positions": positions, "q": source, "q_stride": source.strides[0]}
+    arguments |= {"y": y, "y_stride": y.strides[0], "runs": cache.runs, "run_count": len(cache.runs)}
+    arguments |= {"head_stride": cache.head_bytes, "token_bytes": cache.token_bytes, "heads": heads}
+    arguments |= {"kv_heads": kv_heads, "head_dim": head_dim, "scale": head_dim**-0.5, "partial": partial}
+    call(f"attend-{name}", parts, **arguments, **scratch.arguments)
+    call("merge", parts, **arguments, **scratch.arguments)
     scratch.check()
     assert (partial[-1] == GUARD).all(), "too many partial results"
     return written(y, tokens, heads * head_dim)

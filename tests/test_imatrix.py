@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from kernel_calls import caller, count, for_any_parts, normal, padded
+from kernel_calls import caller, count, for_any_parts, normal, output, padded, written
 from tiny_model import LAYERS, WIDTH, exact, write_tiny_model
 
 from localllm.arch.config import Config
@@ -67,10 +67,11 @@ def test_the_kernel(call, tokens, columns):
     x, before = normal(tokens, columns), np.abs(normal(columns))
 
     def compute(parts):
-        sums, memory = np.zeros(-(-columns // 64) * 64, np.float32), padded(x)
-        sums[:columns] = before
-        call("add_squares", parts, count(tokens), memory, memory.strides[0], sums)
-        return sums[:columns]
+        sums, memory = output(1, columns), padded(x)
+        sums[0, :columns] = before
+        arguments = {"x": memory, "stride": memory.strides[0], "columns": columns, "sums": sums}
+        call("add_squares", parts, count=count(tokens), **arguments)
+        return written(sums, 1, columns)[0]
 
     np.testing.assert_allclose(for_any_parts(compute), before + (x.astype(np.float64) ** 2).sum(axis=0), rtol=1e-5)
 

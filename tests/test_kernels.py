@@ -1,15 +1,25 @@
 """Every CPU kernel against a plain NumPy twin, called as the tape calls it: by address, with an array of int64."""
 
-import ctypes
-import mmap
-import os
-
 import gguf
 import numpy as np
 import pytest
-from kernel_calls import GUARD, Scratch, caller, count, for_any_parts, normal, output, padded, wanted, written
+from kernel_calls import (
+    GUARD,
+    Scratch,
+    at_end_of_page,
+    caller,
+    count,
+    for_any_parts,
+    normal,
+    output,
+    padded,
+    vector,
+    wanted,
+    written,
+)
 
 from localllm.kernels import cpu
+from localllm.kernels.arguments import QUANTIZE
 from localllm.kernels.cpu.blocks import UNPACK
 from localllm.kernels.cpu.linear_quantized import FEW
 from localllm.kernels.cpu.quantized_formats import QUANTIZED
@@ -43,17 +53,6 @@ FORMATS = {
 def call(request):
     names = [*ROWWISE, *(f"{kind}-{name}" for kind, names in FORMATS.items() for name in names)]
     return caller(wanted(request, names))
-
-
-def at_end_of_page(data: np.ndarray) -> np.ndarray:
-    """A copy behind which no memory is readable, as at the end of a mapped file: reading on is a crash."""
-    size = -(-data.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = np.frombuffer(mmap.mmap(-1, size + mmap.PAGESIZE), np.uint8)
-    if os.name == "posix":
-        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(memory.ctypes.data + size), mmap.PAGESIZE, 0) == 0
-    copy = memory[size - data.nbytes : size]
-    copy[:] = data.reshape(-1).view(np.uint8)
-    return copy
 
 
 def random_matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -107,7 +106,8 @@ def test_embed(call, name):
 
     def compute(parts):
         y = output(len(ids), columns)
-        call(f"embed-{name}", parts, count(len(ids)), data, data.nbytes // 9, columns, ids, y, y.strides[0])
+        matrix = {"weights": data, "row_bytes": data.nbytes // 9, "columns": columns}
+        call(f"embed-{name}", parts, count=count(len(ids)), ids=ids, x=y, stride=y.strides[0], **matrix)
         return written(y, len(ids), columns)
 
     np.testing.assert_array_equal(for_any_parts(compute), weights[ids])
@@ -119,8 +119,9 @@ def test_rms_norm(call, tokens, columns):
     x, weight = normal(tokens, columns), normal(columns)
 
     def compute(parts):
-        y, memory = output(tokens, columns), padded(x)
-        call("rms_norm", parts, count(tokens), memory, padded(weight[None])[0], y, y.strides[0], columns, 1e-3)
+        y, shape = output(tokens, columns), {"count": count(tokens), "columns": columns}
+        vectors = {"x": padded(x), "weight": vector(weight), "y": y, "stride": y.strides[0]}
+        call("rms_norm", parts, **shape, **vectors, epsilon=1e-3)
         return written(y, tokens, columns)
 
     exact = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-3) * weight
@@ -131,16 +132,17 @@ def test_rms_norm(call, tokens, columns):
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_add(call, tokens, columns):
     x, z = normal(tokens, columns, seed=1), normal(tokens, columns, seed=2)
-    bias = normal(1, columns)
+    bias = normal(columns)
 
     def compute(parts, other, stride):
         y = output(tokens, columns)
-        call("add", parts, count(tokens), padded(x), other, stride, y, y.strides[0])
+        vectors = {"x": padded(x), "z": other, "z_stride": stride, "y": y, "stride": y.strides[0]}
+        call("add", parts, count=count(tokens), columns=columns, **vectors)
         return written(y, tokens, columns)
 
     stride = padded(x).strides[0]
     np.testing.assert_array_equal(for_any_parts(lambda parts: compute(parts, padded(z), stride)), x + z)
-    np.testing.assert_array_equal(for_any_parts(lambda parts: compute(parts, padded(bias), 0)), x + bias)
+    np.testing.assert_array_equal(for_any_parts(lambda parts: compute(parts, vector(bias), 0)), x + bias)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -151,7 +153,8 @@ def test_swiglu(call, tokens, columns):
 
     def compute(parts):
         y = output(tokens, columns)
-        call("swiglu", parts, count(tokens), padded(gate), padded(up), y, y.strides[0])
+        vectors = {"gate": padded(gate), "up": padded(up), "y": y, "stride": y.strides[0]}
+        call("swiglu", parts, count=count(tokens), columns=columns, **vectors)
         return written(y, tokens, columns)
 
     with np.errstate(over="ignore"):
@@ -164,7 +167,8 @@ def test_select(call):
 
     def compute(parts):
         y = output(len(rows), 100)
-        call("select", parts, count(len(rows)), padded(x), rows, y, y.strides[0])
+        vectors = {"x": padded(x), "rows": rows, "y": y, "stride": y.strides[0], "columns": 100}
+        call("select", parts, count=count(len(rows)), **vectors)
         return written(y, len(rows), 100)
 
     np.testing.assert_array_equal(for_any_parts(compute), x[rows])
@@ -177,7 +181,8 @@ def test_angles(call, pairs):
 
     def compute(parts):
         table = np.full((len(positions) + 1, 2, pairs), GUARD)
-        call("angles", parts, count(len(positions)), positions, frequencies, pairs, table, 1.25)
+        arguments = {"positions": positions, "frequencies": frequencies, "pairs": pairs, "table": table}
+        call("angles", parts, count=count(len(positions)), **arguments, factor=1.25)
         assert (table[-1] == GUARD).all()
         return table[:-1]
 
@@ -189,24 +194,29 @@ def test_angles(call, pairs):
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(("head_dim", "dims"), [(64, 64), (80, 32), (20, 20), (6, 2)])
 def test_rope(call, head_dim, dims, interleaved):
-    """A head as complex numbers, turned; dimensions beyond the first `dims` stay."""
+    """A head as complex numbers, turned, in place or elsewhere; dimensions beyond the first `dims` stay."""
     tokens, heads, pairs = 7, 3, dims // 2
     x = normal(tokens, heads * head_dim)
     angles = np.random.default_rng(0).uniform(-3, 3, (tokens, pairs))
     table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     step, apart = (2, 1) if interleaved else (1, pairs)
 
-    def compute(parts):
-        y = output(tokens, heads * head_dim)
-        y[:tokens, : heads * head_dim] = x
-        call("rope", parts, count(tokens), y, y.strides[0], heads, head_dim, table, pairs, step, apart)
+    def compute(parts, in_place):
+        y, source = output(tokens, heads * head_dim), padded(x)
+        if in_place:
+            y[:tokens, : heads * head_dim] = x
+            source = y
+        arguments = {"x": source, "y": y, "stride": y.strides[0], "heads": heads, "head_dim": head_dim}
+        call("rope", parts, count=count(tokens), **arguments, table=table, pairs=pairs, step=step, apart=apart)
         return written(y, tokens, heads * head_dim)
 
     exact = x.reshape(tokens, heads, head_dim).astype(np.float64)
     real, imaginary = (np.s_[:dims:2], np.s_[1:dims:2]) if interleaved else (np.s_[:pairs], np.s_[pairs:dims])
     turned = (exact[:, :, real] + 1j * exact[:, :, imaginary]) * np.exp(1j * angles)[:, None]
     exact[:, :, real], exact[:, :, imaginary] = turned.real, turned.imag
-    np.testing.assert_allclose(for_any_parts(compute), exact.reshape(x.shape), rtol=1e-5, atol=1e-6)
+    for in_place in (True, False):
+        got = for_any_parts(lambda parts, in_place=in_place: compute(parts, in_place))
+        np.testing.assert_allclose(got, exact.reshape(x.shape), rtol=1e-5, atol=1e-6)
 
 
 # ---- matrix products ------------------------------------------------------------------------------------------------
@@ -227,9 +237,11 @@ def test_linear_float(call, name, tokens):
         def compute(parts, data=data, x=x, rows=rows, columns=columns):
             source, y = padded(x), output(tokens, rows)
             scratch = Scratch(max(cpu.FLOAT_SCRATCH, 4 * columns))
-            matrix = [data, data.nbytes // rows, rows, columns]
-            activations = [source, source.strides[0], y, y.strides[0]]
-            call(f"linear_float-{name}", parts, count(tokens), *matrix, *activations, *scratch.arguments, 0, 0, 0)
+            matrix = {"weights": data, "row_bytes": data.nbytes // rows, "rows": rows, "columns": columns}
+            vectors = {"x": source, "x_stride": source.strides[0], "y": y, "y_stride": y.strides[0]}
+            no_bf16 = {"bf16": 0, "bf16_stride": 0, "most_precise": 0}
+            arguments = matrix | vectors | scratch.arguments | no_bf16
+            call(f"linear_float-{name}", parts, count=count(tokens), **arguments)
             scratch.check()
             return written(y, tokens, rows)
 
@@ -245,23 +257,29 @@ def test_linear_bf16(call, tokens):
         data, weights = random_matrix("BF16", rows, columns)
         x = normal(tokens, columns)
         source, scratch = padded(x), Scratch(cpu.FLOAT_SCRATCH)
-        halves = np.zeros((len(source), source.shape[1]), np.uint16)
-        call("round_bf16", 3, count(tokens), source, source.strides[0], halves, halves.strides[0])
+        halves = np.full((len(source), source.shape[1]), 7, np.uint16)
+        vectors = {"x": source, "stride": source.strides[0], "y": halves, "y_stride": halves.strides[0]}
+        call("round_bf16", 3, count=count(tokens), columns=columns, **vectors)
+        assert (halves[:, -(-columns // 16) * 16 :] == 7).all(), "wrote behind the padding"
         rounded = (halves[:tokens, :columns].astype(np.uint32) << 16).view(np.float32)
         np.testing.assert_allclose(rounded, x, rtol=2**-8)
         for most, expected in ((tokens, x), (1, rounded)):
             y = output(tokens, rows)
-            arguments = [data, data.nbytes // rows, rows, columns, source, source.strides[0], y, y.strides[0]]
-            arguments += [*scratch.arguments, halves, halves.strides[0], most]
-            call("linear_float-BF16", 2, count(tokens), *arguments)
+            arguments = {"weights": data, "row_bytes": data.nbytes // rows, "rows": rows, "columns": columns}
+            arguments |= {"x": source, "x_stride": source.strides[0], "y": y, "y_stride": y.strides[0]}
+            arguments |= {"bf16": halves, "bf16_stride": halves.strides[0], "most_precise": most}
+            call("linear_float-BF16", 2, count=count(tokens), **arguments, **scratch.arguments)
             scratch.check()
             got = written(y, tokens, rows)
             assert product_error(got, expected, weights) < 1e-11
             assert rows < 64 or product_error(got, x, weights) < 6e-6
 
 
-def quantized(x: np.ndarray) -> list[np.ndarray]:
-    """The twin of `quantize`: high, low, scales, sums per 32 and 16, those of the high plane as integers, excess."""
+QUANTIZED_X = QUANTIZE._fields[QUANTIZE.high :]  # what `quantize` writes
+
+
+def quantized(x: np.ndarray) -> dict[str, np.ndarray]:
+    """The twin of `quantize`: its results by name, the planes in the order of the columns."""
     blocks = x.reshape(len(x), x.shape[1] // 32, 32)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
     step = largest / np.float32(127 * 256)
@@ -279,15 +297,14 @@ def quantized(x: np.ndarray) -> list[np.ndarray]:
 
     planes = [plane.astype(np.int8).reshape(x.shape) for plane in (high, low)]
     scales = step[..., 0]
-    return [
-        *planes,
-        scales,
-        scaled_sums(32),
-        scaled_sums(16),
-        sums(high, 32),
-        sums(high, 16),
-        sums(high, 32) * -BYTE_OFFSET,
-    ]
+    both, upper = [scaled_sums(32), scaled_sums(16)], [sums(high, 32), sums(high, 16)]
+    return dict(zip(QUANTIZED_X, [*planes, scales, *both, *upper, upper[0] * -BYTE_OFFSET], strict=True))
+
+
+def as_written(x: np.ndarray) -> dict[str, np.ndarray]:
+    """The same as `quantize` writes it."""
+    results = quantized(x)
+    return results | {plane: striped(results[plane]) for plane in ("high", "low")}
 
 
 def striped(plane: np.ndarray) -> np.ndarray:
@@ -312,36 +329,34 @@ def activations(tokens: int, columns: int) -> np.ndarray:
 @pytest.mark.parametrize("columns", [64, 192, 320])
 def test_quantize(call, tokens, columns):
     x = activations(tokens, columns)
-    expected = quantized(x)
-    expected[:2] = [striped(plane) for plane in expected[:2]]
+    expected = as_written(x)
 
     def compute(parts):
-        results = [np.full((tokens + 1, *array.shape[1:]), 77, array.dtype) for array in expected]
+        results = {name: np.full((tokens + 1, *like.shape[1:]), 77, like.dtype) for name, like in expected.items()}
         source = padded(x)
-        call("quantize", parts, count(tokens), source, source.strides[0], columns, *results)
-        assert all((array[-1] == 77).all() for array in results), "wrote too much"
+        call("quantize", parts, count=count(tokens), x=source, stride=source.strides[0], columns=columns, **results)
+        assert all((array[-1] == 77).all() for array in results.values()), "wrote too much"
         return results
 
     for parts in (1, 5):
-        for got, exact in zip(compute(parts), expected, strict=True):
-            np.testing.assert_array_equal(got[:-1], exact)
-    high, low, scales, *_ = quantized(x)
-    planes, scales = 256.0 * high + low, np.repeat(scales, 32, axis=1)
+        for name, got in compute(parts).items():
+            np.testing.assert_array_equal(got[:-1], expected[name])
+    exact = quantized(x)
+    planes, scales = 256.0 * exact["high"] + exact["low"], np.repeat(exact["scales"], 32, axis=1)
     assert (np.abs(planes * scales - x) <= 0.505 * scales).all()
 
 
 def linear_quantized(call, name: str, data, rows: int, x: np.ndarray, precise_tokens: int, parts: int) -> np.ndarray:
     """The product of a matrix with the quantized rows of x. Behind the tokens, activations hold garbage."""
     tokens, columns = x.shape
-    sub_block = QUANTIZED[name].sub_block
-    high, low, scales, *sums, excess = [np.concatenate([array, junk(8, array)]) for array in quantized(x)]
-    high, low = striped(high), striped(low)
+    size = QUANTIZED[name].sub_block
+    q = {field: np.concatenate([array, junk(8, array)]) for field, array in as_written(x).items()}
     y, scratch = output(tokens, rows), Scratch(cpu.LINEAR_SCRATCH)
-    matrix = [data, data.nbytes // rows, rows, columns]
-    which = sub_block == 16
-    planes = [high, low, scales, sums[which], sums[2 + which]]
-    target = [y, y.strides[0], count(precise_tokens)]
-    call(f"linear_quantized-{name}", parts, count(tokens), *matrix, *planes, *target, *scratch.arguments, excess)
+    arguments = {"weights": data, "row_bytes": data.nbytes // rows, "rows": rows, "columns": columns}
+    arguments |= {field: q[field] for field in ("high", "low", "scales", "excess")}
+    arguments |= {"sums": q[f"sums_{size}"], "high_sums": q[f"high_sums_{size}"], "y": y, "y_stride": y.strides[0]}
+    arguments |= {"most_precise": count(precise_tokens), **scratch.arguments}
+    call(f"linear_quantized-{name}", parts, count=count(tokens), **arguments)
     scratch.check()
     return written(y, tokens, rows)
 
@@ -385,9 +400,9 @@ def test_linear_quantized(call, name, tokens):
     for rows, columns in quantized_shapes(name):
         data, weights = random_matrix(name, rows, columns)
         x = activations(tokens, columns)
-        high, low, scales, *_ = quantized(x)
-        scales = np.repeat(scales.astype(np.float64), 32, axis=1)
-        both, upper = (256.0 * high + low) * scales, 256.0 * high * scales
+        q = quantized(x)
+        scales = np.repeat(q["scales"].astype(np.float64), 32, axis=1)
+        both, upper = (256.0 * q["high"] + q["low"]) * scales, 256.0 * q["high"] * scales
         fast = weights if tokens <= FEW else rescaled(call, name, data, rows, columns)
         for precise_tokens, rounded, matrix in ((tokens, both, weights), (1, upper if tokens > 1 else both, fast)):
             arguments = (call, name, data, rows, x, precise_tokens)

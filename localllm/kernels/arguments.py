@@ -5,8 +5,8 @@ a kernel reads `argument(a, ADD.x)`, and `in_order("add", values)` makes the arr
 knows nothing of Numba.
 
 Words that mean the same everywhere: `count` is the address of the number of tokens (an int64); a `stride` is bytes from
-token to token; `columns` counts numbers; activations are float32 rows, padded to 16 columns; `scratch` is memory of
-`scratch_bytes` for each thread.
+token to token; `columns` counts numbers; activations are float32 rows, padded to 16 columns, and no kernel touches what
+a stride has beyond; `scratch` is memory of `scratch_bytes` for each thread.
 """
 
 from collections import namedtuple
@@ -25,19 +25,20 @@ def arguments(names: str) -> Any:
 # Rows of the embedding matrix, `row_bytes` each: x[t] = row ids[t]; ids int64.
 EMBED = arguments("count weights row_bytes columns ids x stride")
 # y[i] = x[rows[i]]; rows int64.
-SELECT = arguments("count x rows y stride")
+SELECT = arguments("count x rows y stride columns")
 # y = x / sqrt(mean(x^2) + epsilon) * weight.
 RMS_NORM = arguments("count x weight y stride columns epsilon")
 # y = x + z; z_stride 0: one row for all tokens.
-ADD = arguments("count x z z_stride y stride")
+ADD = arguments("count x z z_stride y stride columns")
 # y = gate * sigmoid(gate) * up.
-SWIGLU = arguments("count gate up y stride")
+SWIGLU = arguments("count gate up y stride columns")
 # y = x in BF16.
-ROUND_BF16 = arguments("count x stride y y_stride")
+ROUND_BF16 = arguments("count x stride y y_stride columns")
 # table f32 [tokens, 2, pairs]: `factor` times cosine and sine of position * frequencies (f64 [pairs]); positions int64.
 ANGLES = arguments("count positions frequencies pairs table factor")
-# Turns pairs in each head of x [tokens, heads, head_dim], in place: numbers k * step and k * step + apart.
-ROPE = arguments("count x stride heads head_dim table pairs step apart")
+# y [tokens, heads, head_dim] = x, with the pairs in the first 2 * pairs numbers of each head turned: k * step and
+# k * step + apart (2 and 1 for interleaved pairs, 1 and `pairs` for split halves). y may be x; table: of ANGLES.
+ROPE = arguments("count x y stride heads head_dim table pairs step apart")
 # x as integers, see quantize.py: high, low int8 [tokens, columns]; scales f32 [tokens, columns / 32]; sums of both
 # planes f32 and of the high one int32, for 32 and for 16 columns; excess int32 [tokens, columns / 32].
 QUANTIZE = arguments("count x stride columns high low scales sums_32 sums_16 high_sums_32 high_sums_16 excess")
@@ -68,8 +69,8 @@ ATTEND = arguments(
     "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
     " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window partial scratch scratch_bytes"
 )
-# sums f32 += x^2 over the tokens; room for a multiple of 64 columns.
-ADD_SQUARES = arguments("count x stride sums")
+# sums f32 [columns padded to 16] += x^2 over the tokens.
+ADD_SQUARES = arguments("count x stride columns sums")
 # The exclusive or of all 64-byte words of a part of the memory, of `size` bytes; results: 64 bytes a part.
 STREAM = arguments("memory size results")
 

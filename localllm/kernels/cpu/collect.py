@@ -1,30 +1,46 @@
 """Sums of squared activations per column, for importance matrices (localllm.services.imatrix)."""
 
-from localllm.kernels.cpu.signature import argument, kernel
+from localllm.kernels.arguments import ADD_SQUARES
+from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, store_f32x16
 
-BLOCK = 64  # columns: vectors side by side hide what a sum of one waits for
+
+@device
+def add_four(x, stride, tokens, sums):
+    """64 columns: vectors side by side hide what a sum of one waits for."""
+    s0, s1 = load_f32x16(sums), load_f32x16(sums + 64)
+    s2, s3 = load_f32x16(sums + 128), load_f32x16(sums + 192)
+    for _ in range(tokens):
+        v0, v1, v2, v3 = load_f32x16(x), load_f32x16(x + 64), load_f32x16(x + 128), load_f32x16(x + 192)
+        s0, s1 = fma_f32x16(v0, v0, s0), fma_f32x16(v1, v1, s1)
+        s2, s3 = fma_f32x16(v2, v2, s2), fma_f32x16(v3, v3, s3)
+        x += stride
+    store_f32x16(sums, s0)
+    store_f32x16(sums + 64, s1)
+    store_f32x16(sums + 128, s2)
+    store_f32x16(sums + 192, s3)
+
+
+@device
+def add_one(x, stride, tokens, sums):
+    """16 columns."""
+    total = load_f32x16(sums)
+    for _ in range(tokens):
+        v = load_f32x16(x)
+        total = fma_f32x16(v, v, total)
+        x += stride
+    store_f32x16(sums, total)
 
 
 @kernel
 def add_squares(a, part, parts, thread):
-    """sums += x^2 over the tokens. The parts share the columns, so the result does not depend on their number.
-
-    Arguments: 0 address of the token count, 1 x, 2 bytes between tokens of x, 3 sums f32 (room for a multiple of BLOCK
-    columns). Columns behind those of x are summed too, and mean nothing.
-    """
-    tokens, stride = load_i64(argument(a, 0)), argument(a, 2)
-    blocks = (stride + 4 * BLOCK - 1) // (4 * BLOCK)
-    for block in range(blocks * part // parts, blocks * (part + 1) // parts):
-        x, sums = argument(a, 1) + block * 4 * BLOCK, argument(a, 3) + block * 4 * BLOCK
-        s0, s1 = load_f32x16(sums), load_f32x16(sums + 64)
-        s2, s3 = load_f32x16(sums + 128), load_f32x16(sums + 192)
-        for _ in range(tokens):
-            v0, v1, v2, v3 = load_f32x16(x), load_f32x16(x + 64), load_f32x16(x + 128), load_f32x16(x + 192)
-            s0, s1 = fma_f32x16(v0, v0, s0), fma_f32x16(v1, v1, s1)
-            s2, s3 = fma_f32x16(v2, v2, s2), fma_f32x16(v3, v3, s3)
-            x += stride
-        store_f32x16(sums, s0)
-        store_f32x16(sums + 64, s1)
-        store_f32x16(sums + 128, s2)
-        store_f32x16(sums + 192, s3)
+    """sums += x^2 over the tokens. The parts share the columns, so the result does not depend on their number."""
+    tokens, stride = load_i64(argument(a, ADD_SQUARES.count)), argument(a, ADD_SQUARES.stride)
+    x, sums = argument(a, ADD_SQUARES.x), argument(a, ADD_SQUARES.sums)
+    vectors = (argument(a, ADD_SQUARES.columns) + 15) // 16
+    first, last = vectors * part // parts, vectors * (part + 1) // parts
+    rest = last - (last - first) % 4
+    for i in range(first, rest, 4):
+        add_four(x + i * 64, stride, tokens, sums + i * 64)
+    for i in range(rest, last):
+        add_one(x + i * 64, stride, tokens, sums + i * 64)

@@ -1,9 +1,6 @@
-"""x[t] = row ids[t] of the embedding matrix, in float32.
+"""x[t] = row ids[t] of the embedding matrix, in float32."""
 
-Arguments: 0 address of the token count, 1 weights, 2 bytes per row, 3 columns, 4 token ids int64, 5 x f32, 6 bytes
-between tokens.
-"""
-
+from localllm.kernels.arguments import EMBED
 from localllm.kernels.cpu.linear_float import PLAIN, make_blocks, make_plain
 from localllm.kernels.cpu.signature import argument, kernel
 from localllm.kernels.simd import load_i64
@@ -15,9 +12,9 @@ def make(format_name):
 
     @kernel
     def embed(a, part, parts, thread):
-        tokens = load_i64(argument(a, 0))
+        tokens = load_i64(argument(a, EMBED.count))
         for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-            row = argument(a, 1) + load_i64(argument(a, 4) + t * 8) * argument(a, 2)
-            load_row(row, argument(a, 3), argument(a, 5) + t * argument(a, 6))
+            row = argument(a, EMBED.weights) + load_i64(argument(a, EMBED.ids) + t * 8) * argument(a, EMBED.row_bytes)
+            load_row(row, argument(a, EMBED.columns), argument(a, EMBED.x) + t * argument(a, EMBED.stride))
 
     return embed

@@ -4,12 +4,9 @@ Up to 8 tokens: each row is read once, as a stream (a row of blocks is converted
 is read. More tokens: a slab of rows is transposed, so that a vector holds one column of 16 rows, and multiplied with
 all tokens in registers. BF16 weights meet activations rounded to BF16 there, if the CPU multiplies those (error 3e-6,
 twice the speed) and the batch is large.
-
-Arguments: 0 address of the token count, 1 weights, 2 bytes per row, 3 rows, 4 columns, 5 x f32, 6 bytes between
-tokens of x, 7 y f32, 8 bytes between tokens of y, 9 scratch memory, 10 bytes of it per thread, 11 x in BF16 or 0,
-12 bytes between tokens of that, 13 most tokens for float32 where there is x in BF16.
 """
 
+from localllm.kernels.arguments import LINEAR_FLOAT as LINEAR
 from localllm.kernels.cpu import FLOAT_SLAB
 from localllm.kernels.cpu.signature import argument, device, inlined, kernel
 from localllm.kernels.cpu.tiles_f32 import (
@@ -114,14 +111,15 @@ def make_few(format_name, load_row):
 
     @device
     def few(a, first, last, tokens, scratch):
-        columns, x_stride, y_stride = argument(a, 4), argument(a, 6), argument(a, 8)
+        columns = argument(a, LINEAR.columns)
+        x_stride, y_stride = argument(a, LINEAR.x_stride), argument(a, LINEAR.y_stride)
         for r in range(first, last):
-            w = argument(a, 1) + r * argument(a, 2)
+            w = argument(a, LINEAR.weights) + r * argument(a, LINEAR.row_bytes)
             if not plain:
                 load_row(w, columns, scratch)
                 w = scratch
             for t in range(0, tokens, 4):
-                x, y = argument(a, 5) + t * x_stride, argument(a, 7) + t * y_stride + r * 4
+                x, y = argument(a, LINEAR.x) + t * x_stride, argument(a, LINEAR.y) + t * y_stride + r * 4
                 if tokens - t == 1:
                     dot_1(w, columns, x, x_stride, y, y_stride)
                 else:  # up to 3 tokens too many, whose results nobody reads
@@ -138,11 +136,11 @@ def make_slab(width, load_row):
 
     @device
     def unpack_slab(a, row, column, columns, column_bytes, scratch):
-        last, row_bytes, as_rows = argument(a, 3) - 1, argument(a, 2), scratch + COLUMNS * 64 * FLOAT_SLAB
-        words = columns // 2 if width else columns
+        last, row_bytes = argument(a, LINEAR.rows) - 1, argument(a, LINEAR.row_bytes)
+        words, as_rows = columns // 2 if width else columns, scratch + COLUMNS * 64 * FLOAT_SLAB
         for v in range(COLUMNS):
             for i in range(16):
-                w = argument(a, 1) + min(row + 16 * v + i, last) * row_bytes + column_bytes
+                w = argument(a, LINEAR.weights) + min(row + 16 * v + i, last) * row_bytes + column_bytes
                 load_row(w, words, as_rows + i * 4 * FLOAT_SLAB)
             for k in range(0, words, 16):
                 transpose_f32(as_rows + k * 4, 4 * FLOAT_SLAB, scratch + v * 64 * FLOAT_SLAB + k * 64)
@@ -151,19 +149,20 @@ def make_slab(width, load_row):
 
 
 def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
-    """All tokens with some slabs of rows; `pairs`: of BF16 numbers at a time."""
+    """All tokens, whose arguments are x_at and stride_at, with some slabs of rows; `pairs`: of BF16 at a time."""
     unpack_slab, per_word = make_slab(2 if pairs else 0, load_row), 2 if pairs else 1
     block, block_bytes = block_of(format_name)
 
     @device
     def prefill(a, first, last, tokens, scratch):
-        rows, columns, x_stride, y_stride = argument(a, 3), argument(a, 4), argument(a, stride_at), argument(a, 8)
+        rows, columns = argument(a, LINEAR.rows), argument(a, LINEAR.columns)
+        x_stride, y_stride = argument(a, stride_at), argument(a, LINEAR.y_stride)
         for row in range(first * 16 * COLUMNS, last * 16 * COLUMNS, 16 * COLUMNS):
             for column in range(0, columns, FLOAT_SLAB * per_word):
                 width = min(FLOAT_SLAB * per_word, columns - column)
                 unpack_slab(a, row, column, width, column // block * block_bytes, scratch)
                 for t in range(0, tokens, ROWS):  # and up to ROWS - 1 too many, whose results nobody reads
-                    y = argument(a, 7) + t * y_stride + row * 4
+                    y = argument(a, LINEAR.y) + t * y_stride + row * 4
                     x = argument(a, x_at) + t * x_stride + column * 4 // per_word
                     tile = load_tile(y, y_stride, 64) if column else zero_tile()
                     for k in range(width // per_word):
@@ -188,22 +187,23 @@ def make(format_name):
     """The kernel for one format."""
     load_row = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
     few = make_few(format_name, load_row)
-    prefill = make_prefill(format_name, load_row, 5, 6, outer, False)
+    prefill = make_prefill(format_name, load_row, LINEAR.x, LINEAR.x_stride, outer, False)
     has_bf16 = format_name == "BF16" and "avx512bf16" in cpu_features()
     as_words = make_plain(*PLAIN["F32"])
-    prefill_bf16 = make_prefill(format_name, as_words, 11, 12, outer_bf16, True) if has_bf16 else prefill
+    bf16 = format_name, as_words, LINEAR.bf16, LINEAR.bf16_stride, outer_bf16, True
+    prefill_bf16 = make_prefill(*bf16) if has_bf16 else prefill
 
     @kernel
     def linear(a, part, parts, thread):
-        tokens, rows = load_i64(argument(a, 0)), argument(a, 3)
-        scratch = argument(a, 9) + thread * argument(a, 10)
+        tokens, rows = load_i64(argument(a, LINEAR.count)), argument(a, LINEAR.rows)
+        scratch = argument(a, LINEAR.scratch) + thread * argument(a, LINEAR.scratch_bytes)
         if tokens <= FEW:
             if tokens > 0:
                 few(a, rows * part // parts, rows * (part + 1) // parts, tokens, scratch)
             return
         slabs = (rows + 16 * COLUMNS - 1) // (16 * COLUMNS)
         first, last = slabs * part // parts, slabs * (part + 1) // parts
-        if has_bf16 and argument(a, 11) != 0 and tokens > argument(a, 13):
+        if has_bf16 and argument(a, LINEAR.bf16) != 0 and tokens > argument(a, LINEAR.most_precise):
             prefill_bf16(a, first, last, tokens, scratch)
         else:
             prefill(a, first, last, tokens, scratch)

@@ -8,14 +8,9 @@ bytes (prefill_fast.py). One token always uses both.
 
 The unpacked tile is a slab of at most SLAB columns, so that it stays in the cache close to the core while all tokens
 pass by; sums wait in y from slab to slab.
-
-Arguments: 0 address of the token count, 1 weights, 2 bytes per row, 3 rows, 4 columns (a multiple of 64),
-5 activations' high plane int8 [tokens, columns], 6 low plane, 7 scales f32 [tokens, columns / 32], 8 sums f32
-[tokens, columns / sub-block], 9 sums of the high plane int32, 10 y f32, 11 bytes between tokens of y, 12 address of the
-most tokens for both planes, 13 scratch memory, 14 bytes of it per thread, 15 int32 [tokens, columns / 32], sums of the
-high plane times what the bytes of rescale.py are too large by, negative.
 """
 
+from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.prefill_fast import make_fast_slab
 from localllm.kernels.cpu.prefill_precise import make_precise_slab
@@ -38,9 +33,10 @@ def make_few(format):
 
     @device
     def few(a, first, last, tokens):
-        precise, distance = tokens <= load_i64(argument(a, 12)), at_once if tokens == 1 else 2
+        precise, distance = tokens <= load_i64(argument(a, LINEAR.most_precise)), at_once if tokens == 1 else 2
+        row_bytes, y_stride = argument(a, LINEAR.row_bytes), argument(a, LINEAR.y_stride)
         for r in range(first, last, distance):
-            w, step, y = argument(a, 1) + r * argument(a, 2), argument(a, 2), argument(a, 10) + r * 4
+            w, step, y = argument(a, LINEAR.weights) + r * row_bytes, row_bytes, argument(a, LINEAR.y) + r * 4
             if r + 1 == last:  # no second row: the same once more, for a padding column of y
                 step = 0
             if tokens == 1:
@@ -48,9 +44,9 @@ def make_few(format):
             else:  # and tokens too many, whose results nobody reads
                 for t in range(0, tokens, 4):
                     if precise:
-                        four(a, w, step, t, y + t * argument(a, 11))
+                        four(a, w, step, t, y + t * y_stride)
                     else:
-                        fast_four(a, w, step, t, y + t * argument(a, 11))
+                        fast_four(a, w, step, t, y + t * y_stride)
 
     return few
 
@@ -62,17 +58,19 @@ def make(format_name):
 
     @kernel
     def linear(a, part, parts, thread):
-        tokens, rows, columns = load_i64(argument(a, 0)), argument(a, 3), argument(a, 4)
+        tokens = load_i64(argument(a, LINEAR.count))
+        rows, columns = argument(a, LINEAR.rows), argument(a, LINEAR.columns)
         if tokens <= FEW:
             pairs = (rows + 1) // 2
             if tokens > 0:
                 few(a, pairs * part // parts * 2, min(pairs * (part + 1) // parts * 2, rows), tokens)
             return
-        tiles, scratch = (rows + ROWS - 1) // ROWS, argument(a, 13) + thread * argument(a, 14)
+        tiles = (rows + ROWS - 1) // ROWS
+        scratch = argument(a, LINEAR.scratch) + thread * argument(a, LINEAR.scratch_bytes)
         for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
             for column in range(0, columns, SLAB):
                 width = min(SLAB, columns - column)
-                if tokens <= load_i64(argument(a, 12)):
+                if tokens <= load_i64(argument(a, LINEAR.most_precise)):
                     precise_slab(a, tile, column, width, tokens, scratch)
                 else:
                     fast_slab(a, tile, column, width, tokens, scratch)

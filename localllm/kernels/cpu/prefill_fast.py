@@ -6,6 +6,7 @@ transposed.
 
 from numba import types
 
+from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.rescale import BYTE_OFFSET, make_rescale, span
 from localllm.kernels.cpu.signature import argument, device, inlined
@@ -76,12 +77,13 @@ def make_unpack_tile(format):
     def unpack_tile(a, tile, column, columns, scratch):
         s = scratch + VECTORS * 16 * SLAB
         codes_rows = s + VECTORS * scale_bytes
-        s_rows, row_bytes, last = codes_rows + 16 * SLAB, argument(a, 2), argument(a, 3) - 1
+        s_rows, row_bytes, last = codes_rows + 16 * SLAB, argument(a, LINEAR.row_bytes), argument(a, LINEAR.rows) - 1
+        first_row = argument(a, LINEAR.weights) + column // 256 * group_bytes
         count = columns // columns_per_scale
         stride = (count + 15) // 16 * 64
         for v in range(VECTORS):
             for i in range(16):
-                row = argument(a, 1) + min(tile * ROWS + v * 16 + i, last) * row_bytes + column // 256 * group_bytes
+                row = first_row + min(tile * ROWS + v * 16 + i, last) * row_bytes
                 unpack(row, columns, codes_rows + i * columns, s_rows + i * stride)
             transpose_words(codes_rows, columns // 4, scratch + v * 16 * SLAB)
             transpose_words(s_rows, count, s + v * scale_bytes)
@@ -134,15 +136,14 @@ def make_fast_slab(format):
     @device
     def slab(a, tile, column, columns, tokens, scratch):
         unpack_tile(a, tile, column, columns, scratch)
-        s, width, y_stride = scratch + VECTORS * 16 * SLAB, argument(a, 4), argument(a, 11)
-        whole, stride = argument(a, 3) - tile * ROWS > ROWS - 16, width // 8
+        s, width, y_stride = scratch + VECTORS * 16 * SLAB, argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
+        whole, stride = argument(a, LINEAR.rows) - tile * ROWS > ROWS - 16, width // 8
         for t in range(0, tokens, TOKENS):  # and up to TOKENS - 1 too many, whose results nobody reads
-            x, place = argument(a, 5) + t * width + column, t * stride + column // 8
-            y = argument(a, 10) + tile * ROWS * 4 + t * y_stride
+            x, place = argument(a, LINEAR.high) + t * width + column, t * stride + column // 8
+            y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
             totals = load_tile(y, y_stride) if column else zero_floats()
-            totals = product(
-                totals, columns, scratch, s, x, width, argument(a, 7) + place, argument(a, 15) + place, stride
-            )
+            c, n = argument(a, LINEAR.scales) + place, argument(a, LINEAR.excess) + place
+            totals = product(totals, columns, scratch, s, x, width, c, n, stride)
             if whole:
                 store_all(totals, y, y_stride)
             else:

@@ -6,6 +6,7 @@ before they are transposed.
 
 from numba import float32
 
+from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.cpu.tiles import (
@@ -73,11 +74,12 @@ def make_unpack_tile(format):
         s, m = scratch + VECTORS * 16 * SLAB, scratch + VECTORS * (16 * SLAB + scale_bytes)
         codes_rows = m + VECTORS * scale_bytes
         s_rows, m_rows = codes_rows + 16 * SLAB, codes_rows + 16 * SLAB + scale_bytes
-        count, row_bytes, last = columns // sub_block, argument(a, 2), argument(a, 3) - 1
+        count, row_bytes, last = columns // sub_block, argument(a, LINEAR.row_bytes), argument(a, LINEAR.rows) - 1
+        first_row = argument(a, LINEAR.weights) + column // 256 * group_bytes
         stride = (count + 15) // 16 * 64
         for v in range(VECTORS):
             for i in range(16):
-                row = argument(a, 1) + min(tile * ROWS + v * 16 + i, last) * row_bytes + column // 256 * group_bytes
+                row = first_row + min(tile * ROWS + v * 16 + i, last) * row_bytes
                 unpack(row, columns, codes_rows + i * columns, s_rows + i * stride, m_rows + i * stride)
             transpose_words(codes_rows, columns // 4, scratch + v * 16 * SLAB)
             transpose_words(s_rows, count, s + v * scale_bytes)
@@ -143,13 +145,14 @@ def make_precise_slab(format):
     def slab(a, tile, column, columns, tokens, scratch):
         unpack_tile(a, tile, column, columns, scratch)
         s, m = scratch + VECTORS * 16 * SLAB, scratch + VECTORS * (16 * SLAB + scale_bytes)
-        width, y_stride, whole = argument(a, 4), argument(a, 11), argument(a, 3) - tile * ROWS > ROWS - 16
+        width, y_stride = argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
+        whole = argument(a, LINEAR.rows) - tile * ROWS > ROWS - 16
         c_stride, n_stride = width // 8, width // sub_block * 4
         for t in range(0, tokens, TOKENS):  # and up to TOKENS - 1 too many, whose results nobody reads
-            x, low = argument(a, 5) + t * width + column, argument(a, 6) + t * width + column
-            c = argument(a, 7) + t * c_stride + column // 8
-            n = argument(a, 8) + t * n_stride + column // sub_block * 4
-            y = argument(a, 10) + tile * ROWS * 4 + t * y_stride
+            x, low = argument(a, LINEAR.high) + t * width + column, argument(a, LINEAR.low) + t * width + column
+            c = argument(a, LINEAR.scales) + t * c_stride + column // 8
+            n = argument(a, LINEAR.sums) + t * n_stride + column // sub_block * 4
+            y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
             totals = load_tile(y, y_stride) if column else zero_floats()
             totals = product(totals, columns, scratch, s, m, scale_bytes, x, low, width, c, c_stride, n, n_stride)
             if whole:

@@ -7,16 +7,13 @@ The bytes are striped as group_format.py has the codes of the weights: in each 2
 of all eight runs of 32 follow each other; columns that make no whole 256 are striped two runs at a time.
 
 Beside the codes go sums per 32 and per 16 numbers, with which minimums are multiplied and what the weights' codes are
-too large by: of both planes in float32, scaled, and of the high one as integers.
-
-Arguments: 0 address of the token count, 1 x f32, 2 bytes between tokens of x, 3 columns (a multiple of 64),
-4 high int8 [tokens, columns], 5 low int8 [tokens, columns], 6 scales f32 [tokens, columns / 32],
-7 sums per 32 f32 [tokens, columns / 32], 8 sums per 16, 9 sums of the high plane per 32 int32, 10 the same per 16,
-11 those per 32 times what the bytes of weights in prefill_fast.py are too large by, negative, int32.
+too large by: of both planes in float32, scaled, and of the high one as integers. The excess is those per 32 times what
+the bytes of weights in prefill_fast.py are too large by, negative.
 """
 
 from numba import float32
 
+from localllm.kernels.arguments import QUANTIZE
 from localllm.kernels.cpu.rescale import BYTE_OFFSET
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
@@ -71,21 +68,22 @@ def striped_place(run, whole):
 
 @kernel
 def quantize(a, part, parts, thread):
-    columns = argument(a, 3)
+    columns = argument(a, QUANTIZE.columns)
     runs, whole = columns // 32, columns // 256 * 8
-    total = load_i64(argument(a, 0)) * runs
+    total = load_i64(argument(a, QUANTIZE.count)) * runs
     for i in range(total * part // parts, total * (part + 1) // parts):
         token, run = i // runs, i % runs
-        x = argument(a, 1) + token * argument(a, 2) + run * 128
+        x = argument(a, QUANTIZE.x) + token * argument(a, QUANTIZE.stride) + run * 128
         largest = largest_f32x16(max_f32x16(abs_f32x16(load_f32x16(x)), abs_f32x16(load_f32x16(x + 64))))
         step, inverse = largest / LARGEST, LARGEST / largest if largest > 0 else float32(0.0)
         place, stripe = striped_place(run, whole)
-        high, low = argument(a, 4) + token * columns + place, argument(a, 5) + token * columns + place
-        sums, high_sums = argument(a, 8) + i * 8, argument(a, 10) + i * 8
+        first_byte = token * columns + place
+        high, low = argument(a, QUANTIZE.high) + first_byte, argument(a, QUANTIZE.low) + first_byte
+        sums, high_sums = argument(a, QUANTIZE.sums_16) + i * 8, argument(a, QUANTIZE.high_sums_16) + i * 8
         first, first_high = quantize_16(x, inverse, step, high, low, stripe, sums, high_sums)
         high, low = high + 2 * stripe, low + 2 * stripe
         second, second_high = quantize_16(x + 64, inverse, step, high, low, stripe, sums + 4, high_sums + 4)
-        store_f32(argument(a, 6) + i * 4, step)
-        store_f32(argument(a, 7) + i * 4, float32(first + second) * step)
-        store_i32(argument(a, 9) + i * 4, first_high + second_high)
-        store_i32(argument(a, 11) + i * 4, (first_high + second_high) * -BYTE_OFFSET)
+        store_f32(argument(a, QUANTIZE.scales) + i * 4, step)
+        store_f32(argument(a, QUANTIZE.sums_32) + i * 4, float32(first + second) * step)
+        store_i32(argument(a, QUANTIZE.high_sums_32) + i * 4, first_high + second_high)
+        store_i32(argument(a, QUANTIZE.excess) + i * 4, (first_high + second_high) * -BYTE_OFFSET)

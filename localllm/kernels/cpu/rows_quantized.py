@@ -7,6 +7,7 @@ y = sum over sub-blocks of s * c * dot(code, q) + (m or -offset * s) * sum(activ
 
 from numba import types
 
+from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu.row_steps import Steps
 from localllm.kernels.cpu.row_tails import make_tails
 from localllm.kernels.cpu.signature import argument, device, inlined
@@ -33,17 +34,17 @@ def make_ask_for(size, locality):
 @inlined
 def token_strides(a, sub_block):
     """Bytes between tokens: of the planes, the scales and the sums."""
-    columns = argument(a, 4)
+    columns = argument(a, LINEAR.columns)
     return columns, columns // 8, columns // sub_block * 4
 
 
 @inlined
 def token_at(a, token, sub_block, sums):
-    """Where a token's activations lie: high and low plane, scales, sums (argument number `sums`)."""
+    """Where a token's activations lie: high and low plane, scales, sums (the argument `sums`)."""
     x_stride, c_stride, n_stride = token_strides(a, sub_block)
     return (
-        argument(a, 5) + token * x_stride, argument(a, 6) + token * x_stride,
-        argument(a, 7) + token * c_stride, argument(a, sums) + token * n_stride,
+        argument(a, LINEAR.high) + token * x_stride, argument(a, LINEAR.low) + token * x_stride,
+        argument(a, LINEAR.scales) + token * c_stride, argument(a, sums) + token * n_stride,
     )  # fmt: skip
 
 
@@ -82,7 +83,7 @@ def make_row(format, tokens, rows, planes):
     fetch, fetch_chunks = make_ask_for(rows * group_bytes, 2), make_ask_for(rows * chunk_bytes, 2)
     fetch_near = make_ask_for(group_bytes, 3)
     start = make_tails(format, tokens, rows, planes) if format.chunk else steps.make_no_tails()
-    sums = 8 if planes == 2 else 9
+    sums = LINEAR.sums if planes == 2 else LINEAR.high_sums
 
     @inlined
     def row(a, w, step, token, y):
@@ -101,6 +102,6 @@ def make_row(format, tokens, rows, planes):
             totals = add(totals, products, scales(w, step), minimums(w, step), c, c_stride, n, n_stride)
             w, ahead = w + group_bytes, ahead + rows * group_bytes
             x, low, c, n = x + 256, low + 256, c + 32, n + sums_bytes
-        finish(totals, y, argument(a, 11))
+        finish(totals, y, argument(a, LINEAR.y_stride))
 
     return row

@@ -1,8 +1,8 @@
 """The one signature of CPU kernels: void kernel(int64 arguments, int64 part, int64 parts, int64 thread).
 
-`arguments` is the address of an int64 array that each kernel describes; the kernel does part `part` of `parts` of its
-step; `thread` tells which scratch memory is free for it. A kernel raises nothing and allocates nothing: its machine
-code has to run in a process without Numba (localllm.kernels.compile checks that).
+`arguments` is the address of an int64 array that localllm.kernels.arguments declares; the kernel does part `part` of
+`parts` of its step; `thread` tells which scratch memory is free for it. A kernel raises nothing and allocates nothing:
+its machine code has to run in a process without Numba (localllm.kernels.compile checks that).
 """
 
 from numba import njit, types
@@ -23,11 +23,11 @@ def kernel(function):
 
 @device
 def argument(arguments, index):
-    """The int64 argument number `index`."""
+    """An int64 argument, such as ADD.x."""
     return load_i64(arguments + index * 8)
 
 
 @device
 def argument_f32(arguments, index):
-    """The float32 argument number `index`."""
+    """A float32 argument, such as RMS_NORM.epsilon."""
     return load_f32(arguments + index * 8)
