@@ -1,10 +1,14 @@
 """Threads and the kernel library: how many cores, what they cost at rest, that no order of events changes a result."""
 
+import ctypes
 import os
+import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +16,9 @@ import pytest
 
 from localllm.engine import threads
 from localllm.engine.tape import Buffer, Step, Tape
-from localllm.engine.threads import Threads, cgroup_quota, usable_cores
+from localllm.engine.threads import KERNEL, Threads, cgroup_quota, usable_cores
 from localllm.kernels import library
+from localllm.kernels.cpu.job import JOB, LINE, STEP, Job
 from localllm.kernels.library import Library, object_file, read_object, symbol
 
 # ---- how many cores -------------------------------------------------------------------------------------------------
@@ -77,6 +82,17 @@ def test_usable_cores_of_a_bound_process():
         f"import os; os.sched_setaffinity(0, {{{one}}}); from localllm.engine.threads import *; print(usable_cores())"
     )
     assert run_python(program).stdout.strip() == "1"
+
+
+@pytest.mark.parametrize(
+    ("known", "cores"),
+    [({"hw.perflevel0.physicalcpu": 6, "hw.physicalcpu": 8}, 6), ({"hw.physicalcpu": 4}, 4), ({}, 1)],
+)
+def test_usable_cores_of_macos(monkeypatch, known, cores):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(threads, "read_text", lambda path: "")
+    monkeypatch.setattr(threads, "system_number", lambda name: known.get(name, 0))
+    assert usable_cores() == cores
 
 
 def run_python(program: str, *arguments, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -165,6 +181,131 @@ def test_parts_are_limited_by_the_count_of_tokens():
         walker.close()
         assert (counting.result[:tokens] == STAGES).all()
         assert (counting.result[tokens:] == 0).all()
+
+
+def test_no_two_writers_share_a_cache_line():
+    lines = [place * 8 // LINE for place in (JOB.run, JOB.done, JOB.sleepers, JOB.offer, JOB.turn, JOB.bed, JOB.bell)]
+    assert len(set(lines)) == len(lines)
+    assert len(set(JOB)) == len(Job._fields)
+
+
+def test_run_numbers_wrap():
+    """Claim cells hold 32 bits of them; at 500 runs per second that is 50 days."""
+    counting = Counting(3, 9)
+    for start in (2**31 - 20, 2**32 - 20):
+        counting.threads._team.job[JOB.run] = start
+        for _ in range(20):
+            assert (counting.run() == STAGES).all()
+    counting.threads.close()
+
+
+class Steps:
+    """Steps of one stage each that call Python functions of (arguments, part, parts, thread)."""
+
+    def __init__(self, threads: int, *steps: tuple[Callable[[int, int, int, int], None], int, int]):
+        """steps: function, parts, address of the count of parts."""
+        self.library, self.kernels = Library(NAMES), [KERNEL(function) for function, _, _ in steps]
+        tape = np.zeros((len(steps), len(STEP)), np.int64)
+        for row, kernel, (_, parts, count) in zip(tape, self.kernels, steps, strict=True):
+            row[:] = ctypes.cast(kernel, ctypes.c_void_p).value, 0, parts, count, 1
+        self.threads = Threads(threads, self.library.addresses, tape, keep=self.kernels)
+
+
+def test_a_late_thread_sees_that_its_run_is_over():
+    """It is put aside while it waits for the others, and comes back when Python has changed what the tape reads."""
+    count, late, go_on = np.array([1], np.int64), threading.Event(), threading.Event()
+
+    def slow_for_the_caller(_, part, parts, thread):
+        if thread == 0:
+            assert late.wait(10)
+
+    def put_aside_until_told():
+        if threading.current_thread() is not threading.main_thread():
+            late.set()
+            assert go_on.wait(10)
+
+    steps = Steps(2, (slow_for_the_caller, 2, 0), (lambda *_: None, 9, count.ctypes.data))
+    offer = ctypes.CFUNCTYPE(None)(put_aside_until_told)
+    steps.threads._team.job[JOB.offer] = ctypes.cast(offer, ctypes.c_void_p).value
+    steps.threads.run()
+    count[0] = 9  # more parts than were ever done: nobody may wait for them
+    go_on.set()
+    ending = threading.Thread(target=steps.threads.close, daemon=True)
+    ending.start()
+    ending.join(5)
+    assert not ending.is_alive()
+
+
+def test_no_thread_sleeps_through_a_run():
+    """Both parts wait for each other, so a run needs both threads; they start at all moments of falling asleep."""
+    met = threading.Barrier(2)
+    steps = Steps(2, (lambda *_: met.wait(10), 2, 0))
+    for pause in np.linspace(0, 4e-3, 400):
+        time.sleep(pause)
+        steps.threads.run()
+        assert not met.broken
+    steps.threads.close()
+
+
+def test_callers_take_turns():
+    """The step has one part, so only another run can come while it is done."""
+    inside, most, runs = 0, 0, 0
+
+    def enter(*_):
+        nonlocal inside, most, runs
+        inside += 1
+        time.sleep(1e-4)
+        most, inside, runs = max(most, inside), inside - 1, runs + 1
+
+    steps = Steps(2, (enter, 1, 0))
+    callers = [threading.Thread(target=lambda: [steps.threads.run() for _ in range(50)]) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert (most, runs) == (1, 200)
+    steps.threads.close()
+
+
+def test_closing_waits_for_the_run():
+    begun, done = threading.Event(), []
+
+    def slow(*_):
+        begun.set()
+        time.sleep(0.2)
+        done.append(1)
+
+    steps = Steps(2, (slow, 1, 0), (slow, 1, 0))
+    caller = threading.Thread(target=steps.threads.run)
+    caller.start()
+    begun.wait()
+    steps.threads.close()
+    assert done == [1, 1]
+    caller.join()
+
+
+def test_ctrl_c_leaves_everything_usable():
+    """At random moments of 500 runs of several threads, some of them asleep; the run after it is right."""
+    counting, random = Counting(3, 9), np.random.default_rng(1)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    interrupted = 0
+    try:
+        for _ in range(500):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 3e-3))
+                while True:
+                    counting.threads.run()
+                    time.sleep(random.choice([0, 2e-3]))
+            except KeyboardInterrupt:
+                interrupted += 1
+            assert (counting.run() == STAGES).all()
+            assert counting.threads._team.job[JOB.run] % 2 == 0
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted == 500
+    start = time.perf_counter()
+    counting.threads.close()
+    assert time.perf_counter() - start < 2
 
 
 def test_at_rest_threads_use_no_processor():

@@ -10,17 +10,32 @@ from typing import Any
 
 import numpy as np
 
+from localllm.kernels.cpu.job import JOB, JOB_WORDS, LINE
+
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
-LINE = 64
 
 
 def usable_cores() -> int:
     """Physical cores that this process may use, by its affinity and its control group's quota; at least 1."""
-    processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    siblings = {
-        read_text(f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list") or str(i) for i in processors
-    }
-    return max(1, min(len(siblings), int(cgroup_quota())))
+    return max(1, min(physical_cores(), int(cgroup_quota())))
+
+
+def physical_cores() -> int:
+    """Cores that this process may run on. Two logical processors of one core count once; on macOS, fast cores only."""
+    if sys.platform == "darwin":
+        return system_number("hw.perflevel0.physicalcpu") or system_number("hw.physicalcpu")
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    siblings = (f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list" for i in os.sched_getaffinity(0))
+    return len({read_text(path) or path for path in siblings})
+
+
+def system_number(name: str) -> int:
+    """An integer that macOS knows about the computer; 0 if it does not know it."""
+    value = ctypes.c_int32()
+    size = ctypes.c_size_t(ctypes.sizeof(value))
+    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, None)
+    return 0 if failed else value.value
 
 
 def cgroup_quota() -> float:
@@ -43,43 +58,47 @@ def read_text(path: str) -> str:
         return ""
 
 
-def yield_address() -> int:
-    """Address of the C function that lets other programs run."""
-    if sys.platform == "win32":
-        function = ctypes.windll.kernel32.SwitchToThread
-    else:
-        function = ctypes.CDLL(None).sched_yield
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
-
-
 class Team:
     """What the threads share. It knows nothing of `Threads`, so that one can be forgotten while they sleep."""
 
-    def __init__(self, count: int, addresses: dict[str, int], tape: np.ndarray, keep: Any):
-        """tape: int64 [steps, 5]; keep: what must live as long as the tape is walked."""
+    def __init__(self, addresses: dict[str, int], tape: np.ndarray, keep: Any):
+        """tape: int64 [steps, len(STEP)]; keep: what must live as long as the tape is walked."""
         self.keep = keep, tape
         self.run, self.work = KERNEL(addresses["run"]), KERNEL(addresses["work"])
-        self.cells, self.job = aligned_zeros(len(tape) * LINE), aligned_zeros(256)
-        self.job[1:4] = tape.ctypes.data, len(tape), self.cells.ctypes.data
-        self.job[14] = yield_address()
-        self.sleeping = [False] * count
-        self.wake = [threading.Semaphore(0) for _ in range(count)]
-        self.threads = [threading.Thread(target=self.live, args=(i,), daemon=True) for i in range(1, count)]
+        self.cells, self.job = aligned_zeros(len(tape) * LINE), aligned_zeros(JOB_WORDS * 8)
+        for place, value in ((JOB.tape, tape.ctypes.data), (JOB.steps, len(tape)), (JOB.cells, self.cells.ctypes.data)):
+            self.job[place] = value
+        self.prepare_system_calls()
+        self.threads: list[threading.Thread] = []
+
+    def prepare_system_calls(self) -> None:
+        """Tell the kernels how to wait."""
+        system, address = ctypes.CDLL(None), self.job.ctypes.data
+        for place, function in (
+            (JOB.offer, system.sched_yield),
+            (JOB.lock, system.pthread_mutex_lock),
+            (JOB.unlock, system.pthread_mutex_unlock),
+            (JOB.wait, system.pthread_cond_wait),
+            (JOB.wake, system.pthread_cond_broadcast),
+        ):
+            self.job[place] = ctypes.cast(function, ctypes.c_void_p).value
+        system.pthread_mutex_init(ctypes.c_void_p(address + 8 * JOB.turn), None)
+        system.pthread_mutex_init(ctypes.c_void_p(address + 8 * JOB.bed), None)
+        system.pthread_cond_init(ctypes.c_void_p(address + 8 * JOB.bell), None)
+
+    def start(self, count: int) -> None:
+        """Start all threads but the one that will give the orders."""
+        for i in range(1, count):
+            thread = threading.Thread(target=self.live, args=(i,), daemon=True)
+            thread.start()
+            self.threads.append(thread)
 
     def live(self, thread: int) -> None:
-        """Work until there is nothing to do, then sleep without using the processor."""
-        seen = aligned_zeros(LINE)
-        while not self.job[13]:
-            self.work(self.job.ctypes.data, thread, seen.ctypes.data, 0)
-            self.sleeping[thread] = True
-            if self.job[0] == seen[0] and not self.job[13]:
-                self.wake[thread].acquire()
+        self.work(self.job.ctypes.data, thread, 0, 0)
 
     def stop(self) -> None:
-        """End the threads."""
-        self.job[13] = 1
-        for semaphore in self.wake:
-            semaphore.release()
+        """End the threads, after the run that is going on."""
+        self.run(self.job.ctypes.data, 1, 0, 0)
         for thread in self.threads:
             thread.join()
 
@@ -91,19 +110,16 @@ class Threads:
     """
 
     def __init__(self, count: int, addresses: dict[str, int], tape: np.ndarray, keep: Any = None):
-        self._team = Team(count, addresses, tape, keep)
+        self._team = Team(addresses, tape, keep)
         self.close = weakref.finalize(self, self._team.stop)
-        for thread in self._team.threads:
-            thread.start()
+        self._team.start(count)
 
     def run(self) -> None:
-        """Run the tape once. Threads that sleep are woken, but nobody waits for them."""
-        team = self._team
-        for i, sleeping in enumerate(team.sleeping):
-            if sleeping:
-                team.sleeping[i] = False
-                team.wake[i].release()
-        team.run(team.job.ctypes.data, 0, 0, 0)
+        """Run the tape once, even after `close`, with the caller's thread alone. Several callers take turns.
+
+        Ctrl-C is heard when the run is over. What the tape reads may be changed between runs only.
+        """
+        self._team.run(self._team.job.ctypes.data, 0, 0, 0)
 
 
 def aligned_zeros(size: int) -> np.ndarray:

@@ -8,15 +8,16 @@ or more when another program is busy; so does giving each thread a fixed share.)
 hold up the rest, for a time slice of 3 or 4 ms; so threads offer their processor after SLICE cycles, between parts,
 which costs nothing if nobody wants it.
 
-A step is 5 int64: kernel address, arguments address, most parts, address of a count that limits the parts (0: none),
-1 if a stage begins here. A step's claim cell, one cache line, packs run number (32 bits), parts (16), next part (16):
-a late thread of an earlier run sees a newer run number and leaves.
+A step's claim cell, one cache line, packs run number (32 bits, which wrap), parts (16), next part (16): a late thread
+of an earlier run sees a newer number and leaves. It leaves, too, as soon as its run is done, which makes the job's
+number even: Python may change what the tape reads from then on, so a late thread may have taken its number of parts
+from there and must not wait for them.
 
-The job is int64[16]: 0 the run number, 1 tape, 2 steps, 3 claim cells, 8 parts done in this run, 12 threads that sleep
-(bit i: thread i), 13 stop, 14 address of the operating system's yield function.
+A run is one call from Python, from the first part to the last: no exception can come between, not Ctrl-C either.
 """
 
-from localllm.kernels.cpu.signature import device, kernel
+from localllm.kernels.cpu.job import JOB, LINE, STEP
+from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
     atomic_add,
     atomic_load,
@@ -27,11 +28,9 @@ from localllm.kernels.simd import (
     cpu_pause,
     cycles,
     load_i64,
-    store_i64,
 )
 
-STEP = 40  # bytes of a step
-LINE = 64  # bytes between claim cells
+STEP_BYTES = 8 * len(STEP)
 SPINS = 2000  # looks before a waiting thread starts to yield: about 40 us
 # Cycles that a thread runs before it offers its processor: 1 to 2 ms, less than a time slice. Beside a busy process,
 # decode of a 1.2 B model keeps 0.65 of its speed with this and 0.57 without.
@@ -40,14 +39,31 @@ IDLE_YIELDS = 2000  # yields before a thread without work goes to sleep: about 1
 
 
 @device
+def at(job, place):
+    """The address of a word of the job that threads change."""
+    return job + place * 8
+
+
+@device
+def offer_processor(job):
+    call_address(argument(job, JOB.offer))
+
+
+@device
+def call(job, function, x, y):
+    """Call a function of the operating system; one with fewer parameters does not see the other."""
+    call_kernel(argument(job, function), x, y, 0, 0)
+
+
+@device
 def claim(cell, run, parts):
     """The next unclaimed part of a step; -1 if there is none left, -2 if this run is over."""
     while True:
         packed = atomic_load(cell)
-        seen = packed >> 32
-        if seen > run:
+        ahead = ((packed >> 32) - run) << 32  # of 64 bits only the sign counts
+        if ahead > 0:
             return -2
-        if seen < run:
+        if ahead < 0:
             if atomic_replace(cell, packed, (run << 32) | (parts << 16) | 1):
                 return 0
         else:
@@ -62,21 +78,21 @@ def claim(cell, run, parts):
 def wait_for_parts(job, run, parts):
     """Wait until `parts` parts of this run are done; False if the run is over."""
     spins = 0
-    while atomic_load(job + 64) < parts:
-        if atomic_load(job) != run:
+    while atomic_load(at(job, JOB.done)) < parts:
+        if atomic_load(at(job, JOB.run)) != run:
             return False
         spins += 1
         if spins < SPINS:
             cpu_pause()
         else:
-            call_address(load_i64(job + 14 * 8))
-    return atomic_load(job) == run
+            offer_processor(job)
+    return atomic_load(at(job, JOB.run)) == run
 
 
 @device
 def parts_of(step):
     """How many parts a step has in this run; at least 1, since its claim cell has to see every run."""
-    parts, count = load_i64(step + 16), load_i64(step + 24)
+    parts, count = argument(step, STEP.parts), argument(step, STEP.count)
     if count != 0:
         parts = max(min(parts, load_i64(count)), 1)
     return parts
@@ -85,11 +101,11 @@ def parts_of(step):
 @device
 def walk(job, run, thread):
     """Do a thread's share of run number `run`."""
-    tape, steps, cells = load_i64(job + 8), load_i64(job + 16), load_i64(job + 24)
+    tape, steps, cells = argument(job, JOB.tape), argument(job, JOB.steps), argument(job, JOB.cells)
     before_stage, before_step, since = 0, 0, cycles()
     for i in range(steps):
-        step = tape + i * STEP
-        if load_i64(step + 32) == 1:
+        step = tape + i * STEP_BYTES
+        if argument(step, STEP.stage) == 1:
             before_stage = before_step
             if not wait_for_parts(job, run, before_stage):
                 return
@@ -101,35 +117,68 @@ def walk(job, run, thread):
                 return
             if part < 0:
                 break
-            call_kernel(load_i64(step), load_i64(step + 8), part, parts, thread)
-            atomic_add(job + 64, 1)
+            call_kernel(argument(step, STEP.kernel), argument(step, STEP.arguments), part, parts, thread)
+            atomic_add(at(job, JOB.done), 1)
             if cycles() - since > SLICE:
-                call_address(load_i64(job + 14 * 8))
+                offer_processor(job)
                 since = cycles()
     wait_for_parts(job, run, before_step)
 
 
-@kernel
-def run(job, thread, _, __):
-    """Start the next run and return when it is done. For the one thread that gives the orders."""
-    number = atomic_load(job) + 1
-    atomic_store(job + 64, 0)
-    atomic_store(job, number)
-    walk(job, number, thread)
+@device
+def sleep(job, seen):
+    """Sleep, without using the processor, until the run's number is no longer `seen`, or the threads shall end."""
+    call(job, JOB.lock, at(job, JOB.bed), 0)
+    atomic_add(at(job, JOB.sleepers), 1)
+    while atomic_load(at(job, JOB.run)) == seen and atomic_load(at(job, JOB.stop)) == 0:
+        call(job, JOB.wait, at(job, JOB.bell), at(job, JOB.bed))
+    atomic_add(at(job, JOB.sleepers), -1)
+    call(job, JOB.unlock, at(job, JOB.bed), 0)
+
+
+@device
+def wake_sleepers(job):
+    """To be called after a change of `run` or `stop`: who is not yet among the sleepers now will see the change."""
+    if atomic_load(at(job, JOB.sleepers)) > 0:
+        call(job, JOB.lock, at(job, JOB.bed), 0)
+        call(job, JOB.wake, at(job, JOB.bell), 0)
+        call(job, JOB.unlock, at(job, JOB.bed), 0)
 
 
 @kernel
-def work(job, thread, seen, _):
-    """Take part in every run after the one whose number is at address `seen`, until there was none for a while."""
-    idle, last = 0, load_i64(seen)
-    while atomic_load(job + 13 * 8) == 0 and idle < SPINS + IDLE_YIELDS:
-        number = atomic_load(job)
-        if number != last:
+def run(job, stop, _, __):
+    """Do the next run, as thread 0, and return when it is done; if `stop` is 1, tell the others to end instead.
+
+    Several callers take turns.
+    """
+    call(job, JOB.lock, at(job, JOB.turn), 0)
+    if stop == 1:
+        atomic_store(at(job, JOB.stop), 1)
+        wake_sleepers(job)
+    else:
+        number = atomic_load(at(job, JOB.run)) + 1
+        atomic_store(at(job, JOB.done), 0)
+        atomic_store(at(job, JOB.run), number)
+        wake_sleepers(job)
+        walk(job, number, 0)
+        atomic_store(at(job, JOB.run), number + 1)
+    call(job, JOB.unlock, at(job, JOB.turn), 0)
+
+
+@kernel
+def work(job, thread, _, __):
+    """Take part in every run until the job stops; sleep when there was none for a while."""
+    idle, last = 0, 0
+    while atomic_load(at(job, JOB.stop)) == 0:
+        number = atomic_load(at(job, JOB.run))
+        if number != last and number & 1:
             walk(job, number, thread)
             last, idle = number, 0
         elif idle < SPINS:
             cpu_pause()
+        elif idle < SPINS + IDLE_YIELDS:
+            offer_processor(job)
         else:
-            call_address(load_i64(job + 14 * 8))
+            sleep(job, number)
+            idle = 0
         idle += 1
-    store_i64(seen, last)
