@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 from localllm.errors import LocalllmError, UsageError
+from localllm.generation import sampling
 from localllm.generation.sampling import (
+    CHAIN,
     PENALTY_WINDOW,
+    Candidates,
     Sampler,
     SamplingOptions,
     draw,
+    likeliest,
     min_p,
     penalties,
-    softmax,
     temperature,
     top_k,
     top_p,
@@ -23,9 +26,13 @@ from localllm.generation.sampling import (
 EVERYTHING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # every step off
 
 
-def logits_of(probabilities: list[float]) -> tuple[np.ndarray, np.ndarray]:
+def ranked(probabilities: list[float]) -> Candidates:
     """Candidates with these probabilities, most likely first; ids count from 10."""
-    return np.arange(10, 10 + len(probabilities)), np.log(np.array(probabilities, np.float32))
+    return Candidates(np.arange(10, 10 + len(probabilities)), np.log(np.array(probabilities, np.float32)), ranked=True)
+
+
+def everything(logits: np.ndarray) -> Candidates:
+    return Candidates(np.arange(len(logits)), logits)
 
 
 def random_logits(vocab: int, seed: int = 0) -> np.ndarray:
@@ -36,75 +43,103 @@ def random_logits(vocab: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("k", [1, 3, 40, 1000, 0])
 def test_top_k_keeps_the_largest_in_order(vocab: int, k: int):
     logits = random_logits(vocab)
-    ids, kept = top_k(logits, k)
+    kept = top_k(everything(logits), k)
     expected = np.argsort(-logits, kind="stable")[: k or None]
-    assert ids.tolist() == expected.tolist()
-    assert np.array_equal(kept, logits[expected])
+    assert kept.ids.tolist() == expected.tolist()
+    assert np.array_equal(kept.logits, logits[expected])
+    assert kept.ranked
+    assert top_k(kept, 2).ids.tolist() == expected[:2].tolist()
 
 
 def test_top_k_of_equals_takes_the_lowest_ids():
     logits = np.zeros(1000, np.float32)
     logits[777] = 1
-    assert top_k(logits, 4)[0].tolist() == [777, 0, 1, 2]
+    assert top_k(everything(logits), 4).ids.tolist() == [777, 0, 1, 2]
 
 
 def test_top_k_with_impossible_tokens():
     logits = np.full(1000, -np.inf, np.float32)
     logits[[5, 900]] = 1, 2
-    ids, kept = top_k(logits, 3)
-    assert ids[:2].tolist() == [900, 5]
-    assert draw(ids, kept, 0.999999) == 5
+    kept = top_k(everything(logits), 3)
+    assert kept.ids[:2].tolist() == [900, 5]
+    assert draw(kept.ids, kept.probabilities(), 0.999999) == 5
 
 
 @pytest.mark.parametrize(("p", "expected"), [(0.4, [10]), (0.5, [10]), (0.55, [10, 11]), (0.9, [10, 11, 12]), (1, 4)])
 def test_top_p_reaches_the_probability(p: float, expected):
-    ids, logits = top_p(*logits_of([0.5001, 0.3, 0.15, 0.0499]), p)
-    assert len(ids) == len(logits)
-    assert ids.tolist() == (list(range(10, 14)) if expected == 4 else expected)
+    kept = top_p(ranked([0.5001, 0.3, 0.15, 0.0499]), p)
+    assert len(kept.ids) == len(kept.logits)
+    assert kept.ids.tolist() == (list(range(10, 14)) if expected == 4 else expected)
 
 
 @pytest.mark.parametrize(("p", "count"), [(0.0, 4), (0.09, 4), (0.25, 3), (0.61, 1), (1.0, 1)])
 def test_min_p_is_relative_to_the_most_likely(p: float, count: int):
-    assert len(min_p(*logits_of([0.5, 0.3, 0.15, 0.05]), p)[0]) == count
+    assert len(min_p(ranked([0.5, 0.3, 0.15, 0.05]), p).ids) == count
 
 
 def test_typical_prefers_expected_surprise():
     # Surprises 0.51, 2.30, 2.30, 2.30, 2.30; expected 1.23: the first is 0.72 away, the others 1.07.
-    ids, _ = typical(*logits_of([0.6, 0.1, 0.1, 0.1, 0.1]), 0.5)
+    ids = typical(ranked([0.6, 0.1, 0.1, 0.1, 0.1]), 0.5).ids
     assert ids.tolist() == [10]
     # Surprises 1.05, 1.2, ...; a flat rest has more probability and is more typical than the head.
-    ids, _ = typical(*logits_of([0.4] + [0.01] * 60), 0.5)
+    ids = typical(ranked([0.4] + [0.01] * 60), 0.5).ids
     assert 10 not in ids.tolist()
     assert len(ids) == 50 or len(ids) == 51
-    assert len(typical(*logits_of([0.6, 0.4]), 1.0)[0]) == 2
+    assert len(typical(ranked([0.6, 0.4]), 1.0).ids) == 2
 
 
 def test_temperature_sharpens_and_flattens():
-    ids, logits = logits_of([0.8, 0.2])
-    assert softmax(temperature(ids, logits, 0.5)[1]) == pytest.approx([0.64 / 0.68, 0.04 / 0.68], rel=1e-5)
-    assert softmax(temperature(ids, logits, 2.0)[1]) == pytest.approx([2 / 3, 1 / 3], rel=1e-5)
-    assert np.isfinite(softmax(temperature(ids, logits, 1e-30)[1])).all()
+    candidates = ranked([0.8, 0.2])
+    assert temperature(candidates, 0.5).probabilities() == pytest.approx([0.64 / 0.68, 0.04 / 0.68], rel=1e-5)
+    assert temperature(candidates, 2.0).probabilities() == pytest.approx([2 / 3, 1 / 3], rel=1e-5)
+    assert np.isfinite(temperature(candidates, 1e-30).probabilities()).all()
 
 
 def test_draw_covers_the_whole_interval():
-    ids, logits = logits_of([0.5, 0.3, 0.2])
-    assert [draw(ids, logits, u) for u in (0.0, 0.49, 0.51, 0.79, 0.81, np.nextafter(1.0, 0))] == [
-        10,
-        10,
-        11,
-        11,
-        12,
-        12,
-    ]
+    ids, probabilities = np.array([10, 11, 12]), np.array([0.5, 0.3, 0.2])
+    points = (0.0, 0.49, 0.51, 0.79, 0.81, np.nextafter(1.0, 0))
+    assert [draw(ids, probabilities, u) for u in points] == [10, 10, 11, 11, 12, 12]
 
 
 def test_penalties_follow_llama_cpp():
-    logits = np.array([2.0, -2.0, 3.0, 4.0], np.float32)
+    candidates = everything(np.array([2.0, -2.0, 3.0, 4.0], np.float32))
     options = SamplingOptions(repeat_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
-    changed = penalties(logits, deque([0, 0, 0, 1]), options)
-    assert changed.tolist() == [2 / 2 - 3 * 0.25 - 0.5, -2 * 2 - 0.25 - 0.5, 3.0, 4.0]
-    assert logits.tolist() == [2.0, -2.0, 3.0, 4.0]
-    assert penalties(logits, deque([0]), SamplingOptions()) is logits
+    changed = penalties(candidates, deque([0, 0, 0, 1]), options)
+    assert changed.logits.tolist() == [2 / 2 - 3 * 0.25 - 0.5, -2 * 2 - 0.25 - 0.5, 3.0, 4.0]
+    assert candidates.logits.tolist() == [2.0, -2.0, 3.0, 4.0]
+    assert penalties(candidates, deque([0]), SamplingOptions()) is candidates
+
+
+@pytest.mark.parametrize(
+    "candidates", [ranked([0.4, 0.3, 0.2, 0.1]), everything(random_logits(13))], ids=["few", "all"]
+)
+def test_penalties_anywhere_in_the_chain(candidates: Candidates):
+    options = SamplingOptions(presence_penalty=5.0)
+    changed = penalties(candidates, deque([10, 12, 5000]), options)
+    old = dict(zip(candidates.ids.tolist(), candidates.logits.tolist(), strict=True))
+    expected = {token: logit - 5 * (token in (10, 12)) for token, logit in old.items()}
+    assert dict(zip(changed.ids.tolist(), changed.logits.tolist(), strict=True)) == pytest.approx(expected)
+    assert changed.ranked == candidates.ranked
+    if changed.ranked:
+        assert changed.ids.tolist() == [11, 13, 10, 12]
+
+
+def test_steps_that_keep_some_agree_on_ranked_and_unranked_candidates():
+    unranked = everything(random_logits(300))
+    for step, value in ((typical, 0.7), (top_p, 0.7), (min_p, 0.1), (top_k, 7)):
+        before, after = step(unranked, value), step(unranked.rank(), value)
+        assert sorted(before.ids.tolist()) == sorted(after.ids.tolist())
+    assert likeliest(unranked).ids.tolist() == likeliest(unranked.rank()).ids.tolist()
+
+
+def test_the_order_of_the_chain_is_data(monkeypatch: pytest.MonkeyPatch):
+    logits = random_logits(2000)
+    options = SamplingOptions(temperature=3.0)
+    first = Sampler(options, 2000).distribution(logits)[0]
+    monkeypatch.setattr(sampling, "CHAIN", ("temperature", *CHAIN[:-1]))
+    second = Sampler(options, 2000).distribution(logits)[0]
+    assert len(second) > len(first), "a flatter distribution has a larger nucleus"
+    assert set(first.tolist()) < set(second.tolist())
 
 
 def test_penalties_forget():
@@ -152,16 +187,103 @@ def test_a_seed_reproduces():
 def test_the_chain_draws_from_its_distribution(options: dict):
     chosen = SamplingOptions(seed=3, **options)
     logits = random_logits(30, seed=5)
-    ids, kept = top_k(logits, chosen.top_k)
+    kept = top_k(everything(logits), chosen.top_k)
     for step, value in ((typical, chosen.typical), (top_p, chosen.top_p), (min_p, chosen.min_p)):
-        ids, kept = step(ids, kept, value)
-    expected = dict(zip(ids.tolist(), softmax(kept.astype(float) / chosen.temperature), strict=True))
+        kept = step(kept, value)
+    weights = np.exp(kept.logits.astype(float) / chosen.temperature)
+    expected = dict(zip(kept.ids.tolist(), weights / weights.sum(), strict=True))
     sampler, draws = Sampler(chosen, 30), 20000
     counts = Counter(sampler.sample(logits) for _ in range(draws))
     assert counts.keys() <= expected.keys()
     for token, probability in expected.items():
         deviation = (probability * (1 - probability) / draws) ** 0.5
         assert abs(counts[token] / draws - probability) < 5 * deviation + 1e-4
+
+
+RECORDED = [  # before the sampler became a chain, in the same order
+    ({}, [3184, 565, 3067, 3118, 2821, 1312, 3658, 565, 168, 3118, 565, 168]),
+    ({"temperature": 0}, [3118, 565, 3067, 3118, 565, 3067, 3118, 565, 3067, 3118, 565, 3067]),
+    ({**EVERYTHING, "temperature": 1.5}, [706, 2395, 3002, 4810, 525, 778, 407, 4227, 344, 1054, 4692, 1054]),
+    ({"top_k": 3}, [3447, 565, 3067, 3118, 2395, 168, 3082, 565, 3067, 3118, 565, 168]),
+    (
+        {"typical": 0.5, "temperature": 1.2},
+        [1488, 1633, 2724, 4909, 4404, 4073, 1816, 1633, 2130, 3082, 3048, 1312],
+    ),
+    ({"top_p": 0.6, "temperature": 2.0}, [4443, 565, 168, 3447, 314, 1312, 494, 565, 2724, 3118, 2395, 2724]),
+    ({"min_p": 0.3, "top_k": 0}, [3447, 565, 3067, 3118, 2395, 168, 3082, 565, 3067, 3118, 565, 168]),
+    (
+        {"repeat_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25},
+        [3184, 565, 3067, 3118, 3830, 3855, 1732, 2395, 2724, 3447, 732, 2130],
+    ),
+    (
+        {"temperature": 0, "repeat_penalty": 3.0},
+        [3118, 565, 3067, 3447, 2395, 168, 3082, 1633, 2724, 1054, 732, 2130],
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "tokens"), RECORDED, ids=str)
+def test_the_tokens_of_a_seed_stay(options: dict, tokens: list[int]):
+    sampler = Sampler(SamplingOptions(seed=42, **options), 5000)
+    for number, token in enumerate(tokens):
+        logits = np.random.RandomState(number % 3).standard_normal(5000).astype(np.float32) * 2
+        assert sampler.sample(logits) == token
+        sampler.accept(token)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"typical": 0.8, "temperature": 1.7}], ids=str)
+def test_the_distribution_is_what_sample_draws_from(options: dict):
+    logits = random_logits(3000)
+    sampler, twin = (Sampler(SamplingOptions(seed=5, **options), 2990) for _ in range(2))
+    ids, probabilities = sampler.distribution(logits)
+    assert (ids.dtype, probabilities.dtype, probabilities.sum()) == (np.int64, np.float64, pytest.approx(1))
+    assert sampler.sample(logits) == twin.sample(logits), "to look changes nothing"
+    assert {sampler.sample(logits) for _ in range(50)} <= set(ids.tolist())
+    if options.get("temperature") == 0:
+        assert (ids.tolist(), probabilities.tolist()) == ([int(np.argmax(logits[:2990]))], [1.0])
+
+
+@pytest.mark.parametrize("options", [{}, EVERYTHING, {"temperature": 0}, {"repeat_penalty": 1.2}], ids=str)
+def test_only_what_is_allowed_comes(options: dict):
+    logits, allowed = random_logits(1000), np.zeros(1000, bool)
+    allowed[[3, 500, 800, 999]] = True
+    sampler = Sampler(SamplingOptions(seed=1, **options), 990)
+    sampler.accept(500)
+    sampler.accept(4)
+    drawn = {sampler.sample(logits, allowed) for _ in range(200)}
+    assert drawn <= {3, 500, 800}
+    assert len(drawn) > 1 or options != EVERYTHING
+    with pytest.raises(LocalllmError, match="allowed"):
+        sampler.sample(logits, np.arange(1000) >= 990)
+
+
+def test_a_mask_that_allows_everything_changes_nothing():
+    logits = random_logits(1000)
+    plain, masked = (Sampler(SamplingOptions(seed=1, repeat_penalty=1.5), 1000) for _ in range(2))
+    for _ in range(20):
+        token = plain.sample(logits)
+        assert masked.sample(logits, np.ones(1000, bool)) == token
+        plain.accept(token)
+        masked.accept(token)
+
+
+def test_a_copy_goes_on_alone():
+    logits, options = random_logits(1000), SamplingOptions(seed=1, temperature=2.0, frequency_penalty=1.0)
+
+    def go_on(sampler: Sampler) -> list[int]:
+        tokens = []
+        for _ in range(20):
+            tokens.append(sampler.sample(logits))
+            sampler.accept(tokens[-1])
+        return tokens
+
+    sampler, alone = Sampler(options, 1000), Sampler(options, 1000)
+    assert go_on(sampler) == go_on(alone)
+    twin = sampler.copy()
+    expected = go_on(alone)
+    assert go_on(twin) == expected
+    assert go_on(sampler) == expected
+    assert twin.seed == sampler.seed
 
 
 @pytest.mark.parametrize("t", [0.0, 0.8])
@@ -173,6 +295,18 @@ def test_logits_that_are_not_numbers(t: float, bad: float):
         Sampler(SamplingOptions(temperature=t), 1000).sample(logits)
     with pytest.raises(LocalllmError, match="not numbers"):
         Sampler(SamplingOptions(temperature=t), 1000).sample(np.full(1000, -np.inf, np.float32))
+
+
+@pytest.mark.parametrize("first", CHAIN)
+@pytest.mark.parametrize("count", [1, 100])
+def test_no_step_hides_a_nan(monkeypatch: pytest.MonkeyPatch, first: str, count: int):
+    monkeypatch.setattr(sampling, "CHAIN", (first, "top_k", "typical", "top_p", "min_p"))
+    logits = random_logits(6500)
+    logits[-count:] = np.nan
+    sampler = Sampler(SamplingOptions(typical=0.9, presence_penalty=1.0), 6500)
+    sampler.accept(5)
+    with pytest.raises(LocalllmError, match="not numbers"):
+        sampler.sample(logits)
 
 
 @pytest.mark.parametrize(

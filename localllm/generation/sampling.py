@@ -1,21 +1,21 @@
 """From one row of logits to the next token: a chain of small steps, in llama.cpp's default order.
 
-    penalties -> top_k -> typical -> top_p -> min_p -> temperature -> draw
+    allowed -> penalties -> top_k -> typical -> top_p -> min_p -> temperature -> draw
 
-After the penalties, a step is a function over the candidates: ids int64 [n] and logits float32 [n], sorted with the
-most likely first. It returns the candidates that it keeps, so all but the first work on few of them.
+A step is a function from candidates to candidates and may be anywhere in the chain: CHAIN is only its order. As soon as
+top_k has ranked and cut them, the other steps work on few.
 """
 
+import copy
 import math
 import random
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from localllm.errors import LocalllmError, UsageError
-
-Candidates = tuple[np.ndarray, np.ndarray]  # ids int64 [n], logits float32 [n]
 
 PENALTY_WINDOW = 64  # how many of the last tokens the penalties look at
 
@@ -55,6 +55,79 @@ class SamplingOptions:
             raise UsageError(f"repeat_penalty should be above 0, not {self.repeat_penalty}")
 
 
+@dataclass(eq=False)
+class Candidates:
+    """Tokens that may come next, in the order of their ids or, if `ranked`, with the most likely first."""
+
+    ids: np.ndarray  # int64 [n]
+    logits: np.ndarray  # float32 or float64 [n]
+    ranked: bool = False
+
+    @property
+    def best(self) -> int:
+        """The index of the largest logit; of equals the first. NaN counts as the largest, and is found here.
+
+        Raises LocalllmError for logits that are not numbers.
+        """
+        best = 0 if self.ranked else int(np.argmax(self.logits))
+        if not math.isfinite(self.logits[best]):
+            raise LocalllmError("the model computed logits that are not numbers; the file may be damaged")
+        return best
+
+    def keep(self, index: np.ndarray | slice) -> "Candidates":
+        """Those at the index, which is a slice, a mask or ascending."""
+        return Candidates(self.ids[index], self.logits[index], self.ranked)
+
+    def rank(self, count: int | None = None) -> "Candidates":
+        """The `count` most likely (None: all) in order; of equals, the first as before. Raises as `best` does."""
+        _ = self.best
+        order = np.argsort(-self.logits, kind="stable")[:count]
+        return Candidates(self.ids[order], self.logits[order], ranked=True)
+
+    def change(self, logits: np.ndarray) -> "Candidates":
+        """The same tokens with other logits."""
+        changed = Candidates(self.ids, logits)
+        return changed.rank() if self.ranked else changed
+
+    def find(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the tokens int64 [m] are among the candidates, bool [m], and where these are, int64 [at most m]."""
+        order = np.argsort(self.ids) if self.ranked else None
+        places = np.minimum(np.searchsorted(self.ids, tokens, sorter=order), len(self.ids) - 1)
+        places = places if order is None else order[places]
+        found = self.ids[places] == tokens
+        return found, places[found]
+
+    def probabilities(self) -> np.ndarray:
+        """The softmax of the logits, float64 [n]."""
+        if len(self.ids) == 1:
+            return np.ones(1)
+        weights = np.exp(self.logits.astype(np.float64) - float(self.logits[self.best]))
+        return weights / weights.sum()
+
+
+@dataclass
+class State:
+    """What a sampler changes from token to token."""
+
+    random: random.Random
+    recent: deque[int]
+
+
+Step = Callable[[Candidates, SamplingOptions, State], Candidates]
+
+STEPS: dict[str, Step] = {
+    "penalties": lambda candidates, options, state: penalties(candidates, state.recent, options),
+    "top_k": lambda candidates, options, state: top_k(candidates, options.top_k),
+    "typical": lambda candidates, options, state: typical(candidates, options.typical),
+    "top_p": lambda candidates, options, state: top_p(candidates, options.top_p),
+    "min_p": lambda candidates, options, state: min_p(candidates, options.min_p),
+    "temperature": lambda candidates, options, state: temperature(candidates, options.temperature),
+    "likeliest": lambda candidates, options, state: likeliest(candidates),
+}
+CHAIN = ("penalties", "top_k", "typical", "top_p", "min_p", "temperature")
+GREEDY_CHAIN = ("penalties", "likeliest")  # when the temperature is 0
+
+
 class Sampler:
     """Chooses one token after the other. The same seed, options and logits give the same tokens."""
 
@@ -63,105 +136,125 @@ class Sampler:
         self.options = options
         self.vocab = vocab
         self.seed = random.SystemRandom().getrandbits(32) if options.seed is None else int(options.seed)
-        self._random = random.Random(self.seed)
-        self._recent: deque[int] = deque(maxlen=PENALTY_WINDOW)
+        self._chain = [STEPS[name] for name in (CHAIN if options.temperature > 0 else GREEDY_CHAIN)]
+        self._ids = np.arange(vocab)
+        self._state = State(random.Random(self.seed), deque(maxlen=PENALTY_WINDOW))
+
+    def copy(self) -> "Sampler":
+        """A sampler that goes on from here by itself, and would choose the same."""
+        twin = copy.copy(self)
+        twin._state = copy.deepcopy(self._state)
+        return twin
 
     def accept(self, token: int) -> None:
         """Tell which token came, of the prompt or chosen: penalties count it."""
-        self._recent.append(token)
+        self._state.recent.append(token)
 
-    def sample(self, logits: np.ndarray) -> int:
-        """The next token's id for logits float32 [vocab]. Raises LocalllmError if they are not numbers."""
-        options = self.options
-        logits = penalties(logits[: self.vocab], self._recent, options)
-        best = int(np.argmax(logits))  # the lowest id of equals; NaN counts as the largest
-        if not math.isfinite(logits[best]):
-            raise LocalllmError("the model computed logits that are not numbers; the file may be damaged")
-        if options.temperature <= 0:
-            return best
-        candidates = top_k(logits, options.top_k)
-        candidates = typical(*candidates, options.typical)
-        candidates = top_p(*candidates, options.top_p)
-        candidates = min_p(*candidates, options.min_p)
-        ids, logits = temperature(*candidates, options.temperature)
-        return draw(ids, logits, self._random.random())
+    def sample(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> int:
+        """The next token's id, drawn from `distribution`."""
+        ids, probabilities = self.distribution(logits, allowed)
+        return draw(ids, probabilities, self._state.random.random())
+
+    def distribution(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens that can come next, ids int64 [n], and their probabilities, float64 [n], for logits float32
+        [vocab] or longer. Greedy: one token with probability 1.
+
+        allowed: bool [vocab] or longer, the tokens that a grammar lets come, or None for all. Raises LocalllmError if
+        there is no such token or if the logits are not numbers.
+        """
+        candidates = Candidates(self._ids, logits[: self.vocab])
+        if allowed is not None:
+            candidates = only(candidates, allowed[: self.vocab])
+        for step in self._chain:
+            candidates = step(candidates, self.options, self._state)
+        return candidates.ids, candidates.probabilities()
 
 
-def penalties(logits: np.ndarray, recent: deque[int], options: SamplingOptions) -> np.ndarray:
-    """Make recent tokens less likely: logits float32 [vocab] in and, where something changes, a changed copy out.
+def only(candidates: Candidates, allowed: np.ndarray) -> Candidates:
+    """The candidates with a True in allowed, bool [n]. Raises LocalllmError if there is none."""
+    if not allowed.any():
+        raise LocalllmError("no token is allowed here")
+    return candidates.keep(allowed)
+
+
+def penalties(candidates: Candidates, recent: deque[int], options: SamplingOptions) -> Candidates:
+    """Make recent tokens less likely.
 
     Repetition: Keskar et al. 2019 (CTRL), with llama.cpp's rule for negative logits; presence and frequency: OpenAI's.
     """
     off = options.repeat_penalty == 1 and options.presence_penalty == options.frequency_penalty == 0
     if off or not recent:
-        return logits
+        return candidates
     counts = Counter(recent)
-    ids, times = np.array(list(counts)), np.array(list(counts.values()), np.float32)
-    old = logits[ids]
+    tokens, times = np.array(list(counts)), np.array(list(counts.values()), np.float32)
+    found, places = candidates.find(tokens)
+    times = times[found]
+    logits = candidates.logits.copy()
+    old = logits[places]
     new = np.where(old <= 0, old * options.repeat_penalty, old / options.repeat_penalty)
-    logits = logits.copy()
-    logits[ids] = new - times * options.frequency_penalty - options.presence_penalty
-    return logits
+    logits[places] = new - times * options.frequency_penalty - options.presence_penalty
+    return candidates.change(logits)
 
 
-def top_k(logits: np.ndarray, k: int) -> Candidates:
-    """The k most likely tokens (0: all), sorted, of logits float32 [vocab].
+def top_k(candidates: Candidates, k: int) -> Candidates:
+    """The k most likely tokens (0: all), ranked.
 
     At least k tokens reach the k-th largest of the maxima over 64 strided groups, so only those that do are sorted:
     0.06 ms for k = 40 of 128256, where np.argpartition takes 1.1 ms. All of them take 6.5 ms.
     """
-    groups = len(logits) // 64
+    if candidates.ranked:
+        return candidates.keep(slice(k or None))
+    groups = len(candidates.ids) // 64
     if 0 < k < groups:
-        maxima = logits[: groups * 64].reshape(64, groups).max(axis=0)
-        ids = np.flatnonzero(logits >= np.partition(maxima, -k)[-k])
-    else:
-        ids = np.arange(len(logits))
-    order = np.argsort(-logits[ids], kind="stable")  # of equals, the lowest id first
-    ids = ids[order[: k or None]]
-    return ids, logits[ids]
+        maxima = candidates.logits[: groups * 64].reshape(64, groups).max(axis=0)
+        less = candidates.logits < np.partition(maxima, -k)[-k]
+        candidates = candidates.keep(np.flatnonzero(~less))  # and not >=, which would drop a NaN unseen
+    return candidates.rank(k or None)
 
 
-def typical(ids: np.ndarray, logits: np.ndarray, p: float) -> Candidates:
+def typical(candidates: Candidates, p: float) -> Candidates:
     """Keep tokens whose surprise is nearest to the expected one, until they have the probability p (Meister 2022)."""
     if p >= 1:
-        return ids, logits
-    probabilities = softmax(logits)
+        return candidates
+    probabilities = candidates.probabilities()
     surprise = -np.log(np.maximum(probabilities, 1e-300))
     expected = float(probabilities @ surprise)
     order = np.argsort(np.abs(surprise - expected), kind="stable")
     count = int(np.searchsorted(np.cumsum(probabilities[order]), p, side="right")) + 1
-    kept = np.sort(order[:count])  # most likely first again
-    return ids[kept], logits[kept]
+    return candidates.keep(np.sort(order[:count]))
 
 
-def top_p(ids: np.ndarray, logits: np.ndarray, p: float) -> Candidates:
+def top_p(candidates: Candidates, p: float) -> Candidates:
     """Keep the most likely tokens until they have the probability p: the nucleus (Holtzman et al. 2019)."""
     if p >= 1:
-        return ids, logits
-    count = int(np.searchsorted(np.cumsum(softmax(logits)), p)) + 1
-    return ids[:count], logits[:count]
+        return candidates
+    candidates = candidates if candidates.ranked else candidates.rank()
+    count = int(np.searchsorted(np.cumsum(candidates.probabilities()), p)) + 1
+    return candidates.keep(slice(count))
 
 
-def min_p(ids: np.ndarray, logits: np.ndarray, p: float) -> Candidates:
+def min_p(candidates: Candidates, p: float) -> Candidates:
     """Keep tokens with at least p times the probability of the most likely one (Nguyen et al. 2024)."""
     if p <= 0:
-        return ids, logits
-    count = int(np.count_nonzero(logits >= logits[0] + math.log(p)))
-    return ids[:count], logits[:count]
+        return candidates
+    return candidates.keep(candidates.logits >= candidates.logits[candidates.best] + math.log(p))
 
 
-def temperature(ids: np.ndarray, logits: np.ndarray, t: float) -> Candidates:
+def temperature(candidates: Candidates, t: float) -> Candidates:
     """Divide the logits by t > 0: below 1 sharper, above 1 flatter."""
-    return ids, (logits.astype(np.float64) - float(logits[0])) / t
+    logits = candidates.logits.astype(np.float64) - float(candidates.logits[candidates.best])
+    return Candidates(candidates.ids, logits / t, candidates.ranked)
 
 
-def draw(ids: np.ndarray, logits: np.ndarray, u: float) -> int:
-    """The token at u, in [0, 1), of the candidates' cumulative probability."""
-    cumulative = np.cumsum(softmax(logits))
+def likeliest(candidates: Candidates) -> Candidates:
+    """Keep the most likely token; of equals, the one with the lowest id."""
+    best = candidates.best
+    return candidates.keep(slice(best, best + 1))
+
+
+def draw(ids: np.ndarray, probabilities: np.ndarray, u: float) -> int:
+    """The token at u, in [0, 1), of the cumulative probability."""
+    if len(ids) == 1:
+        return int(ids[0])
+    cumulative = np.cumsum(probabilities)
     return int(ids[np.searchsorted(cumulative[:-1], u * cumulative[-1], side="right")])
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities float64 [n] of logits [n], the largest of them first."""
-    weights = np.exp(logits.astype(np.float64) - float(logits[0]))
-    return weights / weights.sum()
