@@ -4,10 +4,10 @@ import gguf
 import numpy as np
 import pytest
 from kernel_calls import GUARD, Scratch, caller, count, for_any_parts, normal, output, padded, written
+from localllm.engine.kv_cache import KV_TYPES
 
 from localllm.cli import options
 from localllm.engine import cpu_builder
-from localllm.engine.kv_cache import KV_TYPES
 from localllm.kernels.cpu import attention, attention_many, cache_formats
 from localllm.kernels.cpu.tiles_f32 import ROWS as TILE
 

@@ -10,9 +10,9 @@ import gguf
 import numpy as np
 import pytest
 from kernel_calls import caller, count, for_any_parts, normal, output, padded, written
+from localllm.arch.config import Config
 from tiny_model import LAYERS, WIDTH, exact, write_tiny_model
 
-from localllm.arch.config import Config
 from localllm.cli import main
 from localllm.engine.model import Engine
 from localllm.errors import LocalllmError, ModelError, UsageError

@@ -9,7 +9,7 @@ from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_header import shown
 
-ARCHITECTURES = {"llama": "llama"}
+ARCHITECTURES = {"gemma2": "gemma2", "llama": "llama"}
 
 
 def architecture(file: GGUFFile) -> tuple[ModuleType, Hyperparameters]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from localllm.arch.rope import Rope
+from localllm.arch.states import Paged
 from localllm.arch.weights import Weight
 from localllm.engine.cache import KVCache, Streams
 from localllm.engine.memory import Reserved
@@ -44,6 +45,9 @@ SIMPLE: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "rms_norm": (("x",), {"weight": "vector", "epsilon": "epsilon"}),
     "add": (("x", "z"), {}),
     "swiglu": (("gate", "up"), {}),
+    "geglu": (("gate", "up"), {}),
+    "scale": (("x",), {"factor": "factor"}),
+    "softcap": (("x",), {"cap": "cap"}),
 }
 
 
@@ -194,7 +198,14 @@ class Lowering:
         return table
 
     def _attend(
-        self, operation: Operation, q: Activation, k: Activation, v: Activation, state: Any, heads: int, scale: float
+        self,
+        operation: Operation,
+        q: Activation,
+        k: Activation,
+        v: Activation,
+        state: Paged,
+        heads: int,
+        **given: float,
     ) -> None:
         sides = self._cache.sides(state)
         in_cache = [self._store(x, side) for x, side in zip((k, v), sides, strict=True)]
@@ -203,14 +214,14 @@ class Lowering:
         value_dim = -(-state.value_dim // 16) * 16
         partial = Buffer(SPLIT_TOKENS * heads * MOST_SPLITS, (value_dim + 32) * 4)
         self._need_scratch(attention_scratch(-(-state.key_dim // 16) * 16, value_dim))
-        arguments = {name: plan[name] for name in ("units", "unit_count", "splits", "window")}
+        arguments: dict[str, Any] = {name: plan[name] for name in ("units", "unit_count", "splits", "window")}
         arguments |= {"count": self._count(ALL), "positions": self.header.positions}
         arguments |= {"q": source, "q_stride": source.stride, "y": y, "y_stride": y.stride, "partial": partial}
         arguments |= {"keys": self._cache.address(keys), "key_head_stride": self._cache.head_stride(keys)}
         arguments |= {"values": self._cache.address(values), "value_head_stride": self._cache.head_stride(values)}
         arguments |= {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
         arguments |= {"heads": heads, "kv_heads": state.kv_heads, "key_dim": state.key_dim}
-        arguments |= {"value_dim": state.value_dim, "scale": float(scale), "softcap": 0.0}
+        arguments |= {"value_dim": state.value_dim, **given}
         arguments |= {"scratch": self._scratch, "scratch_bytes": SCRATCH_BYTES}
         count, reads = plan["unit_count"].ctypes.data, [source, *in_cache, plan["made"]]
         self.tape.append(Step(f"attend-{self._storage}", arguments, 8 * self._threads, count, reads, [y, partial]))
@@ -219,26 +230,22 @@ class Lowering:
     def _store(self, x: Activation, side: Streams) -> Buffer:
         """Keys or values go to the cache; what stands for them there."""
         buffer, in_cache = self._buffers[x], Buffer(0, 0)
-        arguments = {"positions": self.header.positions, "owners": self.header.owners}
+        arguments: dict[str, Any] = {"positions": self.header.positions, "owners": self.header.owners}
         arguments |= {"sequences": self.header.sequences, "x": buffer, "stride": buffer.stride}
         arguments |= {"base": self._cache.address(side), "head_stride": self._cache.head_stride(side)}
         arguments |= {"token_bytes": side.token_bytes, "heads": side.heads, "head_dim": x.columns // side.heads}
         self._by_row(f"store-{self._storage}", ALL, arguments, [buffer], [in_cache])
         return in_cache
 
-    def _plan(self, heads: int, state: Any) -> dict[str, Any]:
+    def _plan(self, heads: int, state: Paged) -> dict[str, Any]:
         """What attention has to do in a run, made once for all layers that are alike."""
         key = heads, state.kv_heads, state.window or 0
         if key not in self._plans:
             tiles = heads // state.kv_heads * np.array([BATCH, FEW_TOKENS]) // ATTEND_ROWS + [BATCH, 1]
             most = state.kv_heads * int(tiles[0] + tiles[1] * SPLIT_TOKENS * MOST_SPLITS)
-            arrays: dict[str, np.ndarray] = {
-                "units": np.empty((most, len(UNIT)), np.int64),
-                "unit_count": np.zeros(1, np.int64),
-            }
-            arrays["splits"] = np.empty((BATCH, len(SPLIT)), np.int64)
             arguments: dict[str, Any] = {"heads": heads, "kv_heads": state.kv_heads, "window": state.window or 0}
-            arguments |= arrays
+            arguments |= {"units": np.empty((most, len(UNIT)), np.int64), "unit_count": np.zeros(1, np.int64)}
+            arguments["splits"] = np.empty((BATCH, len(SPLIT)), np.int64)
             made = Buffer(0, 0)
             self._plans[key] = {**arguments, "made": made}
             arguments |= {"sequences": self.header.sequences, "sequence_count": self.header.sequence_count}

@@ -89,19 +89,30 @@ class Recorder:
         divisors = None if factors is None else self._vector(factors, rope.dims // 2)
         return self._record("rope", (x,), positions, x.columns, rope=rope, factors=factors, divisors=divisors)
 
-    def attend(self, q: Activation, k: Activation, v: Activation, state: Paged, heads: int, scale: float) -> Activation:
+    def attend(
+        self, q: Activation, k: Activation, v: Activation, state: Paged, heads: int, scale: float, softcap: float = 0.0
+    ) -> Activation:
         expected = {"q": (q, heads * state.key_dim), "k": (k, state.kv_heads * state.key_dim)}
         for name, (x, columns) in {**expected, "v": (v, state.kv_heads * state.value_dim)}.items():
             if x.columns != columns:
                 raise ModelError(f"layer {state.layer}: {name} should have {columns} columns, has {x.columns}")
-        columns = heads * state.value_dim
-        return self._record("attend", (q, k, v), q.rows, columns, state=state, heads=heads, scale=scale)
+        given = {"state": state, "heads": heads, "scale": scale, "softcap": softcap}
+        return self._record("attend", (q, k, v), q.rows, heads * state.value_dim, **given)
 
     def add(self, x: Activation, y: Activation) -> Activation:
         return self._record("add", (x, y), x.rows, same_columns(x, y))
 
     def swiglu(self, gate: Activation, up: Activation) -> Activation:
         return self._record("swiglu", (gate, up), up.rows, same_columns(gate, up))
+
+    def geglu(self, gate: Activation, up: Activation) -> Activation:
+        return self._record("geglu", (gate, up), up.rows, same_columns(gate, up))
+
+    def scale(self, x: Activation, factor: float) -> Activation:
+        return self._record("scale", (x,), x.rows, x.columns, factor=factor)
+
+    def softcap(self, x: Activation, cap: float) -> Activation:
+        return self._record("softcap", (x,), x.rows, x.columns, cap=cap)
 
     # ---- helpers ----
 

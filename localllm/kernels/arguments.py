@@ -32,6 +32,12 @@ RMS_NORM = arguments("count x weight y stride columns epsilon")
 ADD = arguments("count x z z_stride y stride columns")
 # y = gate * sigmoid(gate) * up.
 SWIGLU = arguments("count gate up y stride columns")
+# y = gelu(gate) * up.
+GEGLU = arguments("count gate up y stride columns")
+# y = x * factor.
+SCALE = arguments("count x factor y stride columns")
+# y = cap * tanh(x / cap).
+SOFTCAP = arguments("count x cap y stride columns")
 # y = x in BF16.
 ROUND_BF16 = arguments("count x stride y y_stride columns")
 # table f32 [tokens, 2, pairs]: `factor` times cosine and sine of position * frequencies (f64 [pairs]); positions int64.
@@ -80,6 +86,9 @@ KERNELS: dict[str, Any] = {
     "rms_norm": RMS_NORM,
     "add": ADD,
     "swiglu": SWIGLU,
+    "geglu": GEGLU,
+    "scale": SCALE,
+    "softcap": SOFTCAP,
     "round_bf16": ROUND_BF16,
     "angles": ANGLES,
     "rope": ROPE,

@@ -92,10 +92,11 @@ class Reference:
         rotated[first], rotated[second] = u * cos - v * sin, u * sin + v * cos
         return y.reshape(x.shape)
 
-    def attend(self, q, k, v, state, heads, scale):
+    def attend(self, q, k, v, state, heads, scale, softcap=0.0):
         """softmax(q k^T * scale) v over the keys that a token sees: its sequence's up to its own, within the window.
 
-        The run's keys and values go to the cache first. Query heads in equal groups share key-value heads.
+        The run's keys and values go to the cache first. Query heads in equal groups share key-value heads. A score s
+        becomes softcap * tanh(s / softcap) if softcap is not 0.
         """
         results = []
         for part, end in zip(self._parts, self._ends, strict=True):
@@ -104,6 +105,7 @@ class Reference:
             keys, values = part.store.keep(state.layer, part.position, *new)
             queries = q[rows].reshape(len(part.ids), state.kv_heads, heads // state.kv_heads, -1)
             scores = np.einsum("thgd,khd->thgk", queries, keys, optimize=True) * np.float32(scale)
+            scores = self.softcap(scores, softcap) if softcap else scores
             distance = self.positions[rows, None] - np.arange(len(keys))
             hidden = (distance < 0) | (distance >= (state.window or np.inf))
             scores = np.where(hidden[:, None, None], -np.inf, scores)
@@ -120,6 +122,19 @@ class Reference:
         """silu(gate) * up (Shazeer 2020)."""
         with np.errstate(over="ignore"):
             return gate / (1 + np.exp(-gate)) * up
+
+    def geglu(self, gate, up):
+        """gelu(gate) * up, gelu in the form with tanh (Hendrycks and Gimpel 2016)."""
+        inner = np.sqrt(2 / np.pi) * (gate.astype(np.float64) + 0.044715 * gate.astype(np.float64) ** 3)
+        return (gate / 2 * (1 + np.tanh(inner)) * up).astype(np.float32)
+
+    def scale(self, x, factor):
+        """x * factor."""
+        return x * np.float32(factor)
+
+    def softcap(self, x, cap):
+        """cap * tanh(x / cap): about x where it is small, never beyond the cap."""
+        return np.float32(cap) * np.tanh(x / np.float32(cap))
 
 
 def rounded_to_q8_0(x: np.ndarray) -> np.ndarray:
