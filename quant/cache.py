@@ -6,11 +6,18 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Where this user's programs keep what they can make again; LOCALLLM_CACHE overrides it."""
-    if "LOCALLLM_CACHE" in os.environ:
-        return Path(os.environ["LOCALLLM_CACHE"])
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "localllm"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "localllm"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "localllm"
+    """Where this user's programs keep what they can make again; LOCALLLM_CACHE overrides it.
+
+    Always absolute: machine code from a folder that one happens to stand in should not be run.
+    """
+    chosen = absolute(os.environ.get("LOCALLLM_CACHE"))
+    if chosen:
+        return chosen
+    home = absolute(os.path.expanduser("~")) or Path("/")
+    caches = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
+    return (absolute(os.environ.get("XDG_CACHE_HOME")) or caches) / "localllm"
+
+
+def absolute(folder: str | None) -> Path | None:
+    """The folder, unless it is empty or relative, which the XDG specification says to ignore."""
+    return Path(folder) if folder and os.path.isabs(folder) else None

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from quant.cache import cache_folder
+
 PROGRAM = """
 import numpy as np
 from quant import half
@@ -38,6 +40,22 @@ def test_machine_code_is_kept_and_made_again_when_damaged(tmp_path: Path, damage
 def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path):
     (tmp_path / "file").touch()
     assert run(tmp_path / "file") == "[15360, 49152] 0"
+
+
+@pytest.mark.parametrize("relative", ["", ".", "cache", "~/cache"])
+def test_the_cache_is_never_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relative: str):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_CACHE_HOME", relative)
+    monkeypatch.setenv("LOCALLLM_CACHE", relative)
+    assert cache_folder() == Path("/home/someone/.cache/localllm")
+    monkeypatch.setenv("HOME", relative)
+    assert cache_folder() == Path("/.cache/localllm")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache_folder() == Path("/caches/localllm")
+    monkeypatch.setenv("LOCALLLM_CACHE", "/chosen")
+    assert cache_folder() == Path("/chosen")
 
 
 def test_every_source_and_the_cpu_are_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

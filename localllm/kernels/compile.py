@@ -1,13 +1,17 @@
-"""Compile kernels to object files: python -m localllm.kernels.compile FOLDER, and names of kernels on stdin."""
+"""Compile kernels: python -m localllm.kernels.compile reads their names from stdin and writes object files to stdout.
+
+The next name comes when the object file of the one before has been read: its size (8 bytes, little-endian) and content.
+"""
 
 import os
-import sys
-from pathlib import Path
+from collections.abc import Iterator
+from queue import SimpleQueue
+from threading import Thread
 
 import llvmlite.binding as llvm
 
 from localllm.kernels.cpu import kernel
-from localllm.kernels.library import NAME_BYTES, symbol, write_object
+from localllm.kernels.objects import symbol
 from localllm.kernels.target import cpu_feature_string, cpu_name
 
 ENTRY = """
@@ -67,13 +71,30 @@ def refuse_numba_runtime(name: str, module: llvm.ModuleRef) -> None:
         raise SystemExit(f"kernel {name} needs {', '.join(needed)}")
 
 
-def main(folder: str) -> None:
-    """Write an object file for each kernel named on stdin, which other processes read from, too."""
+def wanted() -> Iterator[str]:
+    """Names from stdin. When it ends, so does this process, whatever it is doing: nobody is left to read a result."""
+    names = SimpleQueue[str]()
+
+    def listen() -> None:
+        while name := os.read(0, 4096):  # not by sys.stdin, which cannot be closed while a thread reads it
+            names.put(name.decode().strip())
+        os._exit(0)
+
+    Thread(target=listen, daemon=True).start()
+    while True:
+        yield names.get()
+
+
+def main() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    while name := os.read(0, NAME_BYTES).decode().strip():
-        write_object(Path(folder) / f"{name}.o", object_code(name))
+    results = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # should anything print
+    for name in wanted():
+        code = object_code(name)
+        results.write(len(code).to_bytes(8, "little") + code)
+        results.flush()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

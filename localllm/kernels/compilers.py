@@ -1,0 +1,87 @@
+"""Processes that compile kernels, one per core."""
+
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+
+import quant.formats
+from localllm.errors import LocalllmError
+
+LARGE = ("attend", "linear")  # kernels that take seconds to compile
+
+
+class Compiler:
+    """A process that compiles one kernel after the other. It ends with this one, however this one ends."""
+
+    def __init__(self) -> None:
+        # It has to compile these sources, not those of another localllm that the current folder may hold.
+        root = str(Path(quant.formats.__file__).parent.parent)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "localllm.kernels.compile"],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert self.process.stdin and self.process.stdout and self.process.stderr
+        self._names, self._results = self.process.stdin, self.process.stdout
+        self._last_words = deque[bytes](maxlen=1)
+        self._listener = Thread(target=self._last_words.extend, args=(self.process.stderr,), daemon=True)
+        self._listener.start()
+
+    def compile(self, name: str) -> bytes:
+        """The kernel's object file. Raises LocalllmError."""
+        try:
+            self._names.write(f"{name}\n".encode())
+            self._names.flush()
+            size = int.from_bytes(self._results.read(8), "little")
+            code = self._results.read(size)
+        except OSError:  # it has ended
+            code = b""
+        if not code or len(code) < size:
+            raise LocalllmError(f"cannot compile the kernels for this computer: {self._reason()}")
+        return code
+
+    def _reason(self) -> str:
+        """Why the process has ended: the last line that it wrote."""
+        code = self.process.wait()
+        self._listener.join()
+        return b"".join(self._last_words).decode(errors="replace").strip() or f"exit code {code}"
+
+    def close(self) -> None:
+        """Forget a process that has been killed."""
+        self._listener.join()
+        with self.process:
+            pass
+
+
+def compile_kernels(names: list[str], finished: Callable[[str, bytes], None]) -> None:
+    """Compile kernels, large ones first; finished(name, object file) is called for each. Raises LocalllmError."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    compilers = [Compiler() for _ in range(min(cores, len(names)))]
+    idle = SimpleQueue[Compiler]()
+    for compiler in compilers:
+        idle.put(compiler)
+
+    def compile_next(name: str) -> tuple[str, bytes]:
+        compiler = idle.get()
+        try:
+            return name, compiler.compile(name)
+        finally:
+            idle.put(compiler)
+
+    large_first = sorted(names, key=lambda name: not name.startswith(LARGE))
+    pool = ThreadPoolExecutor(len(compilers))
+    try:
+        for result in as_completed([pool.submit(compile_next, name) for name in large_first]):
+            finished(*result.result())
+    finally:
+        for compiler in compilers:
+            compiler.process.kill()
+        pool.shutdown(cancel_futures=True)
+        for compiler in compilers:
+            compiler.close()

@@ -1,0 +1,105 @@
+"""Object files of kernels in the user's cache folder.
+
+They lie in a folder named by a key of everything that machine code depends on: sources, compiler versions, CPU. Each is
+behind a checksum, and written atomically, so any number of programs may do it at once.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import quant.formats
+from localllm.kernels.target import cpu_feature_string, cpu_name
+from quant.cache import cache_folder
+
+SHARED_SOURCES = ("arguments", "compile", "half", "objects", "simd", "target")  # beside those of localllm.kernels.cpu
+FOLDER_NAME = re.compile("[0-9a-f]{20}")
+DAY = 24 * 3600  # seconds
+UNUSED = 30 * DAY  # a folder that no program has used for this time is removed
+
+
+@cache
+def object_folder() -> Path:
+    """The folder of this computer's object files, named by the key."""
+    kernels, key = Path(__file__).parent, hashlib.sha256()
+    shared = [kernels / f"{name}.py" for name in SHARED_SOURCES]
+    for source in [*sorted((kernels / "cpu").rglob("*.py")), *shared, Path(quant.formats.__file__)]:
+        key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    for part in (version("numba"), version("llvmlite"), cpu_name(), cpu_feature_string()):
+        key.update(part.encode() + b"\0")
+    return cache_folder() / "kernels" / key.hexdigest()[:20]
+
+
+def object_file(name: str) -> Path:
+    return object_folder() / f"{name}.o"
+
+
+def symbol(name: str) -> str:
+    """The kernel's name in its object file."""
+    return f"localllm_{name}"
+
+
+def checksum(path: Path, code: bytes) -> bytes:
+    """32 bytes of machine code and the place that it is made for: the key and the kernel's name."""
+    return hashlib.sha256(f"{path.parent.name}/{path.name}\0".encode() + code).digest()
+
+
+def write_object(path: Path, code: bytes) -> None:
+    """Keep machine code behind its checksum, in folders private to the user. Readers see the whole file or none.
+
+    Raises OSError.
+    """
+    for folder in (path.parent.parent, path.parent):
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(checksum(path, code) + code)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_object(path: Path) -> bytes | None:
+    """Machine code that `write_object` wrote there; None if there is none or it was damaged since."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    return data[32:] if checksum(path, data[32:]) == data[:32] else None
+
+
+def mark_used() -> None:
+    """Note once a day that the folder is in use, as its time of change."""
+    folder = object_folder()
+    with suppress(OSError):
+        if folder.stat().st_mtime < time.time() - DAY:
+            os.utime(folder)
+
+
+def prune() -> None:
+    """Remove other keys' folders that are no longer used, and what killed programs have left half written."""
+    used, now = object_folder(), time.time()
+    for folder in used.parent.glob("*"):
+        if folder != used and FOLDER_NAME.fullmatch(folder.name) and age(folder, now) > UNUSED:
+            shutil.rmtree(folder, ignore_errors=True)
+    for temporary in used.parent.glob("*/*.tmp"):
+        if age(temporary, now) > DAY:
+            with suppress(OSError):
+                temporary.unlink()
+
+
+def age(path: Path, now: float) -> float:
+    """Seconds since the last change; 0 if the file is gone."""
+    try:
+        return now - path.lstat().st_mtime
+    except OSError:
+        return 0
