@@ -67,11 +67,14 @@ class Session:
         return Generation(self.sequences, self.tokenizer, ids, decoder, options or GenerationOptions())
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation up to where the answer begins. Raises UsageError if it is not one."""
+        """Token ids of a conversation up to where the answer begins. Raises UsageError if it is not one.
+
+        What messages say is text: only the template can write control tokens.
+        """
         for message in messages:
             if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
                 raise UsageError('a message should be {"role": ..., "content": ...}' + f", not {message!r}")
-        return self.tokenizer.encode(self._template.render(messages), special=True, bos=True)
+        return self.tokenizer.encode_rendered(self.tokenizer.markers.render(self._template, messages))
 
     @cached_property
     def _template(self) -> "ChatTemplate":
