@@ -46,6 +46,18 @@ class GenerationOptions:
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError("a stop string cannot be empty")
 
+    def limit(self, room: int) -> int:
+        """The most tokens of an answer for which the context has this much room."""
+        return room if self.max_tokens is None else min(room, self.max_tokens)
+
+
+def require_room(prompt: Sequence[int], context: int) -> None:
+    """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
+    if not prompt:
+        raise UsageError("the prompt is empty")
+    if len(prompt) >= context:
+        raise ContextError(f"the prompt has {len(prompt)} tokens, which leaves no room in a context of {context}")
+
 
 class CachedSequence:
     """The engine's one sequence, and which tokens its cache holds."""
@@ -136,12 +148,7 @@ class Generation:
         options: GenerationOptions,
     ):
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
-        if not prompt:
-            raise UsageError("the prompt is empty")
-        if len(prompt) >= sequence.context:
-            raise ContextError(
-                f"the prompt has {len(prompt)} tokens, which leaves no room in a context of {sequence.context}"
-            )
+        require_room(prompt, sequence.context)
         self.prompt, self.tokens, self.text, self.finish_reason = prompt, list[int](), "", "interrupted"
         self.cached_tokens, self.prefill_s, self.ttft_s, self.decode_s = 0, 0.0, 0.0, 0.0
         self._sequence, self._decoder, self._options = sequence, decoder, options
@@ -176,8 +183,7 @@ class Generation:
         started = perf_counter()
         logits = self._prefill()
         self.prefill_s = perf_counter() - started
-        room = self._sequence.context - len(self.prompt)
-        limit = room if self._options.max_tokens is None else min(room, self._options.max_tokens)
+        limit = self._options.limit(self._sequence.context - len(self.prompt))
         while len(self.tokens) < limit:
             if self.tokens:
                 logits = self._forward(self.tokens[-1:], len(self.prompt) + len(self.tokens) - 1)
