@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from localllm.engine.model import Engine
     from localllm.engine.observe import Squares
     from localllm.engine.sequence import Sequence
+    from localllm.generation.answers import Answer
 
 
 class Model:
@@ -90,6 +91,21 @@ class Model:
     ) -> Generation:
         """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` does."""
         return self.session.chat(messages, options(max_tokens, stop, sampling))
+
+    def candidates(
+        self,
+        prompt: str | list[int] | list[Message],
+        n: int = 1,
+        beams: int = 0,
+        max_tokens: int | None = None,
+        stop: Ids[str] = (),
+        **sampling: Any,
+    ) -> "list[Answer]":
+        """The n best of several answers, best first: n sampled ones, or with `beams` the likeliest that are found.
+
+        prompt: a text to go on with, its token ids, or messages to answer. Raises as `generate`.
+        """
+        return self.session.candidates(prompt, options(max_tokens, stop, sampling), n, beams)
 
     def close(self) -> None:
         """Give back the memory and end the threads."""

@@ -4,6 +4,7 @@ The ids are those that llama.cpp gives, whose vocabularies with test vectors are
 """
 
 import codecs
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
@@ -158,6 +159,12 @@ class StreamDecoder:
             self._strips_space = False
             data = data.removeprefix(b" ")
         return self._characters.decode(data)
+
+    def copy(self) -> "StreamDecoder":
+        """A decoder that goes on from here by itself."""
+        twin = copy.copy(self)
+        twin._characters = copy.copy(self._characters)
+        return twin
 
     def flush(self) -> str:
         """The rest: U+FFFD if the last character is not complete, otherwise ""."""
