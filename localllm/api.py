@@ -15,7 +15,8 @@ from localllm.files.gguf_file import GGUFFile
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
-from localllm.generation.session import Message, Session
+from localllm.generation.session import Session
+from localllm.text.plain import Message
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Model:
         name: what the file calls it, or "".  file: the file itself, mapped.
         context: how many tokens a prompt and its answer may have together.  trained_context: what it was made for.
         tokenizer: its Tokenizer.  engine: what computes.  session: the conversation with it.
+        warnings: lines that the user should see.
     """
 
     def __init__(self, file: GGUFFile, tokenizer: Tokenizer, engine: "Engine"):
@@ -43,6 +45,7 @@ class Model:
         self.name = name if isinstance(name, str) else ""
         self.context, self.trained_context = engine.context, engine.hyperparameters.context
         self.tokenizer, self.engine = tokenizer, engine
+        self.warnings = [warning for warning in (tokenizer.warning, engine.warning) if warning]
         self.session = Session(Sequences(engine), tokenizer)
 
     def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:

@@ -1,22 +1,22 @@
 """localllm run: one answer on stdout, then the end."""
 
 import json
-import sys
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from localllm.cli import options
-from localllm.cli.terminal import ProgressLine, is_terminal, say, write
+from localllm.cli.prompt import begin, request, whole_prompt
+from localllm.cli.render import stream
+from localllm.cli.terminal import ProgressLine, say, write
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.answers import Answer
     from localllm.generation.generate import Generation, GenerationOptions
-    from localllm.generation.session import Message
+    from localllm.text.plain import Message
 
 
 @click.command()
@@ -80,28 +80,6 @@ def run(
         raise KeyboardInterrupt
 
 
-def whole_prompt(prompt: str | None, file: str | None) -> str:
-    """The text of -p, the file of -f and what is piped to stdin, with blank lines between. Raises UsageError."""
-    parts = [] if prompt is None else [prompt.encode(errors="surrogateescape").decode(errors="replace")]
-    if file is not None:
-        try:
-            parts.append(text_of(Path(file).read_bytes()))
-        except OSError as error:
-            raise UsageError(f"cannot read the prompt from {file}: {error.strerror}") from None
-    if sys.stdin is not None and not is_terminal(sys.stdin):
-        parts.append(text_of(sys.stdin.buffer.read()))
-    text = "\n\n".join(part for part in parts if part)
-    if not text:
-        raise UsageError("there is no prompt: give one with -p TEXT, -f FILE or through a pipe")
-    return text
-
-
-def text_of(data: bytes) -> str:
-    """A text file's text: UTF-8, with or without a byte order mark, less the line break at its end."""
-    text = data.decode("utf-8-sig", errors="replace")
-    return text.removesuffix("\n").removesuffix("\r")
-
-
 def require_sense(n: int, beams: int, choices: dict[str, Any]) -> None:
     """Raises UsageError for numbers of answers that make no sense, and for beams with options for drawing."""
     from localllm.generation.answers import require_counts
@@ -112,22 +90,6 @@ def require_sense(n: int, beams: int, choices: dict[str, Any]) -> None:
         raise UsageError(f"--beams draws nothing, so {drawing[0]} makes no sense with it")
 
 
-def request(model: "Model", text: str, system: str | None, raw: bool) -> "str | list[Message]":
-    """The prompt as messages if the file has a chat template and `raw` does not forbid it, otherwise as it is."""
-    if raw or (model.tokenizer.chat_template is None and system is None):
-        return text
-    if model.tokenizer.chat_template is None:
-        raise UsageError("-sys needs a chat template, which this model does not have")
-    instruction = [] if system is None else [{"role": "system", "content": system}]
-    return [*instruction, {"role": "user", "content": text}]
-
-
-def begin(model: "Model", text: str, system: str | None, raw: bool, chosen: "GenerationOptions") -> "Generation":
-    """The answer to the prompt, in the making."""
-    asked = request(model, text, system, raw)
-    return model.session.complete(asked, chosen) if isinstance(asked, str) else model.session.chat(asked, chosen)
-
-
 def several(
     model: "Model", asked: "str | list[Message]", chosen: "GenerationOptions", n: int, beams: int, line: ProgressLine
 ) -> "list[Answer]":
@@ -136,23 +98,6 @@ def several(
         return model.session.candidates(asked, chosen, n, beams)
     finally:
         line.clear()
-
-
-def stream(answer: "Generation", line: ProgressLine, silent: bool = False) -> bool:
-    """Write the answer as it comes and a line break; True if Ctrl-C cut it short. What was said stays."""
-    interrupted = False
-    try:
-        for piece in answer:
-            line.clear()
-            if not silent:
-                write(piece)
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        line.clear()
-    if not silent and (answer.text or not interrupted):
-        write("\n")
-    return interrupted
 
 
 def report(model: "Model", answer: "Generation", load_s: float, total_s: float) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def compiled(operations: list[Operation], cache: KVCache, threads: int, progress
     library = Library({step.kernel for step in lowering.tape.steps} | {"run", "work"}, progress)
     tape = lowering.finish(library.addresses)
     walkers = Threads(threads, library.addresses, tape, keep=(library, lowering))
-    return Program(lowering.header, walkers, lowering.logits, operations[-1].output.columns)
+    return Program(lowering.header, walkers, lowering.logits, operations[-1].output.columns, library.warning)
 
 
 class Lowering:

@@ -3,18 +3,17 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sequences import Sequences
+from localllm.text.plain import Message
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.generation.answers import Answer
     from localllm.text.templates import ChatTemplate
-
-Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 
 
 class Session:

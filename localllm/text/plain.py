@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from localllm.text.templates import ChatTemplate
 
+Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
+
 BREAK = "\ufdd0"  # a noncharacter: in no text, no white space that a template trims, left alone by JSON
 
 # So many first characters tell a marker: enough for <think> and <|im_end|>, and thousands of <unused...> are but one.
