@@ -11,6 +11,8 @@ from numba import float32
 from localllm.kernels.arguments import ADD, ANGLES, RMS_NORM, ROPE, ROUND_BF16, SELECT, SWIGLU
 from localllm.kernels.cpu.signature import argument, argument_f32, kernel
 from localllm.kernels.simd import (
+    INFINITY,
+    NAN,
     exp_f32x16,
     fma_f32x16,
     keep_lanes,
@@ -30,7 +32,7 @@ from localllm.kernels.simd import (
 
 @kernel
 def rms_norm(a, part, parts, thread):
-    """y = x / sqrt(mean(x^2) + epsilon) * weight."""
+    """y = x / sqrt(mean(x^2) + epsilon) * weight; NaN where a square is beyond float32."""
     weight, stride, columns = argument(a, RMS_NORM.weight), argument(a, RMS_NORM.stride), argument(a, RMS_NORM.columns)
     tokens = load_i64(argument(a, RMS_NORM.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -39,7 +41,8 @@ def rms_norm(a, part, parts, thread):
             v = keep_lanes(load_f32x16(x + i * 4), columns - i, float32(0.0))
             squares = fma_f32x16(v, v, squares)
         mean = sum_f32x16(squares) / float32(columns)
-        scale = splat_f32x16(float32(1.0) / float32(sqrt(mean + argument_f32(a, RMS_NORM.epsilon))))
+        scale = float32(1.0) / float32(sqrt(mean + argument_f32(a, RMS_NORM.epsilon)))
+        scale = splat_f32x16(scale if mean < INFINITY else NAN)
         for i in range(0, columns * 4, 64):
             store_f32x16(y + i, load_f32x16(x + i) * scale * load_f32x16(weight + i))
 
@@ -111,11 +114,8 @@ def angles(a, part, parts, thread):
 def rope(a, part, parts, thread):
     """y = x with turned pairs; numbers that belong to none are copied if y is not x."""
     heads, head_dim, pairs = argument(a, ROPE.heads), argument(a, ROPE.head_dim), argument(a, ROPE.pairs)
-    step, apart, total = (
-        argument(a, ROPE.step) * 4,
-        argument(a, ROPE.apart) * 4,
-        load_i64(argument(a, ROPE.count)) * heads,
-    )
+    step, apart = argument(a, ROPE.step) * 4, argument(a, ROPE.apart) * 4
+    total = load_i64(argument(a, ROPE.count)) * heads
     for i in range(total * part // parts, total * (part + 1) // parts):
         table = argument(a, ROPE.table) + i // heads * pairs * 8
         head = i // heads * argument(a, ROPE.stride) + i % heads * head_dim * 4
