@@ -354,11 +354,8 @@ def larger_size(builder, x, y):
 def largest_size_f32x16(builder, x, y):
     """The largest size of all numbers in x and y; NaN if one of them is."""
     x, y = (llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [value]) for value in (x, y))
-    value = larger_size(builder, x, y)
-    while value.type.count > 1:
-        half = value.type.count // 2
-        value = larger_size(builder, slice_of(builder, value, 0, half), slice_of(builder, value, half, 2 * half))
-    return builder.extract_element(value, I32(0))
+    sizes = builder.bitcast(larger_size(builder, x, y), i32x16.llvm)
+    return builder.bitcast(llvm_call(builder, "llvm.vector.reduce.smax.v16i32", I32, [sizes]), F32)
 
 
 @operation(f32x16, f32x16, types.float32)

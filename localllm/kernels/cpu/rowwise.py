@@ -9,7 +9,7 @@ from math import cos, sin, sqrt
 from numba import float32
 
 from localllm.kernels.arguments import ADD, ANGLES, RMS_NORM, ROPE, ROUND_BF16, SELECT, SWIGLU
-from localllm.kernels.cpu.signature import argument, argument_f32, kernel
+from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
     INFINITY,
     NAN,
@@ -110,9 +110,26 @@ def angles(a, part, parts, thread):
             store_f32(table + (pairs + i) * 4, float32(sin(angle)) * factor)
 
 
+@device
+def copy(x, y, columns):
+    """Exactly so many numbers."""
+    for i in range(0, columns - 15, 16):
+        store_f32x16(y + i * 4, load_f32x16(x + i * 4))
+    for i in range(columns // 16 * 16, columns):
+        store_f32(y + i * 4, load_f32(x + i * 4))
+
+
+@device
+def rotate(x, y, cosine, sine):
+    """Turn the pair of numbers at two addresses."""
+    u, v = load_f32(x), load_f32(y)
+    store_f32(x, u * cosine - v * sine)
+    store_f32(y, u * sine + v * cosine)
+
+
 @kernel
 def rope(a, part, parts, thread):
-    """y = x with turned pairs; numbers that belong to none are copied if y is not x."""
+    """y = x with turned pairs."""
     heads, head_dim, pairs = argument(a, ROPE.heads), argument(a, ROPE.head_dim), argument(a, ROPE.pairs)
     step, apart = argument(a, ROPE.step) * 4, argument(a, ROPE.apart) * 4
     total = load_i64(argument(a, ROPE.count)) * heads
@@ -120,12 +137,8 @@ def rope(a, part, parts, thread):
         table = argument(a, ROPE.table) + i // heads * pairs * 8
         head = i // heads * argument(a, ROPE.stride) + i % heads * head_dim * 4
         x, y = argument(a, ROPE.x) + head, argument(a, ROPE.y) + head
+        if x != y:  # copied first: turning in place is faster than from one place to another, by a fifth
+            copy(x, y, head_dim)
         for k in range(pairs):
-            cosine, sine = load_f32(table + k * 4), load_f32(table + (pairs + k) * 4)
-            first, second = k * step, k * step + apart
-            u, v = load_f32(x + first), load_f32(x + second)
-            store_f32(y + first, u * cosine - v * sine)
-            store_f32(y + second, u * sine + v * cosine)
-        if x != y:
-            for k in range(2 * pairs, head_dim):
-                store_f32(y + k * 4, load_f32(x + k * 4))
+            first = y + k * step
+            rotate(first, first + apart, load_f32(table + k * 4), load_f32(table + (pairs + k) * 4))
