@@ -101,6 +101,25 @@ def test_store(call, name, side, head_dim):
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_store_keeps_nan_for_what_it_cannot_hold(call, name):
+    """Not an infinity, whose score may look like that of a masked key; in Q8_0, a block shares one fate."""
+    head_dim, x = 80, normal(40, 80)
+    for token, value in enumerate([np.nan, np.inf, -np.inf, 65519, 65520, -1e6, 8.4e6, -3e38]):
+        x[token, 7 * token] = x[8 + token, 79] = value
+    limit, block = {"F32": (np.inf, 1), "F16": (65520, 1), "Q8_0": (65520 * 127, 32)}[name]
+    lost = np.pad(~(np.abs(x) < limit), [(0, 0), (0, 16)]).reshape(40, -1, block).any(axis=-1)
+    empty, positions, source = np.zeros((0, 1, head_dim), np.float32), np.arange(40), padded(x)
+    cache = Cache(empty, empty, name, [48])
+    arguments = {"count": count(40), "positions": positions, "x": source, "stride": source.strides[0]}
+    arguments |= {"runs": cache.runs, "run_count": 1, "side": 0, "head_stride": cache.head_bytes}
+    call(f"store-{name}", 1, **arguments, token_bytes=cache.token_bytes, heads=1, head_dim=head_dim)
+    got = decoded(name, cache.memory[0][0, 0, :40], head_dim)
+    lost = np.repeat(lost, block, axis=1)[:, :head_dim]
+    assert np.isnan(got[lost]).all()
+    assert np.isfinite(got[~lost]).all()
+
+
 def test_q8_0_is_as_near_as_8_bits_can_be():
     x = normal(1000, 64)
     steps = np.repeat(np.abs(x.reshape(1000, 2, 32)).max(axis=-1) / 127, 32, axis=-1)
