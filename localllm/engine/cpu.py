@@ -255,7 +255,7 @@ class Lowering:
     def _add_squares(self, operation: Operation, x: Activation, sums: np.ndarray) -> None:
         source = self._buffers[x]
         arguments = {"count": self._count(x.rows), "x": source, "stride": source.stride, "sums": sums}
-        parts = min(len(sums) // 64, 4 * self._threads)
+        parts = min(-(-x.columns // 64), 4 * self._threads)
         self.tape.append(Step("add_squares", arguments | {"columns": x.columns}, parts, 0, [source], []))
 
     # ---- helpers ----

@@ -109,5 +109,4 @@ def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:
 
     Raises TypeError for a name that is missing or too many.
     """
-    d = type(KERNELS[kernel.partition("-")[0]])
-    return list(d(**{k: v for k, v in values.items() if k in d._fields}))
+    return list(type(KERNELS[kernel.partition("-")[0]])(**values))
