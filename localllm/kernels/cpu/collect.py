@@ -4,12 +4,10 @@ from localllm.kernels.arguments import ADD_SQUARES
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, store_f32x16
 
-BLOCK = 64  # columns: vectors side by side hide what a sum of one waits for
-
 
 @device
-def add_block(x, stride, tokens, sums):
-    """The squares of BLOCK columns."""
+def add_four(x, stride, tokens, sums):
+    """64 columns: vectors side by side hide what a sum of one waits for."""
     s0, s1 = load_f32x16(sums), load_f32x16(sums + 64)
     s2, s3 = load_f32x16(sums + 128), load_f32x16(sums + 192)
     for _ in range(tokens):
@@ -24,12 +22,12 @@ def add_block(x, stride, tokens, sums):
 
 
 @device
-def add_vector(x, stride, tokens, sums):
-    """The squares of 16 columns."""
+def add_one(x, stride, tokens, sums):
+    """16 columns."""
     total = load_f32x16(sums)
     for _ in range(tokens):
-        value = load_f32x16(x)
-        total = fma_f32x16(value, value, total)
+        v = load_f32x16(x)
+        total = fma_f32x16(v, v, total)
         x += stride
     store_f32x16(sums, total)
 
@@ -38,12 +36,11 @@ def add_vector(x, stride, tokens, sums):
 def add_squares(a, part, parts, thread):
     """sums += x^2 over the tokens. The parts share the columns, so the result does not depend on their number."""
     tokens, stride = load_i64(argument(a, ADD_SQUARES.count)), argument(a, ADD_SQUARES.stride)
-    columns = argument(a, ADD_SQUARES.columns)
-    blocks = (columns + BLOCK - 1) // BLOCK
-    for block in range(blocks * part // parts, blocks * (part + 1) // parts):
-        x, sums = argument(a, ADD_SQUARES.x) + block * 4 * BLOCK, argument(a, ADD_SQUARES.sums) + block * 4 * BLOCK
-        if columns - block * BLOCK >= BLOCK:
-            add_block(x, stride, tokens, sums)
-        else:
-            for i in range(0, (columns - block * BLOCK) * 4, 64):
-                add_vector(x + i, stride, tokens, sums + i)
+    x, sums = argument(a, ADD_SQUARES.x), argument(a, ADD_SQUARES.sums)
+    vectors = (argument(a, ADD_SQUARES.columns) + 15) // 16
+    first, last = vectors * part // parts, vectors * (part + 1) // parts
+    rest = last - (last - first) % 4
+    for i in range(first, rest, 4):
+        add_four(x + i * 64, stride, tokens, sums + i * 64)
+    for i in range(rest, last):
+        add_one(x + i * 64, stride, tokens, sums + i * 64)
