@@ -45,7 +45,10 @@ FLOAT16_FIELDS = {  # where their blocks have float16 numbers
     (108,): "Q3_K",
     (208,): "Q6_K",
 }
-ROWWISE = ["quantize", *["round_bf16"][:HAS_BF16], "rms_norm", "add", "swiglu", "select", "angles", "rope"]
+ROWWISE = [
+    "quantize", *["round_bf16"][:HAS_BF16], "rms_norm", "layer_norm", "add", "swiglu", "gelu", "relu_squared", "clamp",
+    "scale", "temper", "select", "columns", "angles", "rope",
+]  # fmt: skip
 FORMATS = {
     "embed": [*PLAIN, *GENERIC, "Q4_1", "Q6_K"],
     "linear_float": [*PLAIN, *GENERIC],
@@ -154,22 +157,120 @@ def test_embed(call, name):
             np.testing.assert_array_equal(np.isfinite(compute(1, matrix)).all(axis=1), ids != SPOILED)
 
 
+GROUPS = [(5, 5), (15, 5), (16, 16), (64, 64), (60, 20), (100, 100), (96, 32), (576, 576), (576, 192)]  # columns, group
+
+
+def grouped(x: np.ndarray, group: int) -> np.ndarray:
+    """Float64 [tokens, groups, group]."""
+    return x.reshape(len(x), x.shape[1] // group, group).astype(np.float64)
+
+
+def norm(call, name: str, parts: int, x: np.ndarray, in_place: bool, **given) -> np.ndarray:
+    """A norm of x, whose result may lie where x does."""
+    (tokens, columns), source = x.shape, padded(x)
+    y = output(tokens, columns)
+    if in_place:
+        y[:tokens, :columns] = x
+        source = y
+    shape = {"count": count(tokens), "columns": columns, "stride": y.strides[0]}
+    call(name, parts, x=source, y=y, **shape, **given, epsilon=1e-3)
+    return written(y, tokens, columns)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize("columns", COLUMNS)
-def test_rms_norm(call, tokens, columns):
+@pytest.mark.parametrize(("columns", "group"), GROUPS)
+def test_rms_norm(call, tokens, columns, group, in_place):
     x, weight = normal(tokens, columns), normal(columns)
 
     def compute(parts):
-        y, shape = output(tokens, columns), {"count": count(tokens), "columns": columns}
-        vectors = {"x": padded(x), "weight": vector(weight), "y": y, "stride": y.strides[0]}
-        call("rms_norm", parts, **shape, **vectors, epsilon=1e-3)
-        return written(y, tokens, columns)
+        return norm(call, "rms_norm", parts, x, in_place, weight=vector(weight), group=group)
 
-    exact = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-3) * weight
-    np.testing.assert_allclose(for_any_parts(compute), exact, rtol=1e-6)
+    exact = grouped(x, group)
+    exact = exact / np.sqrt((exact**2).mean(axis=2, keepdims=True) + 1e-3) * weight.reshape(-1, group)
+    np.testing.assert_allclose(for_any_parts(compute), exact.reshape(x.shape), rtol=1e-6)
     if tokens == 7:
         x[[1, 2, 3], [0, 4, 3]] = np.nan, -np.inf, 1e30
-        assert_spoiled(compute(1), tokens=slice(1, 4))
+        assert_spoiled(compute(1), tokens=slice(1, 4), rows=slice(0, group))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("columns", "group"), GROUPS)
+def test_layer_norm(call, tokens, columns, group, in_place):
+    x, weight, bias = normal(tokens, columns) + 3, normal(columns, seed=1), normal(columns, seed=2)
+
+    def compute(parts):
+        given = {"weight": vector(weight), "bias": vector(bias), "group": group}
+        return norm(call, "layer_norm", parts, x, in_place, **given)
+
+    exact = grouped(x, group)
+    exact = (exact - exact.mean(axis=2, keepdims=True)) / np.sqrt(exact.var(axis=2, keepdims=True) + 1e-3)
+    exact = exact.reshape(x.shape) * weight + bias
+    np.testing.assert_allclose(for_any_parts(compute), exact, rtol=1e-5, atol=1e-5)
+    if tokens == 7:
+        x[[1, 2, 3], [0, 4, 3]] = np.nan, -np.inf, 1e30
+        assert_spoiled(compute(1), tokens=slice(1, 4), rows=slice(0, group))
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    x = x.astype(np.float64)
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+FUNCTIONS = {  # of single numbers: their twins, and what the kernels take besides
+    "gelu": (gelu, {}),
+    "relu_squared": (lambda x: np.maximum(x, 0) ** 2, {}),
+    "clamp": (lambda x: np.clip(x, -1.5, 1.5), {"limit": 1.5}),
+    "scale": (lambda x: x * 0.3, {"factor": 0.3}),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_functions_of_single_numbers(call, tokens, columns, function):
+    """What is not a number stays that; nothing else does."""
+    x, (twin, given) = 3 * normal(tokens, columns), FUNCTIONS[function]
+    x[:, :2] = 50, -50
+
+    def compute(parts):
+        y, source = output(tokens, columns), padded(x)
+        call(function, parts, count=count(tokens), x=source, y=y, stride=y.strides[0], columns=columns, **given)
+        return written(y, tokens, columns)
+
+    np.testing.assert_allclose(for_any_parts(compute), twin(x), rtol=1e-6, atol=1e-6)
+    if tokens == 7:
+        x[3, 4] = np.nan
+        np.testing.assert_array_equal(np.isnan(compute(1)), np.isnan(x))
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_temper(call, columns):
+    positions, slope, length = np.array([0, 15, 16, 31, 32, 131071], np.int64), 0.1, 16
+    x = normal(len(positions), columns)
+
+    def compute(parts):
+        y = output(len(x), columns)
+        vectors = {"x": padded(x), "positions": positions, "y": y, "stride": y.strides[0], "columns": columns}
+        call("temper", parts, count=count(len(x)), slope=slope, length=length, **vectors)
+        return written(y, len(x), columns)
+
+    exact = x * (1 + slope * np.log(positions // length + 1))[:, None]
+    np.testing.assert_allclose(for_any_parts(compute), exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 100), (0, 16), (3, 4), (84, 100), (17, 60)])
+def test_columns(call, first, end):
+    x = normal(7, 100)
+
+    def compute(parts):
+        y, source = output(7, end - first), padded(x)
+        vectors = {"x": source, "x_stride": source.strides[0], "y": y, "stride": y.strides[0]}
+        call("columns", parts, count=count(7), first=first, columns=end - first, **vectors)
+        return written(y, 7, end - first)
+
+    np.testing.assert_array_equal(for_any_parts(compute), x[:, first:end])
 
 
 @pytest.mark.parametrize("tokens", TOKENS)

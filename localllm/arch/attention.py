@@ -1,12 +1,17 @@
-"""Hyperparameters of attention that most families share."""
+"""What families share of attention: hyperparameters, and the way from normalized activations to what the heads see."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from localllm.arch.fields import Fields
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope, read_rope
 from localllm.arch.states import Paged
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+
+RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"  # of two kinds of norms
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ def read_attention(fields: Fields, interleaved: bool) -> Attention:
     for count, kv_count in zip(heads, kv_heads, strict=True):
         if count % kv_count:
             raise fields.error(f"{count} attention heads cannot share {kv_count} key-value heads")
+    if not fields.flag("attention.causal", True):
+        raise fields.error("a model that looks ahead makes no text: attention.causal is false")
     head_dim = fields.count("attention.key_length", width // heads[0] or None)
     if fields.count("attention.value_length", head_dim) != head_dim:
         raise fields.error("keys and values of different lengths are not supported")
@@ -36,20 +43,32 @@ def read_attention(fields: Fields, interleaved: bool) -> Attention:
 
 @dataclass(frozen=True)
 class Transformer(Hyperparameters):
-    """A model whose every layer attends, and normalizes by root mean squares."""
+    """A model whose every layer attends."""
 
     attention: Attention
-    epsilon: float
+    epsilon: float  # of its norms
 
     @classmethod
-    def shared_fields(cls, fields: Fields, interleaved: bool) -> dict:
+    def shared_fields(cls, fields: Fields, interleaved: bool, epsilon: str = RMS_EPSILON) -> dict:
         """The arguments that are read alike in all families. Raises ModelError."""
-        epsilon = fields.number("attention.layer_norm_rms_epsilon")
-        return {**fields.common(), "attention": read_attention(fields, interleaved), "epsilon": epsilon}
+        return {
+            **fields.common(),
+            "attention": read_attention(fields, interleaved),
+            "epsilon": fields.number(epsilon),
+        }
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        return self.attention.head_dim**-0.5
 
     def window(self, layer: int) -> int | None:
         """How many tokens a layer sees, None for all."""
         return None
+
+    def rope(self, layer: int) -> Rope | None:
+        """How a layer's queries and keys are rotated, None for not at all."""
+        return self.attention.rope
 
     def states(self) -> Sequence[Paged]:
         """Keys and values of every layer."""
@@ -58,3 +77,77 @@ class Transformer(Hyperparameters):
             Paged(layer, kv_heads, a.head_dim, a.head_dim, self.window(layer))
             for layer, kv_heads in enumerate(a.kv_heads)
         ]
+
+
+@dataclass(frozen=True)
+class Windowed(Transformer):
+    """Some layers see only the last tokens, how many is said by layer."""
+
+    windows: tuple[int | None, ...]
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer]
+
+
+def read_windows(fields: Fields, period: int | None, default: int | None = None) -> tuple[int | None, ...]:
+    """By layer, how many tokens it sees, None for all. Raises ModelError.
+
+    Of each `period` layers the last one sees all; a file may have its own period, or a list of the layers with a window
+    (and must, if `period` is None). The window of layers is the `default` if the file has none, 0 is none.
+    """
+    layers, name = fields.layers(), "attention.sliding_window_pattern"
+    window = fields.count("attention.sliding_window", default) or None
+    pattern = fields.raw(name)
+    if isinstance(pattern, Sequence) or hasattr(pattern, "shape"):
+        if len(pattern) != layers:
+            raise fields.error(f"{fields.key(name)} has {len(pattern)} values for {layers} layers")
+        return tuple(window if has_window else None for has_window in pattern)
+    period = fields.count(name, period)
+    return tuple(None if layer % period == period - 1 else window for layer in range(layers))
+
+
+def qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> list[Activation]:
+    """Queries, keys and values, by a matrix for each or one for all."""
+    a, fused = h.attention, w.get("attn_qkv")
+    kv_rows = a.kv_heads[layer] * a.head_dim
+    parts = fused.split(a.heads[layer] * a.head_dim, kv_rows, kv_rows) if fused else (w.attn_q, w.attn_k, w.attn_v)
+    return [b.linear(x, part) for part in parts]
+
+
+def rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None:
+    """What divides the frequencies: those of the file, or its long or short ones by the context (Ding et al. 2024)."""
+    if factors := w.get("rope_freqs"):
+        return factors
+    original = h.attention.rope.original_context
+    return b.by_context(w.get("rope_factors_short"), w.get("rope_factors_long"), original)
+
+
+def attend(
+    b: Builder,
+    h: Transformer,
+    state: Paged,
+    q: Activation,
+    k: Activation,
+    v: Activation,
+    factors: Weight | None = None,
+    **given: Any,
+) -> Activation:
+    """Rotate queries and keys, and attend; `given`: what else the verb takes."""
+    if rope := h.rope(state.layer):
+        q, k = b.rope(q, rope, b.positions, factors), b.rope(k, rope, b.positions, factors)
+    return b.attend(q, k, v, state, heads=h.attention.heads[state.layer], scale=h.scale, **given)
+
+
+def normed_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> tuple[Activation, Activation]:
+    """Queries and keys, each head normalized by its root mean square (Henry et al. 2020)."""
+    head_dim = h.attention.head_dim
+    return b.rms_norm(q, w.attn_q_norm, h.epsilon, head_dim), b.rms_norm(k, w.attn_k_norm, h.epsilon, head_dim)
+
+
+def centered_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
+    """Queries and keys, each head normalized by a layer norm with its own weights, if the file has them."""
+    norms = [w.get("attn_q_norm"), w.get("attn_k_norm")]
+    return [
+        b.layer_norm(x, norm.flat(), h.epsilon, h.attention.head_dim) if norm else x
+        for x, norm in zip((q, k), norms, strict=True)
+    ]

@@ -84,6 +84,20 @@ class Fields:
             raise self.error(f"{self.key(name)} should be a positive number, is {show(value)}")
         return float(value)
 
+    def factor(self, name: str, default: float | None = None) -> float:
+        """A number that is not 0."""
+        value = self.number(name, default)
+        if value == 0:
+            raise self.error(f"{self.key(name)} should not be 0")
+        return value
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        """Yes or no."""
+        value = self.raw(name, default)
+        if not isinstance(value, bool):
+            raise self.error(f"{self.key(name)} should be true or false, is {show(value)}")
+        return value
+
     def layers(self) -> int:
         """block_count."""
         layers = self.count("block_count")

@@ -1,6 +1,7 @@
 """Llama (Touvron et al. 2023) and everything built like it: Mistral, SmolLM, TinyLlama, ..."""
 
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import Transformer, attend, qkv, rope_factors
+from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
@@ -16,20 +17,15 @@ def read(fields: Fields) -> Transformer:
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
+    x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
     for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x, w.get("rope_freqs"))
+        x = block(b, w.block(state.layer), h, state, x, factors)
     x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
     return b.linear(x, w.get("output") or w.token_embd)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
     """One layer: attention, then the feed-forward network, each added to the residual stream."""
-    a = h.attention
-    y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    q, k, v = b.linear(y, w.attn_q), b.linear(y, w.attn_k), b.linear(y, w.attn_v)
-    q, k = b.rope(q, a.rope, b.positions, factors), b.rope(k, a.rope, b.positions, factors)
-    y = b.attend(q, k, v, state, heads=a.heads[state.layer], scale=a.head_dim**-0.5)
-    x = b.add(x, b.linear(y, w.attn_output))
-    y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, b.linear(b.swiglu(b.linear(y, w.ffn_gate), b.linear(y, w.ffn_up)), w.ffn_down))
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
+    return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -1,7 +1,7 @@
 """Rotary position embedding (Su et al. 2021): which numbers of a head turn, and how fast."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ class Rope:
     yarn: bool = False
     original_context: int = 0
     magnitude: float = 1.0  # multiplies cosine and sine
+    turns: tuple[float, float] = (32.0, 1.0)  # YaRN keeps pairs that turn more often, and stretches those below
 
     def frequencies(self, factors: np.ndarray | None = None) -> np.ndarray:
         """Radians per position, float64 [dims / 2]; `factors` (same shape) divide them.
@@ -33,10 +34,14 @@ class Rope:
         stretched = plain / self.factor
         if not self.yarn:
             return stretched
-        low, high = self._pair_turning(32.0), self._pair_turning(1.0)
+        low, high = self._pair_turning(self.turns[0]), self._pair_turning(self.turns[1])
         low, high = max(math.floor(low), 0), min(math.ceil(high), self.dims - 1)
         keep = 1 - np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
         return stretched * (1 - keep) + plain * keep
+
+    def unscaled(self, base: float) -> "Rope":
+        """The same heads, as in the original context."""
+        return replace(self, base=base, factor=1.0, yarn=False, magnitude=1.0)
 
     def _pair_turning(self, turns: float) -> float:
         """The pair (a fraction) that turns so often within the original context."""
@@ -44,17 +49,18 @@ class Rope:
 
 
 def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
-    """The rope.* keys as llama.cpp understands them: a factor without a type is linear scaling. Raises ModelError."""
+    """The rope.* keys as llama.cpp understands them: a factor without a type is linear scaling. Raises ModelError.
+
+    LongRoPE's factors are tensors (see localllm.arch.attention.rope_factors), whatever the type says.
+    """
     dims = fields.count("rope.dimension_count", head_dim)
     if dims > head_dim or dims % 2:
         raise fields.error(f"cannot rotate {dims} dimensions of a head of {head_dim}")
     factor = fields.number("rope.scaling.factor", 0.0) or fields.number("rope.scale_linear", 0.0) or 1.0
     kind = fields.raw("rope.scaling.type", "linear")
-    if not isinstance(kind, str) or kind not in ("none", "linear", "yarn"):
+    if not isinstance(kind, str) or kind not in ("none", "linear", "longrope", "yarn"):
         raise fields.error(f"rope scaling {show(kind)} is not supported")
-    base = fields.number("rope.freq_base", 10000.0)
-    if base <= 1:
-        raise fields.error(f"{fields.key('rope.freq_base')} should be above 1, is {base}")
+    base = read_base(fields, "rope.freq_base", 10000.0)
     yarn = kind == "yarn"
     return Rope(
         head_dim,
@@ -64,5 +70,18 @@ def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
         factor=1.0 if kind == "none" else factor,
         yarn=yarn,
         original_context=fields.count("rope.scaling.original_context_length", fields.count("context_length")),
-        magnitude=fields.number("rope.scaling.attn_factor", 1.0) * (1 + 0.1 * math.log(factor) if yarn else 1),
+        magnitude=fields.number("rope.scaling.attn_factor", 1.0) * (yarn_magnitude(factor) if yarn else 1),
     )
+
+
+def read_base(fields: Fields, name: str, default: float) -> float:
+    """A base of the frequencies. Raises ModelError."""
+    base = fields.number(name, default)
+    if base <= 1:
+        raise fields.error(f"{fields.key(name)} should be above 1, is {base}")
+    return base
+
+
+def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
+    """What makes up for a softer attention in a context that is stretched (Peng et al. 2023)."""
+    return 1 + 0.1 * multiplier * math.log(max(factor, 1.0))

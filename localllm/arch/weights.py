@@ -1,7 +1,9 @@
 """A model's tensors by the names they have in the file: weights.block(3).attn_q is blk.3.attn_q.weight."""
 
+import itertools
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,10 +13,12 @@ from localllm.files.gguf_file import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A matrix or vector of the model, and its bias if it has one."""
+    """A matrix or vector of the model, or some of its rows; its bias, and the number that scales it, if there are."""
 
     tensor: Tensor
     bias: "Weight | None" = None
+    scale: "Weight | None" = None
+    first_row: int = 0  # of the matrix in the file
 
     @property
     def name(self) -> str:
@@ -30,6 +34,34 @@ class Weight:
         if kind is None or len(self.shape) != 1:
             raise ModelError(f"tensor {self.name} should be a vector of F32, is {self.tensor.format.name} {self.shape}")
         return self.tensor.data.reshape(-1).view(kind).astype(np.float32)
+
+    def number(self) -> float:
+        """The only number of a tensor. Raises ModelError."""
+        if self.shape != (1,):
+            raise ModelError(f"tensor {self.name} should be one number, has the shape {list(self.shape)}")
+        return float(self.vector()[0])
+
+    def flat(self) -> "Weight":
+        """A matrix as the vector of its rows, one behind the other."""
+        return replace(self, tensor=replace(self.tensor, shape=(math.prod(self.shape),)))
+
+    def split(self, *counts: int) -> "list[Weight]":
+        """A fused matrix as so many rows for each. Raises ModelError if it has more or fewer."""
+        if sum(counts) != self.shape[0]:
+            raise ModelError(f"tensor {self.name} should have {sum(counts)} rows, has {self.shape[0]}")
+        ends = itertools.accumulate(counts)
+        return [self._rows(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+    def halves(self) -> "list[Weight]":
+        """The upper rows and the lower ones."""
+        return self.split(self.shape[0] // 2, self.shape[0] - self.shape[0] // 2)
+
+    def _rows(self, first: int, end: int) -> "Weight":
+        bias = self.bias._rows(first, end) if self.bias else None
+        data = self.tensor.data.reshape(self.shape[0], -1)[first:end]
+        data = data.reshape(-1) if len(self.shape) == 1 else data
+        tensor = replace(self.tensor, shape=(end - first, *self.shape[1:]), data=data)
+        return replace(self, tensor=tensor, bias=bias, first_row=self.first_row + first)
 
 
 class Weights:
@@ -47,8 +79,8 @@ class Weights:
         tensor = self._tensors.get(f"{self._prefix}{name}.weight")
         if tensor is None:
             return None
-        bias = self._tensors.get(f"{self._prefix}{name}.bias")
-        return Weight(tensor, Weight(bias) if bias else None)
+        bias, scale = (self._tensors.get(f"{self._prefix}{name}.{kind}") for kind in ("bias", "scale"))
+        return Weight(tensor, Weight(bias) if bias else None, Weight(scale) if scale else None)
 
     def __getattr__(self, name: str) -> Weight:
         weight = self.get(name)

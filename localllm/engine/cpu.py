@@ -3,6 +3,7 @@
 Most verbs are a row in SIMPLE. Matrix products, attention and rotation have choices to make.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +43,15 @@ SCRATCH_BYTES = object()  # stands for the final size of the scratch memory of a
 
 # Verbs that treat rows one by one: the names that the kernel has for the inputs, and for what else was given.
 SIMPLE: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "rms_norm": (("x",), {"weight": "vector", "epsilon": "epsilon"}),
+    "rms_norm": (("x",), {"weight": "vector", "group": "group", "epsilon": "epsilon"}),
+    "layer_norm": (("x",), {"weight": "vector", "bias": "bias", "group": "group", "epsilon": "epsilon"}),
     "add": (("x", "z"), {}),
     "swiglu": (("gate", "up"), {}),
     "geglu": (("gate", "up"), {}),
+    "gelu": (("x",), {}),
+    "relu_squared": (("x",), {}),
     "scale": (("x",), {"factor": "factor"}),
+    "clamp": (("x",), {"limit": "limit"}),
     "softcap": (("x",), {"cap": "cap"}),
 }
 
@@ -90,6 +95,7 @@ class Lowering:
         self._quantized: dict[Activation, Quantized] = {}
         self._rounded: dict[Activation, Buffer] = {}
         self._angles: dict[tuple[Rope, str], Buffer] = {}
+        self._in_cache: dict[int, list[Buffer]] = {}  # by layer, what stands for its keys and values
         self._plans: dict[tuple[int, int, int], dict[str, Any]] = {}
         self._scratch, self._scratch_bytes = Buffer(0, 0), 0  # its address is filled in by `finish`
         for operation in operations:
@@ -126,17 +132,33 @@ class Lowering:
         self._by_row(operation.verb, x.rows, arguments, inputs, [y])
 
     def _embed(self, operation: Operation, weight: Weight) -> None:
+        self._embed_rows(operation, weight, self.header.ids)
+
+    def _embed_positions(self, operation: Operation, weight: Weight) -> None:
+        self._embed_rows(operation, weight, self.header.positions)
+
+    def _embed_rows(self, operation: Operation, weight: Weight, ids: np.ndarray) -> None:
         self._check_format(weight)
         x, format = self._new(operation.output), weight.tensor.format
         row_bytes = format.row_bytes(operation.output.columns)
         arguments = {"weights": weight.tensor.data, "row_bytes": row_bytes, "columns": operation.output.columns}
-        arguments |= {"ids": self.header.ids, "x": x, "stride": x.stride}
+        arguments |= {"ids": ids, "x": x, "stride": x.stride}
         self._by_row(f"embed-{format.name}", operation.output.rows, arguments, [], [x])
 
     def _select(self, operation: Operation, x: Activation) -> None:
         source, y = self._buffers[x], self._new(operation.output)
         arguments = {"x": source, "rows": self.header.wanted} | self._shape(x, y)
         self._by_row("select", operation.output.rows, arguments, [source], [y])
+
+    def _columns(self, operation: Operation, x: Activation, first: int) -> None:
+        source, y = self._buffers[x], self._new(operation.output)
+        arguments = {"x": source, "x_stride": source.stride, "first": first} | self._shape(operation.output, y)
+        self._by_row("columns", x.rows, arguments, [source], [y])
+
+    def _temper(self, operation: Operation, x: Activation, slope: float, length: int) -> None:
+        source, y = self._buffers[x], self._new(operation.output)
+        arguments = {"x": source, "positions": self.header.positions, "slope": slope, "length": length}
+        self._by_row("temper", x.rows, arguments | self._shape(x, y), [source], [y])
 
     def _linear(self, operation: Operation, x: Activation, weight: Weight, bias: np.ndarray | None) -> None:
         self._check_format(weight)
@@ -201,14 +223,16 @@ class Lowering:
         self,
         operation: Operation,
         q: Activation,
-        k: Activation,
-        v: Activation,
+        *new: Activation,
         state: Paged,
         heads: int,
+        slopes: Sequence[float],
         **given: float,
     ) -> None:
         sides = self._cache.sides(state)
-        in_cache = [self._store(x, side) for x, side in zip((k, v), sides, strict=True)]
+        if new:
+            self._in_cache[state.layer] = [self._store(x, side) for x, side in zip(new, sides, strict=True)]
+        in_cache = self._in_cache[state.layer]
         source, y, plan = self._buffers[q], self._new(operation.output), self._plan(heads, state)
         keys, values = sides
         value_dim = -(-state.value_dim // 16) * 16
@@ -221,7 +245,8 @@ class Lowering:
         arguments |= {"values": self._cache.address(values), "value_head_stride": self._cache.head_stride(values)}
         arguments |= {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
         arguments |= {"heads": heads, "kv_heads": state.kv_heads, "key_dim": state.key_dim}
-        arguments |= {"value_dim": state.value_dim, **given}
+        arguments |= {"value_dim": state.value_dim, "slopes": np.array(slopes, np.float32) if slopes else 0}
+        arguments |= given
         arguments |= {"scratch": self._scratch, "scratch_bytes": SCRATCH_BYTES}
         count, reads = plan["unit_count"].ctypes.data, [source, *in_cache, plan["made"]]
         self.tape.append(Step(f"attend-{self._storage}", arguments, 8 * self._threads, count, reads, [y, partial]))

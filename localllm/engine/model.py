@@ -62,16 +62,18 @@ class ReferenceBackend:
 
     warning: str | None = None
 
-    def __init__(self, forward: Callable[[Reference], np.ndarray], kv_type: str, observer: Squares | None):
-        """forward: says the architecture's verbs to a builder."""
-        self._forward, self._kv_type, self._observer = forward, kv_type, observer
-        self._matrices: dict[str, np.ndarray] = {}
+    def __init__(
+        self, forward: Callable[[Reference], np.ndarray], kv_type: str, context: int, observer: Squares | None
+    ):
+        """forward: says the architecture's verbs to a builder; context: the most tokens of a sequence."""
+        self._forward, self._kv_type, self._context, self._observer = forward, kv_type, context, observer
+        self._matrices: dict[tuple[str, int], np.ndarray] = {}
 
     def store(self) -> Remembered:
         return Remembered(self._kv_type)
 
     def run(self, parts: Ids[Part], precise: bool) -> np.ndarray:
-        return self._forward(Reference(parts, self._matrices, self._observer))
+        return self._forward(Reference(parts, self._matrices, self._context, self._observer))
 
     def close(self) -> None:
         """Nothing to end."""
@@ -123,13 +125,13 @@ class Engine:
             computing: Backend = CpuBackend(operations, cache, count, progress)
         else:
             forward = partial(model.forward, w=weights, h=self.hyperparameters)
-            computing = ReferenceBackend(forward, kv_type, observer)
+            computing = ReferenceBackend(forward, kv_type, self.context, observer)
         self._backend: Backend | None = computing
         self.warning = computing.warning
 
     def _recorded(self, file: GGUFFile, forward: Callable[..., Activation], weights: Weights) -> list[Operation]:
         """What the architecture says, checked. Raises ModelError."""
-        recorder = Recorder(self.hyperparameters)
+        recorder = Recorder(self.hyperparameters, self.context)
         logits = forward(recorder, weights, self.hyperparameters)
         if logits.columns != self.vocab_size:
             raise ModelError(f"{file.path}: logits for {logits.columns} tokens of {self.vocab_size}")

@@ -4,9 +4,11 @@ The list is the same for all targets (localllm.engine.cpu makes a program of it)
 localllm.kernels.reference.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope
@@ -56,9 +58,10 @@ class Recorder:
     ids = positions = ALL
     wanted = WANTED
 
-    def __init__(self, hyperparameters: Hyperparameters):
+    def __init__(self, hyperparameters: Hyperparameters, context: int):
+        """context: the most tokens of a sequence."""
         self.operations: list[Operation] = []
-        self._vocab_size = hyperparameters.vocab_size
+        self._vocab_size, self._context = hyperparameters.vocab_size, context
         self._used: set[str] = set()
 
     # ---- the verbs ----
@@ -69,19 +72,38 @@ class Recorder:
             raise ModelError(f"tensor {weight.name} has {rows} rows for {self._vocab_size} tokens")
         return self._record("embed", (), ids, columns, weight=weight)
 
+    def embed_positions(self, weight: Weight, positions: Rows) -> Activation:
+        rows, columns = self._matrix(weight)
+        if rows < self._context:
+            raise ModelError(f"the model has only {rows} positions, too few for a context of {self._context}")
+        return self._record("embed_positions", (), positions, columns, weight=weight)
+
     def select(self, x: Activation, which: Rows) -> Activation:
         return self._record("select", (x,), which, x.columns)
 
-    def rms_norm(self, x: Activation, weight: Weight, epsilon: float) -> Activation:
-        vector = self._vector(weight, x.columns)
-        return self._record("rms_norm", (x,), x.rows, x.columns, vector=vector, epsilon=epsilon)
+    def columns(self, x: Activation, first: int, end: int) -> Activation:
+        if not 0 <= first < end <= x.columns:
+            raise ModelError(f"the model's tensors do not fit together: columns {first} to {end} of {x.columns}")
+        return self._record("columns", (x,), x.rows, end - first, first=first)
+
+    def rms_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
+        given = {"vector": self._factors(weight, x.columns, group), "group": group or x.columns, "epsilon": epsilon}
+        return self._record("rms_norm", (x,), x.rows, x.columns, **given)
+
+    def layer_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
+        given = {"vector": self._factors(weight, x.columns, group), "group": group or x.columns, "epsilon": epsilon}
+        bias = self._vector(weight.bias, x.columns) if weight and weight.bias else np.zeros(x.columns, np.float32)
+        return self._record("layer_norm", (x,), x.rows, x.columns, bias=bias, **given)
 
     def linear(self, x: Activation, weight: Weight) -> Activation:
         rows, columns = self._matrix(weight)
         if columns != x.columns:
             raise ModelError(f"tensor {weight.name} should have {x.columns} columns, has {columns}")
         bias = self._vector(weight.bias, rows) if weight.bias else None
-        return self._record("linear", (x,), x.rows, rows, weight=weight, bias=bias)
+        if weight.scale and weight.bias:
+            raise ModelError(f"tensor {weight.name}: a scale and a bias together are not supported")
+        y = self._record("linear", (x,), x.rows, rows, weight=weight, bias=bias)
+        return self.scale(y, weight.scale) if weight.scale else y
 
     def rope(self, x: Activation, rope: Rope, positions: Rows, factors: Weight | None = None) -> Activation:
         if x.columns % rope.head_dim:
@@ -89,15 +111,28 @@ class Recorder:
         divisors = None if factors is None else self._vector(factors, rope.dims // 2)
         return self._record("rope", (x,), positions, x.columns, rope=rope, factors=factors, divisors=divisors)
 
+    def by_context(self, short: Weight | None, long: Weight | None, original: int) -> Weight | None:
+        self._used |= {weight.name for weight in (short, long) if weight}
+        return long if self._context > original else short
+
     def attend(
-        self, q: Activation, k: Activation, v: Activation, state: Paged, heads: int, scale: float, softcap: float = 0.0
+        self,
+        q: Activation,
+        k: Activation | None,
+        v: Activation | None,
+        state: Paged,
+        heads: int,
+        scale: float,
+        softcap: float = 0.0,
+        slopes: Sequence[float] = (),
     ) -> Activation:
         expected = {"q": (q, heads * state.key_dim), "k": (k, state.kv_heads * state.key_dim)}
         for name, (x, columns) in {**expected, "v": (v, state.kv_heads * state.value_dim)}.items():
-            if x.columns != columns:
+            if x is not None and x.columns != columns:
                 raise ModelError(f"layer {state.layer}: {name} should have {columns} columns, has {x.columns}")
-        given = {"state": state, "heads": heads, "scale": scale, "softcap": softcap}
-        return self._record("attend", (q, k, v), q.rows, heads * state.value_dim, **given)
+        inputs = (q,) if k is None or v is None else (q, k, v)
+        given = {"state": state, "heads": heads, "scale": scale, "softcap": softcap, "slopes": slopes}
+        return self._record("attend", inputs, q.rows, heads * state.value_dim, **given)
 
     def add(self, x: Activation, y: Activation) -> Activation:
         return self._record("add", (x, y), x.rows, same_columns(x, y))
@@ -108,8 +143,23 @@ class Recorder:
     def geglu(self, gate: Activation, up: Activation) -> Activation:
         return self._record("geglu", (gate, up), up.rows, same_columns(gate, up))
 
-    def scale(self, x: Activation, factor: float) -> Activation:
+    def gelu(self, x: Activation) -> Activation:
+        return self._record("gelu", (x,), x.rows, x.columns)
+
+    def relu_squared(self, x: Activation) -> Activation:
+        return self._record("relu_squared", (x,), x.rows, x.columns)
+
+    def scale(self, x: Activation, factor: float | Weight) -> Activation:
+        if isinstance(factor, Weight):
+            self._used.add(factor.name)
+            factor = factor.number()
         return self._record("scale", (x,), x.rows, x.columns, factor=factor)
+
+    def temper(self, x: Activation, positions: Rows, slope: float, length: int) -> Activation:
+        return self._record("temper", (x,), positions, x.columns, slope=slope, length=length)
+
+    def clamp(self, x: Activation, limit: float) -> Activation:
+        return self._record("clamp", (x,), x.rows, x.columns, limit=limit)
 
     def softcap(self, x: Activation, cap: float) -> Activation:
         return self._record("softcap", (x,), x.rows, x.columns, cap=cap)
@@ -135,6 +185,15 @@ class Recorder:
         if len(vector) != columns:
             raise ModelError(f"tensor {weight.name} should have {columns} weights, has {len(vector)}")
         return vector
+
+    def _factors(self, weight: Weight | None, columns: int, group: int | None) -> Any:
+        """What a norm multiplies with, float32 [columns]; the weight has the numbers of a row or of a group."""
+        if columns % (group or columns):
+            raise ModelError(f"{columns} columns are no whole number of groups of {group}")
+        if weight is None:
+            return np.ones(columns, np.float32)
+        wanted = columns if group is None or weight.shape == (columns,) else group
+        return np.tile(self._vector(weight, wanted), columns // wanted)
 
     def require_all_used(self, names: Collection[str]) -> None:
         """Raise ModelError if the file has a tensor that no verb has used: it would mean something that is not done."""

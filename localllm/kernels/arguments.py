@@ -26,14 +26,26 @@ def arguments(names: str) -> Any:
 EMBED = arguments("count weights row_bytes columns ids x stride")
 # y[i] = x[rows[i]]; rows int64.
 SELECT = arguments("count x rows y stride columns")
-# y = x / sqrt(mean(x^2) + epsilon) * weight.
-RMS_NORM = arguments("count x weight y stride columns epsilon")
+# y = the columns of x from number `first` on.
+COLUMNS = arguments("count x x_stride first y stride columns")
+# y = x / sqrt(mean(x^2) + epsilon) * weight, the mean of each `group` columns.
+RMS_NORM = arguments("count x weight y stride columns group epsilon")
+# y = (x - mean) / sqrt(variance + epsilon) * weight + bias, for each `group` columns.
+LAYER_NORM = arguments("count x weight bias y stride columns group epsilon")
 # y = x + z; z_stride 0: one row for all tokens.
 ADD = arguments("count x z z_stride y stride columns")
 # y = gate * sigmoid(gate) * up.
 SWIGLU = arguments("count gate up y stride columns")
 # y = gelu(gate) * up.
 GEGLU = arguments("count gate up y stride columns")
+# y = gelu(x).
+GELU = arguments("count x y stride columns")
+# y = max(x, 0)^2.
+RELU_SQUARED = arguments("count x y stride columns")
+# y = x * (1 + slope * log(floor(position / length) + 1)); positions int64.
+TEMPER = arguments("count x positions slope length y stride columns")
+# y = x, but nothing beyond limit or -limit.
+CLAMP = arguments("count x limit y stride columns")
 # y = x * factor.
 SCALE = arguments("count x factor y stride columns")
 # y = cap * tanh(x / cap).
@@ -70,10 +82,12 @@ UNIT = arguments("table kv_head first_row rows begin end split")
 # In how many parts a token's context is split, and which of the partial results are its.
 SPLIT = arguments("count slot")
 # softmax(q k^T * scale) v, scores going through softcap * tanh(score / softcap) if softcap is not 0; see attention.py.
+# slopes: 0, or f32 [query heads], times the distance of a key subtracted from its score.
 # partial f32 [slots, query heads, parts of a context, 32 + value_dim padded to 16].
 ATTEND = arguments(
     "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
-    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window partial scratch scratch_bytes"
+    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window slopes partial scratch"
+    " scratch_bytes"
 )
 # sums f32 [columns padded to 16] += x^2 over the tokens.
 ADD_SQUARES = arguments("count x stride columns sums")
@@ -83,10 +97,16 @@ STREAM = arguments("memory size results")
 KERNELS: dict[str, Any] = {
     "embed": EMBED,
     "select": SELECT,
+    "columns": COLUMNS,
     "rms_norm": RMS_NORM,
+    "layer_norm": LAYER_NORM,
     "add": ADD,
     "swiglu": SWIGLU,
     "geglu": GEGLU,
+    "gelu": GELU,
+    "relu_squared": RELU_SQUARED,
+    "temper": TEMPER,
+    "clamp": CLAMP,
     "scale": SCALE,
     "softcap": SOFTCAP,
     "round_bf16": ROUND_BF16,

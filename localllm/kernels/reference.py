@@ -22,6 +22,10 @@ class Remembered:
         self._layers[layer] = [np.concatenate((x[:position], y)) for x, y in zip(old, kept, strict=True)]
         return self._layers[layer]
 
+    def kept(self, layer: int) -> list[np.ndarray]:
+        """Keys and values of a layer."""
+        return self._layers[layer]
+
     def prepare(self, length: int, count: int) -> None:
         """Nothing to prepare."""
 
@@ -40,42 +44,65 @@ class Remembered:
 class Reference:
     """A builder (localllm.arch.verbs) whose verbs compute. One for each run."""
 
-    def __init__(self, parts, matrices: dict[str, np.ndarray], observer=None):
-        """parts: as Program.run takes them, their stores Remembered; matrices: those dequantized so far, by name.
+    def __init__(self, parts, matrices: dict[tuple[str, int], np.ndarray], context: int, observer=None):
+        """parts: as Program.run takes them, their stores Remembered; context: the most tokens of a sequence.
 
-        observer.add(name, x) is told what a matrix meets.
+        matrices: those dequantized so far, by name and first row; observer.add(name, x) is told what a matrix meets.
         """
         self.ids = np.concatenate([part.ids for part in parts])
         self.positions = np.concatenate([part.position + np.arange(len(part.ids)) for part in parts])
         self._ends = np.cumsum([len(part.ids) for part in parts])
         wanted = [np.arange(end - part.wanted, end) for part, end in zip(parts, self._ends, strict=True)]
         self.wanted = np.concatenate(wanted)
-        self._parts, self._matrices, self._observer = parts, matrices, observer
+        self._parts, self._matrices, self._context, self._observer = parts, matrices, context, observer
 
     def matrix(self, weight) -> np.ndarray:
         """A weight in float32, whatever its format."""
-        if weight.name not in self._matrices:
-            self._matrices[weight.name] = dequantize(weight.tensor)
-        return self._matrices[weight.name]
+        key = weight.name, weight.first_row
+        if key not in self._matrices:
+            self._matrices[key] = dequantize(weight.tensor)
+        return self._matrices[key]
 
     def embed(self, weight, ids):
         """The embedding rows of the tokens: [tokens, width]."""
         return self.matrix(weight)[ids]
 
+    def embed_positions(self, weight, positions):
+        """The rows of a table of positions: [tokens, width]."""
+        return self.matrix(weight)[positions]
+
     def select(self, x, which):
         """Some of the rows, by their numbers."""
         return x[which]
 
-    def rms_norm(self, x, weight, epsilon):
-        """x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019)."""
-        mean = np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True)
-        return (x / np.sqrt(mean + epsilon)).astype(np.float32) * weight.vector()
+    def columns(self, x, first, end):
+        """The columns from `first` up to `end`."""
+        return x[:, first:end]
+
+    def rms_norm(self, x, weight, epsilon, group=None):
+        """x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019).
+
+        Each `group` columns are normalized on their own, the whole row if it is None; the weight has as many numbers
+        as a group or as a row, and None stands for ones.
+        """
+        groups = x.reshape(len(x), -1, group or x.shape[1]).astype(np.float64)
+        y = groups / np.sqrt((groups**2).mean(axis=2, keepdims=True) + epsilon)
+        return weighted(y, weight).astype(np.float32).reshape(x.shape)
+
+    def layer_norm(self, x, weight, epsilon, group=None):
+        """(x - mean) / sqrt(variance + epsilon) * weight + bias (Ba et al. 2016); groups and weight as in rms_norm."""
+        groups = x.reshape(len(x), -1, group or x.shape[1]).astype(np.float64)
+        groups = groups - groups.mean(axis=2, keepdims=True)
+        y = weighted(groups / np.sqrt((groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
+        y = y.reshape(x.shape) + (weight.bias.vector() if weight and weight.bias else 0)
+        return y.astype(np.float32)
 
     def linear(self, x, weight):
-        """x W^T + bias: [tokens, rows of W]."""
-        if self._observer:
+        """x W^T * scale + bias: [tokens, rows of W]."""
+        if self._observer and not weight.first_row:  # other rows of the matrix meet the same
             self._observer.add(weight.name, x)
         y = x @ self.matrix(weight).T
+        y = y * np.float32(weight.scale.number()) if weight.scale else y
         return y + weight.bias.vector() if weight.bias else y
 
     def rope(self, x, rope, positions, factors=None):
@@ -92,21 +119,30 @@ class Reference:
         rotated[first], rotated[second] = u * cos - v * sin, u * sin + v * cos
         return y.reshape(x.shape)
 
-    def attend(self, q, k, v, state, heads, scale, softcap=0.0):
+    def by_context(self, short, long, original):
+        """`long` if sequences may become longer than `original` tokens, else `short`."""
+        return long if self._context > original else short
+
+    def attend(self, q, k, v, state, heads, scale, softcap=0.0, slopes=()):
         """softmax(q k^T * scale) v over the keys that a token sees: its sequence's up to its own, within the window.
 
-        The run's keys and values go to the cache first. Query heads in equal groups share key-value heads. A score s
-        becomes softcap * tanh(s / softcap) if softcap is not 0.
+        The run's keys and values go to the cache first, unless they are None: then an earlier layer has filled it.
+        Query heads in equal groups share key-value heads. A score s becomes softcap * tanh(s / softcap) if softcap is
+        not 0, and loses slope * distance if heads have slopes (ALiBi, Press et al. 2021).
         """
         results = []
         for part, end in zip(self._parts, self._ends, strict=True):
             rows = slice(end - len(part.ids), end)
-            new = (x[rows].reshape(len(part.ids), state.kv_heads, -1) for x in (k, v))
-            keys, values = part.store.keep(state.layer, part.position, *new)
+            if k is not None:
+                new = (x[rows].reshape(len(part.ids), state.kv_heads, -1) for x in (k, v))
+                part.store.keep(state.layer, part.position, *new)
+            keys, values = part.store.kept(state.layer)
             queries = q[rows].reshape(len(part.ids), state.kv_heads, heads // state.kv_heads, -1)
             scores = np.einsum("thgd,khd->thgk", queries, keys, optimize=True) * np.float32(scale)
             scores = self.softcap(scores, softcap) if softcap else scores
             distance = self.positions[rows, None] - np.arange(len(keys))
+            if slopes:
+                scores = scores - np.float32(slopes).reshape(state.kv_heads, -1, 1) * distance[:, None, None]
             hidden = (distance < 0) | (distance >= (state.window or np.inf))
             scores = np.where(hidden[:, None, None], -np.inf, scores)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -124,17 +160,41 @@ class Reference:
             return gate / (1 + np.exp(-gate)) * up
 
     def geglu(self, gate, up):
-        """gelu(gate) * up, gelu in the form with tanh (Hendrycks and Gimpel 2016)."""
-        inner = np.sqrt(2 / np.pi) * (gate.astype(np.float64) + 0.044715 * gate.astype(np.float64) ** 3)
-        return (gate / 2 * (1 + np.tanh(inner)) * up).astype(np.float32)
+        """gelu(gate) * up (Shazeer 2020)."""
+        return self.gelu(gate) * up
+
+    def gelu(self, x):
+        """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
+        x = x.astype(np.float64)
+        return (x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))).astype(np.float32)
+
+    def relu_squared(self, x):
+        """max(x, 0)^2 (So et al. 2021)."""
+        return np.maximum(x, 0) ** 2
 
     def scale(self, x, factor):
-        """x * factor."""
-        return x * np.float32(factor)
+        """x * factor, a number or a tensor of one."""
+        return x * np.float32(factor if isinstance(factor, float | int) else factor.number())
+
+    def temper(self, x, positions, slope, length):
+        """x * (1 + slope * log(floor(position / length) + 1)): sharper attention far behind (as in Llama 4)."""
+        return x * (1 + slope * np.log(positions // length + 1))[:, None].astype(np.float32)
+
+    def clamp(self, x, limit):
+        """x, but nothing beyond limit or -limit."""
+        return np.clip(x, np.float32(-limit), np.float32(limit))
 
     def softcap(self, x, cap):
         """cap * tanh(x / cap): about x where it is small, never beyond the cap."""
         return np.float32(cap) * np.tanh(x / np.float32(cap))
+
+
+def weighted(groups: np.ndarray, weight) -> np.ndarray:
+    """Groups [tokens, groups, columns] times the numbers of a row, or those of a group, or nothing."""
+    if weight is None:
+        return groups
+    vector = weight.vector()
+    return groups * vector.reshape(-1 if len(vector) > groups.shape[2] else 1, groups.shape[2])
 
 
 def rounded_to_q8_0(x: np.ndarray) -> np.ndarray:

@@ -1,24 +1,94 @@
 """Functions of single numbers, row by row; columns padded to 16."""
 
-from localllm.kernels.arguments import GEGLU, SCALE, SOFTCAP
-from localllm.kernels.cpu.signature import argument, argument_f32, kernel
-from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, splat_f32x16, store_f32x16, tanh_f32x16
+from math import log
+
+from numba import float32
+
+from localllm.kernels.arguments import CLAMP, GEGLU, GELU, RELU_SQUARED, SCALE, SOFTCAP, TEMPER
+from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
+from localllm.kernels.simd import (
+    fma_f32x16,
+    load_f32x16,
+    load_i64,
+    max_f32x16,
+    min_f32x16,
+    splat_f32x16,
+    store_f32x16,
+    tanh_f32x16,
+    zero_f32x16,
+)
 
 SQRT_2_BY_PI = 0.7978845608028654
 
 
+@device
+def gelu_f32x16(x):
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
+    inner = fma_f32x16(x * x * x, splat_f32x16(0.044715), x) * splat_f32x16(SQRT_2_BY_PI)
+    return x * splat_f32x16(0.5) * (splat_f32x16(1.0) + tanh_f32x16(inner))
+
+
 @kernel
 def geglu(a, part, parts, thread):
-    """y = gelu(gate) * up, with gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
+    """y = gelu(gate) * up."""
     stride, columns, tokens = argument(a, GEGLU.stride), argument(a, GEGLU.columns), load_i64(argument(a, GEGLU.count))
-    half, one = splat_f32x16(0.5), splat_f32x16(1.0)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         gate, up = argument(a, GEGLU.gate) + t * stride, argument(a, GEGLU.up) + t * stride
         y = argument(a, GEGLU.y) + t * stride
         for i in range(0, columns * 4, 64):
-            x = load_f32x16(gate + i)
-            inner = fma_f32x16(x * x * x, splat_f32x16(0.044715), x) * splat_f32x16(SQRT_2_BY_PI)
-            store_f32x16(y + i, x * half * (one + tanh_f32x16(inner)) * load_f32x16(up + i))
+            store_f32x16(y + i, gelu_f32x16(load_f32x16(gate + i)) * load_f32x16(up + i))
+
+
+@kernel
+def gelu(a, part, parts, thread):
+    """y = gelu(x)."""
+    stride, columns, tokens = argument(a, GELU.stride), argument(a, GELU.columns), load_i64(argument(a, GELU.count))
+    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+        x, y = argument(a, GELU.x) + t * stride, argument(a, GELU.y) + t * stride
+        for i in range(0, columns * 4, 64):
+            store_f32x16(y + i, gelu_f32x16(load_f32x16(x + i)))
+
+
+@kernel
+def relu_squared(a, part, parts, thread):
+    """y = max(x, 0)^2."""
+    stride, tokens = argument(a, RELU_SQUARED.stride), load_i64(argument(a, RELU_SQUARED.count))
+    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+        x, y = argument(a, RELU_SQUARED.x) + t * stride, argument(a, RELU_SQUARED.y) + t * stride
+        for i in range(0, argument(a, RELU_SQUARED.columns) * 4, 64):
+            v = max_f32x16(zero_f32x16(), load_f32x16(x + i))  # in this order NaN stays NaN
+            store_f32x16(y + i, v * v)
+
+
+@kernel
+def temper(a, part, parts, thread):
+    """y = x * (1 + slope * log(floor(position / length) + 1))."""
+    stride, tokens, slope = (
+        argument(a, TEMPER.stride),
+        load_i64(argument(a, TEMPER.count)),
+        argument_f32(a, TEMPER.slope),
+    )
+    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+        x, y = argument(a, TEMPER.x) + t * stride, argument(a, TEMPER.y) + t * stride
+        position = load_i64(argument(a, TEMPER.positions) + t * 8)
+        factor = float32(1.0 + slope * log(float(position // argument(a, TEMPER.length) + 1)))
+        for i in range(0, argument(a, TEMPER.columns) * 4, 64):
+            store_f32x16(y + i, load_f32x16(x + i) * splat_f32x16(factor))
+
+
+@kernel
+def clamp(a, part, parts, thread):
+    """y = x, but nothing beyond limit or -limit."""
+    stride, tokens, limit = (
+        argument(a, CLAMP.stride),
+        load_i64(argument(a, CLAMP.count)),
+        argument_f32(a, CLAMP.limit),
+    )
+    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+        x, y = argument(a, CLAMP.x) + t * stride, argument(a, CLAMP.y) + t * stride
+        for i in range(0, argument(a, CLAMP.columns) * 4, 64):
+            v = max_f32x16(splat_f32x16(-limit), load_f32x16(x + i))  # in this order NaN stays NaN
+            store_f32x16(y + i, min_f32x16(splat_f32x16(limit), v))
 
 
 @kernel

@@ -23,7 +23,9 @@ from localllm.kernels.cpu.signature import argument, argument_f32, device, kerne
 from localllm.kernels.cpu.tiles_f32 import ROWS as TILE
 from localllm.kernels.simd import (
     any_above_f32x16,
+    constant_f32,
     exp2_f32x16,
+    f32x16,
     fma_f32x16,
     keep_lanes,
     largest_f32x16,
@@ -43,6 +45,7 @@ from localllm.kernels.simd import (
 FEW_ROWS = 24  # up to so many, straight from the cache is faster
 LOWEST, MINUS_INFINITY = float32(-1e30), float32(-math.inf)
 LOG2_E = float32(math.log2(math.e))
+distances = constant_f32(f32x16, *range(16))
 
 
 @device
@@ -102,6 +105,15 @@ def cap_scores(scores, keys, softcap):
     factor = splat_f32x16(softcap * LOG2_E)
     for i in range(0, keys, 16):
         store_f32x16(scores + i * 4, tanh_f32x16(load_f32x16(scores + i * 4)) * factor)
+
+
+@device
+def subtract_distances(scores, keys, slope, distance):
+    """slope * distance, to the power of 2; `distance` is that of the first key, the next ones are nearer."""
+    lanes = distances()
+    for i in range(0, keys, 16):
+        away = splat_f32x16(float32(distance - i)) - lanes
+        store_f32x16(scores + i * 4, fma_f32x16(away, splat_f32x16(-slope * LOG2_E), load_f32x16(scores + i * 4)))
 
 
 @device
@@ -177,13 +189,17 @@ def write_partial(a, row, group, kv_head, split, value_dim, output, state):
 
 
 @device
-def update_rows(a, first, rows, group, start, count, scores, stride, states, output, value_dim):
+def update_rows(a, first, rows, group, kv_head, start, count, scores, stride, states, output, value_dim):
     """All rows meet a block of `count` scores, the first of which is the key at position `start`."""
     softcap, window, keys = argument_f32(a, ATTEND.softcap), argument(a, ATTEND.window), padded(count)
+    slopes = argument(a, ATTEND.slopes)
     for r in range(rows):
         position, row = load_i64(argument(a, ATTEND.positions) + (first + r) // group * 8), scores + r * stride
         if softcap > 0:
             cap_scores(row, keys, softcap)
+        if slopes != 0:
+            slope = load_f32(slopes + (kv_head * group + (first + r) % group) * 4)
+            subtract_distances(row, keys, slope, position - start)
         hide_scores(row, keys, position + 1 - window - start if window > 0 else 0, min(position + 1 - start, count))
         update_softmax(row, keys, states + r * 128, output + r * value_dim * 4, value_dim)
 
@@ -220,7 +236,7 @@ def make_unit(load):
                 few_scores(q, rows, k, count, key_bytes, key_dim, scores, v)
             else:
                 many_scores(q, rows, k, count, key_bytes, key_dim, tiles, scores)
-            update_rows(a, first, rows, group, key, count, scores, most * 4, states, output, value_dim)
+            update_rows(a, first, rows, group, kv_head, key, count, scores, most * 4, states, output, value_dim)
             if few:
                 add_few_values(scores, rows, v, count, value_bytes, value_dim, output, k + most * key_bytes)
             else:

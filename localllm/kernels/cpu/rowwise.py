@@ -4,18 +4,14 @@ Rows of activations, norms and biases are padded to a multiple of 16 columns; wh
 stride may be longer than that, but only the columns and their padding are touched.
 """
 
-from math import cos, sin, sqrt
+from math import cos, sin
 
 from numba import float32
 
-from localllm.kernels.arguments import ADD, ANGLES, RMS_NORM, ROPE, ROUND_BF16, SELECT, SWIGLU
+from localllm.kernels.arguments import ADD, ANGLES, COLUMNS, ROPE, ROUND_BF16, SELECT, SWIGLU
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
-    INFINITY,
-    NAN,
     exp_f32x16,
-    fma_f32x16,
-    keep_lanes,
     load_f32,
     load_f32x16,
     load_f64,
@@ -25,26 +21,8 @@ from localllm.kernels.simd import (
     store_bf16x16,
     store_f32,
     store_f32x16,
-    sum_f32x16,
     zero_f32x16,
 )
-
-
-@kernel
-def rms_norm(a, part, parts, thread):
-    """y = x / sqrt(mean(x^2) + epsilon) * weight; NaN where a square is beyond float32."""
-    weight, stride, columns = argument(a, RMS_NORM.weight), argument(a, RMS_NORM.stride), argument(a, RMS_NORM.columns)
-    tokens = load_i64(argument(a, RMS_NORM.count))
-    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        x, y, squares = argument(a, RMS_NORM.x) + t * stride, argument(a, RMS_NORM.y) + t * stride, zero_f32x16()
-        for i in range(0, columns, 16):
-            v = keep_lanes(load_f32x16(x + i * 4), columns - i, float32(0.0))
-            squares = fma_f32x16(v, v, squares)
-        mean = sum_f32x16(squares) / float32(columns)
-        scale = float32(1.0) / float32(sqrt(mean + argument_f32(a, RMS_NORM.epsilon)))
-        scale = splat_f32x16(scale if mean < INFINITY else NAN)
-        for i in range(0, columns * 4, 64):
-            store_f32x16(y + i, load_f32x16(x + i) * scale * load_f32x16(weight + i))
 
 
 @kernel
@@ -96,6 +74,24 @@ def select(a, part, parts, thread):
             store_f32x16(y + i, load_f32x16(x + i))
 
 
+@device
+def copy(x, y, columns):
+    """Exactly so many numbers."""
+    for i in range(0, columns - 15, 16):
+        store_f32x16(y + i * 4, load_f32x16(x + i * 4))
+    for i in range(columns // 16 * 16, columns):
+        store_f32(y + i * 4, load_f32(x + i * 4))
+
+
+@kernel
+def columns(a, part, parts, thread):
+    """y = the columns of x from number `first` on."""
+    tokens, count = load_i64(argument(a, COLUMNS.count)), argument(a, COLUMNS.columns)
+    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+        x = argument(a, COLUMNS.x) + t * argument(a, COLUMNS.x_stride) + argument(a, COLUMNS.first) * 4
+        copy(x, argument(a, COLUMNS.y) + t * argument(a, COLUMNS.stride), count)
+
+
 @kernel
 def angles(a, part, parts, thread):
     """Cosine and sine of every position's rotation angles."""
@@ -108,15 +104,6 @@ def angles(a, part, parts, thread):
             angle = position * load_f64(argument(a, ANGLES.frequencies) + i * 8)
             store_f32(table + i * 4, float32(cos(angle)) * factor)
             store_f32(table + (pairs + i) * 4, float32(sin(angle)) * factor)
-
-
-@device
-def copy(x, y, columns):
-    """Exactly so many numbers."""
-    for i in range(0, columns - 15, 16):
-        store_f32x16(y + i * 4, load_f32x16(x + i * 4))
-    for i in range(columns // 16 * 16, columns):
-        store_f32(y + i * 4, load_f32(x + i * 4))
 
 
 @device

@@ -1,0 +1,17 @@
+"""The feed-forward networks that families share."""
+
+from collections.abc import Callable
+
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def gated(b: Builder, w: Weights, x: Activation, gate: Callable[[Activation, Activation], Activation]) -> Activation:
+    """With a gate (Shazeer 2020), such as b.swiglu, whose matrix may be the upper half of ffn_up."""
+    of_gate, up = (w.ffn_gate, w.ffn_up) if w.get("ffn_gate") else w.ffn_up.halves()
+    return b.linear(gate(b.linear(x, of_gate), b.linear(x, up)), w.ffn_down)
+
+
+def plain(b: Builder, w: Weights, x: Activation, activation: Callable[[Activation], Activation]) -> Activation:
+    """Two matrices with a function between, such as b.gelu."""
+    return b.linear(activation(b.linear(x, w.ffn_up)), w.ffn_down)
