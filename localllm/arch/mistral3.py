@@ -1,0 +1,58 @@
+"""Ministral 3 and Mistral Large 3 without experts (Mistral AI 2025).
+
+Unlike llama: queries grow with the logarithm of their position, once it is beyond the original context; YaRN by the
+file's own numbers of turns, and without the magnitude that `yarn_log_multiplier` takes back.
+"""
+
+from dataclasses import dataclass, replace
+
+from localllm.arch.attention import Attention, Transformer, attend, qkv, rope_factors
+from localllm.arch.feed_forward import gated
+from localllm.arch.fields import Fields
+from localllm.arch.rope import yarn_magnitude
+from localllm.arch.states import Paged
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+
+
+@dataclass(frozen=True)
+class Mistral3(Transformer):
+    """`temperature` is how fast queries grow, 0 for not at all."""
+
+    temperature: float
+
+
+def read(fields: Fields) -> Mistral3:
+    """The hyperparameters. Raises ModelError."""
+    if experts := fields.count("expert_count", 0):
+        raise fields.error(f"mixtures of experts are not supported yet ({experts} experts)")
+    shared = Mistral3.shared_fields(fields, interleaved=True)
+    shared["attention"] = with_own_yarn(fields, shared["attention"])
+    return Mistral3(**shared, temperature=fields.number("attention.temperature_scale", 0.0))
+
+
+def with_own_yarn(fields: Fields, attention: Attention) -> Attention:
+    """Rotation by the keys that llama.cpp reads for this family only."""
+    rope = attention.rope
+    turns = fields.factor("rope.scaling.yarn_beta_fast", 32.0), fields.factor("rope.scaling.yarn_beta_slow", 1.0)
+    multiplier = fields.number("rope.scaling.yarn_log_multiplier", 0.0)
+    magnitude = rope.magnitude / yarn_magnitude(rope.factor, multiplier) if rope.yarn else rope.magnitude
+    return replace(attention, rope=replace(rope, turns=turns, magnitude=magnitude))
+
+
+def forward(b: Builder, w: Weights, h: Mistral3) -> Activation:
+    """Logits of the wanted tokens."""
+    x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
+    for state in h.states():
+        x = block(b, w.block(state.layer), h, state, x, factors)
+    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
+    return b.linear(x, w.get("output") or w.token_embd)
+
+
+def block(b: Builder, w: Weights, h: Mistral3, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    if h.temperature:
+        q = b.temper(q, b.positions, h.temperature, h.attention.rope.original_context)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
+    return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

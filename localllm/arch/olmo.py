@@ -1,0 +1,43 @@
+"""OLMo (Groeneveld et al. 2024, arXiv 2402.00838).
+
+Unlike llama: layer norms without weights; queries, keys and values may be clamped.
+"""
+
+from dataclasses import dataclass
+
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
+from localllm.arch.feed_forward import gated
+from localllm.arch.fields import Fields
+from localllm.arch.states import Paged
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+@dataclass(frozen=True)
+class OLMo(Transformer):
+    """`limit` is the largest magnitude of queries, keys and values, 0 for none."""
+
+    limit: float
+
+
+def read(fields: Fields) -> OLMo:
+    """The hyperparameters. Raises ModelError."""
+    shared = OLMo.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
+    return OLMo(**shared, limit=fields.number("attention.clamp_kqv", 0.0))
+
+
+def forward(b: Builder, w: Weights, h: OLMo) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.embed(w.token_embd, b.ids)
+    for state in h.states():
+        x = block(b, w.block(state.layer), h, state, x)
+    x = b.layer_norm(b.select(x, b.wanted), None, h.epsilon)
+    return b.linear(x, w.get("output") or w.token_embd)
+
+
+def block(b: Builder, w: Weights, h: OLMo, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    heads = qkv(b, w, h, state.layer, b.layer_norm(x, None, h.epsilon))
+    q, k, v = (b.clamp(y, h.limit) for y in heads) if h.limit else heads
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    return b.add(x, gated(b, w, b.layer_norm(x, None, h.epsilon), b.swiglu))

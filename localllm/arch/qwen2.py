@@ -1,0 +1,15 @@
+"""Qwen 2 and 2.5 (Yang et al. 2024, arXiv 2407.10671).
+
+Unlike llama: rotated pairs are half a head apart; queries, keys and values have biases.
+"""
+
+from localllm.arch.attention import Transformer
+from localllm.arch.fields import Fields
+from localllm.arch.llama import forward
+
+__all__ = ["forward", "read"]
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    return Transformer(**Transformer.shared_fields(fields, interleaved=False))

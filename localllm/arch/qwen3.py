@@ -1,0 +1,33 @@
+"""Qwen 3 (Yang et al. 2025, arXiv 2505.09388).
+
+Unlike llama: rotated pairs are half a head apart; each head of queries and keys is normalized before.
+"""
+
+from localllm.arch.attention import Transformer, attend, normed_heads, qkv, rope_factors
+from localllm.arch.feed_forward import gated
+from localllm.arch.fields import Fields
+from localllm.arch.states import Paged
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    return Transformer(**Transformer.shared_fields(fields, interleaved=False))
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
+    for state in h.states():
+        x = block(b, w.block(state.layer), h, state, x, factors)
+    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
+    return b.linear(x, w.get("output") or w.token_embd)
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    q, k = normed_heads(b, w, h, q, k)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
+    return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -1,0 +1,21 @@
+"""SmolLM 3 (Bakouch et al. 2025, Hugging Face). Unlike llama: every fourth layer rotates nothing."""
+
+from dataclasses import dataclass
+
+from localllm.arch.attention import Transformer
+from localllm.arch.fields import Fields
+from localllm.arch.llama import forward
+from localllm.arch.rope import Rope
+
+__all__ = ["forward", "read"]
+
+
+@dataclass(frozen=True)
+class SmolLM3(Transformer):
+    def rope(self, layer: int) -> Rope | None:
+        return self.attention.rope if (layer + 1) % 4 else None
+
+
+def read(fields: Fields) -> SmolLM3:
+    """The hyperparameters. Raises ModelError."""
+    return SmolLM3(**SmolLM3.shared_fields(fields, interleaved=True))
