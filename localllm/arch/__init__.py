@@ -9,7 +9,36 @@ from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_header import shown
 
-ARCHITECTURES = {"gemma2": "gemma2", "llama": "llama"}
+ARCHITECTURES = {
+    "bitnet": "bitnet",
+    "cohere2": "cohere2",
+    "command-r": "command_r",
+    "exaone": "exaone",
+    "exaone4": "exaone4",
+    "falcon": "falcon",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+    "glm4": "glm4",
+    "gpt2": "gpt2",
+    "gptneox": "gptneox",
+    "granite": "granite",
+    "internlm2": "internlm2",
+    "llama": "llama",
+    "minicpm": "minicpm",
+    "mistral3": "mistral3",
+    "mpt": "mpt",
+    "nemotron": "nemotron",
+    "olmo": "olmo",
+    "olmo2": "olmo2",
+    "phi2": "phi2",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "smollm3": "smollm3",
+    "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
+}
 
 
 def architecture(file: GGUFFile) -> tuple[ModuleType, Hyperparameters]:

@@ -1,0 +1,34 @@
+"""GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners).
+
+Unlike llama: a table of positions is added to the embeddings, and nothing is rotated; layer norms; GELU without a gate;
+biases everywhere; queries, keys and values by one matrix.
+"""
+
+from dataclasses import dataclass
+
+from localllm.arch.attention import LAYER_EPSILON, Transformer
+from localllm.arch.fields import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.starcoder2 import block
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+@dataclass(frozen=True)
+class GPT2(Transformer):
+    def rope(self, layer: int) -> Rope | None:
+        return None
+
+
+def read(fields: Fields) -> GPT2:
+    """The hyperparameters. Raises ModelError."""
+    return GPT2(**GPT2.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
+
+
+def forward(b: Builder, w: Weights, h: GPT2) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.add(b.embed(w.token_embd, b.ids), b.embed_positions(w.position_embd, b.positions))
+    for state in h.states():
+        x = block(b, w.block(state.layer), h, state, x)
+    x = b.layer_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
+    return b.linear(x, w.get("output") or w.token_embd)
