@@ -15,7 +15,13 @@ from localllm.kernels import cpu
 from localllm.kernels.library import Library
 from localllm.text.tokenizer import Tokenizer
 
-ARCHITECTURES = ["llama", "llama_bias", "llama_keylen", "llama_linear", "llama_ropefreqs", "llama_tied", "llama_yarn"]
+ARCHITECTURES = [
+    "bitnet", "cohere2", "command_r", "exaone", "exaone4", "falcon", "falcon_40b", "gemma", "gemma2", "gemma3",
+    "gemma3_ropescale", "gemma4", "glm4", "gpt2", "gptneox", "gptneox_seqres", "granite", "internlm2", "llama",
+    "llama_bias", "llama_keylen", "llama_linear", "llama_ropefreqs", "llama_tied", "llama_yarn", "minicpm", "mistral3",
+    "mpt", "nemotron", "olmo", "olmo2", "olmo3", "phi2", "phi3", "phi3_longrope", "qwen2", "qwen3", "smollm3",
+    "stablelm", "stablelm_12b", "starcoder2",
+]  # fmt: skip
 COMMON = [  # formats that people use
     "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "mixQ3_K_L", "mixQ4_K_M",
 ]  # fmt: skip
@@ -104,7 +110,7 @@ def test_an_unknown_format_is_refused(shared):
         GGUFFile.open(shared / "goldens" / "quant" / "llama-Q2_0.gguf")
 
 
-@pytest.mark.parametrize("name", ["llama_moe", "qwen2", "gpt2"])
+@pytest.mark.parametrize("name", ["llama_moe", "granitemoe", "mamba"])
 def test_what_is_not_supported_yet_is_refused(shared, name):
     with pytest.raises(ModelError, match="supported"):
         open_engine(shared / "goldens" / "arch" / f"{name}.gguf", "cpu")

@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
+    "gemma4": "gemma4",
     "glm4": "glm4",
     "gpt2": "gpt2",
     "gptneox": "gptneox",

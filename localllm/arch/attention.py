@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.arch.fields import Fields
+import numpy as np
+
+from localllm.arch.fields import Fields, show
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope, read_rope
 from localllm.arch.states import Paged
@@ -92,18 +94,20 @@ class Windowed(Transformer):
 def read_windows(fields: Fields, period: int | None, default: int | None = None) -> tuple[int | None, ...]:
     """By layer, how many tokens it sees, None for all. Raises ModelError.
 
-    Of each `period` layers the last one sees all; a file may have its own period, or a list of the layers with a window
-    (and must, if `period` is None). The window of layers is the `default` if the file has none, 0 is none.
+    Of each `period` layers the last one sees all; a file may have its own period, 0 for windows everywhere, or a list of
+    the layers with a window (and must, if `period` is None). Without a window in the file it is the `default`, 0 for none.
     """
     layers, name = fields.layers(), "attention.sliding_window_pattern"
     window = fields.count("attention.sliding_window", default) or None
     pattern = fields.raw(name)
-    if isinstance(pattern, Sequence) or hasattr(pattern, "shape"):
+    if isinstance(pattern, np.ndarray):
         if len(pattern) != layers:
             raise fields.error(f"{fields.key(name)} has {len(pattern)} values for {layers} layers")
         return tuple(window if has_window else None for has_window in pattern)
-    period = fields.count(name, period)
-    return tuple(None if layer % period == period - 1 else window for layer in range(layers))
+    if period is None:
+        raise fields.error(f"{fields.key(name)} should be a list of layers, is {show(pattern)}")
+    period = fields.count(name, 0 if pattern == 0 else period)
+    return tuple(None if period and layer % period == period - 1 else window for layer in range(layers))
 
 
 def qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> list[Activation]:

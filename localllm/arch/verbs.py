@@ -46,6 +46,8 @@ class Builder(Protocol):
 
     def by_context(self, short: Weight | None, long: Weight | None, original: int) -> Weight | None: ...
 
+    def ignore(self, *weights: Weight | None) -> None: ...
+
     def attend(
         self,
         q: Activation,

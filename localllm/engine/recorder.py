@@ -112,8 +112,11 @@ class Recorder:
         return self._record("rope", (x,), positions, x.columns, rope=rope, factors=factors, divisors=divisors)
 
     def by_context(self, short: Weight | None, long: Weight | None, original: int) -> Weight | None:
-        self._used |= {weight.name for weight in (short, long) if weight}
+        self.ignore(short, long)
         return long if self._context > original else short
+
+    def ignore(self, *weights: Weight | None) -> None:
+        self._used |= {weight.name for weight in weights if weight}
 
     def attend(
         self,

@@ -123,6 +123,9 @@ class Reference:
         """`long` if sequences may become longer than `original` tokens, else `short`."""
         return long if self._context > original else short
 
+    def ignore(self, *weights):
+        """These stand in the file, but nothing needs them."""
+
     def attend(self, q, k, v, state, heads, scale, softcap=0.0, slopes=()):
         """softmax(q k^T * scale) v over the keys that a token sees: its sequence's up to its own, within the window.
 

@@ -1,0 +1,263 @@
+"""What families have of their own, beyond the goldens: golden models with other metadata or tensors."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localllm.arch import architecture
+from localllm.engine.model import Engine
+from localllm.errors import ModelError
+from localllm.files.gguf_file import GGUFFile, Tensor
+from quant.encode import encode
+from quant.formats import BY_NAME
+
+TOKENS = np.arange(40) * 7 % 250
+
+
+@pytest.fixture
+def golden(shared) -> Callable[[str], GGUFFile]:
+    return lambda name: GGUFFile.open(shared / "goldens" / "arch" / f"{name}.gguf")
+
+
+def change(file: GGUFFile, **fields) -> GGUFFile:
+    """Other metadata, their keys without the architecture's name, with __ for dots."""
+    arch = file.metadata["general.architecture"]
+    file.metadata |= {f"{arch}.{key.replace('__', '.')}": value for key, value in fields.items()}
+    return file
+
+
+def encoded(name: str, values: np.ndarray, format: str) -> Tensor:
+    """A tensor with these values."""
+    values = values.astype(np.float32)
+    data = values.view(np.uint8) if format == "F32" else encode(format, values)
+    return Tensor(name, BY_NAME[format], values.shape, data.reshape(*values.shape[:-1], -1))
+
+
+def put(file: GGUFFile, name: str, values: np.ndarray, format: str = "F32") -> None:
+    tensor = encoded(name, np.atleast_1d(values), format)
+    file.tensors[name] = replace(tensor, data=tensor.data.reshape(-1)) if len(tensor.shape) == 1 else tensor
+
+
+def values(file: GGUFFile, name: str) -> np.ndarray:
+    tensor = file.tensors[name]
+    return np.asarray(tensor.data).reshape(-1).view(np.float32).reshape(tensor.shape)
+
+
+def logits(file: GGUFFile, backend: str = "cpu", context: int = 128, steps: bool = False) -> np.ndarray:
+    """Of TOKENS, in one run or one by one."""
+    engine = Engine(file, 2, context, "f32", backend)
+    sequence = engine.sequence()
+    tokens = [[token] for token in TOKENS] if steps else [TOKENS]
+    rows = [sequence.append(some, "all") for some in tokens]
+    engine.close()
+    return np.concatenate(rows)
+
+
+def nmse(got: np.ndarray, expected: np.ndarray) -> float:
+    return float(((got - expected) ** 2).sum() / ((expected - expected.mean()) ** 2).sum())
+
+
+def assert_same_everywhere(file: GGUFFile, bound: float = 1e-10) -> None:
+    """The targets agree, in one run and token by token."""
+    exact = logits(file, "reference")
+    assert nmse(logits(file, "reference", steps=True), exact) < 1e-10
+    assert nmse(logits(file), exact) < bound
+    assert nmse(logits(file, steps=True), exact) < bound
+
+
+# ---- fused matrices -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "F16"])
+def test_rows_of_a_fused_matrix(golden, format):
+    """Queries, keys and values, gate and up, whatever their format, are rows of one matrix."""
+    fused, apart = golden("phi3_longrope"), golden("phi3_longrope")
+    for layer in range(2):
+        for name in ("attn_qkv", "ffn_up"):
+            matrix = values(fused, f"blk.{layer}.{name}.weight")
+            put(fused, f"blk.{layer}.{name}.weight", matrix, format)
+            del apart.tensors[f"blk.{layer}.{name}.weight"]
+            names, counts = (("attn_q", "attn_k", "attn_v"), (128, 64, 64)), (("ffn_gate", "ffn_up"), (64, 64))
+            names, counts = names if name == "attn_qkv" else counts
+            for part, rows in zip(names, np.split(matrix, np.cumsum(counts)[:-1]), strict=True):
+                put(apart, f"blk.{layer}.{part}.weight", rows, format)
+    np.testing.assert_array_equal(logits(fused), logits(apart))
+    assert_same_everywhere(fused, bound=1e-7)
+
+
+def test_a_fused_matrix_of_other_rows_is_refused(golden):
+    file = change(golden("phi3_longrope"), attention__head_count_kv=1)
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_qkv\.weight should have 192 rows, has 256"):
+        logits(file)
+
+
+# ---- positions ------------------------------------------------------------------------------------------------------
+
+
+def test_factors_for_long_contexts(golden):
+    """By the context that the model is opened with, against the original one, here 1024."""
+    swapped = golden("phi3_longrope")
+    kinds = [f"rope_factors_{kind}.weight" for kind in ("short", "long")]
+    arrays = [values(swapped, name).copy() for name in kinds]
+    for name, array in zip(kinds, reversed(arrays), strict=True):
+        put(swapped, name, array)
+    for backend in ("cpu", "reference"):
+        short, long = (logits(golden("phi3_longrope"), backend, context) for context in (1024, 1025))
+        assert nmse(long, short) > 1e-4
+        np.testing.assert_array_equal(long, logits(swapped, backend, 1024))
+
+
+def test_positions_beyond_a_table_are_refused(golden):
+    assert np.isfinite(logits(golden("gpt2"), context=128)).all()
+    with pytest.raises(ModelError, match="the model has only 128 positions, too few for a context of 129"):
+        logits(golden("gpt2"), context=129)
+
+
+@pytest.mark.parametrize(("heads", "bias"), [(8, 8.0), (4, 4.0), (2, 16.0)])
+def test_heads_of_alibi(golden, heads, bias):
+    file = change(golden("mpt"), attention__head_count=heads, attention__head_count_kv=heads)
+    assert_same_everywhere(change(file, attention__max_alibi_bias=bias))
+
+
+def test_slopes_of_alibi():
+    from localllm.arch.mpt import alibi_slopes
+
+    assert alibi_slopes(8, 8.0) == tuple(2.0**-i for i in range(1, 9))
+    assert alibi_slopes(12, 8.0)[8:] == (2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5)
+
+
+def test_mistral3_grows_by_the_logarithm(golden):
+    """Not at all within the original context."""
+    plain, tempered = change(golden("mistral3"), attention__temperature_scale=0.0), golden("mistral3")
+    plain, tempered = logits(plain), logits(tempered)
+    assert nmse(plain[:16], tempered[:16]) < 1e-12
+    assert nmse(plain[16:], tempered[16:]) > 1e-6
+
+
+# ---- windows --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, layers, defaults", [
+    ("gemma3", 7, "wwwwwaw"), ("cohere2", 4, "wwwa"), ("olmo3", 4, "wwwa"), ("gemma2", 4, "wawa"),
+])  # fmt: skip
+def test_patterns_of_windows(golden, name, layers, defaults):
+    def pattern(file):
+        return "".join("w" if state.window else "a" for state in architecture(file)[1].states())
+
+    file, key = golden(name), "attention__sliding_window_pattern"
+    assert pattern(file) == defaults
+    assert pattern(change(file, **{key: 2})) == ("wa" * layers)[:layers]
+    assert pattern(change(file, **{key: 1})) == "a" * layers
+    assert pattern(change(file, **{key: 0})) == "w" * layers
+    layers_with_window = np.arange(layers) % 3 == 1
+    assert pattern(change(file, **{key: layers_with_window})) == ("awa" * layers)[:layers]
+    assert_same_everywhere(file)
+    for wrong in (np.ones(layers + 1, bool), True, "wwa", -1, 2.0):
+        with pytest.raises(ModelError, match="sliding_window_pattern"):
+            pattern(change(file, **{key: wrong}))
+
+
+def test_exaone4_rotates_only_where_there_are_windows_if_there_are_any(golden):
+    def ropes(file):
+        h = architecture(file)[1]
+        return [h.rope(layer) is not None for layer in range(h.layers)]
+
+    assert ropes(golden("exaone4")) == [True, True]
+    file = change(golden("exaone4"), attention__sliding_window=8, attention__sliding_window_pattern=2)
+    assert ropes(file) == [True, False]
+    assert_same_everywhere(file)
+
+
+# ---- gemma 4 --------------------------------------------------------------------------------------------------------
+
+
+def gemma4(file: GGUFFile, kinds: str, shared: int) -> GGUFFile:
+    """Layers of the golden's kinds, w or a, the last `shared` of which have no keys and values of their own."""
+    sources = {"w": 0, "a": 4}
+    layers = {
+        f"blk.{layer}{name[5:]}": replace(tensor, name=f"blk.{layer}{name[5:]}")
+        for layer, kind in enumerate(kinds)
+        for name, tensor in file.tensors.items()
+        if name.startswith(f"blk.{sources[kind]}.") and name.split(".")[2] not in ("inp_gate", "proj", "post_norm")
+    }
+    file.tensors = {name: t for name, t in file.tensors.items() if not name.startswith(("blk.", "per_layer"))} | layers
+    change(file, block_count=len(kinds), embedding_length_per_layer_input=0, attention__shared_kv_layers=shared)
+    return change(file, attention__sliding_window_pattern=np.array([kind == "w" for kind in kinds]))
+
+
+def test_gemma4_layers_that_read_those_of_others(golden):
+    """Whether the file has keys and values for them or not."""
+    file = gemma4(golden("gemma4"), "wawwaw", 3)
+    h = architecture(file)[1]
+    assert [h.state_of(layer).layer for layer in range(6)] == [0, 1, 2, 2, 1, 2]
+    assert_same_everywhere(file)
+    expected = logits(file)
+    for layer in (3, 4, 5):
+        for name in ("attn_k", "attn_v", "attn_k_norm"):
+            del file.tensors[f"blk.{layer}.{name}.weight"]
+    np.testing.assert_array_equal(logits(file), expected)
+    with pytest.raises(ModelError, match="shared_kv_layers"):
+        logits(gemma4(golden("gemma4"), "wwwa", 1))
+
+
+def test_gemma4_values_that_are_keys(golden):
+    file = golden("gemma4")
+    for layer in range(5):
+        del file.tensors[f"blk.{layer}.attn_v.weight"]
+    assert_same_everywhere(file)
+
+
+# ---- and more -------------------------------------------------------------------------------------------------------
+
+
+def test_scales_of_matrices(golden):
+    """As BitNet has them."""
+    file, scaled = golden("bitnet"), golden("bitnet")
+    for layer in range(2):
+        for name in ("attn_q", "attn_output", "ffn_gate", "ffn_down"):
+            put(file, f"blk.{layer}.{name}.weight", 1.5 * values(file, f"blk.{layer}.{name}.weight"))
+            put(scaled, f"blk.{layer}.{name}.scale", np.array([1.5]))
+    assert nmse(logits(scaled), logits(file)) < 1e-10
+    assert_same_everywhere(scaled)
+    put(scaled, "blk.0.attn_q.scale", np.ones(2))
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_q\.scale should be one number"):
+        logits(scaled)
+
+
+def test_norms_of_heads_have_weights_of_their_own(golden):
+    """In Command R+, as in StableLM 12B: a row for each head."""
+    file = golden("command_r")
+    for layer in range(2):
+        for name in ("attn_q_norm", "attn_k_norm"):
+            weights = np.random.default_rng(layer).uniform(0.5, 2, (3, 32))
+            put(file, f"blk.{layer}.{name}.weight", weights)
+    assert_same_everywhere(file)
+
+
+@pytest.mark.parametrize("name, extra", [("llama", "attn_norm.bias"), ("qwen2", "attn_sub_norm.weight")])
+def test_what_has_no_meaning_is_refused(golden, name, extra):
+    file = golden(name)
+    put(file, f"blk.0.{extra}", np.ones(file.metadata[f"{name}.embedding_length"]))
+    with pytest.raises(ModelError, match=rf"blk\.0\.{extra}: not part of this architecture"):
+        logits(file)
+
+
+@pytest.mark.parametrize("name, fields, problem", [
+    ("granite", {"expert_count": 4}, "experts"),
+    ("granite", {"logit_scale": 0.0}, "logit_scale should not be 0"),
+    ("bitnet", {"hidden_act": "relu2"}, "hidden_act relu2 is not supported"),
+    ("gptneox", {"use_parallel_residual": 1}, "should be true or false"),
+    ("qwen2", {"attention.causal": False}, "looks ahead"),
+    ("glm4", {"rope.dimension_sections": np.array([8, 4, 4, 0])}, "positions in images"),
+    ("gemma4", {"attention.shared_kv_layers": 5}, "shared_kv_layers"),
+    ("gemma4", {"attention.value_length_swa": 16}, "different lengths"),
+    ("qwen3", {"rope.scaling.type": "su"}, "rope scaling su"),
+])  # fmt: skip
+def test_what_is_not_done_is_refused(golden, name, fields, problem):
+    file = golden(name)
+    file.metadata |= {f"{file.metadata['general.architecture']}.{key}": value for key, value in fields.items()}
+    with pytest.raises(ModelError, match=problem):
+        architecture(file)
