@@ -16,12 +16,13 @@ import numpy as np
 
 from localllm.engine import program
 
-program.BATCH = int(sys.argv[2]) if len(sys.argv) > 2 else program.BATCH  # before others take it over
+if __name__ == "__main__":
+    program.BATCH = int(sys.argv[2])  # before others take it over
 
-from localllm.engine import cpu, tape  # noqa: E402
-from localllm.engine.model import Engine  # noqa: E402
-from localllm.files.gguf_file import Tensor  # noqa: E402
-from quant.formats import BY_NAME  # noqa: E402
+from localllm.engine import cpu, tape
+from localllm.engine.model import Engine
+from localllm.files.gguf_file import Tensor
+from quant.formats import BY_NAME
 
 BATCHES = [1, 5, 9, 13, 129]
 # width, heads, key-value heads, head dimension, feed-forward width, vocabulary
