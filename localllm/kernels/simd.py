@@ -320,11 +320,13 @@ fma_f32x16, fma_f32x8 = (operation(vector, *[vector] * 3)(multiply_add) for vect
 
 @operation(f32x16, f32x16, f32x16)
 def max_f32x16(builder, x, y):
+    """y where one of them is not a number."""
     return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
 @operation(f32x16, f32x16, f32x16)
 def min_f32x16(builder, x, y):
+    """y where one of them is not a number."""
     return builder.select(builder.fcmp_ordered("<", x, y), x, y)
 
 
@@ -434,7 +436,7 @@ def exp_f32x16(x):
 
     x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, so that r is exact); e ** r by its series to r ** 7 / 7!.
     """
-    x = min_f32x16(max_f32x16(x, splat_f32x16(-87.5)), splat_f32x16(88.0))
+    x = min_f32x16(splat_f32x16(88.0), max_f32x16(splat_f32x16(-87.5), x))  # in this order NaN stays NaN
     n = round_f32x16(x * splat_f32x16(1.4426950408889634))
     r = fma_f32x16(n, splat_f32x16(-0.693359375), x)
     r = fma_f32x16(n, splat_f32x16(2.12194440e-4), r)
@@ -455,7 +457,7 @@ def exp2_f32x16(x):
 
     x = n + r with |r| <= 1/2; 2 ** r by the polynomial that meets it in the 6 Chebyshev nodes, wrong by 1e-7 at most.
     """
-    x = max_f32x16(x, splat_f32x16(-125.0))
+    x = max_f32x16(splat_f32x16(-125.0), x)  # in this order NaN stays NaN
     n = round_f32x16(x)
     r = x - n
     p = splat_f32x16(0.001339086336353527)
