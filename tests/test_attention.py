@@ -163,12 +163,12 @@ def test_store_keeps_nan_for_what_it_cannot_hold(call, name):
         x[token, 7 * token] = x[8 + token, 79] = value
     limit, block = {"F32": (np.inf, 1), "F16": (65520, 1), "Q8_0": (65520 * 127, 32)}[name]
     lost = np.pad(~(np.abs(x) < limit), [(0, 0), (0, 16)]).reshape(40, -1, block).any(axis=-1)
-    empty, positions, source = np.zeros((0, 1, head_dim), np.float32), np.arange(40), padded(x)
-    cache = Cache(empty, empty, name, [48])
-    arguments = {"count": count(40), "positions": positions, "x": source, "stride": source.strides[0]}
-    arguments |= {"runs": cache.runs, "run_count": 1, "side": 0, "head_stride": cache.head_bytes}
-    call(f"store-{name}", 1, **arguments, token_bytes=cache.token_bytes, heads=1, head_dim=head_dim)
-    got = decoded(name, cache.memory[0][0, 0, :40], head_dim)
+    header, source = Header([40], [40]), padded(x)
+    memory = header.memory(1, encoded(name, x[20:21]).shape[1])
+    arguments = {"count": header.count, "positions": header.positions, "owners": header.owners, "heads": 1}
+    arguments |= {"sequences": header.sequences, "x": source, "stride": source.strides[0], "base": memory}
+    call(f"store-{name}", 1, **arguments, head_stride=memory.strides[0], token_bytes=memory.shape[2], head_dim=head_dim)
+    got = decoded(name, memory[0, :40], head_dim)
     lost = np.repeat(lost, block, axis=1)[:, :head_dim]
     assert np.isnan(got[lost]).all()
     assert np.isfinite(got[~lost]).all()
