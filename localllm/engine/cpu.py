@@ -75,7 +75,8 @@ def compiled(operations: list[Operation], cache: KVCache, threads: int, progress
     lowering = Lowering(operations, cache, threads)
     library = Library({step.kernel for step in lowering.tape.steps} | {"run", "work"}, progress)
     tape = lowering.finish(library.addresses)
-    walkers = Threads(threads, library.addresses, tape, keep=(library, lowering))
+    memory = library, lowering.header, lowering.scratch, lowering.tape.memory, cache  # as long as the threads live
+    walkers = Threads(threads, library.addresses, tape, keep=memory)
     return Program(lowering.header, walkers, lowering.logits, operations[-1].output.columns, library.warning)
 
 
@@ -102,8 +103,8 @@ class Lowering:
     def finish(self, addresses: dict[str, int]) -> np.ndarray:
         """The tape as an array."""
         size = -(-self._scratch_bytes // 4096) * 4096
-        self._scratch_memory = Reserved(max(size * self._threads, 1))
-        self._scratch.address = self._scratch_memory.address
+        self.scratch = Reserved(max(size * self._threads, 1))
+        self._scratch.address = self.scratch.address
         for step in self.tape.steps:
             for name, value in step.arguments.items():
                 step.arguments[name] = size if value is SCRATCH_BYTES else value

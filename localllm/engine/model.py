@@ -189,6 +189,8 @@ class Engine:
     def _require_room(self, requests: Ids[Request], tokens: Ids[np.ndarray]) -> None:
         if len({id(sequence) for sequence, _ in requests}) < len(requests):
             raise UsageError("a sequence can take part in a run only once")
+        if any(sequence.engine is not self for sequence, _ in requests):
+            raise UsageError("a sequence can only be read by the model that it was made by")
         for (sequence, _), ids in zip(requests, tokens, strict=True):
             length = len(sequence.tokens) + len(ids)
             if length > self.context:
