@@ -15,13 +15,15 @@ from localllm.files.gguf_file import GGUFFile
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
-from localllm.generation.session import Message, Session
+from localllm.generation.session import Session
+from localllm.text.plain import Message
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.model import Engine
     from localllm.engine.observe import Squares
     from localllm.engine.sequence import Sequence
+    from localllm.generation.answers import Answer
 
 
 class Model:
@@ -34,6 +36,7 @@ class Model:
         name: what the file calls it, or "".  file: the file itself, mapped.
         context: how many tokens a prompt and its answer may have together.  trained_context: what it was made for.
         tokenizer: its Tokenizer.  engine: what computes.  session: the conversation with it.
+        warnings: lines that the user should see.
     """
 
     def __init__(self, file: GGUFFile, tokenizer: Tokenizer, engine: "Engine"):
@@ -42,6 +45,7 @@ class Model:
         self.name = name if isinstance(name, str) else ""
         self.context, self.trained_context = engine.context, engine.hyperparameters.context
         self.tokenizer, self.engine = tokenizer, engine
+        self.warnings = [warning for warning in (tokenizer.warning, engine.warning) if warning]
         self.session = Session(Sequences(engine), tokenizer)
 
     def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
@@ -90,6 +94,21 @@ class Model:
     ) -> Generation:
         """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` does."""
         return self.session.chat(messages, options(max_tokens, stop, sampling))
+
+    def candidates(
+        self,
+        prompt: str | list[int] | list[Message],
+        n: int = 1,
+        beams: int = 0,
+        max_tokens: int | None = None,
+        stop: Ids[str] = (),
+        **sampling: Any,
+    ) -> "list[Answer]":
+        """The n best of several answers, best first: n sampled ones, or with `beams` the likeliest that are found.
+
+        prompt: a text to go on with, its token ids, or messages to answer. Raises as `generate`.
+        """
+        return self.session.candidates(prompt, options(max_tokens, stop, sampling), n, beams)
 
     def close(self) -> None:
         """Give back the memory and end the threads."""

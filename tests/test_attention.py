@@ -155,6 +155,25 @@ def test_store(call, name, head_dim):
         np.testing.assert_array_equal(for_any_parts(compute), expected)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_store_keeps_nan_for_what_it_cannot_hold(call, name):
+    """Not an infinity, whose score may look like that of a masked key; in Q8_0, a block shares one fate."""
+    head_dim, x = 80, normal(40, 80)
+    for token, value in enumerate([np.nan, np.inf, -np.inf, 65519, 65520, -1e6, 8.4e6, -3e38]):
+        x[token, 7 * token] = x[8 + token, 79] = value
+    limit, block = {"F32": (np.inf, 1), "F16": (65520, 1), "Q8_0": (65520 * 127, 32)}[name]
+    lost = np.pad(~(np.abs(x) < limit), [(0, 0), (0, 16)]).reshape(40, -1, block).any(axis=-1)
+    header, source = Header([40], [40]), padded(x)
+    memory = header.memory(1, encoded(name, x[20:21]).shape[1])
+    arguments = {"count": header.count, "positions": header.positions, "owners": header.owners, "heads": 1}
+    arguments |= {"sequences": header.sequences, "x": source, "stride": source.strides[0], "base": memory}
+    call(f"store-{name}", 1, **arguments, head_stride=memory.strides[0], token_bytes=memory.shape[2], head_dim=head_dim)
+    got = decoded(name, memory[0, :40], head_dim)
+    lost = np.repeat(lost, block, axis=1)[:, :head_dim]
+    assert np.isnan(got[lost]).all()
+    assert np.isfinite(got[~lost]).all()
+
+
 def test_q8_0_is_as_near_as_8_bits_can_be():
     x = normal(1000, 64)
     steps = np.repeat(np.abs(x.reshape(1000, 2, 32)).max(axis=-1) / 127, 32, axis=-1)

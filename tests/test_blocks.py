@@ -55,12 +55,15 @@ def expected_weights(name: str, data: np.ndarray) -> np.ndarray:
     return dequantize(np.ascontiguousarray(data), GGMLQuantizationType[name])
 
 
-def random_blocks(name: str) -> np.ndarray:
-    """uint8 [BLOCKS, bytes]: any bytes, but scales that are finite: normal, subnormal, zero, of both signs."""
+def random_blocks(name: str, scale: int | None = None) -> np.ndarray:
+    """uint8 [BLOCKS, bytes]: any bytes, but scales that are finite: normal, subnormal, zero, of both signs; or `scale`,
+    the bits of a float16."""
     generator = np.random.default_rng(list(name.encode()))
     data = generator.integers(0, 256, (BLOCKS, BY_NAME[name].bytes), dtype=np.uint8)
     finite = generator.integers(0, 0x7C00, BLOCKS) | generator.integers(0, 2, BLOCKS) << 15
     finite[:3] = 0x0001, 0x83FF, 0x0000
+    if scale is not None:
+        finite[:] = scale
     (fields,) = (fields for fields, names in FLOAT16_FIELDS.items() if name in names.split())
     for field in fields:
         data[:, field : field + 2] = finite.astype("<u2").reshape(-1, 1).view(np.uint8)
@@ -70,6 +73,18 @@ def random_blocks(name: str) -> np.ndarray:
             high = data[:, 49 + 2 * n]
             high[:] = high & 15 | (finite >> (4 * n) & 15) << 4
     return data
+
+
+@pytest.mark.parametrize("name", UNPACK.keys() - {"MXFP4", "NVFP4"})
+@pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E00])
+def test_scales_that_are_no_numbers(name, bits):
+    """Infinity of both signs and NaN, as `gguf` has them: no weight of such a block is finite."""
+    data = random_blocks(name, scale=bits)
+    with np.errstate(invalid="ignore"):
+        expected = expected_weights(name, data)
+    got = unpack_blocks(name, data)
+    assert not np.isfinite(got).any()
+    np.testing.assert_array_equal(got, expected)
 
 
 def assert_same_bits(weights: np.ndarray, expected: np.ndarray) -> None:

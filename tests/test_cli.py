@@ -20,7 +20,9 @@ import localllm
 from localllm.cli import app, main, terminal
 from localllm.cli.run import whole_prompt
 from localllm.errors import UsageError
+from localllm.generation.answers import Answer
 from localllm.generation.sampling import SamplingOptions
+from localllm.generation.session import Session
 
 PROGRAM = [sys.executable, "-m", "localllm"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm"}
@@ -105,6 +107,11 @@ def test_nothing_asked(cli):
         (2, ["run", "TINY", "-p", "x", "--kv-type", "f8"], "f8"),
         (2, ["run", "TINY", "-p", "x", "-sys", "y", "--raw"], "--raw"),
         (2, ["run", "TINY", "-f", "missing.txt"], "missing.txt"),
+        (2, ["run", "TINY", "-p", "x", "--n", "0"], "n should be 1 or above"),
+        (2, ["run", "TINY", "-p", "x", "--beams", "-1"], "beams should be 0 or above"),
+        (2, ["run", "TINY", "-p", "x", "--n", "3", "--beams", "2"], "2 beams cannot give 3 answers"),
+        (2, ["run", "TINY", "-p", "x", "--beams", "2", "--temp", "0"], "temperature makes no sense"),
+        (2, ["run", "TINY", "-p", "x", "--beams", "2", "-s", "1"], "seed makes no sense"),
         (2, ["tokenize", "TINY", "a", "b"], "b"),
         (2, ["bench", "TINY", "-r", "0"], "repetitions"),
         (2, ["bench", "TINY", "-n", "-1"], "-1"),
@@ -226,6 +233,39 @@ def test_a_damaged_model(tmp_path: Path, cli, arguments: list[str]):
     assert code == 3
     assert re.fullmatch(r"localllm: error: .*tiny\.gguf: the model computed logits that are not numbers; .*\n", err)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[tuple]:
+    """What Session.candidates was asked for; it gives two answers whatever that is."""
+    calls = []
+
+    def candidates(session: Session, *arguments) -> list[Answer]:
+        calls.append(arguments)
+        return [Answer("two\nlines", [5, 6], -1.5, "stop", 8), Answer("über", [7], -2.0, "length", 7)]
+
+    monkeypatch.setattr(Session, "candidates", candidates, raising=False)
+    return calls
+
+
+def test_several_answers(tiny: str, cli, asked: list[tuple]):
+    code, out, err = cli("run", tiny, "-p", "Hi", "--n", "2", "--stats", "-s", "7")
+    assert (code, out) == (0, "two\nlines\n\nüber\n")
+    assert re.fullmatch(r"answers: 2 with 3 tokens in .* s, model loaded in .* s\n", err)
+    assert cli("run", tiny, "-p", "Hi", "--raw", "--beams", "3", "--n", "2", "-n", "4", "-r", "x")[:2] == (0, out)
+    (messages, chosen, *counts), (text, plain, *beam_counts) = asked
+    assert (messages, chosen.sampling.seed, counts) == ([{"role": "user", "content": "Hi"}], 7, [2, 0])
+    assert (text, plain.max_tokens, plain.stop, beam_counts) == ("Hi", 4, ("x",), [2, 3])
+
+
+def test_several_answers_as_json(tiny: str, cli, asked: list[tuple]):
+    result = answer_of(cli, tiny, "-p", "Hi", "--beams", "1")
+    assert result.keys() == {"answers", "model", "timings"}
+    assert result["answers"] == [
+        {"text": "two\nlines", "logprob": -1.5, "tokens": [5, 6], "finish_reason": "stop", "seed": 8},
+        {"text": "über", "logprob": -2.0, "tokens": [7], "finish_reason": "length", "seed": 7},
+    ]
+    assert result["timings"]["total_s"] > result["timings"]["load_s"] > 0
 
 
 def test_more_context_than_trained_is_said(tiny: str, cli):

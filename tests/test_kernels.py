@@ -1,5 +1,7 @@
 """Every CPU kernel against a plain NumPy twin, called as the tape calls it: by address, with an array of int64."""
 
+from collections.abc import Iterator
+
 import gguf
 import numpy as np
 import pytest
@@ -30,9 +32,11 @@ from quant.formats import BY_NAME
 
 HAS_BF16 = "avx512bf16" in cpu_features()
 PLAIN = ["F32", "F16", "BF16"]
+SPOILED = 17  # a row
 GENERIC = ["NVFP4", "Q3_K", "IQ4_XS", "Q8_0"]  # Q8_0 takes this path if its columns are no multiple of 64
 FLOAT16_FIELDS = {  # where their blocks have float16 numbers
-    (): "MXFP4 IQ1_M NVFP4",
+    (): "MXFP4 NVFP4",
+    (48,): "IQ1_M",
     (0,): "Q4_0 Q5_0 Q8_0 IQ4_NL IQ4_XS IQ1_S IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S",
     (80, 82): "Q2_K",
     (0, 2): "Q4_1 Q5_1 Q4_K Q5_K",
@@ -63,18 +67,52 @@ def random_matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.nd
     else:
         generator = np.random.default_rng([rows, columns])
         blocks = generator.integers(0, 256, (rows * columns // BY_NAME[name].block, BY_NAME[name].bytes), np.uint8)
-        (fields,) = (fields for fields, names in FLOAT16_FIELDS.items() if name in names.split())
-        for field in fields:
-            scales = generator.uniform(-0.01, 0.01, (len(blocks), 1)).astype("<f2")
-            blocks[:, field : field + 2] = scales.view(np.uint8)
+        for field in scale_fields(name):
+            write_scales(name, blocks, field, generator.uniform(-0.01, 0.01, len(blocks)))
         if name == "MXFP4":
             blocks[:, 0] = generator.integers(118, 124, len(blocks))  # exponents
-        if name == "IQ1_M":  # a float16 in the upper quarters of four 16-bit words
-            scales = generator.uniform(-0.01, 0.01, len(blocks)).astype("<f2").view("<u2")
-            for word in range(4):
-                blocks[:, 49 + 2 * word] = blocks[:, 49 + 2 * word] & 15 | (scales >> 4 * word & 15) << 4
         data = blocks.reshape(rows, -1)
     return at_end_of_page(data), gguf.dequantize(data, kind).astype(np.float32).reshape(rows, columns)
+
+
+def scale_fields(name: str) -> tuple[int, ...]:
+    """Where a block has its float16 numbers."""
+    return next(fields for fields, names in FLOAT16_FIELDS.items() if name in names.split())
+
+
+def write_scales(name: str, blocks: np.ndarray, field: int, scales: np.ndarray) -> None:
+    """Numbers for the float16 field of blocks uint8 [blocks, bytes]."""
+    bits = scales.astype("<f2").view("<u2")
+    if name != "IQ1_M":
+        blocks[:, field : field + 2] = bits.reshape(-1, 1).view(np.uint8)
+        return
+    for word in range(4):  # which has it in the upper quarters of four 16-bit words
+        high = blocks[:, field + 1 + 2 * word]
+        high[:] = high & 15 | (bits >> 4 * word & 15) << 4
+
+
+def spoiled(name: str, data: np.ndarray, rows: int, value: float) -> Iterator[np.ndarray]:
+    """The matrix with `value` for a scale, or for a plain weight, in row SPOILED: first blocks and last ones."""
+    if name in PLAIN:
+        bits = np.array([value], np.float16 if name == "F16" else np.float32).view(np.uint8)[-BY_NAME[name].bytes :]
+        for place in (0, -1):
+            copy = at_end_of_page(data)
+            copy.reshape(rows, -1, len(bits))[SPOILED, place] = bits
+            yield copy
+        return
+    for field in scale_fields(name):
+        for place in (0, 1, -2, -1):
+            copy = at_end_of_page(data)
+            blocks = copy.reshape(rows, -1, BY_NAME[name].bytes)[SPOILED]
+            write_scales(name, blocks[place:][:1], field, np.array([value]))
+            yield copy
+
+
+def assert_spoiled(y: np.ndarray, rows: slice | int = slice(None), tokens: slice | int = slice(None)) -> None:
+    """No output in these rows and tokens is finite, and all others are."""
+    expected = np.ones(y.shape, bool)
+    expected[tokens, rows] = False
+    np.testing.assert_array_equal(np.isfinite(y), expected)
 
 
 def product_error(got: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
@@ -101,16 +139,19 @@ COLUMNS = [5, 16, 64, 100, 576]
 @pytest.mark.parametrize("name", FORMATS["embed"])
 def test_embed(call, name):
     columns = {32: 96, 64: 128, 256: 512}.get(BY_NAME[name].block, 100)
-    data, weights = random_matrix(name, 9, columns)
-    ids = np.array([8, 0, 3, 3, 7, 8, 1], np.int64)
+    data, weights = random_matrix(name, 20, columns)
+    ids = np.array([19, 0, SPOILED, SPOILED, 7, 19, 1], np.int64)
 
-    def compute(parts):
+    def compute(parts, data=data):
         y = output(len(ids), columns)
-        matrix = {"weights": data, "row_bytes": data.nbytes // 9, "columns": columns}
+        matrix = {"weights": data, "row_bytes": data.nbytes // 20, "columns": columns}
         call(f"embed-{name}", parts, count=count(len(ids)), ids=ids, x=y, stride=y.strides[0], **matrix)
         return written(y, len(ids), columns)
 
     np.testing.assert_array_equal(for_any_parts(compute), weights[ids])
+    for value in (np.nan, np.inf):
+        for matrix in spoiled(name, data, 20, value):
+            np.testing.assert_array_equal(np.isfinite(compute(1, matrix)).all(axis=1), ids != SPOILED)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -126,6 +167,9 @@ def test_rms_norm(call, tokens, columns):
 
     exact = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-3) * weight
     np.testing.assert_allclose(for_any_parts(compute), exact, rtol=1e-6)
+    if tokens == 7:
+        x[[1, 2, 3], [0, 4, 3]] = np.nan, -np.inf, 1e30
+        assert_spoiled(compute(1), tokens=slice(1, 4))
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -224,6 +268,29 @@ def test_rope(call, head_dim, dims, interleaved):
 BATCHES = [0, 1, 2, 7, 8, 9, 65, 130]
 
 
+def linear_float(call, name: str, data, rows: int, x: np.ndarray, bf16=None, most_precise=0, parts=1) -> np.ndarray:
+    """The product of a matrix with the rows of x; bf16: those from `round_bf16`, for more tokens than most_precise."""
+    (tokens, columns), source = x.shape, padded(x)
+    y, scratch = output(tokens, rows), Scratch(max(cpu.FLOAT_SCRATCH, 4 * columns))
+    arguments = {"weights": data, "row_bytes": data.nbytes // rows, "rows": rows, "columns": columns}
+    arguments |= {"x": source, "x_stride": source.strides[0], "y": y, "y_stride": y.strides[0]}
+    arguments |= {"bf16": 0 if bf16 is None else bf16, "bf16_stride": 0 if bf16 is None else bf16.strides[0]}
+    arguments |= {"most_precise": most_precise, **scratch.arguments}
+    call(f"linear_float-{name}", parts, count=count(tokens), **arguments)
+    scratch.check()
+    return written(y, tokens, rows)
+
+
+def round_bf16(call, x: np.ndarray) -> np.ndarray:
+    """Activations as the bits of BF16, uint16 [padded tokens, padded columns]."""
+    (tokens, columns), source = x.shape, padded(x)
+    halves = np.full(source.shape, 7, np.uint16)
+    vectors = {"x": source, "stride": source.strides[0], "y": halves, "y_stride": halves.strides[0]}
+    call("round_bf16", 3, count=count(tokens), columns=columns, **vectors)
+    assert (halves[:, -(-columns // 16) * 16 :] == 7).all(), "wrote behind the padding"
+    return halves
+
+
 @pytest.mark.parametrize("tokens", BATCHES)
 @pytest.mark.parametrize("name", FORMATS["linear_float"])
 def test_linear_float(call, name, tokens):
@@ -234,19 +301,35 @@ def test_linear_float(call, name, tokens):
         data, weights = random_matrix(name, rows, columns)
         x = normal(tokens, columns)
 
-        def compute(parts, data=data, x=x, rows=rows, columns=columns):
-            source, y = padded(x), output(tokens, rows)
-            scratch = Scratch(max(cpu.FLOAT_SCRATCH, 4 * columns))
-            matrix = {"weights": data, "row_bytes": data.nbytes // rows, "rows": rows, "columns": columns}
-            vectors = {"x": source, "x_stride": source.strides[0], "y": y, "y_stride": y.strides[0]}
-            no_bf16 = {"bf16": 0, "bf16_stride": 0, "most_precise": 0}
-            arguments = matrix | vectors | scratch.arguments | no_bf16
-            call(f"linear_float-{name}", parts, count=count(tokens), **arguments)
-            scratch.check()
-            return written(y, tokens, rows)
-
-        got = for_any_parts(compute)
+        got = for_any_parts(lambda parts, a=(call, name, data, rows, x): linear_float(*a, parts=parts))
         assert tokens == 0 or product_error(got, x, weights) < 1e-11
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 9])
+@pytest.mark.parametrize("name", FORMATS["linear_float"])
+def test_what_is_no_number_stays_visible_in_float32(call, name, tokens):
+    rows, columns = 33, 512
+    data, _ = random_matrix(name, rows, columns)
+    x = normal(tokens, columns)
+    for value in (np.nan, np.inf):
+        for matrix in spoiled(name, data, rows, value):
+            assert_spoiled(linear_float(call, name, matrix, rows, x), rows=SPOILED)
+        for column in (0, 33, columns - 1):
+            bad = x.copy()
+            bad[-1, column] = value
+            assert_spoiled(linear_float(call, name, data, rows, bad), tokens=-1)
+
+
+@pytest.mark.skipif(not HAS_BF16, reason="needs AVX512-BF16")
+def test_what_is_no_number_stays_visible_in_bf16(call):
+    data, _ = random_matrix("BF16", 33, 512)
+    x = normal(9, 512)
+    for value in (np.nan, np.inf):
+        for matrix in spoiled("BF16", data, 33, value):
+            assert_spoiled(linear_float(call, "BF16", matrix, 33, x, round_bf16(call, x)), rows=SPOILED)
+        bad = x.copy()
+        bad[4, 500] = value
+        assert_spoiled(linear_float(call, "BF16", data, 33, bad, round_bf16(call, bad)), tokens=4)
 
 
 @pytest.mark.skipif(not HAS_BF16, reason="needs AVX512-BF16")
@@ -256,21 +339,11 @@ def test_linear_bf16(call, tokens):
     for rows, columns in ((1, 64), (17, 576), (33, 1100), (64, 1024)):
         data, weights = random_matrix("BF16", rows, columns)
         x = normal(tokens, columns)
-        source, scratch = padded(x), Scratch(cpu.FLOAT_SCRATCH)
-        halves = np.full((len(source), source.shape[1]), 7, np.uint16)
-        vectors = {"x": source, "stride": source.strides[0], "y": halves, "y_stride": halves.strides[0]}
-        call("round_bf16", 3, count=count(tokens), columns=columns, **vectors)
-        assert (halves[:, -(-columns // 16) * 16 :] == 7).all(), "wrote behind the padding"
+        halves = round_bf16(call, x)
         rounded = (halves[:tokens, :columns].astype(np.uint32) << 16).view(np.float32)
         np.testing.assert_allclose(rounded, x, rtol=2**-8)
         for most, expected in ((tokens, x), (1, rounded)):
-            y = output(tokens, rows)
-            arguments = {"weights": data, "row_bytes": data.nbytes // rows, "rows": rows, "columns": columns}
-            arguments |= {"x": source, "x_stride": source.strides[0], "y": y, "y_stride": y.strides[0]}
-            arguments |= {"bf16": halves, "bf16_stride": halves.strides[0], "most_precise": most}
-            call("linear_float-BF16", 2, count=count(tokens), **arguments, **scratch.arguments)
-            scratch.check()
-            got = written(y, tokens, rows)
+            got = linear_float(call, "BF16", data, rows, x, halves, most, parts=2)
             assert product_error(got, expected, weights) < 1e-11
             assert rows < 64 or product_error(got, x, weights) < 6e-6
 
@@ -282,9 +355,11 @@ def quantized(x: np.ndarray) -> dict[str, np.ndarray]:
     """The twin of `quantize`: its results by name, the planes in the order of the columns."""
     blocks = x.reshape(len(x), x.shape[1] // 32, 32)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
-    step = largest / np.float32(127 * 256)
+    finite = np.isfinite(largest)
+    step = np.where(finite, largest / np.float32(127 * 256), np.float32(np.nan))
     with np.errstate(divide="ignore", invalid="ignore"):
-        codes = np.where(largest > 0, np.rint(blocks * (np.float32(127 * 256) / largest)), 0).astype(np.int32)
+        codes = np.rint(blocks * (np.float32(127 * 256) / largest))
+    codes = np.where((largest > 0) & finite, codes, 0).astype(np.int32)
     high = (codes + 128) >> 8
     low = codes - 256 * high
     assert np.abs(low + 0.5).max(initial=0) <= 127.5
@@ -344,6 +419,23 @@ def test_quantize(call, tokens, columns):
     exact = quantized(x)
     planes, scales = 256.0 * exact["high"] + exact["low"], np.repeat(exact["scales"], 32, axis=1)
     assert (np.abs(planes * scales - x) <= 0.505 * scales).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_quantize_shows_what_is_no_number(call, value):
+    """In the scale and the sums of its 32 numbers, wherever it is, whatever else is there; all others are as ever."""
+    x = activations(64, 320)
+    x[np.arange(64), (np.arange(64) * 33) % 320] = value
+    x[40:, 5] = np.inf
+    expected = as_written(x)
+    lost = np.isnan(expected["scales"])
+    assert 64 < lost.sum() < 128
+    got = {name: np.full_like(like, 77) for name, like in expected.items()}
+    source = padded(x)
+    call("quantize", 1, count=count(64), x=source, stride=source.strides[0], columns=320, **got)
+    for name in ("scales", "sums_32", "sums_16"):
+        np.testing.assert_array_equal(got[name], expected[name])
+    np.testing.assert_array_equal(got["high_sums_32"][~lost], expected["high_sums_32"][~lost])
 
 
 def linear_quantized(call, name: str, data, rows: int, x: np.ndarray, precise_tokens: int, parts: int) -> np.ndarray:
@@ -408,6 +500,23 @@ def test_linear_quantized(call, name, tokens):
             arguments = (call, name, data, rows, x, precise_tokens)
             got = for_any_parts(lambda parts, arguments=arguments: linear_quantized(*arguments, parts))
             assert tokens == 0 or product_error(got, rounded, matrix) < 1e-11
+
+
+@pytest.mark.parametrize(("tokens", "precise"), [(1, True), (4, True), (4, False), (9, True), (9, False)])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_what_is_no_number_stays_visible(call, name, tokens, precise):
+    """A scale that is none spoils its row, for all tokens; an activation its token, in all rows. Nothing else."""
+    rows, columns = 33, 320 if QUANTIZED[name].chunk else 512
+    data, _ = random_matrix(name, rows, columns)
+    x = activations(tokens, columns)
+    most = tokens if precise else 0
+    for value in (np.nan, np.inf):
+        for matrix in spoiled(name, data, rows, value):
+            assert_spoiled(linear_quantized(call, name, matrix, rows, x, most, 1), rows=SPOILED)
+        for column in (0, 33, columns - 1):
+            bad = x.copy()
+            bad[-1, column] = value
+            assert_spoiled(linear_quantized(call, name, data, rows, bad, most, 1), tokens=-1)
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 9])

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localllm.cli import options
-from localllm.cli.chat import file_stem
-from localllm.cli.inspect import count, one_line, size
+from localllm.cli.render import count, file_stem, one_line, size
 from localllm.cli.terminal import ProgressLine, is_terminal, write
 from localllm.errors import UsageError
 

@@ -8,7 +8,8 @@ import click
 
 import localllm
 from localllm.cli import options
-from localllm.cli import run as single
+from localllm.cli.prompt import begin, whole_prompt
+from localllm.cli.render import file_stem, stream
 from localllm.cli.terminal import ProgressLine, dim, exit_on_sigterm, is_terminal, say
 from localllm.errors import LocalllmError
 
@@ -38,7 +39,7 @@ def chat(
     When stdin is not a terminal, it is the prompt, and one answer is given as by `run`.
     """
     interactive = is_terminal(sys.stdin)
-    text = "" if interactive else single.whole_prompt(None, None)
+    text = "" if interactive else whole_prompt(None, None)
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), **choices)
     path = model or str(localllm.builtin_model())
@@ -46,7 +47,7 @@ def chat(
         if interactive:
             exit_on_sigterm()
             Conversation(opened, system, chosen, line).hold()
-        elif single.stream(single.begin(opened, text, system, False, chosen), line):
+        elif stream(begin(opened, text, system, False, chosen), line):
             raise KeyboardInterrupt
 
 
@@ -91,7 +92,7 @@ class Conversation:
             answer = self._session.ask(text, self._options)
             if self._session.forgotten:
                 say(f"localllm: the conversation is too long: its first {turns(self._session.forgotten)} forgotten")
-            single.stream(answer, self._line)
+            stream(answer, self._line)
         except LocalllmError as error:
             say(f"localllm: error: {error}")
 
@@ -109,8 +110,3 @@ class Conversation:
 
 def turns(count: int) -> str:
     return "turn was" if count == 1 else f"{count} turns were"
-
-
-def file_stem(path: str) -> str:
-    """A name for a model whose file gives none."""
-    return path.replace("\\", "/").rpartition("/")[2].removesuffix(".gguf")

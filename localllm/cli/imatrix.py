@@ -57,6 +57,7 @@ def imatrix(
     choices = size, chunks, parse_special, process_output, threads
     with service.Collector(model, texts, output, *choices, progress=options.compiling(line)) as collector:
         line.clear()
+        options.warn(collector.warnings)
         if size > collector.trained_context:
             say(f"localllm: warning: the model was trained for a context of {collector.trained_context} tokens")
         read(collector, line)

@@ -1,13 +1,13 @@
 """localllm inspect: what is in a model file, and what memory it needs."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from localllm.cli import options
-from localllm.cli.terminal import printable, write
+from localllm.cli.render import count, one_line, size, table
+from localllm.cli.terminal import write
 
 
 @click.command()
@@ -64,35 +64,3 @@ def memory(facts: dict[str, Any]) -> list[str]:
         return []
     rows = [(str(row["context"]), size(row["cache_bytes"]), size(row["total_bytes"])) for row in facts["memory"]]
     return ["", *table(("context", "cache (f16)", "with weights"), rows)]
-
-
-def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Lines of columns: the first to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    return [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in (header, *rows)
-    ]
-
-
-def one_line(text: str) -> str:
-    """A file's text, harmless and on one line."""
-    return printable(" ".join(text.split()))
-
-
-def count(number: int) -> str:
-    """12345678 as 12.3 M."""
-    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= unit:
-            return f"{number / unit:.1f} {name}"
-    return str(number)
-
-
-def size(number: int) -> str:
-    """Bytes in units that people use."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= unit:
-            return f"{number / unit:.1f} {name}"
-    return f"{number} B"

@@ -1,6 +1,6 @@
 """Arguments that several commands have, and what they become."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -80,14 +80,19 @@ def open_model(path: str, context: int | None, threads: int | None, kv_type: str
         opened = api.open_model(path, threads, context, kv_type, progress=compiling(line))
     finally:
         line.clear()
-    if opened.tokenizer.warning:
-        say(f"localllm: warning: {opened.tokenizer.warning}")
+    warn(opened.warnings)
     if opened.context > opened.trained_context:
         say(
             f"localllm: warning: a context of {opened.context} is more than the {opened.trained_context} tokens "
             "that the model was trained for; answers may get worse beyond"
         )
     return opened
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Lines that the user should see."""
+    for warning in warnings:
+        say(f"localllm: warning: {warning}")
 
 
 def compiling(line: ProgressLine) -> Callable[[int, int], None]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localllm.cli import options
-from localllm.cli.inspect import table
 from localllm.cli.remaining import Remaining
+from localllm.cli.render import table
 from localllm.cli.terminal import ProgressLine, say, write
 from localllm.errors import UsageError
 
@@ -58,6 +58,7 @@ def perplexity(
     known = None
     with Reader(model, size, threads, options.compiling(line)) as reader:
         line.clear()
+        options.warn(reader.warnings)
         if size > reader.trained_context:
             say(f"localllm: warning: the model was trained for a context of {reader.trained_context} tokens")
         if logits:

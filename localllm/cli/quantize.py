@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localllm.cli import options
-from localllm.cli.inspect import count, one_line, size, table
+from localllm.cli.render import count, one_line, size, table
 from localllm.cli.terminal import ProgressLine, exit_on_sigterm, is_terminal, say, write
 from localllm.errors import UsageError
 

@@ -1,20 +1,22 @@
 """localllm run: one answer on stdout, then the end."""
 
 import json
-import sys
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from localllm.cli import options
-from localllm.cli.terminal import ProgressLine, is_terminal, say, write
+from localllm.cli.prompt import begin, request, whole_prompt
+from localllm.cli.render import stream
+from localllm.cli.terminal import ProgressLine, say, write
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
+    from localllm.generation.answers import Answer
     from localllm.generation.generate import Generation, GenerationOptions
+    from localllm.text.plain import Message
 
 
 @click.command()
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
 @options.as_json
 @click.option("--stats", is_flag=True, help="Tell on stderr how long it took.")
+@click.option("--n", type=int, default=1, metavar="N", help="Answers to give, best first.  [default: 1]")
+@click.option(
+    "--beams", type=int, default=0, metavar="N", help="Find the likeliest answers among N.  [default: 0, off]"
+)
 @options.engine
 @options.generation
 def run(
@@ -35,6 +41,8 @@ def run(
     raw: bool,
     as_json: bool,
     stats: bool,
+    n: int,
+    beams: int,
     context: int | None,
     threads: int | None,
     kv_type: str,
@@ -43,6 +51,7 @@ def run(
     """Answer one prompt.
 
     Text that is piped to stdin is added to the prompt after a blank line. The answer goes to stdout, nothing else does.
+    Several answers have an empty line between them.
     """
     started = perf_counter()
     text = whole_prompt(prompt, file)
@@ -50,66 +59,45 @@ def run(
     chosen = options.generation_options(options.reading(line), **choices)
     if raw and system is not None:
         raise UsageError("-sys needs a chat template, which --raw switches off")
+    require_sense(n, beams, choices)
     with options.open_model(model, context, threads, kv_type) as opened:
         load_s = perf_counter() - started
-        answer = begin(opened, text, system, raw, chosen)
-        interrupted = stream(answer, line, silent=as_json)
-        result = report(opened, answer, load_s, perf_counter() - started)
+        if n > 1 or beams:
+            asked, interrupted = request(opened, text, system, raw), False
+            answers = several(opened, asked, chosen, n, beams, line)
+            if not as_json:
+                write("\n\n".join(answer.text for answer in answers) + "\n")
+            result = report_several(opened, answers, load_s, perf_counter() - started)
+        else:
+            answer = begin(opened, text, system, raw, chosen)
+            interrupted = stream(answer, line, silent=as_json)
+            result = report(opened, answer, load_s, perf_counter() - started)
     if as_json:
         write(json.dumps(result, ensure_ascii=False) + "\n")
     if stats:
-        tell(result)
+        (tell if "text" in result else tell_several)(result)
     if interrupted:
         raise KeyboardInterrupt
 
 
-def whole_prompt(prompt: str | None, file: str | None) -> str:
-    """The text of -p, the file of -f and what is piped to stdin, with blank lines between. Raises UsageError."""
-    parts = [] if prompt is None else [prompt.encode(errors="surrogateescape").decode(errors="replace")]
-    if file is not None:
-        try:
-            parts.append(text_of(Path(file).read_bytes()))
-        except OSError as error:
-            raise UsageError(f"cannot read the prompt from {file}: {error.strerror}") from None
-    if sys.stdin is not None and not is_terminal(sys.stdin):
-        parts.append(text_of(sys.stdin.buffer.read()))
-    text = "\n\n".join(part for part in parts if part)
-    if not text:
-        raise UsageError("there is no prompt: give one with -p TEXT, -f FILE or through a pipe")
-    return text
+def require_sense(n: int, beams: int, choices: dict[str, Any]) -> None:
+    """Raises UsageError for numbers of answers that make no sense, and for beams with options for drawing."""
+    from localllm.generation.answers import require_counts
+
+    require_counts(n, beams)
+    drawing = [name for name, value in choices.items() if value is not None and name not in ("max_tokens", "stop")]
+    if beams and drawing:
+        raise UsageError(f"--beams draws nothing, so {drawing[0]} makes no sense with it")
 
 
-def text_of(data: bytes) -> str:
-    """A text file's text: UTF-8, with or without a byte order mark, less the line break at its end."""
-    text = data.decode("utf-8-sig", errors="replace")
-    return text.removesuffix("\n").removesuffix("\r")
-
-
-def begin(model: "Model", text: str, system: str | None, raw: bool, chosen: "GenerationOptions") -> "Generation":
-    """The answer to the prompt, by the file's chat template if it has one and `raw` does not forbid it."""
-    if raw or (model.tokenizer.chat_template is None and system is None):
-        return model.session.complete(text, chosen)
-    if model.tokenizer.chat_template is None:
-        raise UsageError("-sys needs a chat template, which this model does not have")
-    instruction = [] if system is None else [{"role": "system", "content": system}]
-    return model.session.chat([*instruction, {"role": "user", "content": text}], chosen)
-
-
-def stream(answer: "Generation", line: ProgressLine, silent: bool = False) -> bool:
-    """Write the answer as it comes and a line break; True if Ctrl-C cut it short. What was said stays."""
-    interrupted = False
+def several(
+    model: "Model", asked: "str | list[Message]", chosen: "GenerationOptions", n: int, beams: int, line: ProgressLine
+) -> "list[Answer]":
+    """The answers, best first, when all are finished."""
     try:
-        for piece in answer:
-            line.clear()
-            if not silent:
-                write(piece)
-    except KeyboardInterrupt:
-        interrupted = True
+        return model.session.candidates(asked, chosen, n, beams)
     finally:
         line.clear()
-    if not silent and (answer.text or not interrupted):
-        write("\n")
-    return interrupted
 
 
 def report(model: "Model", answer: "Generation", load_s: float, total_s: float) -> dict[str, Any]:
@@ -131,6 +119,28 @@ def report(model: "Model", answer: "Generation", load_s: float, total_s: float) 
         "prompt_tokens": len(answer.prompt),
         "completion_tokens": said,
         "seed": answer.seed,
+        **circumstances(model, times),
+    }
+
+
+def report_several(model: "Model", answers: "list[Answer]", load_s: float, total_s: float) -> dict[str, Any]:
+    """What --json prints of several answers, best first. Beam search has no seeds."""
+    told = [
+        {
+            "text": answer.text,
+            "logprob": answer.logprob,
+            "tokens": answer.tokens,
+            "finish_reason": answer.finish_reason,
+            **({} if answer.seed is None else {"seed": answer.seed}),
+        }
+        for answer in answers
+    ]
+    return {"answers": told, **circumstances(model, {"load_s": load_s, "total_s": total_s})}
+
+
+def circumstances(model: "Model", times: dict[str, float]) -> dict[str, Any]:
+    """Which model it was, and how long it took."""
+    return {
         "model": {"path": model.path, "arch": model.arch, "format": model.format},
         "timings": {name: round(value, 6) for name, value in times.items()},
     }
@@ -145,4 +155,14 @@ def tell(result: dict[str, Any]) -> None:
     say(
         f"answer: {result['completion_tokens']} tokens in {decode}, first after {times['ttft_s']:.2f} s, "
         f"finish: {result['finish_reason']}, seed: {result['seed']}"
+    )
+
+
+def tell_several(result: dict[str, Any]) -> None:
+    """The line of --stats for several answers."""
+    times, tokens = result["timings"], sum(len(answer["tokens"]) for answer in result["answers"])
+    seconds = times["total_s"] - times["load_s"]
+    say(
+        f"answers: {len(result['answers'])} with {tokens} tokens in {seconds:.2f} s, "
+        f"model loaded in {times['load_s']:.2f} s"
     )

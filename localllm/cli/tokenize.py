@@ -6,7 +6,7 @@ import sys
 import click
 
 from localllm.cli import options
-from localllm.cli.run import text_of
+from localllm.cli.prompt import text_of
 from localllm.cli.terminal import is_terminal, say, write
 from localllm.errors import UsageError
 

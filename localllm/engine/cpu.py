@@ -76,7 +76,7 @@ def compiled(operations: list[Operation], cache: KVCache, threads: int, progress
     library = Library({step.kernel for step in lowering.tape.steps} | {"run", "work"}, progress)
     tape = lowering.finish(library.addresses)
     walkers = Threads(threads, library.addresses, tape, keep=(library, lowering))
-    return Program(lowering.header, walkers, lowering.logits, operations[-1].output.columns)
+    return Program(lowering.header, walkers, lowering.logits, operations[-1].output.columns, library.warning)
 
 
 class Lowering:
@@ -254,7 +254,7 @@ class Lowering:
     def _add_squares(self, operation: Operation, x: Activation, sums: np.ndarray) -> None:
         source = self._buffers[x]
         arguments = {"count": self._count(x.rows), "x": source, "stride": source.stride, "sums": sums}
-        parts = min(len(sums) // 64, 4 * self._threads)
+        parts = min(-(-x.columns // 64), 4 * self._threads)
         self.tape.append(Step("add_squares", arguments | {"columns": x.columns}, parts, 0, [source], []))
 
     # ---- helpers ----

@@ -32,6 +32,8 @@ Request = tuple[Sequence, Ids[int]]
 class Backend(Protocol):
     """What computes."""
 
+    warning: str | None  # what the user should know about it
+
     def store(self) -> Store:
         """What is kept for a new sequence."""
         ...
@@ -49,7 +51,7 @@ class CpuBackend:
     def __init__(self, operations: list[Operation], cache: KVCache, threads: int, progress: Progress | None):
         self._cache, self._pages = cache, Pages(cache.pages)
         self._program = compiled(operations, cache, threads, progress)
-        self.run, self.close = self._program.run, self._program.close
+        self.run, self.close, self.warning = self._program.run, self._program.close, self._program.warning
 
     def store(self) -> PageTable:
         return PageTable(self._cache, self._pages)
@@ -57,6 +59,8 @@ class CpuBackend:
 
 class ReferenceBackend:
     """A model in plain NumPy, in full precision always."""
+
+    warning: str | None = None
 
     def __init__(self, forward: Callable[[Reference], np.ndarray], kv_type: str, observer: Squares | None):
         """forward: says the architecture's verbs to a builder."""
@@ -80,6 +84,7 @@ class Engine:
         hyperparameters: the model's.  context: the most tokens of a sequence.  vocab_size: length of a row of logits.
         lock: held by whoever runs the model or changes its sequences.
         abandoned: what was kept for sequences that were forgotten without being closed.
+        warning: what the user should know, in one line, or None.
     """
 
     def __init__(
@@ -112,14 +117,15 @@ class Engine:
         self.lock, self.abandoned, self._path = threading.Lock(), list[Store](), file.path
         weights = Weights(file.tensors)
         operations = self._recorded(file, model.forward, weights)
-        self._backend: Backend | None
         if backend == "cpu":
             cache = KVCache(self.hyperparameters.states(), self.context, kv_type)
             operations = observer.watch(operations) if observer else operations
-            self._backend = CpuBackend(operations, cache, count, progress)
+            computing: Backend = CpuBackend(operations, cache, count, progress)
         else:
             forward = partial(model.forward, w=weights, h=self.hyperparameters)
-            self._backend = ReferenceBackend(forward, kv_type, observer)
+            computing = ReferenceBackend(forward, kv_type, observer)
+        self._backend: Backend | None = computing
+        self.warning = computing.warning
 
     def _recorded(self, file: GGUFFile, forward: Callable[..., Activation], weights: Weights) -> list[Operation]:
         """What the architecture says, checked. Raises ModelError."""

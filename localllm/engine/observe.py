@@ -4,8 +4,6 @@ import numpy as np
 
 from localllm.engine.recorder import Activation, Operation
 
-BLOCK = 64  # columns that the kernel add_squares sums at a time
-
 
 class Squares:
     """Sums of the squares of what every matrix meets in its columns.
@@ -24,7 +22,7 @@ class Squares:
             if operation.verb == "linear":
                 (x,) = operation.inputs
                 if x not in sums:
-                    sums[x] = np.zeros(-(-x.columns // BLOCK) * BLOCK, np.float32)
+                    sums[x] = np.zeros(-(-x.columns // 16) * 16, np.float32)
                     watched.append(Operation("add_squares", (x,), Activation(x.rows, 0), {"sums": sums[x]}))
                 self._sums[operation.given["weight"].name] = sums[x][: x.columns]
             watched.append(operation)

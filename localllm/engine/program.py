@@ -52,9 +52,14 @@ class Header:
 
 
 class Program:
-    """A model for the CPU."""
+    """A model for the CPU.
 
-    def __init__(self, header: Header, threads: Threads, logits: Buffer, vocab_size: int):
+    Attributes:
+        warning: what the user should know about the kernels, in one line, or None.
+    """
+
+    def __init__(self, header: Header, threads: Threads, logits: Buffer, vocab_size: int, warning: str | None):
+        self.warning = warning
         self._header, self._threads, self._logits, self._vocab_size = header, threads, logits, vocab_size
 
     def run(self, parts: Sequence[Part], precise: bool) -> np.ndarray:

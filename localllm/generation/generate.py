@@ -36,6 +36,18 @@ class GenerationOptions:
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError("a stop string cannot be empty")
 
+    def limit(self, room: int) -> int:
+        """The most tokens of an answer for which the context has this much room."""
+        return room if self.max_tokens is None else min(room, self.max_tokens)
+
+
+def require_room(prompt: Sequence[int], context: int) -> None:
+    """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
+    if not prompt:
+        raise UsageError("the prompt is empty")
+    if len(prompt) >= context:
+        raise ContextError(f"the prompt has {len(prompt)} tokens, which leaves no room in a context of {context}")
+
 
 class StopFilter:
     """Lets text pass up to the first stop string, and holds back what may become one."""
@@ -91,12 +103,7 @@ class Generation:
         options: GenerationOptions,
     ):
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
-        if not prompt:
-            raise UsageError("the prompt is empty")
-        if len(prompt) >= sequences.context:
-            raise ContextError(
-                f"the prompt has {len(prompt)} tokens, which leaves no room in a context of {sequences.context}"
-            )
+        require_room(prompt, sequences.context)
         self.prompt, self.tokens, self.text, self.finish_reason = prompt, list[int](), "", "interrupted"
         self.cached_tokens, self.prefill_s, self.ttft_s, self.decode_s = 0, 0.0, 0.0, 0.0
         self._sequences, self._decoder, self._options = sequences, decoder, options
@@ -132,8 +139,7 @@ class Generation:
         with self._sequences.beginning_with(self.prompt) as sequence:
             logits = self._prefill(sequence)
             self.prefill_s = perf_counter() - started
-            room = self._sequences.context - len(self.prompt)
-            limit = room if self._options.max_tokens is None else min(room, self._options.max_tokens)
+            limit = self._options.limit(self._sequences.context - len(self.prompt))
             while len(self.tokens) < limit:
                 if self.tokens:
                     logits = sequence.append(self.tokens[-1:])

@@ -3,17 +3,17 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sequences import Sequences
+from localllm.text.plain import Message
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from localllm.generation.answers import Answer
     from localllm.text.templates import ChatTemplate
-
-Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 
 
 class Session:
@@ -62,16 +62,37 @@ class Session:
 
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
         """Go on with the text (or the token ids) as it is, without a chat template."""
-        ids = self.tokenizer.encode(prompt, special=True, bos=True) if isinstance(prompt, str) else list(prompt)
         decoder = self.tokenizer.stream(continued=True)
-        return Generation(self.sequences, self.tokenizer, ids, decoder, options or GenerationOptions())
+        return Generation(self.sequences, self.tokenizer, self._ids(prompt), decoder, options or GenerationOptions())
+
+    def candidates(
+        self,
+        asked: "str | list[int] | Sequence[Message]",
+        options: GenerationOptions | None = None,
+        n: int = 1,
+        beams: int = 0,
+    ) -> "list[Answer]":
+        """The n best of several answers to a conversation, or ways to go on with a text: see generation.answers."""
+        from localllm.generation.answers import answers
+
+        is_chat = not isinstance(asked, str) and any(isinstance(item, dict) for item in asked)
+        prompt = self.encode_chat(asked) if is_chat else self._ids(asked)  # type: ignore[arg-type]
+        decoder = self.tokenizer.stream(continued=not is_chat)
+        chosen = options or GenerationOptions()
+        return answers(self.sequences.engine, self.tokenizer, prompt, decoder, chosen, n, beams)
+
+    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+        return self.tokenizer.encode(prompt, special=True, bos=True) if isinstance(prompt, str) else list(prompt)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation up to where the answer begins. Raises UsageError if it is not one."""
+        """Token ids of a conversation up to where the answer begins. Raises UsageError if it is not one.
+
+        What messages say is text: only the template can write control tokens.
+        """
         for message in messages:
             if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
                 raise UsageError('a message should be {"role": ..., "content": ...}' + f", not {message!r}")
-        return self.tokenizer.encode(self._template.render(messages), special=True, bos=True)
+        return self.tokenizer.encode_rendered(self.tokenizer.markers.render(self._template, messages))
 
     @cached_property
     def _template(self) -> "ChatTemplate":

@@ -42,8 +42,8 @@ SOFTCAP = arguments("count x cap y stride columns")
 ROUND_BF16 = arguments("count x stride y y_stride columns")
 # table f32 [tokens, 2, pairs]: `factor` times cosine and sine of position * frequencies (f64 [pairs]); positions int64.
 ANGLES = arguments("count positions frequencies pairs table factor")
-# y [tokens, heads, head_dim] = x, with the pairs in the first 2 * pairs numbers of each head turned: k * step and
-# k * step + apart (2 and 1 for interleaved pairs, 1 and `pairs` for split halves). y may be x; table: of ANGLES.
+# y [tokens, heads, head_dim] = x with pairs turned in each head: numbers k * step and k * step + apart (2 and 1 for
+# interleaved pairs, 1 and `pairs` for split halves). y may be x; table: of ANGLES.
 ROPE = arguments("count x y stride heads head_dim table pairs step apart")
 # x as integers, see quantize.py: high, low int8 [tokens, columns]; scales f32 [tokens, columns / 32]; sums of both
 # planes f32 and of the high one int32, for 32 and for 16 columns; excess int32 [tokens, columns / 32].
@@ -109,5 +109,4 @@ def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:
 
     Raises TypeError for a name that is missing or too many.
     """
-    d = type(KERNELS[kernel.partition("-")[0]])
-    return list(d(**{k: v for k, v in values.items() if k in d._fields}))
+    return list(type(KERNELS[kernel.partition("-")[0]])(**values))

@@ -7,6 +7,7 @@ operations (the int8 dot product), or would call a slow function for (float16, r
 features of the target CPU; the last of them is plain and works anywhere.
 """
 
+import math
 import operator
 
 import llvmlite.binding as llvm
@@ -25,6 +26,7 @@ llvm.set_option("localllm", "-addr-sink-using-gep=false")
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F32 = ir.FloatType()
+INFINITY, NAN = types.float32(math.inf), types.float32(math.nan)
 
 
 class Vector(types.Type):
@@ -310,6 +312,12 @@ def splat_f16x16(builder, bits):
     return splat_f16(16)(builder, builder.trunc(bits, I16))
 
 
+@operation(types.float32, types.int64)
+def float_f16(builder, bits):
+    """A float16, given as the low 16 bits of an integer."""
+    return widen_half(builder, builder.trunc(bits, I16))
+
+
 def multiply_add(builder, x, y, z):
     """x * y + z, rounded once if the CPU has an instruction for it ("llvm.fma" would call a function if not)."""
     return llvm_call(builder, f"llvm.fmuladd.v{x.type.count}f32", x.type, [x, y, z])
@@ -320,19 +328,42 @@ fma_f32x16, fma_f32x8 = (operation(vector, *[vector] * 3)(multiply_add) for vect
 
 @operation(f32x16, f32x16, f32x16)
 def max_f32x16(builder, x, y):
-    """y where one of them is not a number."""
+    """The larger number in each lane; y if one is NaN, as in x86's instructions."""
     return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
 @operation(f32x16, f32x16, f32x16)
 def min_f32x16(builder, x, y):
-    """y where one of them is not a number."""
+    """The smaller number in each lane; y if one is NaN."""
     return builder.select(builder.fcmp_ordered("<", x, y), x, y)
 
 
 @operation(f32x16, f32x16)
 def abs_f32x16(builder, x):
     return llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [x])
+
+
+def larger_size(builder, x, y):
+    """The larger of two floats without sign in each lane; NaN if one is: as integers, NaN comes behind infinity."""
+    integers = ir.VectorType(I32, x.type.count)
+    above = builder.icmp_signed(">", builder.bitcast(x, integers), builder.bitcast(y, integers))
+    return builder.select(above, x, y)
+
+
+@operation(types.float32, f32x16, f32x16)
+def largest_size_f32x16(builder, x, y):
+    """The largest size of all numbers in x and y; NaN if one of them is."""
+    x, y = (llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [value]) for value in (x, y))
+    sizes = builder.bitcast(larger_size(builder, x, y), i32x16.llvm)
+    return builder.bitcast(llvm_call(builder, "llvm.vector.reduce.smax.v16i32", I32, [sizes]), F32)
+
+
+@operation(f32x16, f32x16, types.float32)
+def keep_below_f32x16(builder, x, limit):
+    """NaN where the size of x is not below the limit."""
+    size = llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [x])
+    below = builder.fcmp_ordered("<", size, splat_value(builder, f32x16.llvm, limit))
+    return builder.select(below, x, constant_like(x, math.nan))
 
 
 @operation(f32x16, f32x16)
@@ -418,7 +449,7 @@ def float_i8x16(builder, value):
 
 @operation(f32x16, f32x16)
 def two_to_the(builder, value):
-    """2 ** value for whole numbers from -126 to 127, by writing the exponent bits."""
+    """2 ** value for whole numbers from -126 to 127, by writing the exponent bits; -127 gives 0 and 128 infinity."""
     whole = builder.fptosi(value, i32x16.llvm)
     biased = builder.add(whole, ir.Constant(i32x16.llvm, [127] * 16))
     return builder.bitcast(builder.shl(biased, ir.Constant(i32x16.llvm, [23] * 16)), f32x16.llvm)
@@ -431,12 +462,18 @@ def reciprocal_f32x16(builder, value):
 
 
 @njit(nogil=True)
+def clamp_f32x16(x, low, high):
+    """x, raised to `low` and lowered to `high`; NaN, which max and min return in their second argument, stays."""
+    return min_f32x16(splat_f32x16(high), max_f32x16(splat_f32x16(low), x))
+
+
+@njit(nogil=True)
 def exp_f32x16(x):
-    """e ** x within 2 units in the last place; x is clamped to -87.5 (1e-38) and 88.
+    """e ** x within 2 units in the last place for x from -87 to 88; 0 below -87.7, infinity above 88.4, NaN for NaN.
 
     x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, so that r is exact); e ** r by its series to r ** 7 / 7!.
     """
-    x = min_f32x16(splat_f32x16(88.0), max_f32x16(splat_f32x16(-87.5), x))  # in this order NaN stays NaN
+    x = clamp_f32x16(x, -88.0, 89.0)
     n = round_f32x16(x * splat_f32x16(1.4426950408889634))
     r = fma_f32x16(n, splat_f32x16(-0.693359375), x)
     r = fma_f32x16(n, splat_f32x16(2.12194440e-4), r)
@@ -453,11 +490,11 @@ def exp_f32x16(x):
 
 @njit(nogil=True)
 def exp2_f32x16(x):
-    """2 ** x for x up to 126, to a relative error of 2e-7; x is raised to -125 if it is less.
+    """2 ** x to a relative error of 2e-7 for x from -126 to 127.5; 0 below -126.5, infinity above, NaN for NaN.
 
     x = n + r with |r| <= 1/2; 2 ** r by the polynomial that meets it in the 6 Chebyshev nodes, wrong by 1e-7 at most.
     """
-    x = max_f32x16(splat_f32x16(-125.0), x)  # in this order NaN stays NaN
+    x = clamp_f32x16(x, -127.0, 128.0)
     n = round_f32x16(x)
     r = x - n
     p = splat_f32x16(0.001339086336353527)

@@ -36,7 +36,7 @@ class Collector:
 
     Attributes:
         total: chunks to read.  done: those that have been read, in earlier runs too.
-        trained_context: the most tokens that the model was made for.
+        trained_context: the most tokens that the model was made for.  warnings: lines that the user should see.
     """
 
     def __init__(
@@ -60,7 +60,9 @@ class Collector:
         contents = [read_text(text) for text in texts]
         self._observer = Observer()
         self._model = open_model(path, threads, size, progress=progress, observer=self._observer)
-        self.path, self.trained_context = self._model.path, self._model.trained_context
+        self.path, self.trained_context, self.warnings = (
+            self._model.path, self._model.trained_context, self._model.warnings,
+        )  # fmt: skip
         self._tokenizer, self._sequence = self._model.tokenizer, self._model.sequence()
         tokens = [token for text in contents for token in self._tokenizer.encode(text, special, bos=True)]
         self._chunks, self._output = cut(tokens, size, most), output

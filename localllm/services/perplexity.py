@@ -34,6 +34,7 @@ class Reader:
 
     Attributes:
         tokenizer: its Tokenizer.  trained_context: the most tokens that it was made for.
+        warnings: lines that the user should see.
     """
 
     def __init__(self, path: str | os.PathLike[str], size: int, threads: int | None, progress: Progress | None = None):
@@ -42,7 +43,7 @@ class Reader:
         self.path, self.tokenizer, self.trained_context = (
             self._model.path, self._model.tokenizer, self._model.trained_context,
         )  # fmt: skip
-        self._sequence = self._model.sequence()
+        self._sequence, self.warnings = self._model.sequence(), self._model.warnings
         self._threads = usable_cores() if threads is None else threads
         self._pool = ThreadPoolExecutor(self._threads)
 

@@ -21,6 +21,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from localllm.text.plain import BREAK
+
 SECONDS = 5.0  # for one rendering; released templates take milliseconds
 LENGTH = 16_000_000  # characters of a string, items of a list, bits of an integer
 
@@ -189,5 +191,6 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Hugging Face's tojson: unlike Jinja's, it leaves <, > and & as they are."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """Hugging Face's tojson: unlike Jinja's, it leaves <, > and & as they are; and BREAK, which is to vanish again."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return re.sub(rf"[^\0-~{BREAK}]", lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Self
 from jinja2 import TemplateSyntaxError
 
 from localllm.errors import ModelError
+from localllm.text.plain import Message
 from localllm.text.sandbox import LimitError, RefusalError, compile_template, render_template
 
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
-Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 
 # What llama.cpp takes for a model without a template. Where its tokens are missing, names before what is said: base
 # models have read many such conversations.

@@ -4,12 +4,15 @@ The ids are those that llama.cpp gives, whose vocabularies with test vectors are
 """
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from os import PathLike
 from typing import Any, Self
 
 from localllm.errors import UsageError
 from localllm.files.gguf_file import GGUFFile
+from localllm.text.plain import BREAK, Markers, without_surrogates
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
 from localllm.text.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, read_vocabulary
 
@@ -48,6 +51,7 @@ class Tokenizer:
         tokens.sort(key=lambda token: len(self.pieces[token].encode(errors="replace")), reverse=True)
         self._special = [(self.pieces[token], token) for token in tokens]
         self._always_special = [pair for pair in self._special if vocabulary.types[pair[1]] == USER_DEFINED]
+        self._control_pieces = {self.pieces[token] for token in tokens if vocabulary.types[token] != USER_DEFINED}
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> Self:
@@ -66,17 +70,26 @@ class Tokenizer:
         With `special`, texts of control tokens such as <|im_end|> become these tokens, otherwise they are plain text.
         With `bos`, a BOS token comes first if the file asks for one and the text does not begin with it already.
         """
-        tokens: list[int] = []
-        after_special = True
-        for fragment in self._fragments(_without_surrogates(text), special):
-            if isinstance(fragment, int):
-                tokens.append(fragment)
+        pairs = self._special if special else self._always_special
+        tokens = self._encode_fragments(self._fragments(without_surrogates(text), pairs))
+        return self._with_bos(tokens) if bos and not (special and tokens[:1] == [self.bos_id]) else tokens
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The token ids of what Markers.render returns: control tokens, where no BREAK hides them, and a BOS token."""
+        fragments: list[str | int] = []
+        breakable = [pair for pair in self._special if len(pair[0]) > 1 or pair[0] not in self._control_pieces]
+        for fragment in self._fragments(without_surrogates(text), breakable):
+            if isinstance(fragment, str) and BREAK in fragment:
+                fragments += self._fragments(fragment.replace(BREAK, ""), self._always_special)
             else:
-                tokens += self._subwords.encode(" " + fragment if self._adds_space and after_special else fragment)
-            after_special = isinstance(fragment, int)
-        if bos and self.adds_bos and self.bos_id is not None and not (special and tokens[:1] == [self.bos_id]):
-            tokens.insert(0, self.bos_id)
-        return tokens
+                fragments.append(fragment)
+        tokens = self._encode_fragments(fragments)
+        return tokens if tokens[:1] == [self.bos_id] else self._with_bos(tokens)
+
+    @cached_property
+    def markers(self) -> Markers:
+        """The texts of control tokens, which mean nothing in the text of a message."""
+        return Markers(self._control_pieces)
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of token ids; control tokens are left out, or shown with `special`. UsageError for an unknown id."""
@@ -93,10 +106,24 @@ class Tokenizer:
             raise UsageError(f"token {token} does not exist: the vocabulary has {self.vocab_size} tokens")
         return self._subwords.token_bytes(token, special)
 
-    def _fragments(self, text: str, special: bool) -> list[str | int]:
+    def _encode_fragments(self, fragments: Iterable[str | int]) -> list[int]:
+        tokens: list[int] = []
+        after_special = True
+        for fragment in fragments:
+            if isinstance(fragment, int):
+                tokens.append(fragment)
+            else:
+                tokens += self._subwords.encode(" " + fragment if self._adds_space and after_special else fragment)
+            after_special = isinstance(fragment, int)
+        return tokens
+
+    def _with_bos(self, tokens: list[int]) -> list[int]:
+        return [self.bos_id, *tokens] if self.adds_bos and self.bos_id is not None else tokens
+
+    def _fragments(self, text: str, special: Sequence[tuple[str, int]]) -> list[str | int]:
         """The text with the tokens that are special in it cut out: strings and ids, in order, no empty string."""
         fragments: list[str | int] = [text] if text else []
-        for piece, token in self._special if special else self._always_special:
+        for piece, token in special:
             if piece in text:
                 fragments = [part for fragment in fragments for part in self._cut_out(piece, token, fragment)]
         return fragments
@@ -133,15 +160,12 @@ class StreamDecoder:
             data = data.removeprefix(b" ")
         return self._characters.decode(data)
 
+    def copy(self) -> "StreamDecoder":
+        """A decoder that goes on from here by itself."""
+        twin = copy.copy(self)
+        twin._characters = copy.copy(self._characters)
+        return twin
+
     def flush(self) -> str:
         """The rest: U+FFFD if the last character is not complete, otherwise ""."""
         return self._characters.decode(b"", final=True)
-
-
-def _without_surrogates(text: str) -> str:
-    """The text with pairs of surrogates joined and lone ones, which UTF-8 cannot hold, replaced by U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text

@@ -126,7 +126,7 @@ def rescale(top, state, output, value_dim):
 
 @device
 def update_softmax(scores, keys, state, output, value_dim):
-    """One row meets a block of `keys` scores, a multiple of 16: they become weights, 2 ** -125 for -infinity.
+    """One row meets a block of `keys` scores, a multiple of 16: they become weights, 0 for -infinity.
 
     state: f32 [32], the row's sum in 16 lanes and its maximum in every lane.
     """

@@ -16,7 +16,7 @@ import numpy as np
 from gguf import quants
 
 from localllm.kernels.cpu.signature import device
-from localllm.kernels.simd import load_f16, load_u8, load_u16, load_u32, store_f32
+from localllm.kernels.simd import float_f16, load_f16, load_u8, load_u16, load_u32, store_f32
 
 
 def codebook(format: Any) -> np.ndarray:
@@ -189,12 +189,7 @@ def iq1_m_scale(scales):
     bits = 0
     for n in range(4):
         bits |= (load_u16(scales + 2 * n) >> 12) << (4 * n)
-    exponent, mantissa = (bits >> 10) & 31, bits & 1023
-    if exponent == 0:
-        magnitude = np.float32(mantissa) * np.float32(2.0**-24)
-    else:
-        magnitude = np.float32((1024 + mantissa) << exponent) * np.float32(2.0**-25)
-    return -magnitude if bits >> 15 else magnitude
+    return float_f16(bits)
 
 
 @device

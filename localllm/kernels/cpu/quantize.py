@@ -1,7 +1,8 @@
 """Activations to 16-bit integers in two planes of bytes: 32 share a scale, x = scale * (256 * high + low).
 
 The high plane alone is the usual int8 quantization (with the scale 256 times as large). Products with both planes are
-practically exact and cost two dot products instead of one; see linear_quantized.py for who uses which.
+practically exact and cost two dot products instead of one; see linear_quantized.py for who uses which. Where one of the
+32 is not finite, the scale is NaN, and so is every product.
 
 The bytes are striped as group_format.py has the codes of the weights: in each 256 columns, numbers 8 q to 8 q + 7
 of all eight runs of 32 follow each other; columns that make no whole 256 are striped two runs at a time.
@@ -17,15 +18,15 @@ from localllm.kernels.arguments import QUANTIZE
 from localllm.kernels.cpu.rescale import BYTE_OFFSET
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
-    abs_f32x16,
+    INFINITY,
+    NAN,
     bytes_i32x16,
     int_f32x16,
-    largest_f32x16,
+    largest_size_f32x16,
     load_f32x16,
     load_i64,
     make_shift_i32,
     make_shuffle,
-    max_f32x16,
     round_f32x16,
     splat_f32x16,
     splat_i32x16,
@@ -74,8 +75,10 @@ def quantize(a, part, parts, thread):
     for i in range(total * part // parts, total * (part + 1) // parts):
         token, run = i // runs, i % runs
         x = argument(a, QUANTIZE.x) + token * argument(a, QUANTIZE.stride) + run * 128
-        largest = largest_f32x16(max_f32x16(abs_f32x16(load_f32x16(x)), abs_f32x16(load_f32x16(x + 64))))
+        largest = largest_size_f32x16(load_f32x16(x), load_f32x16(x + 64))
         step, inverse = largest / LARGEST, LARGEST / largest if largest > 0 else float32(0.0)
+        if not largest < INFINITY:
+            step = NAN
         place, stripe = striped_place(run, whole)
         first_byte = token * columns + place
         high, low = argument(a, QUANTIZE.high) + first_byte, argument(a, QUANTIZE.low) + first_byte

@@ -19,6 +19,7 @@ from localllm.kernels.simd import (
     I32,
     I64,
     elements,
+    larger_size,
     llvm_call,
     operation,
     shuffled,
@@ -36,10 +37,6 @@ words = ir.VectorType(I16, 32)
 
 def magnitude(builder, value):
     return llvm_call(builder, f"llvm.fabs.v{value.type.count}f32", value.type, [value])
-
-
-def larger(builder, x, y):
-    return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
 def span(format):
@@ -63,14 +60,14 @@ def bounds(builder, format, scales, minimums):
     if minimums is None:
         return builder.fmul(magnitude(builder, scales), constant_like(scales, float(size_of(format))))
     highest = builder.fadd(builder.fmul(scales, constant_like(scales, float(format.largest))), minimums)
-    return larger(builder, magnitude(builder, highest), magnitude(builder, minimums))
+    return larger_size(builder, magnitude(builder, highest), magnitude(builder, minimums))
 
 
 def largest_of_neighbours(builder, value, count):
-    """In each lane the largest of the `count` lanes to which it belongs."""
+    """In each lane the largest of the `count` lanes to which it belongs; NaN if one is."""
     for distance in (1, 2)[: count // 2]:
         other = shuffled(builder, value, value, [lane ^ distance for lane in range(value.type.count)])
-        value = larger(builder, value, other)
+        value = larger_size(builder, value, other)
     return value
 
 

@@ -9,8 +9,10 @@ from math import cos, sin, sqrt
 from numba import float32
 
 from localllm.kernels.arguments import ADD, ANGLES, RMS_NORM, ROPE, ROUND_BF16, SELECT, SWIGLU
-from localllm.kernels.cpu.signature import argument, argument_f32, kernel
+from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
+    INFINITY,
+    NAN,
     exp_f32x16,
     fma_f32x16,
     keep_lanes,
@@ -30,7 +32,7 @@ from localllm.kernels.simd import (
 
 @kernel
 def rms_norm(a, part, parts, thread):
-    """y = x / sqrt(mean(x^2) + epsilon) * weight."""
+    """y = x / sqrt(mean(x^2) + epsilon) * weight; NaN where a square is beyond float32."""
     weight, stride, columns = argument(a, RMS_NORM.weight), argument(a, RMS_NORM.stride), argument(a, RMS_NORM.columns)
     tokens = load_i64(argument(a, RMS_NORM.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -39,7 +41,8 @@ def rms_norm(a, part, parts, thread):
             v = keep_lanes(load_f32x16(x + i * 4), columns - i, float32(0.0))
             squares = fma_f32x16(v, v, squares)
         mean = sum_f32x16(squares) / float32(columns)
-        scale = splat_f32x16(float32(1.0) / float32(sqrt(mean + argument_f32(a, RMS_NORM.epsilon))))
+        scale = float32(1.0) / float32(sqrt(mean + argument_f32(a, RMS_NORM.epsilon)))
+        scale = splat_f32x16(scale if mean < INFINITY else NAN)
         for i in range(0, columns * 4, 64):
             store_f32x16(y + i, load_f32x16(x + i) * scale * load_f32x16(weight + i))
 
@@ -107,25 +110,35 @@ def angles(a, part, parts, thread):
             store_f32(table + (pairs + i) * 4, float32(sin(angle)) * factor)
 
 
+@device
+def copy(x, y, columns):
+    """Exactly so many numbers."""
+    for i in range(0, columns - 15, 16):
+        store_f32x16(y + i * 4, load_f32x16(x + i * 4))
+    for i in range(columns // 16 * 16, columns):
+        store_f32(y + i * 4, load_f32(x + i * 4))
+
+
+@device
+def rotate(x, y, cosine, sine):
+    """Turn the pair of numbers at two addresses."""
+    u, v = load_f32(x), load_f32(y)
+    store_f32(x, u * cosine - v * sine)
+    store_f32(y, u * sine + v * cosine)
+
+
 @kernel
 def rope(a, part, parts, thread):
-    """y = x with turned pairs; numbers that belong to none are copied if y is not x."""
+    """y = x with turned pairs."""
     heads, head_dim, pairs = argument(a, ROPE.heads), argument(a, ROPE.head_dim), argument(a, ROPE.pairs)
-    step, apart, total = (
-        argument(a, ROPE.step) * 4,
-        argument(a, ROPE.apart) * 4,
-        load_i64(argument(a, ROPE.count)) * heads,
-    )
+    step, apart = argument(a, ROPE.step) * 4, argument(a, ROPE.apart) * 4
+    total = load_i64(argument(a, ROPE.count)) * heads
     for i in range(total * part // parts, total * (part + 1) // parts):
         table = argument(a, ROPE.table) + i // heads * pairs * 8
         head = i // heads * argument(a, ROPE.stride) + i % heads * head_dim * 4
         x, y = argument(a, ROPE.x) + head, argument(a, ROPE.y) + head
+        if x != y:  # copied first: turning in place is faster than from one place to another, by a fifth
+            copy(x, y, head_dim)
         for k in range(pairs):
-            cosine, sine = load_f32(table + k * 4), load_f32(table + (pairs + k) * 4)
-            first, second = k * step, k * step + apart
-            u, v = load_f32(x + first), load_f32(x + second)
-            store_f32(y + first, u * cosine - v * sine)
-            store_f32(y + second, u * sine + v * cosine)
-        if x != y:
-            for k in range(2 * pairs, head_dim):
-                store_f32(y + k * 4, load_f32(x + k * 4))
+            first = y + k * step
+            rotate(first, first + apart, load_f32(table + k * 4), load_f32(table + (pairs + k) * 4))

@@ -1,0 +1,51 @@
+"""What is asked: from options, files and pipes to a prompt, and to the answer in the making."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localllm.cli.terminal import is_terminal
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.generate import Generation, GenerationOptions
+    from localllm.text.plain import Message
+
+
+def whole_prompt(prompt: str | None, file: str | None) -> str:
+    """The text of -p, the file of -f and what is piped to stdin, with blank lines between. Raises UsageError."""
+    parts = [] if prompt is None else [prompt.encode(errors="surrogateescape").decode(errors="replace")]
+    if file is not None:
+        try:
+            parts.append(text_of(Path(file).read_bytes()))
+        except OSError as error:
+            raise UsageError(f"cannot read the prompt from {file}: {error.strerror}") from None
+    if sys.stdin is not None and not is_terminal(sys.stdin):
+        parts.append(text_of(sys.stdin.buffer.read()))
+    text = "\n\n".join(part for part in parts if part)
+    if not text:
+        raise UsageError("there is no prompt: give one with -p TEXT, -f FILE or through a pipe")
+    return text
+
+
+def text_of(data: bytes) -> str:
+    """A text file's text: UTF-8, with or without a byte order mark, less the line break at its end."""
+    text = data.decode("utf-8-sig", errors="replace")
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def request(model: "Model", text: str, system: str | None, raw: bool) -> "str | list[Message]":
+    """The prompt as messages if the file has a chat template and `raw` does not forbid it, otherwise as it is."""
+    if raw or (model.tokenizer.chat_template is None and system is None):
+        return text
+    if model.tokenizer.chat_template is None:
+        raise UsageError("-sys needs a chat template, which this model does not have")
+    instruction = [] if system is None else [{"role": "system", "content": system}]
+    return [*instruction, {"role": "user", "content": text}]
+
+
+def begin(model: "Model", text: str, system: str | None, raw: bool, chosen: "GenerationOptions") -> "Generation":
+    """The answer to the prompt, in the making."""
+    asked = request(model, text, system, raw)
+    return model.session.complete(asked, chosen) if isinstance(asked, str) else model.session.chat(asked, chosen)

@@ -1,0 +1,63 @@
+"""What several commands show alike: answers as they come, tables, numbers and names."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from localllm.cli.terminal import ProgressLine, printable, write
+
+if TYPE_CHECKING:
+    from localllm.generation.generate import Generation
+
+
+def stream(answer: "Generation", line: ProgressLine, silent: bool = False) -> bool:
+    """Write the answer as it comes and a line break; True if Ctrl-C cut it short. What was said stays."""
+    interrupted = False
+    try:
+        for piece in answer:
+            line.clear()
+            if not silent:
+                write(piece)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        line.clear()
+    if not silent and (answer.text or not interrupted):
+        write("\n")
+    return interrupted
+
+
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines of columns: the first to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in (header, *rows)
+    ]
+
+
+def one_line(text: str) -> str:
+    """A file's text, harmless and on one line."""
+    return printable(" ".join(text.split()))
+
+
+def count(number: int) -> str:
+    """12345678 as 12.3 M."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return str(number)
+
+
+def size(number: int) -> str:
+    """Bytes in units that people use."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return f"{number} B"
+
+
+def file_stem(path: str) -> str:
+    """A name for a model whose file gives none."""
+    return path.replace("\\", "/").rpartition("/")[2].removesuffix(".gguf")

@@ -1,0 +1,100 @@
+"""An engine of many sequences whose logits are known: any function of all the tokens so far."""
+
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import numpy as np
+
+
+class FakeSequences:
+    """Stands in for the engine with forked sequences and keeps its promises, and nobody else's.
+
+    Logits are good until the engine runs again; then they turn into NaN.
+
+    Attributes:
+        made: every sequence there ever was.
+        steps: how many sequences took part in each step.
+        read: how many tokens each `append` had.
+        moments: how often Ctrl-C could have struck so far, before or after what a call does.
+        interrupt_at: the moment at which it does, or None.
+    """
+
+    def __init__(self, vocab_size: int, row: Callable[[tuple[int, ...]], np.ndarray], context: int = 512):
+        """row: from all the tokens so far to the logits float32 [vocab_size] after them."""
+        self.vocab_size, self.context, self.row = vocab_size, context, row
+        self.made: list[FakeSequence] = []
+        self.steps: list[int] = []
+        self.read: list[int] = []
+        self.moments, self.interrupt_at = 0, None
+        self._given: list[np.ndarray] = []
+
+    def sequence(self) -> "FakeSequence":
+        self.moment()
+        return FakeSequence(self, [])
+
+    def step(self, requests: Sequence[tuple["FakeSequence", list[int]]], precise: bool = True) -> list[np.ndarray]:
+        assert requests
+        assert len({id(sequence) for sequence, _ in requests}) == len(requests), "a sequence twice"
+        self.moment()
+        self.steps.append(len(requests))
+        for sequence, ids in requests:
+            sequence.add(ids)
+        self.moment()
+        return self.give([[self.row(tuple(sequence.tokens))] for sequence, _ in requests])
+
+    def give(self, rows: list[list[np.ndarray]]) -> list[np.ndarray]:
+        for old in self._given:
+            old[:] = np.nan
+        self._given = [np.array(wanted, np.float32).reshape(-1, self.vocab_size) for wanted in rows]
+        return self._given
+
+    def moment(self) -> None:
+        self.moments += 1
+        if self.moments == self.interrupt_at:
+            raise KeyboardInterrupt
+
+    def open(self) -> int:
+        """How many sequences are not closed."""
+        return sum(not sequence.closed for sequence in self.made)
+
+
+class FakeSequence:
+    """A sequence of FakeSequences."""
+
+    def __init__(self, engine: FakeSequences, tokens: list[int]):
+        self.tokens, self.closed = tokens, False
+        self.context, self.vocab_size = engine.context, engine.vocab_size
+        self._engine = engine
+        engine.made.append(self)
+
+    def append(self, ids: list[int], logits: str = "last", precise: bool = True) -> np.ndarray:
+        assert logits in ("last", "none", "all")
+        self._engine.moment()
+        before = len(self.tokens)
+        self.add(ids)
+        self._engine.read.append(len(ids))
+        self._engine.moment()
+        wanted = {"last": [len(ids)], "all": range(1, len(ids) + 1), "none": []}[logits]
+        return self._engine.give([[self._engine.row(tuple(self.tokens[: before + count])) for count in wanted]])[0]
+
+    def fork(self) -> Self:
+        assert not self.closed
+        self._engine.moment()
+        return type(self)(self._engine, list(self.tokens))
+
+    def truncate(self, length: int) -> int:
+        assert not self.closed and length <= len(self.tokens)
+        del self.tokens[length:]
+        return length
+
+    def close(self) -> None:
+        self._engine.moment()
+        self.closed = True
+        self._engine.moment()
+
+    def add(self, ids: list[int]) -> None:
+        assert not self.closed
+        assert 0 < len(ids) <= 512
+        assert all(0 <= token < self.vocab_size for token in ids)
+        self.tokens += ids
+        assert len(self.tokens) <= self.context

@@ -1,0 +1,363 @@
+"""Several answers: n-best against single generations, beam search against a naive one, and no sequence left open."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fake_engine import FakeEngine
+from fake_sequences import FakeSequences
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localllm.errors import ContextError, LocalllmError, UsageError
+from localllm.generation import answers as module
+from localllm.generation.answers import Answer, answers, log_total
+from localllm.generation.generate import CachedSequence, Generation, GenerationOptions
+from localllm.generation.sampling import SamplingOptions
+from localllm.text.tokenizer import StreamDecoder
+
+Row = Callable[[tuple[int, ...]], np.ndarray]
+
+PIECES = [b"", b"", b"a", b"b", b"\xc3", b"\xa9", b"ab", b" c"]  # the first two may end an answer
+VOCAB = len(PIECES)
+
+
+class Letters:
+    """A tokenizer with the pieces above."""
+
+    vocab_size = VOCAB
+
+    def __init__(self, end_ids: frozenset[int] = frozenset([0])):
+        self.end_ids = end_ids
+
+    def stream(self) -> StreamDecoder:
+        return StreamDecoder(self, special=False, strips_space=False)
+
+    def token_bytes(self, token: int, special: bool) -> bytes:
+        return PIECES[token]
+
+
+def table(seed: int, levels: int = 5, ending: float = 0.0) -> Row:
+    """A model as a table of random logits, few different ones, so that scores are often equal."""
+    rows = np.random.RandomState(seed).randint(0, levels, (61, VOCAB)).astype(np.float32) / 2
+    rows[np.random.RandomState(seed + 1).rand(61, VOCAB) < 0.1] = -np.inf
+    rows[:, 3] = np.maximum(rows[:, 3], 0)  # something is always possible
+    rows[:, :2] += ending
+    return lambda tokens: rows[hash(tokens) % 61]
+
+
+def ask(engine: FakeSequences, tokenizer: Letters, prompt: list[int], n: int = 1, beams: int = 0, **options):
+    chosen = GenerationOptions(**options)
+    return answers(engine, tokenizer, prompt, tokenizer.stream(), chosen, n, beams)
+
+
+# Sampled ones.
+
+
+class FakeRows(FakeEngine):
+    """The engine of one sequence with the same model."""
+
+    def __init__(self, row: Row, context: int):
+        super().__init__(VOCAB, lambda tokens: 0, context)
+        self._row = row
+
+    def forward(self, ids, position: int, logits: str = "last", verify: bool = False) -> np.ndarray:
+        super().forward(ids, position, logits, verify)
+        return self._row(tuple(self.cache[: position + len(ids)]))[np.newaxis]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(1, 5),
+    ending=st.sampled_from([-1.0, 0.0, 2.0]),
+    max_tokens=st.sampled_from([None, 0, 1, 7]),
+    stop=st.sampled_from([(), ("ab",), ("b", " cé")]),
+    penalty=st.sampled_from([1.0, 1.5]),
+)
+def test_each_is_what_it_would_be_alone(seed: int, n: int, ending: float, max_tokens, stop, penalty: float):
+    row, prompt = table(seed, ending=ending), [3, 2, 7]
+    engine, tokenizer = FakeSequences(VOCAB, row, context=20), Letters()
+    sampling = SamplingOptions(seed=seed, temperature=1.5, repeat_penalty=penalty)
+    options = GenerationOptions(max_tokens, stop, sampling)
+    given = answers(engine, tokenizer, prompt, tokenizer.stream(), options, n)
+    assert sorted(answer.seed for answer in given) == [seed + number for number in range(n)]
+    assert given == sorted(given, key=per_token(tokenizer, row, prompt), reverse=True)
+    for answer in given:
+        chosen = replace(options, sampling=replace(sampling, seed=answer.seed))
+        alone = Generation(CachedSequence(FakeRows(row, 20)), tokenizer, prompt, tokenizer.stream(), chosen)
+        assert "".join(alone) == answer.text
+        assert (alone.tokens, alone.finish_reason) == (answer.tokens, answer.finish_reason)
+    assert engine.read == [3], "the prompt is read once"
+    assert sum(engine.steps) == sum(max(0, len(answer.tokens) - (not ended(answer, stop))) for answer in given)
+    assert len(engine.made) <= n
+    assert engine.open() == 0
+
+
+def ended(answer: Answer, stop: tuple[str, ...]) -> bool:
+    """Whether an end token was drawn after the last token: then the last token has been run."""
+    text = b"".join(PIECES[token] for token in answer.tokens).decode(errors="replace")
+    return answer.finish_reason == "stop" and not any(word in text for word in stop)
+
+
+def per_token(tokenizer: Letters, row: Row, prompt: list[int]) -> Callable[[Answer], float]:
+    """The score of an answer from what it says of itself, to within rounding; end tokens are known by the sum."""
+
+    def score(answer: Answer) -> float:
+        total = sum_of(row, prompt, answer.tokens)
+        end = answer.finish_reason == "stop" and abs(total - answer.logprob) > 1e-9
+        return round(answer.logprob / max(1, len(answer.tokens) + end), 9)
+
+    return score
+
+
+def test_without_a_seed_the_answers_have_one():
+    row = table(5)
+    first = ask(FakeSequences(VOCAB, row), Letters(), [2], n=3, max_tokens=9)
+    seed = min(answer.seed for answer in first)
+    assert (
+        ask(FakeSequences(VOCAB, row), Letters(), [2], n=3, max_tokens=9, sampling=SamplingOptions(seed=seed)) == first
+    )
+
+
+def test_the_prompt_is_read_in_chunks_with_progress():
+    engine, seen = FakeSequences(VOCAB, table(1), context=2000), []
+    ask(engine, Letters(), [2] * 1100, n=2, max_tokens=2, on_progress=lambda *progress: seen.append(progress))
+    assert engine.read == [512, 512, 76]
+    assert seen == [(0, 1100), (512, 1100), (1024, 1100)]
+
+
+# Beam search.
+
+
+def logprob_of(row: Row, tokens: list[int], token: int) -> float:
+    logits = row(tuple(tokens))
+    return float(logits[token]) - log_total(logits)
+
+
+def sum_of(row: Row, prompt: list[int], tokens: list[int]) -> float:
+    total = 0.0
+    for index, token in enumerate(tokens):
+        total += logprob_of(row, prompt + tokens[:index], token)
+    return total
+
+
+class NaiveBeams:
+    """Beam search by its definition: every hypothesis is a list of tokens, of which all else is computed anew."""
+
+    def __init__(self, row: Row, prompt: list[int], end_ids: frozenset[int], stop: tuple[str, ...]):
+        self.row, self.prompt, self.end_ids, self.stop = row, prompt, end_ids, stop
+
+    def text(self, tokens: list[int]) -> str:
+        return b"".join(PIECES[token] for token in tokens if token not in self.end_ids).decode(errors="replace")
+
+    def finished(self, tokens: list[int]) -> bool:
+        return tokens[-1:] != [] and (
+            tokens[-1] in self.end_ids or any(word in self.text(tokens) for word in self.stop)
+        )
+
+    def total(self, tokens: list[int]) -> float:
+        return sum_of(self.row, self.prompt, tokens)
+
+    def score(self, tokens: list[int]) -> float:
+        return self.total(tokens) / max(1, len(tokens))
+
+    def search(self, beams: int, limit: int) -> list[Answer]:
+        going, done = [[]], []
+        for _ in range(limit):
+            ways = [(tokens, token) for token in range(VOCAB) for tokens in going]
+            ways = [[*tokens, token] for tokens, token in ways if self.total([*tokens, token]) > -np.inf]
+            ways.sort(key=self.total, reverse=True)  # stable: the lower token, then the better hypothesis
+            ways = ways[: beams * (1 + len(self.end_ids))]
+            open_ranks = [rank for rank, tokens in enumerate(ways) if not self.finished(tokens)][:beams]
+            last = open_ranks[-1] if len(open_ranks) == beams else len(ways)
+            done += [tokens for rank, tokens in enumerate(ways[:last]) if rank < beams and self.finished(tokens)]
+            done = sorted(done, key=self.score, reverse=True)[:beams]
+            going = [ways[rank] for rank in open_ranks]
+            if not going or (len(done) == beams and self.score(done[-1]) >= self.score(going[0])):
+                break
+        return [self.answer(tokens) for tokens in sorted(done + going, key=self.score, reverse=True)[:beams]]
+
+    def answer(self, tokens: list[int]) -> Answer:
+        text = self.text(tokens)
+        cuts = [text.index(word) for word in self.stop if word in text]
+        kept = [token for token in tokens if token not in self.end_ids]
+        reason = "stop" if self.finished(tokens) else "length"
+        return Answer(text[: min(cuts, default=None)], kept, self.total(tokens), reason)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    levels=st.sampled_from([1, 2, 5, 100]),
+    ending=st.integers(-8, 8).map(lambda quarters: quarters / 4),  # logits that rounding cannot make equal
+    end_ids=st.sampled_from([frozenset(), frozenset([0]), frozenset([0, 1])]),
+    prompt=st.lists(st.integers(2, VOCAB - 1), min_size=1, max_size=4),
+    beams=st.integers(1, 5),
+    max_tokens=st.sampled_from([None, 0, 1, 4]),
+    stop=st.sampled_from([(), ("ab",), ("b", " cé")]),
+)
+def test_beam_search_is_its_definition(seed, levels, ending, end_ids, prompt, beams, max_tokens, stop):
+    row, tokenizer = table(seed, levels, ending), Letters(end_ids)
+    engine = FakeSequences(VOCAB, row, context=12)
+    found = ask(engine, tokenizer, prompt, n=beams, beams=beams, max_tokens=max_tokens, stop=stop)
+    limit = 12 - len(prompt) if max_tokens is None else min(12 - len(prompt), max_tokens)
+    assert found == NaiveBeams(row, prompt, end_ids, stop).search(beams, limit)
+    assert engine.open() == 0
+    assert all(count <= beams for count in engine.steps)
+    assert len(engine.steps) <= max(0, limit - 1), "no token is computed for nothing"
+    assert ask(engine, tokenizer, prompt, beams=beams, max_tokens=max_tokens, stop=stop) == found[:1]
+
+
+def test_a_search_as_wide_as_everything_finds_the_likeliest():
+    row = table(77, levels=100)
+    found = ask(FakeSequences(VOCAB, row), Letters(frozenset()), [2], n=VOCAB**2, beams=VOCAB**2, max_tokens=3)
+    everything = [[a, b, c] for a in range(VOCAB) for b in range(VOCAB) for c in range(VOCAB)]
+    likeliest = sorted((sum_of(row, [2], tokens) for tokens in everything), reverse=True)
+    assert [answer.logprob for answer in found] == likeliest[: VOCAB**2]
+
+
+def test_one_beam_is_greedy():
+    for seed in range(20):
+        row = table(seed, levels=100, ending=1.0)
+        greedy = ask(FakeSequences(VOCAB, row, 40), Letters(), [2, 3], sampling=SamplingOptions(temperature=0, seed=1))
+        (found,) = ask(FakeSequences(VOCAB, row, 40), Letters(), [2, 3], beams=1)
+        assert found == replace(greedy[0], seed=None)
+
+
+def test_equal_scores_take_the_lower_tokens():
+    engine = FakeSequences(VOCAB, lambda tokens: np.zeros(VOCAB, np.float32))
+    found = ask(engine, Letters(frozenset()), [2], n=3, beams=3, max_tokens=2)
+    assert [answer.tokens for answer in found] == [[0, 0], [1, 0], [2, 0]]
+    assert found[0].logprob == pytest.approx(-2 * np.log(VOCAB))
+
+
+def test_an_ending_finishes_only_among_the_likeliest():
+    def row(tokens: tuple[int, ...]) -> np.ndarray:
+        ending, other, late_ending, last = 3, 2.9, 2.8, 2.7
+        return np.array([ending, late_ending, other, last, 0, 0, 0, 0] if len(tokens) == 1 else [0] * 8, np.float32)
+
+    found = ask(FakeSequences(VOCAB, row), Letters(frozenset([0, 1])), [2], n=2, beams=2, max_tokens=2)
+    assert [answer.tokens for answer in found] == [[], [2]], "the second ending was the third likeliest"
+
+
+def test_only_a_beam_with_several_children_forks():
+    follow = {2: 3, 3: 2}  # two chains that never meet again
+
+    def row(tokens: tuple[int, ...]) -> np.ndarray:
+        logits = np.full(VOCAB, -20, np.float32)
+        logits[[2, 3] if len(tokens) == 1 else follow[tokens[-1]]] = 0
+        return logits
+
+    engine = FakeSequences(VOCAB, row)
+    found = ask(engine, Letters(), [7], n=2, beams=2, max_tokens=10)
+    assert [answer.text for answer in found] == ["bababababa", "ababababab"]
+    assert len(engine.made) == 2
+    assert engine.steps == [2] * 9
+    assert len(engine.made[0].tokens) == len(engine.made[1].tokens) == 10
+
+
+def test_what_is_dropped_is_closed_at_once():
+    seen = []
+
+    class Watched(FakeSequences):
+        def step(self, requests, precise=True):
+            seen.append((self.open(), len(requests)))
+            return super().step(requests, precise)
+
+    for seed in range(10):
+        ask(Watched(VOCAB, table(seed, 100), 40), Letters(), [2], n=4, beams=4)
+        ask(Watched(VOCAB, table(seed, 100), 40), Letters(), [2], n=4)
+    assert seen and all(held == used for held, used in seen)
+
+
+# Interruptions and refusals.
+
+
+SEARCHES = [{"n": 3, "sampling": SamplingOptions(seed=3, temperature=2.0)}, {"n": 3, "beams": 3}]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["n-best", "beams"])
+def test_ctrl_c_in_the_engine_leaves_nothing_open(search: dict):
+    calm = FakeSequences(VOCAB, table(2), context=12)
+    ask(calm, Letters(), [2, 3], **search)
+    for moment in range(1, calm.moments + 1):
+        engine = FakeSequences(VOCAB, table(2), context=12)
+        engine.interrupt_at = moment
+        with pytest.raises(KeyboardInterrupt):
+            ask(engine, Letters(), [2, 3], **search)
+        assert engine.open() == 0
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["n-best", "beams"])
+def test_ctrl_c_on_any_line_leaves_nothing_open(search: dict):
+    for line in lines_that_run(lambda engine: ask(engine, Letters(), [2, 3], **search)):
+        engine = FakeSequences(VOCAB, table(2), context=6)
+        with interrupted_at(line), pytest.raises(KeyboardInterrupt):
+            ask(engine, Letters(), [2, 3], **search)
+        assert engine.open() == 0, f"interrupted at the {line}th line"
+
+
+def lines_that_run(search: Callable[[FakeSequences], object]) -> Iterator[int]:
+    with interrupted_at(0) as counter:
+        search(FakeSequences(VOCAB, table(2), context=6))
+    assert counter.lines > 100
+    yield from range(1, counter.lines + 1)
+
+
+class interrupted_at:  # noqa: N801
+    """Raise KeyboardInterrupt before the n-th line of the module that runs, or count them."""
+
+    def __init__(self, number: int):
+        self.number, self.lines = number, 0
+
+    def __enter__(self) -> "interrupted_at":
+        self._before = sys.gettrace()
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self._before)
+
+    def _enter(self, frame, event: str, argument: object):
+        return self._line if frame.f_code.co_filename == module.__file__ else None
+
+    def _line(self, frame, event: str, argument: object):
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.number:
+                raise KeyboardInterrupt
+        return self._line
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["n-best", "beams"])
+def test_a_damaged_model(search: dict):
+    engine = FakeSequences(VOCAB, lambda tokens: np.full(VOCAB, np.nan if len(tokens) > 4 else 0, np.float32))
+    with pytest.raises(LocalllmError, match="not numbers"):
+        ask(engine, Letters(frozenset()), [2, 3], **search)
+    assert engine.open() == 0
+
+
+def test_padded_logits():
+    engine = FakeSequences(VOCAB + 5, lambda tokens: np.arange(VOCAB + 5, dtype=np.float32))
+    (found,) = ask(engine, Letters(), [2], beams=1, max_tokens=3)
+    assert found.tokens == [VOCAB - 1] * 3
+    logits = np.arange(VOCAB)
+    assert found.logprob == pytest.approx(3 * (VOCAB - 1 - np.log(np.exp(logits).sum())))
+
+
+@pytest.mark.parametrize("counts", [{"n": 0}, {"beams": -1}, {"n": 3, "beams": 2}], ids=str)
+def test_counts_that_make_no_sense(counts: dict):
+    with pytest.raises(UsageError):
+        ask(FakeSequences(VOCAB, table(1)), Letters(), [2], **counts)
+
+
+def test_a_prompt_that_does_not_fit():
+    engine = FakeSequences(VOCAB, table(1), context=4)
+    with pytest.raises(ContextError, match=r"4 tokens.*context of 4"):
+        ask(engine, Letters(), [2] * 4)
+    with pytest.raises(UsageError, match="empty"):
+        ask(engine, Letters(), [])
+    assert engine.made == []
