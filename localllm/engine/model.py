@@ -130,10 +130,13 @@ class Engine:
     def _recorded(self, file: GGUFFile, forward: Callable[..., Activation], weights: Weights) -> list[Operation]:
         """What the architecture says, checked. Raises ModelError."""
         recorder = Recorder(self.hyperparameters)
-        logits = forward(recorder, weights, self.hyperparameters)
+        try:
+            logits = forward(recorder, weights, self.hyperparameters)
+            recorder.require_all_used(file.tensors)
+        except ModelError as error:
+            raise ModelError(f"{file.path}: {error}") from None
         if logits.columns != self.vocab_size:
             raise ModelError(f"{file.path}: logits for {logits.columns} tokens of {self.vocab_size}")
-        recorder.require_all_used(file.tensors)
         return recorder.operations
 
     def sequence(self) -> Sequence:
