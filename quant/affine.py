@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quant.compiled import compiled, inlined
-from quant.half import nearest_half, put_half
+from quant.float16 import nearest_half, put_half
 from quant.units import load_block
 
 f32 = np.float32

@@ -19,7 +19,7 @@ import numpy as np
 from gguf import quants
 
 from quant.compiled import compiled, inlined
-from quant.half import SMALLEST_HALF, nearest_half
+from quant.float16 import SMALLEST_HALF, nearest_half
 from quant.units import normalize
 
 NEIGHBOURS = 16

@@ -8,7 +8,7 @@ import numpy as np
 
 from quant import affine
 from quant.compiled import compiled, inlined
-from quant.half import put_half
+from quant.float16 import put_half
 from quant.units import load_block
 
 f32 = np.float32

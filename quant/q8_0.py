@@ -7,7 +7,7 @@ its multiples: of some scales a little above the least, the best takes a sixth o
 import numpy as np
 
 from quant.compiled import compiled, inlined
-from quant.half import SMALLEST_HALF, nearest_half, put_half
+from quant.float16 import SMALLEST_HALF, nearest_half, put_half
 from quant.units import largest_of, unit_of
 
 f32 = np.float32

@@ -22,7 +22,7 @@ d / 2 do the rest.
 import numpy as np
 
 from quant.compiled import compiled, inlined
-from quant.half import nearest_half, put_half
+from quant.float16 import nearest_half, put_half
 from quant.units import normalize
 
 # Borders tried first, in units of the root mean square: 0.6 is best for a normal distribution, more for heavy tails and

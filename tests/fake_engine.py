@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from localllm.errors import LocalllmError
 from localllm.text.tokenizer import Tokenizer
 
 
@@ -11,37 +12,74 @@ class FakeEngine:
     """Stands in for localllm.engine.model.Engine and keeps its promises, and nobody else's.
 
     Attributes:
-        cache: the tokens that a real cache would hold.
-        calls: (position, number of tokens) of every call.
+        sequences: all that were asked for, and forks of them.
+        calls: (position, number of tokens) of every append.
     """
 
     def __init__(self, vocab_size: int, say: Callable[[list[int]], int], context: int = 512):
         """say: from all the tokens so far to the next one."""
         self.vocab_size, self.context = vocab_size, context
-        self.cache: list[int] = []
+        self.sequences: list[FakeSequence] = []
         self.calls: list[tuple[int, int]] = []
         self.closed = 0
-        self.fail: BaseException | None = None  # raised in the middle of the next call
-        self._say = say
+        self.fail: BaseException | None = None  # raised by the next append
+        self.say = say
 
-    def forward(self, ids: Sequence[int], position: int, logits: str = "last", verify: bool = False) -> np.ndarray:
-        assert 0 < len(ids) <= 512
-        assert position <= len(self.cache), "positions without keys and values"
-        assert position + len(ids) <= self.context
-        self.calls.append((position, len(ids)))
-        self.cache[position:] = [-1] * len(ids)  # being overwritten
-        if self.fail is not None:
-            failure, self.fail = self.fail, None
-            raise failure
-        self.cache[position:] = ids
-        wanted = {"last": [len(ids)], "all": range(1, len(ids) + 1), "none": []}[logits]
-        rows = np.full((len(wanted), self.vocab_size), -10.0, np.float32)
-        for row, count in zip(rows, wanted, strict=True):
-            row[self._say(self.cache[: position + count])] = 20.0
-        return rows
+    def sequence(self) -> "FakeSequence":
+        return FakeSequence(self, [])
+
+    def step(self, requests: Sequence[tuple["FakeSequence", Sequence[int]]], precise: bool = True) -> list[np.ndarray]:
+        assert len({id(sequence) for sequence, _ in requests}) == len(requests)
+        return [sequence.append(ids, precise=precise) for sequence, ids in requests]
+
+    @property
+    def open_sequences(self) -> list["FakeSequence"]:
+        return [sequence for sequence in self.sequences if not sequence.closed]
 
     def close(self) -> None:
         self.closed += 1
+
+
+class FakeSequence:
+    """A sequence of a FakeEngine."""
+
+    def __init__(self, engine: FakeEngine, tokens: list[int]):
+        self.tokens, self.engine, self.closed = tokens, engine, False
+        self.context, self.vocab_size = engine.context, engine.vocab_size
+        engine.sequences.append(self)
+
+    def append(self, ids: Sequence[int], logits: str = "last", precise: bool = True) -> np.ndarray:
+        self._require_open()
+        assert ids
+        assert len(self.tokens) + len(ids) <= self.context
+        self.engine.calls.append((len(self.tokens), len(ids)))
+        if self.engine.fail is not None:
+            failure, self.engine.fail = self.engine.fail, None
+            raise failure
+        wanted = {"last": 1, "all": len(ids), "none": 0}[logits]
+        self.tokens += ids
+        rows = np.full((wanted, self.vocab_size), -10.0, np.float32)
+        for i, row in enumerate(rows):
+            row[self.engine.say(self.tokens[: len(self.tokens) - wanted + i + 1])] = 20.0
+        return rows
+
+    def fork(self) -> "FakeSequence":
+        self._require_open()
+        return FakeSequence(self.engine, list(self.tokens))
+
+    def truncate(self, length: int) -> int:
+        self._require_open()
+        assert length >= 0
+        del self.tokens[length:]
+        return len(self.tokens)
+
+    def close(self) -> None:
+        self.closed = True
+        self.tokens = []
+
+    def _require_open(self) -> None:
+        if self.closed or self.engine.closed:
+            raise LocalllmError("this sequence is closed" if self.closed else "the model is closed")
 
 
 def saying(tokenizer: Tokenizer, *answers: str) -> Callable[[list[int]], int]:

@@ -1,30 +1,46 @@
-"""Attention and the KV cache's storage against plain NumPy twins."""
+"""Attention over pages, and the KV cache's storage, against plain NumPy twins."""
+
+from typing import NamedTuple
 
 import gguf
 import numpy as np
 import pytest
-from kernel_calls import GUARD, Scratch, caller, count, for_any_parts, normal, output, padded, written
-from localllm.engine.kv_cache import KV_TYPES
+from kernel_calls import GUARD, Scratch, at_end_of_page, caller, count, for_any_parts, normal, output, padded, written
 
+from localllm.arch import states
 from localllm.cli import options
-from localllm.engine import cpu_builder
-from localllm.kernels.cpu import attention, attention_many, cache_formats
+from localllm.engine.cpu import attention_scratch, most_units
+from localllm.kernels import reference
+from localllm.kernels.arguments import PAGE, SEQUENCE, SPLIT, UNIT
+from localllm.kernels.cpu import ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS, cache_formats
 from localllm.kernels.cpu.tiles_f32 import ROWS as TILE
 
 NAMES = ["F32", "F16", "Q8_0"]
-SHAPES = [  # head dimension, key-value heads, query heads of each
-    (64, 2, 1), (64, 1, 2), (64, 3, 3), (80, 1, 4), (128, 1, 5), (48, 2, 6), (20, 1, 7), (96, 1, 8), (5, 1, 1),
+
+
+class Shape(NamedTuple):
+    key_dim: int
+    value_dim: int
+    kv_heads: int
+    group: int  # query heads of each
+
+
+SHAPES = [
+    Shape(64, 64, 2, 1), Shape(64, 64, 1, 2), Shape(64, 64, 3, 3), Shape(80, 80, 1, 4), Shape(128, 128, 1, 5),
+    Shape(48, 48, 2, 6), Shape(20, 20, 1, 7), Shape(96, 96, 1, 8), Shape(5, 5, 1, 1), Shape(192, 128, 1, 3),
+    Shape(20, 96, 2, 2),
 ]  # fmt: skip
 POSITIONS = [  # tokens, length with them
-    (1, 1), (1, 15), (1, 16), (1, 17), (1, 255), (1, 256), (1, 257), (1, 1000), (1, 5000), (2, 2), (2, 257), (3, 300),
-    (4, 1000), (5, 129), (6, 640), (7, 1000), (8, 8), (8, 300), (8, 1000), (9, 9), (9, 257), (20, 1000), (65, 65),
-    (65, 300), (130, 1000),
+    (1, 1), (1, 15), (1, 16), (1, 17), (1, 63), (1, 64), (1, 65), (1, 255), (1, 256), (1, 257), (1, 1000), (1, 5000),
+    (2, 2), (2, 257), (3, 300), (4, 1000), (5, 129), (6, 640), (7, 1000), (8, 8), (8, 300), (8, 1000), (9, 9), (9, 257),
+    (20, 1000), (65, 65), (65, 300), (130, 1000),
 ]  # fmt: skip
+MIXED = [(1, 1), (1, 700), (20, 20), (3, 64), (40, 300), (1, 65), (8, 1000), (100, 128), (2, 257), (9, 640)]
 
 
 @pytest.fixture(scope="module")
 def call():
-    return caller(["merge", *(f"{kind}-{name}" for kind in ("store", "attend") for name in NAMES)])
+    return caller(["plan", "merge", *(f"{kind}-{name}" for kind in ("store", "attend") for name in NAMES)])
 
 
 def nmse(got: np.ndarray, exact: np.ndarray) -> float:
@@ -56,49 +72,87 @@ def decoded(name: str, data: np.ndarray, head_dim: int) -> np.ndarray:
     return values.astype(np.float32).reshape(*data.shape[:-1], -1)[..., :head_dim]
 
 
-class Cache:
-    """Keys and values float32 [tokens, key-value heads, head dimension] in runs of tokens; NaN in unused places."""
+class Text(NamedTuple):
+    """What one sequence has: keys and values float32 [tokens, key-value heads, dimension], queries of its last tokens
+    [tokens, heads * dimension].
+    """
 
-    def __init__(self, keys: np.ndarray, values: np.ndarray, name: str, run_lengths: list[int]):
-        data = [encoded(name, side).swapaxes(0, 1) for side in (keys, values)]
-        self.token_bytes, self.head_bytes = data[0].shape[2], max(run_lengths) * data[0].shape[2]
-        shape = (2, keys.shape[1], max(run_lengths), self.token_bytes)
-        self.memory, self.runs, start = [], np.zeros((len(run_lengths), 3), np.int64), 0
-        for run, length in zip(self.runs, run_lengths, strict=True):
-            memory = np.full(shape, 255, np.uint8)
-            for target, source in zip(memory, data, strict=True):
-                part = source[:, start : start + length]
-                target[:, : part.shape[1]] = part
-            run[:] = memory[0].ctypes.data, memory[1].ctypes.data, length
-            self.memory.append(memory)
-            start += length
+    keys: np.ndarray
+    values: np.ndarray
+    q: np.ndarray
+
+
+def text(name: str, shape: Shape, tokens: int, length: int, seed: int = 0) -> Text:
+    """`tokens` of `length` are new. Keys and values are numbers that the cache can keep."""
+    keys, values = (
+        decoded(name, encoded(name, normal(length, shape.kv_heads, dim, seed=3 * seed + side)), dim)
+        for side, dim in enumerate((shape.key_dim, shape.value_dim))
+    )
+    q = 3 * normal(tokens, shape.kv_heads * shape.group * shape.key_dim, seed=3 * seed + 2)  # some keys matter
+    return Text(keys, values, q)
+
+
+class Header:
+    """Of a run for sequences with so many new tokens and so long; pages in a row, or anywhere."""
+
+    def __init__(self, tokens: list[int], lengths: list[int], scattered: bool = False, seed: int = 0):
+        needed = [-(-length // PAGE) for length in lengths]
+        self.pages = sum(needed) + 3
+        order = np.random.default_rng(seed).permutation(self.pages) if scattered else np.arange(self.pages)
+        tables = np.split(order[: sum(needed)].astype(np.int64), np.cumsum(needed)[:-1])
+        self.tables = [at_end_of_page(table).view(np.int64) for table in tables]
+        self.sequences = np.zeros((len(tokens), len(SEQUENCE)), np.int64)
+        self.sequences[:, SEQUENCE.first] = np.cumsum([0, *tokens[:-1]])
+        self.sequences[:, SEQUENCE.count], self.sequences[:, SEQUENCE.length] = tokens, lengths
+        self.sequences[:, SEQUENCE.table] = [table.ctypes.data for table in self.tables]
+        pairs = zip(tokens, lengths, strict=True)
+        self.positions = np.concatenate([np.arange(length - count, length) for count, length in pairs])
+        self.owners = np.repeat(np.arange(len(tokens)), tokens)
+        self.count, self.sequence_count = count(sum(tokens)), count(len(tokens))
+
+    def places(self, number: int) -> np.ndarray:
+        """Where the tokens of a sequence are."""
+        positions = np.arange(self.sequences[number, SEQUENCE.length])
+        return self.tables[number][positions // PAGE] * PAGE + positions % PAGE
+
+    def memory(self, heads: int, token_bytes: int) -> np.ndarray:
+        """One side of a cache, bytes [heads, places, bytes per token], which are NaN; nothing is readable behind it."""
+        shape = heads, self.pages * PAGE, token_bytes
+        return at_end_of_page(np.full(shape, 255, np.uint8)).reshape(shape)
+
+    def cache(self, name: str, sides: list[np.ndarray]) -> np.ndarray:
+        """One side of a cache with what the sequences have, each float32 [tokens, heads, dimension]."""
+        data = [encoded(name, side) for side in sides]
+        memory = self.memory(*data[0].shape[1:])
+        for number, heads in enumerate(data):
+            memory[:, self.places(number)] = heads.swapaxes(0, 1)
+        return memory
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("head_dim", [64, 80, 20])
-def test_store(call, name, side, head_dim):
-    """Tokens go to their positions in the runs, rounded, with zeros behind each head; nothing else changes."""
-    kv_heads, positions = 3, np.array([0, 15, 16, 40, 63, 64, 79], np.int64)
-    empty = np.zeros((0, kv_heads, head_dim), np.float32)
-    x = normal(len(positions), kv_heads * head_dim)
+def test_store(call, name, head_dim):
+    """Tokens go to their places, rounded, with zeros behind each head; nothing else changes."""
+    heads, tokens, lengths = 3, [4, 1, 2, 70], [4, 64, 65, 200]
+    x = normal(sum(tokens), heads * head_dim)
     x[0], x[1], x[2] = 0, 1e-7 * x[1], 1e4 * x[2]
+    kept = encoded(name, x.reshape(len(x), heads, head_dim))
 
-    def compute(parts):
-        cache = Cache(empty, empty, name, [16, 48, 16])
-        source = padded(x)
-        arguments = {"count": count(len(positions)), "positions": positions, "x": source, "stride": source.strides[0]}
-        arguments |= {"runs": cache.runs, "run_count": 3, "side": 8 * side, "head_stride": cache.head_bytes}
-        call(f"store-{name}", parts, **arguments, token_bytes=cache.token_bytes, heads=kv_heads, head_dim=head_dim)
-        assert all((memory[1 - side] == 255).all() for memory in cache.memory)
-        lengths = cache.runs[:, 2]
-        assert all((memory[:, :, n:] == 255).all() for memory, n in zip(cache.memory, lengths, strict=True))
-        return np.concatenate([m[side, :, :n].swapaxes(0, 1) for m, n in zip(cache.memory, lengths, strict=True)])
+    for scattered in (False, True):
+        header = Header(tokens, lengths, scattered)
 
-    got = for_any_parts(compute)
-    expected = np.full_like(got, 255)
-    expected[positions] = encoded(name, x.reshape(len(positions), kv_heads, head_dim))
-    np.testing.assert_array_equal(got, expected)
+        def compute(parts, header=header):
+            memory, source = header.memory(heads, kept.shape[2]), padded(x)
+            arguments = {"x": source, "stride": source.strides[0], "base": memory, "head_stride": memory.strides[0]}
+            arguments |= {"count": header.count, "positions": header.positions, "owners": header.owners}
+            arguments |= {"sequences": header.sequences, "token_bytes": kept.shape[2], "heads": heads}
+            call(f"store-{name}", parts, **arguments, head_dim=head_dim)
+            return memory.copy()
+
+        expected = header.memory(heads, kept.shape[2])
+        places = np.concatenate([header.places(number)[-count:] for number, count in enumerate(tokens)])
+        expected[:, places] = kept.swapaxes(0, 1)
+        np.testing.assert_array_equal(for_any_parts(compute), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -109,12 +163,12 @@ def test_store_keeps_nan_for_what_it_cannot_hold(call, name):
         x[token, 7 * token] = x[8 + token, 79] = value
     limit, block = {"F32": (np.inf, 1), "F16": (65520, 1), "Q8_0": (65520 * 127, 32)}[name]
     lost = np.pad(~(np.abs(x) < limit), [(0, 0), (0, 16)]).reshape(40, -1, block).any(axis=-1)
-    empty, positions, source = np.zeros((0, 1, head_dim), np.float32), np.arange(40), padded(x)
-    cache = Cache(empty, empty, name, [48])
-    arguments = {"count": count(40), "positions": positions, "x": source, "stride": source.strides[0]}
-    arguments |= {"runs": cache.runs, "run_count": 1, "side": 0, "head_stride": cache.head_bytes}
-    call(f"store-{name}", 1, **arguments, token_bytes=cache.token_bytes, heads=1, head_dim=head_dim)
-    got = decoded(name, cache.memory[0][0, 0, :40], head_dim)
+    header, source = Header([40], [40]), padded(x)
+    memory = header.memory(1, encoded(name, x[20:21]).shape[1])
+    arguments = {"count": header.count, "positions": header.positions, "owners": header.owners, "heads": 1}
+    arguments |= {"sequences": header.sequences, "x": source, "stride": source.strides[0], "base": memory}
+    call(f"store-{name}", 1, **arguments, head_stride=memory.strides[0], token_bytes=memory.shape[2], head_dim=head_dim)
+    got = decoded(name, memory[0, :40], head_dim)
     lost = np.repeat(lost, block, axis=1)[:, :head_dim]
     assert np.isnan(got[lost]).all()
     assert np.isfinite(got[~lost]).all()
@@ -126,87 +180,213 @@ def test_q8_0_is_as_near_as_8_bits_can_be():
     assert (np.abs(decoded("Q8_0", encoded("Q8_0", x), 64) - x) <= 0.57 * steps).all()  # half, and the rounded scale
 
 
+# ---- the plan -------------------------------------------------------------------------------------------------------
+
+
+def planned(call, header: Header, shape: Shape, window: int = 0) -> dict[str, np.ndarray]:
+    """What `plan` writes, in no more memory than the engine gives it."""
+    heads, tokens = shape.kv_heads * shape.group, int(header.count[0])
+    units = np.full((most_units(heads, shape.kv_heads) + 1, len(UNIT)), -7, np.int64)
+    splits = np.full((tokens + 1, len(SPLIT)), -7, np.int64)
+    plan = {"units": units, "unit_count": count(0), "splits": splits}
+    sequences = {"sequences": header.sequences, "sequence_count": header.sequence_count}
+    call("plan", 1, **sequences, heads=heads, kv_heads=shape.kv_heads, window=window, **plan)
+    assert (units[plan["unit_count"][0] :] == -7).all()
+    assert (splits[-1] == -7).all()
+    return plan
+
+
+@pytest.mark.parametrize("window", [0, 1, 16, 100, 1000])
+@pytest.mark.parametrize("group", [1, 4, 12])
+@pytest.mark.parametrize(
+    "runs",
+    [*([run] for run in POSITIONS), MIXED, [(8, 10**5)] * 64, [(1, 5000)] * 512, [(8, 9000)] * 8 + [(448, 500)]],
+    ids=lambda runs: f"{len(runs)}x{runs[0]}",
+)
+def test_units_cover_every_key_that_a_token_sees_once(call, runs, group, window):
+    """Of the same sequence, from a multiple of 16 on; partial results have places of their own."""
+    shape, (tokens, lengths) = Shape(64, 64, 2, group), map(list, zip(*runs, strict=True))
+    header = Header(tokens, lengths)
+    plan = planned(call, header, shape, window)
+    units, splits = plan["units"][: plan["unit_count"][0]], plan["splits"][:-1]
+    rows = units[:, UNIT.rows]
+    assert (rows > 0).all() and (rows <= ATTEND_ROWS).all() and (units[:, UNIT.begin] % 16 == 0).all()
+    unit = np.repeat(np.arange(len(units)), rows)  # of each (unit, row)
+    row = np.arange(len(unit)) - np.repeat(np.cumsum(rows) - rows, rows) + units[unit, UNIT.first_row]
+    token, sequence = row // group, header.owners[row // group]
+    begin, end = units[unit, UNIT.begin], units[unit, UNIT.end]
+    np.testing.assert_array_equal(units[unit, UNIT.table], header.sequences[sequence, SEQUENCE.table])
+    assert (end <= header.sequences[sequence, SEQUENCE.length]).all()
+    last = header.positions[token]
+    first = np.maximum(last + 1 - window, 0) if window else np.zeros_like(last)
+    seen = np.maximum(np.minimum(end, last + 1) - np.maximum(begin, first), 0)
+    place = units[unit, UNIT.kv_head] * len(header.owners) * group + row
+    covered = np.bincount(place, weights=seen, minlength=2 * len(header.owners) * group)
+    expected = np.repeat((np.minimum(header.positions + 1, window) if window else header.positions + 1), group)
+    np.testing.assert_array_equal(covered, np.tile(expected, 2))
+    order = np.lexsort((begin, place))
+    again = np.diff(place[order]) == 0
+    assert (begin[order][1:][again] >= end[order][:-1][again]).all(), "parts of a context overlap"
+    assert (np.bincount(place) == np.tile(np.repeat(splits[:, SPLIT.count], group), 2)).all()
+    assert (units[unit, UNIT.split] < splits[token, SPLIT.count]).all() and splits[:, SPLIT.count].max() <= MOST_SPLITS
+    slots = splits[splits[:, SPLIT.count] > 1, SPLIT.slot]
+    assert len(set(slots)) == len(slots) and (slots < SPLIT_TOKENS).all()
+
+
+def test_a_plan_for_no_sequence(call):
+    assert planned(call, Header([1], [1]), SHAPES[0])["unit_count"] == 2
+    header = Header([1], [1])
+    header.sequence_count[0] = 0
+    assert planned(call, header, SHAPES[0])["unit_count"] == 0
+
+
 # ---- attention ------------------------------------------------------------------------------------------------------
 
 
-def test_the_tape_gives_the_kernel_the_memory_that_it_takes():
-    """localllm.engine.cpu_builder has copies of these numbers, because it imports no kernel."""
-    sizes = (attention.MOST_SPLITS, attention.FEW_TOKENS, attention.ROWS, attention_many.KEYS)
-    assert sizes == (cpu_builder.SPLITS, cpu_builder.FEW_TOKENS, cpu_builder.ROWS, cpu_builder.KEYS)
-    assert attention.ROWS % TILE == 0
-    assert attention.FEW_ROWS * attention.attention_few.KEYS <= attention.ROWS * attention_many.KEYS
+def test_rows_fill_whole_tiles():
+    assert ATTEND_ROWS % TILE == 0
 
 
-def attend(call, name: str, q: np.ndarray, cache: Cache, length: int, shape: tuple[int, int, int], parts: int):
-    """Queries float32 [tokens, heads * head dimension], the last tokens of `length`, against the cache."""
-    head_dim, kv_heads, group = shape
-    heads, tokens, pad = kv_heads * group, len(q), -(-head_dim // 16) * 16
-    source, y = padded(q), output(tokens, heads * head_dim)
-    scratch = Scratch(4 * (attention.ROWS * (2 * pad + 64 + 32) + 2 * 64 * pad))
-    partial = np.full((8 * heads * 16 + 1, pad + 32), np.nan, np.float32)
+def attend(
+    call, name: str, shape: Shape, texts: list[Text], parts: int = 1, *, window=0, softcap=0.0, slopes=0, **pages
+) -> list[np.ndarray]:
+    """What each of the sequences gets in a run of all: float32 [tokens, heads * value_dim]."""
+    heads, tokens = shape.kv_heads * shape.group, [len(text.q) for text in texts]
+    header = Header(tokens, [len(text.keys) for text in texts], **pages)
+    keys, values = (header.cache(name, [text[side] for text in texts]) for side in (0, 1))
+    key_dim, value_dim = (-(-dim // 16) * 16 for dim in (shape.key_dim, shape.value_dim))
+    source, y = padded(np.concatenate([text.q for text in texts])), output(sum(tokens), heads * shape.value_dim)
+    scratch = Scratch(attention_scratch(key_dim, value_dim))
+    partial = np.full((min(sum(tokens), SPLIT_TOKENS) * heads * MOST_SPLITS + 1, value_dim + 32), np.nan, np.float32)
     partial[-1] = GUARD
-    positions = np.arange(length - tokens, length)
-    arguments = {"count": count(tokens), "positions": positions, "q": source, "q_stride": source.strides[0]}
-    arguments |= {"y": y, "y_stride": y.strides[0], "runs": cache.runs, "run_count": len(cache.runs)}
-    arguments |= {"head_stride": cache.head_bytes, "token_bytes": cache.token_bytes, "heads": heads}
-    arguments |= {"kv_heads": kv_heads, "head_dim": head_dim, "scale": head_dim**-0.5, "partial": partial}
-    call(f"attend-{name}", parts, **arguments, **scratch.arguments)
-    call("merge", parts, **arguments, **scratch.arguments)
+    arguments = {"count": header.count, "positions": header.positions, "window": window, "softcap": softcap}
+    arguments |= planned(call, header, shape, window)
+    arguments |= {"q": source, "q_stride": source.strides[0], "y": y, "y_stride": y.strides[0], "partial": partial}
+    arguments |= {"keys": keys, "key_head_stride": keys.strides[0], "key_bytes": keys.shape[2]}
+    arguments |= {"values": values, "value_head_stride": values.strides[0], "value_bytes": values.shape[2]}
+    arguments |= {"heads": heads, "kv_heads": shape.kv_heads, "scale": shape.key_dim**-0.5}
+    arguments |= {"key_dim": shape.key_dim, "value_dim": shape.value_dim, "slopes": slopes}
+    for kernel in (f"attend-{name}", "merge"):
+        call(kernel, parts, **arguments, **scratch.arguments)
     scratch.check()
     assert (partial[-1] == GUARD).all(), "too many partial results"
-    return written(y, tokens, heads * head_dim)
+    return np.split(written(y, sum(tokens), heads * shape.value_dim), np.cumsum(tokens)[:-1])
 
 
-def exact_attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """softmax(q k / sqrt(d)) v in float64, with a loop over heads; the queries are the last tokens."""
-    _, kv_heads, head_dim = keys.shape
-    rows = q.reshape(len(q), -1, head_dim).astype(np.float64)
-    group, result = rows.shape[1] // kv_heads, np.empty_like(rows)
-    hidden = np.arange(len(keys)) > np.arange(len(keys) - len(q), len(keys))[:, None]
+def exact_attention(shape: Shape, text: Text, window: int = 0, softcap: float = 0.0, slopes=None) -> np.ndarray:
+    """softmax(q k / sqrt(d)) v in float64, with a loop over heads."""
+    rows = text.q.reshape(len(text.q), -1, shape.key_dim).astype(np.float64)
+    result = np.empty((len(rows), rows.shape[1], shape.value_dim))
+    distance = np.arange(len(text.keys) - len(rows), len(text.keys))[:, None] - np.arange(len(text.keys))
+    hidden = (distance < 0) | (distance >= (window or np.inf))
     for head in range(rows.shape[1]):
-        scores = rows[:, head] @ keys[:, head // group].T.astype(np.float64) / np.sqrt(head_dim)
+        scores = rows[:, head] @ text.keys[:, head // shape.group].T.astype(np.float64) / np.sqrt(shape.key_dim)
+        scores = softcap * np.tanh(scores / softcap) if softcap else scores
+        scores = scores - (0 if slopes is None else slopes[head].astype(np.float64) * distance)
         scores[hidden] = -np.inf
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        result[:, head] = weights / weights.sum(axis=1, keepdims=True) @ values[:, head // group].astype(np.float64)
-    return result.reshape(q.shape)
+        values = text.values[:, head // shape.group].astype(np.float64)
+        result[:, head] = weights / weights.sum(axis=1, keepdims=True) @ values
+    return result.reshape(len(rows), -1)
 
 
 @pytest.mark.parametrize(("tokens", "length"), POSITIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_attention(call, name, tokens, length):
-    """Right with one run and with several, whatever lies behind the last token."""
+    """Right wherever the pages are, the same in any number of parts, whatever lies behind the last token."""
     for shape in SHAPES:
-        head_dim, kv_heads, group = shape
-        keys, values = (encoded(name, normal(length, kv_heads, head_dim, seed=seed)) for seed in (1, 2))
-        keys, values = (decoded(name, data, head_dim) for data in (keys, values))
-        q = 3 * normal(tokens, kv_heads * group * head_dim, seed=3)  # scores of about 3: some keys matter
-        exact, rounded = exact_attention(q, keys, values), -(-length // 16) * 16
-        for run_lengths in ([rounded + 64], [16, 48, 16, 256, rounded + 16]):
-            cache = Cache(keys, values, name, run_lengths)
-            got = for_any_parts(lambda parts, a=(q, cache, length, shape): attend(call, name, *a, parts))
-            assert nmse(got, exact) < 1e-11
+        only = text(name, shape, tokens, length)
+        got = for_any_parts(lambda parts, a=(name, shape, [only]): attend(call, *a, parts)[0])
+        assert nmse(got, exact_attention(shape, only)) < 2e-11
+        np.testing.assert_array_equal(attend(call, name, shape, [only], 3, scattered=True)[0], got)
+
+
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 63, 64, 65, 200, 256, 300, 999, 1000, 2000])
+@pytest.mark.parametrize("shape", [Shape(64, 64, 2, 2), Shape(20, 48, 1, 5)])
+def test_windows(call, shape, window):
+    texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
+    got = attend(call, "F16", shape, texts, 3, window=window, scattered=True)
+    for rows, one in zip(got, texts, strict=True):
+        assert nmse(rows, exact_attention(shape, one, window)) < 1e-11
+
+
+@pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
+@pytest.mark.parametrize("window", [0, 100])
+def test_softcaps(call, softcap, window):
+    shape = Shape(64, 64, 2, 2)
+    texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
+    got = attend(call, "F16", shape, texts, 3, softcap=softcap, window=window)
+    for rows, one in zip(got, texts, strict=True):
+        assert nmse(rows, exact_attention(shape, one, window, softcap)) < 1e-11
+
+
+@pytest.mark.parametrize("shape", [Shape(64, 64, 3, 1), Shape(20, 48, 2, 5)])
+def test_slopes(call, shape):
+    slopes = np.float32([0.5**head for head in range(shape.kv_heads * shape.group)])
+    texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
+    got = attend(call, "F16", shape, texts, 3, slopes=slopes)
+    for rows, one in zip(got, texts, strict=True):
+        assert nmse(rows, exact_attention(shape, one, slopes=slopes)) < 1e-11
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("shape", [Shape(64, 64, 2, 1), Shape(48, 32, 2, 6)])
+def test_a_sequence_gets_the_same_alone_and_among_others(call, name, shape, window):
+    """Bit for bit, and wherever its pages are."""
+    texts = [text(name, shape, *position, seed) for seed, position in enumerate(MIXED)]
+    together = for_any_parts(lambda parts: np.concatenate(attend(call, name, shape, texts, parts, window=window)))
+    alone = [attend(call, name, shape, [one], 2, window=window)[0] for one in texts]
+    np.testing.assert_array_equal(together, np.concatenate(alone))
+    for seed in range(3):
+        got = attend(call, name, shape, texts[::-1], 3, window=window, scattered=True, seed=seed)
+        np.testing.assert_array_equal(together, np.concatenate(got[::-1]))
+
+
+def test_many_sequences_of_one_token(call):
+    """More than have their contexts split."""
+    shape = Shape(32, 32, 2, 2)
+    texts = [text("F16", shape, 1, 200 + 11 * seed, seed) for seed in range(100)]
+    for rows, one in zip(attend(call, "F16", shape, texts, 3, scattered=True), texts, strict=True):
+        assert nmse(rows, exact_attention(shape, one)) < 1e-11
 
 
 @pytest.mark.parametrize("scale", [1e-4, 100])
 def test_attention_with_flat_and_extreme_scores(call, scale):
     """All keys alike, or scores up to thousands: no overflow, and the largest wins."""
-    shape, length = (64, 2, 2), 700
-    keys, values = (normal(length, 2, 64, seed=seed) for seed in (1, 2))
+    shape = Shape(64, 64, 2, 2)
     for tokens in (1, 8, 20):
-        q = scale * 10 * normal(tokens, 256, seed=3)
-        got = attend(call, "F32", q, Cache(keys, values, "F32", [704]), length, shape, 3)
-        assert nmse(got, exact_attention(q, keys, values)) < 1e-7  # 3e-8 without FMA
+        one = text("F32", shape, tokens, 700)
+        one = one._replace(q=scale * 3 * one.q)
+        got = attend(call, "F32", shape, [one], 3)[0]
+        assert nmse(got, exact_attention(shape, one)) < 1e-7  # 3e-8 without FMA
 
 
 def test_a_head_of_zeros_in_q8_0(call):
     """Its scale is zero: the keys are alike, and the result is the mean of the values."""
-    keys, values = np.zeros((40, 1, 64), np.float32), decoded("Q8_0", encoded("Q8_0", normal(40, 1, 64)), 64)
     for tokens in (1, 30):
-        got = attend(call, "Q8_0", normal(tokens, 64), Cache(keys, values, "Q8_0", [48]), 40, (64, 1, 1), 1)
-        np.testing.assert_allclose(got[-1], values[:, 0].mean(axis=0), rtol=1e-4, atol=1e-6)
+        one = text("Q8_0", Shape(64, 64, 1, 1), tokens, 40)
+        got = attend(call, "Q8_0", Shape(64, 64, 1, 1), [one._replace(keys=0 * one.keys)])[0]
+        np.testing.assert_allclose(got[-1], one.values[:, 0].mean(axis=0), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 50.0])
+@pytest.mark.parametrize("side", ["keys", "values", "q"])
+@pytest.mark.parametrize(("tokens", "length"), [(1, 40), (1, 1000), (8, 300), (30, 300)])
+def test_what_is_not_a_number_stays_visible(call, side, softcap, tokens, length):
+    """In a key or value that all tokens see, or in a query."""
+    shape = Shape(64, 64, 1, 2)
+    one = text("F32", shape, tokens, length)
+    if side == "q":
+        one.q[:, [3, 67]] = np.nan
+    else:
+        getattr(one, side)[0, :, 3] = np.nan
+    got = attend(call, "F32", shape, [one], softcap=softcap)[0]
+    assert np.isnan(got if side != "values" else got[:, [3, 67]]).all()
 
 
 def test_the_lists_of_formats_agree():
     """They are in several places, because some of these import neither NumPy nor Numba."""
     assert list(cache_formats.STORAGE) == NAMES
-    assert sorted(KV_TYPES) == sorted(options.kv_types.choices) == sorted(name.lower() for name in NAMES)
+    lists = states.STORAGE, reference.KEEP, options.kv_types.choices, [name.lower() for name in NAMES]
+    assert len({tuple(sorted(names)) for names in lists}) == 1

@@ -15,19 +15,19 @@ from statistics import mean, stdev
 import click
 import numpy as np
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, FakeSequence
 from test_cli import ENVIRONMENT, PROGRAM, Terminal, posix
 from tiny_model import write_tiny_model
 
-from localllm.arch import llama
-from localllm.arch.config import Config
+from localllm.arch import architecture
 from localllm.arch.weights import Weights
 from localllm.cli.bench import Numbers
 from localllm.engine import bandwidth
 from localllm.engine.bandwidth import MemoryReader, read_bandwidth
+from localllm.engine.program import Part
 from localllm.errors import UsageError
 from localllm.files.gguf_file import GGUFFile
-from localllm.kernels.reference import Reference
+from localllm.kernels.reference import Reference, Remembered
 from localllm.services import bench
 from localllm.services.bench import Bench, Costs, Course, Result, Test, plan
 
@@ -65,16 +65,20 @@ class TimedEngine(FakeEngine):
     def __init__(self, *seconds_per_token: float):
         """The times of the calls; the last one is that of all further calls."""
         super().__init__(vocab_size=50, say=lambda tokens: 0, context=5000)
-        self.clock, self._times = 0.0, list(seconds_per_token)
+        self.clock, self.times = 0.0, list(seconds_per_token)
+        self.known: dict[int, int] = {}  # the tokens at all positions so far
 
-    def forward(self, ids, position, logits="last", verify=False):
-        time = self._times.pop(0) if len(self._times) > 1 else self._times[0]
-        self.clock += time * len(ids)
-        before = list(self.cache)
-        rows = super().forward(ids, position, logits, verify)
-        again = min(len(before), len(self.cache))
-        assert self.cache[:again] == before[:again], "another token at the same position"
-        return rows
+    def sequence(self) -> FakeSequence:
+        return TimedSequence(self, [])
+
+
+class TimedSequence(FakeSequence):
+    def append(self, ids, logits="last", precise=True):
+        times, known = self.engine.times, self.engine.known
+        self.engine.clock += (times.pop(0) if len(times) > 1 else times[0]) * len(ids)
+        for position, token in enumerate(ids, len(self.tokens)):
+            assert known.setdefault(position, token) == token, "another token at the same position"
+        return super().append(ids, logits, precise)
 
 
 @pytest.fixture
@@ -85,7 +89,7 @@ def course(monkeypatch):
         monkeypatch.setattr(bench, "perf_counter", lambda: engine.clock)
         speeds = count(10, 10)
         monkeypatch.setattr(bench, "read_bandwidth", lambda threads: next(speeds) * 1e9 if threads == 2 else 0)
-        return Course(engine, 2, COSTS, (steps if steps is not None else []).append)
+        return Course(engine.sequence(), 2, COSTS, (steps if steps is not None else []).append)
 
     return prepare
 
@@ -163,19 +167,19 @@ class Counting(Reference):
 
     multiply_adds = weight_bytes = 0
 
-    def linear(self, x, weight, cached=False):
+    def linear(self, x, weight):
         self.multiply_adds += len(x) * prod(weight.shape)
         self.weight_bytes += weight.tensor.nbytes
-        return super().linear(x, weight, cached)
+        return super().linear(x, weight)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_costs_are_those_of_the_matrix_products(tiny: str, tied: bool):
     file = GGUFFile.open(tiny)
     tensors = {name: tensor for name, tensor in file.tensors.items() if not (tied and name == "output.weight")}
-    builder = Counting(Config.from_metadata(file.metadata), 16, "f32", True)
-    builder.tokens, builder.positions, builder.outputs = np.array([5, 6, 7]), np.arange(3), np.array([2])
-    llama.forward(builder, Weights(tensors))
+    builder = Counting([Part(Remembered("f32"), 0, np.array([5, 6, 7]), wanted=1)], {})
+    model, hyperparameters = architecture(file)
+    model.forward(builder, Weights(tensors), hyperparameters)
     costs = Costs.of(tensors)
     assert 3 * costs.per_token + costs.per_logits == builder.multiply_adds
     assert costs.weight_bytes == builder.weight_bytes
@@ -352,5 +356,5 @@ def test_a_name_cannot_break_the_table(tiny: str, tmp_path: Path):
 
 
 def test_the_service_refuses(tiny: str):
-    with Bench(tiny, lambda step: None) as opened, pytest.raises(UsageError):
-        list(opened.run([Test(1, 0)], [1], 0, "f16"))
+    with pytest.raises(UsageError):
+        list(Bench(tiny, lambda step: None).run([Test(1, 0)], [1], 0, "f16"))

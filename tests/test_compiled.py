@@ -12,10 +12,10 @@ from quant.cache import cache_folder
 
 PROGRAM = """
 import numpy as np
-from quant import half
+from quant import float16
 out = np.empty(2, np.uint16)
-half.narrow_to_half(np.array([1, -2], np.float32), out)
-print(out.tolist(), sum(half.narrow_to_half.stats.cache_hits.values()))
+float16.narrow_to_half(np.array([1, -2], np.float32), out)
+print(out.tolist(), sum(float16.narrow_to_half.stats.cache_hits.values()))
 """
 
 

@@ -1,13 +1,15 @@
-"""Generation: when it ends, what it shows, and that the cache and the list of its tokens never disagree."""
+"""Generation: when it ends, what it shows, and what it reads again and what not."""
 
-import numpy as np
+import gc
+
 import pytest
 from fake_engine import FakeEngine, saying
 from tiny_model import write_tiny_model
 
 from localllm.errors import ContextError, LocalllmError, UsageError
-from localllm.generation.generate import CachedSequence, Generation, GenerationOptions, StopFilter
+from localllm.generation.generate import Generation, GenerationOptions, StopFilter
 from localllm.generation.sampling import SamplingOptions
+from localllm.generation.sequences import Sequences, common
 from localllm.text.tokenizer import Tokenizer
 
 GREEDY = SamplingOptions(temperature=0)
@@ -18,9 +20,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_file(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf"))
 
 
-def start(tokenizer: Tokenizer, sequence: CachedSequence, prompt: list[int], **options) -> Generation:
+def start(tokenizer: Tokenizer, sequences: Sequences, prompt: list[int], **options) -> Generation:
     chosen = GenerationOptions(**{"sampling": GREEDY, **options})
-    return Generation(sequence, tokenizer, prompt, tokenizer.stream(continued=True), chosen)
+    return Generation(sequences, tokenizer, prompt, tokenizer.stream(continued=True), chosen)
 
 
 def engine(tokenizer: Tokenizer, answer: str, context: int = 512) -> FakeEngine:
@@ -28,7 +30,7 @@ def engine(tokenizer: Tokenizer, answer: str, context: int = 512) -> FakeEngine:
 
 
 def test_an_answer_until_the_end_token(tokenizer: Tokenizer):
-    answer = start(tokenizer, CachedSequence(engine(tokenizer, "hello world")), [5])
+    answer = start(tokenizer, Sequences(engine(tokenizer, "hello world")), [5])
     assert "".join(answer) == answer.text == "hello world"
     assert (answer.finish_reason, answer.tokens) == ("stop", tokenizer.encode("hello world"))
     assert 0 < answer.prefill_s <= answer.ttft_s
@@ -37,48 +39,48 @@ def test_an_answer_until_the_end_token(tokenizer: Tokenizer):
 
 def test_pieces_are_never_half_characters(tokenizer: Tokenizer):
     text = "é€😀 naïve"
-    pieces = list(start(tokenizer, CachedSequence(engine(tokenizer, text)), [5]))
+    pieces = list(start(tokenizer, Sequences(engine(tokenizer, text)), [5]))
     assert "".join(pieces) == text
     assert "�" not in text and all(pieces)
     assert "😀" in pieces
 
 
 def test_a_character_that_max_tokens_cuts(tokenizer: Tokenizer):
-    answer = start(tokenizer, CachedSequence(engine(tokenizer, "a😀")), [5], max_tokens=3)
+    answer = start(tokenizer, Sequences(engine(tokenizer, "a😀")), [5], max_tokens=3)
     assert ("".join(answer), answer.finish_reason) == ("a�", "length")
 
 
 @pytest.mark.parametrize("limit", [0, 1, 4])
 def test_max_tokens(tokenizer: Tokenizer, limit: int):
     fake = engine(tokenizer, "abcdefgh")
-    answer = start(tokenizer, CachedSequence(fake), [5], max_tokens=limit)
+    answer = start(tokenizer, Sequences(fake), [5], max_tokens=limit)
     assert ("".join(answer), answer.finish_reason) == ("abcdefgh"[:limit], "length")
     assert len(fake.calls) == max(limit, 1), "no token is computed for nothing"
 
 
 def test_an_answer_that_fits_exactly_has_ended(tokenizer: Tokenizer):
-    answer = start(tokenizer, CachedSequence(engine(tokenizer, "abc")), [5], max_tokens=4)
+    answer = start(tokenizer, Sequences(engine(tokenizer, "abc")), [5], max_tokens=4)
     assert ("".join(answer), answer.finish_reason) == ("abc", "stop")
 
 
 def test_the_context_ends_the_answer(tokenizer: Tokenizer):
-    answer = start(tokenizer, CachedSequence(engine(tokenizer, "abcdefghijkl", context=9)), [5])
+    answer = start(tokenizer, Sequences(engine(tokenizer, "abcdefghijkl", context=9)), [5])
     assert ("".join(answer), answer.finish_reason) == ("abcdefgh", "length")
 
 
 def test_a_prompt_that_does_not_fit(tokenizer: Tokenizer):
     fake = engine(tokenizer, "x", context=9)
     with pytest.raises(ContextError, match=r"9 tokens.*context of 9"):
-        start(tokenizer, CachedSequence(fake), [5] * 9)
+        start(tokenizer, Sequences(fake), [5] * 9)
     assert fake.calls == []
     with pytest.raises(UsageError, match="empty"):
-        start(tokenizer, CachedSequence(fake), [])
+        start(tokenizer, Sequences(fake), [])
 
 
 def test_the_prompt_is_read_in_chunks_with_progress(tokenizer: Tokenizer):
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: tokenizer.eos_id, context=2000)
     seen = []
-    answer = start(tokenizer, CachedSequence(fake), [5] * 1100, on_progress=lambda *progress: seen.append(progress))
+    answer = start(tokenizer, Sequences(fake), [5] * 1100, on_progress=lambda *progress: seen.append(progress))
     assert list(answer) == []
     assert fake.calls == [(0, 512), (512, 512), (1024, 76)]
     assert seen == [(0, 1100), (512, 1100), (1024, 1100)]
@@ -86,21 +88,22 @@ def test_the_prompt_is_read_in_chunks_with_progress(tokenizer: Tokenizer):
 
 def test_what_is_cached_is_not_read_again(tokenizer: Tokenizer):
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: tokenizer.eos_id)
-    sequence = CachedSequence(fake)
+    sequences = Sequences(fake)
     for prompt, position, cached in (([5, 6, 7], 0, 0), ([5, 6, 8, 9], 2, 2), ([5, 6, 8, 9], 3, 3), ([5], 0, 0)):
-        answer = start(tokenizer, sequence, prompt)
+        answer = start(tokenizer, sequences, prompt)
         list(answer)
         assert fake.calls[-1] == (position, len(prompt) - position)
         assert answer.cached_tokens == cached
-        assert sequence.tokens == fake.cache[: len(sequence.tokens)] == prompt
+        (kept,) = fake.open_sequences
+        assert kept.tokens == prompt
 
 
 @pytest.mark.parametrize("when", ["prefill", "decode", "consumer"])
-def test_an_interruption_leaves_a_cache_that_can_be_trusted(tokenizer: Tokenizer, when: str):
+def test_an_interruption_loses_nothing(tokenizer: Tokenizer, when: str):
     fake = engine(tokenizer, "abcdef")
-    sequence = CachedSequence(fake)
-    sequence.forward([5, 6, 7, 8], 0, "none")
-    answer = start(tokenizer, sequence, [5, 6, 9])
+    sequences = Sequences(fake)
+    list(start(tokenizer, sequences, [5, 6, 7, 8]))
+    answer = start(tokenizer, sequences, [5, 6, 9])
     with pytest.raises(KeyboardInterrupt):
         if when == "prefill":
             fake.fail = KeyboardInterrupt()
@@ -110,30 +113,100 @@ def test_an_interruption_leaves_a_cache_that_can_be_trusted(tokenizer: Tokenizer
             if when == "consumer" and piece == "c":
                 raise KeyboardInterrupt
     assert answer.finish_reason == "interrupted"
-    assert sequence.tokens == fake.cache[: len(sequence.tokens)]
-    assert -1 not in sequence.tokens
-    assert sequence.tokens[:2] == [5, 6]
-    follow_up = start(tokenizer, sequence, [5])
-    assert "".join(follow_up) == "abcdef"
+    answer.close()
+    assert len(fake.open_sequences) == 1
+    follow_up = start(tokenizer, sequences, [5, 6, 9])
+    assert "".join(follow_up) == "cdef"
+    assert follow_up.cached_tokens == 2
 
 
-def test_an_older_answer_cannot_go_on(tokenizer: Tokenizer):
-    sequence = CachedSequence(engine(tokenizer, "abc"))
-    first = start(tokenizer, sequence, [5])
+# ---- several answers ------------------------------------------------------------------------------------------------
+
+
+def test_an_older_answer_goes_on(tokenizer: Tokenizer):
+    """Whatever the model was asked since: every answer has a sequence of its own."""
+    fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, "abc"))
+    sequences = Sequences(fake)
+    first, second = start(tokenizer, sequences, [5]), start(tokenizer, sequences, [6])
     assert next(first) == "a"
-    assert "".join(start(tokenizer, sequence, [6])) == "abc"
-    with pytest.raises(LocalllmError, match="something else"):
-        next(first)
+    assert next(second) == "a"
+    assert "".join(start(tokenizer, sequences, [7])) == "abc"
+    assert "".join(first) + "".join(second) == "bcbc"
+    assert first.text == second.text == "abc"
+    assert first.finish_reason == second.finish_reason == "stop"
+
+
+def test_one_sequence_is_kept_and_the_others_are_closed(tokenizer: Tokenizer):
+    fake = engine(tokenizer, "abc")
+    sequences = Sequences(fake)
+    answers = [start(tokenizer, sequences, [number, 9]) for number in range(5)]
+    for answer in answers:
+        next(answer)
+    assert len(fake.open_sequences) == 5
+    for answer in answers:
+        answer.close()
+    (kept,) = fake.open_sequences
+    assert kept.tokens[:2] == [4, 9]
+    again = start(tokenizer, sequences, [4, 9, 10])
+    next(again)
+    assert (again.cached_tokens, fake.open_sequences) == (2, [kept])
+
+
+def test_an_answer_begins_where_another_one_is(tokenizer: Tokenizer):
+    """What both have in common is read once, even while the other one is going on."""
+    fake = engine(tokenizer, "abcdefgh")
+    sequences = Sequences(fake)
+    first = start(tokenizer, sequences, [5, 6, 7, 8])
+    next(first)
+    second = start(tokenizer, sequences, [5, 6, 7, 9])
+    next(second)
+    assert (second.cached_tokens, fake.calls) == (3, [(0, 4), (3, 1)])
+    assert "".join(first) == "".join(second)
+    list(start(tokenizer, sequences, [5]))
+    assert len(fake.open_sequences) == 1
+
+
+def test_the_one_that_holds_more_is_taken(tokenizer: Tokenizer):
+    """Of the one that is kept and those in use."""
+    fake = engine(tokenizer, "abcdef")
+    sequences = Sequences(fake)
+    list(start(tokenizer, sequences, [5, 6, 7]))
+    going_on = start(tokenizer, sequences, [8, 9, 10, 11])
+    next(going_on)
+    list(start(tokenizer, sequences, [5, 6, 7, 12]))
+    cached = []
+    for prompt in ([8, 9, 10, 13], [5, 6, 7, 14], [8, 9, 10, 15]):
+        answer = start(tokenizer, sequences, prompt)
+        next(answer)
+        cached.append(answer.cached_tokens)
+        answer.close()
+    assert cached == [3, 0, 3]  # the kept one was given up for the fork
+    assert "".join(going_on) == "ef"
+
+
+def test_a_forgotten_answer_gives_its_sequence_back(tokenizer: Tokenizer):
+    fake = engine(tokenizer, "abcdef")
+    sequences = Sequences(fake)
+    next(start(tokenizer, sequences, [5, 6, 7]))
+    gc.collect()
+    answer = start(tokenizer, sequences, [5, 6, 7, 8])
+    next(answer)
+    assert answer.cached_tokens == 3
+    assert len(fake.open_sequences) == 1
+
+
+def test_what_two_lists_have_in_common():
+    """Never the last token of the second one: its logits are wanted."""
+    assert [common(tokens, [1, 2, 3]) for tokens in ([], [1], [1, 2], [1, 2, 3], [1, 2, 3, 4], [2, 1])] == [
+        *(0, 1, 2, 2, 2, 0)
+    ]
 
 
 def test_a_closed_model(tokenizer: Tokenizer):
     fake = engine(tokenizer, "abc")
-    sequence = CachedSequence(fake)
-    answer = start(tokenizer, sequence, [5])
+    answer = start(tokenizer, Sequences(fake), [5])
     assert next(answer) == "a"
-    sequence.close()
-    sequence.close()
-    assert fake.closed == 1
+    fake.close()
     with pytest.raises(LocalllmError, match="closed"):
         next(answer)
 
@@ -150,7 +223,7 @@ def test_a_closed_model(tokenizer: Tokenizer):
     ],
 )
 def test_stop_strings(tokenizer: Tokenizer, stops: tuple[str, ...], shown: str):
-    answer = start(tokenizer, CachedSequence(engine(tokenizer, "hello world")), [5], stop=stops)
+    answer = start(tokenizer, Sequences(engine(tokenizer, "hello world")), [5], stop=stops)
     assert "".join(answer) == answer.text == shown
     assert answer.finish_reason == "stop"
 
@@ -169,7 +242,7 @@ def test_a_stop_filter_never_shows_a_part_of_a_stop_string():
 
 
 def test_held_text_comes_out_at_the_end(tokenizer: Tokenizer):
-    answer = start(tokenizer, CachedSequence(engine(tokenizer, "say hel")), [5], stop="hello")
+    answer = start(tokenizer, Sequences(engine(tokenizer, "say hel")), [5], stop="hello")
     assert list(answer)[-1] == "hel"
     assert answer.text == "say hel"
 
@@ -177,25 +250,11 @@ def test_held_text_comes_out_at_the_end(tokenizer: Tokenizer):
 def test_penalties_see_the_prompt(tokenizer: Tokenizer):
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: 9)
     greedy = SamplingOptions(temperature=0, presence_penalty=100.0)
-    (first,) = start(tokenizer, CachedSequence(fake), [5], sampling=greedy, max_tokens=1)
+    (first,) = start(tokenizer, Sequences(fake), [5], sampling=greedy, max_tokens=1)
     assert first == tokenizer.decode([9])
-    answer = start(tokenizer, CachedSequence(fake), [9], sampling=greedy, max_tokens=1)
+    answer = start(tokenizer, Sequences(fake), [9], sampling=greedy, max_tokens=1)
     list(answer)
     assert answer.tokens != [9]
-
-
-def test_padded_logits(tokenizer: Tokenizer):
-    fake = FakeEngine(tokenizer.vocab_size + 50, lambda tokens: tokenizer.vocab_size + 7)
-    answer = start(tokenizer, CachedSequence(fake), [5], max_tokens=3)
-    list(answer)
-    assert all(token < tokenizer.vocab_size for token in answer.tokens)
-
-
-def test_a_damaged_model(tokenizer: Tokenizer):
-    fake = FakeEngine(tokenizer.vocab_size, lambda tokens: 9)
-    fake.forward = lambda ids, position, logits, verify: np.full((1, fake.vocab_size), np.nan, np.float32)
-    with pytest.raises(LocalllmError, match="not numbers"):
-        next(start(tokenizer, CachedSequence(fake), [5]))
 
 
 @pytest.mark.parametrize("wrong", [{"max_tokens": -2}, {"stop": ("",)}, {"stop": ""}, {"stop": (1,)}], ids=str)

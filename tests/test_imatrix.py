@@ -9,12 +9,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from engines import open_engine
 from kernel_calls import caller, count, for_any_parts, normal, output, padded, written
-from localllm.arch.config import Config
-from tiny_model import LAYERS, WIDTH, exact, write_tiny_model
+from tiny_model import LAYERS, WIDTH, damage, exact, write_tiny_model
 
 from localllm.cli import main
-from localllm.engine.model import Engine
+from localllm.engine import observe
+from localllm.engine.sequence import Sequence
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, load_imatrix, read_imatrix, write_imatrix
@@ -76,41 +77,48 @@ def test_the_kernel(call, tokens, columns):
     np.testing.assert_allclose(for_any_parts(compute), before + (x.astype(np.float64) ** 2).sum(axis=0), rtol=1e-5)
 
 
-def engine_of(path: str, **options) -> Engine:
-    file = GGUFFile.open(path)
-    return Engine(file, Config.from_metadata(file.metadata, file.path), context=600, collect=True, **options)
-
-
 def test_the_engine_collects_what_the_reference_does(tiny):
     tokens = np.random.default_rng(0).integers(0, 260, 600)
-    cpu, exact = engine_of(tiny, kv_type="f32"), engine_of(tiny, kv_type="f32", backend="reference")
-    for logits in ("none", "all", "last"):  # two batches each
-        cpu.forward(tokens, 0, logits)
-        exact.forward(tokens, 0, logits)
-    ours, theirs = cpu.squares(), exact.squares()
+    observers = {"cpu": observe.Squares(), "reference": observe.Squares()}
+    for backend, observer in observers.items():
+        engine = open_engine(tiny, context=600, kv_type="f32", backend=backend, observer=observer)
+        for logits in ("none", "all", "last"):  # two batches each
+            engine.forward(tokens, 0, logits)
+    ours, theirs = observers["cpu"].take(), observers["reference"].take()
     assert len(ours) == 7 * LAYERS + 1
     assert ours.keys() == theirs.keys()
     for name, sums in ours.items():
         assert sums.shape == GGUFFile.open(tiny).tensors[name].shape[1:]
         np.testing.assert_allclose(sums, theirs[name], rtol=1e-4)
     np.testing.assert_array_equal(ours["blk.0.attn_q.weight"], ours["blk.0.attn_v.weight"])
-    assert all((sums == 0).all() for sums in cpu.squares().values()), "counts twice"
+    for observer in observers.values():
+        assert all((sums == 0).all() for sums in observer.take().values()), "counts twice"
     np.testing.assert_allclose(ours["output.weight"].sum(), 601 * WIDTH, rtol=1e-3)  # normed; 600 tokens and one
 
 
-def test_collecting_changes_nothing(tiny):
-    file = GGUFFile.open(tiny)
-    plain = Engine(file, Config.from_metadata(file.metadata, file.path), context=600)
-    np.testing.assert_array_equal(engine_of(tiny).forward(range(200), 0), plain.forward(range(200), 0))
-    assert plain.squares() == {}
+def test_observing_changes_nothing(tiny):
+    watched, plain = open_engine(tiny, observer=observe.Squares()), open_engine(tiny)
+    np.testing.assert_array_equal(watched.forward(range(200), 0), plain.forward(range(200), 0))
+    assert observe.Squares().take() == {}
+
+
+def test_all_sequences_are_observed(tiny):
+    observer = observe.Squares()
+    engine = open_engine(tiny, observer=observer)
+    engine.forward(range(20), 0, "all")
+    engine.sequence().append(range(20, 50), "all")
+    apart = observer.take()
+    engine.run([(engine.sequence(), range(20)), (engine.sequence(), range(20, 50))], "all", precise=True)
+    for name, sums in observer.take().items():
+        np.testing.assert_allclose(sums, apart[name], rtol=1e-3)
 
 
 def test_threads_do_not_change_a_bit(tiny):
     results = []
     for threads in (1, 2, 3):
-        engine = engine_of(tiny, threads=threads)
-        engine.forward(range(200), 0)
-        results.append(engine.squares())
+        observer = observe.Squares()
+        open_engine(tiny, threads=threads, observer=observer).forward(range(200), 0)
+        results.append(observer.take())
     for result in results[1:]:
         for name, sums in results[0].items():
             np.testing.assert_array_equal(result[name], sums)
@@ -244,13 +252,11 @@ def test_merging(tmp_path):
 
 def collected(path: str, chunks: np.ndarray) -> dict[str, np.ndarray]:
     """Mean squares by the reference."""
-    with GGUFFile.open(path) as file:
-        engine = Engine(
-            file, Config.from_metadata(file.metadata, path), 1, chunks.shape[1], backend="reference", collect=True
-        )
-        for chunk in chunks:
-            engine.forward(chunk, 0, "all")
-        return {name: sums / chunks.size for name, sums in engine.squares().items()}
+    observer = observe.Squares()
+    engine = open_engine(path, backend="reference", observer=observer)
+    for chunk in chunks:
+        engine.forward(chunk, 0, "all")
+    return {name: sums / chunks.size for name, sums in observer.take().items()}
 
 
 @pytest.mark.parametrize("output", [False, True])
@@ -302,16 +308,16 @@ def test_an_interrupted_run_goes_on(monkeypatch, tmp_path, tiny, text, save_ever
 
 def test_an_interruption_within_a_chunk(monkeypatch, tmp_path, tiny, text):
     whole = read_all(tiny, [text], tmp_path / "whole", SIZE, 3)
-    forward, calls = Engine.forward, []
+    append, calls = Sequence.append, []
 
     def failing(self, *arguments):
-        result = forward(self, *arguments)
+        result = append(self, *arguments)
         calls.append(1)
         if len(calls) == 2:
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(Engine, "forward", failing)
+    monkeypatch.setattr(Sequence, "append", failing)
     with Collector(tiny, [text], tmp_path / "out", SIZE, 3, threads=1) as collector:
         with pytest.raises(KeyboardInterrupt):
             list(collector.read())
@@ -331,12 +337,13 @@ def test_another_run_begins_anew(tmp_path, tiny, text):
         assert collector.done == 0
 
 
-def test_a_model_that_has_gone_mad(tmp_path, tiny, text):
-    with Collector(tiny, [text], tmp_path / "out", SIZE) as collector:
-        collector._engine.squares = lambda: {"blk.0.a.weight": np.array([1, np.nan], np.float32)}
-        with pytest.raises(ModelError, match=r"blk\.0\.a\.weight is not finite"):
-            list(collector.read())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt"]
+def test_a_damaged_model(tmp_path, text):
+    """Even where no logits are asked for."""
+    path = damage(write_tiny_model(tmp_path / "tiny.gguf"), "blk.1.ffn_norm.weight")
+    reason = r"tiny\.gguf: .* blk\.1\.ffn_gate\.weight is not finite"
+    with Collector(path, [text], tmp_path / "out", SIZE) as collector, pytest.raises(ModelError, match=reason):
+        list(collector.read())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "tiny.gguf"]
 
 
 @pytest.mark.slow
@@ -349,7 +356,7 @@ def test_as_llama_imatrix(shared: Path, monkeypatch, tmp_path):
         "blk.29.ffn_down.weight": (16.6050033253, 347, 1739.9460449),
     }
     path = shared / "models" / "smollm2-135m-instruct-q4_1.gguf"
-    monkeypatch.setattr(imatrix.GGUFFile, "open", classmethod(lambda cls, path, open=GGUFFile.open: exact(open(path))))
+    monkeypatch.setattr(GGUFFile, "open", classmethod(lambda cls, path, open=GGUFFile.open: exact(open(path))))
     text = tmp_path / "text"
     text.write_text(read_text(shared / "text" / "tinyshakespeare.txt")[:10000])
     found = read_all(path, [text], tmp_path / "out", 512, 2)

@@ -11,16 +11,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tiny_model import exact, write_tiny_model
+from engines import open_engine
+from tiny_model import damage, exact, write_tiny_model
 
-from localllm.arch.config import Config
 from localllm.cli import main
 from localllm.cli.remaining import duration
-from localllm.engine.model import Engine
 from localllm.errors import LocalllmError, ModelError, UsageError
-from localllm.files import logits_file, perplexity
+from localllm.files import logits_file
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, scored, unpack
+from localllm.services import perplexity
 from localllm.services.chunks import as_read, cut, read_text
 from localllm.services.perplexity import Reader
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
@@ -55,14 +55,12 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def exact_nll(path: str, chunks: np.ndarray, bos: int | None = None) -> np.ndarray:
     """What llama-perplexity does, in plain NumPy: float64 [scored tokens]."""
-    nll = []
-    with GGUFFile.open(path) as file:
-        engine = Engine(file, Config.from_metadata(file.metadata, path), 1, chunks.shape[1], backend="reference")
-        for chunk in chunks:
-            ids = [chunk[0] if bos is None else bos, *chunk[1:]]
-            logarithms = log_softmax(engine.forward(ids, 0, "all"))
-            first = len(chunk) // 2
-            nll += [-logarithms[place, chunk[place + 1]] for place in range(first, len(chunk) - 1)]
+    nll, engine = [], open_engine(path, backend="reference")
+    for chunk in chunks:
+        ids = [chunk[0] if bos is None else bos, *chunk[1:]]
+        logarithms = log_softmax(engine.forward(ids, 0, "all"))
+        first = len(chunk) // 2
+        nll += [-logarithms[place, chunk[place + 1]] for place in range(first, len(chunk) - 1)]
     return np.array(nll)
 
 
@@ -129,11 +127,10 @@ def test_threads_do_not_change_a_bit(tiny):
     np.testing.assert_array_equal(*results)
 
 
-def test_a_model_that_has_gone_mad(tiny):
-    with Reader(tiny, SIZE, 1) as reader:
-        reader._engine.forward = lambda ids, *rest: np.full((len(ids), reader._engine.vocab_size), np.nan, np.float32)
-        with pytest.raises(ModelError, match="not finite"):
-            list(reader.predict(np.zeros((1, SIZE), np.int32)))
+def test_a_damaged_model(tmp_path):
+    path = damage(write_tiny_model(tmp_path / "tiny.gguf"))
+    with Reader(path, SIZE, 1) as reader, pytest.raises(ModelError, match=r"tiny\.gguf: .*not numbers"):
+        list(reader.predict(np.zeros((1, SIZE), np.int32)))
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
@@ -263,9 +260,8 @@ def test_a_model_is_like_itself_and_unlike_others(tmp_path, tiny, other):
 
 def engine_logits(path: str, chunks: np.ndarray) -> np.ndarray:
     """Of the scored tokens, by the reference: float32 [tokens, vocab]."""
-    with GGUFFile.open(path) as file:
-        engine = Engine(file, Config.from_metadata(file.metadata, path), 1, chunks.shape[1], backend="reference")
-        return np.concatenate([engine.forward(chunk, 0, "all")[SIZE // 2 : -1] for chunk in chunks])
+    engine = open_engine(path, backend="reference")
+    return np.concatenate([engine.forward(chunk, 0, "all")[SIZE // 2 : -1] for chunk in chunks])
 
 
 def test_another_vocabulary(tmp_path, tiny):
@@ -282,9 +278,7 @@ def test_another_vocabulary(tmp_path, tiny):
 def test_as_llama_perplexity(shared: Path, monkeypatch):
     """SmolLM2, dequantized to F32, with llama.cpp 0.5.0: [1]28.7254,[2]43.0314,[3]39.6456,[4]40.4651."""
     path = shared / "models" / "smollm2-135m-instruct-q4_1.gguf"
-    monkeypatch.setattr(
-        perplexity.GGUFFile, "open", classmethod(lambda cls, path, open=GGUFFile.open: exact(open(path)))
-    )
+    monkeypatch.setattr(GGUFFile, "open", classmethod(lambda cls, path, open=GGUFFile.open: exact(open(path))))
     with Reader(path, 512, None) as reader:
         tokens = reader.tokenizer.encode(read_text(shared / "text" / "tinyshakespeare.txt"), bos=True)
         values = [result.perplexity[0] for result in reader.predict(cut(tokens, 512, 4))]
@@ -335,7 +329,7 @@ def test_the_comparison(cli, tiny, other, text, tmp_path):
     [
         (2, ["TINY"], "there is no text"),
         (2, ["TINY", "TEXT", "-c", "3"], "4 tokens or more"),
-        (2, ["TINY", "TEXT", "-c", "0"], "at least 1"),
+        (2, ["TINY", "TEXT", "-c", "0"], "4 tokens or more"),
         (2, ["TINY", "TEXT", "--chunks", "0"], "1 or above"),
         (2, ["TINY", "TEXT", "-c", "100000"], "a chunk takes 100000"),
         (2, ["TINY", "--kl-divergence"], "go together"),

@@ -5,12 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_engine import FakeEngine, saying
-from tiny_model import write_tiny_model
+from tiny_model import damage, write_tiny_model
 
 import localllm
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling import SamplingOptions
+from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
 from localllm.text.tokenizer import Tokenizer
 
@@ -29,14 +30,14 @@ def tokenizer(tiny: Path) -> Tokenizer:
 
 def conversation(tokenizer: Tokenizer, *answers: str, context: int = 512) -> tuple[FakeEngine, Session]:
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers), context)
-    return fake, Session(fake, tokenizer)
+    return fake, Session(Sequences(fake), tokenizer)
 
 
 def test_a_turn_costs_only_its_own_tokens(tokenizer: Tokenizer):
     fake, session = conversation(tokenizer, "Hello!", "Fine.")
     session.system = "Be brief."
     assert "".join(session.ask("Hi", GREEDY)) == "Hello!"
-    read = len(fake.cache)
+    read = len(fake.open_sequences[0].tokens)
     answer = session.ask("How are you?", GREEDY)
     assert "".join(answer) == "Fine."
     assert answer.cached_tokens == read
@@ -157,6 +158,46 @@ def test_the_api(tiny: Path):
         assert chat.finish_reason in ("length", "stop")
     with pytest.raises(LocalllmError, match="closed"):
         model.logits(ids)
+
+
+def test_several_answers_of_one_model(tiny: Path):
+    """Each goes on where it was, and says what it says alone."""
+    with localllm.open(tiny, backend="reference") as model:
+        alone = ["".join(model.generate(prompt, max_tokens=6, temperature=0)) for prompt in ("hello", "world")]
+        answers = [model.generate(prompt, max_tokens=6, temperature=0) for prompt in ("hello", "world")]
+        for answer in answers:
+            next(answer)
+        model.logits([1, 2, 3])
+        for answer in answers:
+            list(answer)
+        assert [answer.text for answer in answers] == alone
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_sequences_of_a_model(tiny: Path, backend: str):
+    with localllm.open(tiny, kv_type="f32", backend=backend) as model:
+        first, second = model.sequence(), model.sequence()
+        rows = model.step([(first, [5, 6]), (second, [7])])
+        np.testing.assert_allclose(rows[0], model.logits([5, 6])[-1:], rtol=1e-4, atol=1e-5)
+        fork = first.fork()
+        rows = model.step([(fork, [8]), (first, [9])])
+        np.testing.assert_allclose(rows[0], model.logits([5, 6, 8])[-1:], rtol=1e-4, atol=1e-5)
+        assert (first.tokens, second.tokens, fork.tokens) == ([5, 6, 9], [7], [5, 6, 8])
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_damaged_model(tmp_path: Path, backend: str):
+    path = damage(write_tiny_model(tmp_path / "tiny.gguf"))
+    with localllm.open(path, backend=backend) as model:
+        for use in (
+            lambda: model.logits([5]),
+            lambda: model.sequence().append([5]),
+            lambda: model.step([(model.sequence(), [5])]),
+            lambda: next(model.generate("Hi")),
+            lambda: next(model.chat([{"role": "user", "content": "Hi"}])),
+        ):
+            with pytest.raises(ModelError, match=r"tiny\.gguf: .*not numbers"):
+                use()
 
 
 def test_the_context_of_a_model(tiny: Path):

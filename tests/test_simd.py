@@ -572,6 +572,13 @@ def test_flags():
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("function", [simd.exp_f32x16, simd.exp2_f32x16, simd.tanh_f32x16])
+def test_what_is_not_a_number_stays_so(function):
+    x = np.where(np.arange(16) % 3 == 0, np.float32(np.nan), X)
+    got = result(np.float32, 16, lambda out, x: simd.store_f32x16(out, function(simd.load_f32x16(x))), x)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(x))
+
+
 def test_transpose():
     rows = random(np.float32, 16 * 19).reshape(16, 19)
     stride = rows.strides[0]

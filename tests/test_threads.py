@@ -122,6 +122,7 @@ class Counting:
         tape = Tape()
         for stage in range(STAGES):
             arguments = {"count": self.tokens, "x": x, "z": self.one, "z_stride": 0, "y": y, "stride": STRIDE}
+            arguments["columns"] = STRIDE // 4
             tape.append(Step("add", arguments, parts, 0, [buffers[stage % 2]], [buffers[1 - stage % 2]]))
             x, y = y, x
         self.result, self.library, self.tape = x, Library(NAMES), tape

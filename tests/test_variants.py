@@ -30,7 +30,7 @@ FORMATS = "Q4_0 or Q5_1 or Q8_0 or Q4_K or Q6_K or Q2_K or IQ4_XS or F16"
 ROWWISE = "rms_norm or add or swiglu or select or angles or rope or test_quantize["
 TESTS = {
     "test_kernels.py": f"({FORMATS} or {ROWWISE})",
-    "test_attention.py": "(F16 or Q8_0 or scores)",
+    "test_attention.py": "(F16 or Q8_0 or scores or windows or softcaps or visible)",
     "test_simd.py": "test",
     "test_variants.py": "whole_model",
 }

@@ -102,6 +102,14 @@ def add_weights(writer: gguf.GGUFWriter, random: np.random.Generator) -> None:
     writer.add_tensor("output.weight", output)
 
 
+def damage(path: Path, name: str = "output_norm.weight") -> Path:
+    """Make a tensor of a written model NaN."""
+    for tensor in gguf.GGUFReader(path, "r+").tensors:
+        if tensor.name == name:
+            tensor.data[...] = np.nan
+    return path
+
+
 def exact(file: GGUFFile) -> GGUFFile:
     """With all weights in F32."""
     for name, tensor in file.tensors.items():

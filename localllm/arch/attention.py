@@ -95,7 +95,7 @@ def read_windows(fields: Fields, period: int | None, default: int | None = None)
     """By layer, how many tokens it sees, None for all. Raises ModelError.
 
     Of each `period` layers the last one sees all. A file may have its own period, 0 for windows everywhere, or a list
-    of the layers with a window (and must, if `period` is None). The window is the `default`, 0 for none, if it has none.
+    of the layers with a window (and must, if `period` is None). Without a window it has the `default`, 0 for none.
     """
     layers, name = fields.layers(), "attention.sliding_window_pattern"
     window = fields.count("attention.sliding_window", default) or None

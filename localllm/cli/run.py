@@ -59,7 +59,8 @@ def run(
     chosen = options.generation_options(options.reading(line), **choices)
     if raw and system is not None:
         raise UsageError("-sys needs a chat template, which --raw switches off")
-    require_sense(n, beams, choices)
+    if n != 1 or beams:
+        require_sense(n, beams, choices)
     with options.open_model(model, context, threads, kv_type) as opened:
         load_s = perf_counter() - started
         if n > 1 or beams:

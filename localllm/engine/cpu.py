@@ -80,7 +80,8 @@ def compiled(operations: list[Operation], cache: KVCache, threads: int, progress
     lowering = Lowering(operations, cache, threads)
     library = Library({step.kernel for step in lowering.tape.steps} | {"run", "work"}, progress)
     tape = lowering.finish(library.addresses)
-    walkers = Threads(threads, library.addresses, tape, keep=(library, lowering))
+    memory = library, lowering.header, lowering.scratch, lowering.tape.memory, cache  # as long as the threads live
+    walkers = Threads(threads, library.addresses, tape, keep=memory)
     return Program(lowering.header, walkers, lowering.logits, operations[-1].output.columns, library.warning)
 
 
@@ -108,8 +109,8 @@ class Lowering:
     def finish(self, addresses: dict[str, int]) -> np.ndarray:
         """The tape as an array."""
         size = -(-self._scratch_bytes // 4096) * 4096
-        self._scratch_memory = Reserved(max(size * self._threads, 1))
-        self._scratch.address = self._scratch_memory.address
+        self.scratch = Reserved(max(size * self._threads, 1))
+        self._scratch.address = self.scratch.address
         for step in self.tape.steps:
             for name, value in step.arguments.items():
                 step.arguments[name] = size if value is SCRATCH_BYTES else value
@@ -266,10 +267,9 @@ class Lowering:
         """What attention has to do in a run, made once for all layers that are alike."""
         key = heads, state.kv_heads, state.window or 0
         if key not in self._plans:
-            tiles = heads // state.kv_heads * np.array([BATCH, FEW_TOKENS]) // ATTEND_ROWS + [BATCH, 1]
-            most = state.kv_heads * int(tiles[0] + tiles[1] * SPLIT_TOKENS * MOST_SPLITS)
+            units = np.empty((most_units(heads, state.kv_heads), len(UNIT)), np.int64)
             arguments: dict[str, Any] = {"heads": heads, "kv_heads": state.kv_heads, "window": state.window or 0}
-            arguments |= {"units": np.empty((most, len(UNIT)), np.int64), "unit_count": np.zeros(1, np.int64)}
+            arguments |= {"units": units, "unit_count": np.zeros(1, np.int64)}
             arguments["splits"] = np.empty((BATCH, len(SPLIT)), np.int64)
             made = Buffer(0, 0)
             self._plans[key] = {**arguments, "made": made}
@@ -351,3 +351,10 @@ def attention_scratch(key_dim: int, value_dim: int) -> int:
     """Bytes that a thread needs, see localllm.kernels.cpu.attention; the dimensions are padded."""
     tiles = 2 * ATTEND_KEYS * max(key_dim, value_dim)
     return 4 * (ATTEND_ROWS * (key_dim + value_dim + ATTEND_KEYS + 32) + tiles)
+
+
+def most_units(heads: int, kv_heads: int) -> int:
+    """Of attention in a run: tiles of rows, and those of sequences with few tokens once for each part of a context."""
+    group = heads // kv_heads
+    whole, split = BATCH * group // ATTEND_ROWS + BATCH, FEW_TOKENS * group // ATTEND_ROWS + 1
+    return kv_heads * (whole + split * SPLIT_TOKENS * MOST_SPLITS)

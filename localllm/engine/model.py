@@ -17,7 +17,7 @@ from localllm.engine.cpu import compiled
 from localllm.engine.observe import Squares
 from localllm.engine.page_table import PageTable
 from localllm.engine.pages import Pages
-from localllm.engine.program import BATCH, Part
+from localllm.engine.program import BATCH, Span
 from localllm.engine.recorder import Activation, Operation, Recorder
 from localllm.engine.sequence import Sequence, Store
 from localllm.engine.threads import usable_cores
@@ -38,8 +38,8 @@ class Backend(Protocol):
         """What is kept for a new sequence."""
         ...
 
-    def run(self, parts: Ids[Part], precise: bool) -> np.ndarray:
-        """The wanted logits, part by part: float32 [wanted, vocab]. Together, the parts have BATCH tokens at most."""
+    def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
+        """The wanted logits, span by span: float32 [wanted, vocab]. Together, the spans have BATCH tokens at most."""
         ...
 
     def close(self) -> None: ...
@@ -72,8 +72,8 @@ class ReferenceBackend:
     def store(self) -> Remembered:
         return Remembered(self._kv_type)
 
-    def run(self, parts: Ids[Part], precise: bool) -> np.ndarray:
-        return self._forward(Reference(parts, self._matrices, self._context, self._observer))
+    def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
+        return self._forward(Reference(spans, self._matrices, self._context, self._observer))
 
     def close(self) -> None:
         """Nothing to end."""
@@ -132,10 +132,13 @@ class Engine:
     def _recorded(self, file: GGUFFile, forward: Callable[..., Activation], weights: Weights) -> list[Operation]:
         """What the architecture says, checked. Raises ModelError."""
         recorder = Recorder(self.hyperparameters, self.context)
-        logits = forward(recorder, weights, self.hyperparameters)
+        try:
+            logits = forward(recorder, weights, self.hyperparameters)
+            recorder.require_all_used(file.tensors)
+        except ModelError as error:
+            raise ModelError(f"{file.path}: {error}") from None
         if logits.columns != self.vocab_size:
             raise ModelError(f"{file.path}: logits for {logits.columns} tokens of {self.vocab_size}")
-        recorder.require_all_used(file.tensors)
         return recorder.operations
 
     def sequence(self) -> Sequence:
@@ -171,7 +174,7 @@ class Engine:
             rows: list[list[np.ndarray]] = [[] for _ in requests]
             for batch in batches([len(ids) for ids in tokens]):
                 self._run_batch(requests, tokens, wanted, batch, precise, rows)
-        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in rows]
+        return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
 
     def _checked(self, ids: Ids[int]) -> np.ndarray:
         """Token ids as an array. Raises UsageError."""
@@ -191,6 +194,8 @@ class Engine:
     def _require_room(self, requests: Ids[Request], tokens: Ids[np.ndarray]) -> None:
         if len({id(sequence) for sequence, _ in requests}) < len(requests):
             raise UsageError("a sequence can take part in a run only once")
+        if any(sequence.engine is not self for sequence, _ in requests):
+            raise UsageError("a sequence can only be read by the model that it was made by")
         for (sequence, _), ids in zip(requests, tokens, strict=True):
             length = len(sequence.tokens) + len(ids)
             if length > self.context:
@@ -206,19 +211,21 @@ class Engine:
         rows: list[list[np.ndarray]],
     ) -> None:
         """Run some tokens (request, first, last + 1) and add their logits to the requests' rows."""
-        parts = []
+        spans = []
         for number, first, end in batch:
             sequence, count = requests[number][0], len(tokens[number])
             sequence.store.prepare(len(sequence.tokens), end - first)
             some = max(0, end - max(first, count - wanted[number]))
-            parts.append(Part(sequence.store, len(sequence.tokens), tokens[number][first:end], some))
-        found = self.backend.run(parts, precise)
-        if not np.isfinite(found.sum()) and not np.isfinite(found).all():  # a sum is ten times as fast
+            spans.append(Span(sequence.store, len(sequence.tokens), tokens[number][first:end], some))
+        found = self.backend.run(spans, precise)
+        with np.errstate(invalid="ignore", over="ignore"):
+            total = found.sum()  # ten times as fast as looking at each
+        if not np.isfinite(total) and not np.isfinite(found).all():
             raise ModelError(f"{self._path}: the model computed logits that are not numbers; the file may be damaged")
-        for (number, first, end), part in zip(batch, parts, strict=True):
+        for (number, first, end), span in zip(batch, spans, strict=True):
             requests[number][0].tokens += tokens[number][first:end].tolist()
-            rows[number].append(found[: part.wanted])
-            found = found[part.wanted :]
+            rows[number].append(found[: span.wanted])
+            found = found[span.wanted :]
 
     def close(self) -> None:
         """End the engine's threads; a second time does nothing."""

@@ -14,7 +14,7 @@ BATCH = 512  # tokens in one run at most
 PRECISE_TOKENS = 128  # up to so many, activations keep 16 bits
 
 
-class Part(NamedTuple):
+class Span(NamedTuple):
     """What a run does for one sequence."""
 
     store: Any  # what the backend keeps for the sequence; here a PageTable
@@ -34,19 +34,19 @@ class Header:
         # whose error all later tokens see.
         self.most_precise, self.most_precise_stored = np.zeros(1, np.int64), np.full(1, BATCH)
 
-    def fill(self, parts: Sequence[Part], precise: bool) -> int:
+    def fill(self, spans: Sequence[Span], precise: bool) -> int:
         """Describe a run; returns the number of tokens whose logits are wanted."""
         first = wanted = 0
-        for number, part in enumerate(parts):
-            count = len(part.ids)
-            end, length = first + count, part.position + count
-            self.ids[first:end] = part.ids
-            self.positions[first:end] = np.arange(part.position, length)
+        for number, span in enumerate(spans):
+            count = len(span.ids)
+            end, length = first + count, span.position + count
+            self.ids[first:end] = span.ids
+            self.positions[first:end] = np.arange(span.position, length)
             self.owners[first:end] = number
-            self.sequences[number] = first, count, length, part.store.table.ctypes.data
-            self.wanted[wanted : wanted + part.wanted] = np.arange(end - part.wanted, end)
-            first, wanted = end, wanted + part.wanted
-        self.token_count[0], self.wanted_count[0], self.sequence_count[0] = first, wanted, len(parts)
+            self.sequences[number] = first, count, length, span.store.table.ctypes.data
+            self.wanted[wanted : wanted + span.wanted] = np.arange(end - span.wanted, end)
+            first, wanted = end, wanted + span.wanted
+        self.token_count[0], self.wanted_count[0], self.sequence_count[0] = first, wanted, len(spans)
         self.most_precise[0] = PRECISE_TOKENS if precise else 1
         return wanted
 
@@ -62,9 +62,9 @@ class Program:
         self.warning = warning
         self._header, self._threads, self._logits, self._vocab_size = header, threads, logits, vocab_size
 
-    def run(self, parts: Sequence[Part], precise: bool) -> np.ndarray:
-        """Read the tokens of all parts, BATCH at most; the wanted logits, part by part: float32 [wanted, vocab]."""
-        wanted = self._header.fill(parts, precise)
+    def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+        """Read the tokens of all spans, BATCH at most; the wanted logits, span by span: float32 [wanted, vocab]."""
+        wanted = self._header.fill(spans, precise)
         self._threads.run()
         width = self._logits.stride // 4
         floats = (ctypes.c_float * (wanted * width)).from_address(self._logits.address)

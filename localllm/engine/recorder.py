@@ -15,6 +15,7 @@ from localllm.arch.rope import Rope
 from localllm.arch.states import Paged
 from localllm.arch.weights import Weight
 from localllm.errors import ModelError
+from localllm.files.gguf_header import shown
 
 # Tensors that no verb needs and whose absence or presence changes nothing.
 HARMLESS = (".attn_rot_embd.weight", ".attn.rope_freqs")  # rotation speeds, which follow from the metadata
@@ -203,7 +204,7 @@ class Recorder:
         unused = [name for name in names if name not in self._used and not name.endswith(HARMLESS)]
         if unused:
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
-            raise ModelError(f"tensor {unused[0]}{more}: not part of this architecture as it is supported")
+            raise ModelError(f"tensor {shown(unused[0])}{more}: not part of this architecture as it is supported")
 
 
 def same_columns(x: Activation, y: Activation) -> int:

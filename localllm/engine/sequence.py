@@ -36,23 +36,23 @@ class Sequence:
     What it does is done under the engine's lock: threads that call one model wait for each other.
 
     Attributes:
-        tokens: what it holds.
+        tokens: what it holds.  engine: whose it is.
     """
 
     def __init__(self, engine: "Engine", store: Store, tokens: Ids[int] = ()):
         self.tokens = list(tokens)
-        self._engine, self._store = engine, store
+        self.engine, self._store = engine, store
         self._forgotten = weakref.finalize(self, engine.abandoned.append, store)
         self._forgotten.atexit = False
 
     @property
     def context(self) -> int:
         """The most tokens that it can hold."""
-        return self._engine.context
+        return self.engine.context
 
     @property
     def vocab_size(self) -> int:
-        return self._engine.vocab_size
+        return self.engine.vocab_size
 
     @property
     def store(self) -> Store:
@@ -68,25 +68,25 @@ class Sequence:
         batches; without, few tokens cost little more than one. Raises UsageError for an id outside of the vocabulary,
         ContextError if the tokens do not fit, MemoryLimitError, and ModelError for logits that are not numbers.
         """
-        return self._engine.run([(self, ids)], logits, precise)[0]
+        return self.engine.run([(self, ids)], logits, precise)[0]
 
     def fork(self) -> "Sequence":
         """Another sequence with the same tokens; memory is shared until one of them goes on."""
-        with self._engine.lock:
-            return Sequence(self._engine, self.store.fork(len(self.tokens)), self.tokens)
+        with self.engine.lock:
+            return Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
 
     def truncate(self, length: int) -> int:
         """Go back to the first `length` tokens; how many it holds then, which may be fewer."""
         if length < 0:
             raise UsageError(f"a length should be 0 or above, not {length}")
-        with self._engine.lock:
+        with self.engine.lock:
             kept = self.store.truncate(min(length, len(self.tokens)))
             del self.tokens[kept:]
             return kept
 
     def close(self) -> None:
         """Give back the memory; a second time does nothing."""
-        with self._engine.lock:
+        with self.engine.lock:
             if self._forgotten.detach():
                 self._store.close()
                 self.tokens.clear()

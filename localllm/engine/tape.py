@@ -52,7 +52,7 @@ class Tape:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self._keep: list = []  # arrays whose addresses are on the tape
+        self.memory: list = []  # whose addresses are on the tape
 
     def append(self, step: Step) -> None:
         self.steps.append(step)
@@ -60,13 +60,13 @@ class Tape:
     def finish(self, addresses: dict[str, int]) -> np.ndarray:
         """Plan the memory; return the tape, int64 [steps, 5], as localllm.kernels.cpu.runner reads it."""
         assign_stages(self.steps)
-        self._keep.append(place_buffers(self.steps))
+        self.memory.append(place_buffers(self.steps))
         tape = np.zeros((len(self.steps), 5), np.int64)
         previous = -1
         for row, step in zip(tape, self.steps, strict=True):
             values = in_order(step.kernel, step.arguments)
             arguments = np.array([self._encode(value) for value in values], np.int64)
-            self._keep.append(arguments)
+            self.memory.append(arguments)
             new_stage, previous = step.stage != previous, step.stage
             row[:] = addresses[step.kernel], arguments.ctypes.data, step.parts, step.count, new_stage
         return tape
@@ -76,7 +76,7 @@ class Tape:
         if isinstance(value, Buffer):
             return value.address
         if isinstance(value, np.ndarray):
-            self._keep.append(value)
+            self.memory.append(value)
             return address_of(value)
         if isinstance(value, float):
             return int(np.float32(value).view(np.int32))

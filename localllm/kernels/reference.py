@@ -44,17 +44,17 @@ class Remembered:
 class Reference:
     """A builder (localllm.arch.verbs) whose verbs compute. One for each run."""
 
-    def __init__(self, parts, matrices: dict[tuple[str, int], np.ndarray], context: int, observer=None):
-        """parts: as Program.run takes them, their stores Remembered; context: the most tokens of a sequence.
+    def __init__(self, spans, matrices: dict[tuple[str, int], np.ndarray], context: int, observer=None):
+        """spans: as Program.run takes them, their stores Remembered; context: the most tokens of a sequence.
 
         matrices: those dequantized so far, by name and first row; observer.add(name, x) is told what a matrix meets.
         """
-        self.ids = np.concatenate([part.ids for part in parts])
-        self.positions = np.concatenate([part.position + np.arange(len(part.ids)) for part in parts])
-        self._ends = np.cumsum([len(part.ids) for part in parts])
-        wanted = [np.arange(end - part.wanted, end) for part, end in zip(parts, self._ends, strict=True)]
+        self.ids = np.concatenate([span.ids for span in spans])
+        self.positions = np.concatenate([span.position + np.arange(len(span.ids)) for span in spans])
+        self._ends = np.cumsum([len(span.ids) for span in spans])
+        wanted = [np.arange(end - span.wanted, end) for span, end in zip(spans, self._ends, strict=True)]
         self.wanted = np.concatenate(wanted)
-        self._parts, self._matrices, self._context, self._observer = parts, matrices, context, observer
+        self._spans, self._matrices, self._context, self._observer = spans, matrices, context, observer
 
     def matrix(self, weight) -> np.ndarray:
         """A weight in float32, whatever its format."""
@@ -134,13 +134,13 @@ class Reference:
         not 0, and loses slope * distance if heads have slopes (ALiBi, Press et al. 2021).
         """
         results = []
-        for part, end in zip(self._parts, self._ends, strict=True):
-            rows = slice(end - len(part.ids), end)
+        for span, end in zip(self._spans, self._ends, strict=True):
+            rows = slice(end - len(span.ids), end)
             if k is not None:
-                new = (x[rows].reshape(len(part.ids), state.kv_heads, -1) for x in (k, v))
-                part.store.keep(state.layer, part.position, *new)
-            keys, values = part.store.kept(state.layer)
-            queries = q[rows].reshape(len(part.ids), state.kv_heads, heads // state.kv_heads, -1)
+                new = (x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v))
+                span.store.keep(state.layer, span.position, *new)
+            keys, values = span.store.kept(state.layer)
+            queries = q[rows].reshape(len(span.ids), state.kv_heads, heads // state.kv_heads, -1)
             scores = np.einsum("thgd,khd->thgk", queries, keys, optimize=True) * np.float32(scale)
             scores = self.softcap(scores, softcap) if softcap else scores
             distance = self.positions[rows, None] - np.arange(len(keys))
@@ -150,7 +150,7 @@ class Reference:
             scores = np.where(hidden[:, None, None], -np.inf, scores)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
-            results.append(np.einsum("thgk,khd->thgd", weights, values, optimize=True).reshape(len(part.ids), -1))
+            results.append(np.einsum("thgk,khd->thgd", weights, values, optimize=True).reshape(len(span.ids), -1))
         return np.concatenate(results).astype(np.float32)
 
     def add(self, x, y):

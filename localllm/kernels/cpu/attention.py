@@ -7,8 +7,8 @@ values. `merge` puts the parts of split contexts together (as Flash-Decoding doe
 
 Powers are of 2, for which the scores are scaled by log2(e). A row's sum stays in 16 lanes until the end.
 
-Keys and values lie in pages (see cache_formats.py for a token's head). A block of keys ends where a page ends that the
-next one does not follow; a sequence alone has pages that do.
+Keys and values lie in pages (see cache_formats.py for a token's head). A block of keys is a page, so that the result is
+the same wherever the pages are; longer blocks where pages follow each other were not faster.
 """
 
 import math
@@ -205,12 +205,9 @@ def update_rows(a, first, rows, group, kv_head, start, count, scores, stride, st
 
 
 @device
-def keys_in_a_row(table, key, end, most):
-    """How many keys from number `key` on lie one behind the other, at most `most`."""
-    page, count = key // PAGE, PAGE - key % PAGE
-    while count < min(end - key, most) and load_i64(table + 8 * page + 8) == load_i64(table + 8 * page) + 1:
-        page, count = page + 1, count + PAGE
-    return min(count, end - key, most)
+def place_of(table, key):
+    """The number of the place where a key is."""
+    return load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
 
 
 def make_unit(load):
@@ -225,20 +222,19 @@ def make_unit(load):
         q, tiles, scores, output, states = places(scratch, key_dim, value_dim)
         start_rows(rows, value_dim, output, states)
         load_queries(a, first, rows, group, kv_head, key_dim, q)
-        most = attention_few.KEYS if few else ATTEND_KEYS
         keys = argument(a, ATTEND.keys) + kv_head * argument(a, ATTEND.key_head_stride)
         values = argument(a, ATTEND.values) + kv_head * argument(a, ATTEND.value_head_stride)
-        key = begin
+        key, place = begin, place_of(table, begin) if begin < end else 0
         while key < end:
-            count, place = keys_in_a_row(table, key, end, most), load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
-            k, v = keys + place * key_bytes, values + place * value_bytes
+            count, k, v = min(PAGE - key % PAGE, end - key), keys + place * key_bytes, values + place * value_bytes
+            place = place_of(table, key + count) if key + count < end else place
             if few:
                 few_scores(q, rows, k, count, key_bytes, key_dim, scores, v)
             else:
                 many_scores(q, rows, k, count, key_bytes, key_dim, tiles, scores)
-            update_rows(a, first, rows, group, kv_head, key, count, scores, most * 4, states, output, value_dim)
+            update_rows(a, first, rows, group, kv_head, key, count, scores, ATTEND_KEYS * 4, states, output, value_dim)
             if few:
-                add_few_values(scores, rows, v, count, value_bytes, value_dim, output, k + most * key_bytes)
+                add_few_values(scores, rows, v, count, value_bytes, value_dim, output, keys + place * key_bytes)
             else:
                 add_many_values(scores, rows, v, count, value_bytes, value_dim, tiles, output)
             key += count

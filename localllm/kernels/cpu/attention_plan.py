@@ -2,7 +2,8 @@
 
 A unit is some query rows of one sequence and one key-value head, and a range of keys. With few tokens of a sequence
 there are few units, so its context is split, too, a part for each 256 keys: see UNIT, SPLIT and PLAN in arguments.py.
-What a sequence gets depends on nothing but itself, so its attention is the same alone and among others.
+What a sequence gets depends on nothing but itself, so its attention is the same alone and among others, as long as
+there are no more than SPLIT_TOKENS tokens to split contexts for.
 """
 
 from localllm.kernels.arguments import PLAN, SEQUENCE, SPLIT, UNIT

@@ -13,6 +13,7 @@ from localllm.kernels.cpu.tiles_f32 import (
     COLUMNS,
     ROWS,
     make_load,
+    make_load_some,
     make_outer,
     make_outer_bf16,
     make_splats_apart,
@@ -47,6 +48,7 @@ PLAIN = {
 }
 
 outer, load_tile, zero_tile = make_outer(ROWS, COLUMNS), make_load(ROWS, COLUMNS), make_zeros(ROWS * COLUMNS)
+load_first = make_load_some(ROWS, COLUMNS, 1)
 outer_bf16 = make_outer_bf16(ROWS, COLUMNS)
 splats, load_columns = make_splats_apart(ROWS), make_load(1, COLUMNS)
 store_tile, store_first = make_store_some(ROWS, COLUMNS, COLUMNS), make_store_some(ROWS, COLUMNS, 1)
@@ -158,17 +160,20 @@ def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
         rows, columns = argument(a, LINEAR.rows), argument(a, LINEAR.columns)
         x_stride, y_stride = argument(a, stride_at), argument(a, LINEAR.y_stride)
         for row in range(first * 16 * COLUMNS, last * 16 * COLUMNS, 16 * COLUMNS):
+            whole = rows - row > 16 * COLUMNS - 16
             for column in range(0, columns, FLOAT_SLAB * per_word):
                 width = min(FLOAT_SLAB * per_word, columns - column)
                 unpack_slab(a, row, column, width, column // block * block_bytes, scratch)
                 for t in range(0, tokens, ROWS):  # and up to ROWS - 1 too many, whose results nobody reads
                     y = argument(a, LINEAR.y) + t * y_stride + row * 4
                     x = argument(a, x_at) + t * x_stride + column * 4 // per_word
-                    tile = load_tile(y, y_stride, 64) if column else zero_tile()
+                    tile = zero_tile()
+                    if column:
+                        tile = load_tile(y, y_stride, 64) if whole else load_first(y, y_stride, 64)
                     for k in range(width // per_word):
                         w = load_columns(scratch + k * 64, 0, 64 * FLOAT_SLAB)
                         tile = product(tile, splats(x + k * 4, x_stride), w)
-                    if rows - row > 16 * COLUMNS - 16:
+                    if whole:
                         store_tile(tile, y, y_stride, 64)
                     else:
                         store_first(tile, y, y_stride, 64)

@@ -17,8 +17,8 @@ from localllm.kernels.cpu.tiles import (
     TOKENS,
     VECTORS,
     dot_rescaled,
-    load_tile,
     make_dots,
+    make_load_tile,
     make_store_tile,
     make_times_columns,
     start,
@@ -29,6 +29,7 @@ from localllm.kernels.cpu.tiles import (
 )
 from localllm.kernels.simd import f32x2, f32x8, f32x16, pair_f32x2, u8x64
 
+load_all, load_first = make_load_tile(VECTORS), make_load_tile(1)
 store_all, store_first = make_store_tile(VECTORS), make_store_tile(1)
 first, more = make_times_columns(True), make_times_columns(False)
 
@@ -141,7 +142,9 @@ def make_fast_slab(format):
         for t in range(0, tokens, TOKENS):  # and up to TOKENS - 1 too many, whose results nobody reads
             x, place = argument(a, LINEAR.high) + t * width + column, t * stride + column // 8
             y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
-            totals = load_tile(y, y_stride) if column else zero_floats()
+            totals = zero_floats()
+            if column:
+                totals = load_all(y, y_stride) if whole else load_first(y, y_stride)
             c, n = argument(a, LINEAR.scales) + place, argument(a, LINEAR.excess) + place
             totals = product(totals, columns, scratch, s, x, width, c, n, stride)
             if whole:

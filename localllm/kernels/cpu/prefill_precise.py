@@ -17,8 +17,8 @@ from localllm.kernels.cpu.tiles import (
     VECTORS,
     add_least,
     dot_below_128,
-    load_tile,
     make_dots,
+    make_load_tile,
     make_store_tile,
     scaled,
     times_256,
@@ -28,6 +28,7 @@ from localllm.kernels.cpu.tiles import (
 )
 from localllm.kernels.simd import dot_variant, store_f32, store_f32x8, store_f32x16, store_u8x64
 
+load_all, load_first = make_load_tile(VECTORS), make_load_tile(1)
 store_all, store_first = make_store_tile(VECTORS), make_store_tile(1)
 
 
@@ -153,7 +154,9 @@ def make_precise_slab(format):
             c = argument(a, LINEAR.scales) + t * c_stride + column // 8
             n = argument(a, LINEAR.sums) + t * n_stride + column // sub_block * 4
             y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
-            totals = load_tile(y, y_stride) if column else zero_floats()
+            totals = zero_floats()
+            if column:
+                totals = load_all(y, y_stride) if whole else load_first(y, y_stride)
             totals = product(totals, columns, scratch, s, m, scale_bytes, x, low, width, c, c_stride, n, n_stride)
             if whole:
                 store_all(totals, y, y_stride)

@@ -160,11 +160,16 @@ def add_least(builder, totals, factor, m, m_stride, x_sums, sums_stride):
     return as_tuple(builder, totals)
 
 
-@operation(floats, int64, int64)
-def load_tile(builder, y, y_stride):
-    """What `store_tile` has stored."""
-    rows = addresses(builder, y, y_stride, TOKENS)
-    return as_tuple(builder, [load_value(builder, builder.add(rows[t], I64(64 * v)), f32x16.llvm) for t, v in PLACES])
+def make_load_tile(vectors):
+    """An intrinsic (y, bytes between tokens of y) that loads the first `vectors` vectors of each token, else zeros."""
+
+    @operation(floats, int64, int64)
+    def load_tile(builder, y, y_stride):
+        rows, zero = addresses(builder, y, y_stride, TOKENS), ir.Constant(f32x16.llvm, None)
+        places = [builder.add(rows[t], I64(64 * v)) if v < vectors else None for t, v in PLACES]
+        return as_tuple(builder, [zero if p is None else load_value(builder, p, f32x16.llvm) for p in places])
+
+    return load_tile
 
 
 def make_store_tile(vectors):

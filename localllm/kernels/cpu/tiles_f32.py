@@ -158,6 +158,19 @@ def make_splats_apart(count):
     return splats
 
 
+def make_load_some(rows, columns, loaded):
+    """As make_load, for the first `loaded` of the columns; zeros for the others."""
+
+    @operation(vectors(rows * columns), int64, int64, int64)
+    def load(builder, address, row_stride, column_stride):
+        zero = ir.Constant(f32x16.llvm, None)
+        addresses = places(builder, address, rows, row_stride, columns, column_stride)
+        tile = [load_value(builder, a, f32x16.llvm) if i % columns < loaded else zero for i, a in enumerate(addresses)]
+        return as_tuple(builder, tile)
+
+    return load
+
+
 def make_store_some(rows, columns, stored):
     """As make_store, for the first `stored` of the columns."""
 

@@ -1,12 +1,19 @@
 """Hyperparameters: what is read from metadata, what is refused, and how fast the pairs of a head turn."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from localllm.arch.config import Config, Rope
+from localllm.arch import architecture, llama
+from localllm.arch.attention import Transformer
+from localllm.arch.fields import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.states import Paged
 from localllm.errors import ModelError
+from localllm.files.gguf_file import GGUFFile
 
 METADATA = {
     "general.architecture": "llama",
@@ -16,23 +23,21 @@ METADATA = {
     "llama.attention.head_count": 6,
     "llama.attention.head_count_kv": 2,
     "llama.attention.layer_norm_rms_epsilon": 1e-5,
-    "llama.vocab_size": 100,
 }
 
 
-def config(**changes) -> Config:
-    """From METADATA with changes; `rope_freq_base=…` changes "llama.rope.freq_base" (see NAMES), None removes a key."""
+def read(**changes) -> Transformer:
+    """From METADATA with changes; `rope_base=…` changes "llama.rope.freq_base" (see NAMES), None removes a key."""
     metadata = METADATA | {NAMES[name]: value for name, value in changes.items()}
-    return Config.from_metadata({key: value for key, value in metadata.items() if value is not None}, "model.gguf")
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    return llama.read(Fields(metadata, "model.gguf", 100))
 
 
 NAMES = {
     "architecture": "general.architecture",
-    "tokens": "tokenizer.ggml.tokens",
     "context": "llama.context_length",
     "layers": "llama.block_count",
     "width": "llama.embedding_length",
-    "vocab_size": "llama.vocab_size",
     "heads": "llama.attention.head_count",
     "kv_heads": "llama.attention.head_count_kv",
     "key_length": "llama.attention.key_length",
@@ -53,26 +58,33 @@ NAMES = {
 
 
 def test_plain_metadata():
-    read = config()
-    assert (read.arch, read.context, read.layers, read.width) == ("llama", 4096, 3, 96)
-    assert (read.heads, read.kv_heads, read.head_dim, read.vocab_size) == (6, 2, 16, 100)
-    assert (read.epsilon, read.experts) == (1e-5, 0)
-    assert read.rope == Rope(16, 10000.0, 1.0, False, 4096, 1.0)
+    h = read()
+    assert (h.arch, h.context, h.layers, h.width, h.vocab_size, h.epsilon) == ("llama", 4096, 3, 96, 100, 1e-5)
+    assert (h.attention.heads, h.attention.kv_heads, h.attention.head_dim) == ((6, 6, 6), (2, 2, 2), 16)
+    assert h.attention.rope == Rope(16, 16, True, 10000.0, 1.0, False, 4096, 1.0)
+    assert h.states() == [Paged(layer, 2, 16, 16) for layer in range(3)]
 
 
 def test_defaults_and_overrides():
-    assert config(kv_heads=None).kv_heads == 6
-    assert config(key_length=40, value_length=40).head_dim == 40
-    assert config(key_length=40, value_length=40).rope.dims == 40
-    assert config(rope_dims=8).rope.dims == 8
-    assert config(vocab_size=None, tokens=["a", "b"]).vocab_size == 2
-    assert config(experts=4).experts == 4
+    assert read(kv_heads=None).attention.kv_heads == (6, 6, 6)
+    wide = read(key_length=40, value_length=40).attention
+    assert (wide.head_dim, wide.rope.head_dim, wide.rope.dims) == (40, 40, 40)
+    assert read(rope_dims=8).attention.rope.dims == 8
+    assert read(experts=0) == read()
+
+
+def test_layers_may_differ():
+    h = read(heads=np.array([6, 3, 6], np.int32), kv_heads=np.array([3, 1, 2], np.int32))
+    assert (h.attention.heads, h.attention.kv_heads) == ((6, 3, 6), (3, 1, 2))
+    assert [state.kv_heads for state in h.states()] == [3, 1, 2]
+    assert read(kv_heads=np.array([3, 3, 3], np.int32)).attention.kv_heads == (3, 3, 3)
+    for values in ([3, 3], [3, 3, 3, 3], [3, 4, 3], [3, 0, 3]):
+        refusal(kv_heads=np.array(values, np.int32))
 
 
 def test_one_value_per_layer_counts_if_all_are_the_same():
-    assert config(kv_heads=np.array([3, 3, 3], np.int32)).kv_heads == 3
-    with pytest.raises(ModelError, match="head_count_kv"):
-        config(kv_heads=np.array([3, 2, 3], np.int32))
+    assert read(key_length=np.array([8, 8, 8], np.int32), value_length=8).attention.head_dim == 8
+    assert NAMES["key_length"] in refusal(key_length=np.array([8, 4, 8], np.int32))
 
 
 @pytest.mark.parametrize(
@@ -87,16 +99,47 @@ def test_one_value_per_layer_counts_if_all_are_the_same():
     ],
 )
 def test_rope_scaling(changes, factor, yarn):
-    rope = config(**changes).rope
+    rope = read(**changes).attention.rope
     assert (rope.factor, rope.yarn) == (factor, yarn)
 
 
 def test_magnitude_of_yarn():
-    assert config(scaling_type="yarn", scaling_factor=4.0).rope.magnitude == pytest.approx(1 + 0.1 * math.log(4))
-    assert config(scaling_type="yarn", scaling_factor=4.0, attn_factor=0.5).rope.magnitude == pytest.approx(
-        0.5 * (1 + 0.1 * math.log(4))
-    )
-    assert config(scaling_factor=4.0).rope.magnitude == 1
+    stretched = {"scaling_type": "yarn", "scaling_factor": 4.0}
+    assert read(**stretched).attention.rope.magnitude == pytest.approx(1 + 0.1 * math.log(4))
+    halved = read(**stretched, attn_factor=0.5).attention.rope.magnitude
+    assert halved == pytest.approx(0.5 * (1 + 0.1 * math.log(4)))
+    assert read(scaling_factor=4.0).attention.rope.magnitude == 1
+
+
+# ---- the vocabulary -------------------------------------------------------------------------------------------------
+
+
+def fields_of(rows: int | None, tokens: object = None, vocab_size: object = None) -> Fields:
+    """Of a file whose embedding matrix has so many rows (None: no matrix)."""
+    metadata = METADATA | {"tokenizer.ggml.tokens": tokens, "llama.vocab_size": vocab_size}
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    tensors = {} if rows is None else {"token_embd.weight": SimpleNamespace(shape=(rows, 96))}
+    return Fields.of(SimpleNamespace(metadata=metadata, path="model.gguf", tensors=tensors))
+
+
+def test_as_many_tokens_as_the_embedding_has_rows():
+    assert fields_of(100).vocab_size == 100
+    assert fields_of(3, ["a", "b", "c"], 3).vocab_size == 3
+    assert fields_of(None, ["a", "b"]).vocab_size == 2  # a vocabulary only
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [
+        (100, ["a", "b"]), (2, ["a", "b"], 3), (100, None, 99), (100, None, "100"), (100, None, 0), (100, None, -1),
+        (100, None, 1 << 40), (100, None, [100]), (None, ["a"], 2),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_vocabularies_that_contradict_themselves(tell):
+    with pytest.raises(ModelError, match=r"^model\.gguf: ") as error:
+        llama.read(fields_of(*tell))
+    assert str(error.value).isprintable()
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
@@ -118,13 +161,13 @@ COUNTS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["context", "layers", "width", "heads", "kv_heads", "key_length", "vocab_size"])
+@pytest.mark.parametrize("name", ["context", "layers", "width", "heads", "kv_heads", "key_length"])
 @pytest.mark.parametrize("value", COUNTS, ids=lambda value: repr(value)[:16].strip())
 def test_counts_must_be_numbers_of_sensible_size(name, value):
     assert NAMES[name] in refusal(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["context", "layers", "width", "heads", "vocab_size", "epsilon"])
+@pytest.mark.parametrize("name", ["context", "layers", "width", "heads", "epsilon"])
 def test_missing_keys(name):
     assert NAMES[name] in refusal(**{name: None})
 
@@ -154,8 +197,9 @@ def test_numbers_must_be_finite_and_positive(name, value):
         {"scaling_type": 3},
         {"scaling_type": np.array([1, 2])},
         {"scaling_type": ["linear"]},
-        {"vocab_size": None, "tokens": 5},
+        {"scaling_type": "longrope"},
         {"experts": -1},
+        {"experts": 4},
         {"original_context": 0},
     ],
     ids=repr,
@@ -164,15 +208,30 @@ def test_what_makes_no_sense_is_refused(changes):
     refusal(**changes)
 
 
-@pytest.mark.parametrize("name", ["lla\x1b[2Jma", "lla\nma", "x" * 10**6])
-def test_strange_names_do_not_reach_the_terminal(name):
-    refusal(architecture=name)
+@pytest.mark.parametrize("name", ["lla\x1b[2Jma", "lla\nma", "x" * 10**6, "clip", "", None, 7])
+def test_other_architectures_are_refused(name):
+    """Strange names do not reach the terminal."""
+    file = SimpleNamespace(metadata=METADATA | {"general.architecture": name}, path="model.gguf", tensors={})
+    with pytest.raises(ModelError, match=r"^model\.gguf: ") as error:
+        architecture(file)
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 1000
+
+
+def test_gemma_2(shared):
+    with GGUFFile.open(shared / "goldens" / "arch" / "gemma2.gguf") as file:
+        h = architecture(file)[1]
+    windows = [state.window for state in h.states()]
+    assert windows[::2] == [h.sliding_window] * len(windows[::2]) and not any(windows[1::2])
+    assert h.scale == h.attention.head_dim**-0.5
+    large = replace(h, layers=46)
+    assert large.scale == (h.width / h.attention.heads[0]) ** -0.5
 
 
 def refusal(**changes) -> str:
     """The message with which the metadata is refused: one printable line of sane length that begins with the path."""
     with pytest.raises(ModelError) as error:
-        config(**changes)
+        read(**changes)
     message = str(error.value)
     assert message.startswith("model.gguf: ")
     assert message.isprintable()
@@ -184,7 +243,7 @@ def refusal(**changes) -> str:
 
 
 def rope(dims=64, base=10000.0, factor=1.0, yarn=False, original_context=4096) -> Rope:
-    return Rope(dims, base, factor, yarn, original_context, 1.0)
+    return Rope(dims, dims, True, base, factor, yarn, original_context)
 
 
 @pytest.mark.parametrize("factor", [1.0, 4.0])

@@ -1,0 +1,26 @@
+"""Engines for tests: opened with few words, and one that reads a single sequence."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from localllm.engine.model import Engine
+from localllm.files.gguf_file import GGUFFile
+
+
+class SingleEngine(Engine):
+    """An engine with one sequence."""
+
+    def forward(self, ids: Sequence[int], position: int, logits: str = "last", precise: bool = True) -> np.ndarray:
+        """Go back to a position, and read on from there."""
+        if not hasattr(self, "_sequence"):
+            self._sequence = self.sequence()
+        assert self._sequence.truncate(position) == position, "tokens are missing"
+        return self._sequence.append(ids, logits, precise)
+
+
+def open_engine(model: str | Path | GGUFFile, **options) -> SingleEngine:
+    """Options are those of Engine; two threads unless they say otherwise."""
+    file = model if isinstance(model, GGUFFile) else GGUFFile.open(model)
+    return SingleEngine(file, **{"threads": 2, **options})

@@ -1,0 +1,29 @@
+"""No kernel reads or writes beyond its memory, whatever the shape of the model and the size of the batch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from guarded import BATCHES, FORMATS, SHAPES
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", BATCHES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_models_of_odd_shapes_between_guards(format, tokens):
+    """A crash shows in the exit code; the shape at which it happened is the last that was printed."""
+    program = Path(__file__).parent / "guarded.py"
+    command = [sys.executable, str(program), format, str(tokens), *map(str, range(len(SHAPES)))]
+    environment = os.environ | {"PYTHONPATH": str(program.parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, f"{format}, after {done.stdout.splitlines()[-1:]}: {done.stderr[-500:]}"
+
+
+def test_a_read_too_far_is_seen():
+    program = "import ctypes, guarded; ctypes.string_at(guarded.guarded(64), 65)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    assert subprocess.run([sys.executable, "-c", program], env=environment).returncode == -11
