@@ -215,29 +215,6 @@ def test_stats_go_to_stderr(tiny: str, cli):
     assert re.fullmatch(r"prompt: \d+ tokens in .*\nanswer: 12 tokens in .*finish: length, seed: 5\n", err)
 
 
-<<<<<<< HEAD
-=======
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["run", "MODEL", "-p", "Hi"], ["run", "MODEL", "-p", "Hi", "--json"], ["chat", "MODEL"],
-        ["bench", "MODEL", "-p", "8", "-n", "2", "-r", "1"], ["perplexity", "MODEL", "TEXT", "-c", "16"],
-        ["imatrix", "MODEL", "TEXT", "-o", "OUT", "-c", "16", "--process-output"],
-    ],
-    ids=" ".join,
-)  # fmt: skip
-def test_a_damaged_model(tmp_path: Path, cli, arguments: list[str]):
-    """Logits that are not numbers are the file's fault, whoever meets them."""
-    (tmp_path / "text").write_text("hello world " * 20)
-    model = damage(write_tiny_model(tmp_path / "tiny.gguf"))
-    names = {"MODEL": model, "TEXT": tmp_path / "text", "OUT": tmp_path / "out"}
-    code, _, err = cli(*[names.get(word, word) for word in arguments], stdin=b"Hi\n")
-    assert code == 3
-    assert re.fullmatch(r"localllm: error: .*tiny\.gguf: the model computed logits that are not numbers; .*\n", err)
-    assert not (tmp_path / "out").exists()
-
-
->>>>>>> help-e
 @pytest.fixture
 def asked(monkeypatch) -> list[tuple]:
     """What Session.candidates was asked for; it gives two answers whatever that is."""
@@ -269,7 +246,6 @@ def test_several_answers_as_json(tiny: str, cli, asked: list[tuple]):
         {"text": "über", "logprob": -2.0, "tokens": [7], "finish_reason": "length", "seed": 7},
     ]
     assert result["timings"]["total_s"] > result["timings"]["load_s"] > 0
-<<<<<<< HEAD
 
 
 @pytest.mark.parametrize(
@@ -290,8 +266,6 @@ def test_a_damaged_model(tmp_path: Path, cli, arguments: list[str]):
     assert code == 3
     assert re.fullmatch(r"localllm: error: .*tiny\.gguf: the model computed logits that are not numbers; .*\n", err)
     assert not (tmp_path / "out").exists()
-=======
->>>>>>> help-e
 
 
 def test_more_context_than_trained_is_said(tiny: str, cli):
