@@ -85,15 +85,15 @@ class Reference:
         Each `group` columns are normalized on their own, the whole row if it is None; the weight has as many numbers
         as a group or as a row, and None stands for ones.
         """
-        groups = x.reshape(len(x), -1, group or x.shape[1]).astype(np.float64)
-        y = groups / np.sqrt((groups**2).mean(axis=2, keepdims=True) + epsilon)
-        return weighted(y, weight).astype(np.float32).reshape(x.shape)
+        groups = in_groups(x, group)
+        y = weighted(divided(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
+        return y.astype(np.float32).reshape(x.shape)
 
     def layer_norm(self, x, weight, epsilon, group=None):
         """(x - mean) / sqrt(variance + epsilon) * weight + bias (Ba et al. 2016); groups and weight as in rms_norm."""
-        groups = x.reshape(len(x), -1, group or x.shape[1]).astype(np.float64)
+        groups = in_groups(x, group)
         groups = groups - groups.mean(axis=2, keepdims=True)
-        y = weighted(groups / np.sqrt((groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
+        y = weighted(divided(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
         y = y.reshape(x.shape) + (weight.bias.vector() if weight and weight.bias else 0)
         return y.astype(np.float32)
 
@@ -190,6 +190,18 @@ class Reference:
     def softcap(self, x, cap):
         """cap * tanh(x / cap): about x where it is small, never beyond the cap."""
         return np.float32(cap) * np.tanh(x / np.float32(cap))
+
+
+def in_groups(x: np.ndarray, group: int | None) -> np.ndarray:
+    """Float64 [tokens, groups, columns of a group]; None: a row is one."""
+    columns = group or x.shape[1]
+    return x.reshape(len(x), x.shape[1] // columns, columns).astype(np.float64)
+
+
+def divided(groups: np.ndarray, squares: np.ndarray) -> np.ndarray:
+    """By the roots of the squares."""
+    with np.errstate(invalid="ignore"):
+        return groups / np.sqrt(squares)
 
 
 def weighted(groups: np.ndarray, weight) -> np.ndarray:
