@@ -15,7 +15,7 @@ from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.prefill_fast import make_fast_slab
 from localllm.kernels.cpu.prefill_precise import make_precise_slab
 from localllm.kernels.cpu.quantized_formats import QUANTIZED, SMALL_CODES
-from localllm.kernels.cpu.rows_quantized import make_row
+from localllm.kernels.cpu.rows_quantized import make_one, make_row
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.cpu.tiles import ROWS
 from localllm.kernels.simd import load_i64
@@ -31,7 +31,7 @@ MOST_FOR_PAIRS = 200
 def make_few(format):
     """Rows first to last for up to FEW tokens: both planes for one, and two rows at a time for more."""
     at_once = 2 if format.group_bytes <= MOST_FOR_PAIRS else 1
-    one, precise = make_row(format, at_once, 2, False), make_row(format, 2, 2, True)
+    one, precise = make_one(format, at_once), make_row(format, 2, 2, True)
     fast = make_row(format, 2, 1, True)
 
     @device
@@ -43,7 +43,7 @@ def make_few(format):
             if r + 1 == last:  # no second row: the same once more, for a padding column of y
                 step = 0
             if tokens == 1:
-                one(a, w, step, y, 1, scratch)
+                one(a, w, step, y)
             elif is_precise:
                 precise(a, w, step, y, tokens, scratch)
             else:

@@ -8,6 +8,7 @@ y = sum over sub-blocks of s * c * dot(code, q) + (m or -offset * s) * sum(activ
 from numba import types
 
 from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
+from localllm.kernels.cpu.row_one import OneToken
 from localllm.kernels.cpu.row_steps import Steps
 from localllm.kernels.cpu.row_tails import make_tail
 from localllm.kernels.cpu.signature import argument, device, inlined
@@ -105,7 +106,7 @@ def make_tails(format, steps):
     tail, start, rows = make_tail(format, steps.planes), steps.make_start(), steps.rows
     group_bytes, sums = format.group_bytes, LINEAR.sums if steps.planes == 2 else LINEAR.high_sums
 
-    @device
+    @inlined
     def tails(a, w, step, token):
         columns = argument(a, LINEAR.columns)
         groups, chunks = columns // 256, columns % 256 // 64
@@ -155,3 +156,32 @@ def make_row(format, rows, planes, mixes):
             finish(load(scratch + t * size), y + t * argument(a, LINEAR.y_stride))
 
     return row
+
+
+def make_one(format, rows):
+    """A function (arguments of the kernel, address of a row, bytes to the next, y) for one token, in both planes."""
+    steps, fetch, tail = OneToken(format.sub_block, rows), make_fetch(format, rows), make_tail(format, 2)
+    codes, scales = make_codes(format.codes, rows), make_each(format.scales, rows)
+    minimums = make_each(format.minimums or make_from_offset(format), rows)
+    fetch_tails, group_bytes = make_fetch_tails(format, rows), format.group_bytes
+    start, add, finish = steps.make_start(), steps.make_add(), steps.make_finish()
+
+    @inlined
+    def one(a, w, step, y):
+        columns = argument(a, LINEAR.columns)
+        groups, chunks = columns // 256, columns % 256 // 64
+        x, low, c, n = activations(a, LINEAR.sums)
+        end, place = w + groups * group_bytes, groups * 256
+        first = tail(end, x + place, low + place, c + place // 4, n + place // 4, chunks)
+        other = first
+        if rows == 2:
+            other = tail(end + step, x + place, low + place, c + place // 4, n + place // 4, chunks)
+        totals, ahead = start(first, other), fetch_tails(w + step + AHEAD, columns)
+        for _ in range(groups):
+            fetch(w, step, ahead)
+            totals = add(totals, codes(w, step), scales(w, step), minimums(w, step), x, low, c, n)
+            w, ahead = w + group_bytes, ahead + rows * group_bytes
+            x, low, c, n = x + 256, low + 256, c + 64, n + 64
+        finish(totals, y)
+
+    return one
