@@ -12,6 +12,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,8 +56,7 @@ class SamplingOptions:
             raise UsageError(f"repeat_penalty should be above 0, not {self.repeat_penalty}")
 
 
-@dataclass(eq=False)
-class Candidates:
+class Candidates(NamedTuple):
     """Tokens that may come next, in the order of their ids or, if `ranked`, with the most likely first."""
 
     ids: np.ndarray  # int64 [n]
@@ -105,8 +105,7 @@ class Candidates:
         return weights / weights.sum()
 
 
-@dataclass
-class State:
+class State(NamedTuple):
     """What a sampler changes from token to token."""
 
     random: random.Random
