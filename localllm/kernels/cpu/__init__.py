@@ -51,6 +51,7 @@ MODULES = {
     "columns": "rowwise",
     "angles": "rowwise",
     "rope": "rowwise",
+    "logits": "logits",
     "stream": "stream",
     "add_squares": "collect",
 }
