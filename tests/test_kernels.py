@@ -246,17 +246,18 @@ def test_functions_of_single_numbers(call, tokens, columns, function):
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
-def test_temper(call, columns):
+@pytest.mark.parametrize("offset", [0, 1])
+def test_temper(call, columns, offset):
     positions, slope, length = np.array([0, 15, 16, 31, 32, 131071], np.int64), 0.1, 16
     x = normal(len(positions), columns)
 
     def compute(parts):
         y = output(len(x), columns)
         vectors = {"x": padded(x), "positions": positions, "y": y, "stride": y.strides[0], "columns": columns}
-        call("temper", parts, count=count(len(x)), slope=slope, length=length, **vectors)
+        call("temper", parts, count=count(len(x)), slope=slope, length=length, offset=offset, **vectors)
         return written(y, len(x), columns)
 
-    exact = x * (1 + slope * np.log(positions // length + 1))[:, None]
+    exact = x * (1 + slope * np.log((positions + offset) // length + 1))[:, None]
     np.testing.assert_allclose(for_any_parts(compute), exact, rtol=1e-6)
 
 

@@ -1,11 +1,12 @@
 """What families share of attention: hyperparameters, and the way from normalized activations to what the heads see."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from localllm.arch.experts import Routing
 from localllm.arch.fields import Fields, show
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope, read_rope
@@ -49,6 +50,7 @@ class Transformer(Hyperparameters):
 
     attention: Attention
     epsilon: float  # of its norms
+    routing: Routing | None = field(default=None, kw_only=True)  # of tokens to experts
 
     @classmethod
     def shared_fields(cls, fields: Fields, interleaved: bool, epsilon: str = RMS_EPSILON) -> dict:

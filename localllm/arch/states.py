@@ -18,13 +18,17 @@ def stored_bytes(numbers: int, kv_type: str) -> int:
 
 @dataclass(frozen=True)
 class Paged:
-    """A key and a value for each token and key-value head. With a window, only the last `window` tokens are read."""
+    """A key and a value for each token and key-value head.
+
+    With a window, only the last `window` tokens are read; or, if it is chunked, those of the last chunk of so many.
+    """
 
     layer: int
     kv_heads: int
     key_dim: int
     value_dim: int
     window: int | None = None
+    chunked: bool = False
 
     def bytes(self, tokens: int, kv_type: str) -> int:
         """Memory that `tokens` tokens take."""
