@@ -162,6 +162,7 @@ def test_rows_go_to_experts_and_back(call, kind, tokens, columns):
     def gathered(parts, weights=0):
         y = output(plan.count, columns)
         lists = {"pairs": plan.pairs, "used": plan.used, "x": source, "x_stride": source.strides[0]}
+        lists["part_bytes"] = 0
         shape = {"y": y, "stride": y.strides[0], "columns": columns}
         call("gather", parts, count=plan.row_count, **lists, **shape, weights=weights)
         return written(y, plan.count, columns)

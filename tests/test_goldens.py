@@ -15,12 +15,12 @@ from localllm.kernels.library import Library
 from localllm.text.tokenizer import Tokenizer
 
 ARCHITECTURES = [
-    "bitnet", "cohere2", "command_r", "exaone", "exaone4", "falcon", "falcon_40b", "gemma", "gemma2", "gemma3",
-    "gemma3_ropescale", "gemma4", "glm4", "gpt2", "gpt_oss", "gptneox", "gptneox_seqres", "granite", "granitemoe",
-    "internlm2", "llama", "llama4", "llama_bias", "llama_keylen", "llama_linear", "llama_moe", "llama_ropefreqs",
-    "llama_tied", "llama_yarn", "minicpm", "mistral3", "mpt", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "phi2",
-    "phi3", "phi3_longrope", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "smollm3", "stablelm", "stablelm_12b",
-    "starcoder2",
+    "bitnet", "cohere2", "command_r", "deepseek2_legacy", "deepseek2_lite", "deepseek2_v3", "exaone", "exaone4",
+    "falcon", "falcon_40b", "gemma", "gemma2", "gemma3", "gemma3_ropescale", "gemma4", "glm4", "gpt2", "gpt_oss",
+    "gptneox", "gptneox_seqres", "granite", "granitemoe", "internlm2", "llama", "llama4", "llama_bias", "llama_keylen",
+    "llama_linear", "llama_moe", "llama_ropefreqs", "llama_tied", "llama_yarn", "minicpm", "mistral3", "mpt",
+    "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "phi2", "phi3", "phi3_longrope", "qwen2", "qwen2moe", "qwen3",
+    "qwen3moe", "smollm3", "stablelm", "stablelm_12b", "starcoder2",
 ]  # fmt: skip
 COMMON = [  # formats that people use
     "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "mixQ3_K_L", "mixQ4_K_M",

@@ -13,6 +13,7 @@ ARCHITECTURES = {
     "bitnet": "bitnet",
     "cohere2": "cohere2",
     "command-r": "command_r",
+    "deepseek2": "deepseek2",
     "exaone": "exaone",
     "exaone4": "exaone4",
     "falcon": "falcon",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from localllm.arch.rope import Rope
-from localllm.arch.states import Paged
+from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weight
 
 if TYPE_CHECKING:
@@ -34,7 +34,11 @@ class Builder(Protocol):
 
     def select(self, x: Activation, which: Numbers) -> Activation: ...
 
-    def columns(self, x: Activation, first: int, end: int) -> Activation: ...
+    def columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation: ...
+
+    def join(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation: ...
+
+    def head_linear(self, x: Activation, weight: Weight) -> Activation: ...
 
     def rms_norm(
         self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None
@@ -57,7 +61,7 @@ class Builder(Protocol):
         q: Activation,
         k: Activation | None,
         v: Activation | None,
-        state: Paged,
+        state: Paged | Latent,
         heads: int,
         scale: float,
         softcap: float = 0.0,

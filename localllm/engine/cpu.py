@@ -11,7 +11,7 @@ import numpy as np
 
 from localllm.arch.experts import Routing
 from localllm.arch.rope import Rope
-from localllm.arch.states import Paged
+from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weight
 from localllm.engine.cache import KVCache, Streams
 from localllm.engine.memory import Reserved
@@ -78,7 +78,7 @@ class Address:
 class Experts:
     """What a mixture of experts has to do in a run, see localllm.kernels.cpu.routing."""
 
-    chosen: Buffer
+    chosen: Buffer | np.ndarray
     weights: Buffer
     rows: Buffer
     pairs: Buffer
@@ -192,10 +192,18 @@ class Lowering:
         arguments = {"x": source, "rows": self.header.wanted} | self._shape(x, y)
         self._by_row("select", operation.output.rows, arguments, [source], [y])
 
-    def _columns(self, operation: Operation, x: Activation, first: int) -> None:
+    def _columns(self, operation: Operation, x: Activation, first: int, groups: int) -> None:
         source, y = self._buffers[x], self._new(operation.output)
-        arguments = {"x": source, "x_stride": source.stride, "first": first} | self._shape(operation.output, y)
+        arguments = {"x": source, "x_stride": source.stride, "first": first, "groups": groups}
+        arguments |= {"period": x.columns // groups} | self._shape(operation.output, y)
         self._by_row("columns", x.rows, arguments, [source], [y])
+
+    def _join(self, operation: Operation, x: Activation, z: Activation, heads: int, shared: bool) -> None:
+        first, second, y = self._buffers[x], self._buffers[z], self._new(operation.output)
+        arguments: dict[str, Any] = {"x": first, "x_stride": first.stride, "x_columns": x.columns // heads}
+        arguments |= {"z": second, "z_stride": second.stride, "z_columns": z.columns // (1 if shared else heads)}
+        arguments |= {"heads": heads, "shared": shared, "y": y, "stride": y.stride}
+        self._by_row("join", x.rows, arguments, [first, second], [y])
 
     def _temper(self, operation: Operation, x: Activation, **given: float) -> None:
         source, y = self._buffers[x], self._new(operation.output)
@@ -228,7 +236,7 @@ class Lowering:
 
     def _route(self, operation: Operation, logits: Activation, routing: Routing, bias: np.ndarray | None) -> None:
         """Choose, and plan the experts' rows."""
-        source, most, rows = self._buffers[logits], routing.used * BATCH, self._most_routed(routing)
+        source = self._buffers[logits]
         self._need_scratch(4 * (2 * routing.experts + routing.groups))
         chosen, weights = Buffer(BATCH, 8 * routing.used), Buffer(BATCH, 4 * routing.used)
         arguments = {"logits": source, "stride": source.stride, "bias": 0 if bias is None else bias}
@@ -237,25 +245,49 @@ class Lowering:
         arguments |= {"chosen": chosen, "weights": weights}
         arguments |= {"scratch": self._scratch, "scratch_bytes": SCRATCH_BYTES}
         self._by_row("route", logits.rows, arguments, [source], [chosen, weights])
+        self._plan_experts(operation, chosen, weights)
+
+    def _every_head(self, operation: Operation) -> None:
+        heads = operation.output.columns
+        self._plan_experts(operation, np.tile(np.arange(heads), (BATCH, 1)), Buffer(0, 0))
+
+    def _plan_experts(self, operation: Operation, chosen: Buffer | np.ndarray, weights: Buffer) -> None:
+        """Give experts their rows."""
+        choice = operation.output
+        assert isinstance(choice, Choice)
+        routing = choice.routed.routing
+        most, rows = routing.used * BATCH, self._most_routed(routing)
         active = Buffer(min(routing.experts, most), 8 * len(EXPERT))
         row_count, active_count = np.zeros(1, np.int64), np.zeros(1, np.int64)
         experts = Experts(chosen, weights, Buffer(most, 8), Buffer(rows, 8), active, active_count, row_count)
-        choice = operation.output
-        assert isinstance(choice, Choice)
         self._experts[choice.routed] = experts
-        next_rows, count = Buffer(routing.experts, 8), self._count(logits.rows)
+        next_rows, count = Buffer(routing.experts, 8), self._count(choice.rows)
         plan = {name: getattr(experts, name) for name in PLAN_EXPERTS._fields if hasattr(experts, name)}
         plan |= {"count": count, "next_rows": next_rows, "used": routing.used, "experts": routing.experts}
         writes = [experts.rows, experts.pairs, active, next_rows]
-        self.tape.append(Step("plan_experts", plan, 1, 0, [chosen], writes))
+        reads = [chosen] if isinstance(chosen, Buffer) else []
+        self.tape.append(Step("plan_experts", plan, 1, 0, reads, writes))
 
     def _gather(self, operation: Operation, x: Activation, choice: Choice) -> None:
         experts, source, y = self._experts[choice.routed], self._buffers[x], self._new(operation.output)
         weights = experts.weights if choice.routed.routing.weighs_inputs else 0
         arguments = {"pairs": experts.pairs, "used": choice.columns, "x": source, "x_stride": source.stride}
-        arguments |= {"weights": weights} | self._shape(x, y)
+        arguments |= {"weights": weights, "part_bytes": 0} | self._shape(x, y)
         reads = [source, experts.pairs, experts.weights]
         self._by_row("gather", operation.output.rows, arguments, reads, [y])
+
+    def _deal(self, operation: Operation, x: Activation, every: Choice) -> None:
+        """As _gather, but each expert gets other columns."""
+        experts, source, y = self._experts[every.routed], self._buffers[x], self._new(operation.output)
+        arguments = {"pairs": experts.pairs, "used": every.columns, "x": source, "x_stride": source.stride}
+        arguments |= {"weights": 0, "part_bytes": 4 * operation.output.columns} | self._shape(operation.output, y)
+        self._by_row("gather", operation.output.rows, arguments, [source, experts.pairs], [y])
+
+    def _collect(self, operation: Operation, x: Activation, every: Choice) -> None:
+        """And back, side by side."""
+        experts, source, y = self._experts[every.routed], self._buffers[x], self._new(operation.output)
+        arguments = {"rows": experts.rows, "used": every.columns, "x": source, "x_stride": source.stride}
+        self._by_row("collect", every.rows, arguments | self._shape(x, y), [source, experts.rows], [y])
 
     def _scatter(self, operation: Operation, x: Activation, choice: Choice) -> None:
         experts, source, y = self._experts[choice.routed], self._buffers[x], self._new(operation.output)
@@ -286,7 +318,7 @@ class Lowering:
 
     def _add_by_expert(self, x: Activation, y: Buffer, experts: Experts, bias: np.ndarray) -> None:
         arguments = {"pairs": experts.pairs, "chosen": experts.chosen, "x": y, "z": bias, "z_stride": bias.strides[0]}
-        reads = [y, experts.pairs, experts.chosen]
+        reads = [y, experts.pairs, experts.chosen] if isinstance(experts.chosen, Buffer) else [y, experts.pairs]
         self._by_row("add_by_expert", x.rows, arguments | self._shape(x, y), reads, [y])
 
     def _sigmoid_gate(self, operation: Operation, x: Activation, gate: Activation) -> None:
@@ -341,7 +373,7 @@ class Lowering:
         operation: Operation,
         q: Activation,
         *new: Activation,
-        state: Paged,
+        state: Paged | Latent,
         heads: int,
         slopes: Sequence[float],
         sinks: np.ndarray | None,
@@ -349,7 +381,7 @@ class Lowering:
     ) -> None:
         sides = self._cache.sides(state)
         if new:
-            self._in_cache[state.layer] = [self._store(x, side) for x, side in zip(new, sides, strict=True)]
+            self._in_cache[state.layer] = [self._store(x, side) for x, side in zip(new, sides, strict=False)]
         in_cache = self._in_cache[state.layer]
         source, y, plan = self._buffers[q], self._new(operation.output), self._plan(heads, state)
         keys, values = sides
@@ -383,7 +415,7 @@ class Lowering:
         self._by_row(f"store-{self._storage}", ALL, arguments, [buffer], [in_cache])
         return in_cache
 
-    def _plan(self, heads: int, state: Paged) -> dict[str, Any]:
+    def _plan(self, heads: int, state: Paged | Latent) -> dict[str, Any]:
         """What attention has to do in a run, made once for all layers that are alike."""
         key = heads, state.kv_heads, state.window or 0, state.chunked
         if key not in self._plans:

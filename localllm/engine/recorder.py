@@ -13,7 +13,7 @@ import numpy as np
 from localllm.arch.experts import Routing
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope
-from localllm.arch.states import Paged
+from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weight
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
@@ -81,6 +81,7 @@ class Recorder:
         self.operations: list[Operation] = []
         self._vocab_size, self._context = hyperparameters.vocab_size, context
         self._used: set[str] = set()
+        self._heads: dict[tuple[int, Rows], Choice] = {}
 
     # ---- the verbs ----
 
@@ -99,10 +100,37 @@ class Recorder:
     def select(self, x: Activation, which: Rows) -> Activation:
         return self._record("select", (x,), which, x.columns)
 
-    def columns(self, x: Activation, first: int, end: int) -> Activation:
-        if not 0 <= first < end <= x.columns:
+    def columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
+        period = period or x.columns
+        if not 0 <= first < end <= period or x.columns % period:
             raise ModelError(f"the model's tensors do not fit together: columns {first} to {end} of {x.columns}")
-        return self._record("columns", (x,), x.rows, end - first, first=first)
+        groups = x.columns // period
+        return self._record("columns", (x,), x.rows, groups * (end - first), first=first, groups=groups)
+
+    def join(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
+        if x.columns % heads or (y.columns % heads and not shared):
+            raise ModelError(
+                f"the model's tensors do not fit together: {x.columns}, {y.columns} columns, {heads} heads"
+            )
+        columns = x.columns + y.columns * (heads if shared else 1)
+        return self._record("join", (x, y), x.rows, columns, heads=heads, shared=shared)
+
+    def head_linear(self, x: Activation, weight: Weight) -> Activation:
+        heads = weight.shape[0]
+        if x.columns % heads or weight.bias or weight.scale:
+            raise ModelError(f"tensor {weight.name} does not fit {x.columns} columns, or has a bias or a scale")
+        every = self._every_head(heads, x.rows)
+        rows = self._record("deal", (x, every), every.routed, x.columns // heads)
+        y = self.expert_linear(rows, weight, every)
+        return self._record("collect", (y, every), x.rows, heads * y.columns)
+
+    def _every_head(self, heads: int, rows: Rows) -> Choice:
+        """Heads as experts, to all of which every token goes: planned once."""
+        if (heads, rows) not in self._heads:
+            choice = Choice(rows, heads, Routed("heads", Routing(heads, heads), rows))
+            self.operations.append(Operation("every_head", (), choice))
+            self._heads[heads, rows] = choice
+        return self._heads[heads, rows]
 
     def rms_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
         given = {"vector": self._factors(weight, x.columns, group), "group": group or x.columns, "epsilon": epsilon}
@@ -141,7 +169,7 @@ class Recorder:
         q: Activation,
         k: Activation | None,
         v: Activation | None,
-        state: Paged,
+        state: Paged | Latent,
         heads: int,
         scale: float,
         softcap: float = 0.0,
@@ -152,7 +180,7 @@ class Recorder:
         for name, (x, columns) in {**expected, "v": (v, state.kv_heads * state.value_dim)}.items():
             if x is not None and x.columns != columns:
                 raise ModelError(f"layer {state.layer}: {name} should have {columns} columns, has {x.columns}")
-        inputs = (q,) if k is None or v is None else (q, k, v)
+        inputs = tuple(x for x in (q, k, v) if x is not None)
         given = {"state": state, "heads": heads, "scale": scale, "softcap": softcap, "slopes": slopes}
         given["sinks"] = self._vector(sinks, heads) if sinks else None
         return self._record("attend", inputs, q.rows, heads * state.value_dim, **given)

@@ -26,8 +26,10 @@ def arguments(names: str) -> Any:
 EMBED = arguments("count weights row_bytes columns ids x stride")
 # y[i] = x[rows[i]]; rows int64.
 SELECT = arguments("count x rows y stride columns")
-# y = the columns of x from number `first` on.
-COLUMNS = arguments("count x x_stride first y stride columns")
+# y = `columns` columns of x, in equal groups: of each `period` columns those from number `first` on.
+COLUMNS = arguments("count x x_stride first groups period y stride columns")
+# y = for each head its x_columns of x, then its z_columns of z, or all of z if z is shared.
+JOIN = arguments("count x x_stride x_columns z z_stride z_columns shared heads y stride")
 # y = x / sqrt(mean(x^2) + epsilon) * weight, the mean of each `group` columns.
 RMS_NORM = arguments("count x weight y stride columns group epsilon")
 # y = (x - mean) / sqrt(variance + epsilon) * weight + bias, for each `group` columns.
@@ -106,8 +108,11 @@ EXPERT = arguments("number first count")
 # among the chosen) its row, for each row its pair, int64; the number of rows, with those between the experts.
 # next_rows: int64 [experts], to work with.
 PLAN_EXPERTS = arguments("count chosen used experts next_rows active active_count rows pairs row_count")
-# y[row] = x[token] of the row's pair, times the pair's weight unless weights is 0; count: of rows.
-GATHER = arguments("count pairs used x x_stride weights y stride columns")
+# y[row] = x[token] of the row's pair, times the pair's weight unless weights is 0; count: of rows. The places among a
+# token's chosen get columns that are part_bytes apart.
+GATHER = arguments("count pairs used x x_stride weights part_bytes y stride columns")
+# y[token] = x[row] of all its pairs, `columns` each, side by side.
+COLLECT = arguments("count rows used x x_stride y stride columns")
 # y[token] = the sum of x[row] over a token's pairs, each times its weight unless weights is 0.
 SCATTER = arguments("count rows used x x_stride weights y stride columns")
 # y[row] = x[row] + z[expert of the row's pair]; count: of rows.
@@ -130,6 +135,7 @@ KERNELS: dict[str, Any] = {
     "embed": EMBED,
     "select": SELECT,
     "columns": COLUMNS,
+    "join": JOIN,
     "rms_norm": RMS_NORM,
     "layer_norm": LAYER_NORM,
     "add": ADD,
@@ -155,6 +161,7 @@ KERNELS: dict[str, Any] = {
     "plan_experts": PLAN_EXPERTS,
     "gather": GATHER,
     "scatter": SCATTER,
+    "collect": COLLECT,
     "add_by_expert": ADD_BY_EXPERT,
     "experts_quantized": EXPERTS_QUANTIZED,
     "experts_float": EXPERTS_FLOAT,

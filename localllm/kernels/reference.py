@@ -84,9 +84,20 @@ class Reference:
         """Some of the rows, by their numbers."""
         return x[which]
 
-    def columns(self, x, first, end):
-        """The columns from `first` up to `end`."""
-        return x[:, first:end]
+    def columns(self, x, first, end, period=None):
+        """The columns from `first` up to `end`, of each `period` columns."""
+        return x.reshape(len(x), -1, period or x.shape[1])[:, :, first:end].reshape(len(x), -1)
+
+    def join(self, x, y, heads, shared=False):
+        """Head by head, columns of x and then columns of y; all heads get the same of y if it is shared."""
+        of_y = np.repeat(y[:, None], heads, axis=1) if shared else y.reshape(len(y), heads, -1)
+        return np.concatenate((x.reshape(len(x), heads, -1), of_y), axis=2).reshape(len(x), -1)
+
+    def head_linear(self, x, weight):
+        """Each head's columns by its own matrix; the weight is a stack [heads, rows, columns]."""
+        matrices = self.matrix(weight)
+        heads = x.reshape(len(x), len(matrices), -1)
+        return np.einsum("thc,hrc->thr", heads, matrices, optimize=True).reshape(len(x), -1)
 
     def rms_norm(self, x, weight, epsilon, group=None):
         """x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019).
@@ -138,7 +149,8 @@ class Reference:
     def attend(self, q, k, v, state, heads, scale, softcap=0.0, slopes=(), sinks=None):
         """softmax(q k^T * scale) v over the keys that a token sees: its sequence's up to its own, within the window.
 
-        The run's keys and values go to the cache first, unless they are None: then an earlier layer has filled it.
+        The run's keys and values go to the cache first, unless they are None: then an earlier layer has filled it. The
+        values of a Latent state are the first numbers of its keys.
         Query heads in equal groups share key-value heads. A score s becomes softcap * tanh(s / softcap) if softcap is
         not 0, and loses slope * distance if heads have slopes (ALiBi, Press et al. 2021). A sink is a score of each
         head for nothing (gpt-oss, 2025).
@@ -147,9 +159,10 @@ class Reference:
         for span, end in zip(self._spans, self._ends, strict=True):
             rows = slice(end - len(span.ids), end)
             if k is not None:
-                new = (x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v))
+                new = (x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v) if x is not None)
                 span.store.keep(state.layer, span.position, *new)
-            keys, values = span.store.kept(state.layer)
+            keys, *values = span.store.kept(state.layer)
+            values = values[0] if values else keys[:, :, : state.value_dim]
             queries = q[rows].reshape(len(span.ids), state.kv_heads, heads // state.kv_heads, -1)
             scores = np.einsum("thgd,khd->thgk", queries, keys, optimize=True) * np.float32(scale)
             scores = self.softcap(scores, softcap) if softcap else scores

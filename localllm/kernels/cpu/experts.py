@@ -7,6 +7,7 @@ as decode does, and one with many unpacks a tile once for all of them.
 
 from localllm.kernels.arguments import (
     ADD_BY_EXPERT,
+    COLLECT,
     EXPERT,
     EXPERTS_FLOAT,
     EXPERTS_QUANTIZED,
@@ -17,6 +18,7 @@ from localllm.kernels.arguments import (
 )
 from localllm.kernels.cpu import CALL_BYTES
 from localllm.kernels.cpu.routing import EXPERT_BYTES
+from localllm.kernels.cpu.rowwise import copy
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
     call_kernel,
@@ -88,12 +90,24 @@ def gather(a, part, parts, thread):
     rows, weights = load_i64(argument(a, GATHER.count)), argument(a, GATHER.weights)
     for row in range(rows * part // parts, rows * (part + 1) // parts):
         pair = load_i64(argument(a, GATHER.pairs) + row * 8)
-        x = argument(a, GATHER.x) + pair // argument(a, GATHER.used) * argument(a, GATHER.x_stride)
+        token, place = pair // argument(a, GATHER.used), pair % argument(a, GATHER.used)
+        x = argument(a, GATHER.x) + token * argument(a, GATHER.x_stride) + place * argument(a, GATHER.part_bytes)
         y, weight = argument(a, GATHER.y) + row * argument(a, GATHER.stride), splat_f32x16(1.0)
         if weights != 0:
             weight = splat_f32x16(load_f32(weights + pair * 4))
         for i in range(0, argument(a, GATHER.columns) * 4, 64):
             store_f32x16(y + i, load_f32x16(x + i) * weight)
+
+
+@kernel
+def collect(a, part, parts, thread):
+    """What a token's experts make of it, side by side."""
+    used, columns = argument(a, COLLECT.used), argument(a, COLLECT.columns)
+    pairs = load_i64(argument(a, COLLECT.count)) * used
+    for pair in range(pairs * part // parts, pairs * (part + 1) // parts):
+        x = argument(a, COLLECT.x) + load_i64(argument(a, COLLECT.rows) + pair * 8) * argument(a, COLLECT.x_stride)
+        y = argument(a, COLLECT.y) + pair // used * argument(a, COLLECT.stride) + pair % used * columns * 4
+        copy(x, y, columns)
 
 
 @kernel
