@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_engine import FakeEngine
 from fake_sequences import FakeSequences
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,8 +13,9 @@ from hypothesis import strategies as st
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation import answers as module
 from localllm.generation.answers import Answer, answers, log_total
-from localllm.generation.generate import CachedSequence, Generation, GenerationOptions
+from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
+from localllm.generation.sequences import Sequences
 from localllm.text.tokenizer import StreamDecoder
 
 Row = Callable[[tuple[int, ...]], np.ndarray]
@@ -56,18 +56,6 @@ def ask(engine: FakeSequences, tokenizer: Letters, prompt: list[int], n: int = 1
 # Sampled ones.
 
 
-class FakeRows(FakeEngine):
-    """The engine of one sequence with the same model."""
-
-    def __init__(self, row: Row, context: int):
-        super().__init__(VOCAB, lambda tokens: 0, context)
-        self._row = row
-
-    def forward(self, ids, position: int, logits: str = "last", verify: bool = False) -> np.ndarray:
-        super().forward(ids, position, logits, verify)
-        return self._row(tuple(self.cache[: position + len(ids)]))[np.newaxis]
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -87,7 +75,7 @@ def test_each_is_what_it_would_be_alone(seed: int, n: int, ending: float, max_to
     assert given == sorted(given, key=per_token(tokenizer, row, prompt), reverse=True)
     for answer in given:
         chosen = replace(options, sampling=replace(sampling, seed=answer.seed))
-        alone = Generation(CachedSequence(FakeRows(row, 20)), tokenizer, prompt, tokenizer.stream(), chosen)
+        alone = Generation(Sequences(FakeSequences(VOCAB, row, 20)), tokenizer, prompt, tokenizer.stream(), chosen)
         assert "".join(alone) == answer.text
         assert (alone.tokens, alone.finish_reason) == (answer.tokens, answer.finish_reason)
     assert engine.read == [3], "the prompt is read once"

@@ -24,7 +24,7 @@ from localllm.arch.weights import Weights
 from localllm.cli.bench import Numbers
 from localllm.engine import bandwidth
 from localllm.engine.bandwidth import MemoryReader, read_bandwidth
-from localllm.engine.program import Part
+from localllm.engine.program import Span
 from localllm.errors import UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.reference import Reference, Remembered
@@ -177,7 +177,7 @@ class Counting(Reference):
 def test_costs_are_those_of_the_matrix_products(tiny: str, tied: bool):
     file = GGUFFile.open(tiny)
     tensors = {name: tensor for name, tensor in file.tensors.items() if not (tied and name == "output.weight")}
-    builder = Counting([Part(Remembered("f32"), 0, np.array([5, 6, 7]), wanted=1)], {})
+    builder = Counting([Span(Remembered("f32"), 0, np.array([5, 6, 7]), wanted=1)], {}, 512)
     model, hyperparameters = architecture(file)
     model.forward(builder, Weights(tensors), hyperparameters)
     costs = Costs.of(tensors)

@@ -109,6 +109,17 @@ def test_factors_for_long_contexts(golden):
         np.testing.assert_array_equal(long, logits(swapped, backend, 1024))
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma", "phi3"])
+def test_factors_that_are_missing(golden, name):
+    file = change(golden(name), rope__scaling__type="longrope")
+    with pytest.raises(ModelError, match="no factors for its rope scaling, longrope"):
+        logits(file)
+    if name == "phi3":
+        put(file, "rope_factors_short.weight", np.ones(16))
+        with pytest.raises(ModelError, match=r"no tensor rope_factors_long\.weight"):
+            logits(file)
+
+
 def test_positions_beyond_a_table_are_refused(golden):
     assert np.isfinite(logits(golden("gpt2"), context=128)).all()
     with pytest.raises(ModelError, match="the model has only 128 positions, too few for a context of 129"):

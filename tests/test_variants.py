@@ -27,14 +27,14 @@ BASE = "+64bit,+cmov,+cx8,+fxsr,+mmx,+sse,+sse2"
 AVX2 = BASE + ",+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+cx16,+sahf"
 CPUS = {"x86-64": BASE, "haswell": AVX2, "alderlake": AVX2 + ",+avxvnni"}
 FORMATS = "Q4_0 or Q5_1 or Q8_0 or Q4_K or Q6_K or Q2_K or IQ4_XS or F16"
-ROWWISE = "rms_norm or add or swiglu or select or angles or rope or test_quantize["
+ROWWISE = "_norm or functions or temper or test_columns or add or swiglu or select or angles or rope or test_quantize["
 TESTS = {
     "test_kernels.py": f"({FORMATS} or {ROWWISE})",
-    "test_attention.py": "(F16 or Q8_0 or scores or windows or softcaps or visible)",
+    "test_attention.py": "(F16 or Q8_0 or scores or windows or softcaps or slopes or visible)",
     "test_simd.py": "test",
     "test_variants.py": "whole_model",
 }
-MATHEMATICS = {"sin", "cos", "sincos"}  # what kernels may call, once for many numbers
+MATHEMATICS = {"log", "sin", "cos", "sincos"}  # what kernels may call, once for many numbers
 
 needs_x86 = pytest.mark.skipif("sse2" not in cpu_features(), reason="needs an x86-64")
 

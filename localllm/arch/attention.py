@@ -13,6 +13,7 @@ from localllm.arch.rope import Rope, read_rope
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
+from localllm.errors import ModelError
 
 RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"  # of two kinds of norms
 
@@ -124,8 +125,9 @@ def rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None:
     """What divides the frequencies: those of the file, or its long or short ones by the context (Ding et al. 2024)."""
     if factors := w.get("rope_freqs"):
         return factors
-    original = h.attention.rope.original_context
-    return b.by_context(w.get("rope_factors_short"), w.get("rope_factors_long"), original)
+    if w.get("rope_factors_short") or w.get("rope_factors_long"):
+        return b.by_context(w.rope_factors_short, w.rope_factors_long, h.attention.rope.original_context)
+    return None
 
 
 def attend(
@@ -140,6 +142,8 @@ def attend(
 ) -> Activation:
     """Rotate queries and keys, and attend; `given`: what else the verb takes."""
     if rope := h.rope(state.layer):
+        if rope.by_factors and not factors:
+            raise ModelError("the model has no factors for its rope scaling, longrope")
         q, k = b.rope(q, rope, b.positions, factors), b.rope(k, rope, b.positions, factors)
     return b.attend(q, k, v, state, heads=h.attention.heads[state.layer], scale=h.scale, **given)
 

@@ -20,6 +20,7 @@ class Rope:
     yarn: bool = False
     original_context: int = 0
     magnitude: float = 1.0  # multiplies cosine and sine
+    by_factors: bool = False  # frequencies are to be divided by tensors of the file (LongRoPE)
     turns: tuple[float, float] = (32.0, 1.0)  # YaRN keeps pairs that turn more often, and stretches those below
 
     def frequencies(self, factors: np.ndarray | None = None) -> np.ndarray:
@@ -51,7 +52,7 @@ class Rope:
 def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
     """The rope.* keys as llama.cpp understands them: a factor without a type is linear scaling. Raises ModelError.
 
-    LongRoPE's factors are tensors (see localllm.arch.attention.rope_factors), whatever the type says.
+    LongRoPE's factors are tensors (see localllm.arch.attention.rope_factors), and there may be some without the type.
     """
     dims = fields.count("rope.dimension_count", head_dim)
     if dims > head_dim or dims % 2:
@@ -69,6 +70,7 @@ def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
         base=base,
         factor=1.0 if kind == "none" else factor,
         yarn=yarn,
+        by_factors=kind == "longrope",
         original_context=fields.count("rope.scaling.original_context_length", fields.count("context_length")),
         magnitude=fields.number("rope.scaling.attn_factor", 1.0) * (yarn_magnitude(factor) if yarn else 1),
     )

@@ -481,8 +481,8 @@ class Lowering:
     def _as_integers(self, x: Activation) -> Quantized:
         """x as integers, made once for all the matrices that it meets."""
         if x not in self._quantized:
-            source, scale = self._buffers[x], x.columns // 32 * 4  # bytes per token
-            sizes = (x.columns, x.columns, scale, scale, 2 * scale, scale, 2 * scale, scale)
+            source, scale = self._buffers[x], x.columns // 16 * 4  # bytes per token
+            sizes = (x.columns, x.columns, scale, scale, scale, scale, scale, scale // 2)
             high, low, scales, *sums, excess = (Buffer(self._most(x.rows), size) for size in sizes)
             self._quantized[x] = q = Quantized(
                 high, low, scales, {32: sums[0], 16: sums[1]}, {32: sums[2], 16: sums[3]}, excess

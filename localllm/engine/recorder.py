@@ -157,7 +157,7 @@ class Recorder:
         divisors = None if factors is None else self._vector(factors, rope.dims // 2)
         return self._record("rope", (x,), positions, x.columns, rope=rope, factors=factors, divisors=divisors)
 
-    def by_context(self, short: Weight | None, long: Weight | None, original: int) -> Weight | None:
+    def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         self.ignore(short, long)
         return long if self._context > original else short
 

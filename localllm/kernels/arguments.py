@@ -59,8 +59,8 @@ ANGLES = arguments("count positions frequencies pairs table factor")
 # y [tokens, heads, head_dim] = x with pairs turned in each head: numbers k * step and k * step + apart (2 and 1 for
 # interleaved pairs, 1 and `pairs` for split halves). y may be x; table: of ANGLES.
 ROPE = arguments("count x y stride heads head_dim table pairs step apart")
-# x as integers, see quantize.py: high, low int8 [tokens, columns]; scales f32 [tokens, columns / 32]; sums of both
-# planes f32 and of the high one int32, for 32 and for 16 columns; excess int32 [tokens, columns / 32].
+# x as integers, see quantize.py: high, low int8 [tokens, columns]; scales, sums of both planes and of the high one, f32
+# [tokens, columns / 16], of 32 columns twice each, or of 16; excess int32 [tokens, columns / 32].
 QUANTIZE = arguments("count x stride columns high low scales sums_32 sums_16 high_sums_32 high_sums_16 excess")
 # y = W x, W in blocks [rows, columns], x as QUANTIZE makes it, sums of the format's sub-blocks; most_precise: address
 # of the most tokens for which both planes are multiplied.

@@ -105,15 +105,15 @@ class Reference:
         Each `group` columns are normalized on their own, the whole row if it is None; the weight has as many numbers
         as a group or as a row, and None stands for ones.
         """
-        groups = x.reshape(len(x), -1, group or x.shape[1]).astype(np.float64)
-        y = groups / np.sqrt((groups**2).mean(axis=2, keepdims=True) + epsilon)
-        return weighted(y, weight).astype(np.float32).reshape(x.shape)
+        groups = in_groups(x, group)
+        y = weighted(divided(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
+        return y.astype(np.float32).reshape(x.shape)
 
     def layer_norm(self, x, weight, epsilon, group=None):
         """(x - mean) / sqrt(variance + epsilon) * weight + bias (Ba et al. 2016); groups and weight as in rms_norm."""
-        groups = x.reshape(len(x), -1, group or x.shape[1]).astype(np.float64)
+        groups = in_groups(x, group)
         groups = groups - groups.mean(axis=2, keepdims=True)
-        y = weighted(groups / np.sqrt((groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
+        y = weighted(divided(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
         y = y.reshape(x.shape) + (weight.bias.vector() if weight and weight.bias else 0)
         return y.astype(np.float32)
 
@@ -230,7 +230,7 @@ class Reference:
 
     def swiglu_limited(self, gate, up, sharpness, limit):
         """gate * sigmoid(sharpness * gate) * (up + 1) of numbers that are not beyond the limit (gpt-oss, 2025)."""
-        gate, up = np.minimum(gate, np.float32(limit)), self.clamp(up, limit)
+        gate, up = np.minimum(gate, np.float32(limit)), np.clip(up, np.float32(-limit), np.float32(limit))
         with np.errstate(over="ignore"):
             return gate / (1 + np.exp(-np.float32(sharpness) * gate)) * (up + 1)
 
@@ -278,6 +278,18 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def largest(values: np.ndarray, count: int) -> np.ndarray:
     """The places of the largest values of each row, int64 [rows, count]; of equal ones the first."""
     return np.argsort(-values, axis=1, kind="stable")[:, :count]
+
+
+def in_groups(x: np.ndarray, group: int | None) -> np.ndarray:
+    """Float64 [tokens, groups, columns of a group]; None: a row is one."""
+    columns = group or x.shape[1]
+    return x.reshape(len(x), x.shape[1] // columns, columns).astype(np.float64)
+
+
+def divided(groups: np.ndarray, squares: np.ndarray) -> np.ndarray:
+    """By the roots of the squares."""
+    with np.errstate(invalid="ignore"):
+        return groups / np.sqrt(squares)
 
 
 def weighted(groups: np.ndarray, weight) -> np.ndarray:

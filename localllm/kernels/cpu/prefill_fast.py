@@ -103,9 +103,9 @@ def make_span(format, words):
 
     @inlined
     def product(totals, w, s, x, x_stride, c, n, stride):
-        products = first(totals, run(w, x, x_stride, n, stride), c, stride)
+        products = first(totals, run(w, x, x_stride, n, stride), c, 2 * stride)
         if two_runs:
-            products = more(products, run(w + 16 * 8, x + 8, x_stride, n + 4, stride), c + 4, stride)
+            products = more(products, run(w + 16 * 8, x + 8, x_stride, n + 4, stride), c + 8, 2 * stride)
         return times_rows(totals, products, s, s_stride)
 
     return product
@@ -120,11 +120,11 @@ def make_tile(format):
     def tile(totals, columns, w, s, x, x_stride, c, n, stride):
         for i in range(0, columns // 256 * 8, runs):
             k = i // 8 * 256 + i % 8 * 8
-            totals = group(totals, w + 16 * k, s + i // runs * 64, x + k, x_stride, c + i * 4, n + i * 4, stride)
+            totals = group(totals, w + 16 * k, s + i // runs * 64, x + k, x_stride, c + i * 8, n + i * 4, stride)
         if has_chunks:
             for i in range(columns // 256 * 8, columns // 32, runs):
                 k = i // 2 * 64 + i % 2 * 8
-                totals = chunk(totals, w + 16 * k, s + i // runs * 64, x + k, x_stride, c + i * 4, n + i * 4, stride)
+                totals = chunk(totals, w + 16 * k, s + i // runs * 64, x + k, x_stride, c + i * 8, n + i * 4, stride)
         return totals
 
     return tile
@@ -140,13 +140,13 @@ def make_fast_slab(format):
         s, width, y_stride = scratch + VECTORS * 16 * SLAB, argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
         whole, stride = argument(a, LINEAR.rows) - tile * ROWS > ROWS - 16, width // 8
         for t in range(0, tokens, TOKENS):  # and up to TOKENS - 1 too many, whose results nobody reads
-            x, place = argument(a, LINEAR.high) + t * width + column, t * stride + column // 8
+            place = t * width + column
             y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
             totals = zero_floats()
             if column:
                 totals = load_all(y, y_stride) if whole else load_first(y, y_stride)
-            c, n = argument(a, LINEAR.scales) + place, argument(a, LINEAR.excess) + place
-            totals = product(totals, columns, scratch, s, x, width, c, n, stride)
+            x, c = argument(a, LINEAR.high) + place, argument(a, LINEAR.scales) + place // 4
+            totals = product(totals, columns, scratch, s, x, width, c, argument(a, LINEAR.excess) + place // 8, stride)
             if whole:
                 store_all(totals, y, y_stride)
             else:

@@ -99,39 +99,39 @@ def make_sub_block(format, words):
     factor = float32(1.0 if has_minimum else -format.offset)
 
     @inlined
-    def sub_block(totals, w, x, low, x_stride, s, m, s_stride, c, c_stride, n, n_stride):
+    def sub_block(totals, w, x, low, x_stride, s, m, s_stride, c, n, stride):
         sums = times_256(dots(zero_ints(), w, 16 * SLAB, x, x_stride))
         sums = dots(sums, w, 16 * SLAB, low, x_stride)
-        totals = add_least(totals, factor, m if has_minimum else s, s_stride, n, n_stride)
-        return scaled(totals, sums, s, s_stride, c, c_stride)
+        totals = add_least(totals, factor, m if has_minimum else s, s_stride, n, stride)
+        return scaled(totals, sums, s, s_stride, c, stride)
 
     return sub_block
 
 
 def make_tile(format):
     """ROWS rows times TOKENS tokens over the columns of a slab."""
-    half = format.sub_block == 16
+    half, apart = format.sub_block == 16, format.sub_block // 4
     run = make_sub_block(format, GROUP_WORDS[:4] if half else GROUP_WORDS)
     second_half, chunk_run = make_sub_block(format, GROUP_WORDS[4:]), make_sub_block(format, CHUNK_WORDS)
     has_chunks = format.chunk is not None
 
     @inlined
-    def tile(totals, columns, w, s, m, s_stride, x, low, x_stride, c, c_stride, n, n_stride):
+    def tile(totals, columns, w, s, m, s_stride, x, low, x_stride, c, n, stride):
         for i in range(columns // 256 * 8):
             k = i // 8 * 256 + i % 8 * 8
             v, high, rest = w + 16 * k, x + k, low + k
-            totals = run(totals, v, high, rest, x_stride, s, m, s_stride, c, c_stride, n, n_stride)
-            s, m, n = s + 64, m + 64, n + 4
+            totals = run(totals, v, high, rest, x_stride, s, m, s_stride, c, n, stride)
+            s, m, n = s + 64, m + 64, n + apart
             if half:
-                totals = second_half(totals, v, high, rest, x_stride, s, m, s_stride, c, c_stride, n, n_stride)
-                s, m, n = s + 64, m + 64, n + 4
-            c += 4
+                totals = second_half(totals, v, high, rest, x_stride, s, m, s_stride, c, n, stride)
+                s, m, n = s + 64, m + 64, n + apart
+            c += 8
         if has_chunks:
             for i in range(columns // 256 * 8, columns // 32):
                 k = i // 2 * 64 + i % 2 * 8
                 v, high, rest = w + 16 * k, x + k, low + k
-                totals = chunk_run(totals, v, high, rest, x_stride, s, m, s_stride, c, c_stride, n, n_stride)
-                s, m, n, c = s + 64, m + 64, n + 4, c + 4
+                totals = chunk_run(totals, v, high, rest, x_stride, s, m, s_stride, c, n, stride)
+                s, m, n, c = s + 64, m + 64, n + 8, c + 8
         return totals
 
     return tile
@@ -148,16 +148,15 @@ def make_precise_slab(format):
         s, m = scratch + VECTORS * 16 * SLAB, scratch + VECTORS * (16 * SLAB + scale_bytes)
         width, y_stride = argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
         whole = argument(a, LINEAR.rows) - tile * ROWS > ROWS - 16
-        c_stride, n_stride = width // 8, width // sub_block * 4
         for t in range(0, tokens, TOKENS):  # and up to TOKENS - 1 too many, whose results nobody reads
-            x, low = argument(a, LINEAR.high) + t * width + column, argument(a, LINEAR.low) + t * width + column
-            c = argument(a, LINEAR.scales) + t * c_stride + column // 8
-            n = argument(a, LINEAR.sums) + t * n_stride + column // sub_block * 4
+            place = t * width + column
+            x, low = argument(a, LINEAR.high) + place, argument(a, LINEAR.low) + place
+            c, n = argument(a, LINEAR.scales) + place // 4, argument(a, LINEAR.sums) + place // 4
             y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
             totals = zero_floats()
             if column:
                 totals = load_all(y, y_stride) if whole else load_first(y, y_stride)
-            totals = product(totals, columns, scratch, s, m, scale_bytes, x, low, width, c, c_stride, n, n_stride)
+            totals = product(totals, columns, scratch, s, m, scale_bytes, x, low, width, c, n, width // 4)
             if whole:
                 store_all(totals, y, y_stride)
             else:

@@ -7,9 +7,10 @@ practically exact and cost two dot products instead of one; see linear_quantized
 The bytes are striped as group_format.py has the codes of the weights: in each 256 columns, numbers 8 q to 8 q + 7
 of all eight runs of 32 follow each other; columns that make no whole 256 are striped two runs at a time.
 
-Beside the codes go sums per 32 and per 16 numbers, with which minimums are multiplied and what the weights' codes are
-too large by: of both planes in float32, scaled, and of the high one as integers. The excess is those per 32 times what
-the bytes of weights in prefill_fast.py are too large by, negative.
+Beside the codes go scaled sums of both planes and of the high one, per 32 and per 16 numbers, with which minimums are
+multiplied and what the weights' codes are too large by. Scales and sums have a place for every 16 numbers, as dot
+products of striped bytes have lanes, so what belongs to 32 stands there twice. The excess is the high plane's sums of
+integers per 32 times what the bytes of weights in prefill_fast.py are too large by, negative.
 """
 
 from numba import float32
@@ -55,8 +56,14 @@ def quantize_16(x, inverse, step, high, low, stripe, sums, high_sums):
     store_u8x8(low + stripe, last_8(lower_bytes))
     total, upper_total = sum_i32x16(codes), sum_i32x16(upper)
     store_f32(sums, float32(total) * step)
-    store_i32(high_sums, upper_total)
+    store_f32(high_sums, float32(upper_total) * step)
     return total, upper_total
+
+
+@device
+def store_twice(address, value):
+    store_f32(address, value)
+    store_f32(address + 4, value)
 
 
 @device
@@ -86,7 +93,7 @@ def quantize(a, part, parts, thread):
         first, first_high = quantize_16(x, inverse, step, high, low, stripe, sums, high_sums)
         high, low = high + 2 * stripe, low + 2 * stripe
         second, second_high = quantize_16(x + 64, inverse, step, high, low, stripe, sums + 4, high_sums + 4)
-        store_f32(argument(a, QUANTIZE.scales) + i * 4, step)
-        store_f32(argument(a, QUANTIZE.sums_32) + i * 4, float32(first + second) * step)
-        store_i32(argument(a, QUANTIZE.high_sums_32) + i * 4, first_high + second_high)
+        store_twice(argument(a, QUANTIZE.scales) + i * 8, step)
+        store_twice(argument(a, QUANTIZE.sums_32) + i * 8, float32(first + second) * step)
+        store_twice(argument(a, QUANTIZE.high_sums_32) + i * 8, float32(first_high + second_high) * step)
         store_i32(argument(a, QUANTIZE.excess) + i * 4, (first_high + second_high) * -BYTE_OFFSET)
