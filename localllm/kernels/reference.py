@@ -313,11 +313,21 @@ KEEP: dict[str, Callable] = {"f32": np.float32, "f16": np.float16, "q8_0": round
 
 
 def dequantize(tensor) -> np.ndarray:
-    """A tensor's weights as float32, in its shape. Raises ModelError for a format that `gguf` cannot dequantize."""
+    """A tensor's weights as float32, in its shape. Raises ModelError for a format of which they are not known."""
     import gguf
 
-    kind = gguf.GGMLQuantizationType(tensor.format.id)
+    data = np.asarray(tensor.data)
+    if tensor.format.name in ("Q1_0", "Q2_0"):  # which `gguf` 0.19 cannot
+        return dequantized_bits(data, tensor.format.name).reshape(tensor.shape)
     try:
-        return gguf.dequantize(np.asarray(tensor.data), kind).astype(np.float32).reshape(tensor.shape)
-    except NotImplementedError:
+        return gguf.dequantize(data, gguf.GGMLQuantizationType(tensor.format.id)).astype(np.float32).reshape(tensor.shape)
+    except (NotImplementedError, ValueError):
         raise ModelError(f"tensor {tensor.name}: format {tensor.format.name} is not supported") from None
+
+
+def dequantized_bits(data: np.ndarray, format: str) -> np.ndarray:
+    """Blocks of Q1_0 or Q2_0, of 18 bytes each: float16 d and codes of one bit (2 code - 1) or two (code - 1)."""
+    blocks = data.reshape(-1, 18)
+    scales = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+    bits = np.unpackbits(blocks[:, 2:], axis=-1, bitorder="little").astype(np.float32)
+    return scales * (2 * bits - 1 if format == "Q1_0" else bits[:, 0::2] + 2 * bits[:, 1::2] - 1)
