@@ -1,5 +1,6 @@
 """Kernels of mixtures of experts against their NumPy twins, and models with experts in runs of many kinds."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from localllm.arch.experts import Routing
 from localllm.engine.model import Engine
 from localllm.engine.observe import Squares
 from localllm.errors import ModelError
+from localllm.files.gguf_file import Tensor
 from localllm.kernels import cpu
 from localllm.kernels.arguments import EXPERT, LINEAR_FLOAT, LINEAR_QUANTIZED
 from localllm.kernels.cpu import EXPERT_ROWS
@@ -305,7 +307,9 @@ def test_sigmoid_gate(call, tokens):
 # ---- models ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["llama_moe", "qwen2moe", "gpt_oss", "llama4"])
+@pytest.mark.parametrize("name", [
+    "llama_moe", "qwen2moe", "gpt_oss", "llama4", "deepseek2_v3", "deepseek2_legacy",
+])  # fmt: skip
 def test_runs_of_any_size_agree(golden, name):  # noqa: F811
     """One by one, in long runs, as a fork, among others."""
     engine = Engine(golden(name), 2, 640, "f32")
@@ -364,13 +368,43 @@ def test_routing_that_makes_no_sense_is_refused(golden, fields, problem):  # noq
         logits(change(golden("llama_moe"), **fields))
 
 
-def test_experts_in_tensors_of_their_own_are_refused(golden):  # noqa: F811
+def test_experts_in_tensors_of_their_own(golden):  # noqa: F811
+    """At equal distances in the file, as until 2024."""
+    apart, stacked = golden("llama_moe"), golden("llama_moe")
+    for name in [name for name in apart.tensors if "_exps" in name]:
+        stack = apart.tensors.pop(name)
+        for expert, data in enumerate(stack.data):
+            alone = name.replace("_exps", f".{expert}")
+            apart.tensors[alone] = Tensor(alone, stack.format, stack.shape[1:], data)
+    np.testing.assert_array_equal(logits(apart), logits(stacked))
+    assert_same_everywhere(apart)
+    name = "blk.1.ffn_down.2.weight"
+    put(apart, name, values(apart, name))  # elsewhere
+    with pytest.raises(ModelError, match=r"blk\.1\.ffn_down\.0\.weight: .* alike and at equal distances"):
+        logits(apart)
+    del apart.tensors[name]
+    with pytest.raises(ModelError, match=r"no tensor blk\.1\.ffn_down\.2\.weight"):
+        logits(apart)
+
+
+@pytest.mark.parametrize("name, tensor", [
+    ("gpt_oss", "blk.0.ffn_gate_inp.bias"), ("gpt_oss", "blk.1.ffn_up_exps.bias"), ("gpt_oss", "blk.0.attn_sinks.weight"),
+    ("qwen2moe", "blk.0.ffn_gate_inp_shexp.weight"), ("qwen2moe", "blk.1.ffn_up_shexp.weight"),
+    ("llama4", "blk.2.ffn_down_shexp.weight"), ("deepseek2_v3", "blk.1.ffn_gate_shexp.weight"),
+    ("llama_moe", "blk.0.ffn_gate_exps.weight"), ("deepseek2_lite", "blk.0.attn_k_b.weight"),
+])  # fmt: skip
+def test_what_is_missing_is_named(golden, name, tensor):  # noqa: F811
+    file = golden(name)
+    del file.tensors[tensor]
+    with pytest.raises(ModelError, match=f"the model has no tensor {re.escape(tensor)}"):
+        logits(file)
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 96), (4, 64, 64), (4, 64), (4, 32, 96)])
+def test_experts_of_other_shapes_are_refused(golden, shape):  # noqa: F811
     file = golden("llama_moe")
-    for part in ("gate", "up", "down"):
-        for expert, matrix in enumerate(values(file, f"blk.0.ffn_{part}_exps.weight")):
-            put(file, f"blk.0.ffn_{part}.{expert}.weight", matrix)
-        del file.tensors[f"blk.0.ffn_{part}_exps.weight"]
-    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up\.0\.weight: experts in a tensor each"):
+    put(file, "blk.0.ffn_up_exps.weight", np.ones(shape))
+    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up_exps\.weight should|do not fit together: 64 columns meet 32"):
         logits(file)
 
 

@@ -64,6 +64,7 @@ def test_architectures(shared, name, backend):
     assert nmse(ours["decode"], decode) < 1e-8
     assert nmse(ours["steps"], prefill) < 1e-8
     assert ours["prefill"][-1].argmax() == golden["greedy_tokens"][0]
+    np.testing.assert_array_equal(ours["decode"][:-1].argmax(axis=1), golden["greedy_tokens"][1:])
 
 
 def check_quantized(path: Path, backend: str, bound: float) -> None:

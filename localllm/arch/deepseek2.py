@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V2-Lite, V3 and R1 (DeepSeek-AI 2024, arXiv 2405.04434, 2412.19437), Kimi K2.
+"""DeepSeek-V2, V2-Lite, V3 and R1 (DeepSeek-AI 2024, arXiv 2405.04434, 2412.19437), Kimi K2, GLM-4.7-Flash.
 
 Unlike llama: keys and values of all heads are made of one latent row, beside which a token has one rotated key for all
 heads. Newer files have the matrices that make keys and values head by head, so that queries and results meet the
@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.experts import Routing, gated_or_mixture, read_routing
+from localllm.arch.experts import SIGMOID, SOFTMAX, Routing, gated_or_mixture, read_routing, shared
 from localllm.arch.fields import Fields
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.rope import Rope, read_rope
+from localllm.arch.rope import Rope, read_rope, yarn_magnitude
 from localllm.arch.states import Latent, Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
+
+
+VOCABULARY_OF_GLM = 154880  # whose first files do not say that scores are sigmoids
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,9 @@ class DeepSeek2(Hyperparameters):
     keeps_latent: bool  # or keys and values
     rope: Rope
     scale: float  # of the scores
+    temperature: float  # how fast queries grow, 0 for not at all
+    temperature_length: int
+    guessing: int  # layers behind the others, which guess further tokens
     routing: Routing | None
 
     def states(self) -> Sequence[Latent | Paged]:
@@ -50,9 +56,15 @@ def read(fields: Fields) -> DeepSeek2:
     kv_heads = fields.count("attention.head_count_kv", heads)
     if key_dim <= dims or kv_heads != (1 if keeps_latent else heads):
         raise fields.error(f"{heads} heads of {key_dim}, {kv_heads} of keys, {dims} rotated: makes no sense")
-    rope, sharpness = read_yarn(fields, dims)
+    rope, sharpness = read_stretch(fields, dims)
+    common, guessing = fields.common(), fields.count("nextn_predict_layers", 0)
+    if guessing >= common["layers"]:
+        raise fields.error(f"{fields.key('nextn_predict_layers')} leaves no layers")
+    common["layers"] -= guessing
+    temperature = fields.number("attention.temperature_scale", 0.0)
+    function = SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX
     return DeepSeek2(
-        **fields.common(),
+        **common,
         epsilon=fields.number(RMS_EPSILON),
         heads=heads,
         key_dim=key_dim - dims,
@@ -61,21 +73,28 @@ def read(fields: Fields) -> DeepSeek2:
         keeps_latent=keeps_latent,
         rope=rope,
         scale=sharpness / math.sqrt(key_dim),
-        routing=read_routing(fields, normalized=False),
+        temperature=temperature,
+        temperature_length=fields.count("attention.temperature_length", None if temperature else 1),
+        guessing=guessing,
+        routing=read_routing(fields, function, normalized=False),
     )
 
 
-def read_yarn(fields: Fields, dims: int) -> tuple[Rope, float]:
-    """The rotation, and what YaRN multiplies the scores by: here it leaves the rotated numbers as long as they are.
+def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
+    """The rotation, and what scores are multiplied by in a stretched context.
 
-    The key has a tenth of the model's multiplier. Raises ModelError.
+    Files have a tenth of the model's multiplier. YaRN with one leaves the rotated numbers as long as they are; without,
+    and where the stretch is linear, scores get its usual magnitude, too, as in llama.cpp. Raises ModelError.
     """
-    rope = read_rope(fields, dims, interleaved=True)
-    if not rope.yarn:
-        return rope, 1.0
-    multiplier = fields.factor("rope.scaling.yarn_log_multiplier")
-    magnitude = 1 + multiplier * math.log(max(rope.factor, 1.0))
-    return replace(rope, magnitude=fields.number("rope.scaling.attn_factor", 1.0)), magnitude**2
+    rope, multiplier = read_rope(fields, dims, True), fields.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if rope.by_factors:
+        raise fields.error("rope scaling longrope is not supported")
+    length = fields.number("rope.scaling.attn_factor", 1.0)
+    if rope.yarn and multiplier:
+        rope = replace(rope, magnitude=length)
+    else:
+        length *= yarn_magnitude(rope.factor)
+    return rope, (length * yarn_magnitude(rope.factor, 10 * multiplier)) ** 2
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
@@ -83,6 +102,8 @@ def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
     x = b.embed(w.token_embd, b.ids)
     for state in h.states():
         x = block(b, w.block(state.layer), h, state, x)
+    for layer in range(h.layers, h.layers + h.guessing):
+        b.ignore(*w.block(layer).all())
     x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
     return b.linear(x, w.get("output") or w.token_embd)
 
@@ -92,7 +113,7 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activa
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else to_keys(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
 
 
 def projected(b: Builder, w: Weights, h: DeepSeek2, x: Activation) -> list[Activation]:
@@ -101,6 +122,8 @@ def projected(b: Builder, w: Weights, h: DeepSeek2, x: Activation) -> list[Activ
         q = b.linear(b.rms_norm(b.linear(x, narrow), w.attn_q_a_norm, h.epsilon), w.attn_q_b)
     else:
         q = b.linear(x, w.attn_q)
+    if h.temperature:
+        q = b.temper(q, b.positions, h.temperature, h.temperature_length)
     both, period = b.linear(x, w.attn_kv_a_mqa), h.key_dim + h.rope.dims
     latent = b.rms_norm(b.columns(both, 0, h.latent), w.attn_kv_a_norm, h.epsilon)
     key = b.rope(b.columns(both, h.latent, h.latent + h.rope.dims), h.rope, b.positions)

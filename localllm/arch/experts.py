@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields, show
 from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
-from localllm.errors import ModelError
+from localllm.arch.weights import Weight, Weights, stacked
+
+Gate = Callable[[Activation, Activation], Activation]  # such as b.swiglu
 
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # numbers that files have for the functions that make scores
 
@@ -63,31 +64,41 @@ def gated_or_mixture(
     w: Weights,
     routing: Routing | None,
     x: Activation,
-    gate: Callable[[Activation, Activation], Activation],
+    gate: Gate,
+    beside: Callable[[Builder, Weights, Activation, Gate], Activation] | None = None,
 ) -> Activation:
-    """A feed-forward network: experts, beside which there may be one for all tokens, in layers that have a router."""
+    """A feed-forward network: in layers that have a router, experts, and `beside` them one for all tokens."""
     if routing is None or not w.get("ffn_gate_inp"):
         return gated(b, w, x, gate)
     y = mixture(b, w, routing, x, gate)
-    return b.add(y, shared(b, w, x, gate)) if w.get("ffn_up_shexp") else y
+    return b.add(y, beside(b, w, x, gate)) if beside else y
 
 
-def mixture(
-    b: Builder, w: Weights, routing: Routing, x: Activation, gate: Callable[[Activation, Activation], Activation]
-) -> Activation:
+def mixture(b: Builder, w: Weights, routing: Routing, x: Activation, gate: Gate) -> Activation:
     """What the chosen experts make of each token, weighted and added up."""
-    if alone := w.get("ffn_up.0"):
-        raise ModelError(f"tensor {alone.name}: experts in a tensor each, as until 2024, are not supported")
     choice = b.route(b.linear(x, w.ffn_gate_inp), routing, w.bias("exp_probs_b"))
+    of_gate, up, down = matrices(b, w, routing.experts)
     rows = b.gather(x, choice)
-    fused = w.get("ffn_gate_up_exps")
-    of_gate, up = fused.halves() if fused else (w.ffn_gate_exps, w.ffn_up_exps)
     y = gate(b.expert_linear(rows, of_gate, choice), b.expert_linear(rows, up, choice))
-    return b.scatter(b.expert_linear(y, w.ffn_down_exps, choice), choice)
+    return b.scatter(b.expert_linear(y, down, choice), choice)
 
 
-def shared(b: Builder, w: Weights, x: Activation, gate: Callable[[Activation, Activation], Activation]) -> Activation:
-    """The expert that every token goes to, which may have a gate for all of it."""
-    y = b.linear(gate(b.linear(x, w.ffn_gate_shexp), b.linear(x, w.ffn_up_shexp)), w.ffn_down_shexp)
-    admitting: Weight | None = w.get("ffn_gate_inp_shexp")
-    return b.sigmoid_gate(y, b.linear(x, admitting.as_row())) if admitting else y
+def matrices(b: Builder, w: Weights, experts: int) -> list[Weight]:
+    """Stacks of the experts' matrices: those of the gate may be above the others, and files of 2023 have none."""
+    if fused := w.get("ffn_gate_up_exps"):
+        return [*fused.halves(), w.ffn_down_exps]
+    if not w.get("ffn_up.0"):
+        return [w.ffn_gate_exps, w.ffn_up_exps, w.ffn_down_exps]
+    apart = [[w.require(f"ffn_{part}.{expert}") for expert in range(experts)] for part in ("gate", "up", "down")]
+    b.ignore(*(matrix for part in apart for matrix in part))
+    return [stacked(part) for part in apart]
+
+
+def shared(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
+    """The expert that every token goes to."""
+    return b.linear(gate(b.linear(x, w.ffn_gate_shexp), b.linear(x, w.ffn_up_shexp)), w.ffn_down_shexp)
+
+
+def admitted(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
+    """The same, with a gate for all that it makes."""
+    return b.sigmoid_gate(shared(b, w, x, gate), b.linear(x, w.ffn_gate_inp_shexp.as_row()))

@@ -6,7 +6,7 @@ attend to nothing (its sink); biases everywhere; experts with another SwiGLU.
 
 from functools import partial
 
-from localllm.arch.attention import Windowed, attend, qkv
+from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows
 from localllm.arch.experts import SOFTMAX_OF_CHOSEN, gated_or_mixture, read_routing
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
@@ -14,19 +14,21 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
 SHARPNESS, LIMIT = 1.702, 7.0  # of its SwiGLU
+BIASED = "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
 
 
-def read(fields: Fields) -> Windowed:
+def read(fields: Fields) -> LocallyRotated:
     """The hyperparameters. Raises ModelError."""
-    shared, routing = Windowed.shared_fields(fields, interleaved=False), read_routing(fields, SOFTMAX_OF_CHOSEN)
-    if fields.raw("attention.sliding_window_pattern") is not None:
-        raise fields.error(f"{fields.key('attention.sliding_window_pattern')} is not supported")
-    window = fields.count("attention.sliding_window", 0) or None
-    windows = tuple(None if layer % 2 else window for layer in range(shared["layers"]))
-    return Windowed(**shared, windows=windows, routing=routing)
+    shared = LocallyRotated.shared_fields(fields, interleaved=False)
+    return LocallyRotated(
+        **shared,
+        windows=read_windows(fields, period=2),
+        local_rope=read_local_rope(fields, shared["attention"].rope),
+        routing=read_routing(fields, SOFTMAX_OF_CHOSEN),
+    )
 
 
-def forward(b: Builder, w: Weights, h: Windowed) -> Activation:
+def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
     """Logits of the wanted tokens."""
     x = b.embed(w.token_embd, b.ids)
     for state in h.states():
@@ -35,9 +37,10 @@ def forward(b: Builder, w: Weights, h: Windowed) -> Activation:
     return b.linear(x, w.get("output") or w.token_embd)
 
 
-def block(b: Builder, w: Weights, h: Windowed, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:
     """One layer: attention, then the experts, each added to the residual stream."""
+    w.require_biases(*BIASED)
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    x = b.add(x, b.linear(attend(b, h, state, q, k, v, sinks=w.get("attn_sinks")), w.attn_output))
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v, sinks=w.attn_sinks), w.attn_output))
     gate = partial(b.swiglu_limited, sharpness=SHARPNESS, limit=LIMIT)
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.post_attention_norm, h.epsilon), gate))

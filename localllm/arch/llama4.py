@@ -8,8 +8,8 @@ layers have experts beside one for all tokens; their sigmoids multiply what they
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localllm.arch.attention import Windowed, qkv, rope_factors
-from localllm.arch.experts import SIGMOID, gated_or_mixture, read_routing
+from localllm.arch.attention import LocallyRotated, qkv, read_local_rope, read_windows, rope_factors
+from localllm.arch.experts import SIGMOID, gated_or_mixture, read_routing, shared
 from localllm.arch.fields import Fields
 from localllm.arch.rope import Rope
 from localllm.arch.states import Paged
@@ -22,13 +22,13 @@ EXPERTS_OF_MAVERICK = 128  # which normalizes neither queries nor keys
 
 
 @dataclass(frozen=True)
-class Llama4(Windowed):
+class Llama4(LocallyRotated):
     """The windows are chunks."""
 
     normed: bool
 
     def rope(self, layer: int) -> Rope | None:
-        return self.attention.rope if self.windows[layer] or not any(self.windows) else None
+        return self.local_rope if self.windows[layer] or not any(self.windows) else None
 
     def states(self) -> Sequence[Paged]:
         return [
@@ -39,15 +39,17 @@ class Llama4(Windowed):
 
 def read(fields: Fields) -> Llama4:
     """The hyperparameters. A sliding window of 0 stands for none, and rotation everywhere. Raises ModelError."""
-    key = "attention.sliding_window"
-    chunk = fields.count(key, 0) if fields.raw(key) is not None else CHUNK
+    key, common = "attention.sliding_window", Llama4.shared_fields(fields, interleaved=True)
+    chunk = CHUNK if fields.raw(key) is None else fields.count(key, 0)
     if chunk not in (0, CHUNK):
         raise fields.error(f"{fields.key(key)} should be {CHUNK} or 0, is {chunk}")
-    shared = Llama4.shared_fields(fields, interleaved=True)
-    windows = tuple(chunk or None if (layer + 1) % 4 else None for layer in range(shared["layers"]))
-    routing = read_routing(fields, SIGMOID, normalized=False, weighs_inputs=True)
-    normed = fields.count("expert_count", 0) != EXPERTS_OF_MAVERICK
-    return Llama4(**shared, windows=windows, routing=routing, normed=normed)
+    return Llama4(
+        **common,
+        windows=read_windows(fields, period=4, default=chunk),
+        local_rope=read_local_rope(fields, common["attention"].rope),
+        routing=read_routing(fields, SIGMOID, normalized=False, weighs_inputs=True),
+        normed=fields.count("expert_count", 0) != EXPERTS_OF_MAVERICK,
+    )
 
 
 def forward(b: Builder, w: Weights, h: Llama4) -> Activation:
@@ -63,7 +65,7 @@ def block(b: Builder, w: Weights, h: Llama4, state: Paged, x: Activation, factor
     """One layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attention(b, h, state, q, k, v, factors), w.attn_output))
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
 
 
 def attention(

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -107,8 +107,35 @@ class Weights:
         tensor = self._tensors.get(f"{self._prefix}{name}.bias")
         return Weight(tensor) if tensor else None
 
-    def __getattr__(self, name: str) -> Weight:
+    def all(self) -> list[Weight]:
+        """Every tensor below the prefix."""
+        return [Weight(tensor) for name, tensor in self._tensors.items() if name.startswith(self._prefix)]
+
+    def require(self, name: str) -> Weight:
+        """The weight. Raises ModelError if the file has none of that name."""
         weight = self.get(name)
         if weight is None:
             raise ModelError(f"the model has no tensor {self._prefix}{name}.weight")
         return weight
+
+    __getattr__ = require
+
+    def require_biases(self, *names: str) -> None:
+        """Raise ModelError if one of these weights has no bias."""
+        for name in names:
+            if self.bias(name) is None:
+                raise ModelError(f"the model has no tensor {self._prefix}{name}.bias")
+
+
+def stacked(matrices: Sequence[Weight]) -> Weight:
+    """Matrices as the stack [count, rows, columns] that they are, where they lie. Raises ModelError if they are none."""
+    first = matrices[0]
+    kinds = {(m.shape, m.tensor.format.name, m.bias, m.scale) for m in matrices}
+    places = [m.tensor.data.__array_interface__["data"][0] for m in matrices]
+    distances = {after - before for before, after in itertools.pairwise(places)} or {0}
+    if kinds != {(first.shape, first.tensor.format.name, None, None)} or len(distances) > 1 or len(first.shape) != 2:
+        raise ModelError(f"tensor {first.name}: experts in a tensor each must be alike and at equal distances")
+    data, shape = first.tensor.data, (len(matrices), *first.shape)
+    strides = distances.pop(), *data.strides
+    stack = np.lib.stride_tricks.as_strided(data, (len(matrices), *data.shape), strides, writeable=False)
+    return replace(first, tensor=replace(first.tensor, shape=shape, data=stack))

@@ -186,7 +186,7 @@ class Reference:
         """
         with np.errstate(invalid="ignore", over="ignore"):
             scores = 1 / (1 + np.exp(-logits.astype(np.float64))) if routing.sigmoid else softmax(logits)
-        ranks = scores + (bias.vector() if bias else 0)
+        ranks = scores + (bias.vector() if bias else 0) if bias or routing.groups > 1 else logits
         size = routing.experts // routing.groups
         if routing.groups > 1:
             best_two = np.sort(ranks.reshape(len(ranks), routing.groups, size))[:, :, -2:].sum(axis=2)

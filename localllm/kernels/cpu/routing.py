@@ -38,6 +38,20 @@ def score_all(a, logits, scores):
 
 
 @device
+def rank_all(a, logits, scores, ranks):
+    """What experts are chosen by: scores with the bias, or logits where neither a bias nor groups make a difference.
+
+    Sigmoids of large logits are all 1.
+    """
+    bias, source = argument(a, ROUTE.bias), logits
+    if bias != 0 or argument(a, ROUTE.groups) > 1:
+        source = scores
+    for e in range(argument(a, ROUTE.experts)):
+        rank = load_f32(source + e * 4)
+        store_f32(ranks + e * 4, rank + load_f32(bias + e * 4) if bias != 0 else rank)
+
+
+@device
 def best_of(values, count):
     """The number of the largest value, the first of equal ones; 0 if there is none that is larger than -infinity."""
     best, largest = 0, MINUS_INFINITY
@@ -107,18 +121,17 @@ def choose_nothing(a, chosen, weights):
 
 @kernel
 def route(a, part, parts, thread):
-    """The experts of each token. Scratch: scores, ranks (scores with the bias), groups."""
+    """The experts of each token. Scratch: scores, ranks, groups."""
     tokens, used, experts = load_i64(argument(a, ROUTE.count)), argument(a, ROUTE.used), argument(a, ROUTE.experts)
-    scores, bias = argument(a, ROUTE.scratch) + thread * argument(a, ROUTE.scratch_bytes), argument(a, ROUTE.bias)
+    scores = argument(a, ROUTE.scratch) + thread * argument(a, ROUTE.scratch_bytes)
     ranks = scores + experts * 4
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         chosen, weights = argument(a, ROUTE.chosen) + t * used * 8, argument(a, ROUTE.weights) + t * used * 4
-        if not score_all(a, argument(a, ROUTE.logits) + t * argument(a, ROUTE.stride), scores):
+        logits = argument(a, ROUTE.logits) + t * argument(a, ROUTE.stride)
+        if not score_all(a, logits, scores):
             choose_nothing(a, chosen, weights)
             continue
-        for e in range(experts):
-            rank = load_f32(scores + e * 4)
-            store_f32(ranks + e * 4, rank + load_f32(bias + e * 4) if bias != 0 else rank)
+        rank_all(a, logits, scores, ranks)
         if argument(a, ROUTE.groups) > 1:
             leave_out_groups(a, ranks, ranks + experts * 4)
         choose(a, scores, ranks, chosen, weights)
