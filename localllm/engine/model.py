@@ -124,7 +124,7 @@ class Engine:
         self.vocab_size = self.hyperparameters.vocab_size
         self.lock, self.abandoned, self._path = threading.Lock(), list[Store](), file.path
         weights = Weights(file.tensors)
-        operations = self._recorded(file, model.forward, weights)
+        operations = self._recorded(file, model.forward, weights, observer)
         if backend == "cpu":
             cache = KVCache(self.hyperparameters.states(), self.context, kv_type)
             operations = observer.watch(operations) if observer else operations
@@ -135,12 +135,16 @@ class Engine:
         self._backend: Backend | None = computing
         self.warning = computing.warning
 
-    def _recorded(self, file: GGUFFile, forward: Callable[..., Activation], weights: Weights) -> list[Operation]:
+    def _recorded(
+        self, file: GGUFFile, forward: Callable[..., Activation], weights: Weights, observer: Squares | None
+    ) -> list[Operation]:
         """What the architecture says, checked. Raises ModelError."""
         recorder = Recorder(self.hyperparameters, self.context)
         try:
             logits = forward(recorder, weights, self.hyperparameters)
             recorder.require_all_used(file.tensors)
+            if observer:
+                observer.require_watchable(recorder.operations)
         except ModelError as error:
             raise ModelError(f"{file.path}: {error}") from None
         if logits.columns != self.vocab_size:
