@@ -5,15 +5,19 @@ import random
 import struct
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from localllm.errors import ModelError, UsageError
 from localllm.text.pretokenizers import PRETOKENIZERS
+from localllm.text.special import SpecialTokens
 from localllm.text.subwords import merge
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.words import cutter
@@ -108,6 +112,21 @@ def test_the_real_models_prompts(shared):
         assert tokenizer.decode(prompt["greedy"], special=True) == prompt["text"]
     assert tokenizer.end_ids >= {0, 2}
     assert tokenizer.chat_template.startswith("{% for message in messages %}")
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_any_text_comes_back(vocabulary, name: str):
+    tokenizer = vocabulary(name)
+    sentence_piece = name in ("llama-spm", "phi-3")  # which takes "▁" for a space
+    known = set(range(256)) if sentence_piece else {byte for byte in range(256) if BYTE_PIECES[byte] in tokenizer.pieces}
+
+    @settings(max_examples=150, deadline=None, database=None)
+    @given(st.text(st.characters(codec="utf-8"), max_size=40) | st.text(" \n\t'aA1中é▁<|>", max_size=40))
+    def check(text: str) -> None:
+        assume(known >= set(text.encode()))  # starcoder has no token for some bytes of planes that are not assigned
+        assert tokenizer.decode(tokenizer.encode(text)) == (text.replace("▁", " ") if sentence_piece else text)
+
+    check()
 
 
 @pytest.mark.parametrize("name", ["llama-bpe", "llama-spm"])
@@ -252,6 +271,74 @@ def test_end_tokens():
     assert tokenizer.decode([256, 258, 259]) == "<|end|><|channel|>"
 
 
+@pytest.mark.parametrize(
+    ("named", "text", "pieces"),
+    [
+        ({"general.name": "Phi-3 mini"}, "<mask> a <mask> b", ["<mask>", "a", "▁", "<mask>", "b"]),
+        ({"tokenizer.ggml.pre": "jina-v2-es"}, "a <mask> b", ["a", "<mask>", "▁", "b"]),
+        ({"general.architecture": "nomic-bert-moe"}, "a\n\t <mask>", ["a", "<mask>"]),
+        ({"general.name": "modern-bert"}, "a <mask>", ["a", "▁", "<mask>"]),
+        ({"general.name": "modern-bert"}, "a [MASK] b", ["a", "[MASK]", "▁", "b"]),
+        ({}, "a <mask>", ["a", "▁", "<mask>"]),
+    ],
+)
+def test_special_tokens_swallow_white_space(named: dict, text: str, pieces: list[str]):
+    scores = {"▁": -1.0, "a": -2.0, "b": -3.0}
+    metadata = sentence_piece(scores, [("<mask>", CONTROL), ("[MASK]", CONTROL)], add_space_prefix=False) | named
+    assert pieces_of(Tokenizer.from_metadata(metadata), text, special=True) == pieces
+
+
+def test_plain_text_makes_no_control_token():
+    special = [("ab", CONTROL), ("<odd>", UNKNOWN)]
+    for pre in ("gpt-2", "llama-bpe"):
+        tokenizer = Tokenizer.from_metadata(byte_level(["x y", "a b"], pre=pre))
+        assert pieces_of(tokenizer, "abxy") == ["ab", "xy"]
+        metadata = byte_level(["x y"], special, pre=pre)
+        metadata["tokenizer.ggml.merges"] = ["x y", "a b"]
+        assert pieces_of(Tokenizer.from_metadata(metadata), "ab abxy") == ["a", "b", "Ġ", "a", "b", "xy"]
+        assert pieces_of(Tokenizer.from_metadata(metadata), "ab") == ["a", "b"]
+    scores = {"▁": -1.0, "a": -2.0, "s>": -3.0, "/s>": -4.0, "<": -5.0, "/": -6.0, "s": -7.0, ">": -8.0}
+    tokenizer = Tokenizer.from_metadata(sentence_piece(scores, add_space_prefix=False))
+    assert pieces_of(tokenizer, "a</s>") == ["a", "<", "/s>"]
+
+
+def naive_cut(text: str, tokens: list[tuple[str, int]], before: set[int], after: set[int]) -> list[str | int]:
+    """As llama.cpp does it: for every token, longest first, through all that is still text."""
+    fragments: list[str | int] = [text] if text else []
+    for piece, token in sorted(tokens, key=lambda pair: -len(pair[0].encode())):
+        cut: list[str | int] = []
+        for fragment in fragments:
+            while isinstance(fragment, str) and piece in fragment:
+                left, _, fragment = fragment.partition(piece)
+                left = left.rstrip(" \n") if token in before else left
+                fragment = fragment.lstrip(" \n") if token in after else fragment
+                cut += [left, token] if left else [token]
+            cut += [fragment] if fragment != "" else []
+        fragments = cut
+    return fragments
+
+
+@settings(max_examples=500, deadline=None, database=None)
+@given(
+    st.lists(st.text("ab< \né", min_size=1, max_size=4), unique=True, max_size=6),
+    st.text("ab< \né", max_size=30),
+    st.sets(st.integers(0, 5)),
+    st.sets(st.integers(0, 5)),
+)
+def test_special_tokens_are_found_as_by_llama_cpp(pieces: list[str], text: str, before: set[int], after: set[int]):
+    tokens = [(piece, token) for token, piece in enumerate(pieces)]
+    assert SpecialTokens(tokens, before, after).cut(text) == naive_cut(text, tokens, before, after)
+
+
+@pytest.mark.parametrize("text", ["<unused5999>", "<", "<unused", "a ", "<unused1><unused2>"])
+def test_thousands_of_special_tokens_in_linear_time(text: str):
+    tokens = [(f"<unused{number}>", number) for number in range(6000)]
+    special = SpecialTokens(tokens, {1}, {2})
+    started = time.perf_counter()
+    special.cut(text * (1_000_000 // len(text)))
+    assert time.perf_counter() - started < 10, "a second, if it takes as long as the text is"
+
+
 def test_streaming_never_gives_half_a_character():
     tokenizer = Tokenizer.from_metadata(byte_level())
     text = "é 👩‍👩‍👧 中"
@@ -333,12 +420,27 @@ def test_every_pretokenizer_keeps_the_text(name: str):
         ("superbpe", "a 1234567", ["a ", "1", "234", "567"]),
         ("afmoe", "12345 x", ["12", "345", " x"]),
         ("tiny_aya", "12345", ["12", "345"]),
+        ("tiny_aya", "x1234567 ٣٤٥٦ 1234x", ["x", "1", "234", "567", " ", "٣", "٤٥٦", " ", "123", "4", "x"]),
+        ("afmoe", "1½34 123 1", ["1", "½34", " ", "123", " ", "1"]),
+        ("superbpe", "123 4", ["123", " ", "4"]),
+        ("deepseek-llm", "a  中  ", ["a", "  ", "中", "  "]),
         ("bloom", "a b, c", ["a", " b", ",", " c"]),
         ("gemma4", "a b\n\nc", ["a b", "\n\n", "c"]),
     ],
 )
 def test_pretokenizers(name: str, text: str, words: list[str]):
     assert cutter(PRETOKENIZERS[name].patterns)(text) == words
+
+
+@pytest.mark.parametrize("name", sorted({family: name for name, family in PRETOKENIZERS.items()}.values()))
+def test_long_runs_are_cut_in_linear_time(name: str):
+    cut, length = cutter(PRETOKENIZERS[name].patterns), 100_000
+    started = time.perf_counter()
+    for unit in ("a", "A", " ", "1", "½", "中", "!", "\n"):
+        for end in ("", "a", "中"):
+            text = unit * length + end
+            assert "".join(cut(text)) == text
+    assert time.perf_counter() - started < 30, "half a second to two, if it takes as long as the text is"
 
 
 @pytest.mark.parametrize(

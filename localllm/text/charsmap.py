@@ -8,87 +8,70 @@ Source: https://github.com/s-yata/darts-clone
 """
 
 import re
-from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from localllm.errors import ModelError
 
-_BYTES = np.arange(1, 256)
-_AT_ONCE = 2048  # nodes, whose 255 possible children take some megabytes
-_LONGEST = 256  # bytes of a sequence: those of Unicode's normalization have up to 18
+_LONGEST = 256  # bytes of a sequence: those of Unicode's normalization have up to 12
+_LABEL = 0x800000FF
 
 
-def normalizer(data: bytes) -> Callable[[str], str]:
-    """The function that replaces what the map says, at each place the longest sequence. ModelError for a bad map."""
-    replacements = read_charsmap(data)
-    if not replacements:
-        return lambda text: text
-    longest = max(map(len, replacements))
-    sequences = [sequence for sequence in replacements if len(sequence) > 1]
-    first, later = {sequence[0] for sequence in sequences}, {c for sequence in sequences for c in sequence[1:]}
-    alone = {sequence for sequence in replacements if len(sequence) == 1}
-    candidates = [f"{_one_of(first)}{_one_of(later)}+"] if sequences else []
-    candidates += [_one_of(alone)] if alone else []
+class Charsmap:
+    """Replaces what the map says, at each place the longest sequence."""
 
-    def replaced(text: str) -> str:
-        at, parts = 0, []
+    def __init__(self, data: bytes) -> None:
+        """Raises ModelError for a map whose parts do not fit; an empty one changes nothing."""
+        size = int.from_bytes(data[:4], "little")
+        if data and (len(data) <= size + 4 or size % 4 or data[-1] != 0):
+            raise ModelError(f"the charsmap has {len(data)} bytes, and no place for a trie of {size} bytes and texts")
+        self._nodes: list[int] = np.frombuffer(data, "<u4", size // 4, 4).tolist() if size else []
+        self._texts = data[4 + size :]
+        self._inert: set[str] = set()  # characters that stay as they are, whatever follows
+        ascii_ones = [chr(code) for code in range(128)]
+        quiet = [one for one in ascii_ones if self._is_quiet(one, ascii_ones)] if self._nodes else []
+        # ASCII in front of ASCII, most of most texts.
+        self._quiet = re.compile(f"[{re.escape(''.join(quiet))}]+(?![^\\x00-\\x7f])" if quiet else "(?!)")
+
+    def __call__(self, text: str) -> str:
+        """The text with all replacements made. Raises ModelError where the map turns out to be broken."""
+        if not self._nodes:
+            return text
+        parts, at = [], 0
         while at < len(text):
-            lengths = range(min(longest, len(text) - at), 0, -1)
-            length = next((length for length in lengths if text[at : at + length] in replacements), 0)
-            parts.append(replacements[text[at : at + length]] if length else text[at])
-            at += length or 1
+            if run := self._quiet.match(text, at):
+                parts.append(run[0])
+                at = run.end()
+                continue
+            end, place = self._longest(text, at) if text[at] not in self._inert else (at, 0)
+            parts.append(self._replacement(place) if end > at else text[at])
+            at = max(end, at + 1)
         return "".join(parts)
 
-    expression = re.compile("|".join(candidates))
-    return lambda text: expression.sub(lambda found: replaced(found[0]), text)
+    def _is_quiet(self, one: str, others: list[str]) -> bool:
+        return all(self._longest(one + other, 0)[0] == 0 for other in others)
 
+    def _longest(self, text: str, start: int) -> tuple[int, int]:
+        """Where the longest sequence at a place of the text ends, and its replacement's place; (start, 0) for none."""
+        nodes, count = self._nodes, len(self._nodes)
+        found, place = start, 0
+        inner = _offset(nodes[0])
+        for at in range(start, min(start + _LONGEST, len(text))):
+            for byte in text[at].encode(errors="replace"):
+                child = inner ^ byte
+                if not byte or child >= count or nodes[child] & _LABEL != byte:
+                    if at == start:
+                        self._inert.add(text[start])
+                    return found, place
+                inner = child ^ _offset(nodes[child])
+            if nodes[child] & 256 and inner < count:
+                found, place = at + 1, nodes[inner] & 0x7FFFFFFF
+        return found, place
 
-def _one_of(characters: set[str]) -> str:
-    return f"[{re.escape(''.join(sorted(characters)))}]"
-
-
-def read_charsmap(data: bytes) -> dict[str, str]:
-    """All sequences and what becomes of them. Raises ModelError for a map that is not one."""
-    size = int.from_bytes(data[:4], "little")
-    if len(data) < 4 or size % 4 or size + 4 >= len(data):
-        raise ModelError(f"the charsmap has {len(data)} bytes: its trie of {size} bytes does not fit")
-    nodes, texts = np.frombuffer(data, "<u4", size // 4, 4), data[4 + size :]
-    found = {}
-    for sequence, place in _sequences(nodes):
-        end = texts.find(b"\0", place)
-        if end < 0:
-            raise ModelError("the charsmap has a replacement without an end")
-        try:
-            found[sequence.decode()] = texts[place:end].decode()
-        except UnicodeDecodeError:
-            raise ModelError("the charsmap has a sequence that is no text") from None
-    return found
-
-
-def _sequences(nodes: np.ndarray) -> Iterator[tuple[bytes, int]]:
-    """Each sequence in the trie and the place of its replacement. Raises ModelError where it is no tree."""
-    level = [(b"", _offset(int(nodes[0])))] if len(nodes) else []  # sequences so far, and where their children are
-    count = 0
-    while level:
-        deeper = []
-        for start in range(0, len(level), _AT_ONCE):
-            some = level[start : start + _AT_ONCE]
-            children = np.array([place for _, place in some])[:, None] ^ _BYTES
-            inside = children < len(nodes)
-            rows, columns = np.nonzero(inside & (nodes[np.where(inside, children, 0)] & 0x800000FF == _BYTES))
-            count += len(rows)
-            if count > len(nodes) or len(some[0][0]) > _LONGEST:
-                raise ModelError("the charsmap's trie is no tree")
-            for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
-                sequence, child = some[row][0] + bytes([column + 1]), int(children[row, column])
-                inner = child ^ _offset(int(nodes[child]))
-                if nodes[child] >> 8 & 1:
-                    if inner >= len(nodes):
-                        raise ModelError("the charsmap's trie leads out of itself")
-                    yield sequence, int(nodes[inner] & 0x7FFFFFFF)
-                deeper.append((sequence, inner))
-        level = deeper
+    def _replacement(self, place: int) -> str:
+        if place >= len(self._texts):
+            raise ModelError("the charsmap leads out of itself")
+        return self._texts[place : self._texts.index(b"\0", place)].decode(errors="replace")
 
 
 def _offset(node: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from math import inf
 
-from localllm.text.charsmap import normalizer
+from localllm.text.charsmap import Charsmap
 from localllm.text.subwords import Subwords, word_boundary
 from localllm.text.vocabulary import NORMAL, UNUSED, USER_DEFINED, Vocabulary
 
@@ -19,7 +19,7 @@ class Unigram(Subwords):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
-        self._normalized = normalizer(vocabulary.charsmap)
+        self._normalized = Charsmap(vocabulary.charsmap)
         kinds, ranks = vocabulary.types, vocabulary.ranks
         scores = {piece: -ranks[piece] for piece, token in vocabulary.ids.items() if kinds[token] in (NORMAL, UNUSED)}
         scores |= {piece: 0.0 for piece, token in vocabulary.ids.items() if kinds[token] == USER_DEFINED}
