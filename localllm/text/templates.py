@@ -6,6 +6,7 @@ https://huggingface.co/docs/transformers/chat_templating_writing
 
 import traceback
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from jinja2 import TemplateSyntaxError
@@ -57,34 +58,45 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
         """The text of a conversation; with `add_generation_prompt` it ends where the assistant's message begins.
 
-        `variables` are the template's own, such as enable_thinking. A system message that the template refuses or drops
-        goes in front of the first user message instead. Raises ModelError with the template's line and reason.
+        `variables` are the template's own, such as enable_thinking. Where a template refuses or drops system messages
+        altogether, they go in front of the first user message. Raises ModelError with the template's line and reason.
         """
-        variables = {**self._tokens, **variables, "add_generation_prompt": add_generation_prompt}
+        variables = {**variables, "add_generation_prompt": add_generation_prompt}
         folded = _without_system(messages)
         try:
-            text = self._render(messages, variables)
+            return self._render(messages if folded is None or self._takes_system else folded, variables)
         except RefusalError as error:
-            if folded is None:
-                raise _refused(error) from None
-        else:
-            if folded is None or messages[0]["content"].strip() in text:
-                return text
+            raise ModelError(f"the chat template refuses the conversation{_place(error)}: {_reason(error)}") from None
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        probe = [{"role": "system", "content": "xyzzy"}, {"role": "user", "content": "Hi"}]
         try:
-            return self._render(folded, variables)
-        except RefusalError as error:
-            raise _refused(error) from None
+            return "xyzzy" in self._render(probe, {"add_generation_prompt": True})
+        except (RefusalError, ModelError):
+            return False
 
     def _render(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
         """One rendering. Raises ModelError and, for the caller to decide, RefusalError."""
+        given = {**self._tokens, **variables, "messages": [_with_reasoning(message) for message in messages]}
         try:
-            return render_template(self._template, {**variables, "messages": [dict(message) for message in messages]})
+            try:
+                return render_template(self._template, {"tools": None, "documents": None, **given})
+            except TypeError:  # templates for tools, which loop over none: they work where there is no variable at all
+                return render_template(self._template, given)
         except RefusalError:
             raise
         except LimitError as error:
             raise ModelError(f"the chat template was stopped{_place(error)}: {_reason(error)}") from None
         except Exception as error:  # the code in a template can raise whatever Python can
             raise ModelError(f"the chat template fails{_place(error)}: {_reason(error)}") from None
+
+
+def _with_reasoning(message: Message) -> Message:
+    """A copy in which an answer's reasoning has all the names that templates know it by, as Hugging Face's has."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    found = next((message[name] for name in names if message.get(name) is not None), None)
+    return dict(message) if found is None else {"thinking": found, **message, "reasoning_content": found}
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message] | None:
@@ -95,10 +107,6 @@ def _without_system(messages: Sequence[Message]) -> list[Message] | None:
     if not isinstance(system, str) or not isinstance(user, str):
         return None
     return [{**messages[1], "content": f"{system}\n\n{user}"}, *messages[2:]]
-
-
-def _refused(error: RefusalError) -> ModelError:
-    return ModelError(f"the chat template refuses the conversation{_place(error)}: {_reason(error)}")
 
 
 def _place(error: Exception) -> str:
