@@ -11,11 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from localllm.errors import ModelError
+from localllm.errors import ModelError, UsageError
 from localllm.text import sandbox as template_sandbox
-from localllm.text.templates import CHATML, PLAIN, ChatTemplate
+from localllm.text.builtin_templates import BUILTIN_TEMPLATES
+from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
+CHATML, PLAIN = BUILTIN_TEMPLATES["chatml"], BUILTIN_TEMPLATES["plain"]
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Hi"}
 ASSISTANT = {"role": "assistant", "content": "Hello"}
@@ -177,6 +179,9 @@ def test_fallbacks():
 
     assert of("<|im_start|>").source == CHATML
     assert of("a").source == PLAIN
+    assert (of("a").stops, of("<|im_start|>").stops, of("a", template="x").stops) == (("\nUser:",), (), ())
+    assert "no chat template: messages are written as in 'plain'" in of("a").warning
+    assert "as in 'chatml'" in of("<|im_start|>").warning and of("a", template="x").warning is None
     assert of("a", template="x{{ eos_token }}{{ bos_token }}y").render([USER]) == "xay"
     assert of("<|im_start|>").render([SYSTEM, USER]) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -220,6 +225,41 @@ def test_released_templates_render_as_in_transformers(shared, name: str, monkeyp
 def test_there_are_47_released_templates(shared):
     assert {path.stem for path in (shared / "templates").glob("*.jinja")} == set(GIVEN["renderings"])
     assert len(GIVEN["renderings"]) == 47
+
+
+# What llama.cpp's llama_chat_apply_template writes under each of its names (llama-cpp-python 0.3.36).
+BUILTIN = json.loads((Path(__file__).parent / "builtin_renderings.json").read_text())
+
+
+def test_builtin_templates_have_llama_cpps_names():
+    assert set(BUILTIN_TEMPLATES) == {*BUILTIN["renderings"], "plain"}
+
+
+@pytest.mark.parametrize("name", BUILTIN["renderings"])
+def test_builtin_templates_are_llama_cpps(name: str):
+    for kind, expected in BUILTIN["renderings"][name].items():
+        messages = BUILTIN["conversations"][kind]
+        if name == "yandex" and messages[0]["role"] == "system":  # which it drops there
+            expected = expected.replace("Hello", " Be brief. \n\nHello")
+        text = render(BUILTIN_TEMPLATES[name], *messages, add_generation_prompt=kind != "all said")
+        assert text == expected, kind
+
+
+@pytest.mark.parametrize("name", BUILTIN_TEMPLATES)
+def test_builtin_templates_take_parts(name: str):
+    parts = [{"type": "text", "text": "He"}, {"type": "text", "text": "llo"}]
+    assert render(BUILTIN_TEMPLATES[name], USER | {"content": parts}) == render(
+        BUILTIN_TEMPLATES[name], USER | {"content": "Hello"}
+    )
+
+
+def test_a_choice_goes_before_the_files_template():
+    tokenizer = SimpleNamespace(pieces=["a"], bos_id=None, eos_id=None, chat_template="file")
+    assert ChatTemplate.of(tokenizer, "llama3").source == BUILTIN_TEMPLATES["llama3"]
+    assert ChatTemplate.of(tokenizer, "{{ 'mine' }}").render([USER]) == "mine"
+    assert ChatTemplate.of(tokenizer).source == "file"
+    with pytest.raises(UsageError, match=r"no chat template 'llama9'; there are bailing, .*, zephyr"):
+        ChatTemplate.of(tokenizer, "llama9")
 
 
 def test_reasoning_has_all_its_names():

@@ -118,7 +118,9 @@ def test_the_real_models_prompts(shared):
 def test_any_text_comes_back(vocabulary, name: str):
     tokenizer = vocabulary(name)
     sentence_piece = name in ("llama-spm", "phi-3")  # which takes "▁" for a space
-    known = set(range(256)) if sentence_piece else {byte for byte in range(256) if BYTE_PIECES[byte] in tokenizer.pieces}
+    known = (
+        set(range(256)) if sentence_piece else {byte for byte in range(256) if BYTE_PIECES[byte] in tokenizer.pieces}
+    )
 
     @settings(max_examples=150, deadline=None, database=None)
     @given(st.text(st.characters(codec="utf-8"), max_size=40) | st.text(" \n\t'aA1中é▁<|>", max_size=40))

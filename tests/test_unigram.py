@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import models
 from tokenizers import Tokenizer as Oracle
+from tokenizers import models
 
 from localllm.errors import ModelError
 from localllm.text.charsmap import Charsmap
@@ -113,9 +113,15 @@ def test_one_replacement():
 
 @pytest.mark.parametrize(
     "data",
-    [b"\1", b"\0\0\0\0", struct.pack("<II", 4, 0), struct.pack("<I", 0xFFFFFFFC) + b"\0", struct.pack("<I", 3) + b"\0" * 9,
-     double_array(0, True, b"x")],
-)  # fmt: skip
+    [
+        b"\1",
+        b"\0\0\0\0",
+        struct.pack("<II", 4, 0),
+        struct.pack("<I", 0xFFFFFFFC) + b"\0",
+        struct.pack("<I", 3) + b"\0" * 9,
+        double_array(0, True, b"x"),
+    ],
+)
 def test_maps_that_do_not_fit(data: bytes):
     with pytest.raises(ModelError, match="the charsmap has"):
         unigram(["a"], [-1.0], precompiled_charsmap=np.frombuffer(data, np.uint8))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from jinja2 import TemplateSyntaxError
 
 from localllm.errors import ModelError
+from localllm.text.builtin_templates import BUILTIN_TEMPLATES, chosen_template
 from localllm.text.plain import Message
 from localllm.text.sandbox import LimitError, RefusalError, compile_template, render_template
 
@@ -19,27 +20,20 @@ if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 
-# What llama.cpp takes for a model without a template. Where its tokens are missing, names before what is said: base
-# models have read many such conversations.
-CHATML = (
-    "{% for message in messages %}"
-    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-PLAIN = (
-    "{% for message in messages %}"
-    "{% if message.role == 'system' %}{{ message.content }}\n\n"
-    "{% else %}{{ message.role | capitalize }}: {{ message.content }}\n{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
-)
-
-
 class ChatTemplate:
-    """A compiled template. It may be rendered from several threads at once."""
+    """A compiled template. It may be rendered from several threads at once.
+
+    Attributes:
+        source: the Jinja.
+        stops: texts that end an answer besides the vocabulary's tokens.
+        warning: one line that the user should see, or None.
+    """
 
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
         """Raises ModelError, with the line, if the source is no valid template."""
         self.source = source
+        self.stops: tuple[str, ...] = ()
+        self.warning: str | None = None
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
             self._template = compile_template(source)
@@ -47,13 +41,23 @@ class ChatTemplate:
             raise ModelError(f"the chat template is invalid{_place(error)}: {_reason(error)}") from None
 
     @classmethod
-    def of(cls, tokenizer: "Tokenizer") -> Self:
-        """The template of the tokenizer's file; without one, ChatML if its tokens exist and plain lines otherwise."""
-        fallback = CHATML if "<|im_start|>" in tokenizer.pieces else PLAIN
+    def of(cls, tokenizer: "Tokenizer", choice: str | None = None) -> Self:
+        """The chosen template, see chosen_template; without a choice that of the tokenizer's file.
+
+        For a file without one it is ChatML, as in llama.cpp, if the vocabulary has ChatML's tokens; otherwise "plain",
+        names in front of what is said: base models have read many such conversations. Both with a warning.
+        """
+        source = tokenizer.chat_template if choice is None else chosen_template(choice)
+        builtin = "chatml" if "<|im_start|>" in tokenizer.pieces else "plain"
         bos_token, eos_token = (
             "" if token is None else tokenizer.pieces[token] for token in (tokenizer.bos_id, tokenizer.eos_id)
         )
-        return cls(tokenizer.chat_template or fallback, bos_token, eos_token)
+        template = cls(source or BUILTIN_TEMPLATES[builtin], bos_token, eos_token)
+        if template.source == BUILTIN_TEMPLATES["plain"]:
+            template.stops = ("\nUser:",)
+        if source is None:
+            template.warning = f"the file has no chat template: messages are written as in {builtin!r}"
+        return template
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
         """The text of a conversation; with `add_generation_prompt` it ends where the assistant's message begins.

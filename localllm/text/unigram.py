@@ -29,7 +29,9 @@ class Unigram(Subwords):
         lengths: dict[str, set[int]] = {}
         for piece in scores:
             lengths.setdefault(piece[0], set()).add(len(piece))
-        self._lengths = {first: sorted(found) for first, found in lengths.items()}  # of pieces, by their first character
+        self._lengths = {
+            first: sorted(found) for first, found in lengths.items()
+        }  # of pieces, by their first character
         self._boundary = word_boundary(list(scores))
         self._unknown = [] if vocabulary.unknown_id is None else [vocabulary.unknown_id]
 

@@ -59,8 +59,9 @@ _STRIPPING_PRE, _STRIPPING_ARCH = ("jina-v2-de", "jina-v2-es", "jina-v2-code"), 
 class Vocabulary:
     """What a file says about its tokens. Ids are positions in `pieces`."""
 
-    # "gpt2" (byte-level BPE), "llama" (SentencePiece's BPE), "t5" (its unigram model) or "gemma4" (BPE over its characters)
-    model: str
+    model: (
+        str  # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with its spaces
+    )
     pretokenizer: PreTokenizer | None  # None for "llama" and "t5", which have no words
     pieces: list[str]
     ids: dict[str, int]  # of the tokens that plain text can become: no control tokens
