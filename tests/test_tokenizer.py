@@ -16,6 +16,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from localllm.errors import ModelError, UsageError
+from localllm.files.gguf_file import GGUFFile
+from localllm.text.pretokenizer_sources import SOURCES
 from localllm.text.pretokenizers import PRETOKENIZERS
 from localllm.text.special import SpecialTokens
 from localllm.text.subwords import merge
@@ -432,6 +434,34 @@ def test_every_pretokenizer_keeps_the_text(name: str):
 )
 def test_pretokenizers(name: str, text: str, words: list[str]):
     assert cutter(PRETOKENIZERS[name].patterns)(text) == words
+
+
+# GPT-2's vocabulary under every name: what llama.cpp (llama-cpp-python 0.3.36) makes of some texts. Left out is where
+# llama.cpp and the models' own tokenizers differ: case outside ASCII, digits in front of letters (tiny_aya), Thai vowels.
+CASELESS = {"youtu", "tiny_aya", "cohere2moe", "kimi-k2"}  # there; the models' own expressions tell "T" from "t"
+AS_LLAMA_CPP = json.loads((Path(__file__).parent / "pretokenizers.json").read_text())
+
+
+@pytest.mark.parametrize("row", AS_LLAMA_CPP["rows"], ids=lambda row: row["names"][0])
+def test_every_pretokenizer_cuts_as_llama_cpp(shared, row: dict):
+    with GGUFFile.open(shared / "vocabs" / "ggml-vocab-gpt-2.gguf") as file:
+        metadata = dict(file.metadata)
+    for family in {PRETOKENIZERS[name]: name for name in reversed(row["names"])}.values():
+        tokenizer = Tokenizer.from_metadata(metadata | {"tokenizer.ggml.pre": family, "tokenizer.ggml.bos_token_id": 0})
+        for text, ids in zip(AS_LLAMA_CPP["texts"], row["ids"], strict=True):
+            if not (family in CASELESS and text.startswith("YouTube")):
+                assert tokenizer.encode(text) == ids, (family, text)
+        assert tokenizer.adds_bos == row["adds_bos"], family
+
+
+def test_every_name_has_its_source():
+    assert set(SOURCES) == set(PRETOKENIZERS)
+    assert all(source == "-" or source.count("/") == 1 for source in SOURCES.values())
+
+
+def test_all_names_are_compared():
+    compared = {name for row in AS_LLAMA_CPP["rows"] for name in row["names"]}
+    assert set(PRETOKENIZERS) - compared == {"gemma4", "granite-embed-multi-311m", "sarvam-moe"}
 
 
 @pytest.mark.parametrize("name", sorted({family: name for name, family in PRETOKENIZERS.items()}.values()))

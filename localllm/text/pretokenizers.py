@@ -4,8 +4,9 @@ A pre-tokenizer is a list of regular expressions (Oniguruma syntax, as in Huggin
 turn cuts every piece that the ones before have left: its matches become words, and so does what lies between them.
 
 The expressions are those of the models' own tokenizer.json files where these are known, otherwise llama.cpp's. Both
-give the same words but for letters outside ASCII in gpt-4o, tekken, youtu and kimi-k2, where llama.cpp cannot tell
-upper from lower case and the expressions here can.
+give the same words but where llama.cpp cannot tell upper from lower case and the expressions here can: letters outside
+ASCII in gpt-4o, tekken and their likes, all letters in youtu, tiny_aya and kimi-k2; and tiny_aya's digits in front of
+letters. pretokenizer_sources.py names the tokenizer that each name stands for.
 """
 
 from dataclasses import dataclass

@@ -35,7 +35,7 @@ _DEFAULTS = {
 _END_TEXTS = [
     *["<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|eom_id|>"],
     *["<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"],
-    *["</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "< EOT >", "[EOT]", "<turn|>", "<|tool_response>", "[e~["],
+    *["</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<turn|>", "<|tool_response>", "[e~["],
 ]
 # The marks of fill-in-the-middle training: those that end an answer, unless the metadata has their ids, and the others.
 _FILL_END_TEXTS = {
@@ -59,9 +59,7 @@ _STRIPPING_PRE, _STRIPPING_ARCH = ("jina-v2-de", "jina-v2-es", "jina-v2-code"), 
 class Vocabulary:
     """What a file says about its tokens. Ids are positions in `pieces`."""
 
-    model: (
-        str  # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with its spaces
-    )
+    model: str  # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with "▁"
     pretokenizer: PreTokenizer | None  # None for "llama" and "t5", which have no words
     pieces: list[str]
     ids: dict[str, int]  # of the tokens that plain text can become: no control tokens
