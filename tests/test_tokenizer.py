@@ -437,7 +437,7 @@ def test_pretokenizers(name: str, text: str, words: list[str]):
 
 
 # GPT-2's vocabulary under every name: what llama.cpp (llama-cpp-python 0.3.36) makes of some texts. Left out is where
-# llama.cpp and the models' own tokenizers differ: case outside ASCII, digits in front of letters (tiny_aya), Thai vowels.
+# it and the models' own tokenizers differ: case outside ASCII, Thai vowels, tiny_aya's digits in front of letters.
 CASELESS = {"youtu", "tiny_aya", "cohere2moe", "kimi-k2"}  # there; the models' own expressions tell "T" from "t"
 AS_LLAMA_CPP = json.loads((Path(__file__).parent / "pretokenizers.json").read_text())
 
