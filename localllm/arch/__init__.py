@@ -3,6 +3,7 @@
 from importlib import import_module
 from types import ModuleType
 
+from localllm.arch.agreement import require_agreement
 from localllm.arch.fields import Fields
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.errors import ModelError
@@ -13,6 +14,7 @@ ARCHITECTURES = {
     "bitnet": "bitnet",
     "cohere2": "cohere2",
     "command-r": "command_r",
+    "deepseek2": "deepseek2",
     "exaone": "exaone",
     "exaone4": "exaone4",
     "falcon": "falcon",
@@ -21,21 +23,27 @@ ARCHITECTURES = {
     "gemma3": "gemma3",
     "gemma4": "gemma4",
     "glm4": "glm4",
+    "gpt-oss": "gpt_oss",
     "gpt2": "gpt2",
     "gptneox": "gptneox",
     "granite": "granite",
+    "granitemoe": "granite",
     "internlm2": "internlm2",
     "llama": "llama",
+    "llama4": "llama4",
     "minicpm": "minicpm",
     "mistral3": "mistral3",
     "mpt": "mpt",
     "nemotron": "nemotron",
     "olmo": "olmo",
     "olmo2": "olmo2",
+    "olmoe": "olmoe",
     "phi2": "phi2",
     "phi3": "phi3",
     "qwen2": "qwen2",
+    "qwen2moe": "qwen2moe",
     "qwen3": "qwen3",
+    "qwen3moe": "qwen3",
     "smollm3": "smollm3",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
@@ -52,5 +60,6 @@ def architecture(file: GGUFFile) -> tuple[ModuleType, Hyperparameters]:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ModelError(f"{file.path}: architecture {shown(name)} is not supported (supported: {known})")
     fields = Fields.of(file)
+    require_agreement(fields, file.tensors)
     module = import_module(f"localllm.arch.{ARCHITECTURES[fields.arch]}")
     return module, module.read(fields)
