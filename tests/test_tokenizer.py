@@ -264,6 +264,12 @@ def test_bos_comes_once_and_only_if_the_file_asks():
     assert not Tokenizer.from_metadata(byte_level(special=special, bos_token_id=0xFFFFFFFF)).adds_bos
 
 
+def test_eos_comes_only_if_the_file_and_the_caller_ask():
+    asking = Tokenizer.from_metadata(byte_level(special=[("</s>", CONTROL)], eos_token_id=256, add_eos_token=True))
+    assert (asking.encode("a"), asking.encode("a", eos=True), asking.encode("", eos=True)) == ([97], [97, 256], [256])
+    assert Tokenizer.from_metadata(byte_level(eos_token_id=3)).encode("a", eos=True) == [97]
+
+
 def test_end_tokens():
     special = [("<|im_end|>", USER_DEFINED), ("<|end|>", CONTROL), ("<end>", CONTROL), ("</s>", NORMAL)]
     tokenizer = Tokenizer.from_metadata(byte_level(special=special, eos_token_id=3, eot_token_id=258))
@@ -388,6 +394,18 @@ def test_unknown_ids_are_refused():
             tokenizer.decode([token])
 
 
+def test_kimi_needs_no_merges():
+    metadata = byte_level(pre="kimi-k2")
+    del metadata["tokenizer.ggml.merges"]
+    assert Tokenizer.from_metadata(metadata).encode("ab") == [97, 98]
+
+
+@pytest.mark.parametrize("model", ["bert", "rwkv", "plamo2", "hybriddna", "whitespace"])
+def test_other_vocabularies_are_refused_by_name(model: str):
+    with pytest.raises(ModelError, match=rf"the model's tokenizer \({model}, .*\) is not supported"):
+        Tokenizer.from_metadata(byte_level(model=model))
+
+
 def test_an_unknown_pretokenizer_warns_and_uses_the_default():
     metadata = byte_level(pre="of-tomorrow")
     assert "'of-tomorrow'" in Tokenizer.from_metadata(metadata).warning
@@ -495,6 +513,10 @@ def test_long_runs_are_cut_in_linear_time(name: str):
         ({"eos_token_id": -2}, "eos_token_id: expected an id below 256, found -2"),
         ({"eot_token_id": 1.5}, "eot_token_id: expected an id below 256, found 1.5"),
         ({"fim_pad_token_id": True}, "fim_pad_token_id: expected an id below 256, found True"),
+        ({"model": ["gpt2"]}, "expected gpt2, llama, t5 or gemma4"),
+        ({"eos_token_id": np.arange(3)}, "eos_token_id: expected an id below 256"),
+        ({"add_bos_token": "yes"}, "add_bos_token: expected true or false, found 'yes'"),
+        ({"add_bos_token": np.arange(3)}, "add_bos_token: expected true or false"),
         ({"add_bos_token": True}, "add_bos_token is true, but tokenizer.ggml.bos_token_id is not set"),
         ({"model": "llama", "scores": np.zeros(3)}, "scores: expected 256 numbers, one for every token, found 3"),
         ({"model": "llama", "scores": np.full(256, np.nan)}, "scores: expected numbers, found NaN for token 0"),

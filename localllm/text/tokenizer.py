@@ -26,7 +26,7 @@ class Tokenizer:
         pieces: the text of every token as the file has it.
         bos_id, eos_id: begin and end of text, None if the vocabulary has none.
         end_ids: every token that ends an answer.
-        adds_bos, adds_eos: what the file asks for around a text. `encode` adds no EOS: a model would answer after it.
+        adds_bos, adds_eos: what the file asks for around a text.
         chat_template: the file's Jinja template, or None.
         warning: one line that the user should see, or None.
     """
@@ -62,14 +62,17 @@ class Tokenizer:
         """The tokenizer that a GGUF file's metadata describes."""
         return cls(metadata)
 
-    def encode(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
+    def encode(self, text: str, special: bool = False, bos: bool = False, eos: bool = False) -> list[int]:
         """The token ids of a text.
 
         With `special`, texts of control tokens such as <|im_end|> become these tokens, otherwise they are plain text.
-        With `bos`, a BOS token comes first if the file asks for one and the text does not begin with it already.
+        With `bos`, a BOS token comes first if the file asks for one and the text does not begin with it already. With
+        `eos`, an EOS token comes last if the file asks for one; after it, a model would begin something new.
         """
         known = self._special if special else self._always_special
         tokens = self._encode_fragments(known.cut(without_surrogates(text)))
+        if eos and self.adds_eos and self.eos_id is not None:
+            tokens.append(self.eos_id)
         return self._with_bos(tokens) if bos and not (special and tokens[:1] == [self.bos_id]) else tokens
 
     def encode_rendered(self, text: str) -> list[int]:

@@ -82,9 +82,9 @@ class Vocabulary:
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary that the metadata describes; ModelError where it is missing, inconsistent or not supported."""
     model = metadata.get(_PREFIX + "model")
-    if model in _UNSUPPORTED:
+    if isinstance(model, str) and model in _UNSUPPORTED:
         raise ModelError(f"the model's tokenizer ({model}, {_UNSUPPORTED[model]}) is not supported")
-    if model not in _DEFAULTS:
+    if not isinstance(model, str) or model not in _DEFAULTS:
         raise ModelError(f"{_PREFIX}model: expected gpt2, llama, t5 or gemma4, found {str(model)[:40]!r}")
     pieces = _pieces(metadata)
     ids = dict(zip(pieces, range(len(pieces)), strict=True))
@@ -92,12 +92,8 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     types = _numbers(metadata, "token_type", len(pieces), NORMAL, kinds="iu").tolist()
     _check_bytes(pieces, types)
     pretokenizer, warning = _pretokenizer(metadata, model)
-    special = {name: _special_id(metadata, name, len(pieces)) for name in ("bos", "eos", "unknown", "eot", "eom")}
-    for name, token in _DEFAULTS[model].items():
-        if f"{_PREFIX}{name}_token_id" not in metadata and token < len(pieces):
-            special[name] = token
-    by_merges = pretokenizer is not None
-    if by_merges:
+    special = _special_ids(metadata, model, len(pieces))
+    if pretokenizer is not None:
         ranks = _merge_ranks(metadata, pretokenizer.needs_merges)
     else:
         ranks = dict(zip(pieces, (-_numbers(metadata, "scores", len(pieces), 0.0)).tolist(), strict=True))
@@ -107,7 +103,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     before, after = _stripping(metadata, ids, types)
     for piece in [piece for piece, kind in zip(pieces, types, strict=True) if kind in (CONTROL, UNKNOWN)]:
         del ids[piece]
-        if not by_merges:
+        if pretokenizer is None:
             del ranks[piece]
     return Vocabulary(
         model=model,
@@ -122,8 +118,8 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         end_ids=frozenset(ends),
         adds_bos=_adds_bos(metadata, special["bos"], pretokenizer),
         adds_eos=_adds(metadata, "eos", special["eos"], model == "t5"),
-        adds_space=pretokenizer is None and bool(metadata.get(_PREFIX + "add_space_prefix", model == "llama")),
-        merges_spaces=model == "t5" and bool(metadata.get(_PREFIX + "remove_extra_whitespaces", False)),
+        adds_space=pretokenizer is None and _flag(metadata, "add_space_prefix", model == "llama"),
+        merges_spaces=model == "t5" and _flag(metadata, "remove_extra_whitespaces", False),
         charsmap=_charsmap(metadata) if model == "t5" else b"",
         strips_before=before,
         strips_after=after,
@@ -183,17 +179,24 @@ def _pretokenizer(metadata: Mapping[str, Any], model: str) -> tuple[PreTokenizer
     if model in ("llama", "t5"):
         return None, None
     name = "gemma4" if model == "gemma4" else metadata.get(_PREFIX + "pre")
-    if name in PRETOKENIZERS:
+    if isinstance(name, str) and name in PRETOKENIZERS:
         return PRETOKENIZERS[name], None
     found = f"unknown ({str(name)[:40]!r})" if name else "missing"
     return PRETOKENIZERS["default"], f"the model's pre-tokenizer is {found}: using the default one, answers may suffer"
+
+
+def _special_ids(metadata: Mapping[str, Any], model: str, count: int) -> dict[str, int | None]:
+    """The ids that the file gives, or that are usual where it is silent."""
+    special = {name: _special_id(metadata, name, count) for name in ("bos", "eos", "unknown", "eot", "eom")}
+    usual = {name: token for name, token in _DEFAULTS[model].items() if token < count}
+    return special | {name: token for name, token in usual.items() if f"{_PREFIX}{name}_token_id" not in metadata}
 
 
 def _special_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
     """The id of a special token; None when the file gives none (some write -1 for that)."""
     key = f"{_PREFIX}{name}_token_id"
     token = metadata.get(key)
-    if token is None or token in (-1, 0xFFFFFFFF):
+    if token is None or (isinstance(token, int) and token in (-1, 0xFFFFFFFF)):
         return None
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < count:
         raise ModelError(f"{key}: expected an id below {count}, found {str(token)[:40]}")
@@ -209,10 +212,18 @@ def _adds_bos(metadata: Mapping[str, Any], token: int | None, pretokenizer: PreT
 
 def _adds(metadata: Mapping[str, Any], name: str, token: int | None, default: bool) -> bool:
     """Whether the file asks for a BOS (or EOS) token."""
-    key = f"{_PREFIX}add_{name}_token"
-    if metadata.get(key) and token is None:
-        raise ModelError(f"{key} is true, but {_PREFIX}{name}_token_id is not set")
-    return bool(metadata.get(key, default)) and token is not None
+    key = f"add_{name}_token"
+    wanted = _flag(metadata, key, default)
+    if wanted and token is None and _PREFIX + key in metadata:
+        raise ModelError(f"{_PREFIX}{key} is true, but {_PREFIX}{name}_token_id is not set")
+    return wanted and token is not None
+
+
+def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = metadata.get(_PREFIX + name, default)
+    if not isinstance(value, int):
+        raise ModelError(f"{_PREFIX}{name}: expected true or false, found {str(value)[:40]!r}")
+    return bool(value)
 
 
 def _charsmap(metadata: Mapping[str, Any]) -> bytes:
