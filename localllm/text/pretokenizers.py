@@ -80,7 +80,8 @@ _YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-�
 _SPACES_BY_POWERS_OF_TWO = "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"
 
 _QWEN35 = _words(r"\p{N}", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*")
-_JAIS2 = _LLAMA3.replace(_LINES_AND_SPACES, rf"\s*[\r\n]+|{_SPACES_BY_POWERS_OF_TWO}")
+# Behind a space there is no newline any more, but to look for one behind each 512 would take quadratic time.
+_JAIS2 = _LLAMA3.replace(_LINES_AND_SPACES, rf"(?<![^\S\r\n])\s*[\r\n]+|{_SPACES_BY_POWERS_OF_TWO}")
 _BAILING = _QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]")
 _EXAONE_WORDS = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
 _EXAONE_MOE = _words(r"\p{N}", _EXAONE_WORDS, rf"{_SYMBOLS}[\r\n/]?").replace(r"\s*[\r\n]+", r"\s*[\r\n]")

@@ -14,8 +14,10 @@ def cutter(steps: Iterable[str | Threes]) -> Cut:
     cuts: list[Cut] = []
     for _, same in groupby(steps, type):
         group = list(same)
-        expressions = [step for step in group if isinstance(step, str)]
-        cuts += [_by_expressions(expressions)] if expressions else [_in_threes(step) for step in group]  # type: ignore
+        cuts += [_in_threes(step) for step in group if isinstance(step, Threes)]
+        cuts += (
+            [_by_expressions(expressions)] if (expressions := [step for step in group if isinstance(step, str)]) else []
+        )
 
     def words(text: str) -> list[str]:
         found = [text]
