@@ -16,6 +16,7 @@ from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
+from localllm.text.builtin_templates import chosen_template
 from localllm.text.plain import Message
 from localllm.text.tokenizer import Tokenizer
 
@@ -39,14 +40,14 @@ class Model:
         warnings: lines that the user should see.
     """
 
-    def __init__(self, file: GGUFFile, tokenizer: Tokenizer, engine: "Engine"):
+    def __init__(self, file: GGUFFile, tokenizer: Tokenizer, engine: "Engine", chat_template: str | None = None):
         self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, main_format(file)
         name = file.metadata.get("general.name")
         self.name = name if isinstance(name, str) else ""
         self.context, self.trained_context = engine.context, engine.hyperparameters.context
         self.tokenizer, self.engine = tokenizer, engine
         self.warnings = [warning for warning in (tokenizer.warning, engine.warning) if warning]
-        self.session = Session(Sequences(engine), tokenizer)
+        self.session = Session(Sequences(engine), tokenizer, chat_template)
 
     def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
         """Token ids of a text; see Tokenizer.encode."""
@@ -129,15 +130,19 @@ def open_model(
     backend: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
     observer: "Squares | None" = None,
+    chat_template: str | None = None,
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
     threads: None for as many as the computer has physical cores to spare; context: the most tokens that a prompt and
     its answer may have together, 0 or None for what the model was trained for (memory is taken as it is used); kv_type:
     how keys and values are kept, f16, f32 or q8_0; backend: cpu, or reference for plain NumPy; progress(done, total):
-    called while kernels are compiled, once per computer; observer: sums up what the matrices meet. Raises ModelError,
-    MemoryLimitError, UsageError.
+    called while kernels are compiled, once per computer; observer: sums up what the matrices meet; chat_template: the
+    name of one in text.builtin_templates, or Jinja, instead of the file's. Raises ModelError, MemoryLimitError,
+    UsageError.
     """
+    if chat_template is not None:
+        chosen_template(chat_template)
     if threads is not None and threads < 1:
         raise UsageError(f"threads should be 1 or above, not {threads}")
     if context is not None and context < 0:
@@ -147,7 +152,8 @@ def open_model(
     tokenizer = tokenizer_of(file)
     from localllm.engine.model import Engine  # not needed to refuse a file
 
-    return Model(file, tokenizer, Engine(file, threads, context or None, kv_type, backend, progress, observer))
+    engine = Engine(file, threads, context or None, kv_type, backend, progress, observer)
+    return Model(file, tokenizer, engine, chat_template)
 
 
 def tokenizer_of(file: GGUFFile) -> Tokenizer:

@@ -106,6 +106,7 @@ def test_nothing_asked(cli):
         (2, ["run", "TINY", "-p", "x", "-r", ""], "stop string"),
         (2, ["run", "TINY", "-p", "x", "--kv-type", "f8"], "f8"),
         (2, ["run", "TINY", "-p", "x", "-sys", "y", "--raw"], "--raw"),
+        (2, ["run", "TINY", "-p", "x", "--chat-template", "phi3", "--raw"], "--raw"),
         (2, ["run", "TINY", "-f", "missing.txt"], "missing.txt"),
         (2, ["run", "TINY", "-p", "x", "--n", "0"], "n should be 1 or above"),
         (2, ["run", "TINY", "-p", "x", "--beams", "-1"], "beams should be 0 or above"),
@@ -216,6 +217,33 @@ def test_raw_system_and_stop(tiny: str, cli):
     stopped = answer_of(cli, tiny, "-p", "Hi", "-r", "never said", "-r", plain["text"][len(half) :], *GREEDY)
     assert plain["text"].startswith(stopped["text"])
     assert (stopped["finish_reason"], len(stopped["text"])) == ("stop", len(half))
+
+
+def test_a_file_without_a_template_has_one_rule(tmp_path: Path, cli):
+    path = str(write_tiny_model(tmp_path / "bare.gguf", chat_template=None))
+    ran = json.loads(cli("run", path, "-p", "Hi", "--json", *GREEDY)[1])
+    code, out, err = cli("run", path, "-p", "Hi", *GREEDY)
+    assert (code, out) == (0, ran["text"] + "\n")
+    assert err.startswith(
+        "localllm: warning: the file has no chat template: messages are written as in 'chatml'; --chat"
+    )
+    assert cli("chat", path, *GREEDY, stdin=b"Hi") == (0, out, err)
+    with localllm.open(path) as model:
+        answer = model.chat([{"role": "user", "content": "Hi"}], max_tokens=12, temperature=0)
+        assert ("".join(answer), len(answer.prompt)) == (ran["text"], ran["prompt_tokens"])
+    chosen = cli("run", path, "-p", "Hi", "--json", "--chat-template", "chatml", *GREEDY)
+    assert (json.loads(chosen[1])["tokens"], chosen[2]) == (ran["tokens"], "")
+    raw = cli("run", path, "-p", "Hi", "--json", "--raw", *GREEDY)
+    assert (json.loads(raw[1])["prompt_tokens"], raw[2]) == (2, "")
+
+
+def test_choosing_a_template(tiny: str, cli):
+    prompt = "<|user|>\nHi<|end|>\n<|assistant|>\n"
+    expected = len(localllm.Tokenizer.from_file(tiny).encode(prompt, special=True))
+    assert answer_of(cli, tiny, "-p", "Hi", "--chat-template", "phi3", *GREEDY)["prompt_tokens"] == expected
+    for command in (["run", tiny, "-p", "x"], ["chat", tiny]):
+        code, out, err = cli(*command, "--chat-template", "phi9", stdin=b"x")
+        assert (code, out) == (2, "") and "there is no chat template 'phi9'; there are bailing, " in err
 
 
 def test_stats_go_to_stderr(tiny: str, cli):

@@ -12,10 +12,12 @@ from test_tokenizer import CONTROL, USER_DEFINED, byte_level, vocabulary  # noqa
 from tiny_model import write_tiny_model
 
 from localllm.generation.session import Session
+from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 from localllm.text.plain import BREAK, Markers
-from localllm.text.templates import CHATML, PLAIN, ChatTemplate
+from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
+CHATML, PLAIN = BUILTIN_TEMPLATES["chatml"], BUILTIN_TEMPLATES["plain"]
 LONGER = ("<|im_end|>\n\n", CONTROL)  # a marker that goes on where another ends
 PHI_3 = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] + '<|end|>\n' }}{% endfor %}"

@@ -8,7 +8,7 @@ import click
 
 import localllm
 from localllm.cli import options
-from localllm.cli.prompt import begin, whole_prompt
+from localllm.cli.prompt import begin, warn_of_template, whole_prompt
 from localllm.cli.render import file_stem, stream
 from localllm.cli.terminal import ProgressLine, dim, exit_on_sigterm, is_terminal, say
 from localllm.errors import LocalllmError
@@ -29,10 +29,17 @@ Alt-Enter        a new line, as a backslash at the end of a line"""
 @click.command()
 @options.optional_model
 @options.system
+@options.chat_template
 @options.engine
 @options.generation
 def chat(
-    model: str | None, system: str | None, context: int | None, threads: int | None, kv_type: str, **choices: Any
+    model: str | None,
+    system: str | None,
+    chat_template: str | None,
+    context: int | None,
+    threads: int | None,
+    kv_type: str,
+    **choices: Any,
 ) -> None:
     """Talk with a model, or with the built-in one.
 
@@ -43,9 +50,10 @@ def chat(
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), **choices)
     path = model or str(localllm.builtin_model())
-    with options.open_model(path, context, threads, kv_type) as opened:
+    with options.open_model(path, context, threads, kv_type, chat_template) as opened:
         if interactive:
             exit_on_sigterm()
+            warn_of_template(opened)
             Conversation(opened, system, chosen, line).hold()
         elif stream(begin(opened, text, system, False, chosen), line):
             raise KeyboardInterrupt

@@ -33,6 +33,11 @@ def number(*names: str, kind: type = float, metavar: str = "N", help: str) -> Ca
 model = click.argument("model", metavar="MODEL")
 optional_model = click.argument("model", metavar="[MODEL]", required=False)
 system = click.option("-sys", "--system", metavar="TEXT", help="The system message: how the model should answer.")
+chat_template = click.option(
+    "--chat-template",
+    metavar="NAME",
+    help="How messages are written, by llama.cpp's name or in Jinja.  [default: the file's]",
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 kv_types = click.Choice(["f16", "f32", "q8_0"])
 kv_type = click.option("--kv-type", type=kv_types, default="f16", help="Numbers in the cache.")
@@ -82,13 +87,15 @@ def generation_options(
     return GenerationOptions(limit, stop, SamplingOptions(**given), on_progress, speculate)
 
 
-def open_model(path: str, context: int | None, threads: int | None, kv_type: str) -> "Model":
+def open_model(
+    path: str, context: int | None, threads: int | None, kv_type: str, chat_template: str | None = None
+) -> "Model":
     """Open a model as the options of `engine` say; progress and warnings go to stderr."""
     from localllm import api
 
     line = ProgressLine()
     try:
-        opened = api.open_model(path, threads, context, kv_type, progress=compiling(line))
+        opened = api.open_model(path, threads, context, kv_type, progress=compiling(line), chat_template=chat_template)
     finally:
         line.clear()
     warn(opened.warnings)

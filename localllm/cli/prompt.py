@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localllm.cli.terminal import is_terminal
+from localllm.cli.terminal import is_terminal, say
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,13 +36,17 @@ def text_of(data: bytes) -> str:
 
 
 def request(model: "Model", text: str, system: str | None, raw: bool) -> "str | list[Message]":
-    """The prompt as messages if the file has a chat template and `raw` does not forbid it, otherwise as it is."""
-    if raw or (model.tokenizer.chat_template is None and system is None):
+    """The prompt as messages; as it is with `raw`. A template that the file does not have is worth a warning."""
+    if raw:
         return text
-    if model.tokenizer.chat_template is None:
-        raise UsageError("-sys needs a chat template, which this model does not have")
+    warn_of_template(model)
     instruction = [] if system is None else [{"role": "system", "content": system}]
     return [*instruction, {"role": "user", "content": text}]
+
+
+def warn_of_template(model: "Model") -> None:
+    if warning := model.session.template.warning:
+        say(f"localllm: warning: {warning}; --chat-template names another, `run --raw` continues a text as it is")
 
 
 def begin(model: "Model", text: str, system: str | None, raw: bool, chosen: "GenerationOptions") -> "Generation":

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt.")
 @click.option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt.")
 @options.system
+@options.chat_template
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
 @options.as_json
 @click.option("--stats", is_flag=True, help="Tell on stderr how long it took.")
@@ -38,6 +39,7 @@ def run(
     prompt: str | None,
     file: str | None,
     system: str | None,
+    chat_template: str | None,
     raw: bool,
     as_json: bool,
     stats: bool,
@@ -59,9 +61,11 @@ def run(
     chosen = options.generation_options(options.reading(line), **choices)
     if raw and system is not None:
         raise UsageError("-sys needs a chat template, which --raw switches off")
+    if raw and chat_template is not None:
+        raise UsageError("--raw switches off what --chat-template chooses")
     if n != 1 or beams:
         require_sense(n, beams, choices)
-    with options.open_model(model, context, threads, kv_type) as opened:
+    with options.open_model(model, context, threads, kv_type, chat_template) as opened:
         load_s = perf_counter() - started
         if n > 1 or beams:
             asked, interrupted = request(opened, text, system, raw), False

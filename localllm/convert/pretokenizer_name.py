@@ -7,10 +7,12 @@ other and to the runs that expressions count. Two that agree on all of it are th
 import json
 import random
 from functools import cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 from localllm.errors import ModelError
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
+from localllm.text.words import cutter
 
 # The name that llama.cpp's converter writes for Llamas, where the table's first name for the family is another.
 USUAL_NAMES = {"llama3": "llama-bpe", "starcoder": "smollm"}
@@ -138,7 +140,4 @@ def candidates(ignore_merges: bool) -> dict[str, PreTokenizer]:
 
 def cut_by(known: PreTokenizer, text: str) -> list[tuple[int, int]]:
     """Where a known pre-tokenizer's words begin and end."""
-    from tokenizers import Regex, pre_tokenizers
-
-    splits = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(part), "isolated") for part in known.patterns])
-    return [span for _, span in splits.pre_tokenize_str(text)]
+    return list(pairwise(accumulate(map(len, cutter(known.patterns)(text)), initial=0)))

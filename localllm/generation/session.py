@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,9 @@ class Session:
         forgotten: how many turns the latest `ask` dropped from the history, to fit the context.
     """
 
-    def __init__(self, sequences: Sequences, tokenizer: Tokenizer):
-        self.sequences, self.tokenizer = sequences, tokenizer
+    def __init__(self, sequences: Sequences, tokenizer: Tokenizer, chat_template: str | None = None):
+        """chat_template: the choice of one, instead of the file's; see ChatTemplate.of."""
+        self.sequences, self.tokenizer, self._choice = sequences, tokenizer, chat_template
         self.system: str | None = None
         self.forgotten = 0
         self._history: list[Message] = []
@@ -79,6 +81,7 @@ class Session:
         prompt = self.encode_chat(asked) if is_chat else self._ids(asked)  # type: ignore[arg-type]
         decoder = self.tokenizer.stream(continued=not is_chat)
         chosen = options or GenerationOptions()
+        chosen = self._stopping(chosen) if is_chat else chosen
         return answers(self.sequences.engine, self.tokenizer, prompt, decoder, chosen, n, beams)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
@@ -92,16 +95,20 @@ class Session:
         for message in messages:
             if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
                 raise UsageError('a message should be {"role": ..., "content": ...}' + f", not {message!r}")
-        return self.tokenizer.encode_rendered(self.tokenizer.markers.render(self._template, messages))
+        return self.tokenizer.encode_rendered(self.tokenizer.markers.render(self.template, messages))
 
     @cached_property
-    def _template(self) -> "ChatTemplate":
+    def template(self) -> "ChatTemplate":
+        """What writes messages as the model knows them. Raises UsageError for a choice that does not exist."""
         from localllm.text.templates import ChatTemplate  # Jinja takes 40 ms to import
 
-        return ChatTemplate.of(self.tokenizer)
+        return ChatTemplate.of(self.tokenizer, self._choice)
 
     def _generation(self, prompt: list[int], options: GenerationOptions) -> Generation:
-        return Generation(self.sequences, self.tokenizer, prompt, self.tokenizer.stream(), options)
+        return Generation(self.sequences, self.tokenizer, prompt, self.tokenizer.stream(), self._stopping(options))
+
+    def _stopping(self, options: GenerationOptions) -> GenerationOptions:
+        return replace(options, stop=(*options.stop, *self.template.stops)) if self.template.stops else options
 
     def _system(self) -> list[Message]:
         return [] if self.system is None else [{"role": "system", "content": self.system}]

@@ -5,9 +5,11 @@ Tokenizer.encode_rendered takes out again when it has looked for control tokens.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
+
+from localllm.text.heads import heads
 
 if TYPE_CHECKING:
     from localllm.text.templates import ChatTemplate
@@ -15,9 +17,6 @@ if TYPE_CHECKING:
 Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 
 BREAK = "\ufdd0"  # a noncharacter: in no text, no white space that a template trims, left alone by JSON
-
-# So many first characters tell a marker: enough for <think> and <|im_end|>, and thousands of <unused...> are but one.
-_HEAD = 8
 
 
 class Markers:
@@ -30,7 +29,7 @@ class Markers:
             self._pieces.setdefault(piece[:2], []).append(piece)
         edges = re.escape("".join(sorted({piece[0] for piece in pieces} | {piece[-1] for piece in pieces})))
         # Templates change the case of names and types.
-        self._heads = re.compile(_heads([piece[:_HEAD] for piece in pieces]), re.IGNORECASE)
+        self._heads = re.compile(heads(pieces), re.IGNORECASE)
         self._edges = re.compile(f"(?=[{edges}])|(?<=[{edges}])" if edges else "(?!)", re.IGNORECASE)
 
     def render(self, template: "ChatTemplate", messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
@@ -95,23 +94,3 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 def _unless_word(value: Any, change: Callable[[str], str]) -> Any:
     return change(value) if isinstance(value, str) and not value.isidentifier() else value
-
-
-def _heads(heads: Collection[str]) -> str:
-    """A regular expression for the place after the first character of any of the strings."""
-    return "|".join(f"(?<={re.escape(first)})(?={_tree(rest)})" for first, rest in _by_first(heads)) or "(?!)"
-
-
-def _tree(strings: Collection[str]) -> str:
-    """A regular expression for any of the strings that looks at each character of a text once."""
-    if "" in strings:
-        return ""
-    return "(?:" + "|".join(re.escape(first) + _tree(rest) for first, rest in _by_first(strings)) + ")"
-
-
-def _by_first(strings: Collection[str]) -> list[tuple[str, set[str]]]:
-    """The strings by their first character: (the character, what follows it)."""
-    rests: dict[str, set[str]] = {}
-    for string in strings:
-        rests.setdefault(string[0], set()).add(string[1:])
-    return sorted(rests.items())

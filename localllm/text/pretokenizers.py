@@ -4,21 +4,35 @@ A pre-tokenizer is a list of regular expressions (Oniguruma syntax, as in Huggin
 turn cuts every piece that the ones before have left: its matches become words, and so does what lies between them.
 
 The expressions are those of the models' own tokenizer.json files where these are known, otherwise llama.cpp's. Both
-give the same words but for letters outside ASCII in gpt-4o, tekken, youtu and kimi-k2, where llama.cpp cannot tell
-upper from lower case and the expressions here can.
+give the same words but where llama.cpp cannot tell upper from lower case and the expressions here can: letters outside
+ASCII in gpt-4o, tekken and their likes, all letters in youtu, tiny_aya and kimi-k2; and tiny_aya's digits in front of
+letters. pretokenizer_sources.py names the tokenizer that each name stands for.
 """
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Threes:
+    """A step that cuts out runs of digits and cuts these in threes, counted from their right ends.
+
+    An expression can do that too, but it looks at the rest of the run for every three: it takes quadratic time.
+    """
+
+    runs: str  # the expression of a run
+    decimal: bool = True  # of decimal digits, and not of all that Unicode calls numbers
+
+
+@dataclass(frozen=True)
 class PreTokenizer:
     """One way to cut text into words, with what llama.cpp derives from its name besides."""
 
-    patterns: tuple[str, ...]
+    patterns: tuple[str | Threes, ...]
     ignore_merges: bool = False  # a word that is a token as a whole is that token, whatever the merges say
     adds_bos: bool = False  # the default of tokenizer.ggml.add_bos_token
     marks_spaces: bool = False  # SentencePiece style: "▁" for a space, raw UTF-8 instead of byte-level characters
+    joins_lines: bool = False  # a run of newlines that is a token is that token, whatever the merges say
+    needs_merges: bool = True  # files without merges are broken
 
 
 _CONTRACTION = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
@@ -63,18 +77,18 @@ _CASED = (
 _DEEPSEEK_HAN = "[一-龥ࠀ-一가-퟿]+"
 _AFMOE_SCRIPTS = "[一-鿿㐀-䶿\uf900-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+"
 _YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"
-_DIGITS_FROM_THE_RIGHT = r"\p{N}{1,2}(?=(?:\p{N}{3})+(?!\p{N}))|\p{N}{3}|\p{N}{1,2}"
 _SPACES_BY_POWERS_OF_TWO = "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"
 
 _QWEN35 = _words(r"\p{N}", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*")
-_JAIS2 = _LLAMA3.replace(_LINES_AND_SPACES, rf"\s*[\r\n]+|{_SPACES_BY_POWERS_OF_TWO}")
+# Behind a space there is no newline any more, but to look for one behind each 512 would take quadratic time.
+_JAIS2 = _LLAMA3.replace(_LINES_AND_SPACES, rf"(?<![^\S\r\n])\s*[\r\n]+|{_SPACES_BY_POWERS_OF_TWO}")
 _BAILING = _QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]")
 _EXAONE_WORDS = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
 _EXAONE_MOE = _words(r"\p{N}", _EXAONE_WORDS, rf"{_SYMBOLS}[\r\n/]?").replace(r"\s*[\r\n]+", r"\s*[\r\n]")
 _CHAMELEON_IMAGES = ("<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z")
 _CHAMELEON = (*_CHAMELEON_IMAGES, r"([\t\n]|    |  )", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", _GPT2)
 _DEEPSEEK_PUNCTUATION = r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+"
-_DEEPSEEK = (r"[\r\n]", rf"\s?[{_CASED}]+", _DEEPSEEK_PUNCTUATION, r"\s+$", _DEEPSEEK_HAN, r"\p{N}+")
+_DEEPSEEK = (r"[\r\n]", rf"\s?[{_CASED}]+", _DEEPSEEK_PUNCTUATION, r"(?<!\s)\s++$", _DEEPSEEK_HAN, r"\p{N}+")
 
 _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ("default", PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
@@ -108,22 +122,22 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ("exaone-moe", PreTokenizer((_EXAONE_MOE,))),
     ("gpt-4o llama4 kanana2 talkie minimax-m2", PreTokenizer((_GPT4O,))),
     ("granite-embed-multi-97m", PreTokenizer((_GPT4O,), ignore_merges=True)),
-    ("tiny_aya cohere2moe", PreTokenizer((r"[0-9]{1,3}(?=(?:[0-9]{3})*\b)", _GPT4O))),
+    ("tiny_aya cohere2moe", PreTokenizer((Threes(r"(?<!\d)\d++\b"), _GPT4O))),
     ("tekken", PreTokenizer((_cased_words(r"\p{N}", ""),), ignore_merges=True, adds_bos=True)),
     (
         "youtu",
         PreTokenizer((_YOUTU_SCRIPTS, _cased_words(r"\p{N}", rf"(?:{_CONTRACTION})?")), ignore_merges=True),
     ),
-    ("kimi-k2", PreTokenizer((rf"\p{{Han}}+|{_KIMI_WORDS}",))),
+    ("kimi-k2", PreTokenizer((rf"\p{{Han}}+|{_KIMI_WORDS}",), needs_merges=False)),
     ("deepseek-llm", PreTokenizer(_DEEPSEEK)),
     ("deepseek-coder", PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_HAN, r"\p{N}"))),
     ("deepseek-v3 hunyuan-dense hy_v4 joyai-llm", PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3))),
     ("spark2_5", PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _SPARK, r"\p{N}"))),
-    ("afmoe", PreTokenizer((_DIGITS_FROM_THE_RIGHT, _AFMOE_SCRIPTS, _DEEPSEEK3))),
+    ("afmoe", PreTokenizer((Threes(r"\p{N}+", decimal=False), _AFMOE_SCRIPTS, _DEEPSEEK3))),
     ("bloom poro-chat gpt3-finnish", PreTokenizer((_WORDS_OF_BLOOM,))),
     ("viking", PreTokenizer((_WORDS_OF_BLOOM, r"\p{N}"))),
-    ("superbpe", PreTokenizer((r"\p{N}+", "(?=([0-9]{3})+(?![0-9]))"))),
-    ("gemma4 granite-embed-multi-311m", PreTokenizer((_LINES,), adds_bos=True, marks_spaces=True)),
+    ("superbpe", PreTokenizer((r"\p{N}+", Threes(r"\d+")))),
+    ("gemma4 granite-embed-multi-311m", PreTokenizer((_LINES,), adds_bos=True, marks_spaces=True, joins_lines=True)),
     ("sarvam-moe", PreTokenizer((_LINES,), marks_spaces=True)),
 )
 

@@ -14,10 +14,11 @@ tokens and 280k merges, where the dictionaries here take 60.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 from localllm.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
+from localllm.text.words import cutter
 
 # A byte that is a printable Latin-1 character stands for itself, the others for the characters from 256 on (GPT-2).
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -70,7 +71,7 @@ class Subwords:
         """The ids of a text in which nothing is special."""
         tokens: list[int] = []
         known = self._words
-        for word in self._cut(text):
+        for word in self._words_of(text):
             tokens += known.get(word) or self._encode_word(word)
         return tokens
 
@@ -93,7 +94,7 @@ class Subwords:
             self._words[word] = tokens
         return tokens
 
-    def _cut(self, text: str) -> Iterable[str]:
+    def _words_of(self, text: str) -> Iterable[str]:
         raise NotImplementedError
 
     def _tokens(self, word: str) -> list[int]:
@@ -109,11 +110,11 @@ class ByteLevel(Subwords):
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
         assert vocabulary.pretokenizer is not None
-        self._pretokenize = _regular_expressions(vocabulary.pretokenizer.patterns)
+        self._cut = cutter(vocabulary.pretokenizer.patterns)
         self._ignore_merges = vocabulary.pretokenizer.ignore_merges
 
-    def _cut(self, text: str) -> Iterable[str]:
-        return (word for word, _ in self._pretokenize(text))
+    def _words_of(self, text: str) -> Iterable[str]:
+        return self._cut(text)
 
     def _tokens(self, word: str) -> list[int]:
         ids = self.vocabulary.ids
@@ -140,11 +141,13 @@ class SentencePiece(Subwords):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
-        self._by_merges = vocabulary.model != "llama"
+        pretokenizer = vocabulary.pretokenizer
+        self._by_merges = pretokenizer is not None
+        self._joins_lines = pretokenizer is not None and pretokenizer.joins_lines
         self._unknown = [] if vocabulary.unknown_id is None else [vocabulary.unknown_id]
-        self._boundary = _word_boundary(vocabulary.pieces)
+        self._boundary = word_boundary(vocabulary.pieces)
 
-    def _cut(self, text: str) -> Iterable[str]:
+    def _words_of(self, text: str) -> Iterable[str]:
         """Words that merging treats as it would treat the whole text; Gemma 4 wants newlines apart besides."""
         text = text.replace(" ", "▁")
         lines = re.findall(r"[^\n]+|\n+", text) if self._by_merges else [text]
@@ -152,7 +155,7 @@ class SentencePiece(Subwords):
 
     def _tokens(self, word: str) -> list[int]:
         ids = self.vocabulary.ids
-        if self._by_merges and word.startswith("\n") and (token := ids.get(word)) is not None:
+        if self._joins_lines and word.startswith("\n") and (token := ids.get(word)) is not None:
             return [token]
         tokens: list[int] = []
         for symbol in merge(list(word), self.vocabulary.ranks, " " if self._by_merges else ""):
@@ -170,15 +173,7 @@ class SentencePiece(Subwords):
         return piece.replace("▁", " ").encode(errors="replace")
 
 
-def _regular_expressions(patterns: tuple[str, ...]) -> Callable[[str], list[tuple[str, tuple[int, int]]]]:
-    """A function that cuts a text by Oniguruma expressions, each applied to what the ones before have left."""
-    from tokenizers import Regex, pre_tokenizers  # here, because SentencePiece needs none of its 15 ms
-
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence(splits).pre_tokenize_str
-
-
-def _word_boundary(pieces: list[str]) -> re.Pattern[str]:
+def word_boundary(pieces: list[str]) -> re.Pattern[str]:
     """Where text can be cut before "▁" without changing a token: after characters that no piece has before a "▁".
 
     Most vocabularies have "▁" only at the start of pieces, so that this cuts before every word. Merging short words one

@@ -6,11 +6,13 @@ https://huggingface.co/docs/transformers/chat_templating_writing
 
 import traceback
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from jinja2 import TemplateSyntaxError
 
 from localllm.errors import ModelError
+from localllm.text.builtin_templates import BUILTIN_TEMPLATES, chosen_template
 from localllm.text.plain import Message
 from localllm.text.sandbox import LimitError, RefusalError, compile_template, render_template
 
@@ -18,27 +20,20 @@ if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 
-# What llama.cpp takes for a model without a template. Where its tokens are missing, names before what is said: base
-# models have read many such conversations.
-CHATML = (
-    "{% for message in messages %}"
-    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-PLAIN = (
-    "{% for message in messages %}"
-    "{% if message.role == 'system' %}{{ message.content }}\n\n"
-    "{% else %}{{ message.role | capitalize }}: {{ message.content }}\n{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
-)
-
-
 class ChatTemplate:
-    """A compiled template. It may be rendered from several threads at once."""
+    """A compiled template. It may be rendered from several threads at once.
+
+    Attributes:
+        source: the Jinja.
+        stops: texts that end an answer besides the vocabulary's tokens.
+        warning: one line that the user should see, or None.
+    """
 
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
         """Raises ModelError, with the line, if the source is no valid template."""
         self.source = source
+        self.stops: tuple[str, ...] = ()
+        self.warning: str | None = None
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
             self._template = compile_template(source)
@@ -46,45 +41,66 @@ class ChatTemplate:
             raise ModelError(f"the chat template is invalid{_place(error)}: {_reason(error)}") from None
 
     @classmethod
-    def of(cls, tokenizer: "Tokenizer") -> Self:
-        """The template of the tokenizer's file; without one, ChatML if its tokens exist and plain lines otherwise."""
-        fallback = CHATML if "<|im_start|>" in tokenizer.pieces else PLAIN
+    def of(cls, tokenizer: "Tokenizer", choice: str | None = None) -> Self:
+        """The chosen template, see chosen_template; without a choice that of the tokenizer's file.
+
+        For a file without one it is ChatML, as in llama.cpp, if the vocabulary has ChatML's tokens; otherwise "plain",
+        names in front of what is said: base models have read many such conversations. Both with a warning.
+        """
+        source = tokenizer.chat_template if choice is None else chosen_template(choice)
+        builtin = "chatml" if "<|im_start|>" in tokenizer.pieces else "plain"
         bos_token, eos_token = (
             "" if token is None else tokenizer.pieces[token] for token in (tokenizer.bos_id, tokenizer.eos_id)
         )
-        return cls(tokenizer.chat_template or fallback, bos_token, eos_token)
+        template = cls(source or BUILTIN_TEMPLATES[builtin], bos_token, eos_token)
+        if template.source == BUILTIN_TEMPLATES["plain"]:
+            template.stops = ("\nUser:",)
+        if source is None:
+            template.warning = f"the file has no chat template: messages are written as in {builtin!r}"
+        return template
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
         """The text of a conversation; with `add_generation_prompt` it ends where the assistant's message begins.
 
-        `variables` are the template's own, such as enable_thinking. A system message that the template refuses or drops
-        goes in front of the first user message instead. Raises ModelError with the template's line and reason.
+        `variables` are the template's own, such as enable_thinking. Where a template refuses or drops system messages
+        altogether, they go in front of the first user message. Raises ModelError with the template's line and reason.
         """
-        variables = {**self._tokens, **variables, "add_generation_prompt": add_generation_prompt}
+        variables = {**variables, "add_generation_prompt": add_generation_prompt}
         folded = _without_system(messages)
         try:
-            text = self._render(messages, variables)
+            return self._render(messages if folded is None or self._takes_system else folded, variables)
         except RefusalError as error:
-            if folded is None:
-                raise _refused(error) from None
-        else:
-            if folded is None or messages[0]["content"].strip() in text:
-                return text
+            raise ModelError(f"the chat template refuses the conversation{_place(error)}: {_reason(error)}") from None
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        probe = [{"role": "system", "content": "xyzzy"}, {"role": "user", "content": "Hi"}]
         try:
-            return self._render(folded, variables)
-        except RefusalError as error:
-            raise _refused(error) from None
+            return "xyzzy" in self._render(probe, {"add_generation_prompt": True})
+        except (RefusalError, ModelError):
+            return False
 
     def _render(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
         """One rendering. Raises ModelError and, for the caller to decide, RefusalError."""
+        given = {**self._tokens, **variables, "messages": [_with_reasoning(message) for message in messages]}
         try:
-            return render_template(self._template, {**variables, "messages": [dict(message) for message in messages]})
+            try:
+                return render_template(self._template, {"tools": None, "documents": None, **given})
+            except TypeError:  # templates for tools, which loop over none: they work where there is no variable at all
+                return render_template(self._template, given)
         except RefusalError:
             raise
         except LimitError as error:
             raise ModelError(f"the chat template was stopped{_place(error)}: {_reason(error)}") from None
         except Exception as error:  # the code in a template can raise whatever Python can
             raise ModelError(f"the chat template fails{_place(error)}: {_reason(error)}") from None
+
+
+def _with_reasoning(message: Message) -> Message:
+    """A copy in which an answer's reasoning has all the names that templates know it by, as Hugging Face's has."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    found = next((message[name] for name in names if message.get(name) is not None), None)
+    return dict(message) if found is None else {"thinking": found, **message, "reasoning_content": found}
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message] | None:
@@ -95,10 +111,6 @@ def _without_system(messages: Sequence[Message]) -> list[Message] | None:
     if not isinstance(system, str) or not isinstance(user, str):
         return None
     return [{**messages[1], "content": f"{system}\n\n{user}"}, *messages[2:]]
-
-
-def _refused(error: RefusalError) -> ModelError:
-    return ModelError(f"the chat template refuses the conversation{_place(error)}: {_reason(error)}")
 
 
 def _place(error: Exception) -> str:

@@ -5,7 +5,7 @@ The ids are those that llama.cpp gives, whose vocabularies with test vectors are
 
 import codecs
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from os import PathLike
 from typing import Any, Self
@@ -13,10 +13,10 @@ from typing import Any, Self
 from localllm.errors import UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.text.plain import BREAK, Markers, without_surrogates
+from localllm.text.special import SpecialTokens
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
-from localllm.text.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, read_vocabulary
-
-_WHITE_SPACE = " \t\n\v\f\r"
+from localllm.text.unigram import Unigram
+from localllm.text.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary, read_vocabulary
 
 
 class Tokenizer:
@@ -26,7 +26,7 @@ class Tokenizer:
         pieces: the text of every token as the file has it.
         bos_id, eos_id: begin and end of text, None if the vocabulary has none.
         end_ids: every token that ends an answer.
-        adds_bos, adds_eos: what the file asks for around a text. `encode` adds no EOS: a model would answer after it.
+        adds_bos, adds_eos: what the file asks for around a text.
         chat_template: the file's Jinja template, or None.
         warning: one line that the user should see, or None.
     """
@@ -41,17 +41,15 @@ class Tokenizer:
         self.warning = vocabulary.warning
         template = metadata.get("tokenizer.chat_template")
         self.chat_template: str | None = template if isinstance(template, str) else None
-        pretokenizer = vocabulary.pretokenizer
-        dialect = SentencePiece if pretokenizer is None or pretokenizer.marks_spaces else ByteLevel
-        self._subwords: Subwords = dialect(vocabulary)
-        self._adds_space, self._strips_after = vocabulary.adds_space, vocabulary.strips_after
+        self._subwords = _dialect(vocabulary)(vocabulary)
+        # A unigram model puts it there itself, after normalizing the text.
+        self._puts_space = vocabulary.adds_space and vocabulary.model != "t5"
+        self._strips_space = vocabulary.adds_space or vocabulary.merges_spaces
+        self._strips_before, self._strips_after = vocabulary.strips_before, vocabulary.strips_after
         kinds = {USER_DEFINED, CONTROL, UNKNOWN}
-        tokens = [token for token, kind in enumerate(vocabulary.types) if kind in kinds]
-        # llama.cpp's order: of special tokens that overlap in a text, the longest is found first.
-        tokens.sort(key=lambda token: len(self.pieces[token].encode(errors="replace")), reverse=True)
-        self._special = [(self.pieces[token], token) for token in tokens]
-        self._always_special = [pair for pair in self._special if vocabulary.types[pair[1]] == USER_DEFINED]
-        self._control_pieces = {self.pieces[token] for token in tokens if vocabulary.types[token] != USER_DEFINED}
+        self._special_types = {token: kind for token, kind in enumerate(vocabulary.types) if kind in kinds}
+        control = [token for token, kind in self._special_types.items() if kind != USER_DEFINED]
+        self._control_pieces = {self.pieces[token] for token in control}
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> Self:
@@ -64,27 +62,48 @@ class Tokenizer:
         """The tokenizer that a GGUF file's metadata describes."""
         return cls(metadata)
 
-    def encode(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
+    def encode(self, text: str, special: bool = False, bos: bool = False, eos: bool = False) -> list[int]:
         """The token ids of a text.
 
         With `special`, texts of control tokens such as <|im_end|> become these tokens, otherwise they are plain text.
-        With `bos`, a BOS token comes first if the file asks for one and the text does not begin with it already.
+        With `bos`, a BOS token comes first if the file asks for one and the text does not begin with it already. With
+        `eos`, an EOS token comes last if the file asks for one; after it, a model would begin something new.
         """
-        pairs = self._special if special else self._always_special
-        tokens = self._encode_fragments(self._fragments(without_surrogates(text), pairs))
+        known = self._special if special else self._always_special
+        tokens = self._encode_fragments(known.cut(without_surrogates(text)))
+        if eos and self.adds_eos and self.eos_id is not None:
+            tokens.append(self.eos_id)
         return self._with_bos(tokens) if bos and not (special and tokens[:1] == [self.bos_id]) else tokens
 
     def encode_rendered(self, text: str) -> list[int]:
         """The token ids of what Markers.render returns: control tokens, where no BREAK hides them, and a BOS token."""
         fragments: list[str | int] = []
-        breakable = [pair for pair in self._special if len(pair[0]) > 1 or pair[0] not in self._control_pieces]
-        for fragment in self._fragments(without_surrogates(text), breakable):
+        for fragment in self._breakable.cut(without_surrogates(text)):
             if isinstance(fragment, str) and BREAK in fragment:
-                fragments += self._fragments(fragment.replace(BREAK, ""), self._always_special)
+                fragments += self._always_special.cut(fragment.replace(BREAK, ""))
             else:
                 fragments.append(fragment)
         tokens = self._encode_fragments(fragments)
         return tokens if tokens[:1] == [self.bos_id] else self._with_bos(tokens)
+
+    @cached_property
+    def _special(self) -> SpecialTokens:
+        return self._special_tokens(self._special_types)
+
+    @cached_property
+    def _always_special(self) -> SpecialTokens:
+        """Those that are special in plain text too."""
+        return self._special_tokens(token for token, kind in self._special_types.items() if kind == USER_DEFINED)
+
+    @cached_property
+    def _breakable(self) -> SpecialTokens:
+        """All but the control tokens of a single character, which no BREAK can hide."""
+        single = {piece for piece in self._control_pieces if len(piece) == 1}
+        return self._special_tokens(token for token in self._special_types if self.pieces[token] not in single)
+
+    def _special_tokens(self, tokens: Iterable[int]) -> SpecialTokens:
+        pairs = [(self.pieces[token], token) for token in tokens]
+        return SpecialTokens(pairs, self._strips_before, self._strips_after)
 
     @cached_property
     def markers(self) -> Markers:
@@ -98,7 +117,7 @@ class Tokenizer:
 
     def stream(self, special: bool = False, continued: bool = False) -> "StreamDecoder":
         """A decoder for tokens that come one by one; `continued` if they go on with a text that others have begun."""
-        return StreamDecoder(self, special, strips_space=self._adds_space and not continued)
+        return StreamDecoder(self, special, strips_space=self._strips_space and not continued)
 
     def token_bytes(self, token: int, special: bool = False) -> bytes:
         """The bytes that a token stands for, perhaps part of a character. UsageError for an id that does not exist."""
@@ -113,31 +132,19 @@ class Tokenizer:
             if isinstance(fragment, int):
                 tokens.append(fragment)
             else:
-                tokens += self._subwords.encode(" " + fragment if self._adds_space and after_special else fragment)
+                tokens += self._subwords.encode(" " + fragment if self._puts_space and after_special else fragment)
             after_special = isinstance(fragment, int)
         return tokens
 
     def _with_bos(self, tokens: list[int]) -> list[int]:
         return [self.bos_id, *tokens] if self.adds_bos and self.bos_id is not None else tokens
 
-    def _fragments(self, text: str, special: Sequence[tuple[str, int]]) -> list[str | int]:
-        """The text with the tokens that are special in it cut out: strings and ids, in order, no empty string."""
-        fragments: list[str | int] = [text] if text else []
-        for piece, token in special:
-            if piece in text:
-                fragments = [part for fragment in fragments for part in self._cut_out(piece, token, fragment)]
-        return fragments
 
-    def _cut_out(self, piece: str, token: int, fragment: str | int) -> Iterator[str | int]:
-        if isinstance(fragment, int):
-            yield fragment
-            return
-        for position, part in enumerate(fragment.split(piece)):
-            if position > 0:
-                yield token
-                part = part.lstrip(_WHITE_SPACE) if token in self._strips_after else part
-            if part:
-                yield part
+def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
+    if vocabulary.model == "t5":
+        return Unigram
+    pretokenizer = vocabulary.pretokenizer
+    return SentencePiece if pretokenizer is None or pretokenizer.marks_spaces else ByteLevel
 
 
 class StreamDecoder:

@@ -19,17 +19,23 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.
 _PREFIX = "tokenizer.ggml."
 _UNSUPPORTED = {
     "bert": "WordPiece",
-    "t5": "Unigram",
     "rwkv": "RWKV",
     "plamo2": "PLaMo-2",
     "hybriddna": "DNA k-mer",
     "whitespace": "whitespace",
 }
+# The vocabularies that are supported, with the ids that special tokens have where the file is silent.
+_DEFAULTS = {
+    "gpt2": {},
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "t5": {"eos": 1, "unknown": 2},
+    "gemma4": {},
+}
 # Texts that end an answer whatever the metadata says. </s> only as a special token: it is HTML too, and Qwen has it so.
 _END_TEXTS = [
     *["<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|eom_id|>"],
     *["<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"],
-    *["</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "< EOT >", "[EOT]", "<turn|>", "<|tool_response>", "[e~["],
+    *["</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<turn|>", "<|tool_response>", "[e~["],
 ]
 # The marks of fill-in-the-middle training: those that end an answer, unless the metadata has their ids, and the others.
 _FILL_END_TEXTS = {
@@ -45,18 +51,20 @@ _FILL_TEXTS = [
 ]
 # gpt-oss marks the parts of its answers with these: hidden, the parts would run together.
 _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+# Their <mask> swallows the white space in front of it.
+_STRIPPING_PRE, _STRIPPING_ARCH = ("jina-v2-de", "jina-v2-es", "jina-v2-code"), ("nomic-bert-moe", "jina-bert-v3")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """What a file says about its tokens. Ids are positions in `pieces`."""
 
-    model: str  # "gpt2" (byte-level BPE), "llama" (SentencePiece) or "gemma4" (BPE over SentencePiece's characters)
-    pretokenizer: PreTokenizer | None  # None for "llama", which has no words
+    model: str  # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with "▁"
+    pretokenizer: PreTokenizer | None  # None for "llama" and "t5", which have no words
     pieces: list[str]
-    ids: dict[str, int]
+    ids: dict[str, int]  # of the tokens that plain text can become: no control tokens
     types: list[int]
-    ranks: dict[str, float]  # the order of merging, lowest first: by "left right" of a merge, or by the joined piece
+    ranks: dict[str, float]  # the order of merging, lowest first: by "left right" of a merge, or -score by the piece
     bos_id: int | None
     eos_id: int | None
     unknown_id: int | None
@@ -64,6 +72,9 @@ class Vocabulary:
     adds_bos: bool
     adds_eos: bool
     adds_space: bool  # SentencePiece puts a space before a text
+    merges_spaces: bool  # and makes one out of several, in unigram models
+    charsmap: bytes  # its normalization there: see charsmap.py
+    strips_before: frozenset[int]  # special tokens that swallow the white space in front of them
     strips_after: frozenset[int]  # special tokens that swallow the white space behind them
     warning: str | None  # one line for the user, or None
 
@@ -71,26 +82,29 @@ class Vocabulary:
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary that the metadata describes; ModelError where it is missing, inconsistent or not supported."""
     model = metadata.get(_PREFIX + "model")
-    if model in _UNSUPPORTED:
+    if isinstance(model, str) and model in _UNSUPPORTED:
         raise ModelError(f"the model's tokenizer ({model}, {_UNSUPPORTED[model]}) is not supported")
-    if model not in ("gpt2", "llama", "gemma4"):
-        raise ModelError(f"{_PREFIX}model: expected gpt2, llama or gemma4, found {str(model)[:40]!r}")
+    if not isinstance(model, str) or model not in _DEFAULTS:
+        raise ModelError(f"{_PREFIX}model: expected gpt2, llama, t5 or gemma4, found {str(model)[:40]!r}")
     pieces = _pieces(metadata)
     ids = dict(zip(pieces, range(len(pieces)), strict=True))
     _check_unique(pieces, ids)
     types = _numbers(metadata, "token_type", len(pieces), NORMAL, kinds="iu").tolist()
     _check_bytes(pieces, types)
     pretokenizer, warning = _pretokenizer(metadata, model)
-    special = {name: _special_id(metadata, name, len(pieces)) for name in ("bos", "eos", "unknown", "eot", "eom")}
-    if model == "llama":
-        ranks = dict(zip(pieces, (-_numbers(metadata, "scores", len(pieces), 0.0)).tolist(), strict=True))
-        for name, token in (("bos", 1), ("eos", 2), ("unknown", 0)):
-            if special[name] is None and f"{_PREFIX}{name}_token_id" not in metadata and token < len(pieces):
-                special[name] = token
+    special = _special_ids(metadata, model, len(pieces))
+    if pretokenizer is not None:
+        ranks = _merge_ranks(metadata, pretokenizer.needs_merges)
     else:
-        ranks = _merge_ranks(metadata)
+        ranks = dict(zip(pieces, (-_numbers(metadata, "scores", len(pieces), 0.0)).tolist(), strict=True))
     ends = _settle_types(metadata, ids, types)
     ends |= {end for name in ("eos", "eot", "eom") if (end := special[name]) is not None}
+    ends = _without_exceptions(ends, ids, types)
+    before, after = _stripping(metadata, ids, types)
+    for piece in [piece for piece, kind in zip(pieces, types, strict=True) if kind in (CONTROL, UNKNOWN)]:
+        del ids[piece]
+        if pretokenizer is None:
+            del ranks[piece]
     return Vocabulary(
         model=model,
         pretokenizer=pretokenizer,
@@ -101,11 +115,14 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         bos_id=special["bos"],
         eos_id=special["eos"],
         unknown_id=special["unknown"],
-        end_ids=frozenset(_without_exceptions(ends, ids, types)),
-        adds_bos=_adds(metadata, "bos", special["bos"], pretokenizer is None or pretokenizer.adds_bos),
-        adds_eos=_adds(metadata, "eos", special["eos"], False),
-        adds_space=pretokenizer is None and bool(metadata.get(_PREFIX + "add_space_prefix", True)),
-        strips_after=_strips_after(metadata, ids, types),
+        end_ids=frozenset(ends),
+        adds_bos=_adds_bos(metadata, special["bos"], pretokenizer),
+        adds_eos=_adds(metadata, "eos", special["eos"], model == "t5"),
+        adds_space=pretokenizer is None and _flag(metadata, "add_space_prefix", model == "llama"),
+        merges_spaces=model == "t5" and _flag(metadata, "remove_extra_whitespaces", False),
+        charsmap=_charsmap(metadata) if model == "t5" else b"",
+        strips_before=before,
+        strips_after=after,
         warning=warning,
     )
 
@@ -146,9 +163,9 @@ def _numbers(metadata: Mapping[str, Any], name: str, count: int, default: float,
     return values
 
 
-def _merge_ranks(metadata: Mapping[str, Any]) -> dict[str, float]:
+def _merge_ranks(metadata: Mapping[str, Any], needed: bool) -> dict[str, float]:
     """The rank of each "left right" pair: its position in the file, the first one for a pair that comes twice."""
-    merges = metadata.get(_PREFIX + "merges")
+    merges = metadata.get(_PREFIX + "merges", None if needed else [])
     if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges[:1]):
         raise ModelError(f"{_PREFIX}merges: expected an array of strings, found {type(merges).__name__}")
     if not all([" " in merge for merge in merges]):
@@ -159,34 +176,62 @@ def _merge_ranks(metadata: Mapping[str, Any]) -> dict[str, float]:
 
 def _pretokenizer(metadata: Mapping[str, Any], model: str) -> tuple[PreTokenizer | None, str | None]:
     """The pre-tokenizer of a BPE vocabulary, and a warning when the file names none that is known."""
-    if model == "llama":
+    if model in ("llama", "t5"):
         return None, None
     name = "gemma4" if model == "gemma4" else metadata.get(_PREFIX + "pre")
-    if name in PRETOKENIZERS:
+    if isinstance(name, str) and name in PRETOKENIZERS:
         return PRETOKENIZERS[name], None
     found = f"unknown ({str(name)[:40]!r})" if name else "missing"
     return PRETOKENIZERS["default"], f"the model's pre-tokenizer is {found}: using the default one, answers may suffer"
+
+
+def _special_ids(metadata: Mapping[str, Any], model: str, count: int) -> dict[str, int | None]:
+    """The ids that the file gives, or that are usual where it is silent."""
+    special = {name: _special_id(metadata, name, count) for name in ("bos", "eos", "unknown", "eot", "eom")}
+    usual = {name: token for name, token in _DEFAULTS[model].items() if token < count}
+    return special | {name: token for name, token in usual.items() if f"{_PREFIX}{name}_token_id" not in metadata}
 
 
 def _special_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
     """The id of a special token; None when the file gives none (some write -1 for that)."""
     key = f"{_PREFIX}{name}_token_id"
     token = metadata.get(key)
-    if token is None or token in (-1, 0xFFFFFFFF):
+    if token is None or (isinstance(token, int) and token in (-1, 0xFFFFFFFF)):
         return None
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < count:
         raise ModelError(f"{key}: expected an id below {count}, found {str(token)[:40]}")
     return token
 
 
+def _adds_bos(metadata: Mapping[str, Any], token: int | None, pretokenizer: PreTokenizer | None) -> bool:
+    """Whether a BOS token comes first. Gemma 4's files say no by mistake, and llama.cpp overrules them."""
+    if pretokenizer is None:
+        return _adds(metadata, "bos", token, metadata.get(_PREFIX + "model") == "llama")
+    return _adds(metadata, "bos", token, pretokenizer.adds_bos) or (pretokenizer.joins_lines and token is not None)
+
+
 def _adds(metadata: Mapping[str, Any], name: str, token: int | None, default: bool) -> bool:
-    """Whether the file asks for a BOS (or EOS) token. Gemma 4 files say no by mistake, and llama.cpp overrules them."""
-    key = f"{_PREFIX}add_{name}_token"
-    gemma4 = name == "bos" and metadata.get(_PREFIX + "model") == "gemma4"
-    wanted = gemma4 or bool(metadata.get(key, default))
-    if wanted and token is None and metadata.get(key):
-        raise ModelError(f"{key} is true, but {_PREFIX}{name}_token_id is not set")
+    """Whether the file asks for a BOS (or EOS) token."""
+    key = f"add_{name}_token"
+    wanted = _flag(metadata, key, default)
+    if wanted and token is None and _PREFIX + key in metadata:
+        raise ModelError(f"{_PREFIX}{key} is true, but {_PREFIX}{name}_token_id is not set")
     return wanted and token is not None
+
+
+def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = metadata.get(_PREFIX + name, default)
+    if not isinstance(value, int):
+        raise ModelError(f"{_PREFIX}{name}: expected true or false, found {str(value)[:40]!r}")
+    return bool(value)
+
+
+def _charsmap(metadata: Mapping[str, Any]) -> bytes:
+    """The bytes of the precompiled charsmap; none where the file has none."""
+    data = np.asarray(metadata.get(_PREFIX + "precompiled_charsmap", []))
+    if data.size and (data.ndim != 1 or data.dtype.kind not in "iu" or data.dtype.itemsize != 1):
+        raise ModelError(f"{_PREFIX}precompiled_charsmap: expected an array of bytes")
+    return data.tobytes() if data.size else b""
 
 
 def _settle_types(metadata: Mapping[str, Any], ids: dict[str, int], types: list[int]) -> set[int]:
@@ -215,10 +260,19 @@ def _without_exceptions(ends: set[int], ids: dict[str, int], types: list[int]) -
     return ends
 
 
-def _strips_after(metadata: Mapping[str, Any], ids: dict[str, int], types: list[int]) -> frozenset[int]:
-    """Phi-3's special tokens swallow the white space behind them. GGUF does not say so: llama.cpp goes by the name."""
-    name = str(metadata.get("general.name", "")).lower()
-    if "phi-3" not in name and "phi3" not in name:
-        return frozenset()
+def _stripping(
+    metadata: Mapping[str, Any], ids: dict[str, int], types: list[int]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """The special tokens that swallow the white space in front of them, and those that swallow it behind them.
+
+    GGUF does not say so: llama.cpp goes by the model's name, its pre-tokenizer and its architecture.
+    """
+    name, pre = str(metadata.get("general.name", "")).lower(), str(metadata.get(_PREFIX + "pre", ""))
+    architecture = str(metadata.get("general.architecture", ""))
+    none: frozenset[int] = frozenset()
     special = {token for token, kind in enumerate(types) if kind in (UNKNOWN, CONTROL, USER_DEFINED)}
-    return frozenset(special - {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")})
+    if any(known in pre for known in _STRIPPING_PRE) or any(known in architecture for known in _STRIPPING_ARCH):
+        return frozenset(special & {ids.get("<mask>")}), none
+    if "phi-3" in name or "phi3" in name:
+        return none, frozenset(special - {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")})
+    return (frozenset(special & {ids.get("[MASK]")}), none) if "modern-bert" in name else (none, none)

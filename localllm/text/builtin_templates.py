@@ -1,0 +1,248 @@
+"""Chat templates for files that bring none, under the names that llama.cpp has for them.
+
+Most of them put every message into a format of its role: {text} is what it says, {trimmed} that without white space
+around it, {role} the role. Source: llm_chat_apply_template in llama.cpp's src/llama-chat.cpp (for "plain": none).
+"""
+
+import re
+from collections.abc import Mapping
+
+from localllm.errors import UsageError
+
+# What a message says: its content, or the texts of its parts.
+_MACRO = (
+    "{% macro said(message) %}{% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content or [] %}{{ part.text }}{% endfor %}{% endif %}{% endmacro %}"
+)
+_EXPRESSIONS = {"{text}": "said(message)", "{trimmed}": "said(message).strip()", "{role}": "message.role"}
+
+
+def _say(layout: str) -> str:
+    """Jinja that writes a format. Its line breaks are in strings, where Jinja leaves them alone."""
+    parts = [part for part in re.split(r"(\{text\}|\{trimmed\}|\{role\})", layout) if part]
+    return "".join(f"{{{{ {_EXPRESSIONS.get(part) or _string(part)} }}}}" for part in parts)
+
+
+def _string(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
+
+
+def _template(
+    prompt: str, others: str = "", roles: Mapping[str, str] | None = None, begin: str = "", before: str = ""
+) -> str:
+    """A template. `roles` has formats, `others` that of all other roles, `prompt` is what an answer follows.
+
+    `begin` comes before the conversation; `before` is Jinja that comes before every message.
+    """
+    chosen = (
+        "".join(f"{{% if message.role == '{role}' %}}{_say(layout)}{{% else %}}" for role, layout in roles.items())
+        if roles
+        else ""
+    )
+    ends = "{% endif %}" * len(roles or {})
+    loop = f"{{% for message in messages %}}{before}{chosen}{_say(others)}{ends}{{% endfor %}}"
+    end = f"{{% if add_generation_prompt %}}{_say(prompt)}{{% endif %}}" if prompt else ""
+    return _MACRO + _say(begin) + loop + end
+
+
+def _three(prompt: str, system: str, user: str, assistant: str, begin: str = "", before: str = "") -> str:
+    return _template(prompt, "", {"system": system, "user": user, "assistant": assistant}, begin, before)
+
+
+def _instructions(begin: str, again: str, system: str, user: str, assistant: str) -> str:
+    """Llama 2's and Mistral's: an instruction begins with the conversation and after every answer."""
+    answered = "loop.previtem.role not in ('system', 'user')"
+    before = f"{{% if loop.first %}}{_say(begin)}{{% elif {answered} %}}{_say(again)}{{% endif %}}"
+    return _template("", assistant, {"system": system, "user": user}, before=before)
+
+
+def _llama2(system: str, said: str = "{text}", again: str = "[INST] ") -> str:
+    return _instructions("[INST] ", again, system, f"{said} [/INST]", f"{said}</s>")
+
+
+def _folding(prompt: str, user: str, assistant: str, said: str = "{text}") -> str:
+    """Those that know no system messages: their texts go in front of the next user's."""
+    keep = f"{{% set kept.text = kept.text ~ {_EXPRESSIONS[said]} %}}"
+    give = "{{ kept.text ~ ('\\n\\n' if kept.text else '') }}{% set kept.text = '' %}"
+    head, tail = user.split(said)
+    return (
+        f"{_MACRO}{{% set kept = namespace(text='') %}}{{% for message in messages %}}"
+        f"{{% if message.role == 'system' %}}{keep}"
+        f"{{% elif message.role == 'assistant' %}}{_say(assistant)}"
+        f"{{% else %}}{_say(head)}{give}{_say(said + tail)}{{% endif %}}{{% endfor %}}"
+        + (f"{{% if add_generation_prompt %}}{_say(prompt)}{{% endif %}}" if prompt else "")
+    )
+
+
+_BAILING_ROLE = "<role>{{ 'HUMAN' if message.role == 'user' else message.role.upper() }}</role>"
+_GRANITE = _template(
+    "<|start_of_role|>assistant<|end_of_role|>", "<|start_of_role|>{role}<|end_of_role|>{text}<|end_of_text|>\n"
+)
+_EXAONE = {
+    "system": "[|system|]{trimmed}[|endofturn|]\n",
+    "user": "[|user|]{trimmed}\n",
+    "assistant": "[|assistant|]{trimmed}[|endofturn|]\n",
+}
+_KIMI = {
+    "system": "<|im_system|>system<|im_middle|>{text}<|im_end|>",
+    "user": "<|im_user|>user<|im_middle|>{text}<|im_end|>",
+    "assistant": "<|im_assistant|>assistant<|im_middle|>{text}<|im_end|>",
+    "tool": "<|im_system|>tool<|im_middle|>{text}<|im_end|>",
+}
+_PANGU = {
+    role: f"[unused9]{name}：{{text}}[unused10]"
+    for role, name in {
+        "system": "系统",
+        "user": "用户",
+        "assistant": "助手",
+        "tool": "工具",
+        "function": "方法",
+    }.items()
+}
+
+BUILTIN_TEMPLATES: dict[str, str] = {
+    "bailing": _template("<role>ASSISTANT</role>", "{text}", before=_BAILING_ROLE),
+    "bailing-think": _template("<role>ASSISTANT</role><think>", "{text}", before=_BAILING_ROLE),
+    "bailing2": _template(
+        "<role>ASSISTANT</role>",
+        "{text}<|role_end|>",
+        before="{% if loop.first and message.role != 'system' %}"
+        f"{_say('<role>SYSTEM</role>detailed thinking off<|role_end|>')}{{% endif %}}{_BAILING_ROLE}",
+    ),
+    "chatglm3": _template("<|assistant|>", "<|{role}|>\n {text}", begin="[gMASK]sop"),
+    "chatglm4": _template("<|assistant|>\n", "<|{role}|>\n{text}", begin="[gMASK]<sop>"),
+    "chatml": _template("<|im_start|>assistant\n", "<|im_start|>{role}\n{text}<|im_end|>\n"),
+    "command-r": _three(
+        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+        "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>{trimmed}<|END_OF_TURN_TOKEN|>",
+        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>{trimmed}<|END_OF_TURN_TOKEN|>",
+        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{trimmed}<|END_OF_TURN_TOKEN|>",
+    ),
+    "deepseek": _three("### Response:\n", "{text}", "### Instruction:\n{text}\n", "### Response:\n{text}\n<|EOT|>\n"),
+    "deepseek-ocr": _template("", "{text}"),
+    "deepseek2": _three("Assistant:", "{text}\n\n", "User: {text}\n\n", "Assistant: {text}<｜end▁of▁sentence｜>"),
+    "deepseek3": _three(
+        "<｜Assistant｜>", "{text}\n\n", "<｜User｜>{text}", "<｜Assistant｜>{text}<｜end▁of▁sentence｜>"
+    ),
+    "exaone-moe": _template("<|assistant|>\n", "<|{role}|>\n{trimmed}<|endofturn|>\n"),
+    "exaone3": _template("[|assistant|]", "", _EXAONE),
+    "exaone4": _template("[|assistant|]", "", {**_EXAONE, "tool": "[|tool|]{trimmed}[|endofturn|]\n"}),
+    "falcon3": _template("<|assistant|>\n", "<|{role}|>\n{text}\n"),
+    "gemma": _folding(
+        "<start_of_turn>model\n",
+        "<start_of_turn>{role}\n{trimmed}<end_of_turn>\n",
+        "<start_of_turn>model\n{trimmed}<end_of_turn>\n",
+        said="{trimmed}",
+    ),
+    "gigachat": _three(
+        "assistant<|role_sep|>",
+        "{text}<|message_sep|>",
+        "user<|role_sep|>{text}<|message_sep|>available functions<|role_sep|>[]<|message_sep|>",
+        "assistant<|role_sep|>{text}<|message_sep|>",
+        begin="<s>",
+    ),
+    "glmedge": _template("<|assistant|>", "<|{role}|>\n{text}"),
+    "gpt-oss": _template(
+        "<|start|>assistant",
+        "<|start|>{role}<|message|>{text}<|end|>",
+        {"assistant": "<|start|>assistant<|message|>{text}<|return|>"},
+    ),
+    "granite": _GRANITE,
+    "granite-4.0": _GRANITE,
+    "granite-4.1": _GRANITE,
+    "grok-2": _three(
+        "Assistant:",
+        "System: {trimmed}<|separator|>\n\n",
+        "Human: {trimmed}<|separator|>\n\n",
+        "Assistant: {text}<|separator|>\n\n",
+    ),
+    "hunyuan-dense": _three(
+        "",
+        "{text}<｜hy_place▁holder▁no▁3｜>",
+        "<｜hy_User｜>{text}<｜hy_Assistant｜>",
+        "<｜hy_Assistant｜>{text}<｜hy_place▁holder▁no▁2｜>",
+    ),
+    "hunyuan-moe": _template(
+        "",
+        "<|startoftext|>{text}<|extra_0|>",
+        {"system": "<|startoftext|>{text}<|extra_4|>", "assistant": "{text}<|eos|>"},
+    ),
+    "hunyuan-vl": _template(
+        "",
+        "{text}<｜hy_User｜>",
+        {"system": "{text}<｜hy_place▁holder▁no▁3｜>", "assistant": "{text}<｜hy_Assistant｜>"},
+        begin="<｜hy_begin▁of▁sentence｜>",
+    ),
+    "kimi-k2": _template("<|im_assistant|>assistant<|im_middle|>", "{text}<|im_end|>", _KIMI),
+    "llama2": _llama2("{text}\n"),
+    "llama2-sys": _llama2("<<SYS>>\n{text}\n<</SYS>>\n\n"),
+    "llama2-sys-bos": _llama2("<<SYS>>\n{text}\n<</SYS>>\n\n", again="<s>[INST] "),
+    "llama2-sys-strip": _llama2("<<SYS>>\n{trimmed}\n<</SYS>>\n\n", said="{trimmed}"),
+    "llama3": _template(
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<|start_header_id|>{role}<|end_header_id|>\n\n{trimmed}<|eot_id|>",
+    ),
+    "llama4": _template(
+        "<|header_start|>assistant<|header_end|>\n\n", "<|header_start|>{role}<|header_end|>\n\n{trimmed}<|eot|>"
+    ),
+    "megrez": _template("<|role_start|>assistant<|role_end|>", "<|role_start|>{role}<|role_end|>{text}<|turn_end|>"),
+    "minicpm": _template("", "{trimmed}", {"user": "<用户>{trimmed}<AI>"}),
+    "mistral-v1": _instructions(" [INST] ", " [INST] ", "{text}\n\n", "{text} [/INST]", " {text}</s>"),
+    "mistral-v3": _instructions("[INST] ", "[INST] ", "{text}\n\n", "{text}[/INST]", " {trimmed}</s>"),
+    "mistral-v3-tekken": _instructions("[INST]", "[INST]", "{text}\n\n", "{text}[/INST]", "{text}</s>"),
+    "mistral-v7": _template(
+        "", " {text}</s>", {"system": "[SYSTEM_PROMPT] {text}[/SYSTEM_PROMPT]", "user": "[INST] {text}[/INST]"}
+    ),
+    "mistral-v7-tekken": _template(
+        "", "{text}</s>", {"system": "[SYSTEM_PROMPT]{text}[/SYSTEM_PROMPT]", "user": "[INST]{text}[/INST]"}
+    ),
+    "monarch": _template("<s>assistant\n", "{role}\n{text}</s>\n", before="{% if not loop.first %}<s>{% endif %}"),
+    "openchat": _template(
+        "GPT4 Correct Assistant:",
+        ": {text}<|end_of_turn|>",
+        {"system": "{text}<|end_of_turn|>"},
+        before="{% if message.role != 'system' %}GPT4 Correct {{ message.role.capitalize() }}{% endif %}",
+    ),
+    "orion": _folding("", "Human: {text}\n\nAssistant: </s>", "{text}</s>"),
+    "pangu-embedded": _template(
+        "[unused9]助手：",
+        "",
+        _PANGU,
+        before="{% if loop.first and message.role != 'system' %}[unused9]系统：[unused10]{% endif %}",
+    ),
+    "phi3": _template("<|assistant|>\n", "<|{role}|>\n{text}<|end|>\n"),
+    "phi4": _template("<|im_start|>assistant<|im_sep|>", "<|im_start|>{role}<|im_sep|>{text}<|im_end|>"),
+    "plain": _template(
+        "Assistant:",
+        "{text}\n",
+        {"system": "{text}\n\n"},
+        before="{% if message.role != 'system' %}{{ message.role.capitalize() }}: {% endif %}",
+    ),
+    "rwkv-world": _three("", "System: {trimmed}\n\n", "User: {trimmed}\n\n", "Assistant: {trimmed}\n\n")
+    + "{% if messages and messages[-1].role == 'user' %}Assistant:{% endif %}",
+    "seed_oss": _template(
+        "<seed:bos>assistant\n",
+        "<seed:bos>{role}\n{text}<seed:eos>",
+        {"assistant": "<seed:bos>assistant\n{trimmed}<seed:eos>"},
+    ),
+    "smolvlm": _template(
+        "Assistant:",
+        "Assistant: {text}<end_of_utterance>\n",
+        {"system": "{text}\n\n", "user": "User: {text}<end_of_utterance>\n"},
+        begin="<|im_start|>",
+    ),
+    "solar-open": _template("<|begin|>assistant", "<|begin|>{role}<|content|>{text}<|end|>"),
+    "vicuna": _three("ASSISTANT:", "{text}\n\n", "USER: {text}\n", "ASSISTANT: {text}</s>\n"),
+    "vicuna-orca": _three("ASSISTANT:", "SYSTEM: {text}\n", "USER: {text}\n", "ASSISTANT: {text}</s>\n"),
+    "yandex": _three(" Ассистент:[SEP]", "", " Пользователь: {text}\n\n", " Ассистент: {text}\n\n"),
+    "zephyr": _template("<|assistant|>\n", "<|{role}|>\n{text}<|endoftext|>\n"),
+}
+
+
+def chosen_template(choice: str) -> str:
+    """The Jinja that a user chose: the name of one of these, or Jinja itself. Raises UsageError."""
+    if choice in BUILTIN_TEMPLATES:
+        return BUILTIN_TEMPLATES[choice]
+    if "{%" in choice or "{{" in choice:
+        return choice
+    raise UsageError(f"there is no chat template {choice[:40]!r}; there are {', '.join(BUILTIN_TEMPLATES)}")

@@ -1,0 +1,84 @@
+"""SentencePiece's unigram model (T5): of all ways to cut a text into pieces, the one whose scores sum to the most.
+
+Unlike its BPE it normalizes texts first, by the file's charsmap. https://arxiv.org/abs/1804.10959
+"""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from math import inf
+
+from localllm.text.charsmap import Charsmap
+from localllm.text.subwords import Subwords, word_boundary
+from localllm.text.vocabulary import NORMAL, UNUSED, USER_DEFINED, Vocabulary
+
+_PENALTY = 10.0  # how much less than the worst piece a character scores that is none
+
+
+class Unigram(Subwords):
+    """Text to ids by a unigram model."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        self._normalized = Charsmap(vocabulary.charsmap)
+        kinds, ranks = vocabulary.types, vocabulary.ranks
+        scores = {piece: -ranks[piece] for piece, token in vocabulary.ids.items() if kinds[token] in (NORMAL, UNUSED)}
+        scores |= {piece: 0.0 for piece, token in vocabulary.ids.items() if kinds[token] == USER_DEFINED}
+        self._scores = scores
+        normal = [score for piece, score in scores.items() if kinds[vocabulary.ids[piece]] == NORMAL]
+        self._unknown_score = min(normal, default=0.0) - _PENALTY
+        lengths: dict[str, set[int]] = {}
+        for piece in scores:
+            lengths.setdefault(piece[0], set()).add(len(piece))
+        self._lengths = {
+            first: sorted(found) for first, found in lengths.items()
+        }  # of pieces, by their first character
+        self._boundary = word_boundary(list(scores))
+        self._unknown = [] if vocabulary.unknown_id is None else [vocabulary.unknown_id]
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text in which nothing is special; unknown characters side by side are one unknown token."""
+        tokens = super().encode(text)
+        if not self._unknown or self._unknown[0] not in tokens:
+            return tokens
+        return tokens[:1] + [token for last, token in pairwise(tokens) if not last == token == self._unknown[0]]
+
+    def _words_of(self, text: str) -> Iterable[str]:
+        """Words whose best cuts are that of the text; "▁" for a space."""
+        text = self._normalized(text)
+        if self.vocabulary.merges_spaces:
+            text = "".join("▁" + word for word in text.split(" ") if word)
+        else:
+            begins = self.vocabulary.adds_space and text.strip(" ")
+            text = ("▁" if begins else "") + text.replace(" ", "▁")
+        return self._boundary.split(text) if text else []
+
+    def _tokens(self, word: str) -> list[int]:
+        tokens, end = [], len(word)
+        starts = self._best_starts(word)
+        while end > 0:
+            start = starts[end]
+            token = self.vocabulary.ids.get(word[start:end]) if word[start:end] in self._scores else None
+            tokens += self._unknown if token is None else [token]
+            end = start
+        return tokens[::-1]
+
+    def _best_starts(self, word: str) -> list[int]:
+        """Where the last piece begins in the best cut of the word's first n characters, by n: Viterbi's algorithm."""
+        count, known, lengths = len(word), self._scores, self._lengths
+        best, starts = [0.0] + [-inf] * count, [0] * (count + 1)
+        for start in range(count):
+            is_piece = False
+            for length in lengths.get(word[start], ()):
+                if (end := start + length) > count:
+                    break
+                if (score := known.get(word[start:end])) is None:
+                    continue
+                is_piece = is_piece or length == 1
+                if best[start] + score > best[end]:
+                    best[end], starts[end] = best[start] + score, start
+            if not is_piece and best[start] + self._unknown_score > best[start + 1]:
+                best[start + 1], starts[start + 1] = best[start] + self._unknown_score, start
+        return starts
+
+    def _piece_bytes(self, piece: str) -> bytes:
+        return piece.replace("▁", " ").encode(errors="replace")
