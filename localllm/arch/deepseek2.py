@@ -19,7 +19,6 @@ from localllm.arch.states import Latent, Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
-
 VOCABULARY_OF_GLM = 154880  # whose first files do not say that scores are sigmoids
 
 
@@ -62,7 +61,6 @@ def read(fields: Fields) -> DeepSeek2:
         raise fields.error(f"{fields.key('nextn_predict_layers')} leaves no layers")
     common["layers"] -= guessing
     temperature = fields.number("attention.temperature_scale", 0.0)
-    function = SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX
     return DeepSeek2(
         **common,
         epsilon=fields.number(RMS_EPSILON),
@@ -76,7 +74,17 @@ def read(fields: Fields) -> DeepSeek2:
         temperature=temperature,
         temperature_length=fields.count("attention.temperature_length", None if temperature else 1),
         guessing=guessing,
-        routing=read_routing(fields, function, normalized=False),
+        routing=read_own_routing(fields),
+    )
+
+
+def read_own_routing(fields: Fields) -> Routing | None:
+    """What a model does with its experts' scores is said by its file. Raises ModelError."""
+    return read_routing(
+        fields,
+        fields.count("expert_gating_func", 0) or (SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX),
+        normalized=fields.flag("expert_weights_norm", False),
+        scale=fields.number("expert_weights_scale", 0.0) or 1.0,
     )
 
 

@@ -118,7 +118,8 @@ class Weights:
             raise ModelError(f"the model has no tensor {self._prefix}{name}.weight")
         return weight
 
-    __getattr__ = require
+    def __getattr__(self, name: str) -> Weight:
+        return self.require(name)
 
     def require_biases(self, *names: str) -> None:
         """Raise ModelError if one of these weights has no bias."""
@@ -128,7 +129,7 @@ class Weights:
 
 
 def stacked(matrices: Sequence[Weight]) -> Weight:
-    """Matrices as the stack [count, rows, columns] that they are, where they lie. Raises ModelError if they are none."""
+    """Matrices as the stack [count, rows, columns] that they are where they lie. Raises ModelError if they are none."""
     first = matrices[0]
     kinds = {(m.shape, m.tensor.format.name, m.bias, m.scale) for m in matrices}
     places = [m.tensor.data.__array_interface__["data"][0] for m in matrices]
