@@ -1,5 +1,6 @@
 """Every CPU kernel against a plain NumPy twin, called as the tape calls it: by address, with an array of int64."""
 
+import itertools
 from collections.abc import Iterator
 
 import gguf
@@ -47,7 +48,7 @@ FLOAT16_FIELDS = {  # where their blocks have float16 numbers
 }
 ROWWISE = [
     "quantize", *["round_bf16"][:HAS_BF16], "rms_norm", "layer_norm", "add", "swiglu", "gelu", "relu_squared", "clamp",
-    "scale", "temper", "select", "columns", "join", "angles", "rope",
+    "scale", "temper", "select", "columns", "join", "angles", "rope", "logits",
 ]  # fmt: skip
 FORMATS = {
     "embed": [*PLAIN, *GENERIC, "Q4_1", "Q6_K"],
@@ -351,6 +352,26 @@ def test_select(call):
         return written(y, len(rows), 100)
 
     np.testing.assert_array_equal(for_any_parts(compute), x[rows])
+
+
+@pytest.mark.parametrize("columns", [1, 15, 100, 1000])
+def test_logits(call, columns):
+    x = normal(3, columns)
+
+    def compute(parts, rows=3):
+        y, flaws = np.full((rows + 1, columns), GUARD), np.zeros(1, np.int64)
+        given = {"x": padded(x), "columns": columns, "y": np.array([y.ctypes.data]), "flaws": flaws}
+        call("logits", parts, count=count(rows), stride=given["x"].strides[0], **given)
+        assert (y[-1] == GUARD).all()
+        return y[:-1], flaws[0] > 0
+
+    np.testing.assert_array_equal(for_any_parts(lambda parts: compute(parts)[0]), x)
+    assert not compute(7)[1]
+    for flaw, place in itertools.product((np.nan, np.inf, -np.inf), (0, columns // 2, columns - 1)):
+        x[2, place] = flaw
+        assert compute(7)[1]
+        assert not compute(7, rows=2)[1]
+        x[2, place] = 0
 
 
 @pytest.mark.parametrize("pairs", [1, 10, 16, 40])

@@ -55,6 +55,9 @@ def read(fields: Fields) -> DeepSeek2:
     kv_heads = fields.count("attention.head_count_kv", heads)
     if key_dim <= dims or kv_heads != (1 if keeps_latent else heads):
         raise fields.error(f"{heads} heads of {key_dim}, {kv_heads} of keys, {dims} rotated: makes no sense")
+    for side, length in (("key", latent + dims), ("value", latent)) if keeps_latent else ():
+        if fields.count(f"attention.{side}_length", length) != length:
+            raise fields.error(f"{fields.key(f'attention.{side}_length')} should be {length}")
     rope, sharpness = read_stretch(fields, dims)
     common, guessing = fields.common(), fields.count("nextn_predict_layers", 0)
     if guessing >= common["layers"]:

@@ -113,7 +113,7 @@ def compiled(operations: list[Operation], cache: KVCache, threads: int, progress
     tape = lowering.finish(library.addresses)
     memory = library, lowering.header, lowering.scratch, lowering.tape.memory, cache  # as long as the threads live
     walkers = Threads(threads, library.addresses, tape, keep=memory)
-    return Program(lowering.header, walkers, lowering.logits, operations[-1].output.columns, library.warning)
+    return Program(lowering.header, walkers, operations[-1].output.columns, library.warning)
 
 
 class Lowering:
@@ -136,7 +136,7 @@ class Lowering:
                 self._simple(operation, *SIMPLE[operation.verb])
             else:
                 getattr(self, f"_{operation.verb}")(operation, *operation.inputs, **operation.given)
-        self.logits = self._buffers[operations[-1].output]
+        self._hand_out(operations[-1].output)
 
     @property
     def kernels(self) -> set[str]:
@@ -435,6 +435,13 @@ class Lowering:
         arguments = {"count": self._count(x.rows), "x": source, "stride": source.stride, "sums": sums}
         parts = min(-(-x.columns // 64), 4 * self._threads)
         self.tape.append(Step("add_squares", arguments | {"columns": x.columns}, parts, 0, [source], []))
+
+    def _hand_out(self, x: Activation) -> None:
+        """The logits to whoever wants them."""
+        source, header = self._buffers[x], self.header
+        arguments = {"count": self._count(x.rows), "x": source, "stride": source.stride, "columns": x.columns}
+        arguments |= {"y": header.logits, "flaws": header.flaws}
+        self.tape.append(Step("logits", arguments, 4 * self._threads, 0, [source], []))
 
     # ---- helpers ----
 

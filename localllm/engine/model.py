@@ -21,7 +21,7 @@ from localllm.engine.program import BATCH, Span
 from localllm.engine.recorder import Activation, Operation, Recorder
 from localllm.engine.sequence import Sequence, Store
 from localllm.engine.threads import usable_cores
-from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
+from localllm.errors import NOT_NUMBERS, ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.library import Progress
 from localllm.kernels.reference import Reference, Remembered
@@ -39,7 +39,10 @@ class Backend(Protocol):
         ...
 
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
-        """The wanted logits, span by span: float32 [wanted, vocab]. Together, the spans have BATCH tokens at most."""
+        """The wanted logits, span by span: float32 [wanted, vocab]. Together, the spans have BATCH tokens at most.
+
+        Raises ModelError if some are not numbers.
+        """
         ...
 
     def close(self) -> None: ...
@@ -73,7 +76,10 @@ class ReferenceBackend:
         return Remembered(self._kv_type)
 
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
-        return self._forward(Reference(spans, self._matrices, self._context, self._observer))
+        logits = self._forward(Reference(spans, self._matrices, self._context, self._observer))
+        if not np.isfinite(logits).all():
+            raise ModelError(NOT_NUMBERS)
+        return logits
 
     def close(self) -> None:
         """Nothing to end."""
@@ -221,11 +227,10 @@ class Engine:
             sequence.store.prepare(len(sequence.tokens), end - first)
             some = max(0, end - max(first, count - wanted[number]))
             spans.append(Span(sequence.store, len(sequence.tokens), tokens[number][first:end], some))
-        found = self.backend.run(spans, precise)
-        with np.errstate(invalid="ignore", over="ignore"):
-            total = found.sum()  # ten times as fast as looking at each
-        if not np.isfinite(total) and not np.isfinite(found).all():
-            raise ModelError(f"{self._path}: the model computed logits that are not numbers; the file may be damaged")
+        try:
+            found = self.backend.run(spans, precise)
+        except ModelError as error:
+            raise ModelError(f"{self._path}: {error}") from None
         for (number, first, end), span in zip(batch, spans, strict=True):
             requests[number][0].tokens += tokens[number][first:end].tolist()
             rows[number].append(found[: span.wanted])

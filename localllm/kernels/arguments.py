@@ -59,6 +59,9 @@ ANGLES = arguments("count positions frequencies pairs table factor")
 # y [tokens, heads, head_dim] = x with pairs turned in each head: numbers k * step and k * step + apart (2 and 1 for
 # interleaved pairs, 1 and `pairs` for split halves). y may be x; table: of ANGLES.
 ROPE = arguments("count x y stride heads head_dim table pairs step apart")
+# y = x without padding, float32 [rows, columns], `y` being the address of its address; int64 `flaws` is raised by 1 or
+# more if not all numbers are finite.
+LOGITS = arguments("count x stride columns y flaws")
 # x as integers, see quantize.py: high, low int8 [tokens, columns]; scales, sums of both planes and of the high one, f32
 # [tokens, columns / 16], of 32 columns twice each, or of 16; excess int32 [tokens, columns / 32].
 QUANTIZE = arguments("count x stride columns high low scales sums_32 sums_16 high_sums_32 high_sums_16 excess")
@@ -150,6 +153,7 @@ KERNELS: dict[str, Any] = {
     "round_bf16": ROUND_BF16,
     "angles": ANGLES,
     "rope": ROPE,
+    "logits": LOGITS,
     "quantize": QUANTIZE,
     "linear_quantized": LINEAR_QUANTIZED,
     "linear_float": LINEAR_FLOAT,

@@ -56,6 +56,7 @@ MODULES = {
     "join": "rowwise",
     "angles": "rowwise",
     "rope": "rowwise",
+    "logits": "logits",
     "route": "routing",
     "plan_experts": "routing",
     "gather": "experts",
