@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,10 @@ def write_gguf(path: Path, checkpoint: Checkpoint) -> Path:
             kinds[type(value)](key, value)
     for tensor in checkpoint.tensors:
         data = all_rows(tensor)
-        if tensor.format.name != "BF16":
+        if tensor.format.name in ("F32", "F16"):
             data = data.view({"F32": np.float32, "F16": np.float16}[tensor.format.name]).reshape(tensor.shape)
+        else:
+            data = data.reshape(*tensor.shape[:-1], -1)
         writer.add_tensor(tensor.name, data, raw_dtype=gguf.GGMLQuantizationType(tensor.format.id))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -109,7 +112,7 @@ def write_gguf(path: Path, checkpoint: Checkpoint) -> Path:
 
 
 def all_rows(tensor: Any) -> np.ndarray:
-    return tensor.rows(0, tensor.shape[0] if len(tensor.shape) > 1 else 1)
+    return tensor.rows(0, prod(tensor.shape[:-1]))
 
 
 def refused(folder: Path) -> str:

@@ -142,7 +142,9 @@ def olmo3(config: Config) -> Hyperparameters:
     windows = [(number + 1) % 4 != 0 for number in range(h.sizes["layers"])]
     config.windows(windows)
     return h.plus(
-        attention__sliding_window=config.count("sliding_window"), attention__sliding_window_pattern=windows
+        attention__sliding_window=config.count("sliding_window"),
+        attention__sliding_window_pattern=windows,
+        rope__freq_base_swa=h.metadata["rope.freq_base"],
     )
 
 

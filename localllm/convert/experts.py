@@ -79,9 +79,7 @@ def gpt_oss(config: Config) -> Hyperparameters:
     if width % 32 or hidden % 32:
         raise config.refusal(f"experts of {hidden} times {width} weights are no blocks of 32")
     blocks = {"both_hidden": 2 * hidden, "block_bytes": 16, "width_blocks": width // 32, "hidden_blocks": hidden // 32}
-    return h.plus(
-        blocks, attention__sliding_window=config.count("sliding_window"), expert_feed_forward_length=hidden
-    )
+    return h.plus(blocks, attention__sliding_window=config.count("sliding_window"), expert_feed_forward_length=hidden)
 
 
 def half_of_blocks(start: int, sources: Sequence[Source], shape: Shape, sizes: Sizes) -> Source:
@@ -285,5 +283,10 @@ GRANITEMOE = replace(
 DEEPSEEK2 = Family("deepseek2", deepseek2_layer, deepseek2, defaults={"topk_method": "greedy"})
 DEEPSEEK3 = replace(
     DEEPSEEK2,
-    defaults={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    defaults={
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
 )

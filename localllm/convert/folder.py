@@ -73,6 +73,6 @@ def refuse_lone_surrogates(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Raise ModelError for strings that JSON can spell and UTF-8 cannot."""
     for key, value in metadata.items():
         try:
-            "".join(value if isinstance(value, list) else [value] if isinstance(value, str) else []).encode()
+            "".join(text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)).encode()
         except UnicodeEncodeError:
             raise ModelError(f"{folder}: {key}: half a character (a lone surrogate)") from None
