@@ -74,7 +74,7 @@ def by_place(
     wanted: Mapping[str, Place],
     warnings: list[str],
 ) -> dict[str, Found]:
-    """The tensors by the names that places have for what they are made of. Raises ModelError for one without a place."""
+    """The tensors by the names that places have for their parts. Raises ModelError for one without a place."""
     names = Names(family, h.sizes)
     parts = {part for place in wanted.values() for part in place.of}
     found: dict[str, Found] = {}

@@ -36,7 +36,8 @@ class Config:
     def of_text(self, defaults: Mapping[str, Any]) -> "Config":
         """What it says of the language model: beside others, in models that see too. With what it need not say."""
         own = self.section("text_config").content
-        given = {name: value for part in (self.content, own) for name, value in part.items() if value is not None}
+        tied = {name: self.get(name) for name in ("tie_word_embeddings",)}  # here the outer one counts
+        given = {name: value for part in (self.content, own, tied) for name, value in part.items() if value is not None}
         return Config({**defaults, **given, "architectures": [self.architecture]}, self.path, self.warnings)
 
     def section(self, name: str) -> "Config":

@@ -32,11 +32,26 @@ LLAMA_SCALING = (*PLAIN_SCALING, "llama3")
 TIED = {"tie_word_embeddings": True}
 
 
-def llama(config: Config) -> Hyperparameters:
+def llama(config: Config, scalings: tuple[str, ...] = LLAMA_SCALING) -> Hyperparameters:
     """Llama and what is built like it; its GGUF says two things that others leave to its readers."""
-    h = decoder(config, scalings=LLAMA_SCALING)
+    h = decoder(config, scalings=scalings)
     warn_of_window(config)
     return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
+
+
+def mistral3(config: Config) -> Hyperparameters:
+    """The language model of Mistral Small 3; Ministral 3 stretches its context, and says how fast queries grow."""
+    h = llama(config, ("bordered", "yarn"))
+    if h.metadata.get("rope.scaling.type") != "yarn":
+        return h
+    rope = rope_parameters(config)
+    rope.only("attention_factor")
+    rope.only("mscale", 1)
+    return h.plus(
+        rope__scaling__attn_factor=None,
+        rope__scaling__yarn_log_multiplier=rope.number("mscale_all_dim"),
+        attention__temperature_scale=rope.number("llama_4_scaling_beta"),
+    )
 
 
 def granite(config: Config) -> Hyperparameters:
@@ -189,6 +204,7 @@ def gpt2(config: Config) -> Hyperparameters:
 
 
 LLAMA = Family("llama", {**ATTENTION, **GATED, **NORMS_BEFORE}, llama, rotated=ROTATED)
+MISTRAL3 = replace(LLAMA, arch="mistral3", read=mistral3, sees=True)
 QWEN2 = Family("qwen2", LLAMA.layer, qwen, biased=("attn_q", "attn_k", "attn_v"))
 QWEN3 = Family("qwen3", {**ATTENTION, **HEAD_NORMS, **GATED, **NORMS_BEFORE}, qwen)
 SMOLLM3 = replace(LLAMA, arch="smollm3", read=smollm3, defaults=TIED | {"rope_theta": 2e6})

@@ -159,7 +159,7 @@ def deepseek2(config: Config) -> Hyperparameters:
     sizes = {"rotated": config.count("qk_rope_head_dim"), "latent": config.count("kv_lora_rank")}
     sizes |= {"key_dim": config.count("qk_nope_head_dim"), "value_dim": config.count("v_head_dim")}
     own = {"head_dim": sizes["rotated"], "num_key_value_heads": 1}
-    h = decoder(Config(config.content | own, config.path, config.warnings), scalings=("yarn",))
+    h = decoder(Config({**config.content, **own}, config.path, config.warnings), scalings=("yarn",))
     whole_key = sizes["key_dim"] + sizes["rotated"]
     sizes |= {
         "queries": heads * whole_key,

@@ -4,52 +4,41 @@ To add one: a Family in dense.py, experts.py or recurrent.py, with what a layer 
 TensorNameMap knows the others'), and what its config.json says besides the usual; and an entry here.
 """
 
+from localllm.convert import dense, experts, recurrent
 from localllm.convert.config import Config
-from localllm.convert.dense import GEMMA, GEMMA2, GEMMA3, GPT2, GRANITE, LLAMA, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3
-from localllm.convert.dense import STARCODER2
-from localllm.convert.experts import (
-    DEEPSEEK2,
-    DEEPSEEK3,
-    GPT_OSS,
-    GPT_OSS_MXFP4,
-    GRANITEMOE,
-    MIXTRAL,
-    OLMOE,
-    QWEN2MOE,
-    QWEN3MOE,
-)
 from localllm.convert.family import Family
-from localllm.convert.recurrent import MAMBA
 from localllm.files.gguf_header import shown
 
 FAMILIES = {
-    "DeepseekV2ForCausalLM": DEEPSEEK2,
-    "DeepseekV3ForCausalLM": DEEPSEEK3,
-    "GPT2LMHeadModel": GPT2,
-    "Gemma2ForCausalLM": GEMMA2,
-    "Gemma3ForCausalLM": GEMMA3,
-    "Gemma3ForConditionalGeneration": GEMMA3,
-    "GemmaForCausalLM": GEMMA,
-    "GptOssForCausalLM": GPT_OSS,
-    "GraniteForCausalLM": GRANITE,
-    "GraniteMoeForCausalLM": GRANITEMOE,
-    "LLaMAForCausalLM": LLAMA,
-    "LlamaForCausalLM": LLAMA,
-    "MambaForCausalLM": MAMBA,
-    "MistralForCausalLM": LLAMA,
-    "MixtralForCausalLM": MIXTRAL,
-    "Olmo2ForCausalLM": OLMO2,
-    "Olmo3ForCausalLM": OLMO2,
-    "OlmoeForCausalLM": OLMOE,
-    "Phi3ForCausalLM": PHI3,
-    "Qwen2ForCausalLM": QWEN2,
-    "Qwen2MoeForCausalLM": QWEN2MOE,
-    "Qwen3ForCausalLM": QWEN3,
-    "Qwen3MoeForCausalLM": QWEN3MOE,
-    "SmolLM3ForCausalLM": SMOLLM3,
-    "Starcoder2ForCausalLM": STARCODER2,
+    "DeepseekV2ForCausalLM": experts.DEEPSEEK2,
+    "DeepseekV3ForCausalLM": experts.DEEPSEEK3,
+    "GPT2LMHeadModel": dense.GPT2,
+    "Gemma2ForCausalLM": dense.GEMMA2,
+    "Gemma3ForCausalLM": dense.GEMMA3,
+    "Gemma3ForConditionalGeneration": dense.GEMMA3,
+    "GemmaForCausalLM": dense.GEMMA,
+    "GptOssForCausalLM": experts.GPT_OSS,
+    "GraniteForCausalLM": dense.GRANITE,
+    "GraniteMoeForCausalLM": experts.GRANITEMOE,
+    "LLaMAForCausalLM": dense.LLAMA,
+    "LlamaForCausalLM": dense.LLAMA,
+    "MambaForCausalLM": recurrent.MAMBA,
+    "Ministral3ForCausalLM": dense.MISTRAL3,
+    "Mistral3ForConditionalGeneration": dense.MISTRAL3,
+    "MistralForCausalLM": dense.LLAMA,
+    "MixtralForCausalLM": experts.MIXTRAL,
+    "Olmo2ForCausalLM": dense.OLMO2,
+    "Olmo3ForCausalLM": dense.OLMO2,
+    "OlmoeForCausalLM": experts.OLMOE,
+    "Phi3ForCausalLM": dense.PHI3,
+    "Qwen2ForCausalLM": dense.QWEN2,
+    "Qwen2MoeForCausalLM": experts.QWEN2MOE,
+    "Qwen3ForCausalLM": dense.QWEN3,
+    "Qwen3MoeForCausalLM": experts.QWEN3MOE,
+    "SmolLM3ForCausalLM": dense.SMOLLM3,
+    "Starcoder2ForCausalLM": dense.STARCODER2,
 }
-IN_BLOCKS = {("GptOssForCausalLM", "mxfp4"): GPT_OSS_MXFP4}  # weights that GGUF can have as they are quantized
+IN_BLOCKS = {("GptOssForCausalLM", "mxfp4"): experts.GPT_OSS_MXFP4}  # weights that GGUF can have as they are quantized
 
 
 def family_of(config: Config) -> Family:

@@ -62,8 +62,8 @@ def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, Place]:
         found |= of_tensor(family, sizes, "", name, dimensions)
     for number in range(sizes["layers"]):
         layer = family.layer(sizes, number) if callable(family.layer) else family.layer
-        for name, dimensions in layer.items():
-            found |= of_tensor(family, sizes, f"blk.{number}.", name, dimensions)
+        for name, its in layer.items():
+            found |= of_tensor(family, sizes, f"blk.{number}.", name, its)
     found |= of_tensor(family, sizes, "", "output_norm", ("width",))
     return found if tied else found | dict(of_tensor(family, sizes, "", "output", ("vocab", "width")))
 

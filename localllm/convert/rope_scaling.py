@@ -35,7 +35,7 @@ def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -
     """For heads of which `dims` numbers are rotated, of a model that has this context. Raises ModelError.
 
     kinds: of scaling that the architecture knows; "untruncated" is YaRN that rounds no borders, which GGUF's readers do
-    all the same.
+    all the same, "bordered" is YaRN with the file's own borders.
     """
     rope = rope_parameters(config)
     base = rope.number("rope_theta", 10000.0)
@@ -49,6 +49,8 @@ def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -
         found.metadata |= {"scaling.type": "linear", "scaling.factor": rope.number("factor")}
     elif kind == "yarn":
         rope.only("truncate", True, *([False] if "untruncated" in kinds else []))
+        for name, usual in () if "bordered" in kinds else (("beta_fast", 32), ("beta_slow", 1)):
+            rope.only(name, usual)
         found.metadata |= yarn(rope, context)
     elif kind == "llama3":
         found.tensors["rope_freqs.weight"] = llama3_factors(rope, base, dims)
@@ -59,8 +61,6 @@ def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -
 
 def yarn(rope: Config, context: int) -> dict[str, Any]:
     """YaRN (Peng et al. 2023). GGUF's readers multiply by 1 + 0.1 ln(factor) themselves: what is stored is the rest."""
-    rope.only("beta_fast", 32)
-    rope.only("beta_slow", 1)
     factor = rope.number("factor")
     wanted = yarn_magnitude(factor, 1)
     if rope.get("attention_factor") is not None:
