@@ -1,6 +1,5 @@
 """Checked access to a checkpoint's config.json."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,8 @@ from localllm.arch.fields import MOST
 from localllm.convert.files import read_json
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
+
+LARGEST = 1e38  # number
 
 
 class Config:
@@ -65,14 +66,14 @@ class Config:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """A number above 0 that float32 can hold."""
         value = self.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST:
             raise self.refusal(f"{name} should be a positive number, is {shown(str(value))}")
         return float(value)
 
     def numbers(self, name: str, count: int) -> list[float]:
-        """So many finite numbers above 0."""
+        """So many numbers above 0."""
         values = self.get(name)
         if not isinstance(values, list) or len(values) != count:
             raise self.refusal(f"{name} should be a list of {count} numbers")

@@ -94,7 +94,7 @@ def add_long_rope(found: RopeScaling, rope: Config, dims: int, context: int) -> 
     """LongRoPE (Ding et al. 2024): factors for contexts within the original one and beyond it, and a magnitude."""
     original = rope.count("original_max_position_embeddings", context)
     stretch = context / original
-    usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    usual = math.sqrt(1 + math.log(stretch) / math.log(max(original, 2))) if stretch > 1 else 1.0
     found.metadata["scaling.attn_factor"] = rope.number("attention_factor", usual)
     for length in ("long", "short"):
         factors = rope.numbers(f"{length}_factor", dims // 2)
