@@ -1,14 +1,15 @@
 """What families share of attention: hyperparameters, and the way from normalized activations to what the heads see."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from localllm.arch.experts import Routing
 from localllm.arch.fields import Fields, show
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.rope import Rope, read_rope
+from localllm.arch.rope import Rope, read_base, read_rope
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
@@ -50,6 +51,7 @@ class Transformer(Hyperparameters):
 
     attention: Attention
     epsilon: float  # of its norms
+    routing: Routing | None = field(default=None, kw_only=True)  # of tokens to experts
 
     @classmethod
     def shared_fields(cls, fields: Fields, interleaved: bool, epsilon: str = RMS_EPSILON) -> dict:
@@ -90,6 +92,21 @@ class Windowed(Transformer):
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer]
+
+
+@dataclass(frozen=True)
+class LocallyRotated(Windowed):
+    """Layers with a window have a rotation of their own."""
+
+    local_rope: Rope
+
+    def rope(self, layer: int) -> Rope | None:
+        return self.local_rope if self.windows[layer] else self.attention.rope
+
+
+def read_local_rope(fields: Fields, rope: Rope) -> Rope:
+    """That of the other layers, but with its own base if the file has one. Raises ModelError."""
+    return replace(rope, base=read_base(fields, "rope.freq_base_swa", rope.base))
 
 
 def read_windows(fields: Fields, period: int | None, default: int | None = None) -> tuple[int | None, ...]:

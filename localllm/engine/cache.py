@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.states import Paged, State, stored_bytes
+from localllm.arch.states import Latent, Paged, Recurrent, State, stored_bytes
 from localllm.engine.memory import Reserved
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
@@ -50,21 +50,21 @@ class KVCache:
         """Where each layer's keys and values lie, and the size of all."""
         layers, end = {}, 0
         for state in states:
-            if not isinstance(state, Paged):
+            if isinstance(state, Recurrent):
                 raise ModelError(f"a {type(state).__name__.lower()} state is not supported yet (layer {state.layer})")
             sides = []
-            for dim in (state.key_dim, state.value_dim):
+            for dim in (state.key_dim,) if isinstance(state, Latent) else (state.key_dim, state.value_dim):
                 sides.append(Streams(end, state.kv_heads, stored_bytes(dim, self.kv_type)))
                 end += state.kv_heads * self.head_stride(sides[-1])
-            layers[state.layer] = sides[0], sides[1]
+            layers[state.layer] = sides[0], sides[-1]
         return layers, end
 
     def head_stride(self, side: Streams) -> int:
         """Bytes from one head's stream to the next."""
         return self.pages * PAGE * side.token_bytes
 
-    def sides(self, state: Paged) -> tuple[Streams, Streams]:
-        """The keys and the values of a layer."""
+    def sides(self, state: Paged | Latent) -> tuple[Streams, Streams]:
+        """The keys and the values of a layer; those of a latent state are the same."""
         return self._layers[state.layer]
 
     def address(self, side: Streams) -> int:
@@ -76,16 +76,20 @@ class KVCache:
         for pages, token_bytes in self._views():
             pages[:, target, : tokens * token_bytes] = pages[:, source, : tokens * token_bytes]
 
+    def _streams(self) -> list[Streams]:
+        """All there are, once."""
+        return list(dict.fromkeys(side for sides in self._layers.values() for side in sides))
+
     def _views(self) -> Iterator[tuple[np.ndarray, int]]:
         """Every layer's keys and values, uint8 [heads, pages, bytes of a page], and the bytes of a token."""
-        for side in (side for sides in self._layers.values() for side in sides):
+        for side in self._streams():
             data = self._memory.bytes[side.start : side.start + side.heads * self.head_stride(side)]
             yield data.reshape(side.heads, self.pages, -1), side.token_bytes
 
     def give_back(self, pages: Iterable[int]) -> None:
         """The memory of these pages goes to the system."""
         for first, last in ranges(sorted(pages)):
-            for side in (side for sides in self._layers.values() for side in sides):
+            for side in self._streams():
                 stride, page_bytes = self.head_stride(side), PAGE * side.token_bytes
                 for start in range(side.start, side.start + side.heads * stride, stride):
                     self._memory.give_back(start + first * page_bytes, start + last * page_bytes)

@@ -21,7 +21,7 @@ from localllm.engine.program import BATCH, Span
 from localllm.engine.recorder import Activation, Operation, Recorder
 from localllm.engine.sequence import Sequence, Store
 from localllm.engine.threads import usable_cores
-from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
+from localllm.errors import NOT_NUMBERS, ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.library import Progress
 from localllm.kernels.reference import Reference, Remembered
@@ -39,7 +39,10 @@ class Backend(Protocol):
         ...
 
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
-        """The wanted logits, span by span: float32 [wanted, vocab]. Together, the spans have BATCH tokens at most."""
+        """The wanted logits, span by span: float32 [wanted, vocab]. Together, the spans have BATCH tokens at most.
+
+        Raises ModelError if some are not numbers.
+        """
         ...
 
     def close(self) -> None: ...
@@ -73,7 +76,10 @@ class ReferenceBackend:
         return Remembered(self._kv_type)
 
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
-        return self._forward(Reference(spans, self._matrices, self._context, self._observer))
+        logits = self._forward(Reference(spans, self._matrices, self._context, self._observer))
+        if not np.isfinite(logits).all():
+            raise ModelError(NOT_NUMBERS)
+        return logits
 
     def close(self) -> None:
         """Nothing to end."""
@@ -118,7 +124,7 @@ class Engine:
         self.vocab_size = self.hyperparameters.vocab_size
         self.lock, self.abandoned, self._path = threading.Lock(), list[Store](), file.path
         weights = Weights(file.tensors)
-        operations = self._recorded(file, model.forward, weights)
+        operations = self._recorded(file, model.forward, weights, observer)
         if backend == "cpu":
             cache = KVCache(self.hyperparameters.states(), self.context, kv_type)
             operations = observer.watch(operations) if observer else operations
@@ -129,12 +135,16 @@ class Engine:
         self._backend: Backend | None = computing
         self.warning = computing.warning
 
-    def _recorded(self, file: GGUFFile, forward: Callable[..., Activation], weights: Weights) -> list[Operation]:
+    def _recorded(
+        self, file: GGUFFile, forward: Callable[..., Activation], weights: Weights, observer: Squares | None
+    ) -> list[Operation]:
         """What the architecture says, checked. Raises ModelError."""
         recorder = Recorder(self.hyperparameters, self.context)
         try:
             logits = forward(recorder, weights, self.hyperparameters)
             recorder.require_all_used(file.tensors)
+            if observer:
+                observer.require_watchable(recorder.operations)
         except ModelError as error:
             raise ModelError(f"{file.path}: {error}") from None
         if logits.columns != self.vocab_size:
@@ -217,11 +227,10 @@ class Engine:
             sequence.store.prepare(len(sequence.tokens), end - first)
             some = max(0, end - max(first, count - wanted[number]))
             spans.append(Span(sequence.store, len(sequence.tokens), tokens[number][first:end], some))
-        found = self.backend.run(spans, precise)
-        with np.errstate(invalid="ignore", over="ignore"):
-            total = found.sum()  # ten times as fast as looking at each
-        if not np.isfinite(total) and not np.isfinite(found).all():
-            raise ModelError(f"{self._path}: the model computed logits that are not numbers; the file may be damaged")
+        try:
+            found = self.backend.run(spans, precise)
+        except ModelError as error:
+            raise ModelError(f"{self._path}: {error}") from None
         for (number, first, end), span in zip(batch, spans, strict=True):
             requests[number][0].tokens += tokens[number][first:end].tolist()
             rows[number].append(found[: span.wanted])

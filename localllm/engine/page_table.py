@@ -11,12 +11,18 @@ class PageTable:
     """The pages of one sequence, in order.
 
     Attributes:
-        table: int64, their numbers; kernels find a token's page at its position / PAGE.
+        table: int64, their numbers; kernels find a token's page at its position / PAGE.  address: of the table.
     """
+
+    table: np.ndarray
+    address: int
 
     def __init__(self, cache: KVCache, pages: Pages, table: np.ndarray | None = None):
         self._cache, self._pages = cache, pages
-        self.table = np.zeros(0, np.int64) if table is None else table
+        self._use(np.zeros(0, np.int64) if table is None else table)
+
+    def _use(self, table: np.ndarray) -> None:
+        self.table, self.address = table, table.ctypes.data
 
     def prepare(self, length: int, count: int) -> None:
         """Have places that nobody else reads for `count` tokens behind the first `length`. Raises MemoryLimitError."""
@@ -25,14 +31,14 @@ class PageTable:
             self._copy_page(last, used)
         missing = -(-(length + count) // PAGE) - len(self.table)
         if missing > 0:
-            self.table = np.concatenate((self.table, self._take(missing)))
+            self._use(np.concatenate((self.table, self._take(missing))))
 
     def _copy_page(self, number: int, tokens: int) -> None:
         """A page that is shared becomes one that is not, with the same tokens (copy on write)."""
         shared = int(self.table[number])
         page = self._pages.take(after=None)
         self._cache.copy(shared, page, tokens)
-        self.table = self.table.copy()
+        self._use(self.table.copy())
         self.table[number] = page
         self._pages.release([shared])
 
@@ -57,7 +63,8 @@ class PageTable:
     def truncate(self, length: int) -> int:
         """Only the first `length` tokens are needed; how many of them are still there."""
         kept = -(-length // PAGE)
-        unneeded, self.table = self.table[kept:], self.table[:kept].copy()
+        unneeded = self.table[kept:]
+        self._use(self.table[:kept].copy())
         self._cache.give_back(self._pages.release(unneeded))
         return length
 
