@@ -8,8 +8,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from localllm.convert.family import Family, Place, Sizes, places
+from localllm.convert.family import Family, Sizes
 from localllm.convert.hyperparameters import Hyperparameters
+from localllm.convert.places import Place, places
 from localllm.convert.tensors import Shape, Source, as_float32, in_float32, kept, stacked
 from localllm.convert.weights import Stored
 from localllm.errors import ModelError
