@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from checkpoint import edit_json, random_tensor, write_family, write_safetensors
+from checkpoint import edit_json, random_tensor, write_family, write_json, write_safetensors
 from test_convert import TEXT, refused, write_gguf
 
 import localllm
@@ -158,6 +158,7 @@ def test_old_checkpoints_of_gpt2_store_a_mask(tmp_path: Path):
 ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("query_pre_attn_scalar 32", "gemma2", {"query_pre_attn_scalar": 32}),
+    ("attn_logit_softcapping should be a positive number, is 0", "gemma2", {"attn_logit_softcapping": 0}),
     ("layer_types", "gemma2", {"layer_types": ["full_attention", "sliding_attention"]}),
     ("hidden_activation silu", "gemma2", {"hidden_activation": "silu"}),
     ("use_bidirectional_attention True", "gemma3", {"use_bidirectional_attention": True}),
@@ -212,6 +213,13 @@ def test_what_gguf_cannot_say_is_refused(tmp_path: Path, problem: str, variant: 
     written(tmp_path, variant)
     edit_json(tmp_path / "config.json", **changes)
     assert problem in refused(tmp_path)
+
+
+def test_nothing_is_not_the_default(tmp_path: Path):
+    write_json(
+        written(tmp_path, "gemma2") / "config.json", facts("gemma2")["config"] | {"final_logit_softcapping": None}
+    )
+    assert "final_logit_softcapping should be a positive number, is None" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(

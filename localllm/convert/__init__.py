@@ -2,7 +2,7 @@
 if it were a GGUF file, with the names, the order of rows and the metadata that llama.cpp's converter would give it.
 
 `open_folder` puts the parts together: families (which architectures, what they say in config.json and what their layers
-hold: dense, experts, recurrent), weights (safetensors files, read by rows), arrangement (each tensor in its place, made
+hold), weights (safetensors files, read by rows), arrangement (each tensor in its place, made
 by the functions of tensors), and vocabulary (with tokens, sentencepiece and pretokenizer_name).
 """
 

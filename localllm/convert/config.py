@@ -36,10 +36,10 @@ class Config:
 
     def of_text(self, defaults: Mapping[str, Any]) -> "Config":
         """What it says of the language model: beside others, in models that see too. With what it need not say."""
-        own = self.section("text_config").content
-        tied = {name: self.get(name) for name in ("tie_word_embeddings",)}  # here the outer one counts
-        given = {name: value for part in (self.content, own, tied) for name, value in part.items() if value is not None}
-        return Config({**defaults, **given, "architectures": [self.architecture]}, self.path, self.warnings)
+        content = {**defaults, **self.content, **self.section("text_config").content}
+        if "tie_word_embeddings" in self.content:  # of which the outer one counts
+            content["tie_word_embeddings"] = self.content["tie_word_embeddings"]
+        return Config(content, self.path, self.warnings)
 
     def section(self, name: str) -> "Config":
         """An object in it; an empty one if there is none."""
