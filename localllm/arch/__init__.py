@@ -3,6 +3,7 @@
 from importlib import import_module
 from types import ModuleType
 
+from localllm.arch.agreement import require_agreement
 from localllm.arch.fields import Fields
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.errors import ModelError
@@ -59,5 +60,6 @@ def architecture(file: GGUFFile) -> tuple[ModuleType, Hyperparameters]:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ModelError(f"{file.path}: architecture {shown(name)} is not supported (supported: {known})")
     fields = Fields.of(file)
+    require_agreement(fields, file.tensors)
     module = import_module(f"localllm.arch.{ARCHITECTURES[fields.arch]}")
     return module, module.read(fields)

@@ -141,7 +141,8 @@ def rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None:
     if factors := w.get("rope_freqs"):
         return factors
     if w.get("rope_factors_short") or w.get("rope_factors_long"):
-        return b.by_context(w.rope_factors_short, w.rope_factors_long, h.attention.rope.original_context)
+        short, long = w.rope_factors_short, w.rope_factors_long
+        return b.by_context(short, long.shaped(*short.shape), h.attention.rope.original_context)
     return None
 
 
@@ -166,13 +167,14 @@ def attend(
 def normed_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> tuple[Activation, Activation]:
     """Queries and keys, each head normalized by its root mean square (Henry et al. 2020)."""
     head_dim = h.attention.head_dim
-    return b.rms_norm(q, w.attn_q_norm, h.epsilon, head_dim), b.rms_norm(k, w.attn_k_norm, h.epsilon, head_dim)
+    of_q, of_k = w.attn_q_norm.shaped(head_dim), w.attn_k_norm.shaped(head_dim)
+    return b.rms_norm(q, of_q, h.epsilon, head_dim), b.rms_norm(k, of_k, h.epsilon, head_dim)
 
 
 def centered_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
     """Queries and keys, each head normalized by a layer norm with its own weights, if the file has them."""
-    norms = [w.get("attn_q_norm"), w.get("attn_k_norm")]
+    norms, head_dim = [w.get("attn_q_norm"), w.get("attn_k_norm")], h.attention.head_dim
     return [
-        b.layer_norm(x, norm.flat(), h.epsilon, h.attention.head_dim) if norm else x
+        b.layer_norm(x, norm.shaped(norm.shape[0], head_dim).flat(), h.epsilon, head_dim) if norm else x
         for x, norm in zip((q, k), norms, strict=True)
     ]

@@ -19,7 +19,6 @@ from localllm.arch.states import Latent, Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
-
 VOCABULARY_OF_GLM = 154880  # whose first files do not say that scores are sigmoids
 
 
@@ -56,6 +55,9 @@ def read(fields: Fields) -> DeepSeek2:
     kv_heads = fields.count("attention.head_count_kv", heads)
     if key_dim <= dims or kv_heads != (1 if keeps_latent else heads):
         raise fields.error(f"{heads} heads of {key_dim}, {kv_heads} of keys, {dims} rotated: makes no sense")
+    for side, length in (("key", latent + dims), ("value", latent)) if keeps_latent else ():
+        if fields.count(f"attention.{side}_length", length) != length:
+            raise fields.error(f"{fields.key(f'attention.{side}_length')} should be {length}")
     rope, sharpness = read_stretch(fields, dims)
     common, guessing = fields.common(), fields.count("nextn_predict_layers", 0)
     if guessing >= common["layers"]:

@@ -68,7 +68,7 @@ def gated_or_mixture(
     beside: Callable[[Builder, Weights, Activation, Gate], Activation] | None = None,
 ) -> Activation:
     """A feed-forward network: in layers that have a router, experts, and `beside` them one for all tokens."""
-    if routing is None or not w.get("ffn_gate_inp"):
+    if routing is None or not (w.get("ffn_gate_inp", by_layer=True) or w.get("ffn_down_exps", by_layer=True)):
         return gated(b, w, x, gate)
     y = mixture(b, w, routing, x, gate)
     return b.add(y, beside(b, w, x, gate)) if beside else y

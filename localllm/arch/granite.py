@@ -22,8 +22,8 @@ class Granite(Transformer):
     residual_scale: float
     score_scale: float
     logit_scale: float
-    has_shared: bool  # an expert that every token goes to
-    rotated: bool
+    rotated: bool = True
+    has_shared: bool = False  # an expert that every token goes to
 
     @property
     def scale(self) -> float:

@@ -11,6 +11,11 @@ from typing import ClassVar
 STORAGE = {"f16": (16, 32), "f32": (16, 64), "q8_0": (32, 34)}  # numbers of a block of a KV cache, its bytes
 
 
+# Tokens before a window that are kept with it, so that a conversation can go back so far without being read again. As
+# many are given back at a time.
+SLACK = 512
+
+
 def stored_bytes(numbers: int, kv_type: str) -> int:
     """What so many numbers take in a cache of that type; they are padded to whole blocks."""
     block, size = STORAGE[kv_type]
@@ -34,7 +39,7 @@ class Paged:
     def bytes(self, tokens: int, kv_type: str) -> int:
         """Memory that `tokens` tokens take."""
         per_head = stored_bytes(self.key_dim, kv_type) + stored_bytes(self.value_dim, kv_type)
-        return tokens * self.kv_heads * per_head
+        return min(tokens, self.window + 2 * SLACK if self.window else tokens) * self.kv_heads * per_head
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,6 +41,12 @@ class Weight:
             raise ModelError(f"tensor {self.name} should be one number, has the shape {list(self.shape)}")
         return float(self.vector()[0])
 
+    def shaped(self, *shape: int) -> "Weight":
+        """The same. Raises ModelError if it has another shape."""
+        if self.shape != shape:
+            raise ModelError(f"tensor {self.name} should have the shape {list(shape)}, has {list(self.shape)}")
+        return self
+
     def flat(self) -> "Weight":
         """A matrix as the vector of its rows, one behind the other."""
         return replace(self, tensor=replace(self.tensor, shape=(math.prod(self.shape),)))
@@ -56,6 +62,8 @@ class Weight:
         """
         if sum(counts) != self._row_count:
             raise ModelError(f"tensor {self.name} should have {sum(counts)} rows, has {self._row_count}")
+        if self.bias and len(self.shape) == 2:
+            self.bias.shaped(self._row_count)
         ends = itertools.accumulate(counts)
         return [self._rows(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
@@ -85,27 +93,39 @@ class Weight:
 
 
 class Weights:
-    """Attribute access to tensors below a prefix."""
+    """Attribute access to tensors below a prefix.
 
-    def __init__(self, tensors: Mapping[str, Tensor], prefix: str = ""):
+    What a layer may have or not, all layers have or none, if the family does not say that it goes `by_layer`: a file
+    that lost a tensor is refused by its name.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], prefix: str = "", of_layers: Collection[str] | None = None):
+        """of_layers: names of tensors that at least one layer has."""
         self._tensors, self._prefix = tensors, prefix
+        self._of_layers = names_in_layers(tensors) if of_layers is None else of_layers
 
     def block(self, layer: int) -> "Weights":
         """The tensors of one layer."""
-        return Weights(self._tensors, f"blk.{layer}.")
+        return Weights(self._tensors, f"blk.{layer}.", self._of_layers)
 
-    def get(self, name: str) -> Weight | None:
-        """The weight, or None if the file has none of that name."""
-        tensor = self._tensors.get(f"{self._prefix}{name}.weight")
+    def get(self, name: str, by_layer: bool = False) -> Weight | None:
+        """The weight, or None if the file has none of that name. Raises ModelError if only other layers have it."""
+        tensor = self._find(f"{name}.weight", by_layer)
         if tensor is None:
             return None
-        bias, scale = (self._tensors.get(f"{self._prefix}{name}.{kind}") for kind in ("bias", "scale"))
+        bias, scale = self._find(f"{name}.bias", by_layer), self._find(f"{name}.scale", by_layer)
         return Weight(tensor, Weight(bias) if bias else None, Weight(scale) if scale else None)
 
     def bias(self, name: str) -> Weight | None:
-        """A bias that belongs to no matrix, or None."""
-        tensor = self._tensors.get(f"{self._prefix}{name}.bias")
+        """A bias that belongs to no matrix, or None. Raises ModelError if only other layers have it."""
+        tensor = self._find(f"{name}.bias", by_layer=False)
         return Weight(tensor) if tensor else None
+
+    def _find(self, name: str, by_layer: bool) -> Tensor | None:
+        tensor = self._tensors.get(self._prefix + name)
+        if tensor is None and self._prefix and name in self._of_layers and not by_layer:
+            raise ModelError(f"the model has no tensor {self._prefix}{name}, but other layers have one")
+        return tensor
 
     def all(self) -> list[Weight]:
         """Every tensor below the prefix."""
@@ -127,8 +147,13 @@ class Weights:
                 raise ModelError(f"the model has no tensor {self._prefix}{name}.bias")
 
 
+def names_in_layers(names: Iterable[str]) -> frozenset[str]:
+    """What stands behind "blk." and the number of a layer."""
+    return frozenset(parts[2] for name in names if len(parts := name.split(".", 2)) == 3 and parts[0] == "blk")
+
+
 def stacked(matrices: Sequence[Weight]) -> Weight:
-    """Matrices as the stack [count, rows, columns] that they are, where they lie. Raises ModelError if they are none."""
+    """Matrices as the stack [count, rows, columns] that they are, where they lie. Raises ModelError if not."""
     first = matrices[0]
     kinds = {(m.shape, m.tensor.format.name, m.bias, m.scale) for m in matrices}
     places = [m.tensor.data.__array_interface__["data"][0] for m in matrices]

@@ -31,11 +31,14 @@ class KVCache:
 
     Attributes:
         pages: how many there are.  kv_type: how numbers are kept, a key of localllm.arch.states.STORAGE.
+        window: the most tokens that a layer with a window sees, 0 if no layer has one.
     """
 
     def __init__(self, states: Sequence[State], context: int, kv_type: str):
         """Room for some sequences of `context` tokens each. Raises MemoryLimitError, ModelError."""
         self.kv_type = kv_type
+        windows = {state.layer: state.window for state in states if isinstance(state, Paged) and state.window}
+        self.window, self._local = max(windows.values(), default=0), frozenset(windows)
         for sequences in SEQUENCES:
             self.pages = sequences * -(-context // PAGE) | 1  # odd: streams do not meet in the same sets of a cache
             self._layers, size = self._arranged(states)
@@ -76,20 +79,21 @@ class KVCache:
         for pages, token_bytes in self._views():
             pages[:, target, : tokens * token_bytes] = pages[:, source, : tokens * token_bytes]
 
-    def _streams(self) -> list[Streams]:
-        """All there are, once."""
-        return list(dict.fromkeys(side for sides in self._layers.values() for side in sides))
+    def _streams(self, local: bool = False) -> list[Streams]:
+        """All there are, once; `local`: those of layers with a window."""
+        layers = [sides for layer, sides in self._layers.items() if layer in self._local or not local]
+        return list(dict.fromkeys(side for sides in layers for side in sides))
 
-    def _views(self) -> Iterator[tuple[np.ndarray, int]]:
+    def _views(self, local: bool = False) -> Iterator[tuple[np.ndarray, int]]:
         """Every layer's keys and values, uint8 [heads, pages, bytes of a page], and the bytes of a token."""
-        for side in self._streams():
+        for side in self._streams(local):
             data = self._memory.bytes[side.start : side.start + side.heads * self.head_stride(side)]
             yield data.reshape(side.heads, self.pages, -1), side.token_bytes
 
-    def give_back(self, pages: Iterable[int]) -> None:
-        """The memory of these pages goes to the system."""
+    def give_back(self, pages: Iterable[int], local: bool = False) -> None:
+        """The memory of these pages goes to the system; `local`: that of layers with a window."""
         for first, last in ranges(sorted(pages)):
-            for side in self._streams():
+            for side in self._streams(local):
                 stride, page_bytes = self.head_stride(side), PAGE * side.token_bytes
                 for start in range(side.start, side.start + side.heads * stride, stride):
                     self._memory.give_back(start + first * page_bytes, start + last * page_bytes)

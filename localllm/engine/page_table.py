@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from localllm.arch.states import SLACK
 from localllm.engine.cache import KVCache
 from localllm.engine.pages import Pages
 from localllm.kernels.arguments import PAGE
@@ -17,8 +18,9 @@ class PageTable:
     table: np.ndarray
     address: int
 
-    def __init__(self, cache: KVCache, pages: Pages, table: np.ndarray | None = None):
-        self._cache, self._pages = cache, pages
+    def __init__(self, cache: KVCache, pages: Pages, table: np.ndarray | None = None, lost: int = 0):
+        """lost: pages at the beginning that layers with a window have no more."""
+        self._cache, self._pages, self._lost = cache, pages, lost
         self._use(np.zeros(0, np.int64) if table is None else table)
 
     def _use(self, table: np.ndarray) -> None:
@@ -29,9 +31,20 @@ class PageTable:
         last, used = divmod(length, PAGE)
         if used and self._pages.references[self.table[last]] > 1:
             self._copy_page(last, used)
+        self._lose(length)
         missing = -(-(length + count) // PAGE) - len(self.table)
         if missing > 0:
             self._use(np.concatenate((self.table, self._take(missing))))
+
+    def _lose(self, length: int) -> None:
+        """Give back what layers with a window will not read behind `length` tokens, if nobody shares it."""
+        end, step = (length - self._cache.window - SLACK) // PAGE, SLACK // PAGE
+        while self._cache.window and self._lost + step <= end:
+            pages = self.table[self._lost : self._lost + step]
+            if (self._pages.references[pages] > 1).any():
+                break
+            self._cache.give_back(pages, local=True)
+            self._lost += step
 
     def _copy_page(self, number: int, tokens: int) -> None:
         """A page that is shared becomes one that is not, with the same tokens (copy on write)."""
@@ -58,10 +71,12 @@ class PageTable:
         """Another table with the pages of the first `length` tokens."""
         table = self.table[: -(-length // PAGE)].copy()
         self._pages.share(table)
-        return PageTable(self._cache, self._pages, table)
+        return PageTable(self._cache, self._pages, table, self._lost)
 
     def truncate(self, length: int) -> int:
-        """Only the first `length` tokens are needed; how many of them are still there."""
+        """Only the first `length` tokens are needed; how many of them are still there: none, if a window is lost."""
+        if self._lost and length - self._cache.window < self._lost * PAGE:
+            self._lost = length = 0
         kept = -(-length // PAGE)
         unneeded = self.table[kept:]
         self._use(self.table[:kept].copy())

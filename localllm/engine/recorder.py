@@ -79,7 +79,7 @@ class Recorder:
     def __init__(self, hyperparameters: Hyperparameters, context: int):
         """context: the most tokens of a sequence."""
         self.operations: list[Operation] = []
-        self._vocab_size, self._context = hyperparameters.vocab_size, context
+        self._vocab_size, self._width, self._context = hyperparameters.vocab_size, hyperparameters.width, context
         self._used: set[str] = set()
         self._heads: dict[tuple[int, Rows], Choice] = {}
 
@@ -95,6 +95,8 @@ class Recorder:
         rows, columns = self._matrix(weight)
         if rows < self._context:
             raise ModelError(f"the model has only {rows} positions, too few for a context of {self._context}")
+        if columns != self._width:
+            raise ModelError(f"tensor {weight.name} should have {self._width} columns, has {columns}")
         return self._record("embed_positions", (), positions, columns, weight=weight)
 
     def select(self, x: Activation, which: Rows) -> Activation:

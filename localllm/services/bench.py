@@ -175,15 +175,16 @@ class Course:
             self._sequence.append(self._ids[start : min(start + CHUNK, depth)], "none")
 
     def _seconds(self, test: Test) -> float:
-        """How long the test takes, once."""
-        append, ids, written = self._sequence.append, self._ids, test.depth + test.prompt
-        self._sequence.truncate(test.depth)
+        """How long the test takes, once, behind what fills the cache."""
+        sequence, ids, written = self._sequence.fork(), self._ids, test.depth + test.prompt
         start = perf_counter()
         if test.prompt:
-            append(ids[test.depth : written])
+            sequence.append(ids[test.depth : written])
         for position in range(written, test.end):
-            append(ids[position : position + 1])
-        return perf_counter() - start
+            sequence.append(ids[position : position + 1])
+        seconds = perf_counter() - start
+        sequence.close()
+        return seconds
 
 
 class Bench:
