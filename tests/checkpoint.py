@@ -49,26 +49,26 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any] = {}, dtype: str = 
     return folder
 
 
-def write_family(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> Path:
+def write_family(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, list[int]], dtype: str = "F32") -> Path:
     """Write a checkpoint of any architecture: random weights of these shapes; returns the folder."""
     folder.mkdir(exist_ok=True)
     write_json(folder / "config.json", config)
     write_json(folder / "tokenizer.json", tokenizer())
     special = {"bos_token": SPECIAL_TOKENS[0], "eos_token": SPECIAL_TOKENS[2]}
     write_json(folder / "tokenizer_config.json", special | {"tokenizer_class": "PreTrainedTokenizerFast"})
-    tensors = [(name, *random_tensor(name, tuple(shape))) for name, shape in shapes.items()]
+    tensors = [(name, *random_tensor(name, tuple(shape), dtype)) for name, shape in shapes.items()]
     write_safetensors(folder / "model.safetensors", tensors)
     return folder
 
 
-def random_tensor(name: str, shape: tuple[int, ...]) -> tuple[str, np.ndarray]:
+def random_tensor(name: str, shape: tuple[int, ...], dtype: str = "F32") -> tuple[str, np.ndarray]:
     """Type and values of a tensor: the same for the same name."""
     random = np.random.default_rng(crc32(name.encode()))
     if name.endswith("_blocks"):
         return "U8", random.integers(0, 256, shape, np.uint8)
     if name.endswith("_scales"):
         return "U8", random.integers(120, 125, shape, np.uint8)
-    return "F32", random_numbers(random, shape)
+    return dtype, random_numbers(random, shape)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -22,6 +22,7 @@ from test_convert import TEXT, refused, write_gguf
 import localllm
 from localllm.arch import ARCHITECTURES
 from localllm.convert import Checkpoint, open_folder
+from localllm.convert.tensors import as_float32
 from localllm.services.quantize import open_source, run
 from localllm.services.quantize_plan import COPY, Request, make_plan
 from quant.recipes import recipe_named
@@ -112,6 +113,19 @@ def test_any_rows_are_those_of_the_whole(tmp_path: Path, variant: str):
                 rows = tensor.rows(first, min(first + step, count))
                 assert rows.flags.c_contiguous
                 np.testing.assert_array_equal(rows, whole[first : first + step])
+
+
+@pytest.mark.parametrize("variant", ["mixtral", "gpt-oss", "deepseek3", "gpt2", "gemma2", "mamba"])
+def test_halves_become_full_numbers_where_readers_expect_them(tmp_path: Path, variant: str):
+    full = {tensor.name: tensor for tensor in open_folder(written(tmp_path / "full", variant)).tensors}
+    halves = open_folder(write_family(tmp_path / "half", facts(variant)["config"], shapes_of(variant), "BF16")).tensors
+    assert len(halves) == len(full)
+    for tensor in halves:
+        rows, expected = (one.rows(0, prod(one.shape[:-1])) for one in (tensor, full[tensor.name]))
+        matrix = len(tensor.shape) > 1 and tensor.name.endswith(".weight")
+        small = any(part in tensor.name for part in ("gate_inp", "position_embd", "conv1d"))
+        assert tensor.format.name == ("BF16" if matrix and not small else "F32")
+        np.testing.assert_array_equal(as_float32(rows, tensor.format.name), expected.view(np.float32))
 
 
 def test_decay_is_minus_the_exponential(tmp_path: Path):

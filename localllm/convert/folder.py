@@ -16,13 +16,7 @@ from localllm.convert.tensors import kept
 from localllm.convert.vocabulary import vocabulary_metadata
 from localllm.convert.weights import open_weights
 from localllm.errors import ModelError
-
-FILE_TYPES = {
-    "F32": gguf.LlamaFileType.ALL_F32,
-    "F16": gguf.LlamaFileType.MOSTLY_F16,
-    "BF16": gguf.LlamaFileType.MOSTLY_BF16,
-    "MXFP4": gguf.LlamaFileType.MOSTLY_MXFP4_MOE,
-}
+from quant.recipes import recipe_named
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +60,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
 def file_type(tensors: list[CheckpointTensor]) -> int:
     """general.file_type: the format of most matrices, or the one that checkpoints are quantized in."""
     formats = [tensor.format.name for tensor in tensors if len(tensor.shape) > 1]
-    return int(FILE_TYPES["MXFP4" if "MXFP4" in formats else max(sorted(set(formats)), key=formats.count)])
+    return recipe_named("MXFP4" if "MXFP4" in formats else max(sorted(set(formats)), key=formats.count)).number
 
 
 def refuse_lone_surrogates(folder: Path, metadata: Mapping[str, Any]) -> None:
