@@ -138,7 +138,8 @@ class Weights:
             raise ModelError(f"the model has no tensor {self._prefix}{name}.weight")
         return weight
 
-    __getattr__ = require
+    def __getattr__(self, name: str) -> Weight:
+        return self.require(name)
 
     def require_biases(self, *names: str) -> None:
         """Raise ModelError if one of these weights has no bias."""
