@@ -82,6 +82,22 @@ class Weights:
         bias, scale = (self._tensors.get(f"{self._prefix}{name}.{kind}") for kind in ("bias", "scale"))
         return Weight(tensor, Weight(bias) if bias else None, Weight(scale) if scale else None)
 
+    def bias(self, name: str) -> Weight | None:
+        """A bias that belongs to no matrix, or None."""
+        tensor = self._tensors.get(f"{self._prefix}{name}.bias")
+        return Weight(tensor) if tensor else None
+
+    def exactly(self, name: str) -> Weight:
+        """A tensor whose name does not end in ".weight". Raises ModelError if there is none."""
+        tensor = self._tensors.get(f"{self._prefix}{name}")
+        if tensor is None:
+            raise ModelError(f"the model has no tensor {self._prefix}{name}")
+        return Weight(tensor)
+
+    def all(self) -> list[Weight]:
+        """Every tensor below the prefix."""
+        return [Weight(tensor) for name, tensor in self._tensors.items() if name.startswith(self._prefix)]
+
     def __getattr__(self, name: str) -> Weight:
         weight = self.get(name)
         if weight is None:

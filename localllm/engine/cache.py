@@ -16,6 +16,7 @@ from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
 
 SEQUENCES = (16, 4, 1)  # whole contexts that there are addresses for: as many as the system lets us have
+WITHOUT_KEYS = (1024,)  # the same where no layer has keys, and places take no memory
 
 
 class Streams(NamedTuple):
@@ -36,14 +37,14 @@ class KVCache:
     def __init__(self, states: Sequence[State], context: int, kv_type: str):
         """Room for some sequences of `context` tokens each. Raises MemoryLimitError, ModelError."""
         self.kv_type = kv_type
-        for sequences in SEQUENCES:
+        for sequences in SEQUENCES if states else WITHOUT_KEYS:
             self.pages = sequences * -(-context // PAGE) | 1  # odd: streams do not meet in the same sets of a cache
             self._layers, size = self._arranged(states)
             try:
-                self._memory = Reserved(size)
+                self._memory = Reserved(max(size, 1))
                 break
             except MemoryLimitError:
-                if sequences == SEQUENCES[-1]:
+                if sequences in (SEQUENCES[-1], *WITHOUT_KEYS):
                     raise
 
     def _arranged(self, states: Sequence[State]) -> tuple[dict[int, tuple[Streams, Streams]], int]:

@@ -18,6 +18,10 @@ class PageTable:
         self._cache, self._pages = cache, pages
         self.table = np.zeros(0, np.int64) if table is None else table
 
+    def addresses(self) -> tuple[int, int, int]:
+        """What kernels need: where the table is, and what recurrent layers keep before a run and after it (nothing)."""
+        return self.table.ctypes.data, 0, 0
+
     def prepare(self, length: int, count: int) -> None:
         """Have places that nobody else reads for `count` tokens behind the first `length`. Raises MemoryLimitError."""
         last, used = divmod(length, PAGE)

@@ -17,7 +17,7 @@ PRECISE_TOKENS = 128  # up to so many, activations keep 16 bits
 class Span(NamedTuple):
     """What a run does for one sequence."""
 
-    store: Any  # what the backend keeps for the sequence; here a PageTable
+    store: Any  # what the backend keeps for the sequence; here a PageTable or a HybridStore
     position: int  # of the first token
     ids: np.ndarray  # int64
     wanted: int  # of how many tokens, the last ones, logits are returned
@@ -43,7 +43,7 @@ class Header:
             self.ids[first:end] = span.ids
             self.positions[first:end] = np.arange(span.position, length)
             self.owners[first:end] = number
-            self.sequences[number] = first, count, length, span.store.table.ctypes.data
+            self.sequences[number] = first, count, length, *span.store.addresses()
             self.wanted[wanted : wanted + span.wanted] = np.arange(end - span.wanted, end)
             first, wanted = end, wanted + span.wanted
         self.token_count[0], self.wanted_count[0], self.sequence_count[0] = first, wanted, len(spans)

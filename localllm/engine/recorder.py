@@ -14,6 +14,7 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope
 from localllm.arch.states import Paged
 from localllm.arch.weights import Weight
+from localllm.engine.recorder_recurrent import RecurrentVerbs
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
 
@@ -49,7 +50,7 @@ class Operation:
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Recorder:
+class Recorder(RecurrentVerbs):
     """A builder (localllm.arch.verbs) whose verbs write operations down.
 
     Attributes:
@@ -82,10 +83,12 @@ class Recorder:
     def select(self, x: Activation, which: Rows) -> Activation:
         return self._record("select", (x,), which, x.columns)
 
-    def columns(self, x: Activation, first: int, end: int) -> Activation:
-        if not 0 <= first < end <= x.columns:
+    def columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
+        period = period or x.columns
+        if not 0 <= first < end <= period or x.columns % period:
             raise ModelError(f"the model's tensors do not fit together: columns {first} to {end} of {x.columns}")
-        return self._record("columns", (x,), x.rows, end - first, first=first)
+        groups = x.columns // period
+        return self._record("columns", (x,), x.rows, groups * (end - first), first=first, groups=groups)
 
     def rms_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
         given = {"vector": self._factors(weight, x.columns, group), "group": group or x.columns, "epsilon": epsilon}

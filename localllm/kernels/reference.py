@@ -6,13 +6,16 @@ from collections.abc import Callable
 import numpy as np
 
 from localllm.errors import ModelError
+from localllm.kernels.reference_recurrent import RecurrentReference
 
 
 class Remembered:
-    """What the reference keeps of a sequence: by layer, keys and values float32 [2][tokens, heads, head dimension]."""
+    """What the reference keeps of a sequence: by layer, keys and values float32 [2][tokens, heads, head dimension], and
+    the states of recurrent layers after `length` tokens."""
 
-    def __init__(self, kv_type: str, layers: dict | None = None):
+    def __init__(self, kv_type: str, layers: dict | None = None, states: dict | None = None, length: int = 0):
         self._kv_type, self._layers = kv_type, dict(layers or {})
+        self._states, self._length = dict(states or {}), length
 
     def keep(self, layer: int, position: int, *new) -> list[np.ndarray]:
         """Put keys and values behind the first `position` tokens; all of them."""
@@ -26,22 +29,34 @@ class Remembered:
         """Keys and values of a layer."""
         return self._layers[layer]
 
+    def state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
+        """One of a layer's recurrent states; zeros at the beginning."""
+        return self._states.get((layer, number), np.zeros(shape, np.float32))
+
+    def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
+        """What it is after the run."""
+        self._states[layer, number] = state
+
     def prepare(self, length: int, count: int) -> None:
-        """Nothing to prepare."""
+        """There will be `count` tokens behind the first `length`."""
+        self._length = length + count
 
     def fork(self, length: int) -> "Remembered":
         """Another one; arrays are never changed, so both may have them."""
-        return Remembered(self._kv_type, self._layers)
+        return Remembered(self._kv_type, self._layers, self._states, self._length)
 
     def truncate(self, length: int) -> int:
-        """Whatever comes next overwrites what lies behind."""
+        """Whatever comes next overwrites what lies behind; states are known at the end and at the beginning only."""
+        if self._states and length != self._length:
+            self._states, self._length = {}, 0
+            return 0
         return length
 
     def close(self) -> None:
-        self._layers = {}
+        self._layers, self._states = {}, {}
 
 
-class Reference:
+class Reference(RecurrentReference):
     """A builder (localllm.arch.verbs) whose verbs compute. One for each run."""
 
     def __init__(self, spans, matrices: dict[tuple[str, int], np.ndarray], context: int, observer=None):
@@ -75,9 +90,9 @@ class Reference:
         """Some of the rows, by their numbers."""
         return x[which]
 
-    def columns(self, x, first, end):
-        """The columns from `first` up to `end`."""
-        return x[:, first:end]
+    def columns(self, x, first, end, period=None):
+        """The columns from `first` up to `end`, of each `period` columns."""
+        return x.reshape(len(x), -1, period or x.shape[1])[:, :, first:end].reshape(len(x), -1)
 
     def rms_norm(self, x, weight, epsilon, group=None):
         """x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019).

@@ -53,6 +53,12 @@ MODULES = {
     "rope": "rowwise",
     "stream": "stream",
     "add_squares": "collect",
+    "multiply": "gates",
+    "sigmoid": "gates",
+    "softplus": "gates",
+    "convolve": "convolution",
+    "selective_scan": "selective_scan",
+    "head_scan": "head_scan",
 }
 
 

@@ -85,11 +85,14 @@ def copy(x, y, columns):
 
 @kernel
 def columns(a, part, parts, thread):
-    """y = the columns of x from number `first` on."""
-    tokens, count = load_i64(argument(a, COLUMNS.count)), argument(a, COLUMNS.columns)
+    """y = some columns of every group of x."""
+    tokens, groups = load_i64(argument(a, COLUMNS.count)), argument(a, COLUMNS.groups)
+    count = argument(a, COLUMNS.columns) // groups
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         x = argument(a, COLUMNS.x) + t * argument(a, COLUMNS.x_stride) + argument(a, COLUMNS.first) * 4
-        copy(x, argument(a, COLUMNS.y) + t * argument(a, COLUMNS.stride), count)
+        y = argument(a, COLUMNS.y) + t * argument(a, COLUMNS.stride)
+        for g in range(groups):
+            copy(x + g * argument(a, COLUMNS.period) * 4, y + g * count * 4, count)
 
 
 @kernel
