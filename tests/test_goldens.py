@@ -16,10 +16,10 @@ from localllm.text.tokenizer import Tokenizer
 
 ARCHITECTURES = [
     "bitnet", "cohere2", "command_r", "exaone", "exaone4", "falcon", "falcon_40b", "gemma", "gemma2", "gemma3",
-    "gemma3_ropescale", "gemma4", "glm4", "gpt2", "gptneox", "gptneox_seqres", "granite", "internlm2", "llama",
-    "llama_bias", "llama_keylen", "llama_linear", "llama_ropefreqs", "llama_tied", "llama_yarn", "minicpm", "mistral3",
-    "mpt", "nemotron", "olmo", "olmo2", "olmo3", "phi2", "phi3", "phi3_longrope", "qwen2", "qwen3", "smollm3",
-    "stablelm", "stablelm_12b", "starcoder2",
+    "gemma3_ropescale", "gemma4", "glm4", "gpt2", "gptneox", "gptneox_seqres", "granite", "internlm2", "lfm2",
+    "llama", "llama_bias", "llama_keylen", "llama_linear", "llama_ropefreqs", "llama_tied", "llama_yarn", "mamba",
+    "mamba2", "minicpm", "mistral3", "mpt", "nemotron", "olmo", "olmo2", "olmo3", "phi2", "phi3", "phi3_longrope",
+    "qwen2", "qwen3", "qwen35", "smollm3", "stablelm", "stablelm_12b", "starcoder2",
 ]  # fmt: skip
 COMMON = [  # formats that people use
     "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "mixQ3_K_L", "mixQ4_K_M",
@@ -85,6 +85,11 @@ def test_common_formats(shared, name):
     check_quantized(shared / "goldens" / "quant" / f"llama-{name}.gguf", "cpu", 1e-8 if name in FLOATS else 2e-8)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_delta_net_in_q8_0(shared, backend):
+    check_quantized(shared / "goldens" / "quant" / "qwen35-Q8_0.gguf", backend, 3e-8 if backend == "cpu" else 1e-8)
+
+
 @pytest.fixture(scope="module")
 def all_kernels() -> Library:
     """Compiled together, on all cores, rather than one by one."""
@@ -109,7 +114,7 @@ def test_an_unknown_format_is_refused(shared):
         GGUFFile.open(shared / "goldens" / "quant" / "llama-Q2_0.gguf")
 
 
-@pytest.mark.parametrize("name", ["llama_moe", "granitemoe", "mamba"])
+@pytest.mark.parametrize("name", ["llama_moe", "granitemoe"])
 def test_what_is_not_supported_yet_is_refused(shared, name):
     with pytest.raises(ModelError, match="supported"):
         opened(shared / "goldens" / "arch" / f"{name}.gguf", "cpu")
@@ -130,8 +135,10 @@ def prefill_against_steps(path: Path, lengths: list[int], context: int, token_co
     return max(errors)
 
 
-def test_prefill_equals_decode(shared):
-    assert prefill_against_steps(shared / "goldens" / "arch" / "llama.gguf", LENGTHS, 640, 320) < 1e-8
+@pytest.mark.parametrize("name", ["llama", "mamba", "mamba2", "lfm2", "qwen35"])
+def test_prefill_equals_decode(shared, name):
+    vocab_size = 320 if name == "llama" else 272
+    assert prefill_against_steps(shared / "goldens" / "arch" / f"{name}.gguf", LENGTHS, 640, vocab_size) < 1e-8
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q4_K_M", "Q6_K"])

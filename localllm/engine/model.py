@@ -29,6 +29,7 @@ from localllm.kernels.library import Progress
 from localllm.kernels.reference import Reference, Remembered
 
 Request = tuple[Sequence, Ids[int]]
+REREAD = 16  # tokens that are read again together with new ones; more get a run of their own, whose end is remembered
 
 
 class Reading(NamedTuple):
@@ -38,6 +39,11 @@ class Reading(NamedTuple):
     begin: int
     ids: np.ndarray  # int64
     wanted: int  # of how many of them, the last ones, logits are returned
+
+    def and_then(self, ids: np.ndarray, wanted: int) -> "Reading":
+        """With new tokens behind."""
+        ids = np.concatenate((self.ids, ids)) if len(self.ids) else ids
+        return Reading(self.sequence, self.begin, ids, wanted)
 
 
 class Backend(Protocol):
@@ -194,11 +200,17 @@ class Engine:
             self._clean_up()
             self._require_room(requests, tokens)
             sequences = [sequence for sequence, _ in requests]
-            readings = [reading(*given) for given in zip(sequences, tokens, wanted, strict=True)]
-            rows: list[list[np.ndarray]] = [[] for _ in requests]
-            for batch in batches([len(reading.ids) for reading in readings]):
-                self._run_batch(readings, batch, precise, rows)
+            self._read([late for late in map(unread, sequences) if len(late.ids) > REREAD], precise)
+            new = zip(sequences, tokens, wanted, strict=True)
+            rows = self._read([unread(sequence).and_then(ids, count) for sequence, ids, count in new], precise)
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
+
+    def _read(self, readings: Ids[Reading], precise: bool) -> list[list[np.ndarray]]:
+        """The logits of each, in pieces."""
+        rows: list[list[np.ndarray]] = [[] for _ in readings]
+        for batch in batches([len(reading.ids) for reading in readings]):
+            self._run_batch(readings, batch, precise, rows)
+        return rows
 
     def _checked(self, ids: Ids[int]) -> np.ndarray:
         """Token ids as an array. Raises UsageError."""
@@ -253,11 +265,10 @@ class Engine:
             backend.close()
 
 
-def reading(sequence: Sequence, ids: np.ndarray, wanted: int) -> Reading:
-    """New tokens of a sequence behind those that its store does not have any more."""
+def unread(sequence: Sequence) -> Reading:
+    """The tokens of a sequence that its store does not have any more; most often none."""
     begin = sequence.store.truncate(len(sequence.tokens))
-    unread = np.array(sequence.tokens[begin:], np.int64)
-    return Reading(sequence, begin, np.concatenate((unread, ids)) if len(unread) else ids, wanted)
+    return Reading(sequence, begin, np.array(sequence.tokens[begin:], np.int64), 0)
 
 
 def batches(counts: Ids[int]) -> Iterator[list[tuple[int, int, int]]]:

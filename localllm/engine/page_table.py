@@ -61,6 +61,8 @@ class PageTable:
     def truncate(self, length: int) -> int:
         """Only the first `length` tokens are needed; how many of them are still there."""
         kept = -(-length // PAGE)
+        if kept >= len(self.table):
+            return length
         unneeded, self.table = self.table[kept:], self.table[:kept].copy()
         self._cache.give_back(self._pages.release(unneeded))
         return length

@@ -14,8 +14,9 @@ class Remembered:
     the states of recurrent layers after `length` tokens."""
 
     def __init__(self, kv_type: str, layers: dict | None = None, states: dict | None = None, length: int = 0):
+        """states: None for a sequence that has met no recurrent layer."""
         self._kv_type, self._layers = kv_type, dict(layers or {})
-        self._states, self._length = dict(states or {}), length
+        self._states, self._length = None if states is None else dict(states), length
 
     def keep(self, layer: int, position: int, *new) -> list[np.ndarray]:
         """Put keys and values behind the first `position` tokens; all of them."""
@@ -31,11 +32,11 @@ class Remembered:
 
     def state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
         """One of a layer's recurrent states; zeros at the beginning."""
-        return self._states.get((layer, number), np.zeros(shape, np.float32))
+        return (self._states or {}).get((layer, number), np.zeros(shape, np.float32))
 
     def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
         """What it is after the run."""
-        self._states[layer, number] = state
+        self._states = {**(self._states or {}), (layer, number): state}
 
     def prepare(self, length: int, count: int) -> None:
         """There will be `count` tokens behind the first `length`."""
@@ -47,13 +48,13 @@ class Remembered:
 
     def truncate(self, length: int) -> int:
         """Whatever comes next overwrites what lies behind; states are known at the end and at the beginning only."""
-        if self._states and length != self._length:
-            self._states, self._length = {}, 0
-            return 0
-        return length
+        if self._states is None or length == self._length:
+            return length
+        self._states, self._length = {}, 0
+        return 0
 
     def close(self) -> None:
-        self._layers, self._states = {}, {}
+        self._layers, self._states = {}, None
 
 
 class Reference(RecurrentReference):

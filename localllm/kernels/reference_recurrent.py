@@ -19,7 +19,8 @@ class RecurrentReference:
 
     def softplus(self, x, bias=None):
         """log(1 + e^(x + bias))."""
-        return np.logaddexp(0, x + (bias.vector() if bias else 0)).astype(np.float32)
+        with np.errstate(invalid="ignore"):
+            return np.logaddexp(0, x + (bias.vector() if bias else 0)).astype(np.float32)
 
     def convolve(self, x, weight, state, number=0, silu=True):
         """y[t] = sum over taps of weight[:, tap] * x[t - taps + 1 + tap] + bias, column by column, over the tokens of a
