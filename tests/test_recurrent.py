@@ -138,7 +138,9 @@ def test_guesses_that_were_wrong_cost_a_few_tokens(engine, monkeypatch):
     sequence = engine.sequence()
     sequence.append(ids[:200], "none")
     run = engine.backend.run
-    monkeypatch.setattr(engine.backend, "run", lambda spans, precise: read.append(len(spans[0].ids)) or run(spans, precise))
+    monkeypatch.setattr(
+        engine.backend, "run", lambda spans, precise: read.append(len(spans[0].ids)) or run(spans, precise)
+    )
     held = 200
     for kept in (1, 4, 2, 5, 3, 1, 1, 2, 3, 4, 1, 2):
         sequence.append(ids[held : held + kept] + tokens(5 - kept, seed=held), "none")

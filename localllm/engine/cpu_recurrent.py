@@ -61,7 +61,10 @@ class RecurrentLowering:
     ) -> None:  # fmt: skip
         heads, key_dim, value_dim = state.shapes[number]
         inputs = dict(zip(names, operation.inputs, strict=True))
-        arguments |= {"key_stride": self._buffers[inputs["k"]].stride, "head_stride": self._buffers[inputs["dt"]].stride}
+        arguments |= {
+            "key_stride": self._buffers[inputs["k"]].stride,
+            "head_stride": self._buffers[inputs["dt"]].stride,
+        }
         arguments |= {"rates": rates, "heads": heads, "key_heads": key_heads, "repeat": repeat}
         arguments |= {"key_dim": key_dim, "value_dim": value_dim}
         self._scan(f"head_scan-{rule}", operation, names, state, number, heads * -(-value_dim // 16), arguments)

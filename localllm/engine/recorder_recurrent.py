@@ -58,7 +58,12 @@ class RecurrentVerbs:
         state: Recurrent,
     ) -> "Activation":
         state_size, columns = state.shapes[1]
-        for name, given, expected in (("x", x, columns), ("dt", dt, columns), ("b", b, state_size), ("c", c, state_size)):
+        for name, given, expected in (
+            ("x", x, columns),
+            ("dt", dt, columns),
+            ("b", b, state_size),
+            ("c", c, state_size),
+        ):
             require_columns(name, given, expected)
         numbers = {"rates": self._numbers(rates, (columns, state_size)), "skip": self._numbers(skip, (columns,))}
         return self._record("selective_scan", (x, dt, b, c), x.rows, columns, state=state, **numbers)

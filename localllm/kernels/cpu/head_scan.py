@@ -78,7 +78,10 @@ def advance_and_read(source, target, decay, d, k, q, next_k, key_dim):
     if key_dim % 2 == 1:
         i = key_dim - 1
         row = write(source, target, i, decay, d, k)
-        even, even_next = fma_f32x16(row, splat_at(q + i * 4), even), fma_f32x16(row, splat_at(next_k + i * 4), even_next)
+        even, even_next = (
+            fma_f32x16(row, splat_at(q + i * 4), even),
+            fma_f32x16(row, splat_at(next_k + i * 4), even_next),
+        )
     return even + odd, even_next + odd_next
 
 
