@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes a Llama or other model with random weights, of a named shape and format, in seconds: for tests and for measuring speed.
+"""Writes a model with random weights, of a named shape and format, in seconds: for tests and for measuring speed.
 
     python scripts/make_synthetic.py model.gguf --shape 1.2b --format Q4_K_M
 
@@ -257,7 +257,7 @@ def count(text: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write a Llama model with random weights.")
+    parser = argparse.ArgumentParser(description="Write a model with random weights.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", choices={**SHAPES, **RECURRENT}, default="tiny")
     parser.add_argument("--format", choices=sorted({*PLAIN, *MIXES}), default="Q4_K_M")

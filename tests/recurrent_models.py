@@ -1,4 +1,4 @@
-"""Random models with recurrent layers, of any dimensions: metadata without the architecture's name in front, tensors."""
+"""Random models with recurrent layers, of any dimensions: architecture, its metadata fields, tensors."""
 
 from types import SimpleNamespace
 
@@ -122,7 +122,8 @@ def qwen35(
         tensors |= in_layer(layer, feed_forward(random, width, hidden, "post_attention_norm"))
         attends = (layer + 1) % interval == 0
         tensors |= in_layer(layer, attention(random, width, heads, kv_heads, head_dim, True) if attends else {
-            "attn_qkv.weight": random.matrix(2 * keys + values, width), "attn_gate.weight": random.matrix(values, width),
+            "attn_qkv.weight": random.matrix(2 * keys + values, width),
+            "attn_gate.weight": random.matrix(values, width),
             "ssm_conv1d.weight": random.matrix(2 * keys + values, taps),
             "ssm_dt.bias": random.norm(delta_heads), "ssm_a": random.rates(delta_heads),
             "ssm_beta.weight": random.matrix(delta_heads, width), "ssm_alpha.weight": random.matrix(delta_heads, width),

@@ -1,4 +1,4 @@
-"""Kernels of recurrent layers against their plain NumPy twins, for several sequences at once, in shapes of all kinds."""
+"""Kernels of recurrent layers against their plain NumPy twins, for several sequences at once."""
 
 from typing import NamedTuple
 
@@ -139,7 +139,9 @@ def test_selective_scan(call, counts, columns, state_size):
         state = Recurrent(0, ((), run.shape))  # the scan's is the second one
         check(
             run, call, "selective_scan",
-            lambda builder, run=run: moved(builder).selective_scan(x, dt, b, c, weight(rates), weight(skip), state),
+            lambda builder, state=state: moved(builder).selective_scan(
+                x, dt, b, c, weight(rates), weight(skip), state
+            ),
             in_blocks, x=padded(x), dt=padded(dt), b=padded(b), c=padded(c), state_stride=padded(b).strides[0],
             rates=at_end_of_page(np.nan_to_num(in_blocks(rates.T))), skip=vector(skip), columns=columns,
             state_size=state_size, output_columns=columns,

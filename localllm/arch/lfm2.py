@@ -67,8 +67,7 @@ def block(b: Builder, w: Weights, h: Lfm2, state: Paged | Recurrent, x: Activati
 
 def short_convolution(b: Builder, w: Weights, h: Lfm2, state: Recurrent, x: Activation) -> Activation:
     """The last few tokens, through a gate before and one behind."""
-    parts = w.get("shortconv.in_proj"), w.get("shortconv.conv"), w.get("shortconv.out_proj")
-    into, convolution, out = parts
+    into, taps, out = (getattr(w, f"shortconv.{name}") for name in ("in_proj", "conv", "out_proj"))
     before, behind, inner = (b.linear(x, part) for part in into.split(h.width, h.width, h.width))
-    y = b.convolve(b.multiply(before, inner), convolution, state, silu=False)
+    y = b.convolve(b.multiply(before, inner), taps, state, silu=False)
     return b.linear(b.multiply(behind, y), out)

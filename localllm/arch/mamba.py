@@ -63,6 +63,7 @@ def mixed(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> 
     norms = [w.get("ssm_dt_norm"), w.get("ssm_b_norm"), w.get("ssm_c_norm")]
     if h.normalized or any(norms):
         of_scan = [b.rms_norm(x, norm, h.epsilon) for x, norm in zip(of_scan, norms, strict=True)]
-    steps = b.softplus(b.linear(of_scan[0], w.ssm_dt))
-    y = b.selective_scan(inner, steps, *of_scan[1:], w.exactly("ssm_a"), w.exactly("ssm_d"), state)
+    steps, keys, queries = of_scan
+    steps = b.softplus(b.linear(steps, w.ssm_dt))
+    y = b.selective_scan(inner, steps, keys, queries, w.exactly("ssm_a"), w.exactly("ssm_d"), state)
     return b.linear(b.swiglu(gate, y), w.ssm_out)

@@ -16,8 +16,8 @@ from localllm.engine.cache import KVCache, Streams
 from localllm.engine.cpu_recurrent import RecurrentLowering
 from localllm.engine.memory import Reserved
 from localllm.engine.program import BATCH, PRECISE_TOKENS, Header, Program
-from localllm.engine.recurrent import Layout
 from localllm.engine.recorder import ALL, WANTED, Activation, Operation, Rows, last_uses, stored
+from localllm.engine.recurrent import Layout
 from localllm.engine.tape import LINE, Buffer, Step, Tape, padded
 from localllm.engine.threads import Threads
 from localllm.errors import ModelError

@@ -5,6 +5,7 @@ So a fork shares the memory of the original until each goes on, and to keep a sn
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -91,10 +92,8 @@ class RecurrentState:
         self._shared = True
         if len(self._snapshots) > SNAPSHOTS:
             places = [0, *(kept.position for kept in self._snapshots)]
-            gains = [
-                (place - before) / (snapshot.position - place + 1)
-                for before, place in zip(places, places[1:-1], strict=False)
-            ]
+            pairs = pairwise(places[:-1])
+            gains = [(place - before) / (snapshot.position - place + 1) for before, place in pairs]
             del self._snapshots[gains.index(min(gains))]
 
     def fork(self) -> "RecurrentState":

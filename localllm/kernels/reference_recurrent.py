@@ -1,12 +1,15 @@
 """The verbs of recurrent layers in plain NumPy, token by token: a part of localllm.kernels.reference."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 
 class RecurrentReference:
     """What a Reference does for recurrent layers. Activations are float32 [tokens, columns]."""
+
+    _spans: Sequence
+    _ends: np.ndarray
 
     def multiply(self, x, y):
         """x * y."""

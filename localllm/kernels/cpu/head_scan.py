@@ -19,7 +19,6 @@ from localllm.kernels.simd import (
     load_f32x16,
     load_i64,
     load_lanes_f32x16,
-    sigmoid_f32x16,
     splat_f32x16,
     store_f32x16,
     store_lanes_f32x16,
