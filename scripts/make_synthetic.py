@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes a Llama model with random weights, of a named shape and format, in seconds: for tests and for measuring speed.
+"""Writes a model with random weights, of a named shape and format, in seconds: for tests and for measuring speed.
 
     python scripts/make_synthetic.py model.gguf --shape 1.2b --format Q4_K_M
 
@@ -18,6 +18,8 @@ import gguf
 import numpy as np
 from gguf.constants import GGMLQuantizationType, LlamaFileType
 from synthetic_blocks import PLAIN, random_matrix
+from synthetic_recurrent import ALWAYS_F32, RecurrentShape, sizes_of
+from synthetic_recurrent import SHAPES as RECURRENT
 
 from quant.formats import BY_NAME, Format
 
@@ -58,7 +60,7 @@ def more_bits(layer: int, layers: int) -> bool:
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
-def mixed(mix: str, tensor: str, layer: int, shape: Shape) -> str:
+def mixed(mix: str, tensor: str, layer: int, shape: Shape | RecurrentShape) -> str:
     """The format of `tensor` (the last part of its name without .weight) in llama-quantize's `mix`."""
     if tensor == "output" or (tensor == "token_embd" and shape.tied):
         return "Q6_K"
@@ -78,8 +80,10 @@ MIXES = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M")
 NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
 
 
-def format_of(name: str, columns: int, wanted: str, shape: Shape) -> Format:
+def format_of(name: str, columns: int, wanted: str, shape: Shape | RecurrentShape) -> Format:
     """The format of tensor `name`; a row that is no multiple of the block gets llama-quantize's substitute."""
+    if name.endswith(ALWAYS_F32) or not name.endswith(".weight") or "norm" in name:
+        return BY_NAME["F32"]
     parts = name.split(".")
     if wanted in MIXES:
         wanted = mixed(wanted, parts[-2], int(parts[1]) if parts[0] == "blk" else 0, shape)
@@ -108,7 +112,17 @@ class Plan(NamedTuple):
         return max(self.rows, 1) * self.format.row_bytes(self.columns)
 
 
-def planned(shape: Shape, wanted: str) -> list[Plan]:
+def planned(shape: Shape | RecurrentShape, wanted: str) -> list[Plan]:
+    plans = []
+    for name, (rows, columns) in (llama_sizes(shape) if isinstance(shape, Shape) else sizes_of(shape)).items():
+        is_plain = not rows or "ffn_gate_inp" in name
+        format = BY_NAME["F32"] if is_plain else format_of(name.replace("_exps", ""), columns, wanted, shape)
+        plans.append(Plan(name, format, rows, columns, shape.experts if "_exps" in name else 0))
+    return plans
+
+
+def llama_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
+    """All tensors as (rows, columns)."""
     matrices = {
         "attn_q": (shape.width, shape.width),
         "attn_k": (shape.kv_width, shape.width),
@@ -127,13 +141,7 @@ def planned(shape: Shape, wanted: str) -> list[Plan]:
     sizes["output_norm"] = (0, shape.width)
     if not shape.tied:
         sizes["output"] = (shape.vocabulary, shape.width)
-    plans = []
-    for name, (rows, columns) in sizes.items():
-        name += ".weight"
-        is_plain = not rows or "ffn_gate_inp" in name
-        format = BY_NAME["F32"] if is_plain else format_of(name.replace("_exps", ""), columns, wanted, shape)
-        plans.append(Plan(name, format, rows, columns, shape.experts if "_exps" in name else 0))
-    return plans
+    return {f"{name}.weight": size for name, size in sizes.items()}
 
 
 # ---- the tokenizer
@@ -198,31 +206,36 @@ def add_tokenizer(writer: gguf.GGUFWriter, size: int, random: np.random.Generato
 # ---- the file
 
 
-def add_hyperparameters(writer: gguf.GGUFWriter, shape: Shape, name: str, wanted: str) -> None:
+def add_hyperparameters(writer: gguf.GGUFWriter, shape: Shape | RecurrentShape, name: str, wanted: str) -> None:
     writer.add_name(name)
     kind = "ALL_F32" if wanted == "F32" else f"MOSTLY_{wanted}"
     writer.add_file_type(getattr(LlamaFileType, kind, LlamaFileType.GUESSED))
     writer.add_block_count(shape.layers)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(shape.vocabulary)
+    if not isinstance(shape, Shape):
+        for key, value in shape.hyperparameters().items():
+            add = {list: writer.add_array, float: writer.add_float32, int: writer.add_uint32}[type(value)]
+            add(f"{shape.arch}.{key}", value)
+        return
     writer.add_feed_forward_length(shape.feed_forward)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_rope_dimension_count(shape.width // shape.heads)
-    writer.add_vocab_size(shape.vocabulary)
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.experts_used)
 
 
-def write_model(path: Path, shape: Shape, wanted: str, seed: int = 0, name: str = "synthetic") -> None:
+def write_model(path: Path, shape: Shape | RecurrentShape, wanted: str, seed: int = 0, name: str = "synthetic") -> None:
     """Writes the model to `path`, by way of a temporary file beside it, in the format or mix `wanted`."""
     random = np.random.Generator(np.random.SFC64(seed))  # the fastest of NumPy's
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     plans = planned(shape, wanted)
-    writer = gguf.GGUFWriter(temporary, "llama")
+    writer = gguf.GGUFWriter(temporary, getattr(shape, "arch", "llama"))
     add_hyperparameters(writer, shape, name, wanted)
     add_tokenizer(writer, shape.vocabulary, random)
     for plan in plans:
@@ -245,7 +258,9 @@ def write_model(path: Path, shape: Shape, wanted: str, seed: int = 0, name: str 
 def write_weights(file: BinaryIO, plans: list[Plan], alignment: int, random: np.random.Generator) -> None:
     for plan in plans:
         file.write(b"\0" * (-file.tell() % alignment))
-        if plan.rows:
+        if plan.name.endswith("ssm_a"):
+            file.write((-random.uniform(0.01, 0.5, plan.size // 4)).astype(np.float32).data)
+        elif plan.rows:
             for chunk in random_matrix(plan.format, plan.rows, plan.columns, random):
                 file.write(chunk.data)
         else:
@@ -259,15 +274,15 @@ def count(text: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write a Llama model with random weights.")
+    parser = argparse.ArgumentParser(description="Write a model with random weights.")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--shape", choices={**SHAPES, **RECURRENT}, default="tiny")
     parser.add_argument("--format", choices=sorted({*PLAIN, *MIXES}), default="Q4_K_M")
     parser.add_argument("--vocab", type=count, help="tokens, 32000 or 32k; default: as the named model")
     parser.add_argument("--context", type=count, help="tokens; default: as the named model")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    shape = SHAPES[options.shape]
+    shape = {**SHAPES, **RECURRENT}[options.shape]
     shape = shape._replace(vocabulary=options.vocab or shape.vocabulary, context=options.context or shape.context)
     start = time.perf_counter()
     write_model(options.out, shape, options.format, options.seed, f"synthetic {options.shape} {options.format}")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from engines import SingleEngine, open_engine
 
-from localllm.errors import ModelError
 from localllm.kernels import cpu
 from localllm.kernels.library import Library
 from localllm.text.tokenizer import Tokenizer
@@ -16,10 +15,10 @@ from localllm.text.tokenizer import Tokenizer
 ARCHITECTURES = [
     "bitnet", "cohere2", "command_r", "deepseek2_legacy", "deepseek2_lite", "deepseek2_v3", "exaone", "exaone4",
     "falcon", "falcon_40b", "gemma", "gemma2", "gemma3", "gemma3_ropescale", "gemma4", "glm4", "gpt2", "gpt_oss",
-    "gptneox", "gptneox_seqres", "granite", "granitemoe", "internlm2", "llama", "llama4", "llama_bias", "llama_keylen",
-    "llama_linear", "llama_moe", "llama_ropefreqs", "llama_tied", "llama_yarn", "minicpm", "mistral3", "mpt",
-    "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "phi2", "phi3", "phi3_longrope", "qwen2", "qwen2moe", "qwen3",
-    "qwen3moe", "smollm3", "stablelm", "stablelm_12b", "starcoder2",
+    "gptneox", "gptneox_seqres", "granite", "granitemoe", "internlm2", "lfm2", "llama", "llama4", "llama_bias",
+    "llama_keylen", "llama_linear", "llama_moe", "llama_ropefreqs", "llama_tied", "llama_yarn", "mamba", "mamba2",
+    "minicpm", "mistral3", "mpt", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "phi2", "phi3", "phi3_longrope",
+    "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen3moe", "smollm3", "stablelm", "stablelm_12b", "starcoder2",
 ]  # fmt: skip
 COMMON = [  # formats that people use
     "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "mixQ3_K_L", "mixQ4_K_M",
@@ -102,6 +101,11 @@ def test_formats_where_llama_cpp_looks_gelu_up(shared, name, backend):
     check_quantized(shared / "goldens" / "quant" / f"{name}.gguf", backend, 2e-7)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_delta_net_in_q8_0(shared, backend):
+    check_quantized(shared / "goldens" / "quant" / "qwen35-Q8_0.gguf", backend, 3e-8 if backend == "cpu" else 1e-8)
+
+
 @pytest.fixture(scope="module")
 def all_kernels() -> Library:
     """Compiled together, on all cores, rather than one by one."""
@@ -121,12 +125,6 @@ def test_formats_on_the_reference(shared, name):
     check_quantized(shared / "goldens" / "quant" / f"llama-{name}.gguf", "reference", 1e-8)
 
 
-@pytest.mark.parametrize("name", ["mamba"])
-def test_what_is_not_supported_yet_is_refused(shared, name):
-    with pytest.raises(ModelError, match="supported"):
-        opened(shared / "goldens" / "arch" / f"{name}.gguf", "cpu")
-
-
 # ---- batches --------------------------------------------------------------------------------------------------------
 
 LENGTHS = [1, 2, 15, 16, 17, 511, 512, 513, 600]
@@ -142,8 +140,10 @@ def prefill_against_steps(path: Path, lengths: list[int], context: int, token_co
     return max(errors)
 
 
-def test_prefill_equals_decode(shared):
-    assert prefill_against_steps(shared / "goldens" / "arch" / "llama.gguf", LENGTHS, 640, 320) < 1e-8
+@pytest.mark.parametrize("name", ["llama", "mamba", "mamba2", "lfm2", "qwen35"])
+def test_prefill_equals_decode(shared, name):
+    vocab_size = 320 if name == "llama" else 272
+    assert prefill_against_steps(shared / "goldens" / "arch" / f"{name}.gguf", LENGTHS, 640, vocab_size) < 1e-8
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q4_K_M", "Q6_K"])

@@ -23,6 +23,16 @@ def test_models_of_odd_shapes_between_guards(format, tokens):
     assert done.returncode == 0, f"{format}, after {done.stdout.splitlines()[-1:]}: {done.stderr[-500:]}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+def test_recurrent_models_between_guards(tokens):
+    program = Path(__file__).parent / "guarded_recurrent.py"
+    environment = os.environ | {"PYTHONPATH": str(program.parent.parent)}
+    command = [sys.executable, str(program), str(tokens)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, f"after {done.stdout.splitlines()[-1:]}: {done.stderr[-500:]}"
+
+
 def test_a_read_too_far_is_seen():
     program = "import ctypes, guarded; ctypes.string_at(guarded.guarded(64), 65)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}

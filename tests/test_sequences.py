@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model
 
-from localllm.engine.model import Engine
+from localllm.engine.model import Engine, ReferenceBackend
 from localllm.engine.pages import Pages
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, UsageError
 from localllm.files.gguf_file import GGUFFile
@@ -26,9 +27,15 @@ def path(tmp_path_factory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", context=1024)
 
 
-@pytest.fixture(params=BACKENDS)
-def engine(request, path):
-    engine = Engine(GGUFFile.open(path), 2, CONTEXT, "f32", request.param)
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory) -> Path:
+    return write_tiny_hybrid(tmp_path_factory.mktemp("model") / "hybrid.gguf", context=1024)
+
+
+@pytest.fixture(params=[(backend, model) for backend in BACKENDS for model in ("path", "hybrid")], ids="-".join)
+def engine(request):
+    backend, model = request.param
+    engine = Engine(GGUFFile.open(request.getfixturevalue(model)), 2, CONTEXT, "f32", backend)
     yield engine
     engine.close()
 
@@ -135,7 +142,8 @@ def test_any_interleaving_gives_each_sequence_what_it_has_alone(engine):
     machine = type("Machine", (Interleaving,), {"engine": engine})
     quick = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
     case = machine.TestCase
-    case.settings = settings(max_examples=40, stateful_step_count=25, **quick)
+    is_slow = engine.backend.__class__ is ReferenceBackend
+    case.settings = settings(max_examples=12 if is_slow else 40, stateful_step_count=25, **quick)
     case("runTest").runTest()
     if hasattr(engine.backend, "_pages"):
         engine.sequence().append([1])  # the engine tidies up after forgotten ones

@@ -88,7 +88,8 @@ def wrong_values(value: Any) -> list[Any]:
 
 # Hyperparameters that llama.cpp does not read either, or that only mean something to other programs.
 UNREAD = ("rope.scaling.yarn_", "tensor_data_layout", "rope.scaling.finetuned")
-UNREAD_IN = {("phi3", "attention.sliding_window"), ("phi3_longrope", "attention.sliding_window"),
+UNREAD_IN = {("mamba", "attention.head_count"), ("mamba2", "attention.head_count"),
+             ("phi3", "attention.sliding_window"), ("phi3_longrope", "attention.sliding_window"),
              ("stablelm", "use_parallel_residual"), ("stablelm_12b", "use_parallel_residual")}  # fmt: skip
 
 

@@ -28,14 +28,14 @@ class Attention:
     rope: Rope
 
 
-def read_attention(fields: Fields, interleaved: bool) -> Attention:
-    """The attention.* and rope.* keys. Raises ModelError."""
+def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True) -> Attention:
+    """The attention.* and rope.* keys; without `every_layer`, layers may have no key-value heads. Raises ModelError."""
     layers, width = fields.layers(), fields.count("embedding_length")
     heads = fields.counts("attention.head_count", layers)
     given = fields.raw("attention.head_count_kv") is not None
-    kv_heads = fields.counts("attention.head_count_kv", layers) if given else heads
+    kv_heads = fields.counts("attention.head_count_kv", layers, None if every_layer else 0) if given else heads
     for count, kv_count in zip(heads, kv_heads, strict=True):
-        if count % kv_count:
+        if kv_count and count % kv_count:
             raise fields.error(f"{count} attention heads cannot share {kv_count} key-value heads")
     if not fields.flag("attention.causal", True):
         raise fields.error("a model that looks ahead makes no text: attention.causal is false")

@@ -21,6 +21,7 @@ class Rope:
     original_context: int = 0
     magnitude: float = 1.0  # multiplies cosine and sine
     by_factors: bool = False  # frequencies are to be divided by tensors of the file (LongRoPE)
+    still: tuple[int, ...] = ()  # pairs that do not turn
     turns: tuple[float, float] = (32.0, 1.0)  # YaRN keeps pairs that turn more often, and stretches those below
 
     def frequencies(self, factors: np.ndarray | None = None) -> np.ndarray:
@@ -30,6 +31,7 @@ class Rope:
         """
         pairs = np.arange(self.dims // 2)
         plain = self.base ** (-2.0 * pairs / self.dims)
+        plain[list(self.still)] = 0
         if factors is not None:
             plain = plain / factors
         stretched = plain / self.factor

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from localllm.arch.rope import Rope
-from localllm.arch.states import Latent, Paged
+from localllm.arch.states import Latent, Paged, Recurrent
 from localllm.arch.weights import Weight
 
 if TYPE_CHECKING:
@@ -98,3 +98,51 @@ class Builder(Protocol):
     def clamp(self, x: Activation, limit: float) -> Activation: ...
 
     def softcap(self, x: Activation, cap: float) -> Activation: ...
+
+    def multiply(self, x: Activation, y: Activation) -> Activation: ...
+
+    def sigmoid(self, x: Activation) -> Activation: ...
+
+    def softplus(self, x: Activation, bias: Weight | None = None) -> Activation: ...
+
+    def convolve(
+        self, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True
+    ) -> Activation: ...
+
+    def selective_scan(
+        self,
+        x: Activation,
+        dt: Activation,
+        b: Activation,
+        c: Activation,
+        rates: Weight,
+        skip: Weight,
+        state: Recurrent,
+    ) -> Activation: ...
+
+    def state_space(
+        self,
+        x: Activation,
+        dt: Activation,
+        b: Activation,
+        c: Activation,
+        rates: Weight,
+        skip: Weight,
+        state: Recurrent,
+        number: int,
+        groups: int,
+    ) -> Activation: ...
+
+    def delta_rule(
+        self,
+        q: Activation,
+        k: Activation,
+        v: Activation,
+        dt: Activation,
+        strength: Activation,
+        rates: Weight,
+        state: Recurrent,
+        number: int,
+        key_heads: int,
+        repeat: int = 1,
+    ) -> Activation: ...

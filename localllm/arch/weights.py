@@ -127,6 +127,13 @@ class Weights:
             raise ModelError(f"the model has no tensor {self._prefix}{name}, but other layers have one")
         return tensor
 
+    def exactly(self, name: str) -> Weight:
+        """A tensor whose name does not end in ".weight". Raises ModelError if there is none."""
+        tensor = self._tensors.get(f"{self._prefix}{name}")
+        if tensor is None:
+            raise ModelError(f"the model has no tensor {self._prefix}{name}")
+        return Weight(tensor)
+
     def all(self) -> list[Weight]:
         """Every tensor below the prefix."""
         return [Weight(tensor) for name, tensor in self._tensors.items() if name.startswith(self._prefix)]

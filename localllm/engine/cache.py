@@ -16,6 +16,7 @@ from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
 
 SEQUENCES = (16, 4, 1)  # whole contexts that there are addresses for: as many as the system lets us have
+WITHOUT_KEYS = (1024,)  # the same where no layer has keys, and places take no memory
 
 
 class Streams(NamedTuple):
@@ -39,14 +40,14 @@ class KVCache:
         self.kv_type = kv_type
         windows = {state.layer: state.window for state in states if isinstance(state, Paged) and state.window}
         self.window, self._local = max(windows.values(), default=0), frozenset(windows)
-        for sequences in SEQUENCES:
+        for sequences in SEQUENCES if states else WITHOUT_KEYS:
             self.pages = sequences * -(-context // PAGE) | 1  # odd: streams do not meet in the same sets of a cache
             self._layers, size = self._arranged(states)
             try:
-                self._memory = Reserved(size)
+                self._memory = Reserved(max(size, 1))
                 break
             except MemoryLimitError:
-                if sequences == SEQUENCES[-1]:
+                if sequences in (SEQUENCES[-1], *WITHOUT_KEYS):
                     raise
 
     def _arranged(self, states: Sequence[State]) -> tuple[dict[int, tuple[Streams, Streams]], int]:

@@ -14,10 +14,12 @@ from localllm.arch.rope import Rope
 from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weight
 from localllm.engine.cache import KVCache, Streams
+from localllm.engine.cpu_recurrent import RecurrentLowering
 from localllm.engine.memory import Reserved
 from localllm.engine.program import BATCH, PRECISE_TOKENS, Header, Program
 from localllm.engine.recorder import ALL, WANTED, Activation, Choice, Operation, Routed, Rows, last_uses, stored
-from localllm.engine.tape import LINE, Buffer, Step, Tape
+from localllm.engine.recurrent import Layout
+from localllm.engine.tape import LINE, Buffer, Step, Tape, padded
 from localllm.engine.threads import Threads
 from localllm.errors import ModelError
 from localllm.kernels.arguments import EXPERT, LINEAR_FLOAT, LINEAR_QUANTIZED, PLAN_EXPERTS, SPLIT, UNIT
@@ -64,6 +66,9 @@ SIMPLE: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "scale": (("x",), {"factor": "factor"}),
     "clamp": (("x",), {"limit": "limit"}),
     "softcap": (("x",), {"cap": "cap"}),
+    "multiply": (("x", "z"), {}),
+    "sigmoid": (("x",), {}),
+    "softplus": (("x",), {"bias": "bias"}),
 }
 
 
@@ -103,12 +108,15 @@ class Quantized:
         return [self.high, self.low, self.scales, *self.sums.values(), *self.high_sums.values(), self.excess]
 
 
-def compiled(operations: list[Operation], cache: KVCache, threads: int, progress: Progress | None) -> Program:
+def compiled(
+    operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int, progress: Progress | None
+) -> Program:
     """A program of what a Recorder has written down; the last operation makes the logits.
 
-    progress(done, total) is called while kernels are compiled. Raises ModelError, LocalllmError.
+    layout: of what recurrent layers keep, if there are some. progress(done, total) is called while kernels are
+    compiled. Raises ModelError, LocalllmError.
     """
-    lowering = Lowering(operations, cache, threads)
+    lowering = Lowering(operations, cache, layout, threads)
     library = Library(lowering.kernels | {"run", "work"}, progress)
     tape = lowering.finish(library.addresses)
     memory = library, lowering.header, lowering.scratch, lowering.tape.memory, cache  # as long as the threads live
@@ -116,11 +124,11 @@ def compiled(operations: list[Operation], cache: KVCache, threads: int, progress
     return Program(lowering.header, walkers, operations[-1].output.columns, library.warning)
 
 
-class Lowering:
+class Lowering(RecurrentLowering):
     """Operations become steps, one after the other."""
 
-    def __init__(self, operations: list[Operation], cache: KVCache, threads: int):
-        self.tape, self.header = Tape(), Header()
+    def __init__(self, operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int):
+        self.tape, self.header, self._layout = Tape(), Header(), layout
         self._cache, self._storage, self._threads = cache, cache.kv_type.upper(), threads
         self._stored, self._last_uses = stored(operations), last_uses(operations)
         self._buffers: dict[Activation, Buffer] = {}
@@ -169,7 +177,7 @@ class Lowering:
         for name, source in given.items():
             value = operation.given[source]
             arguments[name] = padded(value) if isinstance(value, np.ndarray) else value
-        if "z" in arguments:
+        if operation.verb == "add":
             arguments["z_stride"] = inputs[1].stride
         self._by_row(operation.verb, x.rows, arguments, inputs, [y])
 
@@ -509,11 +517,6 @@ class Lowering:
             arguments = {"x": source, "stride": source.stride, "y": y, "y_stride": y.stride, "columns": x.columns}
             self._by_row("round_bf16", x.rows, arguments, [source], [y])
         return self._rounded[x]
-
-
-def padded(vectors: np.ndarray) -> np.ndarray:
-    """One vector or several, with zeros up to a multiple of 16 numbers."""
-    return np.pad(vectors, [(0, 0)] * (vectors.ndim - 1) + [(0, -vectors.shape[-1] % 16)])
 
 
 def float_scratch(columns: int) -> int:

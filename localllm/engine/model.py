@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from functools import partial
 from operator import index
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from localllm.arch import architecture
-from localllm.arch.states import STORAGE
+from localllm.arch.states import STORAGE, Recurrent, State
 from localllm.arch.weights import Weights
 from localllm.engine.cache import KVCache
 from localllm.engine.cpu import compiled
@@ -19,7 +19,9 @@ from localllm.engine.page_table import PageTable
 from localllm.engine.pages import Pages
 from localllm.engine.program import BATCH, Span
 from localllm.engine.recorder import Activation, Operation, Recorder
+from localllm.engine.recurrent import Layout, RecurrentState
 from localllm.engine.sequence import Sequence, Store
+from localllm.engine.store import HybridStore
 from localllm.engine.threads import usable_cores
 from localllm.errors import NOT_NUMBERS, ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
@@ -27,6 +29,22 @@ from localllm.kernels.library import Progress
 from localllm.kernels.reference import Reference, Remembered
 
 Request = tuple[Sequence, Ids[int]]
+NOTHING = np.zeros(0, np.int64)
+REREAD = 16  # tokens that are read again together with new ones; more get a run of their own, whose end is remembered
+
+
+class Reading(NamedTuple):
+    """What a request comes to: the sequence's tokens from `begin` on, which its store does not have, and new ones."""
+
+    sequence: Sequence
+    begin: int
+    ids: np.ndarray  # int64
+    wanted: int  # of how many of them, the last ones, logits are returned
+
+    def and_then(self, ids: np.ndarray, wanted: int) -> "Reading":
+        """With new tokens behind."""
+        ids = np.concatenate((self.ids, ids)) if len(self.ids) else ids
+        return Reading(self.sequence, self.begin, ids, wanted)
 
 
 class Backend(Protocol):
@@ -51,13 +69,24 @@ class Backend(Protocol):
 class CpuBackend:
     """A model as a tape for the CPU."""
 
-    def __init__(self, operations: list[Operation], cache: KVCache, threads: int, progress: Progress | None):
-        self._cache, self._pages = cache, Pages(cache.pages)
-        self._program = compiled(operations, cache, threads, progress)
+    def __init__(
+        self,
+        operations: list[Operation],
+        states: Ids[State],
+        context: int,
+        kv_type: str,
+        threads: int,
+        progress: Progress | None,
+    ):
+        recurrent = [state for state in states if isinstance(state, Recurrent)]
+        self._cache = KVCache([state for state in states if not isinstance(state, Recurrent)], context, kv_type)
+        self._pages, self._layout = Pages(self._cache.pages), Layout(recurrent) if recurrent else None
+        self._program = compiled(operations, self._cache, self._layout, threads, progress)
         self.run, self.close, self.warning = self._program.run, self._program.close, self._program.warning
 
-    def store(self) -> PageTable:
-        return PageTable(self._cache, self._pages)
+    def store(self) -> Store:
+        pages = PageTable(self._cache, self._pages)
+        return HybridStore(pages, RecurrentState(self._layout)) if self._layout else pages
 
 
 class ReferenceBackend:
@@ -126,9 +155,9 @@ class Engine:
         weights = Weights(file.tensors)
         operations = self._recorded(file, model.forward, weights, observer)
         if backend == "cpu":
-            cache = KVCache(self.hyperparameters.states(), self.context, kv_type)
             operations = observer.watch(operations) if observer else operations
-            computing: Backend = CpuBackend(operations, cache, count, progress)
+            states = self.hyperparameters.states()
+            computing: Backend = CpuBackend(operations, states, self.context, kv_type, count, progress)
         else:
             forward = partial(model.forward, w=weights, h=self.hyperparameters)
             computing = ReferenceBackend(forward, kv_type, self.context, observer)
@@ -181,10 +210,20 @@ class Engine:
         with self.lock:
             self._clean_up()
             self._require_room(requests, tokens)
-            rows: list[list[np.ndarray]] = [[] for _ in requests]
-            for batch in batches([len(ids) for ids in tokens]):
-                self._run_batch(requests, tokens, wanted, batch, precise, rows)
+            late = [unread(sequence) for sequence, _ in requests]
+            if long := [reading for reading in late if len(reading.ids) > REREAD]:
+                self._read(long, precise)
+                late = [unread(sequence) for sequence, _ in requests]
+            new = zip(late, tokens, wanted, strict=True)
+            rows = self._read([reading.and_then(ids, count) for reading, ids, count in new], precise)
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
+
+    def _read(self, readings: Ids[Reading], precise: bool) -> list[list[np.ndarray]]:
+        """The logits of each, in pieces."""
+        rows: list[list[np.ndarray]] = [[] for _ in readings]
+        for batch in batches([len(reading.ids) for reading in readings]):
+            self._run_batch(readings, batch, precise, rows)
+        return rows
 
     def _checked(self, ids: Ids[int]) -> np.ndarray:
         """Token ids as an array. Raises UsageError."""
@@ -212,27 +251,21 @@ class Engine:
                 raise ContextError(f"{length} tokens do not fit the context of {self.context}")
 
     def _run_batch(
-        self,
-        requests: Ids[Request],
-        tokens: Ids[np.ndarray],
-        wanted: Ids[int],
-        batch: list[tuple[int, int, int]],
-        precise: bool,
-        rows: list[list[np.ndarray]],
+        self, readings: Ids[Reading], batch: list[tuple[int, int, int]], precise: bool, rows: list[list[np.ndarray]]
     ) -> None:
-        """Run some tokens (request, first, last + 1) and add their logits to the requests' rows."""
+        """Run some tokens (reading, first, last + 1) and add their logits to the requests' rows."""
         spans = []
         for number, first, end in batch:
-            sequence, count = requests[number][0], len(tokens[number])
-            sequence.store.prepare(len(sequence.tokens), end - first)
-            some = max(0, end - max(first, count - wanted[number]))
-            spans.append(Span(sequence.store, len(sequence.tokens), tokens[number][first:end], some))
+            sequence, begin, ids, wanted = readings[number]
+            sequence.store.prepare(begin + first, end - first)
+            some = max(0, end - max(first, len(ids) - wanted))
+            spans.append(Span(sequence.store, begin + first, ids[first:end], some))
         try:
             found = self.backend.run(spans, precise)
         except ModelError as error:
             raise ModelError(f"{self._path}: {error}") from None
-        for (number, first, end), span in zip(batch, spans, strict=True):
-            requests[number][0].tokens += tokens[number][first:end].tolist()
+        for (number, _, _), span in zip(batch, spans, strict=True):
+            readings[number].sequence.tokens[span.position : span.position + len(span.ids)] = span.ids.tolist()
             rows[number].append(found[: span.wanted])
             found = found[span.wanted :]
 
@@ -242,6 +275,12 @@ class Engine:
             backend, self._backend = self._backend, None
         if backend is not None:
             backend.close()
+
+
+def unread(sequence: Sequence) -> Reading:
+    """The tokens of a sequence that its store does not have any more; most often none."""
+    begin, length = sequence.store.truncate(len(sequence.tokens)), len(sequence.tokens)
+    return Reading(sequence, begin, NOTHING if begin == length else np.array(sequence.tokens[begin:], np.int64), 0)
 
 
 def batches(counts: Ids[int]) -> Iterator[list[tuple[int, int, int]]]:

@@ -12,19 +12,20 @@ class PageTable:
     """The pages of one sequence, in order.
 
     Attributes:
-        table: int64, their numbers; kernels find a token's page at its position / PAGE.  address: of the table.
+        table: int64, their numbers; kernels find a token's page at its position / PAGE.
     """
 
-    table: np.ndarray
-    address: int
-
-    def __init__(self, cache: KVCache, pages: Pages, table: np.ndarray | None = None, lost: int = 0):
-        """lost: pages at the beginning that layers with a window have no more."""
-        self._cache, self._pages, self._lost = cache, pages, lost
+    def __init__(self, cache: KVCache, pages: Pages, table: np.ndarray | None = None, length: int = 0, lost: int = 0):
+        """length: tokens that it holds; lost: pages at the beginning that layers with a window have no more."""
+        self._cache, self._pages, self._length, self._lost = cache, pages, length, lost
         self._use(np.zeros(0, np.int64) if table is None else table)
 
     def _use(self, table: np.ndarray) -> None:
-        self.table, self.address = table, table.ctypes.data
+        self.table, self._address = table, table.ctypes.data
+
+    def addresses(self) -> tuple[int, int, int]:
+        """What kernels need: where the table is, and what recurrent layers keep before a run and after it (nothing)."""
+        return self._address, 0, 0
 
     def prepare(self, length: int, count: int) -> None:
         """Have places that nobody else reads for `count` tokens behind the first `length`. Raises MemoryLimitError."""
@@ -35,6 +36,7 @@ class PageTable:
         missing = -(-(length + count) // PAGE) - len(self.table)
         if missing > 0:
             self._use(np.concatenate((self.table, self._take(missing))))
+        self._length = length + count
 
     def _lose(self, length: int) -> None:
         """Give back what layers with a window will not read behind `length` tokens, if nobody shares it."""
@@ -71,13 +73,16 @@ class PageTable:
         """Another table with the pages of the first `length` tokens."""
         table = self.table[: -(-length // PAGE)].copy()
         self._pages.share(table)
-        return PageTable(self._cache, self._pages, table, self._lost)
+        return PageTable(self._cache, self._pages, table, length, self._lost)
 
     def truncate(self, length: int) -> int:
         """Only the first `length` tokens are needed; how many of them are still there: none, if a window is lost."""
+        length = self._length = min(length, self._length)
         if self._lost and length - self._cache.window < self._lost * PAGE:
-            self._lost = length = 0
+            self._length = self._lost = length = 0
         kept = -(-length // PAGE)
+        if kept >= len(self.table):
+            return length
         unneeded = self.table[kept:]
         self._use(self.table[:kept].copy())
         self._cache.give_back(self._pages.release(unneeded))

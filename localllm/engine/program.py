@@ -16,7 +16,7 @@ PRECISE_TOKENS = 128  # up to so many, activations keep 16 bits
 class Span(NamedTuple):
     """What a run does for one sequence."""
 
-    store: Any  # what the backend keeps for the sequence; here a PageTable
+    store: Any  # what the backend keeps for the sequence; here a PageTable or a HybridStore
     position: int  # of the first token
     ids: np.ndarray  # int64
     wanted: int  # of how many tokens, the last ones, logits are returned
@@ -44,7 +44,7 @@ class Header:
             self.ids[first:end] = span.ids
             self.positions[first:end] = np.arange(span.position, length)
             self.owners[first:end] = number
-            self.sequences[number] = first, count, length, span.store.address
+            self.sequences[number] = first, count, length, *span.store.addresses()
             self.wanted[wanted : wanted + span.wanted] = np.arange(end - span.wanted, end)
             first, wanted = end, wanted + span.wanted
         self.numbers[:] = first, wanted, len(spans), PRECISE_TOKENS if precise else 1, logits.ctypes.data, 0

@@ -15,6 +15,7 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope
 from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weight
+from localllm.engine.recorder_recurrent import RecurrentVerbs
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
 
@@ -66,7 +67,7 @@ class Operation:
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Recorder:
+class Recorder(RecurrentVerbs):
     """A builder (localllm.arch.verbs) whose verbs write operations down.
 
     Attributes:

@@ -76,11 +76,15 @@ class Sequence:
             return Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
 
     def truncate(self, length: int) -> int:
-        """Go back to the first `length` tokens; how many it holds then, which may be fewer."""
+        """Go back to the first `length` tokens; how many it holds then, which may be fewer.
+
+        If its store cannot go back to just there, the next run reads some of the tokens again.
+        """
         if length < 0:
             raise UsageError(f"a length should be 0 or above, not {length}")
         with self.engine.lock:
-            kept = self.store.truncate(min(length, len(self.tokens)))
+            kept = min(length, len(self.tokens))
+            self.store.truncate(kept)
             del self.tokens[kept:]
             return kept
 

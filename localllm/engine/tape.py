@@ -121,3 +121,9 @@ def place_buffers(steps: list[Step]) -> Reserved:
 def address_of(array: np.ndarray) -> int:
     """Where an array's numbers are."""
     return array.ctypes.data
+
+
+def padded(numbers: np.ndarray) -> np.ndarray:
+    """With zeros up to a multiple of 16 in the last dimension, row behind row, as kernels read vectors."""
+    columns = numbers.shape[-1]
+    return np.pad(np.ascontiguousarray(numbers), [(0, 0)] * (numbers.ndim - 1) + [(0, -columns % 16)])

@@ -76,8 +76,9 @@ LINEAR_FLOAT = arguments(
     "count weights row_bytes rows columns x x_stride y y_stride scratch scratch_bytes bf16 bf16_stride most_precise"
 )
 # The header of a run, for the kernels that meet the KV cache. Of each sequence that takes part, int64: its first token
-# in the run, how many it has there, how many it has altogether after it, and the address of its table of pages, int64.
-SEQUENCE = arguments("first count length table")
+# in the run, how many it has there, how many it has altogether after it, the address of its table of pages, int64, and
+# those of what recurrent layers keep of it: before the run, and where it goes then, which may be the same.
+SEQUENCE = arguments("first count length table state next_state")
 # Heads of x to their tokens' places; owners int64 [tokens]: number of the sequence; keys or values begin at `base`.
 STORE = arguments("count positions owners sequences x stride base head_stride token_bytes heads head_dim")
 # What attention has to do in this run, for all layers that are alike: UNITs, their number, and for each token SPLIT.
@@ -95,6 +96,28 @@ ATTEND = arguments(
     "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
     " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked slopes sinks partial scratch"
     " scratch_bytes"
+)
+# y = x * z.
+MULTIPLY = arguments("count x z y stride columns")
+# y = 1 / (1 + e^-x).
+SIGMOID = arguments("count x y stride columns")
+# y = log(1 + e^(x + bias)).
+SOFTPLUS = arguments("count x bias y stride columns")
+# Recurrent layers: `offset` is theirs within SEQUENCE.state and SEQUENCE.next_state, in bytes.
+# y[t] = bias + the sum over taps of weights[tap] * x[t - taps + 1 + tap], times its sigmoid if `silu`; weights f32
+# [taps, columns padded to 16]; the state f32 [taps - 1, columns padded to 16] has the tokens before the run.
+CONVOLVE = arguments("sequences sequence_count offset taps weights bias silu x y stride columns")
+# Mamba's: for each column h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x; state h and rates f32 [columns / 16,
+# state_size, 16]; b and c f32 [tokens, state_size].
+SELECTIVE_SCAN = arguments(
+    "sequences sequence_count offset x dt b c state_stride rates skip y stride columns state_size"
+)
+# For each head h = e^(dt * rate) * h + k d, y = q h + skip * v, with d = v * strength, or for the delta rule
+# d = (v - k h) * strength, h decayed; dt, strength f32 [tokens, heads]; rates, skip f32 [heads]; head i has the keys of
+# head i / repeat % key_heads. State h f32 [heads, value_dim / 16, key_dim, 16].
+HEAD_SCAN = arguments(
+    "sequences sequence_count offset q k key_stride v y stride dt strength head_stride rates skip heads key_heads"
+    " repeat key_dim value_dim"
 )
 # sums f32 [columns padded to 16] += x^2 over the tokens.
 ADD_SQUARES = arguments("count x stride columns sums")
@@ -171,6 +194,12 @@ KERNELS: dict[str, Any] = {
     "experts_float": EXPERTS_FLOAT,
     "sigmoid_gate": SIGMOID_GATE,
     "swiglu_limited": SWIGLU_LIMITED,
+    "multiply": MULTIPLY,
+    "sigmoid": SIGMOID,
+    "softplus": SOFTPLUS,
+    "convolve": CONVOLVE,
+    "selective_scan": SELECTIVE_SCAN,
+    "head_scan": HEAD_SCAN,
     "add_squares": ADD_SQUARES,
     "stream": STREAM,
 }

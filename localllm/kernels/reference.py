@@ -7,13 +7,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from localllm.errors import ModelError
+from localllm.kernels.reference_recurrent import RecurrentReference
 
 
 class Remembered:
-    """What the reference keeps of a sequence: by layer, keys and values float32 [2][tokens, heads, head dimension]."""
+    """What the reference keeps of a sequence: by layer, keys and values float32 [2][tokens, heads, head dimension], and
+    the states of recurrent layers after `length` tokens."""
 
-    def __init__(self, kv_type: str, layers: dict | None = None):
+    def __init__(self, kv_type: str, layers: dict | None = None, states: dict | None = None, length: int = 0):
+        """states: None for a sequence that has met no recurrent layer."""
         self._kv_type, self._layers = kv_type, dict(layers or {})
+        self._states, self._length = None if states is None else dict(states), length
 
     def keep(self, layer: int, position: int, *new) -> list[np.ndarray]:
         """Put keys and values behind the first `position` tokens; all of them."""
@@ -27,19 +31,31 @@ class Remembered:
         """Keys and values of a layer."""
         return self._layers[layer]
 
+    def state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
+        """One of a layer's recurrent states; zeros at the beginning."""
+        return (self._states or {}).get((layer, number), np.zeros(shape, np.float32))
+
+    def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
+        """What it is after the run."""
+        self._states = {**(self._states or {}), (layer, number): state}
+
     def prepare(self, length: int, count: int) -> None:
-        """Nothing to prepare."""
+        """There will be `count` tokens behind the first `length`."""
+        self._length = length + count
 
     def fork(self, length: int) -> "Remembered":
         """Another one; arrays are never changed, so both may have them."""
-        return Remembered(self._kv_type, self._layers)
+        return Remembered(self._kv_type, self._layers, self._states, self._length)
 
     def truncate(self, length: int) -> int:
-        """Whatever comes next overwrites what lies behind."""
-        return length
+        """Whatever comes next overwrites what lies behind; states are known at the end and at the beginning only."""
+        if self._states is None or length == self._length:
+            return length
+        self._states, self._length = {}, 0
+        return 0
 
     def close(self) -> None:
-        self._layers = {}
+        self._layers, self._states = {}, None
 
 
 class Choice(NamedTuple):
@@ -50,7 +66,7 @@ class Choice(NamedTuple):
     routing: Any
 
 
-class Reference:
+class Reference(RecurrentReference):
     """A builder (localllm.arch.verbs) whose verbs compute. One for each run."""
 
     def __init__(self, spans, matrices: dict[tuple[str, int], np.ndarray], context: int, observer=None):

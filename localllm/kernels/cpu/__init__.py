@@ -69,6 +69,12 @@ MODULES = {
     "swiglu_limited": "activations",
     "stream": "stream",
     "add_squares": "collect",
+    "multiply": "gates",
+    "sigmoid": "gates",
+    "softplus": "gates",
+    "convolve": "convolution",
+    "selective_scan": "selective_scan",
+    "head_scan": "head_scan",
 }
 
 

@@ -1,0 +1,69 @@
+"""Mamba (Gu and Dao 2023, arXiv 2312.00752), and Falcon Mamba (Zuo et al. 2024), which normalizes what its scan gets.
+
+Its layers do not attend. Each looks at the last few tokens by a convolution, and keeps a state for every column, whose
+way to forget and to read depends on the token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localllm.arch.attention import RMS_EPSILON
+from localllm.arch.fields import Fields
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.states import Recurrent
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+@dataclass(frozen=True)
+class Mamba(Hyperparameters):
+    """`inner` columns, each with `state_size` numbers; the convolution has `taps`."""
+
+    inner: int
+    state_size: int
+    taps: int
+    rank: int  # of the matrix that makes time steps
+    normalized: bool  # what the scan gets
+    epsilon: float
+
+    def states(self) -> Sequence[Recurrent]:
+        """Of every layer the last tokens and the states."""
+        shapes = (self.taps - 1, self.inner), (self.state_size, self.inner)
+        return [Recurrent(layer, shapes) for layer in range(self.layers)]
+
+
+def read(fields: Fields) -> Mamba:
+    """The hyperparameters. Raises ModelError."""
+    return Mamba(
+        **fields.common(),
+        inner=fields.count("ssm.inner_size"),
+        state_size=fields.count("ssm.state_size"),
+        taps=fields.count("ssm.conv_kernel"),
+        rank=fields.count("ssm.time_step_rank"),
+        normalized=fields.flag("ssm.dt_b_c_rms", False),
+        epsilon=fields.number(RMS_EPSILON),
+    )
+
+
+def forward(b: Builder, w: Weights, h: Mamba) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.embed(w.token_embd, b.ids)
+    for state in h.states():
+        block = w.block(state.layer)
+        x = b.add(x, mixed(b, block, h, state, b.rms_norm(x, block.attn_norm, h.epsilon)))
+    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
+    return b.linear(x, w.get("output") or w.token_embd)
+
+
+def mixed(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> Activation:
+    """What a layer adds to the residual stream."""
+    inner, gate = (b.linear(x, part) for part in w.ssm_in.split(h.inner, h.inner))
+    inner = b.convolve(inner, w.ssm_conv1d, state)
+    of_scan = [b.linear(inner, part) for part in w.ssm_x.split(h.rank, h.state_size, h.state_size)]
+    norms = [w.get("ssm_dt_norm"), w.get("ssm_b_norm"), w.get("ssm_c_norm")]
+    if h.normalized or any(norms):
+        of_scan = [b.rms_norm(x, norm, h.epsilon) for x, norm in zip(of_scan, norms, strict=True)]
+    steps, keys, queries = of_scan
+    steps = b.softplus(b.linear(steps, w.ssm_dt))
+    y = b.selective_scan(inner, steps, keys, queries, w.exactly("ssm_a"), w.exactly("ssm_d"), state)
+    return b.linear(b.swiglu(gate, y), w.ssm_out)

@@ -1,0 +1,156 @@
+"""Qwen 3.5 (Alibaba 2026), with the layers of Qwen3-Next (2025).
+
+Unlike Qwen 3: three layers of four do not attend. They keep a matrix for each head, which keys write to and queries
+read by the gated delta rule (Yang et al. 2024, arXiv 2412.06464). What heads see goes through a gate, in all layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_heads, read_attention
+from localllm.arch.feed_forward import gated
+from localllm.arch.fields import Fields, show
+from localllm.arch.states import Paged, Recurrent
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Heads of layers with the delta rule: head i has the keys of head i mod `key_heads`."""
+
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int  # of the convolution before
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """Columns of queries, keys and values."""
+        keys = self.key_heads * self.key_dim
+        return keys, keys, self.heads * self.value_dim
+
+    def state(self, layer: int) -> Recurrent:
+        """The last queries, keys and values, and the matrices."""
+        windows = [(self.taps - 1, columns) for columns in self.parts]
+        return Recurrent(layer, (*windows, (self.heads, self.key_dim, self.value_dim)))
+
+
+@dataclass(frozen=True)
+class Qwen35(Transformer):
+    """Of `attends`, by layer, those that are False have the delta rule."""
+
+    delta: DeltaNet
+    attends: tuple[bool, ...]
+    score_scale: float
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        return self.score_scale
+
+    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+        """Keys and values, or what the delta rule keeps."""
+        kept = super().states()[: self.layers]
+        return [state if self.attends[state.layer] else self.delta.state(state.layer) for state in kept]
+
+
+def read(fields: Fields) -> Qwen35:
+    """The hyperparameters. Raises ModelError."""
+    common, attention = fields.common(), read_attention(fields, interleaved=False)
+    common["layers"] -= fields.count("nextn_predict_layers", 0)  # the last ones, which guess further tokens
+    if common["layers"] < 1:
+        raise fields.error(f"{fields.key('nextn_predict_layers')} leaves no layers")
+    still = still_pairs(fields, attention.rope.dims // 2)
+    return Qwen35(
+        **common,
+        attention=replace(attention, rope=replace(attention.rope, still=still)),
+        epsilon=fields.number(RMS_EPSILON),
+        delta=read_delta(fields),
+        attends=read_attends(fields, common["layers"]),
+        score_scale=fields.number("attention.scale", 0.0) or attention.head_dim**-0.5,
+    )
+
+
+def read_delta(fields: Fields) -> DeltaNet:
+    """The ssm.* keys. Raises ModelError."""
+    heads, key_heads = fields.count("ssm.time_step_rank"), fields.count("ssm.group_count")
+    inner = fields.count("ssm.inner_size")
+    if inner % heads or heads % key_heads:
+        raise fields.error(f"{inner} columns do not make {heads} heads that share the keys of {key_heads}")
+    return DeltaNet(heads, key_heads, fields.count("ssm.state_size"), inner // heads, fields.count("ssm.conv_kernel"))
+
+
+def read_attends(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """By layer, whether it attends: the last of every few, or as the file lists. Raises ModelError."""
+    recurrent, name = fields.raw("attention.recurrent_layers"), "attention.recurrent_layers"
+    if isinstance(recurrent, np.ndarray):
+        if len(recurrent) < layers:
+            raise fields.error(f"{fields.key(name)} has {len(recurrent)} values for {layers} layers")
+        return tuple(not value for value in recurrent[:layers])
+    if recurrent is not None:
+        raise fields.error(f"{fields.key(name)} should be a list of layers, is {show(recurrent)}")
+    interval = fields.count("full_attention_interval", 4)
+    return tuple((layer + 1) % interval == 0 for layer in range(layers))
+
+
+def still_pairs(fields: Fields, pairs: int) -> tuple[int, ...]:
+    """The pairs of a head that do not turn in text: those that belong to none of an image's three axes.
+
+    Pairs belong to the axes in turn, as long as an axis has some left of its section. Raises ModelError.
+    """
+    sections, name = fields.raw("rope.dimension_sections"), "rope.dimension_sections"
+    if sections is None:
+        return ()
+    if not isinstance(sections, np.ndarray) or len(sections) != 4 or min(sections) < 0 or not sum(sections):
+        raise fields.error(f"{fields.key(name)} should be four numbers, is {show(sections)}")
+    places = [pair % int(sum(sections)) for pair in range(pairs)]
+    return tuple(pair for pair, place in enumerate(places) if place >= 3 * int(sections[place % 3]))
+
+
+def forward(b: Builder, w: Weights, h: Qwen35) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.embed(w.token_embd, b.ids)
+    for state in h.states():
+        x = block(b, w.block(state.layer), h, state, x)
+    for layer in range(h.layers, len(h.attention.heads)):
+        b.ignore(*w.block(layer).all())
+    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
+    return b.linear(x, w.get("output") or w.token_embd)
+
+
+def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activation) -> Activation:
+    """One layer: attention or the delta rule, then the feed-forward network, each added to the residual stream."""
+    mix = delta_net if isinstance(state, Recurrent) else attention
+    x = b.add(x, mix(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon)))  # type: ignore[arg-type]
+    return b.add(x, gated(b, w, b.rms_norm(x, w.post_attention_norm, h.epsilon), b.swiglu))
+
+
+def attention(b: Builder, w: Weights, h: Qwen35, state: Paged, x: Activation) -> Activation:
+    """What the heads see, through their gates. Each head's query has its gate behind it."""
+    queries, head_dim = b.linear(x, w.attn_q), h.attention.head_dim
+    q, gate = (b.columns(queries, first, first + head_dim, 2 * head_dim) for first in (0, head_dim))
+    q, k = normed_heads(b, w, h, q, b.linear(x, w.attn_k))
+    y = attend(b, h, state, q, k, b.linear(x, w.attn_v))
+    return b.linear(b.multiply(y, b.sigmoid(gate)), w.attn_output)
+
+
+def delta_net(b: Builder, w: Weights, h: Qwen35, state: Recurrent, x: Activation) -> Activation:
+    """What the heads read, normalized and through a gate."""
+    d, parts = h.delta, zip(w.attn_qkv.split(*h.delta.parts), w.ssm_conv1d.split(*h.delta.parts), strict=True)
+    q, k, v = (b.convolve(b.linear(x, part), taps, state, number) for number, (part, taps) in enumerate(parts))
+    q = b.scale(unit(b, h, q), d.key_dim**-0.5)
+    steps = b.softplus(b.linear(x, w.ssm_alpha), w.bias("ssm_dt"))
+    strength = b.sigmoid(b.linear(x, w.ssm_beta))
+    y = b.delta_rule(q, unit(b, h, k), v, steps, strength, w.exactly("ssm_a"), state, 3, d.key_heads)
+    y = b.rms_norm(y, w.ssm_norm, h.epsilon, d.value_dim)
+    return b.linear(b.swiglu(b.linear(x, w.attn_gate), y), w.ssm_out)
+
+
+def unit(b: Builder, h: Qwen35, x: Activation) -> Activation:
+    """Heads of length 1."""
+    key_dim = h.delta.key_dim
+    return b.scale(b.rms_norm(x, None, h.epsilon / key_dim, key_dim), key_dim**-0.5)

@@ -1,0 +1,205 @@
+"""Models with recurrent layers: whatever the dimensions, and however a sequence has come to its tokens."""
+
+import numpy as np
+import pytest
+from recurrent_models import MODELS, file_of, mamba, mamba2, qwen35
+
+from localllm.arch import architecture
+from localllm.arch.states import cache_bytes
+from localllm.engine import recurrent
+from localllm.engine.model import REREAD, Engine
+from localllm.engine.recurrent import Layout, RecurrentState
+from localllm.errors import ModelError
+from localllm.kernels.arguments import PAGE
+
+
+def nmse(got: np.ndarray, expected: np.ndarray) -> float:
+    assert got.shape == expected.shape
+    return float(((got - expected) ** 2).sum() / ((expected - expected.mean()) ** 2).sum())
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 45, count).tolist()
+
+
+def engine_of(name: str, backend: str = "cpu") -> Engine:
+    return Engine(file_of(*MODELS[name]), 2, 700, "f32", backend)
+
+
+@pytest.fixture(params=["mamba", "mamba2", "lfm2", "qwen35"])
+def engine(request):
+    engine = engine_of(request.param)
+    yield engine
+    engine.close()
+
+
+def fresh(engine: Engine, ids: list[int], logits: str = "last") -> np.ndarray:
+    sequence = engine.sequence()
+    rows = sequence.append(ids, logits)
+    sequence.close()
+    return rows
+
+
+# ---- any dimensions -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_reference_and_the_cpu_agree(name):
+    """As a prompt, as many tokens one by one, and for several sequences at once."""
+    cpu, reference, ids = engine_of(name), engine_of(name, "reference"), tokens(70)
+    expected = fresh(reference, ids, "all")
+    assert nmse(fresh(cpu, ids, "all"), expected) < 1e-9
+    alone = cpu.sequence()
+    assert nmse(np.concatenate([alone.append([token]) for token in ids[:20]]), expected[:20]) < 1e-9
+    for engine in (cpu, reference):
+        sequences = [engine.sequence() for _ in range(3)]
+        for first, second in ((0, 5), (5, 6), (6, 30)):
+            rows = engine.step([(sequence, ids[first : second - 1 + (i == 2)]) for i, sequence in enumerate(sequences)]
+                               if second - first > 1 else [(sequences[2], ids[first:second])])  # fmt: skip
+            assert nmse(rows[-1], expected[second - 1 : second]) < 1e-9
+    cpu.close()
+
+
+@pytest.mark.parametrize("model, problem", [
+    (mamba2(heads=6, groups=2)[:2], "token_embd"),
+    (("mamba2", {"ssm.time_step_rank": 5}), "heads in"),
+    (("qwen35", {"ssm.group_count": 4}), "share the keys"),
+    (("qwen35", {"rope.dimension_sections": np.array([1, -1])}), "dimension_sections"),
+    (("qwen35", {"attention.recurrent_layers": np.array([True])}), "recurrent_layers"),
+    (("qwen35", {"nextn_predict_layers": 3}), "leaves no layers"),
+    (("lfm2", {"attention.head_count_kv": np.array([0, 3, 0])}), "cannot share"),
+    (("mamba", {"ssm.state_size": 6}), "ssm_x"),
+    (("mamba", {"ssm.conv_kernel": 2}), "ssm_conv1d"),
+    (("qwen35", {"ssm.state_size": 13}), "attn_qkv"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(model, problem):
+    arch, fields = model
+    _, metadata, tensors = MODELS[arch]
+    if problem == "token_embd":
+        tensors = {name: values for name, values in tensors.items() if name != "token_embd.weight"}
+    with pytest.raises(ModelError, match=problem):
+        Engine(file_of(arch, metadata | fields, tensors), 2, 700, "f32")
+
+
+def test_layers_that_guess_further_tokens_are_left_out():
+    arch, metadata, tensors = qwen35(layers=2, interval=2)
+    expected = fresh(Engine(file_of(arch, metadata, tensors), 2, 700, "f32"), tokens(9))
+    more = {"blk.2.nextn.eh_proj.weight": np.ones((64, 128), np.float32), "blk.2.attn_norm.weight": np.ones(64, "f4")}
+    file = file_of(arch, metadata | {"block_count": 3, "nextn_predict_layers": 1}, tensors | more)
+    np.testing.assert_array_equal(fresh(Engine(file, 2, 700, "f32"), tokens(9)), expected)
+
+
+def test_layers_that_attend_may_be_listed():
+    arch, metadata, tensors = MODELS["qwen35"]
+    listed = metadata | {"full_attention_interval": 7, "attention.recurrent_layers": np.array([True, False, True])}
+    h = architecture(file_of(arch, listed, tensors))[1]
+    assert h.attends == (False, True, False)
+
+
+def test_memory_of_states_does_not_grow():
+    h = architecture(file_of(*mamba(inner=72, state=5, taps=3, layers=2)))[1]
+    assert cache_bytes(h.states(), 10, "f16") == cache_bytes(h.states(), 10**6, "f16") == 2 * 4 * 72 * (2 + 5)
+
+
+# ---- forks and ways back --------------------------------------------------------------------------------------------
+
+
+def test_going_back_to_anywhere(engine):
+    """Also far behind all snapshots."""
+    ids = tokens(600)
+    sequence = engine.sequence()
+    sequence.append(ids[:300], "none")
+    for token in ids[300:450]:
+        sequence.append([token], "none")
+    for length in (449, 448, 430, 300, 299, 77, 1, 0):
+        assert sequence.truncate(length) == length
+        assert sequence.tokens == ids[:length]
+        new = tokens(3, seed=length)
+        rows = sequence.append(new, "all")
+        assert nmse(rows, fresh(engine, ids[:length] + new, "all")[-3:]) < 1e-9
+        sequence.truncate(length)
+        assert nmse(sequence.append(ids[length:450]), fresh(engine, ids[:450])) < 1e-9
+
+
+def test_forks_of_a_sequence_that_went_back(engine):
+    ids = tokens(100)
+    sequence = engine.sequence()
+    sequence.append(ids, "none")
+    sequence.truncate(50)
+    fork = sequence.fork()
+    rows = engine.step([(sequence, [1]), (fork, [2, 3])])
+    assert nmse(rows[0], fresh(engine, [*ids[:50], 1])) < 1e-9
+    assert nmse(rows[1], fresh(engine, [*ids[:50], 2, 3])) < 1e-9
+
+
+def test_guesses_that_were_wrong_cost_a_few_tokens(engine, monkeypatch):
+    """As in speculation: several tokens are read, some of them are kept."""
+    ids, read = tokens(300), []
+    sequence = engine.sequence()
+    sequence.append(ids[:200], "none")
+    run = engine.backend.run
+    monkeypatch.setattr(
+        engine.backend, "run", lambda spans, precise: read.append(len(spans[0].ids)) or run(spans, precise)
+    )
+    held = 200
+    for kept in (1, 4, 2, 5, 3, 1, 1, 2, 3, 4, 1, 2):
+        sequence.append(ids[held : held + kept] + tokens(5 - kept, seed=held), "none")
+        held += kept
+        sequence.truncate(held)
+    assert max(read) <= REREAD + 5
+    assert len(read) <= 12 + 3
+    assert nmse(sequence.append([7]), fresh(engine, [*ids[:held], 7])) < 1e-9
+
+
+def test_a_run_that_fails_does_not_change_a_sequence(engine, monkeypatch):
+    ids = tokens(40)
+    sequence = engine.sequence()
+    sequence.append(ids, "none")
+    sequence.append([1], "none")
+    run = engine.backend.run
+
+    def interrupted(spans, precise):
+        run(spans, precise)
+        raise KeyboardInterrupt
+
+    for wrong in ([2], [2, 3, 4]):
+        monkeypatch.setattr(engine.backend, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sequence.append(wrong)
+        assert sequence.tokens == [*ids, 1]
+        monkeypatch.setattr(engine.backend, "run", run)
+        assert nmse(sequence.append([5]), fresh(engine, [*ids, 1, 5])) < 1e-9
+        sequence.truncate(41)
+
+
+def test_forks_copy_nothing_and_share_snapshots():
+    layout = Layout(architecture(file_of(*MODELS["mamba2"]))[1].states())
+    state = RecurrentState(layout)
+    state.prepare(0, 10)
+    first = state.target
+    fork = state.fork()
+    assert fork.target is first
+    fork.prepare(10, 1)
+    assert fork.source is first
+    assert fork.target is not first
+    state.prepare(10, 1)
+    assert state.source is first
+    assert state.target is not first, "others need it, and a prompt ended here"
+    before = state.target
+    state.prepare(11, 1)
+    assert state.source is state.target is before, "nobody else has it"
+
+
+def test_snapshots_are_few_and_near_the_end_denser(monkeypatch):
+    layout = Layout(architecture(file_of(*MODELS["mamba"]))[1].states())
+    state, length = RecurrentState(layout), 0
+    for count in [512] * 20 + [1] * 500:
+        state.prepare(length, count)
+        length += count
+    found = [kept.position for kept in state._snapshots]
+    assert len(found) == recurrent.SNAPSHOTS
+    assert 512 * 20 in found, "where the prompt ended"
+    assert length - found[-1] <= PAGE
+    assert found[0] <= 512 * 20
+    assert state.truncate(512 * 20 + 1) == 512 * 20
+    assert state.truncate(0) == 0
