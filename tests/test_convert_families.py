@@ -204,6 +204,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("num_local_experts should be a number", "mixtral", {"num_local_experts": None}),
     ("gate.weight has the shape [4, 64]; expected [5, 64]", "mixtral", {"num_local_experts": 5}),
     ("norm_topk_prob False", "qwen3moe", {"norm_topk_prob": False}),
+    ("norm_topk_prob False", "qwen3moe", {"norm_topk_prob": None}),
     ("norm_topk_prob True", "qwen2moe", {"norm_topk_prob": True}),
     ("mlp_only_layers", "qwen3moe", {"mlp_only_layers": [0]}),
     ("swiglu_limit 6.0", "gpt-oss", {"swiglu_limit": 6.0}),

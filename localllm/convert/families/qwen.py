@@ -52,4 +52,5 @@ QWEN3MOE = replace(
     arch="qwen3moe",
     layer={**ATTENTION, **HEAD_NORMS, **NORMS_BEFORE, **EXPERTS},
     read=qwen3moe,
+    defaults={"norm_topk_prob": False},
 )
