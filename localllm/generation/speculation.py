@@ -68,8 +68,9 @@ class NGrams:
         return split
 
     def _add(self, length: int, following: dict[int, int], end: int) -> int:
-        for column, value in ((self._next, following), (self._length, length), (self._link, 0), (self._end, end)):
-            column.append(value)  # type: ignore[attr-defined]
+        self._next.append(following)
+        for column, value in ((self._length, length), (self._link, 0), (self._end, end)):
+            column.append(value)
         return len(self._length) - 1
 
     def propose(self, most: int) -> tuple[list[int], int]:
