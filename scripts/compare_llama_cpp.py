@@ -30,6 +30,12 @@ from typing import Any
 
 PROMPT = "Once upon a time there was a small computer that wanted to talk."
 
+# Tokens of many sorts, since experts of a mixture are chosen by token.
+IDS = """
+def ids(count, position):
+    return [37 * i % 499 for i in range(position, position + count)]
+"""
+
 OURS = """
 import json, sys, time
 from localllm import api
@@ -40,7 +46,7 @@ load = time.perf_counter() - start
 sequence = opened.sequence()
 def read(count, position, logits="last", precise=True):
     sequence.truncate(position)
-    sequence.append([100] * count, logits, precise)
+    sequence.append(ids(count, position), logits, precise)
 """
 
 THEIRS = """
@@ -52,7 +58,7 @@ model = llama_cpp.Llama(path, n_ctx=settings["context"], n_batch=512, verbose=Fa
 load = time.perf_counter() - start
 def read(count, position):
     model.n_tokens = position
-    model.eval([100] * count)
+    model.eval(ids(count, position))
 """
 
 MEASURE = """
@@ -101,7 +107,7 @@ Figures = dict[str, float]
 
 def speeds(python: str, program: str, model: str, settings: dict[str, Any]) -> Figures:
     """What MEASURE finds in a fresh process."""
-    command = [python, "-c", program + MEASURE, model, json.dumps(settings)]
+    command = [python, "-c", IDS + program + MEASURE, model, json.dumps(settings)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from tiny_model import CHATML, MERGES, SPECIAL_TOKENS, vocabulary
@@ -48,6 +49,28 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any] = {}, dtype: str = 
     return folder
 
 
+def write_family(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, list[int]], dtype: str = "F32") -> Path:
+    """Write a checkpoint of any architecture: random weights of these shapes; returns the folder."""
+    folder.mkdir(exist_ok=True)
+    write_json(folder / "config.json", config)
+    write_json(folder / "tokenizer.json", tokenizer())
+    special = {"bos_token": SPECIAL_TOKENS[0], "eos_token": SPECIAL_TOKENS[2]}
+    write_json(folder / "tokenizer_config.json", special | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    tensors = [(name, *random_tensor(name, tuple(shape), dtype)) for name, shape in shapes.items()]
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
+
+
+def random_tensor(name: str, shape: tuple[int, ...], dtype: str = "F32") -> tuple[str, np.ndarray]:
+    """Type and values of a tensor: the same for the same name."""
+    random = np.random.default_rng(crc32(name.encode()))
+    if name.endswith("_blocks"):
+        return "U8", random.integers(0, 256, shape, np.uint8)
+    if name.endswith("_scales"):
+        return "U8", random.integers(120, 125, shape, np.uint8)
+    return dtype, random_numbers(random, shape)
+
+
 def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
 
@@ -66,9 +89,7 @@ def make_weights(settings: Mapping[str, Any]) -> dict[str, np.ndarray]:
     keys = queries // heads * settings["num_key_value_heads"]
 
     def normal(*shape: int) -> np.ndarray:
-        scale = 0.25 if len(shape) == 1 else 1.5 * shape[-1] ** -0.5
-        numbers = random.normal(0.5 if len(shape) == 1 else 0, scale, shape).astype(np.float32)
-        return np.round(numbers * 128) / np.float32(128)
+        return random_numbers(random, shape)
 
     weights = {"model.embed_tokens.weight": normal(settings["vocab_size"], width), "model.norm.weight": normal(width)}
     for layer in range(settings["num_hidden_layers"]):
@@ -85,6 +106,13 @@ def make_weights(settings: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if not settings.get("tie_word_embeddings"):
         weights["lm_head.weight"] = normal(settings["vocab_size"], width)
     return weights
+
+
+def random_numbers(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Float32, of numbers that F16 and BF16 hold exactly; those of vectors are above 0, as norms are."""
+    scale = 0.25 if len(shape) == 1 else 1.5 * shape[-1] ** -0.5
+    numbers = random.normal(0.5 if len(shape) == 1 else 0, scale, shape).astype(np.float32)
+    return np.round(numbers * 128) / np.float32(128)
 
 
 def write_safetensors(path: Path, tensors: list[tuple[str, str, np.ndarray]], **changes: Any) -> None:

@@ -68,7 +68,7 @@ def test_every_command_explains_itself(cli, command: str):
 
 def test_the_help_tells_the_true_defaults():
     defaults = SamplingOptions()
-    for command in (app.run, app.chat):
+    for command in (app.localllm.get_command(None, name) for name in ("run", "chat")):
         told = {
             option.name: re.search(r"\[default: ([0-9.]+)\]", option.help or "")
             for option in command.params
@@ -177,7 +177,17 @@ def test_the_json_object(tiny: str, cli):
     answer = answer_of(cli, tiny, "-p", "Hi", "-n", "5", "-s", "42")
     times = {"load_s", "prefill_s", "ttft_s", "decode_s", "total_s", "prefill_tps", "decode_tps"}
     assert answer.keys() == {
-        *("text", "tokens", "finish_reason", "prompt_tokens", "completion_tokens", "seed", "model", "timings")
+        *(
+            "text",
+            "tokens",
+            "finish_reason",
+            "prompt_tokens",
+            "completion_tokens",
+            "seed",
+            "speculation",
+            "model",
+            "timings",
+        )
     }
     assert answer["timings"].keys() == times
     assert all(value > 0 for value in answer["timings"].values())
@@ -237,10 +247,12 @@ def test_choosing_a_template(tiny: str, cli):
 
 
 def test_stats_go_to_stderr(tiny: str, cli):
-    code, out, err = cli("run", tiny, "-p", "Hi", "--stats", "-s", "5", *GREEDY)
-    assert code == 0
-    assert out.endswith("\n") and "tokens in" not in out
-    assert re.fullmatch(r"prompt: \d+ tokens in .*\nanswer: 12 tokens in .*finish: length, seed: 5\n", err)
+    stats = r"prompt: \d+ tokens in .*\nanswer: 12 tokens in .*finish: length, seed: 5\n"
+    for speculate, guesses in (("off", ""), ("ngram", r"(guessed: \d+ tokens, \d+ of them right: .*\n)?")):
+        code, out, err = cli("run", tiny, "-p", "Hi", "--stats", "-s", "5", "--speculate", speculate, *GREEDY)
+        assert code == 0
+        assert out.endswith("\n") and "tokens in" not in out
+        assert re.fullmatch(stats + guesses, err)
 
 
 @pytest.fixture

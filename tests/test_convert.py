@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,10 @@ def write_gguf(path: Path, checkpoint: Checkpoint) -> Path:
             kinds[type(value)](key, value)
     for tensor in checkpoint.tensors:
         data = all_rows(tensor)
-        if tensor.format.name != "BF16":
+        if tensor.format.name in ("F32", "F16"):
             data = data.view({"F32": np.float32, "F16": np.float16}[tensor.format.name]).reshape(tensor.shape)
+        else:
+            data = data.reshape(*tensor.shape[:-1], -1)
         writer.add_tensor(tensor.name, data, raw_dtype=gguf.GGMLQuantizationType(tensor.format.id))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -109,7 +112,7 @@ def write_gguf(path: Path, checkpoint: Checkpoint) -> Path:
 
 
 def all_rows(tensor: Any) -> np.ndarray:
-    return tensor.rows(0, tensor.shape[0] if len(tensor.shape) > 1 else 1)
+    return tensor.rows(0, prod(tensor.shape[:-1]))
 
 
 def refused(folder: Path) -> str:
@@ -302,6 +305,17 @@ def test_ignored_merges_that_make_no_difference(tmp_path: Path, extra: dict[str,
         assert "pre-tokenizer" in refused(tmp_path)
 
 
+def test_a_name_that_many_know_is_preferred(tmp_path: Path):
+    content = tokenizer(pre_tokenizer=splits(*PRETOKENIZERS["gpt-4o"].patterns))
+    content["model"]["ignore_merges"] = True
+    path = write_checkpoint(tmp_path) / "tokenizer.json"
+    write_json(path, content)
+    assert open_folder(tmp_path).metadata["tokenizer.ggml.pre"] == "gpt-4o"
+    content["model"]["vocab"] |= {"lo": 268}  # which no merge makes
+    write_json(path, content)
+    assert open_folder(tmp_path).metadata["tokenizer.ggml.pre"] == "granite-embed-multi-97m"
+
+
 def vocabulary_of(shared: Path, name: str) -> dict[str, Any]:
     """The metadata of a vocabulary that llama.cpp's converter made."""
     return GGUFFile.open(shared / "vocabs" / f"ggml-vocab-{name}.gguf").metadata
@@ -419,6 +433,20 @@ def test_scores_come_from_the_order_of_merges(tmp_path: Path):
     metadata, _ = vocabulary_metadata(tmp_path, len(PIECES))
     assert metadata["tokenizer.ggml.token_type"].tolist() == TYPES
     assert metadata["tokenizer.ggml.scores"].tolist()[4:] == [0, -1, -2, -3, -3, -3]
+
+
+def test_gemma_cuts_at_spaces_that_are_gone(tmp_path: Path):
+    content = byte_fallback(PIECES, SCORES, [added_token(token, PIECES[token]) for token in range(3)])
+    content["pre_tokenizer"] = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    write_json(tmp_path / "tokenizer.json", content)
+    metadata, _ = vocabulary_metadata(tmp_path, len(PIECES))
+    assert metadata["tokenizer.ggml.add_space_prefix"] is False
+    assert Tokenizer(metadata).encode("a ab") == [8, 6]
+    content["normalizer"] = None
+    write_json(tmp_path / "tokenizer.json", content)
+    with pytest.raises(ModelError, match="pre-tokenizer Split"):
+        vocabulary_metadata(tmp_path, len(PIECES))
 
 
 @pytest.mark.parametrize(

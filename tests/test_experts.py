@@ -1,6 +1,7 @@
 """Kernels of mixtures of experts against their NumPy twins, and models with experts in runs of many kinds."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from kernel_calls import (
     padded,
     written,
 )
-from test_families import assert_same_everywhere, change, golden, logits, put, values  # noqa: F401 (a fixture)
+from test_families import assert_same_everywhere, change, golden, logits, nmse, put, values  # noqa: F401 (a fixture)
 from test_kernels import as_written, linear_float, linear_quantized, random_matrix
 
 from localllm.arch.experts import Routing
@@ -98,6 +99,13 @@ def test_of_equal_scores_the_first_is_chosen(call):
         chosen, _ = route(call, scores, routing, None, 1)
         np.testing.assert_array_equal(chosen, exact_choice(scores, routing, None).experts)
     np.testing.assert_array_equal(route(call, scores, Routing(8, 3), None, 1)[0], [[0, 1, 2], [2, 5, 7]])
+
+
+def test_sigmoids_that_are_all_1_are_told_apart(call):
+    scores = 100 + normal(5, 16)
+    chosen, weights = route(call, scores, Routing(16, 3, sigmoid=True, normalized=False), None, 1)
+    np.testing.assert_array_equal(chosen, np.argsort(-scores, axis=1)[:, :3])
+    assert (weights == 1).all()
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
@@ -329,11 +337,27 @@ def test_runs_of_any_size_agree(golden, name):  # noqa: F811
 
 
 @pytest.mark.parametrize("fields", [
-    {"expert_group_count": 2, "expert_group_used_count": 1}, {"expert_gating_func": 2, "expert_weights_scale": 2.5},
-    {"expert_used_count": 4}, {"expert_used_count": 1, "expert_weights_norm": False},
+    {"expert_group_count": 2, "expert_group_used_count": 1}, {"expert_gating_func": 1, "expert_weights_scale": 0.0},
+    {"expert_used_count": 4}, {"expert_used_count": 1, "expert_weights_norm": False}, {"expert_gating_func": 3},
+    {"attention__temperature_scale": 0.5, "attention__temperature_length": 8}, {"rope__scaling__type": "linear"},
+    {"rope__scaling__yarn_log_multiplier": 0.0}, {"rope__scaling__attn_factor": 0.8},
 ])  # fmt: skip
-def test_ways_to_choose(golden, fields):  # noqa: F811
-    assert_same_everywhere(change(golden("llama_moe"), **fields))
+def test_settings_of_deepseek(golden, fields):  # noqa: F811
+    changed = change(golden("deepseek2_v3"), **fields)
+    assert nmse(logits(changed), logits(golden("deepseek2_v3"))) > 1e-4
+    assert_same_everywhere(changed)
+
+
+def test_layers_that_guess_are_left_out(golden):  # noqa: F811
+    file = golden("deepseek2_v3")
+    for name, tensor in list(file.tensors.items()):
+        if name.startswith("blk.1."):
+            file.tensors[name.replace("blk.1", "blk.2")] = replace(tensor, name=name.replace("blk.1", "blk.2"))
+    put(file, "blk.2.nextn.enorm.weight", np.ones(96))
+    change(file, block_count=3, nextn_predict_layers=1)
+    np.testing.assert_array_equal(logits(file), logits(golden("deepseek2_v3")))
+    with pytest.raises(ModelError, match="nextn_predict_layers leaves no layers"):
+        logits(change(file, nextn_predict_layers=3))
 
 
 def test_gates_above_what_they_let_through(golden):  # noqa: F811
@@ -360,12 +384,28 @@ def test_a_router_that_is_no_number_is_seen(golden, backend):  # noqa: F811
     ({"expert_used_count": 5}, "cannot go to 5 of 4 experts"),
     ({"expert_group_count": 3}, "4 experts in 3 groups"),
     ({"expert_group_count": 2, "expert_group_used_count": 1, "expert_used_count": 3}, "do not have 3 experts"),
-    ({"expert_gating_func": 4}, "expert_gating_func 4 is not supported"),
+    ({"expert_gating_func": 4}, "llama.expert_gating_func 4 is not supported"),
+    ({"expert_gating_func": 2}, "llama.expert_gating_func 2 is not supported"),
+    ({"expert_weights_norm": False}, "llama.expert_weights_norm False is not supported"),
+    ({"expert_weights_scale": 2.5}, "llama.expert_weights_scale 2.5 is not supported"),
     ({"expert_count": 8}, "llama.expert_count, 8, does not fit"),
 ])  # fmt: skip
 def test_routing_that_makes_no_sense_is_refused(golden, fields, problem):  # noqa: F811
     with pytest.raises(ModelError, match=problem):
         logits(change(golden("llama_moe"), **fields))
+
+
+@pytest.mark.parametrize("fields, problem", [
+    ({"expert_gating_func": 4}, "deepseek2.expert_gating_func 4 is not supported"),
+    ({"rope__scaling__type": "longrope"}, "rope scaling longrope is not supported"),
+    ({"rope__dimension_count": 64}, "4 heads of 64, 1 of keys, 64 rotated: makes no sense"),
+    ({"attention__head_count_kv": 4}, "4 heads of 64, 4 of keys, 32 rotated: makes no sense"),
+    ({"attention__temperature_scale": 0.5}, "attention.temperature_length should be a number"),
+    ({"attention__kv_lora_rank": 65}, r"key_length should be 97"),
+])  # fmt: skip
+def test_a_deepseek_that_makes_no_sense_is_refused(golden, fields, problem):  # noqa: F811
+    with pytest.raises(ModelError, match=problem):
+        logits(change(golden("deepseek2_v3"), **fields))
 
 
 def test_experts_in_tensors_of_their_own(golden):  # noqa: F811
@@ -388,8 +428,9 @@ def test_experts_in_tensors_of_their_own(golden):  # noqa: F811
 
 
 @pytest.mark.parametrize("name, tensor", [
-    ("gpt_oss", "blk.0.ffn_gate_inp.bias"), ("gpt_oss", "blk.1.ffn_up_exps.bias"), ("gpt_oss", "blk.0.attn_sinks.weight"),
-    ("qwen2moe", "blk.0.ffn_gate_inp_shexp.weight"), ("qwen2moe", "blk.1.ffn_up_shexp.weight"),
+    ("gpt_oss", "blk.0.ffn_gate_inp.bias"), ("gpt_oss", "blk.1.ffn_up_exps.bias"),
+    ("gpt_oss", "blk.0.attn_sinks.weight"), ("qwen2moe", "blk.0.ffn_gate_inp_shexp.weight"),
+    ("qwen2moe", "blk.1.ffn_up_shexp.weight"),
     ("llama4", "blk.2.ffn_down_shexp.weight"), ("deepseek2_v3", "blk.1.ffn_gate_shexp.weight"),
     ("llama_moe", "blk.0.ffn_gate_exps.weight"), ("deepseek2_lite", "blk.0.attn_k_b.weight"),
 ])  # fmt: skip

@@ -25,8 +25,8 @@ COMMON = [  # formats that people use
     "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "mixQ3_K_L", "mixQ4_K_M",
 ]  # fmt: skip
 OTHERS = [
-    "Q1_0", "Q2_0", "Q2_K", "Q3_K_M", "IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "IQ4_NL", "IQ4_XS",
-    "MXFP4", "NVFP4", "TQ1_0", "TQ2_0",
+    "Q1_0", "Q2_0", "Q2_K", "Q3_K_M", "IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "IQ4_NL",
+    "IQ4_XS", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0",
 ]  # fmt: skip
 FLOATS = ("F16", "BF16", *cpu.GENERIC)  # multiplied in float32
 

@@ -64,7 +64,6 @@ def read(fields: Fields) -> DeepSeek2:
         raise fields.error(f"{fields.key('nextn_predict_layers')} leaves no layers")
     common["layers"] -= guessing
     temperature = fields.number("attention.temperature_scale", 0.0)
-    function = SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX
     return DeepSeek2(
         **common,
         epsilon=fields.number(RMS_EPSILON),
@@ -78,7 +77,17 @@ def read(fields: Fields) -> DeepSeek2:
         temperature=temperature,
         temperature_length=fields.count("attention.temperature_length", None if temperature else 1),
         guessing=guessing,
-        routing=read_routing(fields, function, normalized=False),
+        routing=read_own_routing(fields),
+    )
+
+
+def read_own_routing(fields: Fields) -> Routing | None:
+    """What a model does with its experts' scores is said by its file. Raises ModelError."""
+    return read_routing(
+        fields,
+        fields.count("expert_gating_func", 0) or (SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX),
+        normalized=fields.flag("expert_weights_norm", False),
+        scale=fields.number("expert_weights_scale", 0.0) or 1.0,
     )
 
 

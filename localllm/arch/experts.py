@@ -10,7 +10,7 @@ from localllm.arch.weights import Weight, Weights, stacked
 
 Gate = Callable[[Activation, Activation], Activation]  # such as b.swiglu
 
-SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # numbers that files have for the functions that make scores
+FUNCTIONS = SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # numbers that files have for what makes scores
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,30 @@ class Routing:
 
 
 def read_routing(
-    fields: Fields, function: int = SOFTMAX, normalized: bool = True, weighs_inputs: bool = False
+    fields: Fields, function: int = SOFTMAX, normalized: bool = True, scale: float = 1.0, weighs_inputs: bool = False
 ) -> Routing | None:
-    """The expert_* keys, None for a model without experts; the arguments are what the family does.
+    """The expert_* keys, None for a model without experts; the arguments are what the family does with scores.
 
-    Raises ModelError.
+    Raises ModelError, also for a file that says otherwise.
     """
     experts = fields.count("expert_count", 0)
     if not experts:
         return None
+    said = {
+        "expert_gating_func": (fields.count("expert_gating_func", 0) or function, function),
+        "expert_weights_norm": (fields.flag("expert_weights_norm", normalized), normalized),
+        "expert_weights_scale": (fields.number("expert_weights_scale", 0.0) or scale, scale),
+    }
+    for key, (value, done) in said.items():
+        if value != done or function not in FUNCTIONS:
+            raise fields.error(f"{fields.key(key)} {show(value)} is not supported")
+    normalized = normalized or function == SOFTMAX_OF_CHOSEN  # which is the normalized softmax of all
+    used, groups, groups_used = read_choice(fields, experts)
+    return Routing(experts, used, function == SIGMOID, normalized, scale, groups, groups_used, weighs_inputs)
+
+
+def read_choice(fields: Fields, experts: int) -> tuple[int, int, int]:
+    """How many experts a token goes to, how many groups there are, and of how many of them. Raises ModelError."""
     used, groups = fields.count("expert_used_count"), fields.count("expert_group_count", 0) or 1
     groups_used = fields.count("expert_group_used_count", 0) or groups
     if used > experts:
@@ -49,14 +64,7 @@ def read_routing(
         raise fields.error(f"{experts} experts in {groups} groups, of which {groups_used} are used: makes no sense")
     if used > experts // groups * groups_used:
         raise fields.error(f"{groups_used} of {groups} groups do not have {used} experts")
-    key = "expert_gating_func"
-    given = fields.count(key, 0) or function
-    if given not in (SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN):
-        raise fields.error(f"{fields.key(key)} {show(given)} is not supported")
-    # The softmax of the chosen logits is the normalized softmax of all.
-    is_normalized = fields.flag("expert_weights_norm", normalized) or given == SOFTMAX_OF_CHOSEN
-    scale = fields.number("expert_weights_scale", 0.0) or 1.0
-    return Routing(experts, used, given == SIGMOID, is_normalized, scale, groups, groups_used, weighs_inputs)
+    return used, groups, groups_used
 
 
 def gated_or_mixture(

@@ -62,18 +62,29 @@ generation = together(
     number("--repeat-penalty", help="Divide the logits of recent tokens by N.  [default: 1.0]"),
     number("--presence-penalty", help="Subtract N from the logits of recent tokens.  [default: 0.0]"),
     number("--frequency-penalty", help="Subtract N for each recent occurrence.  [default: 0.0]"),
+    click.option(
+        "--speculate",
+        type=click.Choice(["ngram", "off"]),
+        default="ngram",
+        help="Guess tokens where the text repeats itself: the same answer in fewer steps.  [default: ngram]",
+    ),
 )
 
 
 def generation_options(
-    on_progress: Callable[[int, int], None], max_tokens: int | None, stop: tuple[str, ...], **sampling: Any
+    on_progress: Callable[[int, int], None],
+    max_tokens: int | None,
+    stop: tuple[str, ...],
+    speculate: str,
+    **sampling: Any,
 ) -> "GenerationOptions":
     """What the options of `generation` say, checked; `on_progress` hears of the prefill. Raises UsageError."""
     from localllm.generation.generate import GenerationOptions
     from localllm.generation.sampling import SamplingOptions
 
     given = {name: value for name, value in sampling.items() if value is not None}
-    return GenerationOptions(None if max_tokens == -1 else max_tokens, stop, SamplingOptions(**given), on_progress)
+    limit = None if max_tokens == -1 else max_tokens
+    return GenerationOptions(limit, stop, SamplingOptions(**given), on_progress, speculate)
 
 
 def open_model(

@@ -90,7 +90,8 @@ def require_sense(n: int, beams: int, choices: dict[str, Any]) -> None:
     from localllm.generation.answers import require_counts
 
     require_counts(n, beams)
-    drawing = [name for name, value in choices.items() if value is not None and name not in ("max_tokens", "stop")]
+    others = "max_tokens", "stop", "speculate"
+    drawing = [name for name, value in choices.items() if value is not None and name not in others]
     if beams and drawing:
         raise UsageError(f"--beams draws nothing, so {drawing[0]} makes no sense with it")
 
@@ -124,6 +125,7 @@ def report(model: "Model", answer: "Generation", load_s: float, total_s: float) 
         "prompt_tokens": len(answer.prompt),
         "completion_tokens": said,
         "seed": answer.seed,
+        "speculation": {"drafted": answer.drafted, "accepted": answer.accepted},
         **circumstances(model, times),
     }
 
@@ -161,6 +163,8 @@ def tell(result: dict[str, Any]) -> None:
         f"answer: {result['completion_tokens']} tokens in {decode}, first after {times['ttft_s']:.2f} s, "
         f"finish: {result['finish_reason']}, seed: {result['seed']}"
     )
+    if guessed := result["speculation"]["drafted"]:
+        say(f"guessed: {guessed} tokens, {result['speculation']['accepted']} of them right: a step less for each")
 
 
 def tell_several(result: dict[str, Any]) -> None:

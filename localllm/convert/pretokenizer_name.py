@@ -17,6 +17,9 @@ from localllm.text.words import cutter
 # The name that llama.cpp's converter writes for Llamas, where the table's first name for the family is another.
 USUAL_NAMES = {"llama3": "llama-bpe", "starcoder": "smollm"}
 
+# Names that few readers know, and those of others that cut alike and do not ignore merges: gpt-oss has the first.
+WIDELY_KNOWN = {"granite-embed-multi-97m": "gpt-4o"}
+
 # One of each kind that an expression may tell apart, and runs of them.
 _KINDS = [
     *[

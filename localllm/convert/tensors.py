@@ -1,78 +1,148 @@
-"""A checkpoint's tensors as a GGUF file has them: formats, and the order of rows."""
+"""A checkpoint's tensors in other orders and other numbers: what turns them into those of a GGUF file.
 
-from collections.abc import Callable
+A source is a tensor whose rows are read when they are asked for. The functions make sources of sources; none reads more
+than the rows that are asked for, or, of a matrix that is turned round, the whole matrix.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Protocol
 
 import numpy as np
 
-from localllm.convert.families import Family
-from localllm.convert.hyperparameters import Hyperparameters
-from localllm.convert.weights import Stored
-from quant.formats import BY_NAME, Format
+Shape = tuple[int, ...]
+Rows = Callable[[int, int], np.ndarray]  # rows first to last - 1 of all matrices, as bytes: uint8 [rows, bytes of one]
 
-Rows = Callable[[int, int], np.ndarray]  # rows first to last - 1, as bytes
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}  # of a number
+
+
+class Source(Protocol):
+    """A tensor. Several threads may read at once."""
+
+    @property
+    def dtype(self) -> str: ...  # a key of BYTES, or a block format of GGUF
+
+    @property
+    def shape(self) -> Shape: ...  # the length of a row last
+
+    @property
+    def rows(self) -> Rows: ...
 
 
 @dataclass(frozen=True, eq=False)
-class CheckpointTensor:
-    """One tensor, as a GGUF file would have it; its rows are read when they are asked for, from any thread."""
+class Made:
+    """A source that is made of others."""
 
-    name: str
-    format: Format  # F32, F16 or BF16
-    shape: tuple[int, ...]  # the length of a row last
-    read: Rows
-
-    def rows(self, first: int, last: int) -> np.ndarray:
-        """Rows first to last - 1 (a vector is one row): uint8 [last - first, bytes of a row]. Raises ModelError."""
-        return self.read(first, last)
-
-    def forget(self, first: int, last: int) -> None:
-        """Nothing is kept."""
+    dtype: str
+    shape: Shape
+    rows: Rows
 
 
-def gguf_tensor(name: str, tensor: Stored, family: Family, sizes: Hyperparameters) -> CheckpointTensor:
-    """A tensor with the order of rows, and the format, that GGUF's readers expect: vectors are F32."""
-    read: Rows = tensor.rows
-    if len(tensor.shape) == 1:
-        vector = as_float32(tensor.rows(0, 1), tensor.dtype).reshape(-1)
-        if name.split(".")[-2] in family.rotated:
-            vector = vector[pairs_from_halves(np.arange(len(vector)), sizes.head_dim)]
-        return made_tensor(name, vector)
-    if name.split(".")[-2] in family.rotated:
-        read = in_pairs(read, sizes.head_dim)
-    if tensor.dtype == "F64":
-        return CheckpointTensor(name, BY_NAME["F32"], tensor.shape, in_float32(read))
-    return CheckpointTensor(name, BY_NAME[tensor.dtype], tensor.shape, read)
+def picked(source: Source, shape: Shape, where: Callable[[np.ndarray], np.ndarray]) -> Made:
+    """Some rows of a source, in another order; where: int [rows], numbers of the new rows -> those of the source."""
+
+    def rows(first: int, last: int) -> np.ndarray:
+        wanted = where(np.arange(first, last))
+        start = int(wanted.min())
+        return source.rows(start, int(wanted.max()) + 1)[wanted - start]
+
+    return Made(source.dtype, shape, rows)
 
 
-def made_tensor(name: str, values: np.ndarray) -> CheckpointTensor:
-    """A small tensor that is kept in memory: float32 [n]."""
-    data = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(1, -1)
-    return CheckpointTensor(name, BY_NAME["F32"], values.shape, lambda first, last: data[first:last])
-
-
-def pairs_from_halves(rows: np.ndarray, head_dim: int) -> np.ndarray:
-    """Where rows of a GGUF file are in a checkpoint: int [rows].
+def in_pairs(source: Source, head_dim: int) -> Made:
+    """Rows in the order that GGUF's llama expects.
 
     A checkpoint rotates number i of a head with number i + head_dim / 2, GGUF's llama number 2 i with number 2 i + 1.
     """
-    head, within = np.divmod(rows, head_dim)
-    return head * head_dim + within % 2 * (head_dim // 2) + within // 2
+
+    def where(rows: np.ndarray) -> np.ndarray:
+        head, within = np.divmod(rows, head_dim)
+        return head * head_dim + within % 2 * (head_dim // 2) + within // 2
+
+    return picked(source, source.shape, where)
 
 
-def in_pairs(read: Rows, head_dim: int) -> Rows:
-    """A matrix's rows in GGUF's order, by reading whole heads."""
+def spread(source: Source, shape: Shape, period: int, start: int, step: int = 1) -> Made:
+    """Of every `period` rows of a source as many as a matrix of `shape` has: from `start` on, one of `step`."""
+
+    def where(rows: np.ndarray) -> np.ndarray:
+        matrix, within = np.divmod(rows, shape[-2])
+        return matrix * period + start + within * step
+
+    return picked(source, shape, where)
+
+
+def stacked(sources: Sequence[Source]) -> Made:
+    """Matrices of one shape, one behind the other."""
+    height = sources[0].shape[-2]
 
     def rows(first: int, last: int) -> np.ndarray:
-        start, stop = first // head_dim * head_dim, -(-last // head_dim) * head_dim
-        return read(start, stop)[pairs_from_halves(np.arange(first, last), head_dim) - start]
+        return np.concatenate(
+            [
+                sources[number].rows(max(first - number * height, 0), min(last - number * height, height))
+                for number in range(first // height, -(-last // height))
+            ]
+        )
 
-    return rows
+    return Made(sources[0].dtype, (len(sources), *sources[0].shape), rows)
 
 
-def in_float32(read: Rows) -> Rows:
-    """The rows of a float64 matrix as float32."""
-    return lambda first, last: np.ascontiguousarray(as_float32(read(first, last), "F64")).view(np.uint8)
+def transposed(source: Source) -> Made:
+    """Every matrix of a source turned round: a new row is a column."""
+    *stack, height, width = source.shape
+    item = BYTES[source.dtype]
+
+    def rows(first: int, last: int) -> np.ndarray:
+        found = []
+        for matrix in range(first // width, -(-last // width)):
+            whole = source.rows(matrix * height, (matrix + 1) * height).reshape(height, width, item)
+            columns = whole[:, max(first - matrix * width, 0) : min(last - matrix * width, width)]
+            found.append(columns.transpose(1, 0, 2).reshape(-1, height * item))
+        return np.concatenate(found)
+
+    return Made(source.dtype, (*stack, width, height), rows)
+
+
+def reshaped(source: Source, shape: Shape) -> Made:
+    """The same rows as matrices of other shapes."""
+    return Made(source.dtype, shape, source.rows)
+
+
+def column(vector: Source) -> Made:
+    """A vector as a matrix of one column."""
+    return kept(as_float32(vector.rows(0, 1), vector.dtype).reshape(-1, 1))
+
+
+def flat(matrix: Source) -> Made:
+    """A matrix of one column as a vector."""
+    return kept(as_float32(matrix.rows(0, matrix.shape[0]), matrix.dtype).reshape(-1))
+
+
+def every_second(matrix: Source, start: int) -> Made:
+    """Columns start, start + 2, ... of a small matrix."""
+    return kept(as_float32(matrix.rows(0, matrix.shape[0]), matrix.dtype)[:, start::2])
+
+
+def computed(source: Source, function: Callable[[np.ndarray], np.ndarray]) -> Made:
+    """A function of every number, in float32."""
+
+    def rows(first: int, last: int) -> np.ndarray:
+        numbers = as_float32(source.rows(first, last), source.dtype)
+        return np.ascontiguousarray(function(numbers), np.float32).view(np.uint8)
+
+    return Made("F32", source.shape, rows)
+
+
+def in_float32(source: Source) -> Source:
+    """The same numbers in float32."""
+    return source if source.dtype == "F32" else computed(source, lambda numbers: numbers)
+
+
+def kept(values: np.ndarray) -> Made:
+    """Numbers in memory."""
+    data = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(prod(values.shape[:-1]), -1)
+    return Made("F32", values.shape, lambda first, last: data[first:last])
 
 
 def as_float32(data: np.ndarray, dtype: str) -> np.ndarray:
@@ -80,3 +150,20 @@ def as_float32(data: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "BF16":
         return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
     return data.view({"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
+
+
+def mxfp4(blocks: Source, scales: Source) -> Made:
+    """MXFP4 weights in GGUF's blocks of 32: the scale, then 16 bytes whose low halves are the first 16 weights.
+
+    blocks: uint8 [..., blocks of a row, 16], in whose bytes neighbours are together, the first in the low half; scales:
+    uint8 [..., blocks of a row]. Codes and scales mean the same in both (OCP Microscaling Formats 1.0).
+    """
+    *outer, count, _ = blocks.shape
+
+    def rows(first: int, last: int) -> np.ndarray:
+        pairs = blocks.rows(first * count, last * count).reshape(-1, 16)
+        codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(-1, 32)
+        scale = scales.rows(first, last).reshape(-1, 1)
+        return np.concatenate([scale, codes[:, :16] | codes[:, 16:] << 4], axis=1).reshape(last - first, count * 17)
+
+    return Made("MXFP4", (*outer, count * 32), rows)

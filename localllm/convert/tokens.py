@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.convert.files import read_bytes, read_json, understood
-from localllm.convert.pretokenizer_name import parts, pretokenizer_name
+from localllm.convert.pretokenizer_name import WIDELY_KNOWN, parts, pretokenizer_name
 from localllm.convert.sentencepiece import BPE, read_sentencepiece
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
@@ -107,7 +107,8 @@ def name_of_pretokenizer(path: Path, content: dict[str, Any]) -> str:
     """The value of tokenizer.ggml.pre, which stands for the expressions and for `ignore_merges`. Raises ModelError."""
     ignores = content["model"].get("ignore_merges") is True
     try:
-        return pretokenizer_name(content["pre_tokenizer"], ignores)
+        name = pretokenizer_name(content["pre_tokenizer"], ignores)
+        return WIDELY_KNOWN[name] if name in WIDELY_KNOWN and merges_make_all(content) else name
     except ModelError as error:
         if not merges_make_all(content):
             raise ModelError(f"{path}: {error}") from None
@@ -146,7 +147,7 @@ def from_merges(path: Path, content: dict[str, Any], size: int) -> Tokens:
     """SentencePiece by its translation into merges: the piece that is merged first has the highest score."""
     refuse_normalizer(path, content, {"Prepend", "Replace"})
     for part in parts(content.get("pre_tokenizer")):
-        if part.get("type") != "Metaspace" or part.get("split") is not False:
+        if not cuts_nothing(part, content):
             raise ModelError(
                 f"{path}: pre-tokenizer {shown(str(part.get('type')))} with byte_fallback is not supported"
             )
@@ -159,6 +160,13 @@ def from_merges(path: Path, content: dict[str, Any], size: int) -> Tokens:
         kind = UNKNOWN if piece == unknown else BYTE if _BYTE.fullmatch(piece) else NORMAL
         tokens.put(token, piece, kind, scores.get(piece, float(-len(scores))) if kind == NORMAL else 0.0)
     return tokens
+
+
+def cuts_nothing(part: dict[str, Any], content: dict[str, Any]) -> bool:
+    """Whether a step of the pre-tokenizer leaves texts whole: as Gemma's, which cuts at spaces when none are left."""
+    if part.get("type") == "Split" and part.get("pattern") == {"String": " "}:
+        return any(step.get("type") == "Replace" for step in steps(content.get("normalizer")))
+    return part.get("type") == "Metaspace" and part.get("split") is False
 
 
 def scores_of_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) -> dict[str, float]:

@@ -16,10 +16,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from localllm.convert.files import read_json, understood
+from localllm.convert.tensors import BYTES
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
 
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # of a number; other types are not read
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PART = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
 

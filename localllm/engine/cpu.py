@@ -307,7 +307,8 @@ class Lowering:
         places, by_row = LINEAR[name], [(at, arguments[at]) for at in BY_ROW[name] if arguments[at]]
         strides = [(getattr(places, at), buffer.stride) for at, buffer in by_row]
         self._need_scratch(CALL_BYTES + (LINEAR_SCRATCH if name == "linear_quantized" else float_scratch(x.columns)))
-        slices = min(max(weight.tensor.nbytes // len(data) // PART_BYTES, 1), 8 * self._threads)
+        # As many as dense matrices of that size have parts: what is asked for ahead is lost where a slice ends.
+        slices = min(max(data[0].nbytes // PART_BYTES, 1), max(8 * self._threads // choice.columns, 1))
         arguments |= {"linear": Address(kernel), "by_row": np.array(strides, np.int64), "by_row_count": len(strides)}
         arguments |= {"run_count": self._count(choice.rows), "expert_bytes": data.strides[0], "slices": slices}
         arguments |= {"active": experts.active, "active_count": experts.active_count}

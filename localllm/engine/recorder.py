@@ -183,7 +183,7 @@ class Recorder:
             if x is not None and x.columns != columns:
                 raise ModelError(f"layer {state.layer}: {name} should have {columns} columns, has {x.columns}")
         inputs = tuple(x for x in (q, k, v) if x is not None)
-        given = {"state": state, "heads": heads, "scale": scale, "softcap": softcap, "slopes": slopes}
+        given: dict[str, Any] = {"state": state, "heads": heads, "scale": scale, "softcap": softcap, "slopes": slopes}
         given["sinks"] = self._vector(sinks, heads) if sinks else None
         return self._record("attend", inputs, q.rows, heads * state.value_dim, **given)
 

@@ -10,11 +10,13 @@ import numpy as np
 from localllm.errors import ContextError, UsageError
 from localllm.generation.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
 from localllm.generation.sequences import Sequences
+from localllm.generation.speculation import Guesses
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
 
+SPECULATE = ("ngram", "off")
 CHUNK = 512  # tokens per prefill step; between steps, progress is shown and Ctrl-C is heard
 
 
@@ -26,11 +28,14 @@ class GenerationOptions:
     stop: Sequence[str] = ()  # strings that end the answer and are not part of it
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     on_progress: Callable[[int, int], None] | None = None  # called with (tokens read, tokens to read) during prefill
+    speculate: str = "ngram"  # read what may come next in one step, where the text repeats itself; or "off"
 
     def __post_init__(self) -> None:
         """Raises UsageError for values that make no sense."""
         if self.max_tokens is not None and self.max_tokens < 0:
             raise UsageError(f"max_tokens should be 0 or above, not {self.max_tokens}")
+        if self.speculate not in SPECULATE:
+            raise UsageError(f"speculate should be {' or '.join(SPECULATE)}, not {self.speculate!r}")
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         if not all(isinstance(text, str) and text for text in self.stop):
@@ -92,6 +97,7 @@ class Generation:
         seed: with which the sampler gives the same answer again.
         cached_tokens: how many of the prompt's tokens were in the cache already.
         prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
+        steps: of the model, after the prompt.  drafted, accepted: tokens that were guessed, and those that were right.
     """
 
     def __init__(
@@ -106,8 +112,9 @@ class Generation:
         require_room(prompt, sequences.context)
         self.prompt, self.tokens, self.text, self.finish_reason = prompt, list[int](), "", "interrupted"
         self.cached_tokens, self.prefill_s, self.ttft_s, self.decode_s = 0, 0.0, 0.0, 0.0
+        self.steps = self.drafted = self.accepted = 0
         self._sequences, self._decoder, self._options = sequences, decoder, options
-        self._end_ids = tokenizer.end_ids
+        self._end_ids, self._ended = tokenizer.end_ids, False
         self._sampler = Sampler(options.sampling, sequences.vocab_size)
         self.seed = self._sampler.seed
         self._pieces = self._generate()
@@ -137,23 +144,53 @@ class Generation:
         """Tokens as they are chosen, until one ends the answer or there is no room for more."""
         started = perf_counter()
         with self._sequences.beginning_with(self.prompt) as sequence:
-            logits = self._prefill(sequence)
+            rows, draft = self._prefill(sequence), list[int]()
             self.prefill_s = perf_counter() - started
             limit = self._options.limit(self._sequences.context - len(self.prompt))
-            while len(self.tokens) < limit:
+            guesses = Guesses(self.prompt) if self._options.speculate == "ngram" else None
+            while len(self.tokens) < limit and not self._ended:
                 if self.tokens:
-                    logits = sequence.append(self.tokens[-1:])
-                token = self._sampler.sample(logits[-1])
-                elapsed = perf_counter() - started
-                self.ttft_s = self.ttft_s or elapsed
-                self.decode_s = elapsed - self.ttft_s
-                if token in self._end_ids:
-                    self.finish_reason = "stop"
-                    return
-                self._sampler.accept(token)
-                self.tokens.append(token)
-                yield token
-        self.finish_reason = "length"
+                    draft = guesses.draft(limit - len(self.tokens) - 1) if guesses else []
+                    rows = self._step(sequence, draft, guesses)
+                before = len(self.tokens)
+                yield from self._drawn(rows, draft, started)
+                if guesses:
+                    self._learn(sequence, draft, before, guesses)
+        self.finish_reason = "stop" if self._ended else "length"
+
+    def _step(self, sequence: "Tokens", draft: list[int], guesses: Guesses | None) -> np.ndarray:
+        """Read the newest token and a draft behind it; the logits after each, float32 [1 + len(draft), vocab]."""
+        started = perf_counter()
+        rows = sequence.append([self.tokens[-1], *draft], "all")
+        self.steps += 1
+        if guesses:
+            guesses.took(len(rows), perf_counter() - started)
+        return rows
+
+    def _drawn(self, rows: np.ndarray, draft: list[int], started: float) -> Iterator[int]:
+        """The tokens that are drawn, as far as the draft is right and one beyond."""
+        for row, guess in zip(rows, [*draft, None], strict=True):
+            token = self._sampler.sample(row)
+            elapsed = perf_counter() - started
+            self.ttft_s = self.ttft_s or elapsed
+            self.decode_s = elapsed - self.ttft_s
+            if token in self._end_ids:
+                self._ended = True
+                return
+            self._sampler.accept(token)
+            self.tokens.append(token)
+            yield token
+            if token != guess:
+                return
+
+    def _learn(self, sequence: "Tokens", draft: list[int], before: int, guesses: Guesses) -> None:
+        """Take back what was wrong of the draft, and tell what came instead."""
+        drawn = self.tokens[before:]
+        accepted = sum(token == guess for token, guess in zip(drawn, draft, strict=False))
+        if accepted < len(draft):
+            sequence.truncate(len(self.prompt) + before + accepted)
+        guesses.learn(drawn, len(draft), accepted)
+        self.drafted, self.accepted = self.drafted + len(draft), self.accepted + accepted
 
     def _prefill(self, sequence: "Tokens") -> np.ndarray:
         """Read what the sequence does not hold of the prompt; the logits after it, float32 [1, vocab]."""

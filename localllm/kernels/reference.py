@@ -320,11 +320,10 @@ def dequantize(tensor) -> np.ndarray:
     if tensor.format.name in ("Q1_0", "Q2_0"):  # which `gguf` 0.19 cannot
         return dequantized_bits(data, tensor.format.name).reshape(tensor.shape)
     try:
-        return (
-            gguf.dequantize(data, gguf.GGMLQuantizationType(tensor.format.id)).astype(np.float32).reshape(tensor.shape)
-        )
+        values = gguf.dequantize(data, gguf.GGMLQuantizationType(tensor.format.id))
     except (NotImplementedError, ValueError):
         raise ModelError(f"tensor {tensor.name}: format {tensor.format.name} is not supported") from None
+    return values.astype(np.float32).reshape(tensor.shape)
 
 
 def dequantized_bits(data: np.ndarray, format: str) -> np.ndarray:

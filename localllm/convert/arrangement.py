@@ -1,0 +1,146 @@
+"""A checkpoint's tensors, each in the place that GGUF has for it."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from localllm.convert.family import Family, Sizes
+from localllm.convert.hyperparameters import Hyperparameters
+from localllm.convert.places import Place, places
+from localllm.convert.tensors import Shape, Source, as_float32, in_float32, kept, stacked
+from localllm.convert.weights import Stored
+from localllm.errors import ModelError
+from localllm.files.gguf_header import shown
+from quant.formats import BY_NAME, Format
+
+# What old checkpoints store and nobody reads.
+LEFT_OUT = re.compile(r".*\.(inv_freq|cos_cached|sin_cached|masked_bias)|(transformer\.)?h\.[0-9]+\.attn\.bias")
+OF_IMAGES = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projector)\..*")
+IN_LAYER = re.compile(r".*?\b(?:layers|h)\.([0-9]+)\.(.+)")
+OF_EXPERT = re.compile(r"\.experts\.([0-9]+)\.")
+FULL_NUMBERS = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "ssm_conv1d")  # matrices that are always F32
+
+Found = dict[int, Stored]  # tensors of one name, by expert; -1: of all
+
+
+@dataclass(frozen=True, eq=False)
+class CheckpointTensor:
+    """One tensor, as a GGUF file would have it; its rows are read when they are asked for, from any thread."""
+
+    name: str
+    format: Format  # F32, F16, BF16, MXFP4
+    shape: Shape  # the length of a row last
+    source: Source
+
+    def rows(self, first: int, last: int) -> np.ndarray:
+        """Rows first to last - 1 (a vector is one row): uint8 [last - first, bytes of a row]. Raises ModelError."""
+        return self.source.rows(first, last)
+
+    def forget(self, first: int, last: int) -> None:
+        """Nothing is kept."""
+
+
+def gguf_tensor(name: str, source: Source) -> CheckpointTensor:
+    """A source in a format that GGUF's readers expect: vectors, which are kept in memory, and some matrices are F32."""
+    if len(source.shape) == 1:
+        source = kept(as_float32(source.rows(0, 1), source.dtype).reshape(-1))
+    base = name.removesuffix(".weight")
+    if source.dtype == "F64" or base == name or base.rpartition(".")[2] in FULL_NUMBERS:
+        source = in_float32(source)
+    return CheckpointTensor(name, BY_NAME[source.dtype], source.shape, source)
+
+
+def arranged(
+    folder: Path, stored: Mapping[str, Stored], family: Family, h: Hyperparameters, warnings: list[str]
+) -> Iterator[CheckpointTensor]:
+    """All tensors under their GGUF names, in the order of the layers. Raises ModelError for one too many or too few."""
+    wanted = places(family, h.sizes, h.tied)
+    found = by_place(stored, family, h, wanted, warnings)
+    for name, place in wanted.items():
+        if all(part in found for part in place.of):
+            sources = [whole(folder, part, found[part], shape, place) for part, shape in place.of.items()]
+            yield gguf_tensor(name, place.made(sources))
+        elif place.needed:
+            raise ModelError(f"{folder}: there is no tensor for {name} of the architecture {family.arch}")
+
+
+def by_place(
+    stored: Mapping[str, Stored],
+    family: Family,
+    h: Hyperparameters,
+    wanted: Mapping[str, Place],
+    warnings: list[str],
+) -> dict[str, Found]:
+    """The tensors by the names that places have for their parts. Raises ModelError for one without a place."""
+    names = Names(family, h.sizes)
+    parts = {part for place in wanted.values() for part in place.of}
+    found: dict[str, Found] = {}
+    for theirs, tensor in stored.items():
+        if LEFT_OUT.fullmatch(theirs) or names.is_left_out(theirs):
+            continue
+        name, expert = names.place_of(theirs, parts)
+        if h.tied and name == "output.weight":
+            continue
+        if name not in parts or expert in found.setdefault(name, {}):
+            raise ModelError(f"{tensor.path}: tensor {shown(theirs)} has no place in the architecture {family.arch}")
+        found[name][expert] = tensor
+    if names.images:
+        warnings.append(f"{names.images} tensors for images are left out: only text remains")
+    return found
+
+
+class Names:
+    """What a family's tensors are called."""
+
+    def __init__(self, family: Family, sizes: Sizes):
+        self._family, self._sizes = family, sizes
+        self._map = gguf.get_tensor_name_map(arch_id(family), sizes["layers"])
+        self.images = 0  # how many were left out
+
+    def is_left_out(self, theirs: str) -> bool:
+        """Whether a tensor is for images, or in a layer behind the last, that predicts more tokens at once."""
+        if self._family.sees and OF_IMAGES.fullmatch(theirs):
+            self.images += 1
+            return True
+        layer, layers = IN_LAYER.fullmatch(theirs), self._sizes["layers"]
+        return bool(layer and layers <= int(layer[1]) < layers + self._sizes.get("extra_layers", 0))
+
+    def place_of(self, theirs: str, parts: set[str]) -> tuple[str, int]:
+        """The part of a place, "" if there is none, and the expert, -1 for all."""
+        plain = theirs.replace("language_model.", "").replace("e_score_correction_bias", "e_score_correction.bias")
+        expert = OF_EXPERT.search(plain)
+        plain = OF_EXPERT.sub(".experts.", plain, count=1)
+        layer = IN_LAYER.fullmatch(plain)
+        if layer and (own := f"blk.{int(layer[1])}.{layer[2]}") in parts:
+            return own, int(expert[1]) if expert else -1
+        name = self._map.get_name(plain, try_suffixes=(".weight", ".bias")) or ""
+        name = name if name in parts or name.endswith(".weight") else f"{name}.weight"
+        return name, int(expert[1]) if expert else -1
+
+
+def whole(folder: Path, name: str, found: Found, shape: Shape, place: Place) -> Source:
+    """A tensor of this shape, which may be stored by experts. Raises ModelError."""
+    if -1 in found and len(found) == 1:
+        return checked(found[-1], shape, place)
+    if len(shape) != 3 or set(found) != set(range(shape[0])):
+        raise ModelError(f"{folder}: there are {len(found)} tensors for the experts of {name}; expected {shape[0]}")
+    return stacked([checked(found[expert], shape[1:], place) for expert in range(shape[0])])
+
+
+def checked(tensor: Stored, shape: Shape, place: Place) -> Stored:
+    """The tensor. Raises ModelError if it is not of this shape, or of no type that can be read."""
+    if tensor.dtype not in place.dtypes:
+        raise ModelError(f"{tensor.path}: tensor {tensor.name}: type {shown(tensor.dtype)} is not supported")
+    if tensor.shape != shape:
+        sizes = f"{list(tensor.shape)}; expected {list(shape)} by config.json"
+        raise ModelError(f"{tensor.path}: tensor {tensor.name} has the shape {sizes}")
+    return tensor
+
+
+def arch_id(family: Family) -> gguf.MODEL_ARCH:
+    """The gguf package's number for an architecture."""
+    return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)

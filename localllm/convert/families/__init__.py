@@ -1,0 +1,54 @@
+"""The architectures that can be converted, by their names in config.json.
+
+To add one: a Family in a file here, with what a layer holds under gguf's names (its TensorNameMap knows the others'),
+and what its config.json says besides the usual; and an entry in the table.
+"""
+
+from localllm.convert.config import Config
+from localllm.convert.families import deepseek, gemma, gpt2, gpt_oss, llama, mamba, olmo, phi3, qwen
+from localllm.convert.family import Family
+from localllm.files.gguf_header import shown
+
+FAMILIES = {
+    "DeepseekV2ForCausalLM": deepseek.DEEPSEEK2,
+    "DeepseekV3ForCausalLM": deepseek.DEEPSEEK3,
+    "GPT2LMHeadModel": gpt2.GPT2,
+    "Gemma2ForCausalLM": gemma.GEMMA2,
+    "Gemma3ForCausalLM": gemma.GEMMA3,
+    "Gemma3ForConditionalGeneration": gemma.GEMMA3,
+    "GemmaForCausalLM": gemma.GEMMA,
+    "GptOssForCausalLM": gpt_oss.GPT_OSS,
+    "GraniteForCausalLM": llama.GRANITE,
+    "GraniteMoeForCausalLM": llama.GRANITEMOE,
+    "LLaMAForCausalLM": llama.LLAMA,
+    "LlamaForCausalLM": llama.LLAMA,
+    "MambaForCausalLM": mamba.MAMBA,
+    "Ministral3ForCausalLM": llama.MISTRAL3,
+    "Mistral3ForConditionalGeneration": llama.MISTRAL3,
+    "MistralForCausalLM": llama.LLAMA,
+    "MixtralForCausalLM": llama.MIXTRAL,
+    "Olmo2ForCausalLM": olmo.OLMO2,
+    "Olmo3ForCausalLM": olmo.OLMO2,
+    "OlmoeForCausalLM": olmo.OLMOE,
+    "Phi3ForCausalLM": phi3.PHI3,
+    "Qwen2ForCausalLM": qwen.QWEN2,
+    "Qwen2MoeForCausalLM": qwen.QWEN2MOE,
+    "Qwen3ForCausalLM": qwen.QWEN3,
+    "Qwen3MoeForCausalLM": qwen.QWEN3MOE,
+    "SmolLM3ForCausalLM": llama.SMOLLM3,
+    "Starcoder2ForCausalLM": gpt2.STARCODER2,
+}
+IN_BLOCKS = {("GptOssForCausalLM", "mxfp4"): gpt_oss.GPT_OSS_MXFP4}  # weights that GGUF can have as they are quantized
+
+
+def family_of(config: Config) -> Family:
+    """The family of a checkpoint. Raises ModelError if it is not supported, or its weights are quantized."""
+    family = FAMILIES.get(config.architecture)
+    if family is None:
+        known = ", ".join(sorted(FAMILIES))
+        raise config.refusal(f"architecture {shown(config.architecture)} is not supported (supported: {known})")
+    method = config.get("quantization_config")
+    name = str(method.get("quant_method") if isinstance(method, dict) else method)
+    if method and (config.architecture, name) not in IN_BLOCKS:
+        raise config.refusal(f"the weights are quantized ({shown(name)}); the original checkpoint is needed")
+    return IN_BLOCKS[config.architecture, name] if method else family

@@ -1,0 +1,124 @@
+"""DeepSeek-V2 and V3."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from localllm.convert.config import Config
+from localllm.convert.families.experts import with_experts
+from localllm.convert.families.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT
+from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.hyperparameters import Hyperparameters, decoder
+from localllm.convert.rope_scaling import rope_parameters
+from localllm.convert.tensors import Shape, Source, spread, transposed
+
+SOFTMAX, SIGMOID = 1, 2  # GGUF's numbers of what makes scores of a router's results
+
+
+def deepseek2(config: Config) -> Hyperparameters:
+    """One latent row for all heads' keys and values; the first layers have no experts. In GGUF the heads see that row,
+    as if there was one for all."""
+    config.only("rope_interleave", True)
+    config.only("moe_layer_freq", 1)
+    heads = config.count("num_attention_heads")
+    sizes = {"rotated": config.count("qk_rope_head_dim"), "latent": config.count("kv_lora_rank")}
+    sizes |= {"key_dim": config.count("qk_nope_head_dim"), "value_dim": config.count("v_head_dim")}
+    own = {"head_dim": sizes["rotated"], "num_key_value_heads": 1}
+    h = decoder(Config({**config.content, **own}, config.path, config.warnings), scalings=("yarn",))
+    whole_key = sizes["key_dim"] + sizes["rotated"]
+    sizes |= {
+        "queries": heads * whole_key,
+        "latent_and_key": sizes["latent"] + sizes["rotated"],
+        "both_rows": heads * (sizes["key_dim"] + sizes["value_dim"]),
+        "values": heads * sizes["value_dim"],
+        "narrow": config.count("q_lora_rank", 0),
+    }
+    h = with_deepseek_experts(config, with_multiplier(config, h.plus(sizes)))
+    return h.plus(
+        vocab_size=h.sizes["vocab"],
+        attention__q_lora_rank=sizes["narrow"] or None,
+        attention__kv_lora_rank=sizes["latent"],
+        attention__key_length=sizes["latent_and_key"],
+        attention__value_length=sizes["latent"],
+        attention__key_length_mla=whole_key,
+        attention__value_length_mla=sizes["value_dim"],
+        rope__dimension_count=sizes["rotated"],
+    )
+
+
+def with_multiplier(config: Config, h: Hyperparameters) -> Hyperparameters:
+    """YaRN leaves the rotated numbers as long as they are, and multiplies the scores instead; GGUF has a tenth of the
+    model's multiplier."""
+    if h.metadata.get("rope.scaling.type") != "yarn":
+        return h
+    rope = rope_parameters(config)
+    rope.only("attention_factor")
+    multiplier = rope.number("mscale_all_dim")
+    rope.only("mscale", multiplier)
+    return h.plus(rope__scaling__attn_factor=None, rope__scaling__yarn_log_multiplier=0.1 * multiplier)
+
+
+def with_deepseek_experts(config: Config, h: Hyperparameters) -> Hyperparameters:
+    """Groups of experts; V3 chooses by scores to which a bias is added."""
+    h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
+    score, shared = config.get("scoring_func"), config.count("n_shared_experts", 0)
+    config.only("scoring_func", "softmax", "sigmoid")
+    if config.get("topk_method") == "group_limited_greedy":
+        config.warnings.append("groups of experts are chosen by their two best, where the model looks at one")
+    leading = config.count("first_k_dense_replace", 0)
+    sizes = {"shared_hidden": shared * h.sizes["expert_hidden"], "leading_dense": leading}
+    sizes |= {"biased": int(config.get("topk_method") == "noaux_tc")}
+    sizes |= {"extra_layers": config.count("num_nextn_predict_layers", 0)}
+    return h.plus(
+        sizes,
+        leading_dense_block_count=leading,
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_shared_count=shared,
+        expert_weights_scale=config.number("routed_scaling_factor", 1.0),
+        expert_weights_norm=config.flag("norm_topk_prob") or None,
+        expert_group_count=config.get("n_group") and config.count("n_group"),
+        expert_group_used_count=config.get("topk_group") and config.count("topk_group"),
+        expert_gating_func=None if score is None else {"softmax": SOFTMAX, "sigmoid": SIGMOID}[score],
+    )
+
+
+def keys_of_latents(sources: Sequence[Source], shape: Shape, sizes: Sizes) -> Source:
+    """Of each head's rows the first ones, turned round."""
+    heads, latent, key_dim = shape
+    return transposed(spread(sources[0], (heads, key_dim, latent), key_dim + sizes["value_dim"], 0))
+
+
+def values_of_latents(sources: Sequence[Source], shape: Shape, sizes: Sizes) -> Source:
+    """Of each head's rows the last ones."""
+    return spread(sources[0], shape, sizes["key_dim"] + shape[-2], sizes["key_dim"])
+
+
+def deepseek2_layer(sizes: Sizes, number: int) -> Layer:
+    both = {"self_attn.kv_b_proj.weight": ("both_rows", "latent")}
+    queries: Layer = {"attn_q": ("queries", "width")}
+    if sizes["narrow"]:
+        queries = {"attn_q_a": ("narrow", "width"), "attn_q_a_norm": ("narrow",), "attn_q_b": ("queries", "narrow")}
+    experts: Layer = {**EXPERTS, **(SHARED_EXPERT if sizes["shared_hidden"] else {})}
+    if sizes["biased"]:
+        experts = {**experts, "exp_probs_b.bias": ("experts",)}
+    return {
+        **NORMS_BEFORE,
+        **queries,
+        "attn_kv_a_mqa": ("latent_and_key", "width"),
+        "attn_kv_a_norm": ("latent",),
+        "attn_k_b": MadeOf(("heads", "latent", "key_dim"), both, keys_of_latents),
+        "attn_v_b": MadeOf(("heads", "value_dim", "latent"), both, values_of_latents),
+        "attn_output": ("width", "values"),
+        **(GATED if number < sizes["leading_dense"] else experts),
+    }
+
+
+DEEPSEEK2 = Family("deepseek2", deepseek2_layer, deepseek2, defaults={"topk_method": "greedy"})
+DEEPSEEK3 = replace(
+    DEEPSEEK2,
+    defaults={
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
+)

@@ -1,0 +1,16 @@
+"""What architectures with experts share, of which each token goes to a few."""
+
+from localllm.convert.config import Config
+from localllm.convert.hyperparameters import Hyperparameters
+
+
+def with_experts(
+    config: Config, h: Hyperparameters, hidden: str, count: str = "num_experts", used: str = "num_experts_per_tok"
+) -> Hyperparameters:
+    """Sizes and metadata of experts, by the names that config.json has for them."""
+    experts, chosen = config.count(count), config.count(used)
+    if chosen > experts:
+        raise config.refusal(f"a token cannot go to {chosen} of {experts} experts")
+    return h.plus(
+        {"experts": experts, "expert_hidden": config.count(hidden)}, expert_count=experts, expert_used_count=chosen
+    )

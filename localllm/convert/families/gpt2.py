@@ -1,0 +1,69 @@
+"""GPT-2 and StarCoder 2: layer norms, biases, and no gates."""
+
+from typing import Any
+
+from localllm.arch.fields import MOST_LAYERS
+from localllm.convert.config import Config
+from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, NORMS_BEFORE
+from localllm.convert.family import Family
+from localllm.convert.hyperparameters import GELU, Hyperparameters, decoder, refuse_other_activations, warn_of_window
+
+
+def starcoder2(config: Config) -> Hyperparameters:
+    """Layer norms."""
+    h = decoder(config, activations=GELU)
+    warn_of_window(config)
+    config.only("use_bias", True)
+    return h.plus(
+        attention__layer_norm_rms_epsilon=None,
+        attention__layer_norm_epsilon=config.number("norm_epsilon", 1e-5),
+    )
+
+
+def gpt2(config: Config) -> Hyperparameters:
+    """Other names, and nothing is rotated."""
+    refuse_other_activations(config, GELU)
+    config.only("scale_attn_weights", True)
+    config.only("scale_attn_by_inverse_layer_idx", False)
+    config.only("add_cross_attention", False)
+    width, heads, context = config.count("n_embd"), config.count("n_head"), config.count("n_positions")
+    if width % heads:
+        raise config.refusal(f"{heads} heads of {width} numbers make no sense")
+    sizes = {
+        "vocab": config.count("vocab_size"),
+        "layers": config.count("n_layer", most=MOST_LAYERS),
+        "width": width,
+        "fused_rows": 3 * width,
+        "queries": width,
+        "hidden": config.count("n_inner", 4 * width),
+        "context": context,
+    }
+    metadata: dict[str, Any] = {
+        "block_count": sizes["layers"],
+        "context_length": context,
+        "embedding_length": width,
+        "feed_forward_length": sizes["hidden"],
+        "attention.head_count": heads,
+        "attention.layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+    }
+    return Hyperparameters(sizes, metadata, {}, config.flag("tie_word_embeddings"))
+
+
+TIED = {"tie_word_embeddings": True}
+NORMS_AND_MATRICES = ("attn_norm", "ffn_norm", "output_norm", "attn_output", "ffn_up", "ffn_down")
+STARCODER2 = Family(
+    "starcoder2",
+    {**ATTENTION, **FEED_FORWARD, **NORMS_BEFORE},
+    starcoder2,
+    biased=("attn_q", "attn_k", "attn_v", *NORMS_AND_MATRICES),
+    defaults=TIED | {"max_position_embeddings": 4096},
+)
+GPT2 = Family(
+    "gpt2",
+    {"attn_qkv": ("fused_rows", "width"), "attn_output": ("width", "queries"), **FEED_FORWARD, **NORMS_BEFORE},
+    gpt2,
+    whole={"position_embd": ("context", "width")},
+    transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+    biased=("attn_qkv", *NORMS_AND_MATRICES),
+    defaults=TIED | {"n_positions": 1024},
+)

@@ -1,0 +1,84 @@
+"""Llama and what is built like it: Mistral, Mixtral, Granite, SmolLM 3."""
+
+from dataclasses import replace
+
+from localllm.convert.config import Config
+from localllm.convert.families.experts import with_experts
+from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, NORMS_BEFORE, ROTATED
+from localllm.convert.family import Family, MadeOf
+from localllm.convert.hyperparameters import PLAIN_SCALING, Hyperparameters, decoder, warn_of_window
+from localllm.convert.rope_scaling import rope_parameters
+from localllm.convert.tensors import spread
+
+LLAMA_SCALING = (*PLAIN_SCALING, "llama3")
+
+
+def llama(config: Config, scalings: tuple[str, ...] = LLAMA_SCALING) -> Hyperparameters:
+    """Llama and what is built like it; its GGUF says two things that others leave to its readers."""
+    h = decoder(config, scalings=scalings)
+    warn_of_window(config)
+    return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
+
+
+def mistral3(config: Config) -> Hyperparameters:
+    """The language model of Mistral Small 3; Ministral 3 stretches its context, and says how fast queries grow."""
+    h = llama(config, ("bordered", "yarn"))
+    if h.metadata.get("rope.scaling.type") != "yarn":
+        return h
+    rope = rope_parameters(config)
+    rope.only("attention_factor")
+    rope.only("mscale", 1)
+    return h.plus(
+        rope__scaling__attn_factor=None,
+        rope__scaling__yarn_log_multiplier=rope.number("mscale_all_dim"),
+        attention__temperature_scale=rope.number("llama_4_scaling_beta"),
+    )
+
+
+def mixtral(config: Config) -> Hyperparameters:
+    return with_experts(config, llama(config), "intermediate_size", "num_local_experts")
+
+
+def smollm3(config: Config) -> Hyperparameters:
+    """GGUF's readers rotate nothing in every fourth layer."""
+    h = llama(config)
+    rotated = [int((number + 1) % 4 != 0) for number in range(h.sizes["layers"])]
+    config.only("no_rope_layer_interval", 4)
+    config.only("no_rope_layers", rotated)
+    return h
+
+
+def granite(config: Config) -> Hyperparameters:
+    """Four factors."""
+    return llama(config).plus(
+        attention__scale=config.number("attention_multiplier", 1.0),
+        embedding_scale=config.number("embedding_multiplier", 1.0),
+        residual_scale=config.number("residual_multiplier", 1.0),
+        logit_scale=config.number("logits_scaling", 1.0),
+    )
+
+
+def granitemoe(config: Config) -> Hyperparameters:
+    h = with_experts(config, granite(config), "intermediate_size", "num_local_experts")
+    return h.plus({"both_hidden": 2 * h.sizes["expert_hidden"]})
+
+
+LLAMA = Family("llama", {**ATTENTION, **GATED, **NORMS_BEFORE}, llama, rotated=ROTATED)
+MISTRAL3 = replace(LLAMA, arch="mistral3", read=mistral3, sees=True)
+MIXTRAL = replace(LLAMA, layer={**ATTENTION, **NORMS_BEFORE, **EXPERTS}, read=mixtral)
+SMOLLM3 = replace(LLAMA, arch="smollm3", read=smollm3, defaults={"tie_word_embeddings": True, "rope_theta": 2e6})
+GRANITE = replace(LLAMA, arch="granite", read=granite)
+BOTH_HALVES = {"block_sparse_moe.input_linear.weight": ("experts", "both_hidden", "width")}
+ONE_HALF = ("experts", "expert_hidden", "width")
+GRANITEMOE = replace(
+    GRANITE,
+    arch="granitemoe",
+    layer={
+        **ATTENTION,
+        **NORMS_BEFORE,
+        **EXPERTS,
+        "ffn_gate_exps": MadeOf(ONE_HALF, BOTH_HALVES, lambda s, shape, _: spread(s[0], shape, 2 * shape[-2], 0)),
+        "ffn_up_exps": MadeOf(ONE_HALF, BOTH_HALVES, lambda s, shape, _: spread(s[0], shape, 2 * shape[-2], shape[-2])),
+    },
+    read=granitemoe,
+)

@@ -1,0 +1,42 @@
+"""OLMo 2 and 3, and OLMoE, which has experts."""
+
+from localllm.convert.config import Config
+from localllm.convert.families.experts import with_experts
+from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, NORMS_BEFORE, NORMS_BEHIND
+from localllm.convert.family import Family
+from localllm.convert.hyperparameters import Hyperparameters, decoder
+
+
+def olmo3(config: Config) -> Hyperparameters:
+    """OLMo 2 and, where some layers have a window, 3."""
+    h = decoder(config)
+    config.only("clip_qkv", None)
+    if config.get("sliding_window") is None:
+        return h
+    windows = [(number + 1) % 4 != 0 for number in range(h.sizes["layers"])]
+    config.windows(windows)
+    return h.plus(
+        attention__sliding_window=config.count("sliding_window"),
+        attention__sliding_window_pattern=windows,
+        rope__freq_base_swa=h.metadata["rope.freq_base"],
+    )
+
+
+def olmoe(config: Config) -> Hyperparameters:
+    config.only("norm_topk_prob", False)
+    config.only("clip_qkv", None)
+    return with_experts(config, decoder(config), "intermediate_size")
+
+
+OLMO2 = Family(
+    "olmo2",
+    {**ATTENTION, "attn_q_norm": ("queries",), "attn_k_norm": ("keys",), **GATED, **NORMS_BEHIND},
+    olmo3,
+    defaults={"rms_norm_eps": 1e-5},
+)
+OLMOE = Family(
+    "olmoe",
+    {**ATTENTION, "attn_q_norm": ("queries",), "attn_k_norm": ("keys",), **NORMS_BEFORE, **EXPERTS},
+    olmoe,
+    defaults=OLMO2.defaults,
+)

@@ -1,0 +1,55 @@
+"""Qwen 2, 2.5 and 3, with experts and without."""
+
+from dataclasses import replace
+
+from localllm.convert.config import Config
+from localllm.convert.families.experts import with_experts
+from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, HEAD_NORMS, NORMS_BEFORE, SHARED_EXPERT
+from localllm.convert.families.llama import LLAMA_SCALING
+from localllm.convert.family import Family
+from localllm.convert.hyperparameters import Hyperparameters, decoder, warn_of_window
+
+
+def qwen(config: Config) -> Hyperparameters:
+    h = decoder(config, scalings=LLAMA_SCALING)
+    warn_of_window(config)
+    return h
+
+
+def qwen2moe(config: Config) -> Hyperparameters:
+    """Beside the experts one for all tokens."""
+    config.only("norm_topk_prob", False)
+    h = qwen_moe(config)
+    shared = config.count("shared_expert_intermediate_size")
+    return h.plus({"shared_hidden": shared, "one": 1}, expert_shared_feed_forward_length=shared)
+
+
+def qwen3moe(config: Config) -> Hyperparameters:
+    """Weights of the chosen experts always add up to 1, as in all published checkpoints."""
+    config.only("norm_topk_prob", True)
+    return qwen_moe(config)
+
+
+def qwen_moe(config: Config) -> Hyperparameters:
+    """Experts in every layer."""
+    config.only("decoder_sparse_step", 1)
+    config.only("mlp_only_layers", [])
+    count = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
+    h = with_experts(config, qwen(config), "moe_intermediate_size", count)
+    return h.plus(expert_feed_forward_length=h.sizes["expert_hidden"])
+
+
+QWEN2 = Family("qwen2", {**ATTENTION, **GATED, **NORMS_BEFORE}, qwen, biased=("attn_q", "attn_k", "attn_v"))
+QWEN3 = Family("qwen3", {**ATTENTION, **HEAD_NORMS, **GATED, **NORMS_BEFORE}, qwen)
+QWEN2MOE = replace(
+    QWEN2,
+    arch="qwen2moe",
+    layer={**ATTENTION, **NORMS_BEFORE, **EXPERTS, **SHARED_EXPERT, "ffn_gate_inp_shexp": ("one", "width")},
+    read=qwen2moe,
+)
+QWEN3MOE = replace(
+    QWEN3,
+    arch="qwen3moe",
+    layer={**ATTENTION, **HEAD_NORMS, **NORMS_BEFORE, **EXPERTS},
+    read=qwen3moe,
+)

@@ -1,0 +1,42 @@
+"""What the checkpoints of an architecture have in common."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from localllm.convert.config import Config
+from localllm.convert.hyperparameters import Hyperparameters
+from localllm.convert.tensors import Shape, Source
+
+Dimensions = tuple[str, ...]  # of a tensor, by their names in Hyperparameters.sizes
+Sizes = Mapping[str, int]
+NUMBERS, BYTES = ("F64", "F32", "F16", "BF16"), ("U8",)  # types that tensors may have
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """A tensor that a checkpoint has in another shape, or as several."""
+
+    dimensions: Dimensions
+    of: Mapping[str, Dimensions]  # names there, behind the layer's number
+    made: Callable[[Sequence[Source], Shape, Sizes], Source]
+    dtypes: tuple[str, ...] = NUMBERS
+
+
+Layer = Mapping[str, Dimensions | MadeOf]  # by names without "blk.N." and ".weight"
+
+
+@dataclass(frozen=True)
+class Family:
+    """The checkpoints of a GGUF architecture. A matrix may have a bias."""
+
+    arch: str  # general.architecture
+    layer: Layer | Callable[[Sizes, int], Layer]  # what a layer holds; where they differ, by sizes and the number
+    read: Callable[[Config], Hyperparameters]
+    whole: Mapping[str, Dimensions] = field(default_factory=dict)  # what the model holds besides the usual
+    rotated: tuple[str, ...] = ()  # matrices whose rows are in the order of halves, where GGUF has pairs
+    transposed: tuple[str, ...] = ()  # matrices whose rows are the columns of GGUF's
+    offset_norms: bool = False  # norms multiply by 1 more than is stored
+    biased: tuple[str, ...] = ()  # what must have a bias
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of config.json, where it need not say
+    sees: bool = False  # has tensors for images, which are left out

@@ -1,0 +1,75 @@
+"""The places that a GGUF architecture has for the tensors of a checkpoint."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from localllm.convert.family import NUMBERS, Dimensions, Family, MadeOf, Sizes
+from localllm.convert.tensors import Shape, Source, column, computed, flat, in_pairs, transposed
+
+BARE = ("ssm_a", "ssm_d")  # whose names in GGUF do not end with .weight
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of the GGUF file comes from."""
+
+    of: Mapping[str, Shape]  # what is stored, by names of the file or behind a layer's number: blk.0.attn_q.weight
+    made: Callable[[Sequence[Source]], Source]
+    dtypes: tuple[str, ...] = NUMBERS
+    needed: bool = True
+
+
+def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, Place]:
+    """Of all tensors that the architecture has, by their names in the GGUF file, in its order."""
+    model = Model(family, sizes)
+    found = dict(model.places_of("", "token_embd", ("vocab", "width")))
+    for name, dimensions in family.whole.items():
+        found |= model.places_of("", name, dimensions)
+    for number in range(sizes["layers"]):
+        layer = family.layer(sizes, number) if callable(family.layer) else family.layer
+        for name, its in layer.items():
+            found |= model.places_of(f"blk.{number}.", name, its)
+    found |= model.places_of("", "output_norm", ("width",))
+    return found if tied else found | dict(model.places_of("", "output", ("vocab", "width")))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A family, and the sizes of one of its models."""
+
+    family: Family
+    sizes: Sizes
+
+    def places_of(self, prefix: str, name: str, dimensions: Dimensions | MadeOf) -> Iterator[tuple[str, Place]]:
+        """The places of a tensor and, if it may have one, of its bias; prefix: the layer."""
+        whole_name = prefix + name if name in BARE or "." in name else f"{prefix}{name}.weight"
+        if isinstance(dimensions, MadeOf):
+            yield whole_name, self._made(prefix, dimensions)
+            return
+        shape, bias = self._shape(dimensions), f"{prefix}{name}.bias"
+        yield whole_name, self._usual(whole_name, name, shape[::-1] if name in self.family.transposed else shape)
+        if (prefix and len(shape) == 2) or name in self.family.biased:
+            yield bias, self._usual(bias, f"{name}.bias", shape[:1], name in self.family.biased)
+
+    def _made(self, prefix: str, its: MadeOf) -> Place:
+        """Of a tensor that is stored in its own way."""
+        shape, of = self._shape(its.dimensions), {prefix + name: self._shape(part) for name, part in its.of.items()}
+        return Place(of, lambda sources: its.made(sources, shape, self.sizes), its.dtypes)
+
+    def _usual(self, whole_name: str, name: str, stored: Shape, needed: bool = True) -> Place:
+        """Of a tensor that is stored under a name that gguf knows."""
+        return Place({whole_name: stored}, lambda sources: self._usually_made(name, sources[0]), needed=needed)
+
+    def _usually_made(self, name: str, source: Source) -> Source:
+        """What a family does with its tensors; name: with ".bias" for those."""
+        if name.removesuffix(".bias") in self.family.rotated:
+            head_dim = self.sizes["head_dim"]
+            return in_pairs(source, head_dim) if len(source.shape) > 1 else flat(in_pairs(column(source), head_dim))
+        if name in self.family.transposed:
+            return transposed(source)
+        if self.family.offset_norms and name.endswith("norm"):
+            return computed(source, lambda numbers: numbers + 1)
+        return source
+
+    def _shape(self, dimensions: Dimensions) -> Shape:
+        return tuple(self.sizes[dimension] for dimension in dimensions)

@@ -1,0 +1,101 @@
+"""How a checkpoint's positions are rotated: rope_parameters, or rope_theta and rope_scaling, as GGUF says it."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.config import Config
+from localllm.files.gguf_header import shown
+
+PLAIN = ("default", "dynamic")  # dynamic scaling begins beyond the context that the model has
+
+
+@dataclass
+class RopeScaling:
+    """Metadata below ARCH.rope, and tensors (float32 [dims / 2]) that divide frequencies, by name."""
+
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def rope_parameters(config: Config) -> Config:
+    """What config.json says of the rotation, where layers with a window do not count."""
+    section = config.section("rope_parameters")
+    if not section.content:
+        section = config.section("rope_scaling")
+    if "full_attention" in section.content:
+        section = section.section("full_attention")
+    names = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+    return Config({**{name: config.get(name) for name in names}, **section.content}, config.path, config.warnings)
+
+
+def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -> RopeScaling:
+    """For heads of which `dims` numbers are rotated, of a model that has this context. Raises ModelError.
+
+    kinds: of scaling that the architecture knows; "untruncated" is YaRN that rounds no borders, which GGUF's readers do
+    all the same, "bordered" is YaRN with the file's own borders.
+    """
+    rope = rope_parameters(config)
+    base = rope.number("rope_theta", 10000.0)
+    found = RopeScaling({"freq_base": base})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind in PLAIN:
+        return found
+    if not isinstance(kind, str) or kind not in kinds:
+        raise config.refusal(f"rope scaling {shown(str(kind))} is not supported")
+    if kind == "linear":
+        found.metadata |= {"scaling.type": "linear", "scaling.factor": rope.number("factor")}
+    elif kind == "yarn":
+        rope.only("truncate", True, *([False] if "untruncated" in kinds else []))
+        for name, usual in () if "bordered" in kinds else (("beta_fast", 32), ("beta_slow", 1)):
+            rope.only(name, usual)
+        found.metadata |= yarn(rope, context)
+    elif kind == "llama3":
+        found.tensors["rope_freqs.weight"] = llama3_factors(rope, base, dims)
+    else:
+        add_long_rope(found, rope, dims, context)
+    return found
+
+
+def yarn(rope: Config, context: int) -> dict[str, Any]:
+    """YaRN (Peng et al. 2023). GGUF's readers multiply by 1 + 0.1 ln(factor) themselves: what is stored is the rest."""
+    factor = rope.number("factor")
+    wanted = yarn_magnitude(factor, 1)
+    if rope.get("attention_factor") is not None:
+        wanted = rope.number("attention_factor")
+    elif rope.get("mscale") and rope.get("mscale_all_dim"):
+        wanted = yarn_magnitude(factor, rope.number("mscale")) / yarn_magnitude(factor, rope.number("mscale_all_dim"))
+    original = rope.count("original_max_position_embeddings", context)
+    scaling = {"scaling.type": "yarn", "scaling.factor": factor, "scaling.original_context_length": original}
+    borders = ("beta_fast", "beta_slow")
+    scaling |= {f"scaling.yarn_{name}": rope.number(name) for name in borders if rope.get(name) is not None}
+    rest = wanted / (1 + 0.1 * math.log(factor))
+    return scaling if math.isclose(rest, 1) else scaling | {"scaling.attn_factor": rest}
+
+
+def yarn_magnitude(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def llama3_factors(rope: Config, base: float, dims: int) -> np.ndarray:
+    """Llama 3.1's scaling: slow pairs are stretched, fast ones kept, those between blended. float32 [dims / 2]."""
+    factor, original = rope.number("factor"), rope.count("original_max_position_embeddings", 8192)
+    low, high = rope.number("low_freq_factor", 1.0), rope.number("high_freq_factor", 4.0)
+    if high <= low:
+        raise rope.refusal(f"rope scaling: high_freq_factor {high} should be above low_freq_factor {low}")
+    turns = original / (2 * math.pi) * base ** (-np.arange(0, dims, 2) / dims)  # in the original context
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - kept) / factor + kept)).astype(np.float32)
+
+
+def add_long_rope(found: RopeScaling, rope: Config, dims: int, context: int) -> None:
+    """LongRoPE (Ding et al. 2024): factors for contexts within the original one and beyond it, and a magnitude."""
+    original = rope.count("original_max_position_embeddings", context)
+    stretch = context / original
+    usual = math.sqrt(1 + math.log(stretch) / math.log(max(original, 2))) if stretch > 1 else 1.0
+    found.metadata["scaling.attn_factor"] = rope.number("attention_factor", usual)
+    for length in ("long", "short"):
+        factors = rope.numbers(f"{length}_factor", dims // 2)
+        found.tensors[f"rope_factors_{length}.weight"] = np.array(factors, np.float32)

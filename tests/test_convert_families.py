@@ -1,0 +1,281 @@
+"""Checkpoints of many architectures: metadata and tensors as by llama.cpp's converter, logits as by transformers.
+
+checkpoints.json has, per variant, the config.json and the names and shapes of a tiny checkpoint as transformers 5.23
+saves it ("-old": as older versions or the publishers did), and of what llama.cpp's converter (November 2026) made of it
+the metadata and check sums; logits of tokens 0, 50, ... 250 behind the text are by transformers with PyTorch 2.13.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+from checkpoint import edit_json, random_tensor, write_family, write_json, write_safetensors
+from test_convert import TEXT, refused, write_gguf
+
+import localllm
+from localllm.arch import ARCHITECTURES
+from localllm.convert import Checkpoint, open_folder
+from localllm.convert.tensors import as_float32
+from localllm.services.quantize import open_source, run
+from localllm.services.quantize_plan import COPY, Request, make_plan
+from quant.recipes import recipe_named
+
+VARIANTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("checkpoints.json").read_text())
+
+
+def facts(variant: str) -> dict[str, Any]:
+    """What is known of a variant; an "-old" one has the weights of another."""
+    content = VARIANTS[variant]
+    return {**VARIANTS.get(content.get("like", ""), {}), **content}
+
+
+def shapes_of(variant: str) -> dict[str, list[int]]:
+    """By names; in the data 0-3 stands for 0, 1, 2 and 3."""
+    shapes: dict[str, list[int]] = {}
+    for names, shape in facts(variant)["shapes"].items():
+        parts = re.split(r"(?<=\.)(\d+-\d+)(?=\.)", names)
+        choices = [range(*span(part)) if number % 2 else [part] for number, part in enumerate(parts)]
+        shapes |= {"".join(map(str, name)): [*map(int, shape.split())] for name in itertools.product(*choices)}
+    return shapes
+
+
+def span(text: str) -> tuple[int, int]:
+    first, last = text.split("-")
+    return int(first), int(last) + 1
+
+
+def written(folder: Path, variant: str) -> Path:
+    return write_family(folder, facts(variant)["config"], shapes_of(variant))
+
+
+def check_sums(checkpoint: Checkpoint) -> dict[str, str]:
+    """Of format, shape and bytes of the tensors of a name, in all layers."""
+    sums: dict[str, int] = {}
+    for tensor in checkpoint.tensors:
+        name = re.sub(r"^blk\.\d+\.", "blk.", tensor.name)
+        known = crc32(f"{tensor.format.name} {' '.join(map(str, tensor.shape))}".encode(), sums.get(name, 0))
+        sums[name] = crc32(tensor.rows(0, prod(tensor.shape[:-1])).tobytes(), known)
+    return {name: f"{number:08x}" for name, number in sums.items()}
+
+
+def told(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters, without what readers take for granted."""
+    arch = metadata["general.architecture"]
+    kept = {key: value for key, value in metadata.items() if key.startswith((f"{arch}.", "general."))}
+    if kept.get(f"{arch}.rope.freq_base") == 10000.0:
+        del kept[f"{arch}.rope.freq_base"]
+    usual = metadata[f"{arch}.embedding_length"] // (metadata[f"{arch}.attention.head_count"] or 1)
+    for key in (f"{arch}.attention.key_length", f"{arch}.attention.value_length"):
+        if kept.get(key) == usual:
+            del kept[key]
+    return kept
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_metadata_and_tensors_are_those_of_llama_cpp(tmp_path: Path, variant: str):
+    checkpoint = open_folder(written(tmp_path, variant))
+    theirs, ours = told(facts(variant)["metadata"]), told(checkpoint.metadata)
+    assert {key: ours.get(key) for key in theirs} == {
+        key: pytest.approx(value, rel=1e-6) if isinstance(value, float) else value for key, value in theirs.items()
+    }
+    assert ours.keys() - theirs.keys() <= {f"general.{key}" for key in ("name", "type", "quantization_version")}
+    sums = check_sums(checkpoint)
+    assert {name: sum for name, sum in sums.items() if name != "blk.ssm_a"} == facts(variant)["tensors"]
+
+
+def runs(variant: str) -> bool:
+    """Whether localllm computes the architecture."""
+    return facts(variant)["metadata"]["general.architecture"] in ARCHITECTURES
+
+
+@pytest.mark.parametrize("variant", [*filter(runs, VARIANTS)])
+def test_logits_are_those_of_transformers(tmp_path: Path, variant: str):
+    path = write_gguf(tmp_path / "model.gguf", open_folder(written(tmp_path / "model", variant)))
+    with localllm.open(path, backend="reference", kv_type="f32") as model:
+        logits = model.logits(TEXT)[-1]
+    np.testing.assert_allclose(logits[:251:50], facts(variant)["logits"], atol=5e-5)
+
+
+@pytest.mark.parametrize("variant", ["mixtral", "gpt-oss", "gpt-oss-mxfp4", "granitemoe", "deepseek3", "gpt2", "mamba"])
+def test_any_rows_are_those_of_the_whole(tmp_path: Path, variant: str):
+    for tensor in open_folder(written(tmp_path, variant)).tensors:
+        count = prod(tensor.shape[:-1])
+        whole = tensor.rows(0, count)
+        for step in (7, count // 2 + 1):
+            for first in range(0, count, step):
+                rows = tensor.rows(first, min(first + step, count))
+                assert rows.flags.c_contiguous
+                np.testing.assert_array_equal(rows, whole[first : first + step])
+
+
+@pytest.mark.parametrize("variant", ["mixtral", "gpt-oss", "deepseek3", "gpt2", "gemma2", "mamba"])
+def test_halves_become_full_numbers_where_readers_expect_them(tmp_path: Path, variant: str):
+    full = {tensor.name: tensor for tensor in open_folder(written(tmp_path / "full", variant)).tensors}
+    halves = open_folder(write_family(tmp_path / "half", facts(variant)["config"], shapes_of(variant), "BF16")).tensors
+    assert len(halves) == len(full)
+    for tensor in halves:
+        rows, expected = (one.rows(0, prod(one.shape[:-1])) for one in (tensor, full[tensor.name]))
+        matrix = len(tensor.shape) > 1 and tensor.name.endswith(".weight")
+        small = any(part in tensor.name for part in ("gate_inp", "position_embd", "conv1d"))
+        assert tensor.format.name == ("BF16" if matrix and not small else "F32")
+        np.testing.assert_allclose(as_float32(rows, tensor.format.name), expected.view(np.float32), rtol=2**-7)
+
+
+def test_decay_is_minus_the_exponential(tmp_path: Path):
+    tensors = {tensor.name: tensor for tensor in open_folder(written(tmp_path, "mamba")).tensors}
+    _, logarithms = random_tensor("backbone.layers.1.mixer.A_log", (128, 16))
+    decay = tensors["blk.1.ssm_a"].rows(0, 128).view(np.float32)
+    np.testing.assert_allclose(decay, -np.exp(logarithms.astype(np.float64)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("variant", "recipe"),
+    [("gpt2", "COPY"), ("gpt2", "Q8_0"), ("mixtral", "Q8_0"), ("gpt-oss-mxfp4", "COPY"), ("deepseek3", "COPY")],
+)
+def test_a_quantized_checkpoint_is_a_model(tmp_path: Path, variant: str, recipe: str):
+    request = Request(COPY if recipe == "COPY" else recipe_named(recipe))
+    plan = make_plan(open_source(str(written(tmp_path / "model", variant))), request)
+    run(plan, str(tmp_path / "model.gguf"), request, 2, lambda done, name: None)
+    with localllm.open(tmp_path / "model.gguf", backend="reference", kv_type="f32") as model:
+        logits = model.logits(TEXT)[-1]
+    np.testing.assert_allclose(logits[:251:50], facts(variant)["logits"], atol=5e-5 if recipe == "COPY" else 0.1)
+
+
+def test_blocks_are_kept(tmp_path: Path):
+    request = Request(recipe_named("MXFP4"))
+    plan = make_plan(open_source(str(written(tmp_path, "gpt-oss-mxfp4"))), request)
+    assert {job.format.name for job in plan.jobs if "_exps.weight" in job.tensor.name} == {"MXFP4"}
+    assert all(job.is_copied for job in plan.jobs if "_exps" in job.tensor.name)
+
+
+def test_images_are_left_out_with_a_warning(tmp_path: Path):
+    assert "tensors for images are left out" in open_folder(written(tmp_path, "gemma3-vision")).warnings[0]
+
+
+def test_old_checkpoints_of_gpt2_store_a_mask(tmp_path: Path):
+    written(tmp_path, "gpt2")
+    tensors = [(name, *random_tensor(name, tuple(shape))) for name, shape in shapes_of("gpt2").items()]
+    mask = ("h.1.attn.bias", "F32", np.ones((1, 1, 256, 256)))
+    write_safetensors(tmp_path / "model.safetensors", [*tensors, mask])
+    assert len(open_folder(tmp_path).tensors) == len(tensors)
+
+
+# ---- refusals
+
+ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+REFUSED: list[tuple[str, str, dict[str, Any]]] = [
+    ("query_pre_attn_scalar 32", "gemma2", {"query_pre_attn_scalar": 32}),
+    ("attn_logit_softcapping should be a positive number, is 0", "gemma2", {"attn_logit_softcapping": 0}),
+    ("layer_types", "gemma2", {"layer_types": ["full_attention", "sliding_attention"]}),
+    ("hidden_activation silu", "gemma2", {"hidden_activation": "silu"}),
+    ("use_bidirectional_attention True", "gemma3", {"use_bidirectional_attention": True}),
+    ("sliding_window_pattern 3", "gemma3-old", {"sliding_window_pattern": 3}),
+    ("layer_types", "gemma3", {"layer_types": ["full_attention"] * 6}),
+    ("text_config: expected an object", "gemma3-vision", {"text_config": [1]}),
+    ("rope scaling yarn is not supported", "phi3", {"rope_parameters": ROPE}),
+    (
+        "long_factor should be a list of 6",
+        "phi3-longrope-old",
+        {
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": ROPE | {"type": "su", "rope_type": "su", "long_factor": [1.0] * 5},
+        },
+    ),
+    ("partial_rotary_factor", "qwen2-yarn-old", {"partial_rotary_factor": 0.5}),
+    ("rope scaling longrope is not supported", "qwen3", {"rope_parameters": {"rope_type": "longrope"}}),
+    ("no_rope_layers", "smollm3", {"no_rope_layers": [1, 1, 1, 1]}),
+    ("no_rope_layer_interval 2", "smollm3", {"no_rope_layer_interval": 2}),
+    ("clip_qkv 8.0", "olmo2", {"clip_qkv": 8.0}),
+    ("layer_types", "olmo3", {"layer_types": ["full_attention"] * 4}),
+    ("use_bias False", "starcoder2", {"use_bias": False}),
+    ("hidden_act silu", "starcoder2", {"hidden_act": "silu"}),
+    ("3 heads of 64", "gpt2", {"n_head": 3}),
+    ("scale_attn_by_inverse_layer_idx", "gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+    ("activation_function relu", "gpt2", {"activation_function": "relu"}),
+    ("no tensor for blk.0.attn_q.bias", "llama", {"architectures": ["Qwen2ForCausalLM"]}),
+    ("5 of 4 experts", "mixtral", {"num_experts_per_tok": 5}),
+    ("num_local_experts should be a number", "mixtral", {"num_local_experts": None}),
+    ("gate.weight has the shape [4, 64]; expected [5, 64]", "mixtral", {"num_local_experts": 5}),
+    ("norm_topk_prob False", "qwen3moe", {"norm_topk_prob": False}),
+    ("norm_topk_prob True", "qwen2moe", {"norm_topk_prob": True}),
+    ("mlp_only_layers", "qwen3moe", {"mlp_only_layers": [0]}),
+    ("swiglu_limit 6.0", "gpt-oss", {"swiglu_limit": 6.0}),
+    ("no blocks of 32", "gpt-oss", {"intermediate_size": 48}),
+    ("the weights are quantized (awq)", "gpt-oss", {"quantization_config": {"quant_method": "awq"}}),
+    ("the weights are quantized (mxfp4)", "mixtral", {"quantization_config": {"quant_method": "mxfp4"}}),
+    ("_blocks has no place", "gpt-oss-mxfp4", {"quantization_config": None}),
+    ("mscale_all_dim should be", "deepseek2", {"rope_parameters": ROPE}),
+    ("mscale 2", "deepseek2", {"rope_parameters": ROPE | {"mscale_all_dim": 1, "mscale": 2}}),
+    ("rope_interleave False", "deepseek3", {"rope_interleave": False}),
+    ("scoring_func tanh", "deepseek3", {"scoring_func": "tanh"}),
+    ("kv_b_proj.weight has the shape [160, 32]; expected [224, 32]", "deepseek2", {"v_head_dim": 32}),
+    ("n_routed_experts should be a number", "deepseek2", {"n_routed_experts": None}),
+    ("twice hidden_size", "mamba", {"intermediate_size": 64}),
+    ("use_conv_bias False", "mamba", {"use_conv_bias": False}),
+]
+
+
+@pytest.mark.parametrize(("problem", "variant", "changes"), REFUSED, ids=[f"{n}-{r[1]}" for n, r in enumerate(REFUSED)])
+def test_what_gguf_cannot_say_is_refused(tmp_path: Path, problem: str, variant: str, changes: dict[str, Any]):
+    written(tmp_path, variant)
+    edit_json(tmp_path / "config.json", **changes)
+    assert problem in refused(tmp_path)
+
+
+def test_nothing_is_not_the_default(tmp_path: Path):
+    write_json(
+        written(tmp_path, "gemma2") / "config.json", facts("gemma2")["config"] | {"final_logit_softcapping": None}
+    )
+    assert "final_logit_softcapping should be a positive number, is None" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variant", "name", "problem"),
+    [
+        ("mixtral", "model.layers.1.block_sparse_moe.experts.3.w2.weight", "3 tensors for the experts of blk.1"),
+        ("gpt-oss-mxfp4", "model.layers.1.mlp.experts.gate_up_proj_scales", "no tensor for blk.1.ffn_gate_exps.weight"),
+        ("gpt-oss", "model.layers.0.self_attn.sinks", "no tensor for blk.0.attn_sinks.weight"),
+        ("deepseek3", "model.layers.1.mlp.gate.e_score_correction_bias", "no tensor for blk.1.exp_probs_b.bias"),
+        ("starcoder2", "model.norm.bias", "no tensor for output_norm.bias"),
+        ("gpt2", "wpe.weight", "no tensor for position_embd.weight"),
+        ("mamba", "backbone.layers.0.mixer.A_log", "no tensor for blk.0.ssm_a"),
+    ],
+)
+def test_a_missing_tensor_is_named(tmp_path: Path, variant: str, name: str, problem: str):
+    shapes = shapes_of(variant)
+    del shapes[name]
+    write_family(tmp_path, facts(variant)["config"], shapes)
+    assert problem in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variant", "name", "problem"),
+    [
+        ("mixtral", "model.layers.1.block_sparse_moe.experts.4.w2.weight", "5 tensors for the experts of blk.1"),
+        ("mixtral", "model.layers.1.block_sparse_moe.experts.w2.weight", "tensors for the experts of blk.1"),
+        ("mixtral", "model.layers.1.mlp.gate_proj.weight", "has no place"),
+        ("qwen3", "model.layers.1.self_attn.sinks", "has no place"),
+        ("deepseek3", "model.layers.3.eh_proj.weight", "has no place"),
+        ("llama", "vision_tower.patch.weight", "has no place"),
+        ("mamba", "backbone.layers.2.mixer.D", "has no place"),
+    ],
+)
+def test_one_too_many_is_named(tmp_path: Path, variant: str, name: str, problem: str):
+    write_family(tmp_path, facts(variant)["config"], shapes_of(variant) | {name: [64, 96]})
+    assert problem in refused(tmp_path)
+
+
+def test_numbers_and_bytes_are_told_apart(tmp_path: Path):
+    written(tmp_path, "gpt-oss-mxfp4")
+    name = "model.layers.0.mlp.experts.down_proj_scales"
+    tensors = [(other, *random_tensor(other, tuple(shape))) for other, shape in shapes_of("gpt-oss-mxfp4").items()]
+    others = [tensor for tensor in tensors if tensor[0] != name]
+    write_safetensors(tmp_path / "model.safetensors", [*others, (name, "F32", np.zeros((4, 64, 3)))])
+    assert "down_proj_scales: type F32 is not supported" in refused(tmp_path)
