@@ -47,12 +47,12 @@ class ChatTemplate:
         For a file without one it is ChatML, as in llama.cpp, if the vocabulary has ChatML's tokens; otherwise "plain",
         names in front of what is said: base models have read many such conversations. Both with a warning.
         """
-        source = tokenizer.chat_template if choice is None else chosen_template(choice)
+        source = chosen_template(choice) if choice is not None else tokenizer.chat_template or None
         builtin = "chatml" if "<|im_start|>" in tokenizer.pieces else "plain"
         bos_token, eos_token = (
             "" if token is None else tokenizer.pieces[token] for token in (tokenizer.bos_id, tokenizer.eos_id)
         )
-        template = cls(source or BUILTIN_TEMPLATES[builtin], bos_token, eos_token)
+        template = cls(BUILTIN_TEMPLATES[builtin] if source is None else source, bos_token, eos_token)
         if template.source == BUILTIN_TEMPLATES["plain"]:
             template.stops = ("\nUser:",)
         if source is None:
