@@ -9,6 +9,8 @@
 An interrupted command exits with 130.
 """
 
+NOT_NUMBERS = "the model computed logits that are not numbers; the file may be damaged"
+
 
 class LocalllmError(Exception):
     """A failure that its message explains in one line."""

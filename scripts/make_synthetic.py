@@ -36,6 +36,8 @@ class Shape(NamedTuple):
     context: int
     rope_base: float
     tied: bool  # the output matrix is the token embedding
+    experts: int = 0
+    experts_used: int = 0  # by each token
 
     @property
     def kv_width(self) -> int:
@@ -46,6 +48,7 @@ SHAPES = {
     "tiny": Shape(4, 256, 4, 2, 512, 512, 2048, 10000.0, tied=True),
     "135m": Shape(30, 576, 9, 3, 1536, 49152, 8192, 100000.0, tied=True),  # SmolLM2
     "1.2b": Shape(16, 2048, 32, 8, 8192, 128256, 131072, 500000.0, tied=True),  # Llama 3.2 1B
+    "moe": Shape(16, 1024, 16, 4, 2048, 32000, 32768, 1000000.0, tied=False, experts=8, experts_used=2),  # as Mixtral
     "8b": Shape(32, 4096, 32, 8, 14336, 128256, 131072, 500000.0, tied=False),  # Llama 3.1
 }
 
@@ -94,8 +97,15 @@ class Plan(NamedTuple):
 
     name: str
     format: Format
-    rows: int
+    rows: int  # of all experts
     columns: int
+    experts: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if self.experts:
+            return self.experts, self.rows // self.experts, self.columns
+        return (self.rows, self.columns) if self.rows else (self.columns,)
 
     @property
     def size(self) -> int:
@@ -105,8 +115,9 @@ class Plan(NamedTuple):
 def planned(shape: Shape | RecurrentShape, wanted: str) -> list[Plan]:
     plans = []
     for name, (rows, columns) in (llama_sizes(shape) if isinstance(shape, Shape) else sizes_of(shape)).items():
-        format = format_of(name, columns, wanted, shape) if rows else BY_NAME["F32"]
-        plans.append(Plan(name, format, rows, columns))
+        is_plain = not rows or "ffn_gate_inp" in name
+        format = BY_NAME["F32"] if is_plain else format_of(name.replace("_exps", ""), columns, wanted, shape)
+        plans.append(Plan(name, format, rows, columns, getattr(shape, "experts", 0) if "_exps" in name else 0))
     return plans
 
 
@@ -117,10 +128,12 @@ def llama_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
         "attn_k": (shape.kv_width, shape.width),
         "attn_v": (shape.kv_width, shape.width),
         "attn_output": (shape.width, shape.width),
-        "ffn_gate": (shape.feed_forward, shape.width),
-        "ffn_up": (shape.feed_forward, shape.width),
-        "ffn_down": (shape.width, shape.feed_forward),
     }
+    kind, count = ("_exps", shape.experts) if shape.experts else ("", 1)
+    matrices |= {f"ffn_{part}{kind}": (count * shape.feed_forward, shape.width) for part in ("gate", "up")}
+    matrices[f"ffn_down{kind}"] = count * shape.width, shape.feed_forward
+    if shape.experts:
+        matrices["ffn_gate_inp"] = shape.experts, shape.width
     sizes = {"token_embd": (shape.vocabulary, shape.width)}
     for layer in range(shape.layers):
         sizes |= {f"blk.{layer}.{norm}": (0, shape.width) for norm in ("attn_norm", "ffn_norm")}
@@ -212,6 +225,9 @@ def add_hyperparameters(writer: gguf.GGUFWriter, shape: Shape | RecurrentShape, 
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_rope_dimension_count(shape.width // shape.heads)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.experts_used)
 
 
 def write_model(path: Path, shape: Shape | RecurrentShape, wanted: str, seed: int = 0, name: str = "synthetic") -> None:
@@ -223,8 +239,9 @@ def write_model(path: Path, shape: Shape | RecurrentShape, wanted: str, seed: in
     add_hyperparameters(writer, shape, name, wanted)
     add_tokenizer(writer, shape.vocabulary, random)
     for plan in plans:
-        size = (plan.rows, plan.columns) if plan.rows else (plan.columns,)
-        writer.add_tensor_info(plan.name, size, np.dtype(np.float32), plan.size, GGMLQuantizationType(plan.format.id))
+        writer.add_tensor_info(
+            plan.name, plan.shape, np.dtype(np.float32), plan.size, GGMLQuantizationType(plan.format.id)
+        )
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

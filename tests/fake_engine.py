@@ -65,7 +65,7 @@ class FakeSequence:
 
     def fork(self) -> "FakeSequence":
         self._require_open()
-        return FakeSequence(self.engine, list(self.tokens))
+        return type(self)(self.engine, list(self.tokens))
 
     def truncate(self, length: int) -> int:
         self._require_open()

@@ -62,27 +62,32 @@ def place_buffers(steps: list[tape.Step]) -> None:
         buffer.address = guarded(buffer.rows * buffer.stride)
 
 
-def model(shape: tuple[int, ...], format: str, bias: bool) -> SimpleNamespace:
-    """A llama with random weights, as Engine takes a file."""
+def model(shape: tuple[int, ...], format: str, bias: bool, experts: int) -> SimpleNamespace:
+    """A llama with random weights, as Engine takes a file; with `experts` of which a token goes to 2, if not 0."""
     width, heads, kv_heads, head_dim, hidden, vocab = shape
     random, tensors = np.random.default_rng(0), {}
 
     def add(name: str, *size: int) -> None:
         block = BY_NAME[format].block
-        kind = format if len(size) == 2 and size[1] % block == 0 else "F32"
+        is_matrix = len(size) > 1 and name.endswith("weight")
+        kind = format if is_matrix and size[-1] % block == 0 else "F32"
         values = random.normal(0, size[-1] ** -0.5, size).astype(np.float32) + (len(size) == 1)
-        data = guarded_copy(encoded(values, kind)).view(np.uint8)
-        tensors[name] = Tensor(name, BY_NAME[kind], size, data.reshape(*size[:-1], -1) if len(size) > 1 else data)
+        data = guarded_copy(encoded(values.reshape(-1, size[-1]), kind)).view(np.uint8)
+        tensors[name] = Tensor(name, BY_NAME[kind], size, data.reshape(*size[:-1], -1))
 
     add("token_embd.weight", vocab, width)
     for layer in range(2):
         sizes = {"attn_q": (heads * head_dim, width), "attn_k": (kv_heads * head_dim, width)}
         sizes |= {"attn_v": (kv_heads * head_dim, width), "attn_output": (width, heads * head_dim)}
-        sizes |= {"ffn_gate": (hidden, width), "ffn_up": (hidden, width), "ffn_down": (width, hidden)}
+        kind, stack = ("_exps", (experts,)) if experts else ("", ())
+        sizes |= {f"ffn_{part}{kind}": (*stack, hidden, width) for part in ("gate", "up")}
+        sizes[f"ffn_down{kind}"] = *stack, width, hidden
+        if experts:
+            sizes["ffn_gate_inp"] = experts, width
         for name, size in sizes.items():
             add(f"blk.{layer}.{name}.weight", *size)
             if bias:
-                add(f"blk.{layer}.{name}.bias", size[0])
+                add(f"blk.{layer}.{name}.bias", *size[:-1])
         add(f"blk.{layer}.attn_norm.weight", width)
         add(f"blk.{layer}.ffn_norm.weight", width)
     add("output_norm.weight", width)
@@ -90,6 +95,7 @@ def model(shape: tuple[int, ...], format: str, bias: bool) -> SimpleNamespace:
     names = {"context_length": 512, "embedding_length": width, "block_count": 2, "feed_forward_length": hidden}
     names |= {"attention.head_count": heads, "attention.head_count_kv": kv_heads, "attention.key_length": head_dim}
     names |= {"attention.value_length": head_dim, "attention.layer_norm_rms_epsilon": 1e-5}
+    names |= {"expert_count": experts, "expert_used_count": 2} if experts else {}
     metadata = {"general.architecture": "llama", **{f"llama.{name}": value for name, value in names.items()}}
     return SimpleNamespace(path="guarded", metadata=metadata, tensors=tensors)
 
@@ -103,9 +109,10 @@ def encoded(values: np.ndarray, format: str) -> np.ndarray:
 
 
 def run(shape: tuple[int, ...], format: str) -> None:
-    """Precise and not, one sequence and two, with F32 in every type of cache."""
-    for kv_type in ("f16", "f32", "q8_0") if format == "F32" else ("f16",):
-        engine = Engine(model(shape, format, bias=kv_type == "f16"), 2, 512, kv_type)
+    """Precise and not, one sequence and two, with F32 in every type of cache; without experts, with few, with many."""
+    runs = {"f16": (0, 40), "f32": (3,), "q8_0": (0,)} if format == "F32" else {"f16": (0, 3, 40)}
+    for kv_type, experts in ((kv_type, experts) for kv_type, counts in runs.items() for experts in counts):
+        engine = Engine(model(shape, format, kv_type == "f16" and experts != 3, experts), 2, 512, kv_type)
         for precise in (True, False):
             ids = np.random.default_rng(0).integers(0, shape[-1], program.BATCH).tolist()
             first, second = engine.sequence(), engine.sequence()

@@ -183,19 +183,20 @@ def test_q8_0_is_as_near_as_8_bits_can_be():
 # ---- the plan -------------------------------------------------------------------------------------------------------
 
 
-def planned(call, header: Header, shape: Shape, window: int = 0) -> dict[str, np.ndarray]:
+def planned(call, header: Header, shape: Shape, window: int = 0, chunked: bool = False) -> dict[str, np.ndarray]:
     """What `plan` writes, in no more memory than the engine gives it."""
     heads, tokens = shape.kv_heads * shape.group, int(header.count[0])
     units = np.full((most_units(heads, shape.kv_heads) + 1, len(UNIT)), -7, np.int64)
     splits = np.full((tokens + 1, len(SPLIT)), -7, np.int64)
     plan = {"units": units, "unit_count": count(0), "splits": splits}
     sequences = {"sequences": header.sequences, "sequence_count": header.sequence_count}
-    call("plan", 1, **sequences, heads=heads, kv_heads=shape.kv_heads, window=window, **plan)
+    call("plan", 1, **sequences, heads=heads, kv_heads=shape.kv_heads, window=window, chunked=chunked, **plan)
     assert (units[plan["unit_count"][0] :] == -7).all()
     assert (splits[-1] == -7).all()
     return plan
 
 
+@pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("window", [0, 1, 16, 100, 1000])
 @pytest.mark.parametrize("group", [1, 4, 12])
 @pytest.mark.parametrize(
@@ -203,11 +204,11 @@ def planned(call, header: Header, shape: Shape, window: int = 0) -> dict[str, np
     [*([run] for run in POSITIONS), MIXED, [(8, 10**5)] * 64, [(1, 5000)] * 512, [(8, 9000)] * 8 + [(448, 500)]],
     ids=lambda runs: f"{len(runs)}x{runs[0]}",
 )
-def test_units_cover_every_key_that_a_token_sees_once(call, runs, group, window):
+def test_units_cover_every_key_that_a_token_sees_once(call, runs, group, window, chunked):
     """Of the same sequence, from a multiple of 16 on; partial results have places of their own."""
     shape, (tokens, lengths) = Shape(64, 64, 2, group), map(list, zip(*runs, strict=True))
     header = Header(tokens, lengths)
-    plan = planned(call, header, shape, window)
+    plan = planned(call, header, shape, window, chunked)
     units, splits = plan["units"][: plan["unit_count"][0]], plan["splits"][:-1]
     rows = units[:, UNIT.rows]
     assert (rows > 0).all() and (rows <= ATTEND_ROWS).all() and (units[:, UNIT.begin] % 16 == 0).all()
@@ -218,11 +219,11 @@ def test_units_cover_every_key_that_a_token_sees_once(call, runs, group, window)
     np.testing.assert_array_equal(units[unit, UNIT.table], header.sequences[sequence, SEQUENCE.table])
     assert (end <= header.sequences[sequence, SEQUENCE.length]).all()
     last = header.positions[token]
-    first = np.maximum(last + 1 - window, 0) if window else np.zeros_like(last)
+    first = first_seen(last, window, chunked)
     seen = np.maximum(np.minimum(end, last + 1) - np.maximum(begin, first), 0)
     place = units[unit, UNIT.kv_head] * len(header.owners) * group + row
     covered = np.bincount(place, weights=seen, minlength=2 * len(header.owners) * group)
-    expected = np.repeat((np.minimum(header.positions + 1, window) if window else header.positions + 1), group)
+    expected = np.repeat(header.positions + 1 - first_seen(header.positions, window, chunked), group)
     np.testing.assert_array_equal(covered, np.tile(expected, 2))
     order = np.lexsort((begin, place))
     again = np.diff(place[order]) == 0
@@ -231,6 +232,13 @@ def test_units_cover_every_key_that_a_token_sees_once(call, runs, group, window)
     assert (units[unit, UNIT.split] < splits[token, SPLIT.count]).all() and splits[:, SPLIT.count].max() <= MOST_SPLITS
     slots = splits[splits[:, SPLIT.count] > 1, SPLIT.slot]
     assert len(set(slots)) == len(slots) and (slots < SPLIT_TOKENS).all()
+
+
+def first_seen(positions: np.ndarray, window: int, chunked: bool) -> np.ndarray:
+    """The first keys that tokens see."""
+    if not window:
+        return np.zeros_like(positions)
+    return positions // window * window if chunked else np.maximum(positions + 1 - window, 0)
 
 
 def test_a_plan_for_no_sequence(call):
@@ -248,8 +256,9 @@ def test_rows_fill_whole_tiles():
 
 
 def attend(
-    call, name: str, shape: Shape, texts: list[Text], parts: int = 1, *, window=0, softcap=0.0, slopes=0, **pages
-) -> list[np.ndarray]:
+    call, name: str, shape: Shape, texts: list[Text], parts: int = 1, *, window=0, chunked=False, softcap=0.0, slopes=0,
+    sinks=0, **pages,
+) -> list[np.ndarray]:  # fmt: skip
     """What each of the sequences gets in a run of all: float32 [tokens, heads * value_dim]."""
     heads, tokens = shape.kv_heads * shape.group, [len(text.q) for text in texts]
     header = Header(tokens, [len(text.keys) for text in texts], **pages)
@@ -260,7 +269,7 @@ def attend(
     partial = np.full((min(sum(tokens), SPLIT_TOKENS) * heads * MOST_SPLITS + 1, value_dim + 32), np.nan, np.float32)
     partial[-1] = GUARD
     arguments = {"count": header.count, "positions": header.positions, "window": window, "softcap": softcap}
-    arguments |= planned(call, header, shape, window)
+    arguments |= planned(call, header, shape, window, chunked) | {"chunked": chunked, "sinks": sinks}
     arguments |= {"q": source, "q_stride": source.strides[0], "y": y, "y_stride": y.strides[0], "partial": partial}
     arguments |= {"keys": keys, "key_head_stride": keys.strides[0], "key_bytes": keys.shape[2]}
     arguments |= {"values": values, "value_head_stride": values.strides[0], "value_bytes": values.shape[2]}
@@ -273,20 +282,25 @@ def attend(
     return np.split(written(y, sum(tokens), heads * shape.value_dim), np.cumsum(tokens)[:-1])
 
 
-def exact_attention(shape: Shape, text: Text, window: int = 0, softcap: float = 0.0, slopes=None) -> np.ndarray:
+def exact_attention(
+    shape: Shape, text: Text, window: int = 0, softcap: float = 0.0, slopes=None, sinks=None, chunked: bool = False
+) -> np.ndarray:
     """softmax(q k / sqrt(d)) v in float64, with a loop over heads."""
     rows = text.q.reshape(len(text.q), -1, shape.key_dim).astype(np.float64)
     result = np.empty((len(rows), rows.shape[1], shape.value_dim))
     distance = np.arange(len(text.keys) - len(rows), len(text.keys))[:, None] - np.arange(len(text.keys))
-    hidden = (distance < 0) | (distance >= (window or np.inf))
+    positions = np.arange(len(text.keys) - len(rows), len(text.keys))
+    hidden = (distance < 0) | (np.arange(len(text.keys)) < first_seen(positions, window, chunked)[:, None])
     for head in range(rows.shape[1]):
         scores = rows[:, head] @ text.keys[:, head // shape.group].T.astype(np.float64) / np.sqrt(shape.key_dim)
         scores = softcap * np.tanh(scores / softcap) if softcap else scores
         scores = scores - (0 if slopes is None else slopes[head].astype(np.float64) * distance)
         scores[hidden] = -np.inf
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        sink = np.full((len(rows), 1), -np.inf if sinks is None else sinks[head])
+        top = np.maximum(scores.max(axis=1, keepdims=True), sink)
+        weights = np.exp(scores - top)
         values = text.values[:, head // shape.group].astype(np.float64)
-        result[:, head] = weights / weights.sum(axis=1, keepdims=True) @ values
+        result[:, head] = weights / (weights.sum(axis=1, keepdims=True) + np.exp(sink - top)) @ values
     return result.reshape(len(rows), -1)
 
 
@@ -308,6 +322,32 @@ def test_windows(call, shape, window):
     got = attend(call, "F16", shape, texts, 3, window=window, scattered=True)
     for rows, one in zip(got, texts, strict=True):
         assert nmse(rows, exact_attention(shape, one, window)) < 1e-11
+
+
+@pytest.mark.parametrize("chunk", [1, 15, 16, 64, 100, 256, 1000])
+@pytest.mark.parametrize("shape", [Shape(64, 64, 2, 2), Shape(20, 48, 1, 5)])
+def test_chunks(call, shape, chunk):
+    texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
+    got = attend(call, "F16", shape, texts, 3, window=chunk, chunked=True, scattered=True)
+    for rows, one in zip(got, texts, strict=True):
+        assert nmse(rows, exact_attention(shape, one, chunk, chunked=True)) < 1e-11
+
+
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("shape", [Shape(64, 64, 3, 1), Shape(20, 48, 2, 5)])
+def test_sinks(call, shape, window):
+    """Small ones, and such as leave nothing for the keys; what is no number stays visible."""
+    sinks = np.linspace(-20, 20, shape.kv_heads * shape.group, dtype=np.float32)
+    texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
+    got = for_any_parts(
+        lambda parts: np.concatenate(attend(call, "F16", shape, texts, parts, window=window, sinks=sinks))
+    )
+    exact = np.concatenate([exact_attention(shape, one, window, sinks=sinks) for one in texts])
+    assert nmse(got, exact) < 1e-11
+    sinks[-1] = np.nan
+    for rows in attend(call, "F16", shape, texts, sinks=sinks):
+        lost = np.isnan(rows).reshape(len(rows), len(sinks), -1)
+        assert lost[:, -1].all() and not lost[:, :-1].any()
 
 
 @pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])

@@ -9,6 +9,7 @@ from numba import types
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.cpu.blocks import UNPACK
 from localllm.kernels.cpu.signature import device
+from localllm.kernels.reference import dequantized_bits
 from localllm.kernels.simd import load_u8, store_f32
 from quant.formats import BY_NAME, FORMATS
 
@@ -18,7 +19,7 @@ GOLDEN_FILES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 # Where blocks have their float16 fields; IQ1_M has its d in pieces.
 FLOAT16_FIELDS = {
     (): "IQ1_M MXFP4 NVFP4",
-    (0,): "Q1_0 Q4_0 Q5_0 Q8_0 IQ4_NL IQ4_XS IQ1_S IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S",
+    (0,): "Q1_0 Q2_0 Q4_0 Q5_0 Q8_0 IQ4_NL IQ4_XS IQ1_S IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S",
     (0, 2): "Q4_1 Q5_1 Q4_K Q5_K",
     (52,): "TQ1_0",
     (64,): "TQ2_0",
@@ -41,17 +42,10 @@ def unpack_blocks(name: str, data: np.ndarray) -> np.ndarray:
     return weights.reshape(*data.shape[:-1], -1)
 
 
-def dequantize_q1_0(data: np.ndarray) -> np.ndarray:
-    """Q1_0, which `gguf` 0.19 does not know: uint8 [..., bytes per row] to float32 [..., weights per row]."""
-    blocks = data.reshape(-1, 18)
-    scales = blocks[:, :2].copy().view(np.float16).astype(np.float32)
-    signs = 2 * np.unpackbits(blocks[:, 2:], axis=-1, bitorder="little").astype(np.float32) - 1
-    return (scales * signs).reshape(*data.shape[:-1], -1)
-
-
 def expected_weights(name: str, data: np.ndarray) -> np.ndarray:
-    if name == "Q1_0":
-        return dequantize_q1_0(data)
+    """uint8 [..., bytes per row] to float32 [..., weights per row]."""
+    if name in ("Q1_0", "Q2_0"):  # which `gguf` 0.19 cannot
+        return dequantized_bits(data, name).reshape(*data.shape[:-1], -1)
     return dequantize(np.ascontiguousarray(data), GGMLQuantizationType[name])
 
 

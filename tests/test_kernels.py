@@ -1,5 +1,6 @@
 """Every CPU kernel against a plain NumPy twin, called as the tape calls it: by address, with an array of int64."""
 
+import itertools
 from collections.abc import Iterator
 
 import gguf
@@ -47,7 +48,7 @@ FLOAT16_FIELDS = {  # where their blocks have float16 numbers
 }
 ROWWISE = [
     "quantize", *["round_bf16"][:HAS_BF16], "rms_norm", "layer_norm", "add", "swiglu", "gelu", "relu_squared", "clamp",
-    "scale", "temper", "select", "columns", "angles", "rope",
+    "scale", "temper", "select", "columns", "join", "angles", "rope", "logits",
 ]  # fmt: skip
 FORMATS = {
     "embed": [*PLAIN, *GENERIC, "Q4_1", "Q6_K"],
@@ -246,17 +247,18 @@ def test_functions_of_single_numbers(call, tokens, columns, function):
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
-def test_temper(call, columns):
+@pytest.mark.parametrize("offset", [0, 1])
+def test_temper(call, columns, offset):
     positions, slope, length = np.array([0, 15, 16, 31, 32, 131071], np.int64), 0.1, 16
     x = normal(len(positions), columns)
 
     def compute(parts):
         y = output(len(x), columns)
         vectors = {"x": padded(x), "positions": positions, "y": y, "stride": y.strides[0], "columns": columns}
-        call("temper", parts, count=count(len(x)), slope=slope, length=length, **vectors)
+        call("temper", parts, count=count(len(x)), slope=slope, length=length, offset=offset, **vectors)
         return written(y, len(x), columns)
 
-    exact = x * (1 + slope * np.log(positions // length + 1))[:, None]
+    exact = x * (1 + slope * np.log((positions + offset) // length + 1))[:, None]
     np.testing.assert_allclose(for_any_parts(compute), exact, rtol=1e-6)
 
 
@@ -267,10 +269,43 @@ def test_columns(call, first, end):
     def compute(parts):
         y, source = output(7, end - first), padded(x)
         vectors = {"x": source, "x_stride": source.strides[0], "y": y, "stride": y.strides[0]}
-        call("columns", parts, count=count(7), first=first, columns=end - first, **vectors)
+        groups = {"groups": 1, "period": 100}
+        call("columns", parts, count=count(7), first=first, columns=end - first, **groups, **vectors)
         return written(y, 7, end - first)
 
     np.testing.assert_array_equal(for_any_parts(compute), x[:, first:end])
+
+
+@pytest.mark.parametrize(("first", "end", "period"), [(0, 20, 50), (20, 50, 50), (3, 4, 5), (0, 100, 100)])
+def test_columns_of_every_group(call, first, end, period):
+    x, columns = normal(7, 100), (end - first) * 100 // period
+
+    def compute(parts):
+        y, source = output(7, columns), padded(x)
+        vectors = {"x": source, "x_stride": source.strides[0], "y": y, "stride": y.strides[0]}
+        groups = {"groups": 100 // period, "period": period, "columns": columns}
+        call("columns", parts, count=count(7), first=first, **groups, **vectors)
+        return written(y, 7, columns)
+
+    exact = x.reshape(7, -1, period)[:, :, first:end].reshape(7, -1)
+    np.testing.assert_array_equal(for_any_parts(compute), exact)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("heads", "left", "right"), [(1, 5, 7), (4, 32, 16), (3, 20, 33)])
+def test_join(call, heads, left, right, shared):
+    x, z = normal(7, heads * left), normal(7, right if shared else heads * right, seed=1)
+
+    def compute(parts):
+        y, first, second = output(7, heads * (left + right)), padded(x), padded(z)
+        vectors = {"x": first, "x_stride": first.strides[0], "z": second, "z_stride": second.strides[0]}
+        vectors |= {"x_columns": left, "z_columns": right, "y": y, "stride": y.strides[0]}
+        call("join", parts, count=count(7), heads=heads, shared=shared, **vectors)
+        return written(y, 7, heads * (left + right))
+
+    of_z = np.broadcast_to(z.reshape(7, -1, right), (7, heads, right))
+    exact = np.concatenate((x.reshape(7, heads, left), of_z), axis=2).reshape(7, -1)
+    np.testing.assert_array_equal(for_any_parts(compute), exact)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -317,6 +352,26 @@ def test_select(call):
         return written(y, len(rows), 100)
 
     np.testing.assert_array_equal(for_any_parts(compute), x[rows])
+
+
+@pytest.mark.parametrize("columns", [1, 15, 100, 1000])
+def test_logits(call, columns):
+    x = normal(3, columns)
+
+    def compute(parts, rows=3):
+        y, flaws = np.full((rows + 1, columns), GUARD), np.zeros(1, np.int64)
+        given = {"x": padded(x), "columns": columns, "y": np.array([y.ctypes.data]), "flaws": flaws}
+        call("logits", parts, count=count(rows), stride=given["x"].strides[0], **given)
+        assert (y[-1] == GUARD).all()
+        return y[:-1], flaws[0] > 0
+
+    np.testing.assert_array_equal(for_any_parts(lambda parts: compute(parts)[0]), x)
+    assert not compute(7)[1]
+    for flaw, place in itertools.product((np.nan, np.inf, -np.inf), (0, columns // 2, columns - 1)):
+        x[2, place] = flaw
+        assert compute(7)[1]
+        assert not compute(7, rows=2)[1]
+        x[2, place] = 0
 
 
 @pytest.mark.parametrize("pairs", [1, 10, 16, 40])

@@ -33,6 +33,16 @@ def test_weights_are_sane_in_every_format(tmp_path, wanted):
             assert len(np.unique(tensor.data, axis=0)) == len(tensor.data)  # no two rows are the same
 
 
+def test_experts_are_stacks_of_matrices(tmp_path):
+    shape = TINY._replace(experts=8, experts_used=2)
+    write_model(tmp_path / "model.gguf", shape, "Q4_0")
+    with GGUFFile.open(tmp_path / "model.gguf") as file:
+        stacks = {tensor.name: tensor.shape for tensor in file.tensors.values() if len(tensor.shape) == 3}
+        assert len(stacks) == 3 * shape.layers and stacks["blk.0.ffn_down_exps.weight"] == (8, 256, 512)
+        assert file.tensors["blk.0.ffn_gate_inp.weight"].format.name == "F32"
+        assert file.metadata["llama.expert_count"] == 8 and file.metadata["llama.expert_used_count"] == 2
+
+
 def test_equal_seeds_give_equal_files(tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         write_model(tmp_path / name, TINY, "Q4_0", seed)

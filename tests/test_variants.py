@@ -29,7 +29,7 @@ CPUS = {"x86-64": BASE, "haswell": AVX2, "alderlake": AVX2 + ",+avxvnni"}
 FORMATS = "Q4_0 or Q5_1 or Q8_0 or Q4_K or Q6_K or Q2_K or IQ4_XS or F16"
 ROWWISE = "_norm or functions or temper or test_columns or add or swiglu or select or angles or rope or test_quantize["
 TESTS = {
-    "test_kernels.py": f"({FORMATS} or {ROWWISE})",
+    "test_kernels.py": f"({FORMATS} or {ROWWISE} or test_logits)",
     "test_attention.py": "(F16 or Q8_0 or scores or windows or softcaps or slopes or visible)",
     "test_simd.py": "test",
     "test_variants.py": "whole_model",

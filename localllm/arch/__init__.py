@@ -3,6 +3,7 @@
 from importlib import import_module
 from types import ModuleType
 
+from localllm.arch.agreement import require_agreement
 from localllm.arch.fields import Fields
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.errors import ModelError
@@ -13,6 +14,7 @@ ARCHITECTURES = {
     "bitnet": "bitnet",
     "cohere2": "cohere2",
     "command-r": "command_r",
+    "deepseek2": "deepseek2",
     "exaone": "exaone",
     "exaone4": "exaone4",
     "falcon": "falcon",
@@ -21,12 +23,16 @@ ARCHITECTURES = {
     "gemma3": "gemma3",
     "gemma4": "gemma4",
     "glm4": "glm4",
+    "gpt-oss": "gpt_oss",
     "gpt2": "gpt2",
     "gptneox": "gptneox",
     "granite": "granite",
+    "granitemoe": "granite",
     "internlm2": "internlm2",
     "lfm2": "lfm2",
+    "lfm2moe": "lfm2",
     "llama": "llama",
+    "llama4": "llama4",
     "mamba": "mamba",
     "mamba2": "mamba2",
     "minicpm": "minicpm",
@@ -35,11 +41,16 @@ ARCHITECTURES = {
     "nemotron": "nemotron",
     "olmo": "olmo",
     "olmo2": "olmo2",
+    "olmoe": "olmoe",
     "phi2": "phi2",
     "phi3": "phi3",
     "qwen2": "qwen2",
+    "qwen2moe": "qwen2moe",
     "qwen3": "qwen3",
     "qwen35": "qwen35",
+    "qwen35moe": "qwen35",
+    "qwen3moe": "qwen3",
+    "qwen3next": "qwen35",
     "smollm3": "smollm3",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
@@ -56,5 +67,6 @@ def architecture(file: GGUFFile) -> tuple[ModuleType, Hyperparameters]:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ModelError(f"{file.path}: architecture {shown(name)} is not supported (supported: {known})")
     fields = Fields.of(file)
+    require_agreement(fields, file.tensors)
     module = import_module(f"localllm.arch.{ARCHITECTURES[fields.arch]}")
     return module, module.read(fields)

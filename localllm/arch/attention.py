@@ -1,14 +1,15 @@
 """What families share of attention: hyperparameters, and the way from normalized activations to what the heads see."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from localllm.arch.experts import Routing
 from localllm.arch.fields import Fields, show
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.rope import Rope, read_rope
+from localllm.arch.rope import Rope, read_base, read_rope
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
@@ -50,6 +51,7 @@ class Transformer(Hyperparameters):
 
     attention: Attention
     epsilon: float  # of its norms
+    routing: Routing | None = field(default=None, kw_only=True)  # of tokens to experts
 
     @classmethod
     def shared_fields(cls, fields: Fields, interleaved: bool, epsilon: str = RMS_EPSILON) -> dict:
@@ -92,6 +94,21 @@ class Windowed(Transformer):
         return self.windows[layer]
 
 
+@dataclass(frozen=True)
+class LocallyRotated(Windowed):
+    """Layers with a window have a rotation of their own."""
+
+    local_rope: Rope
+
+    def rope(self, layer: int) -> Rope | None:
+        return self.local_rope if self.windows[layer] else self.attention.rope
+
+
+def read_local_rope(fields: Fields, rope: Rope) -> Rope:
+    """That of the other layers, but with its own base if the file has one. Raises ModelError."""
+    return replace(rope, base=read_base(fields, "rope.freq_base_swa", rope.base))
+
+
 def read_windows(fields: Fields, period: int | None, default: int | None = None) -> tuple[int | None, ...]:
     """By layer, how many tokens it sees, None for all. Raises ModelError.
 
@@ -124,7 +141,8 @@ def rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None:
     if factors := w.get("rope_freqs"):
         return factors
     if w.get("rope_factors_short") or w.get("rope_factors_long"):
-        return b.by_context(w.rope_factors_short, w.rope_factors_long, h.attention.rope.original_context)
+        short, long = w.rope_factors_short, w.rope_factors_long
+        return b.by_context(short, long.shaped(*short.shape), h.attention.rope.original_context)
     return None
 
 
@@ -149,13 +167,14 @@ def attend(
 def normed_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> tuple[Activation, Activation]:
     """Queries and keys, each head normalized by its root mean square (Henry et al. 2020)."""
     head_dim = h.attention.head_dim
-    return b.rms_norm(q, w.attn_q_norm, h.epsilon, head_dim), b.rms_norm(k, w.attn_k_norm, h.epsilon, head_dim)
+    of_q, of_k = w.attn_q_norm.shaped(head_dim), w.attn_k_norm.shaped(head_dim)
+    return b.rms_norm(q, of_q, h.epsilon, head_dim), b.rms_norm(k, of_k, h.epsilon, head_dim)
 
 
 def centered_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
     """Queries and keys, each head normalized by a layer norm with its own weights, if the file has them."""
-    norms = [w.get("attn_q_norm"), w.get("attn_k_norm")]
+    norms, head_dim = [w.get("attn_q_norm"), w.get("attn_k_norm")], h.attention.head_dim
     return [
-        b.layer_norm(x, norm.flat(), h.epsilon, h.attention.head_dim) if norm else x
+        b.layer_norm(x, norm.shaped(norm.shape[0], head_dim).flat(), h.epsilon, head_dim) if norm else x
         for x, norm in zip((q, k), norms, strict=True)
     ]

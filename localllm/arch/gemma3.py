@@ -6,10 +6,10 @@ rotate with a base of their own, which is never stretched; soft caps only if the
 
 from dataclasses import dataclass
 
-from localllm.arch.attention import Windowed, attend, normed_heads, qkv, read_windows
+from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_windows
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
-from localllm.arch.rope import Rope, read_base
+from localllm.arch.rope import read_base
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
@@ -18,10 +18,9 @@ LAYERS_OF_27B = 62  # whose queries are scaled by the width of a head, not by it
 
 
 @dataclass(frozen=True)
-class Gemma3(Windowed):
+class Gemma3(LocallyRotated):
     """Softcaps are the largest magnitudes of scores and logits, 0 for none."""
 
-    local_rope: Rope
     score_softcap: float
     logit_softcap: float
 
@@ -30,9 +29,6 @@ class Gemma3(Windowed):
         """Of the scores."""
         a = self.attention
         return (self.width // a.heads[0] if self.layers == LAYERS_OF_27B else a.head_dim) ** -0.5
-
-    def rope(self, layer: int) -> Rope:
-        return self.local_rope if self.windows[layer] else self.attention.rope
 
 
 def read(fields: Fields) -> Gemma3:

@@ -113,11 +113,12 @@ def block(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors:
 def attention(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors: Weight | None) -> Activation:
     """What the heads of a layer see."""
     a, state, k, v = h.attention_of(layer), h.state_of(layer), None, None
-    q = b.rms_norm(b.linear(x, w.attn_q), w.attn_q_norm, h.epsilon, a.head_dim)
+    q = b.rms_norm(b.linear(x, w.attn_q), w.attn_q_norm.shaped(a.head_dim), h.epsilon, a.head_dim)
     if state.layer == layer:
         raw = b.linear(x, w.attn_k)
-        v = b.rms_norm(b.linear(x, w.attn_v) if w.get("attn_v") else raw, None, h.epsilon, a.head_dim)
-        k = b.rope(b.rms_norm(raw, w.attn_k_norm, h.epsilon, a.head_dim), a.rope, b.positions, factors)
+        v = b.rms_norm(b.linear(x, w.attn_v) if w.get("attn_v", by_layer=True) else raw, None, h.epsilon, a.head_dim)
+        k = b.rms_norm(raw, w.attn_k_norm.shaped(a.head_dim), h.epsilon, a.head_dim)
+        k = b.rope(k, a.rope, b.positions, factors)
     else:
-        b.ignore(w.get("attn_k"), w.get("attn_k_norm"), w.get("attn_v"))
+        b.ignore(*(w.get(name, by_layer=True) for name in ("attn_k", "attn_k_norm", "attn_v")))
     return b.attend(b.rope(q, a.rope, b.positions, factors), k, v, state, heads=a.heads[layer], scale=1.0)

@@ -30,5 +30,6 @@ def forward(b: Builder, w: Weights, h: GPT2) -> Activation:
     x = b.add(b.embed(w.token_embd, b.ids), b.embed_positions(w.position_embd, b.positions))
     for state in h.states():
         x = block(b, w.block(state.layer), h, state, x)
+    w.require_biases("output_norm")
     x = b.layer_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
     return b.linear(x, w.get("output") or w.token_embd)

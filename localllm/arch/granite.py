@@ -1,4 +1,4 @@
-"""Granite 3 (IBM 2024, Granite 3.0 Language Models).
+"""Granite 3, with experts or without (IBM 2024, Granite 3.0 Language Models).
 
 Unlike llama: factors for the embeddings, for what is added to the residual stream, for the scores, and for the logits.
 """
@@ -6,7 +6,7 @@ Unlike llama: factors for the embeddings, for what is added to the residual stre
 from dataclasses import dataclass
 
 from localllm.arch.attention import Transformer, attend, qkv, rope_factors
-from localllm.arch.feed_forward import gated
+from localllm.arch.experts import gated_or_mixture, read_routing, shared
 from localllm.arch.fields import Fields
 from localllm.arch.rope import Rope
 from localllm.arch.states import Paged
@@ -23,6 +23,7 @@ class Granite(Transformer):
     score_scale: float
     logit_scale: float
     rotated: bool = True
+    has_shared: bool = False  # an expert that every token goes to
 
     @property
     def scale(self) -> float:
@@ -35,15 +36,15 @@ class Granite(Transformer):
 
 def read(fields: Fields) -> Granite:
     """The hyperparameters. Raises ModelError."""
-    if experts := fields.count("expert_count", 0):
-        raise fields.error(f"mixtures of experts are not supported yet ({experts} experts)")
-    shared = Granite.shared_fields(fields, interleaved=True)
+    common = Granite.shared_fields(fields, interleaved=True)
     return Granite(
-        **shared,
+        **common,
+        routing=read_routing(fields),
         embedding_scale=fields.number("embedding_scale", 0.0) or 1.0,
         residual_scale=fields.number("residual_scale", 0.0) or 1.0,
-        score_scale=fields.number("attention.scale", 0.0) or shared["attention"].head_dim ** -0.5,
+        score_scale=fields.number("attention.scale", 0.0) or common["attention"].head_dim ** -0.5,
         logit_scale=fields.factor("logit_scale"),
+        has_shared=fields.count("expert_shared_feed_forward_length", 0) > 0,
         rotated=fields.flag("rope.scaling.finetuned", True),
     )
 
@@ -62,5 +63,6 @@ def block(b: Builder, w: Weights, h: Granite, state: Paged, x: Activation, facto
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
     x = b.add(x, b.scale(y, h.residual_scale))
-    y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
+    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared if h.has_shared else None
+    y = gated_or_mixture(b, w, h.routing, y, b.swiglu, beside)
     return b.add(x, b.scale(y, h.residual_scale))

@@ -1,7 +1,7 @@
-"""Llama (Touvron et al. 2023) and everything built like it: Mistral, SmolLM, TinyLlama, ..."""
+"""Llama (Touvron et al. 2023) and everything built like it: Mistral, Mixtral, SmolLM, TinyLlama, ..."""
 
 from localllm.arch.attention import Transformer, attend, qkv, rope_factors
-from localllm.arch.feed_forward import gated
+from localllm.arch.experts import gated_or_mixture, read_routing
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
@@ -10,9 +10,7 @@ from localllm.arch.weights import Weight, Weights
 
 def read(fields: Fields) -> Transformer:
     """The hyperparameters. Raises ModelError."""
-    if experts := fields.count("expert_count", 0):
-        raise fields.error(f"mixtures of experts are not supported yet ({experts} experts)")
-    return Transformer(**Transformer.shared_fields(fields, interleaved=True))
+    return Transformer(**Transformer.shared_fields(fields, interleaved=True), routing=read_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
@@ -28,4 +26,4 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, f
     """One layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
-    return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -1,4 +1,4 @@
-"""Ministral 3 and Mistral Large 3 without experts (Mistral AI 2025).
+"""Ministral 3 and what is built like it, with experts or without (Mistral AI 2025).
 
 Unlike llama: queries grow with the logarithm of their position, once it is beyond the original context; YaRN by the
 file's own numbers of turns, and without the magnitude that `yarn_log_multiplier` takes back.
@@ -7,7 +7,7 @@ file's own numbers of turns, and without the magnitude that `yarn_log_multiplier
 from dataclasses import dataclass, replace
 
 from localllm.arch.attention import Attention, Transformer, attend, qkv, rope_factors
-from localllm.arch.feed_forward import gated
+from localllm.arch.experts import gated_or_mixture, read_routing
 from localllm.arch.fields import Fields
 from localllm.arch.rope import yarn_magnitude
 from localllm.arch.states import Paged
@@ -24,11 +24,10 @@ class Mistral3(Transformer):
 
 def read(fields: Fields) -> Mistral3:
     """The hyperparameters. Raises ModelError."""
-    if experts := fields.count("expert_count", 0):
-        raise fields.error(f"mixtures of experts are not supported yet ({experts} experts)")
     shared = Mistral3.shared_fields(fields, interleaved=True)
     shared["attention"] = with_own_yarn(fields, shared["attention"])
-    return Mistral3(**shared, temperature=fields.number("attention.temperature_scale", 0.0))
+    temperature = fields.number("attention.temperature_scale", 0.0)
+    return Mistral3(**shared, temperature=temperature, routing=read_routing(fields))
 
 
 def with_own_yarn(fields: Fields, attention: Attention) -> Attention:
@@ -55,4 +54,4 @@ def block(b: Builder, w: Weights, h: Mistral3, state: Paged, x: Activation, fact
     if h.temperature:
         q = b.temper(q, b.positions, h.temperature, h.attention.rope.original_context)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
-    return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

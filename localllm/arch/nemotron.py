@@ -22,8 +22,9 @@ def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     x = b.embed(w.token_embd, b.ids)
     for state in h.states():
         x = block(b, w.block(state.layer), h, state, x)
+    w.require_biases("output_norm")
     x = b.layer_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return b.linear(x, w.output)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

@@ -7,14 +7,18 @@ or those of them that were selected.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from localllm.arch.rope import Rope
-from localllm.arch.states import Paged, Recurrent
+from localllm.arch.states import Latent, Paged, Recurrent
 from localllm.arch.weights import Weight
+
+if TYPE_CHECKING:
+    from localllm.arch.experts import Routing  # which is written in verbs
 
 Activation = Any
 Numbers = Any  # one integer for each row
+Choice = Any  # which experts the tokens of an activation go to
 
 
 class Builder(Protocol):
@@ -31,6 +35,10 @@ class Builder(Protocol):
     def select(self, x: Activation, which: Numbers) -> Activation: ...
 
     def columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation: ...
+
+    def join(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation: ...
+
+    def head_linear(self, x: Activation, weight: Weight) -> Activation: ...
 
     def rms_norm(
         self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None
@@ -53,16 +61,29 @@ class Builder(Protocol):
         q: Activation,
         k: Activation | None,
         v: Activation | None,
-        state: Paged,
+        state: Paged | Latent,
         heads: int,
         scale: float,
         softcap: float = 0.0,
         slopes: Sequence[float] = (),
+        sinks: Weight | None = None,
     ) -> Activation: ...
+
+    def route(self, logits: Activation, routing: "Routing", bias: Weight | None = None) -> Choice: ...
+
+    def gather(self, x: Activation, choice: Choice) -> Activation: ...
+
+    def expert_linear(self, x: Activation, weight: Weight, choice: Choice) -> Activation: ...
+
+    def scatter(self, x: Activation, choice: Choice) -> Activation: ...
 
     def add(self, x: Activation, y: Activation) -> Activation: ...
 
     def swiglu(self, gate: Activation, up: Activation) -> Activation: ...
+
+    def swiglu_limited(self, gate: Activation, up: Activation, sharpness: float, limit: float) -> Activation: ...
+
+    def sigmoid_gate(self, x: Activation, gate: Activation) -> Activation: ...
 
     def geglu(self, gate: Activation, up: Activation) -> Activation: ...
 
@@ -72,7 +93,7 @@ class Builder(Protocol):
 
     def scale(self, x: Activation, factor: float | Weight) -> Activation: ...
 
-    def temper(self, x: Activation, positions: Numbers, slope: float, length: int) -> Activation: ...
+    def temper(self, x: Activation, positions: Numbers, slope: float, length: int, offset: int = 0) -> Activation: ...
 
     def clamp(self, x: Activation, limit: float) -> Activation: ...
 

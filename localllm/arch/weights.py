@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,51 +41,91 @@ class Weight:
             raise ModelError(f"tensor {self.name} should be one number, has the shape {list(self.shape)}")
         return float(self.vector()[0])
 
+    def shaped(self, *shape: int) -> "Weight":
+        """The same. Raises ModelError if it has another shape."""
+        if self.shape != shape:
+            raise ModelError(f"tensor {self.name} should have the shape {list(shape)}, has {list(self.shape)}")
+        return self
+
     def flat(self) -> "Weight":
         """A matrix as the vector of its rows, one behind the other."""
         return replace(self, tensor=replace(self.tensor, shape=(math.prod(self.shape),)))
 
+    def as_row(self) -> "Weight":
+        """A vector as a matrix of one row."""
+        return replace(self, tensor=replace(self.tensor, shape=(1, math.prod(self.shape))))
+
     def split(self, *counts: int) -> "list[Weight]":
-        """A fused matrix as so many rows for each. Raises ModelError if it has more or fewer."""
-        if sum(counts) != self.shape[0]:
-            raise ModelError(f"tensor {self.name} should have {sum(counts)} rows, has {self.shape[0]}")
+        """A fused matrix as so many rows for each. Raises ModelError if it has more or fewer.
+
+        Of a stack [experts, rows, columns], every matrix.
+        """
+        if sum(counts) != self._row_count:
+            raise ModelError(f"tensor {self.name} should have {sum(counts)} rows, has {self._row_count}")
+        if self.bias and len(self.shape) == 2:
+            self.bias.shaped(self._row_count)
         ends = itertools.accumulate(counts)
         return [self._rows(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
     def halves(self) -> "list[Weight]":
         """The upper rows and the lower ones."""
-        return self.split(self.shape[0] // 2, self.shape[0] - self.shape[0] // 2)
+        return self.split(self._row_count // 2, self._row_count - self._row_count // 2)
+
+    @property
+    def _row_count(self) -> int:
+        return self.shape[1] if len(self.shape) == 3 else self.shape[0]
 
     def _rows(self, first: int, end: int) -> "Weight":
+        if len(self.shape) == 3:
+            return self._rows_of_experts(first, end)
         bias = self.bias._rows(first, end) if self.bias else None
         data = self.tensor.data.reshape(self.shape[0], -1)[first:end]
         data = data.reshape(-1) if len(self.shape) == 1 else data
         tensor = replace(self.tensor, shape=(end - first, *self.shape[1:]), data=data)
         return replace(self, tensor=tensor, bias=bias, first_row=self.first_row + first)
 
+    def _rows_of_experts(self, first: int, end: int) -> "Weight":
+        if self.bias:
+            raise ModelError(f"tensor {self.bias.name}: biases of fused experts are not supported")
+        shape = (self.shape[0], end - first, self.shape[2])
+        tensor = replace(self.tensor, shape=shape, data=self.tensor.data[:, first:end])
+        return replace(self, tensor=tensor, first_row=self.first_row + first)
+
 
 class Weights:
-    """Attribute access to tensors below a prefix."""
+    """Attribute access to tensors below a prefix.
 
-    def __init__(self, tensors: Mapping[str, Tensor], prefix: str = ""):
+    What a layer may have or not, all layers have or none, if the family does not say that it goes `by_layer`: a file
+    that lost a tensor is refused by its name.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], prefix: str = "", of_layers: Collection[str] | None = None):
+        """of_layers: names of tensors that at least one layer has."""
         self._tensors, self._prefix = tensors, prefix
+        self._of_layers = names_in_layers(tensors) if of_layers is None else of_layers
 
     def block(self, layer: int) -> "Weights":
         """The tensors of one layer."""
-        return Weights(self._tensors, f"blk.{layer}.")
+        return Weights(self._tensors, f"blk.{layer}.", self._of_layers)
 
-    def get(self, name: str) -> Weight | None:
-        """The weight, or None if the file has none of that name."""
-        tensor = self._tensors.get(f"{self._prefix}{name}.weight")
+    def get(self, name: str, by_layer: bool = False) -> Weight | None:
+        """The weight, or None if the file has none of that name. Raises ModelError if only other layers have it."""
+        tensor = self._find(f"{name}.weight", by_layer)
         if tensor is None:
             return None
-        bias, scale = (self._tensors.get(f"{self._prefix}{name}.{kind}") for kind in ("bias", "scale"))
+        bias, scale = self._find(f"{name}.bias", by_layer), self._find(f"{name}.scale", by_layer)
         return Weight(tensor, Weight(bias) if bias else None, Weight(scale) if scale else None)
 
     def bias(self, name: str) -> Weight | None:
-        """A bias that belongs to no matrix, or None."""
-        tensor = self._tensors.get(f"{self._prefix}{name}.bias")
+        """A bias that belongs to no matrix, or None. Raises ModelError if only other layers have it."""
+        tensor = self._find(f"{name}.bias", by_layer=False)
         return Weight(tensor) if tensor else None
+
+    def _find(self, name: str, by_layer: bool) -> Tensor | None:
+        tensor = self._tensors.get(self._prefix + name)
+        if tensor is None and self._prefix and name in self._of_layers and not by_layer:
+            raise ModelError(f"the model has no tensor {self._prefix}{name}, but other layers have one")
+        return tensor
 
     def exactly(self, name: str) -> Weight:
         """A tensor whose name does not end in ".weight". Raises ModelError if there is none."""
@@ -98,8 +138,37 @@ class Weights:
         """Every tensor below the prefix."""
         return [Weight(tensor) for name, tensor in self._tensors.items() if name.startswith(self._prefix)]
 
-    def __getattr__(self, name: str) -> Weight:
+    def require(self, name: str) -> Weight:
+        """The weight. Raises ModelError if the file has none of that name."""
         weight = self.get(name)
         if weight is None:
             raise ModelError(f"the model has no tensor {self._prefix}{name}.weight")
         return weight
+
+    def __getattr__(self, name: str) -> Weight:
+        return self.require(name)
+
+    def require_biases(self, *names: str) -> None:
+        """Raise ModelError if one of these weights has no bias."""
+        for name in names:
+            if self.bias(name) is None:
+                raise ModelError(f"the model has no tensor {self._prefix}{name}.bias")
+
+
+def names_in_layers(names: Iterable[str]) -> frozenset[str]:
+    """What stands behind "blk." and the number of a layer."""
+    return frozenset(parts[2] for name in names if len(parts := name.split(".", 2)) == 3 and parts[0] == "blk")
+
+
+def stacked(matrices: Sequence[Weight]) -> Weight:
+    """Matrices as the stack [count, rows, columns] that they are, where they lie. Raises ModelError if not."""
+    first = matrices[0]
+    kinds = {(m.shape, m.tensor.format.name, m.bias, m.scale) for m in matrices}
+    places = [m.tensor.data.__array_interface__["data"][0] for m in matrices]
+    distances = {after - before for before, after in itertools.pairwise(places)} or {0}
+    if kinds != {(first.shape, first.tensor.format.name, None, None)} or len(distances) > 1 or len(first.shape) != 2:
+        raise ModelError(f"tensor {first.name}: experts in a tensor each must be alike and at equal distances")
+    data, shape = first.tensor.data, (len(matrices), *first.shape)
+    strides = distances.pop(), *data.strides
+    stack = np.lib.stride_tricks.as_strided(data, (len(matrices), *data.shape), strides, writeable=False)
+    return replace(first, tensor=replace(first.tensor, shape=shape, data=stack))

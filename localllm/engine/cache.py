@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.states import Paged, State, stored_bytes
+from localllm.arch.states import Latent, Paged, Recurrent, State, stored_bytes
 from localllm.engine.memory import Reserved
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
@@ -32,11 +32,14 @@ class KVCache:
 
     Attributes:
         pages: how many there are.  kv_type: how numbers are kept, a key of localllm.arch.states.STORAGE.
+        window: the most tokens that a layer with a window sees, 0 if no layer has one.
     """
 
     def __init__(self, states: Sequence[State], context: int, kv_type: str):
         """Room for some sequences of `context` tokens each. Raises MemoryLimitError, ModelError."""
         self.kv_type = kv_type
+        windows = {state.layer: state.window for state in states if isinstance(state, Paged) and state.window}
+        self.window, self._local = max(windows.values(), default=0), frozenset(windows)
         for sequences in SEQUENCES if states else WITHOUT_KEYS:
             self.pages = sequences * -(-context // PAGE) | 1  # odd: streams do not meet in the same sets of a cache
             self._layers, size = self._arranged(states)
@@ -51,21 +54,21 @@ class KVCache:
         """Where each layer's keys and values lie, and the size of all."""
         layers, end = {}, 0
         for state in states:
-            if not isinstance(state, Paged):
+            if isinstance(state, Recurrent):
                 raise ModelError(f"a {type(state).__name__.lower()} state is not supported yet (layer {state.layer})")
             sides = []
-            for dim in (state.key_dim, state.value_dim):
+            for dim in (state.key_dim,) if isinstance(state, Latent) else (state.key_dim, state.value_dim):
                 sides.append(Streams(end, state.kv_heads, stored_bytes(dim, self.kv_type)))
                 end += state.kv_heads * self.head_stride(sides[-1])
-            layers[state.layer] = sides[0], sides[1]
+            layers[state.layer] = sides[0], sides[-1]
         return layers, end
 
     def head_stride(self, side: Streams) -> int:
         """Bytes from one head's stream to the next."""
         return self.pages * PAGE * side.token_bytes
 
-    def sides(self, state: Paged) -> tuple[Streams, Streams]:
-        """The keys and the values of a layer."""
+    def sides(self, state: Paged | Latent) -> tuple[Streams, Streams]:
+        """The keys and the values of a layer; those of a latent state are the same."""
         return self._layers[state.layer]
 
     def address(self, side: Streams) -> int:
@@ -77,16 +80,21 @@ class KVCache:
         for pages, token_bytes in self._views():
             pages[:, target, : tokens * token_bytes] = pages[:, source, : tokens * token_bytes]
 
-    def _views(self) -> Iterator[tuple[np.ndarray, int]]:
+    def _streams(self, local: bool = False) -> list[Streams]:
+        """All there are, once; `local`: those of layers with a window."""
+        layers = [sides for layer, sides in self._layers.items() if layer in self._local or not local]
+        return list(dict.fromkeys(side for sides in layers for side in sides))
+
+    def _views(self, local: bool = False) -> Iterator[tuple[np.ndarray, int]]:
         """Every layer's keys and values, uint8 [heads, pages, bytes of a page], and the bytes of a token."""
-        for side in (side for sides in self._layers.values() for side in sides):
+        for side in self._streams(local):
             data = self._memory.bytes[side.start : side.start + side.heads * self.head_stride(side)]
             yield data.reshape(side.heads, self.pages, -1), side.token_bytes
 
-    def give_back(self, pages: Iterable[int]) -> None:
-        """The memory of these pages goes to the system."""
+    def give_back(self, pages: Iterable[int], local: bool = False) -> None:
+        """The memory of these pages goes to the system; `local`: that of layers with a window."""
         for first, last in ranges(sorted(pages)):
-            for side in (side for sides in self._layers.values() for side in sides):
+            for side in self._streams(local):
                 stride, page_bytes = self.head_stride(side), PAGE * side.token_bytes
                 for start in range(side.start, side.start + side.heads * stride, stride):
                     self._memory.give_back(start + first * page_bytes, start + last * page_bytes)

@@ -9,22 +9,25 @@ from typing import Any
 
 import numpy as np
 
+from localllm.arch.experts import Routing
 from localllm.arch.rope import Rope
-from localllm.arch.states import Paged
+from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weight
 from localllm.engine.cache import KVCache, Streams
 from localllm.engine.cpu_recurrent import RecurrentLowering
 from localllm.engine.memory import Reserved
 from localllm.engine.program import BATCH, PRECISE_TOKENS, Header, Program
-from localllm.engine.recorder import ALL, WANTED, Activation, Operation, Rows, last_uses, stored
+from localllm.engine.recorder import ALL, WANTED, Activation, Choice, Operation, Routed, Rows, last_uses, stored
 from localllm.engine.recurrent import Layout
 from localllm.engine.tape import LINE, Buffer, Step, Tape, padded
 from localllm.engine.threads import Threads
 from localllm.errors import ModelError
-from localllm.kernels.arguments import SPLIT, UNIT
+from localllm.kernels.arguments import EXPERT, LINEAR_FLOAT, LINEAR_QUANTIZED, PLAN_EXPERTS, SPLIT, UNIT
 from localllm.kernels.cpu import (
     ATTEND_KEYS,
     ATTEND_ROWS,
+    CALL_BYTES,
+    EXPERT_ROWS,
     FEW_TOKENS,
     FLOAT_SCRATCH,
     GENERIC,
@@ -42,6 +45,13 @@ PART_BYTES = 1 << 16  # of weights: what is worth a thread's coming
 HAS_BF16 = "avx512bf16" in cpu_features()  # instructions that multiply those numbers
 ROWS = max(-(-BATCH // tokens) * tokens for tokens in TOKENS_AT_ONCE)  # of a buffer: kernels round tokens up
 SCRATCH_BYTES = object()  # stands for the final size of the scratch memory of a thread
+# Addresses of rows among the arguments of a product.
+BY_ROW = {
+    "linear_quantized": ("high", "low", "scales", "sums", "high_sums", "excess", "y"),
+    "linear_float": ("x", "bf16", "y"),
+}
+
+LINEAR = {"linear_quantized": LINEAR_QUANTIZED, "linear_float": LINEAR_FLOAT}
 
 # Verbs that treat rows one by one: the names that the kernel has for the inputs, and for what else was given.
 SIMPLE: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
@@ -50,6 +60,7 @@ SIMPLE: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "add": (("x", "z"), {}),
     "swiglu": (("gate", "up"), {}),
     "geglu": (("gate", "up"), {}),
+    "swiglu_limited": (("gate", "up"), {"sharpness": "sharpness", "limit": "limit"}),
     "gelu": (("x",), {}),
     "relu_squared": (("x",), {}),
     "scale": (("x",), {"factor": "factor"}),
@@ -59,6 +70,26 @@ SIMPLE: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "sigmoid": (("x",), {}),
     "softplus": (("x",), {"bias": "bias"}),
 }
+
+
+@dataclass(frozen=True)
+class Address:
+    """Stands for where a kernel is."""
+
+    kernel: str
+
+
+@dataclass
+class Experts:
+    """What a mixture of experts has to do in a run, see localllm.kernels.cpu.routing."""
+
+    chosen: Buffer | np.ndarray
+    weights: Buffer
+    rows: Buffer
+    pairs: Buffer
+    active: Buffer
+    active_count: np.ndarray  # int64 [1], as the next one: at an address that no other step changes
+    row_count: np.ndarray
 
 
 @dataclass
@@ -86,11 +117,11 @@ def compiled(
     compiled. Raises ModelError, LocalllmError.
     """
     lowering = Lowering(operations, cache, layout, threads)
-    library = Library({step.kernel for step in lowering.tape.steps} | {"run", "work"}, progress)
+    library = Library(lowering.kernels | {"run", "work"}, progress)
     tape = lowering.finish(library.addresses)
     memory = library, lowering.header, lowering.scratch, lowering.tape.memory, cache  # as long as the threads live
     walkers = Threads(threads, library.addresses, tape, keep=memory)
-    return Program(lowering.header, walkers, lowering.logits, operations[-1].output.columns, library.warning)
+    return Program(lowering.header, walkers, operations[-1].output.columns, library.warning)
 
 
 class Lowering(RecurrentLowering):
@@ -105,14 +136,22 @@ class Lowering(RecurrentLowering):
         self._rounded: dict[Activation, Buffer] = {}
         self._angles: dict[tuple[Rope, str], Buffer] = {}
         self._in_cache: dict[int, list[Buffer]] = {}  # by layer, what stands for its keys and values
-        self._plans: dict[tuple[int, int, int], dict[str, Any]] = {}
+        self._plans: dict[tuple[int, int, int, bool], dict[str, Any]] = {}
+        self._experts: dict[Rows, Experts] = {}
         self._scratch, self._scratch_bytes = Buffer(0, 0), 0  # its address is filled in by `finish`
         for operation in operations:
             if operation.verb in SIMPLE:
                 self._simple(operation, *SIMPLE[operation.verb])
             else:
                 getattr(self, f"_{operation.verb}")(operation, *operation.inputs, **operation.given)
-        self.logits = self._buffers[operations[-1].output]
+        self._hand_out(operations[-1].output)
+
+    @property
+    def kernels(self) -> set[str]:
+        """The names of all that are needed."""
+        called = {step.kernel for step in self.tape.steps}
+        values = (value for step in self.tape.steps for value in step.arguments.values())
+        return called | {value.kernel for value in values if isinstance(value, Address)}
 
     def finish(self, addresses: dict[str, int]) -> np.ndarray:
         """The tape as an array."""
@@ -121,6 +160,8 @@ class Lowering(RecurrentLowering):
         self._scratch.address = self.scratch.address
         for step in self.tape.steps:
             for name, value in step.arguments.items():
+                if isinstance(value, Address):
+                    value = addresses[value.kernel]
                 step.arguments[name] = size if value is SCRATCH_BYTES else value
         return self.tape.finish(addresses)
 
@@ -165,27 +206,133 @@ class Lowering(RecurrentLowering):
         arguments |= {"period": x.columns // groups} | self._shape(operation.output, y)
         self._by_row("columns", x.rows, arguments, [source], [y])
 
-    def _temper(self, operation: Operation, x: Activation, slope: float, length: int) -> None:
+    def _join(self, operation: Operation, x: Activation, z: Activation, heads: int, shared: bool) -> None:
+        first, second, y = self._buffers[x], self._buffers[z], self._new(operation.output)
+        arguments: dict[str, Any] = {"x": first, "x_stride": first.stride, "x_columns": x.columns // heads}
+        arguments |= {"z": second, "z_stride": second.stride, "z_columns": z.columns // (1 if shared else heads)}
+        arguments |= {"heads": heads, "shared": shared, "y": y, "stride": y.stride}
+        self._by_row("join", x.rows, arguments, [first, second], [y])
+
+    def _temper(self, operation: Operation, x: Activation, **given: float) -> None:
         source, y = self._buffers[x], self._new(operation.output)
-        arguments = {"x": source, "positions": self.header.positions, "slope": slope, "length": length}
+        arguments = {"x": source, "positions": self.header.positions, **given}
         self._by_row("temper", x.rows, arguments | self._shape(x, y), [source], [y])
 
     def _linear(self, operation: Operation, x: Activation, weight: Weight, bias: np.ndarray | None) -> None:
-        self._check_format(weight)
-        y, format = self._new(operation.output), weight.tensor.format
         is_stored = operation.output in self._stored
+        kernel, arguments, reads, y = self._product(operation.output, x, weight, is_stored)
+        parts = min(max(weight.tensor.nbytes // PART_BYTES, 1), 8 * self._threads)
+        self.tape.append(Step(kernel, arguments, parts, 0, reads, [y]))
+        if bias is not None:
+            arguments = {"x": y, "z": padded(bias), "z_stride": 0} | self._shape(operation.output, y)
+            self._by_row("add", x.rows, arguments, [y], [y])
+
+    def _product(
+        self, output: Activation, x: Activation, weight: Weight, is_stored: bool = False
+    ) -> tuple[str, dict[str, Any], list[Buffer], Buffer]:
+        """The kernel for a matrix product, its arguments, the buffers that it reads, and the one that it writes."""
+        self._check_format(weight)
+        y, format = self._new(output), weight.tensor.format
         arguments = {"count": self._count(x.rows), "weights": weight.tensor.data, "columns": x.columns}
-        arguments |= {"row_bytes": format.row_bytes(x.columns), "rows": operation.output.columns}
+        arguments |= {"row_bytes": format.row_bytes(x.columns), "rows": output.columns}
         arguments |= {"y": y, "y_stride": y.stride, "scratch": self._scratch, "scratch_bytes": SCRATCH_BYTES}
         if format.name in SUB_BLOCK and x.columns % 64 == 0:
             kernel, reads = "linear_quantized", self._with_integers(arguments, x, format.name, is_stored)
         else:
             kernel, reads = "linear_float", self._with_floats(arguments, x, format.name, is_stored)
-        parts = min(max(weight.tensor.nbytes // PART_BYTES, 1), 8 * self._threads)
-        self.tape.append(Step(f"{kernel}-{format.name}", arguments, parts, 0, reads, [y]))
+        return f"{kernel}-{format.name}", arguments, reads, y
+
+    def _route(self, operation: Operation, logits: Activation, routing: Routing, bias: np.ndarray | None) -> None:
+        """Choose, and plan the experts' rows."""
+        source = self._buffers[logits]
+        self._need_scratch(4 * (2 * routing.experts + routing.groups))
+        chosen, weights = Buffer(BATCH, 8 * routing.used), Buffer(BATCH, 4 * routing.used)
+        arguments = {"logits": source, "stride": source.stride, "bias": 0 if bias is None else bias}
+        arguments |= {name: getattr(routing, name) for name in ("experts", "used", "sigmoid", "normalized")}
+        arguments |= {name: getattr(routing, name) for name in ("scale", "groups", "groups_used")}
+        arguments |= {"chosen": chosen, "weights": weights}
+        arguments |= {"scratch": self._scratch, "scratch_bytes": SCRATCH_BYTES}
+        self._by_row("route", logits.rows, arguments, [source], [chosen, weights])
+        self._plan_experts(operation, chosen, weights)
+
+    def _every_head(self, operation: Operation) -> None:
+        heads = operation.output.columns
+        self._plan_experts(operation, np.tile(np.arange(heads), (BATCH, 1)), Buffer(0, 0))
+
+    def _plan_experts(self, operation: Operation, chosen: Buffer | np.ndarray, weights: Buffer) -> None:
+        """Give experts their rows."""
+        choice = operation.output
+        assert isinstance(choice, Choice)
+        routing = choice.routed.routing
+        most, rows = routing.used * BATCH, self._most_routed(routing)
+        active = Buffer(min(routing.experts, most), 8 * len(EXPERT))
+        row_count, active_count = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        experts = Experts(chosen, weights, Buffer(most, 8), Buffer(rows, 8), active, active_count, row_count)
+        self._experts[choice.routed] = experts
+        next_rows, count = Buffer(routing.experts, 8), self._count(choice.rows)
+        plan = {name: getattr(experts, name) for name in PLAN_EXPERTS._fields if hasattr(experts, name)}
+        plan |= {"count": count, "next_rows": next_rows, "used": routing.used, "experts": routing.experts}
+        writes = [experts.rows, experts.pairs, active, next_rows]
+        reads = [chosen] if isinstance(chosen, Buffer) else []
+        self.tape.append(Step("plan_experts", plan, 1, 0, reads, writes))
+
+    def _gather(self, operation: Operation, x: Activation, choice: Choice) -> None:
+        experts, source, y = self._experts[choice.routed], self._buffers[x], self._new(operation.output)
+        weights = experts.weights if choice.routed.routing.weighs_inputs else 0
+        arguments = {"pairs": experts.pairs, "used": choice.columns, "x": source, "x_stride": source.stride}
+        arguments |= {"weights": weights, "part_bytes": 0} | self._shape(x, y)
+        reads = [source, experts.pairs, experts.weights]
+        self._by_row("gather", operation.output.rows, arguments, reads, [y])
+
+    def _deal(self, operation: Operation, x: Activation, every: Choice) -> None:
+        """As _gather, but each expert gets other columns."""
+        experts, source, y = self._experts[every.routed], self._buffers[x], self._new(operation.output)
+        arguments = {"pairs": experts.pairs, "used": every.columns, "x": source, "x_stride": source.stride}
+        arguments |= {"weights": 0, "part_bytes": 4 * operation.output.columns} | self._shape(operation.output, y)
+        self._by_row("gather", operation.output.rows, arguments, [source, experts.pairs], [y])
+
+    def _collect(self, operation: Operation, x: Activation, every: Choice) -> None:
+        """And back, side by side."""
+        experts, source, y = self._experts[every.routed], self._buffers[x], self._new(operation.output)
+        arguments = {"rows": experts.rows, "used": every.columns, "x": source, "x_stride": source.stride}
+        self._by_row("collect", every.rows, arguments | self._shape(x, y), [source, experts.rows], [y])
+
+    def _scatter(self, operation: Operation, x: Activation, choice: Choice) -> None:
+        experts, source, y = self._experts[choice.routed], self._buffers[x], self._new(operation.output)
+        weights = 0 if choice.routed.routing.weighs_inputs else experts.weights
+        arguments = {"rows": experts.rows, "used": choice.columns, "x": source, "x_stride": source.stride}
+        arguments |= {"weights": weights} | self._shape(x, y)
+        reads = [source, experts.rows, experts.weights]
+        self._by_row("scatter", operation.output.rows, arguments, reads, [y])
+
+    def _expert_linear(
+        self, operation: Operation, x: Activation, choice: Choice, weight: Weight, bias: np.ndarray | None
+    ) -> None:
+        """Every expert's product, by the kernel for one matrix."""
+        experts, data = self._experts[choice.routed], weight.tensor.data
+        kernel, arguments, reads, y = self._product(operation.output, x, weight)
+        name = kernel.partition("-")[0]
+        places, by_row = LINEAR[name], [(at, arguments[at]) for at in BY_ROW[name] if arguments[at]]
+        strides = [(getattr(places, at), buffer.stride) for at, buffer in by_row]
+        self._need_scratch(CALL_BYTES + (LINEAR_SCRATCH if name == "linear_quantized" else float_scratch(x.columns)))
+        slices = min(max(weight.tensor.nbytes // len(data) // PART_BYTES, 1), 8 * self._threads)
+        arguments |= {"linear": Address(kernel), "by_row": np.array(strides, np.int64), "by_row_count": len(strides)}
+        arguments |= {"run_count": self._count(choice.rows), "expert_bytes": data.strides[0], "slices": slices}
+        arguments |= {"active": experts.active, "active_count": experts.active_count}
+        kernel = name.replace("linear", "experts")
+        self.tape.append(Step(kernel, arguments, 16 * self._threads, 0, [*reads, experts.active], [y]))
         if bias is not None:
-            arguments = {"x": y, "z": padded(bias), "z_stride": 0} | self._shape(operation.output, y)
-            self._by_row("add", x.rows, arguments, [y], [y])
+            self._add_by_expert(operation.output, y, experts, padded(bias))
+
+    def _add_by_expert(self, x: Activation, y: Buffer, experts: Experts, bias: np.ndarray) -> None:
+        arguments = {"pairs": experts.pairs, "chosen": experts.chosen, "x": y, "z": bias, "z_stride": bias.strides[0]}
+        reads = [y, experts.pairs, experts.chosen] if isinstance(experts.chosen, Buffer) else [y, experts.pairs]
+        self._by_row("add_by_expert", x.rows, arguments | self._shape(x, y), reads, [y])
+
+    def _sigmoid_gate(self, operation: Operation, x: Activation, gate: Activation) -> None:
+        source, by, y = self._buffers[x], self._buffers[gate], self._new(operation.output)
+        arguments = {"x": source, "gate": by, "gate_stride": by.stride} | self._shape(x, y)
+        self._by_row("sigmoid_gate", x.rows, arguments, [source, by], [y])
 
     def _with_integers(self, arguments: dict[str, Any], x: Activation, format: str, is_stored: bool) -> list[Buffer]:
         """What a product of blocks with integers takes besides; the buffers that it reads."""
@@ -198,7 +345,7 @@ class Lowering(RecurrentLowering):
 
     def _with_floats(self, arguments: dict[str, Any], x: Activation, format: str, is_stored: bool) -> list[Buffer]:
         """What a product in float32 takes besides; the buffers that it reads."""
-        self._need_scratch(max(FLOAT_SCRATCH, 4 * x.columns))
+        self._need_scratch(float_scratch(x.columns))
         source = self._buffers[x]
         rounded = self._as_bf16(x) if format == "BF16" and x.columns % 2 == 0 and HAS_BF16 else None
         arguments |= {"x": source, "x_stride": source.stride, "bf16": rounded or 0}
@@ -234,21 +381,24 @@ class Lowering(RecurrentLowering):
         operation: Operation,
         q: Activation,
         *new: Activation,
-        state: Paged,
+        state: Paged | Latent,
         heads: int,
         slopes: Sequence[float],
+        sinks: np.ndarray | None,
         **given: float,
     ) -> None:
         sides = self._cache.sides(state)
         if new:
-            self._in_cache[state.layer] = [self._store(x, side) for x, side in zip(new, sides, strict=True)]
+            self._in_cache[state.layer] = [self._store(x, side) for x, side in zip(new, sides, strict=False)]
         in_cache = self._in_cache[state.layer]
         source, y, plan = self._buffers[q], self._new(operation.output), self._plan(heads, state)
         keys, values = sides
         value_dim = -(-state.value_dim // 16) * 16
         partial = Buffer(SPLIT_TOKENS * heads * MOST_SPLITS, (value_dim + 32) * 4)
         self._need_scratch(attention_scratch(-(-state.key_dim // 16) * 16, value_dim))
-        arguments: dict[str, Any] = {name: plan[name] for name in ("units", "unit_count", "splits", "window")}
+        arguments: dict[str, Any] = {
+            name: plan[name] for name in ("units", "unit_count", "splits", "window", "chunked")
+        }
         arguments |= {"count": self._count(ALL), "positions": self.header.positions}
         arguments |= {"q": source, "q_stride": source.stride, "y": y, "y_stride": y.stride, "partial": partial}
         arguments |= {"keys": self._cache.address(keys), "key_head_stride": self._cache.head_stride(keys)}
@@ -256,6 +406,7 @@ class Lowering(RecurrentLowering):
         arguments |= {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
         arguments |= {"heads": heads, "kv_heads": state.kv_heads, "key_dim": state.key_dim}
         arguments |= {"value_dim": state.value_dim, "slopes": np.array(slopes, np.float32) if slopes else 0}
+        arguments["sinks"] = 0 if sinks is None else sinks
         arguments |= given
         arguments |= {"scratch": self._scratch, "scratch_bytes": SCRATCH_BYTES}
         count, reads = plan["unit_count"].ctypes.data, [source, *in_cache, plan["made"]]
@@ -272,13 +423,13 @@ class Lowering(RecurrentLowering):
         self._by_row(f"store-{self._storage}", ALL, arguments, [buffer], [in_cache])
         return in_cache
 
-    def _plan(self, heads: int, state: Paged) -> dict[str, Any]:
+    def _plan(self, heads: int, state: Paged | Latent) -> dict[str, Any]:
         """What attention has to do in a run, made once for all layers that are alike."""
-        key = heads, state.kv_heads, state.window or 0
+        key = heads, state.kv_heads, state.window or 0, state.chunked
         if key not in self._plans:
             units = np.empty((most_units(heads, state.kv_heads), len(UNIT)), np.int64)
             arguments: dict[str, Any] = {"heads": heads, "kv_heads": state.kv_heads, "window": state.window or 0}
-            arguments |= {"units": units, "unit_count": np.zeros(1, np.int64)}
+            arguments |= {"chunked": state.chunked, "units": units, "unit_count": np.zeros(1, np.int64)}
             arguments["splits"] = np.empty((BATCH, len(SPLIT)), np.int64)
             made = Buffer(0, 0)
             self._plans[key] = {**arguments, "made": made}
@@ -292,12 +443,28 @@ class Lowering(RecurrentLowering):
         parts = min(-(-x.columns // 64), 4 * self._threads)
         self.tape.append(Step("add_squares", arguments | {"columns": x.columns}, parts, 0, [source], []))
 
+    def _hand_out(self, x: Activation) -> None:
+        """The logits to whoever wants them."""
+        source, header = self._buffers[x], self.header
+        arguments = {"count": self._count(x.rows), "x": source, "stride": source.stride, "columns": x.columns}
+        arguments |= {"y": header.logits, "flaws": header.flaws}
+        self.tape.append(Step("logits", arguments, 4 * self._threads, 0, [source], []))
+
     # ---- helpers ----
 
     def _count(self, rows: Rows) -> int:
         """Address of the number of rows."""
         counts = {ALL: self.header.token_count, WANTED: self.header.wanted_count}
-        return counts[rows].ctypes.data
+        return (self._experts[rows].row_count if isinstance(rows, Routed) else counts[rows]).ctypes.data
+
+    def _most(self, rows: Rows) -> int:
+        """Rows of a buffer."""
+        return self._most_routed(rows.routing) if isinstance(rows, Routed) else ROWS
+
+    def _most_routed(self, routing: Routing) -> int:
+        """Rows of all experts together, each rounded up."""
+        pairs = BATCH * routing.used
+        return pairs + min(routing.experts, pairs) * (EXPERT_ROWS - 1)
 
     def _new(self, x: Activation) -> Buffer:
         """Memory for an activation: float32 [tokens, columns padded to 16].
@@ -305,7 +472,7 @@ class Lowering(RecurrentLowering):
         Tokens lie an odd number of cache lines apart. At powers of two all of them meet in a few places of every
         cache: matrix products of 512 tokens took 14 % longer.
         """
-        self._buffers[x] = Buffer(ROWS, (-(-x.columns // 16) | 1) * LINE)
+        self._buffers[x] = Buffer(self._most(x.rows), (-(-x.columns // 16) | 1) * LINE)
         return self._buffers[x]
 
     def _shape(self, x: Activation, y: Buffer) -> dict[str, Any]:
@@ -331,7 +498,7 @@ class Lowering(RecurrentLowering):
         if x not in self._quantized:
             source, scale = self._buffers[x], x.columns // 16 * 4  # bytes per token
             sizes = (x.columns, x.columns, scale, scale, scale, scale, scale, scale // 2)
-            high, low, scales, *sums, excess = (Buffer(ROWS, size) for size in sizes)
+            high, low, scales, *sums, excess = (Buffer(self._most(x.rows), size) for size in sizes)
             self._quantized[x] = q = Quantized(
                 high, low, scales, {32: sums[0], 16: sums[1]}, {32: sums[2], 16: sums[3]}, excess
             )
@@ -345,10 +512,15 @@ class Lowering(RecurrentLowering):
         """x in BF16, made once for all the matrices that it meets."""
         if x not in self._rounded:
             source = self._buffers[x]
-            self._rounded[x] = y = Buffer(ROWS, source.stride // 2)
+            self._rounded[x] = y = Buffer(self._most(x.rows), source.stride // 2)
             arguments = {"x": source, "stride": source.stride, "y": y, "y_stride": y.stride, "columns": x.columns}
             self._by_row("round_bf16", x.rows, arguments, [source], [y])
         return self._rounded[x]
+
+
+def float_scratch(columns: int) -> int:
+    """Bytes that a thread needs for products in float32."""
+    return max(FLOAT_SCRATCH, 4 * columns)
 
 
 def attention_scratch(key_dim: int, value_dim: int) -> int:

@@ -23,7 +23,7 @@ from localllm.engine.recurrent import Layout, RecurrentState
 from localllm.engine.sequence import Sequence, Store
 from localllm.engine.store import HybridStore
 from localllm.engine.threads import usable_cores
-from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
+from localllm.errors import NOT_NUMBERS, ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.library import Progress
 from localllm.kernels.reference import Reference, Remembered
@@ -56,7 +56,10 @@ class Backend(Protocol):
         ...
 
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
-        """The wanted logits, span by span: float32 [wanted, vocab]. Together, the spans have BATCH tokens at most."""
+        """The wanted logits, span by span: float32 [wanted, vocab]. Together, the spans have BATCH tokens at most.
+
+        Raises ModelError if some are not numbers.
+        """
         ...
 
     def close(self) -> None: ...
@@ -101,7 +104,10 @@ class ReferenceBackend:
         return Remembered(self._kv_type)
 
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
-        return self._forward(Reference(spans, self._matrices, self._context, self._observer))
+        logits = self._forward(Reference(spans, self._matrices, self._context, self._observer))
+        if not np.isfinite(logits).all():
+            raise ModelError(NOT_NUMBERS)
+        return logits
 
     def close(self) -> None:
         """Nothing to end."""
@@ -146,7 +152,7 @@ class Engine:
         self.vocab_size = self.hyperparameters.vocab_size
         self.lock, self.abandoned, self._path = threading.Lock(), list[Store](), file.path
         weights = Weights(file.tensors)
-        operations = self._recorded(file, model.forward, weights)
+        operations = self._recorded(file, model.forward, weights, observer)
         if backend == "cpu":
             operations = observer.watch(operations) if observer else operations
             states = self.hyperparameters.states()
@@ -157,12 +163,16 @@ class Engine:
         self._backend: Backend | None = computing
         self.warning = computing.warning
 
-    def _recorded(self, file: GGUFFile, forward: Callable[..., Activation], weights: Weights) -> list[Operation]:
+    def _recorded(
+        self, file: GGUFFile, forward: Callable[..., Activation], weights: Weights, observer: Squares | None
+    ) -> list[Operation]:
         """What the architecture says, checked. Raises ModelError."""
         recorder = Recorder(self.hyperparameters, self.context)
         try:
             logits = forward(recorder, weights, self.hyperparameters)
             recorder.require_all_used(file.tensors)
+            if observer:
+                observer.require_watchable(recorder.operations)
         except ModelError as error:
             raise ModelError(f"{file.path}: {error}") from None
         if logits.columns != self.vocab_size:
@@ -247,11 +257,10 @@ class Engine:
             sequence.store.prepare(begin + first, end - first)
             some = max(0, end - max(first, len(ids) - wanted))
             spans.append(Span(sequence.store, begin + first, ids[first:end], some))
-        found = self.backend.run(spans, precise)
-        with np.errstate(invalid="ignore", over="ignore"):
-            total = found.sum()  # ten times as fast as looking at each
-        if not np.isfinite(total) and not np.isfinite(found).all():
-            raise ModelError(f"{self._path}: the model computed logits that are not numbers; the file may be damaged")
+        try:
+            found = self.backend.run(spans, precise)
+        except ModelError as error:
+            raise ModelError(f"{self._path}: {error}") from None
         for (number, _, _), span in zip(batch, spans, strict=True):
             readings[number].sequence.tokens[span.position : span.position + len(span.ids)] = span.ids.tolist()
             rows[number].append(found[: span.wanted])

@@ -3,6 +3,7 @@
 import numpy as np
 
 from localllm.engine.recorder import Activation, Operation
+from localllm.errors import ModelError
 
 
 class Squares:
@@ -13,6 +14,12 @@ class Squares:
 
     def __init__(self) -> None:
         self._sums: dict[str, np.ndarray] = {}  # by the matrix's name; some share memory
+
+    @staticmethod
+    def require_watchable(operations: list[Operation]) -> None:
+        """Raise ModelError for what is not summed up: each expert meets tokens of its own."""
+        if any(operation.verb == "expert_linear" for operation in operations):
+            raise ModelError("an importance matrix of a model with experts is not supported yet")
 
     def watch(self, operations: list[Operation]) -> list[Operation]:
         """The operations, and before each matrix product one that adds to the sums, once for each activation."""

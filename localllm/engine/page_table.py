@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from localllm.arch.states import SLACK
 from localllm.engine.cache import KVCache
 from localllm.engine.pages import Pages
 from localllm.kernels.arguments import PAGE
@@ -12,31 +13,46 @@ class PageTable:
 
     Attributes:
         table: int64, their numbers; kernels find a token's page at its position / PAGE.
+        addresses: of the table, and of what recurrent layers keep before a run and after it (nothing).
     """
 
-    def __init__(self, cache: KVCache, pages: Pages, table: np.ndarray | None = None):
-        self._cache, self._pages = cache, pages
-        self.table = np.zeros(0, np.int64) if table is None else table
+    table: np.ndarray
+    addresses: tuple[int, int, int]
 
-    def addresses(self) -> tuple[int, int, int]:
-        """What kernels need: where the table is, and what recurrent layers keep before a run and after it (nothing)."""
-        return self.table.ctypes.data, 0, 0
+    def __init__(self, cache: KVCache, pages: Pages, table: np.ndarray | None = None, lost: int = 0):
+        """lost: pages at the beginning that layers with a window have no more."""
+        self._cache, self._pages, self._lost = cache, pages, lost
+        self._use(np.zeros(0, np.int64) if table is None else table)
+
+    def _use(self, table: np.ndarray) -> None:
+        self.table, self.addresses = table, (table.ctypes.data, 0, 0)
 
     def prepare(self, length: int, count: int) -> None:
         """Have places that nobody else reads for `count` tokens behind the first `length`. Raises MemoryLimitError."""
         last, used = divmod(length, PAGE)
         if used and self._pages.references[self.table[last]] > 1:
             self._copy_page(last, used)
+        self._lose(length)
         missing = -(-(length + count) // PAGE) - len(self.table)
         if missing > 0:
-            self.table = np.concatenate((self.table, self._take(missing)))
+            self._use(np.concatenate((self.table, self._take(missing))))
+
+    def _lose(self, length: int) -> None:
+        """Give back what layers with a window will not read behind `length` tokens, if nobody shares it."""
+        end, step = (length - self._cache.window - SLACK) // PAGE, SLACK // PAGE
+        while self._cache.window and self._lost + step <= end:
+            pages = self.table[self._lost : self._lost + step]
+            if (self._pages.references[pages] > 1).any():
+                break
+            self._cache.give_back(pages, local=True)
+            self._lost += step
 
     def _copy_page(self, number: int, tokens: int) -> None:
         """A page that is shared becomes one that is not, with the same tokens (copy on write)."""
         shared = int(self.table[number])
         page = self._pages.take(after=None)
         self._cache.copy(shared, page, tokens)
-        self.table = self.table.copy()
+        self._use(self.table.copy())
         self.table[number] = page
         self._pages.release([shared])
 
@@ -56,14 +72,17 @@ class PageTable:
         """Another table with the pages of the first `length` tokens."""
         table = self.table[: -(-length // PAGE)].copy()
         self._pages.share(table)
-        return PageTable(self._cache, self._pages, table)
+        return PageTable(self._cache, self._pages, table, self._lost)
 
     def truncate(self, length: int) -> int:
-        """Only the first `length` tokens are needed; how many of them are still there."""
+        """Only the first `length` tokens are needed; how many of them are still there: none, if a window is lost."""
+        if self._lost and length - self._cache.window < self._lost * PAGE:
+            self._lost = length = 0
         kept = -(-length // PAGE)
         if kept >= len(self.table):
             return length
-        unneeded, self.table = self.table[kept:], self.table[:kept].copy()
+        unneeded = self.table[kept:]
+        self._use(self.table[:kept].copy())
         self._cache.give_back(self._pages.release(unneeded))
         return length
 

@@ -1,13 +1,12 @@
 """A model as something that runs: the header of a run, the tape, the threads that walk it, and where the logits lie."""
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from localllm.engine.tape import Buffer
 from localllm.engine.threads import Threads
+from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.arguments import SEQUENCE
 
 BATCH = 512  # tokens in one run at most
@@ -27,15 +26,17 @@ class Header:
     """What changes from run to run, at fixed addresses, int64."""
 
     def __init__(self) -> None:
-        self.token_count, self.wanted_count, self.sequence_count = (np.zeros(1, np.int64) for _ in range(3))
+        # How many tokens, tokens whose logits are wanted, sequences; the most tokens whose activations keep 16 bits;
+        # where the logits go, and whether some are not numbers.
+        self.numbers = np.zeros(6, np.int64)
+        self.token_count, self.wanted_count, self.sequence_count = (self.numbers[i : i + 1] for i in range(3))
+        self.most_precise, self.logits, self.flaws = (self.numbers[i : i + 1] for i in range(3, 6))
         self.ids, self.positions, self.owners, self.wanted = (np.zeros(BATCH, np.int64) for _ in range(4))
         self.sequences = np.zeros((BATCH, len(SEQUENCE)), np.int64)
-        # The most tokens whose activations keep 16 bits: for most matrices, and for those that make keys and values,
-        # whose error all later tokens see.
-        self.most_precise, self.most_precise_stored = np.zeros(1, np.int64), np.full(1, BATCH)
+        self.most_precise_stored = np.full(1, BATCH)  # for keys and values, whose error all later tokens see
 
-    def fill(self, spans: Sequence[Span], precise: bool) -> int:
-        """Describe a run; returns the number of tokens whose logits are wanted."""
+    def fill(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
+        """Describe a run; logits: float32 [wanted, vocab], which it will write."""
         first = wanted = 0
         for number, span in enumerate(spans):
             count = len(span.ids)
@@ -43,12 +44,10 @@ class Header:
             self.ids[first:end] = span.ids
             self.positions[first:end] = np.arange(span.position, length)
             self.owners[first:end] = number
-            self.sequences[number] = first, count, length, *span.store.addresses()
+            self.sequences[number] = first, count, length, *span.store.addresses
             self.wanted[wanted : wanted + span.wanted] = np.arange(end - span.wanted, end)
             first, wanted = end, wanted + span.wanted
-        self.token_count[0], self.wanted_count[0], self.sequence_count[0] = first, wanted, len(spans)
-        self.most_precise[0] = PRECISE_TOKENS if precise else 1
-        return wanted
+        self.numbers[:] = first, wanted, len(spans), PRECISE_TOKENS if precise else 1, logits.ctypes.data, 0
 
 
 class Program:
@@ -58,17 +57,21 @@ class Program:
         warning: what the user should know about the kernels, in one line, or None.
     """
 
-    def __init__(self, header: Header, threads: Threads, logits: Buffer, vocab_size: int, warning: str | None):
+    def __init__(self, header: Header, threads: Threads, vocab_size: int, warning: str | None):
         self.warning = warning
-        self._header, self._threads, self._logits, self._vocab_size = header, threads, logits, vocab_size
+        self._header, self._threads, self._vocab_size = header, threads, vocab_size
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
-        """Read the tokens of all spans, BATCH at most; the wanted logits, span by span: float32 [wanted, vocab]."""
-        wanted = self._header.fill(spans, precise)
+        """Read the tokens of all spans, BATCH at most; the wanted logits, span by span: float32 [wanted, vocab].
+
+        Raises ModelError if some are not numbers.
+        """
+        logits = np.empty((sum(span.wanted for span in spans), self._vocab_size), np.float32)
+        self._header.fill(spans, precise, logits)
         self._threads.run()
-        width = self._logits.stride // 4
-        floats = (ctypes.c_float * (wanted * width)).from_address(self._logits.address)
-        return np.ctypeslib.as_array(floats).reshape(wanted, width)[:, : self._vocab_size].copy()
+        if self._header.flaws[0]:
+            raise ModelError(NOT_NUMBERS)
+        return logits
 
     def close(self) -> None:
         """End the threads."""

@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from localllm.arch.experts import Routing
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope
-from localllm.arch.states import Paged
+from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weight
 from localllm.engine.recorder_recurrent import RecurrentVerbs
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
 
+PRODUCTS = ("linear", "expert_linear")
 # Tensors that no verb needs and whose absence or presence changes nothing.
 HARMLESS = (".attn_rot_embd.weight", ".attn.rope_freqs")  # rotation speeds, which follow from the metadata
 
@@ -33,11 +35,26 @@ ALL, WANTED = Rows("all"), Rows("wanted")
 
 
 @dataclass(frozen=True, eq=False)
+class Routed(Rows):
+    """A row for every expert that a token goes to, in the order of the experts; their number is known in the run."""
+
+    routing: Routing
+    of: Rows  # the tokens
+
+
+@dataclass(frozen=True, eq=False)
 class Activation:
     """Float32 [rows, columns], somewhere."""
 
     rows: Rows
     columns: int
+
+
+@dataclass(frozen=True, eq=False)
+class Choice(Activation):
+    """Which experts tokens go to: a column for each."""
+
+    routed: Routed
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +80,9 @@ class Recorder(RecurrentVerbs):
     def __init__(self, hyperparameters: Hyperparameters, context: int):
         """context: the most tokens of a sequence."""
         self.operations: list[Operation] = []
-        self._vocab_size, self._context = hyperparameters.vocab_size, context
+        self._vocab_size, self._width, self._context = hyperparameters.vocab_size, hyperparameters.width, context
         self._used: set[str] = set()
+        self._heads: dict[tuple[int, Rows], Choice] = {}
 
     # ---- the verbs ----
 
@@ -78,6 +96,8 @@ class Recorder(RecurrentVerbs):
         rows, columns = self._matrix(weight)
         if rows < self._context:
             raise ModelError(f"the model has only {rows} positions, too few for a context of {self._context}")
+        if columns != self._width:
+            raise ModelError(f"tensor {weight.name} should have {self._width} columns, has {columns}")
         return self._record("embed_positions", (), positions, columns, weight=weight)
 
     def select(self, x: Activation, which: Rows) -> Activation:
@@ -89,6 +109,31 @@ class Recorder(RecurrentVerbs):
             raise ModelError(f"the model's tensors do not fit together: columns {first} to {end} of {x.columns}")
         groups = x.columns // period
         return self._record("columns", (x,), x.rows, groups * (end - first), first=first, groups=groups)
+
+    def join(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
+        if x.columns % heads or (y.columns % heads and not shared):
+            raise ModelError(
+                f"the model's tensors do not fit together: {x.columns}, {y.columns} columns, {heads} heads"
+            )
+        columns = x.columns + y.columns * (heads if shared else 1)
+        return self._record("join", (x, y), x.rows, columns, heads=heads, shared=shared)
+
+    def head_linear(self, x: Activation, weight: Weight) -> Activation:
+        heads = weight.shape[0]
+        if x.columns % heads or weight.bias or weight.scale:
+            raise ModelError(f"tensor {weight.name} does not fit {x.columns} columns, or has a bias or a scale")
+        every = self._every_head(heads, x.rows)
+        rows = self._record("deal", (x, every), every.routed, x.columns // heads)
+        y = self.expert_linear(rows, weight, every)
+        return self._record("collect", (y, every), x.rows, heads * y.columns)
+
+    def _every_head(self, heads: int, rows: Rows) -> Choice:
+        """Heads as experts, to all of which every token goes: planned once."""
+        if (heads, rows) not in self._heads:
+            choice = Choice(rows, heads, Routed("heads", Routing(heads, heads), rows))
+            self.operations.append(Operation("every_head", (), choice))
+            self._heads[heads, rows] = choice
+        return self._heads[heads, rows]
 
     def rms_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
         given = {"vector": self._factors(weight, x.columns, group), "group": group or x.columns, "epsilon": epsilon}
@@ -127,25 +172,65 @@ class Recorder(RecurrentVerbs):
         q: Activation,
         k: Activation | None,
         v: Activation | None,
-        state: Paged,
+        state: Paged | Latent,
         heads: int,
         scale: float,
         softcap: float = 0.0,
         slopes: Sequence[float] = (),
+        sinks: Weight | None = None,
     ) -> Activation:
         expected = {"q": (q, heads * state.key_dim), "k": (k, state.kv_heads * state.key_dim)}
         for name, (x, columns) in {**expected, "v": (v, state.kv_heads * state.value_dim)}.items():
             if x is not None and x.columns != columns:
                 raise ModelError(f"layer {state.layer}: {name} should have {columns} columns, has {x.columns}")
-        inputs = (q,) if k is None or v is None else (q, k, v)
+        inputs = tuple(x for x in (q, k, v) if x is not None)
         given = {"state": state, "heads": heads, "scale": scale, "softcap": softcap, "slopes": slopes}
+        given["sinks"] = self._vector(sinks, heads) if sinks else None
         return self._record("attend", inputs, q.rows, heads * state.value_dim, **given)
+
+    def route(self, logits: Activation, routing: Routing, bias: Weight | None = None) -> Choice:
+        if logits.columns != routing.experts:
+            raise ModelError(f"a router for {logits.columns} of {routing.experts} experts")
+        vector = self._vector(bias, routing.experts) if bias else None
+        if vector is not None and not np.isfinite(vector).all():
+            raise ModelError(f"tensor {bias.name if bias else ''} has values that are not numbers")
+        choice = Choice(logits.rows, routing.used, Routed("routed", routing, logits.rows))
+        self.operations.append(Operation("route", (logits,), choice, {"routing": routing, "bias": vector}))
+        return choice
+
+    def gather(self, x: Activation, choice: Choice) -> Activation:
+        return self._record("gather", (x, choice), choice.routed, x.columns)
+
+    def expert_linear(self, x: Activation, weight: Weight, choice: Choice) -> Activation:
+        self._used.add(weight.name)
+        expected = choice.routed.routing.experts, x.columns
+        if len(weight.shape) != 3 or (weight.shape[0], weight.shape[2]) != expected:
+            raise ModelError(
+                f"tensor {weight.name} should have matrices of {expected[1]} columns for {expected[0]} experts,"
+                f" has the shape {list(weight.shape)}"
+            )
+        bias = self._vectors(weight.bias, expected[0], weight.shape[1]) if weight.bias else None
+        if weight.scale:
+            raise ModelError(f"tensor {weight.scale.name}: scales of experts are not supported")
+        return self._record("expert_linear", (x, choice), x.rows, weight.shape[1], weight=weight, bias=bias)
+
+    def scatter(self, x: Activation, choice: Choice) -> Activation:
+        return self._record("scatter", (x, choice), choice.rows, x.columns)
 
     def add(self, x: Activation, y: Activation) -> Activation:
         return self._record("add", (x, y), x.rows, same_columns(x, y))
 
     def swiglu(self, gate: Activation, up: Activation) -> Activation:
         return self._record("swiglu", (gate, up), up.rows, same_columns(gate, up))
+
+    def swiglu_limited(self, gate: Activation, up: Activation, sharpness: float, limit: float) -> Activation:
+        columns = same_columns(gate, up)
+        return self._record("swiglu_limited", (gate, up), up.rows, columns, sharpness=sharpness, limit=limit)
+
+    def sigmoid_gate(self, x: Activation, gate: Activation) -> Activation:
+        if gate.columns != 1:
+            raise ModelError(f"the model's tensors do not fit together: a gate of {gate.columns} columns")
+        return self._record("sigmoid_gate", (x, gate), x.rows, x.columns)
 
     def geglu(self, gate: Activation, up: Activation) -> Activation:
         return self._record("geglu", (gate, up), up.rows, same_columns(gate, up))
@@ -162,8 +247,8 @@ class Recorder(RecurrentVerbs):
             factor = factor.number()
         return self._record("scale", (x,), x.rows, x.columns, factor=factor)
 
-    def temper(self, x: Activation, positions: Rows, slope: float, length: int) -> Activation:
-        return self._record("temper", (x,), positions, x.columns, slope=slope, length=length)
+    def temper(self, x: Activation, positions: Rows, slope: float, length: int, offset: int = 0) -> Activation:
+        return self._record("temper", (x,), positions, x.columns, slope=slope, length=length, offset=offset)
 
     def clamp(self, x: Activation, limit: float) -> Activation:
         return self._record("clamp", (x,), x.rows, x.columns, limit=limit)
@@ -192,6 +277,12 @@ class Recorder(RecurrentVerbs):
         if len(vector) != columns:
             raise ModelError(f"tensor {weight.name} should have {columns} weights, has {len(vector)}")
         return vector
+
+    def _vectors(self, weight: Weight, experts: int, columns: int) -> np.ndarray:
+        """A bias for each expert, float32 [experts, columns]; it is used now."""
+        if weight.shape != (experts, columns):
+            raise ModelError(f"tensor {weight.name} should have the shape {[experts, columns]}")
+        return self._vector(weight.flat(), experts * columns).reshape(experts, columns)
 
     def _factors(self, weight: Weight | None, columns: int, group: int | None) -> Any:
         """What a norm multiplies with, float32 [columns]; the weight has the numbers of a row or of a group."""
@@ -223,7 +314,7 @@ def stored(operations: list[Operation]) -> set[Activation]:
     for operation in reversed(operations):
         if operation.verb == "attend":
             found |= set(operation.inputs[1:])
-        elif operation.output in found and operation.verb != "linear":
+        elif operation.output in found and operation.verb not in PRODUCTS:
             found |= set(operation.inputs)
     return found
 

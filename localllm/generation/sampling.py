@@ -12,10 +12,11 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 
-from localllm.errors import LocalllmError, UsageError
+from localllm.errors import NOT_NUMBERS, LocalllmError, UsageError
 
 PENALTY_WINDOW = 64  # how many of the last tokens the penalties look at
 
@@ -55,8 +56,7 @@ class SamplingOptions:
             raise UsageError(f"repeat_penalty should be above 0, not {self.repeat_penalty}")
 
 
-@dataclass(eq=False)
-class Candidates:
+class Candidates(NamedTuple):
     """Tokens that may come next, in the order of their ids or, if `ranked`, with the most likely first."""
 
     ids: np.ndarray  # int64 [n]
@@ -71,7 +71,7 @@ class Candidates:
         """
         best = 0 if self.ranked else int(np.argmax(self.logits))
         if not math.isfinite(self.logits[best]):
-            raise LocalllmError("the model computed logits that are not numbers; the file may be damaged")
+            raise LocalllmError(NOT_NUMBERS)
         return best
 
     def keep(self, index: np.ndarray | slice) -> "Candidates":
@@ -105,8 +105,7 @@ class Candidates:
         return weights / weights.sum()
 
 
-@dataclass
-class State:
+class State(NamedTuple):
     """What a sampler changes from token to token."""
 
     random: random.Random
@@ -152,8 +151,10 @@ class Sampler:
 
     def sample(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> int:
         """The next token's id, drawn from `distribution`."""
-        ids, probabilities = self.distribution(logits, allowed)
-        return draw(ids, probabilities, self._state.random.random())
+        candidates = self._left(logits, allowed)
+        if len(candidates.ids) == 1:
+            return int(candidates.ids[0])
+        return draw(candidates.ids, candidates.probabilities(), self._state.random.random())
 
     def distribution(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The tokens that can come next, ids int64 [n], and their probabilities, float64 [n], for logits float32
@@ -162,12 +163,17 @@ class Sampler:
         allowed: bool [vocab] or longer, the tokens that a grammar lets come, or None for all. Raises LocalllmError if
         there is no such token or if the logits are not numbers.
         """
+        candidates = self._left(logits, allowed)
+        return candidates.ids, candidates.probabilities()
+
+    def _left(self, logits: np.ndarray, allowed: np.ndarray | None) -> Candidates:
+        """What the chain leaves."""
         candidates = Candidates(self._ids, logits[: self.vocab])
         if allowed is not None:
             candidates = only(candidates, allowed[: self.vocab])
         for step in self._chain:
             candidates = step(candidates, self.options, self._state)
-        return candidates.ids, candidates.probabilities()
+        return candidates
 
 
 def only(candidates: Candidates, allowed: np.ndarray) -> Candidates:
@@ -254,7 +260,5 @@ def likeliest(candidates: Candidates) -> Candidates:
 
 def draw(ids: np.ndarray, probabilities: np.ndarray, u: float) -> int:
     """The token at u, in [0, 1), of the cumulative probability."""
-    if len(ids) == 1:
-        return int(ids[0])
     cumulative = np.cumsum(probabilities)
     return int(ids[np.searchsorted(cumulative[:-1], u * cumulative[-1], side="right")])

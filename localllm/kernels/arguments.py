@@ -28,6 +28,8 @@ EMBED = arguments("count weights row_bytes columns ids x stride")
 SELECT = arguments("count x rows y stride columns")
 # y = `columns` columns of x, in equal groups: of each `period` columns those from number `first` on.
 COLUMNS = arguments("count x x_stride first groups period y stride columns")
+# y = for each head its x_columns of x, then its z_columns of z, or all of z if z is shared.
+JOIN = arguments("count x x_stride x_columns z z_stride z_columns shared heads y stride")
 # y = x / sqrt(mean(x^2) + epsilon) * weight, the mean of each `group` columns.
 RMS_NORM = arguments("count x weight y stride columns group epsilon")
 # y = (x - mean) / sqrt(variance + epsilon) * weight + bias, for each `group` columns.
@@ -42,8 +44,8 @@ GEGLU = arguments("count gate up y stride columns")
 GELU = arguments("count x y stride columns")
 # y = max(x, 0)^2.
 RELU_SQUARED = arguments("count x y stride columns")
-# y = x * (1 + slope * log(floor(position / length) + 1)); positions int64.
-TEMPER = arguments("count x positions slope length y stride columns")
+# y = x * (1 + slope * log(floor((position + offset) / length) + 1)); positions int64.
+TEMPER = arguments("count x positions slope length offset y stride columns")
 # y = x, but nothing beyond limit or -limit.
 CLAMP = arguments("count x limit y stride columns")
 # y = x * factor.
@@ -57,6 +59,9 @@ ANGLES = arguments("count positions frequencies pairs table factor")
 # y [tokens, heads, head_dim] = x with pairs turned in each head: numbers k * step and k * step + apart (2 and 1 for
 # interleaved pairs, 1 and `pairs` for split halves). y may be x; table: of ANGLES.
 ROPE = arguments("count x y stride heads head_dim table pairs step apart")
+# y = x without padding, float32 [rows, columns], `y` being the address of its address; int64 `flaws` is raised by 1 or
+# more if not all numbers are finite.
+LOGITS = arguments("count x stride columns y flaws")
 # x as integers, see quantize.py: high, low int8 [tokens, columns]; scales, sums of both planes and of the high one, f32
 # [tokens, columns / 16], of 32 columns twice each, or of 16; excess int32 [tokens, columns / 32].
 QUANTIZE = arguments("count x stride columns high low scales sums_32 sums_16 high_sums_32 high_sums_16 excess")
@@ -77,17 +82,19 @@ SEQUENCE = arguments("first count length table state next_state")
 # Heads of x to their tokens' places; owners int64 [tokens]: number of the sequence; keys or values begin at `base`.
 STORE = arguments("count positions owners sequences x stride base head_stride token_bytes heads head_dim")
 # What attention has to do in this run, for all layers that are alike: UNITs, their number, and for each token SPLIT.
-PLAN = arguments("sequences sequence_count heads kv_heads window units unit_count splits")
+# A window is of the last tokens, or the last chunk of so many tokens if it is chunked.
+PLAN = arguments("sequences sequence_count heads kv_heads window chunked units unit_count splits")
 # Some rows (token * group + query head in group) and a range of keys. Of a split range, `split` is the part.
 UNIT = arguments("table kv_head first_row rows begin end split")
 # In how many parts a token's context is split, and which of the partial results are its.
 SPLIT = arguments("count slot")
 # softmax(q k^T * scale) v, scores going through softcap * tanh(score / softcap) if softcap is not 0; see attention.py.
-# slopes: 0, or f32 [query heads], times the distance of a key subtracted from its score.
+# slopes: 0, or f32 [query heads], times the distance of a key subtracted from its score. sinks: 0, or f32
+# [query heads], scores for nothing.
 # partial f32 [slots, query heads, parts of a context, 32 + value_dim padded to 16].
 ATTEND = arguments(
     "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
-    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window slopes partial scratch"
+    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked slopes sinks partial scratch"
     " scratch_bytes"
 )
 # y = x * z.
@@ -114,6 +121,39 @@ HEAD_SCAN = arguments(
 )
 # sums f32 [columns padded to 16] += x^2 over the tokens.
 ADD_SQUARES = arguments("count x stride columns sums")
+# Of each token the `used` experts that it goes to, chosen int64 [tokens, used], and their weights f32 [tokens, used];
+# logits f32 [tokens, experts]; bias: 0, or f32 [experts], added to the scores when experts are chosen. Of several
+# groups of experts the `groups_used` best take part.
+ROUTE = arguments(
+    "count logits stride experts used sigmoid normalized scale groups groups_used bias chosen weights scratch"
+    " scratch_bytes"
+)
+# What an expert has to do in this run: its number, its first row, and how many rows it has.
+EXPERT = arguments("number first count")
+# Rows in the order of the experts: EXPERTs that have rows, and how many they are; for each pair (token * used + place
+# among the chosen) its row, for each row its pair, int64; the number of rows, with those between the experts.
+# next_rows: int64 [experts], to work with.
+PLAN_EXPERTS = arguments("count chosen used experts next_rows active active_count rows pairs row_count")
+# y[row] = x[token] of the row's pair, times the pair's weight unless weights is 0; count: of rows. The places among a
+# token's chosen get columns that are part_bytes apart.
+GATHER = arguments("count pairs used x x_stride weights part_bytes y stride columns")
+# y[token] = x[row] of all its pairs, `columns` each, side by side.
+COLLECT = arguments("count rows used x x_stride y stride columns")
+# y[token] = the sum of x[row] over a token's pairs, each times its weight unless weights is 0.
+SCATTER = arguments("count rows used x x_stride weights y stride columns")
+# y[row] = x[row] + z[expert of the row's pair]; count: of rows.
+ADD_BY_EXPERT = arguments("count pairs chosen x z z_stride y stride columns")
+# y[row] = W[expert of the row] x[row]: what a product of one matrix takes, of the first expert and row 0, and `linear`,
+# the kernel that does it for one; by_row int64 [by_row_count, 2], places in its arguments that are addresses of rows,
+# and the bytes from row to row; run_count: address of the number of tokens, which decides about the precision; the
+# experts of PLAN_EXPERTS; bytes from expert to expert; slices: in how many parts a matrix is cut.
+OF_EXPERTS = " linear by_row by_row_count run_count active active_count expert_bytes slices"
+EXPERTS_QUANTIZED = arguments(" ".join(LINEAR_QUANTIZED._fields) + OF_EXPERTS)
+EXPERTS_FLOAT = arguments(" ".join(LINEAR_FLOAT._fields) + OF_EXPERTS)
+# y = x * sigmoid(gate of the row), gate f32 [rows, 1].
+SIGMOID_GATE = arguments("count x gate gate_stride y stride columns")
+# y = gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit.
+SWIGLU_LIMITED = arguments("count gate up sharpness limit y stride columns")
 # The exclusive or of all 64-byte words of a part of the memory, of `size` bytes; results: 64 bytes a part.
 STREAM = arguments("memory size results")
 
@@ -121,6 +161,7 @@ KERNELS: dict[str, Any] = {
     "embed": EMBED,
     "select": SELECT,
     "columns": COLUMNS,
+    "join": JOIN,
     "rms_norm": RMS_NORM,
     "layer_norm": LAYER_NORM,
     "add": ADD,
@@ -135,6 +176,7 @@ KERNELS: dict[str, Any] = {
     "round_bf16": ROUND_BF16,
     "angles": ANGLES,
     "rope": ROPE,
+    "logits": LOGITS,
     "quantize": QUANTIZE,
     "linear_quantized": LINEAR_QUANTIZED,
     "linear_float": LINEAR_FLOAT,
@@ -148,6 +190,16 @@ KERNELS: dict[str, Any] = {
     "convolve": CONVOLVE,
     "selective_scan": SELECTIVE_SCAN,
     "head_scan": HEAD_SCAN,
+    "route": ROUTE,
+    "plan_experts": PLAN_EXPERTS,
+    "gather": GATHER,
+    "scatter": SCATTER,
+    "collect": COLLECT,
+    "add_by_expert": ADD_BY_EXPERT,
+    "experts_quantized": EXPERTS_QUANTIZED,
+    "experts_float": EXPERTS_FLOAT,
+    "sigmoid_gate": SIGMOID_GATE,
+    "swiglu_limited": SWIGLU_LIMITED,
     "add_squares": ADD_SQUARES,
     "stream": STREAM,
 }

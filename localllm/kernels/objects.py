@@ -8,12 +8,13 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 import time
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+
+import llvmlite
 
 import quant.formats
 from localllm.kernels.target import cpu_feature_string, cpu_name
@@ -32,9 +33,16 @@ def object_folder() -> Path:
     shared = [kernels / f"{name}.py" for name in SHARED_SOURCES]
     for source in [*sorted((kernels / "cpu").rglob("*.py")), *shared, Path(quant.formats.__file__)]:
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    for part in (version("numba"), version("llvmlite"), cpu_name(), cpu_feature_string()):
-        key.update(part.encode() + b"\0")
+    for part in (numba_version(), llvmlite.__version__.encode(), cpu_name().encode(), cpu_feature_string().encode()):
+        key.update(part + b"\0")
     return cache_folder() / "kernels" / key.hexdigest()[:20]
+
+
+def numba_version() -> bytes:
+    """The file in which Numba says its version. Importing Numba takes 300 ms, importlib.metadata 12."""
+    package = find_spec("numba")
+    assert package is not None and package.origin is not None, "numba is a dependency"
+    return Path(package.origin).with_name("_version.py").read_bytes()
 
 
 def object_file(name: str) -> Path:
@@ -56,6 +64,8 @@ def write_object(path: Path, code: bytes) -> None:
 
     Raises OSError.
     """
+    import tempfile  # seldom needed
+
     for folder in (path.parent.parent, path.parent):
         folder.mkdir(0o700, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")

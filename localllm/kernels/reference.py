@@ -2,6 +2,7 @@
 what a verb means. Activations are float32 [tokens, columns]."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,6 +58,14 @@ class Remembered:
         self._layers, self._states = {}, None
 
 
+class Choice(NamedTuple):
+    """Which experts tokens go to, int64 [tokens, used], with weights float32 [tokens, used]."""
+
+    experts: np.ndarray
+    weights: np.ndarray
+    routing: Any
+
+
 class Reference(RecurrentReference):
     """A builder (localllm.arch.verbs) whose verbs compute. One for each run."""
 
@@ -94,6 +103,17 @@ class Reference(RecurrentReference):
     def columns(self, x, first, end, period=None):
         """The columns from `first` up to `end`, of each `period` columns."""
         return x.reshape(len(x), -1, period or x.shape[1])[:, :, first:end].reshape(len(x), -1)
+
+    def join(self, x, y, heads, shared=False):
+        """Head by head, columns of x and then columns of y; all heads get the same of y if it is shared."""
+        of_y = np.repeat(y[:, None], heads, axis=1) if shared else y.reshape(len(y), heads, -1)
+        return np.concatenate((x.reshape(len(x), heads, -1), of_y), axis=2).reshape(len(x), -1)
+
+    def head_linear(self, x, weight):
+        """Each head's columns by its own matrix; the weight is a stack [heads, rows, columns]."""
+        matrices = self.matrix(weight)
+        heads = x.reshape(len(x), len(matrices), -1)
+        return np.einsum("thc,hrc->thr", heads, matrices, optimize=True).reshape(len(x), -1)
 
     def rms_norm(self, x, weight, epsilon, group=None):
         """x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019).
@@ -142,32 +162,78 @@ class Reference(RecurrentReference):
     def ignore(self, *weights):
         """These stand in the file, but nothing needs them."""
 
-    def attend(self, q, k, v, state, heads, scale, softcap=0.0, slopes=()):
+    def attend(self, q, k, v, state, heads, scale, softcap=0.0, slopes=(), sinks=None):
         """softmax(q k^T * scale) v over the keys that a token sees: its sequence's up to its own, within the window.
 
-        The run's keys and values go to the cache first, unless they are None: then an earlier layer has filled it.
+        The run's keys and values go to the cache first, unless they are None: then an earlier layer has filled it. The
+        values of a Latent state are the first numbers of its keys.
         Query heads in equal groups share key-value heads. A score s becomes softcap * tanh(s / softcap) if softcap is
-        not 0, and loses slope * distance if heads have slopes (ALiBi, Press et al. 2021).
+        not 0, and loses slope * distance if heads have slopes (ALiBi, Press et al. 2021). A sink is a score of each
+        head for nothing (gpt-oss, 2025).
         """
         results = []
         for span, end in zip(self._spans, self._ends, strict=True):
             rows = slice(end - len(span.ids), end)
             if k is not None:
-                new = (x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v))
+                new = (x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v) if x is not None)
                 span.store.keep(state.layer, span.position, *new)
-            keys, values = span.store.kept(state.layer)
+            keys, *values = span.store.kept(state.layer)
+            values = values[0] if values else keys[:, :, : state.value_dim]
             queries = q[rows].reshape(len(span.ids), state.kv_heads, heads // state.kv_heads, -1)
             scores = np.einsum("thgd,khd->thgk", queries, keys, optimize=True) * np.float32(scale)
             scores = self.softcap(scores, softcap) if softcap else scores
             distance = self.positions[rows, None] - np.arange(len(keys))
             if slopes:
                 scores = scores - np.float32(slopes).reshape(state.kv_heads, -1, 1) * distance[:, None, None]
-            hidden = (distance < 0) | (distance >= (state.window or np.inf))
+            window = self.positions[rows, None] % state.window + 1 if state.chunked and state.window else state.window
+            hidden = (distance < 0) | (distance >= (np.inf if window is None else window))
             scores = np.where(hidden[:, None, None], -np.inf, scores)
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            weights /= weights.sum(axis=-1, keepdims=True)
+            nothing = -np.inf if sinks is None else sinks.vector().reshape(state.kv_heads, -1, 1)
+            top = np.maximum(scores.max(axis=-1, keepdims=True), nothing)
+            weights = np.exp(scores - top)
+            weights /= weights.sum(axis=-1, keepdims=True) + np.exp(nothing - top)
             results.append(np.einsum("thgk,khd->thgd", weights, values, optimize=True).reshape(len(span.ids), -1))
         return np.concatenate(results).astype(np.float32)
+
+    def route(self, logits, routing, bias=None):
+        """Which experts each token goes to (localllm.arch.experts.Routing), and their weights.
+
+        The bias counts in the choice only. A token with a logit that is not a number goes anywhere, with NaN.
+        """
+        with np.errstate(invalid="ignore", over="ignore"):
+            scores = 1 / (1 + np.exp(-logits.astype(np.float64))) if routing.sigmoid else softmax(logits)
+        ranks = scores + (bias.vector() if bias else 0) if bias or routing.groups > 1 else logits
+        size = routing.experts // routing.groups
+        if routing.groups > 1:
+            best_two = np.sort(ranks.reshape(len(ranks), routing.groups, size))[:, :, -2:].sum(axis=2)
+            kept = largest(best_two, routing.groups_used)
+            is_kept = np.zeros(best_two.shape, bool)
+            np.put_along_axis(is_kept, kept, True, axis=1)
+            ranks = np.where(np.repeat(is_kept, size, axis=1), ranks, -np.inf)
+        chosen = largest(ranks, routing.used)
+        weights = np.take_along_axis(scores, chosen, axis=1)
+        if routing.normalized:
+            weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
+        weights[~np.isfinite(logits).all(axis=1)] = np.nan
+        return Choice(chosen, (weights * routing.scale).astype(np.float32), routing)
+
+    def gather(self, x, choice):
+        """A row for each expert that a token goes to; here in the order of the tokens."""
+        rows = np.repeat(x, choice.routing.used, axis=0)
+        return rows * choice.weights.reshape(-1, 1) if choice.routing.weighs_inputs else rows
+
+    def expert_linear(self, x, weight, choice):
+        """Each row by the matrix of its expert, as in `linear`; the weight is a stack [experts, rows, columns]."""
+        matrices, experts = self.matrix(weight), choice.experts.reshape(-1)
+        y = np.empty((len(x), matrices.shape[1]), np.float32)
+        for expert in np.unique(experts):
+            y[experts == expert] = x[experts == expert] @ matrices[expert].T
+        return y + self.matrix(weight.bias)[experts] if weight.bias else y
+
+    def scatter(self, x, choice):
+        """What its experts make of a token, weighted and added up."""
+        rows = x.reshape(*choice.weights.shape, -1)
+        return (rows if choice.routing.weighs_inputs else rows * choice.weights[:, :, None]).sum(axis=1)
 
     def add(self, x, y):
         """x + y."""
@@ -177,6 +243,17 @@ class Reference(RecurrentReference):
         """silu(gate) * up (Shazeer 2020)."""
         with np.errstate(over="ignore"):
             return gate / (1 + np.exp(-gate)) * up
+
+    def swiglu_limited(self, gate, up, sharpness, limit):
+        """gate * sigmoid(sharpness * gate) * (up + 1) of numbers that are not beyond the limit (gpt-oss, 2025)."""
+        gate, up = np.minimum(gate, np.float32(limit)), np.clip(up, np.float32(-limit), np.float32(limit))
+        with np.errstate(over="ignore"):
+            return gate / (1 + np.exp(-np.float32(sharpness) * gate)) * (up + 1)
+
+    def sigmoid_gate(self, x, gate):
+        """x * sigmoid(gate), which has one column."""
+        with np.errstate(over="ignore"):
+            return x / (1 + np.exp(-gate))
 
     def geglu(self, gate, up):
         """gelu(gate) * up (Shazeer 2020)."""
@@ -195,9 +272,9 @@ class Reference(RecurrentReference):
         """x * factor, a number or a tensor of one."""
         return x * np.float32(factor if isinstance(factor, float | int) else factor.number())
 
-    def temper(self, x, positions, slope, length):
-        """x * (1 + slope * log(floor(position / length) + 1)): sharper attention far behind (as in Llama 4)."""
-        return x * (1 + slope * np.log(positions // length + 1))[:, None].astype(np.float32)
+    def temper(self, x, positions, slope, length, offset=0):
+        """x * (1 + slope * log(floor((position + offset) / length) + 1)): sharper attention far behind (Llama 4)."""
+        return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)
 
     def clamp(self, x, limit):
         """x, but nothing beyond limit or -limit."""
@@ -206,6 +283,17 @@ class Reference(RecurrentReference):
     def softcap(self, x, cap):
         """cap * tanh(x / cap): about x where it is small, never beyond the cap."""
         return np.float32(cap) * np.tanh(x / np.float32(cap))
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Of each row, float64."""
+    powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def largest(values: np.ndarray, count: int) -> np.ndarray:
+    """The places of the largest values of each row, int64 [rows, count]; of equal ones the first."""
+    return np.argsort(-values, axis=1, kind="stable")[:, :count]
 
 
 def in_groups(x: np.ndarray, group: int | None) -> np.ndarray:
@@ -241,11 +329,23 @@ KEEP: dict[str, Callable] = {"f32": np.float32, "f16": np.float16, "q8_0": round
 
 
 def dequantize(tensor) -> np.ndarray:
-    """A tensor's weights as float32, in its shape. Raises ModelError for a format that `gguf` cannot dequantize."""
+    """A tensor's weights as float32, in its shape. Raises ModelError for a format of which they are not known."""
     import gguf
 
-    kind = gguf.GGMLQuantizationType(tensor.format.id)
+    data = np.asarray(tensor.data)
+    if tensor.format.name in ("Q1_0", "Q2_0"):  # which `gguf` 0.19 cannot
+        return dequantized_bits(data, tensor.format.name).reshape(tensor.shape)
     try:
-        return gguf.dequantize(np.asarray(tensor.data), kind).astype(np.float32).reshape(tensor.shape)
-    except NotImplementedError:
+        return (
+            gguf.dequantize(data, gguf.GGMLQuantizationType(tensor.format.id)).astype(np.float32).reshape(tensor.shape)
+        )
+    except (NotImplementedError, ValueError):
         raise ModelError(f"tensor {tensor.name}: format {tensor.format.name} is not supported") from None
+
+
+def dequantized_bits(data: np.ndarray, format: str) -> np.ndarray:
+    """Blocks of Q1_0 or Q2_0, of 18 bytes each: float16 d and codes of one bit (2 code - 1) or two (code - 1)."""
+    blocks = data.reshape(-1, 18)
+    scales = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+    bits = np.unpackbits(blocks[:, 2:], axis=-1, bitorder="little").astype(np.float32)
+    return scales * (2 * bits - 1 if format == "Q1_0" else bits[:, 0::2] + 2 * bits[:, 1::2] - 1)

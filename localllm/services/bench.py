@@ -75,15 +75,21 @@ class Costs:
     per_logits: int  # multiply-adds of the output matrix, for a token whose logits are made
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> "Costs":
-        """Of the embedding matrix, one row is read, unless it is the output matrix too. Raises ModelError."""
+    def of(cls, tensors: Mapping[str, Tensor], experts_used: int = 0) -> "Costs":
+        """Of the embedding matrix, one row is read, unless it is the output matrix too; of experts, those that a token
+        goes to. Raises ModelError."""
         weights = Weights(tensors)
         output = (weights.get("output") or weights.token_embd).tensor
         ends = {"token_embd.weight", output.name}
-        layers = [tensor for tensor in tensors.values() if len(tensor.shape) == 2 and tensor.name not in ends]
+        experts = [tensor for tensor in tensors.values() if "_exps." in tensor.name and len(tensor.shape) == 3]
+        others = [tensor for tensor in tensors.values() if len(tensor.shape) > 1 and tensor.name not in ends]
+        layers = [tensor for tensor in others if tensor not in experts]
         return cls(
-            output.nbytes + sum(tensor.nbytes for tensor in layers),
-            sum(prod(tensor.shape) for tensor in layers),
+            output.nbytes
+            + sum(tensor.nbytes for tensor in layers)
+            + sum(tensor.nbytes // tensor.shape[0] * experts_used for tensor in experts),
+            sum(prod(tensor.shape) for tensor in layers)
+            + sum(prod(tensor.shape[1:]) * experts_used for tensor in experts),
             prod(output.shape),
         )
 
@@ -169,15 +175,16 @@ class Course:
             self._sequence.append(self._ids[start : min(start + CHUNK, depth)], "none")
 
     def _seconds(self, test: Test) -> float:
-        """How long the test takes, once."""
-        append, ids, written = self._sequence.append, self._ids, test.depth + test.prompt
-        self._sequence.truncate(test.depth)
+        """How long the test takes, once, behind what fills the cache."""
+        sequence, ids, written = self._sequence.fork(), self._ids, test.depth + test.prompt
         start = perf_counter()
         if test.prompt:
-            append(ids[test.depth : written])
+            sequence.append(ids[test.depth : written])
         for position in range(written, test.end):
-            append(ids[position : position + 1])
-        return perf_counter() - start
+            sequence.append(ids[position : position + 1])
+        seconds = perf_counter() - start
+        sequence.close()
+        return seconds
 
 
 class Bench:
@@ -202,7 +209,8 @@ class Bench:
         for count in threads or [usable_cores()]:
             with open_model(self._path, count, context, kv_type, progress=self._on_compile) as model:
                 self.model = facts(model)
-                course = Course(model.sequence(), count, Costs.of(model.file.tensors), self._on_step)
+                costs = Costs.of(model.file.tensors, model.file.metadata.get(f"{model.arch}.expert_used_count", 0))
+                course = Course(model.sequence(), count, costs, self._on_step)
                 for test in tests:
                     yield course.measure(test, repetitions)
 

@@ -1,6 +1,7 @@
 """CPU kernels: one file per kind, all with the signature in signature.py. This file finds a kernel by its name."""
 
 from importlib import import_module
+from math import lcm
 
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.target import cpu_features
@@ -16,13 +17,16 @@ LINEAR_SCRATCH = 80 * SLAB  # bytes per thread: codes of 16 + 32 rows, their sca
 # Register tiles, vectors of 16 x tokens: of integers (tiles.py), and of float32 (tiles_f32.py).
 INTEGER_TILE, FLOAT_TILE = ((2, 6), (2, 12)) if "avx512f" in cpu_features() else ((1, 4), (1, 4))
 TOKENS_AT_ONCE = (4, INTEGER_TILE[1], FLOAT_TILE[1])  # products round the tokens of a run up to one of these
+# Rows of an expert are rounded up to this, so that products leave those of the next one alone; one row stays one.
+EXPERT_ROWS = lcm(*TOKENS_AT_ONCE)
+CALL_BYTES = 256  # of scratch memory: the arguments of the product that an expert needs
 FLOAT_SLAB = 256  # the same for float weights, as words of 4 bytes
 FLOAT_SCRATCH = 4 * 48 * FLOAT_SLAB + 4096
 PLAIN = {"F32", "F16", "BF16"}
 ATTEND_ROWS, ATTEND_KEYS = 96, PAGE  # of a unit of attention at most, and of a block of keys
 MOST_SPLITS, FEW_TOKENS = 16, 8  # a context is split up to so often, for so many tokens of a sequence at most
 SPLIT_TOKENS = 64  # tokens of a run whose contexts are split at most: so many slots for partial results there are
-GENERIC = {"Q1_0", "NVFP4"}
+GENERIC = {"Q1_0", "Q2_0", "NVFP4"}
 
 MODULES = {
     "run": "runner",
@@ -49,8 +53,20 @@ MODULES = {
     "softcap": "activations",
     "select": "rowwise",
     "columns": "rowwise",
+    "join": "rowwise",
     "angles": "rowwise",
     "rope": "rowwise",
+    "logits": "logits",
+    "route": "routing",
+    "plan_experts": "routing",
+    "gather": "experts",
+    "scatter": "experts",
+    "collect": "experts",
+    "add_by_expert": "experts",
+    "experts_quantized": "experts",
+    "experts_float": "experts",
+    "sigmoid_gate": "activations",
+    "swiglu_limited": "activations",
     "stream": "stream",
     "add_squares": "collect",
     "multiply": "gates",

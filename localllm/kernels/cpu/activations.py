@@ -1,17 +1,30 @@
 """Functions of single numbers, row by row; columns padded to 16."""
 
-from math import log
+from math import exp, log
 
 from numba import float32
 
-from localllm.kernels.arguments import CLAMP, GEGLU, GELU, RELU_SQUARED, SCALE, SOFTCAP, TEMPER
+from localllm.kernels.arguments import (
+    CLAMP,
+    GEGLU,
+    GELU,
+    RELU_SQUARED,
+    SCALE,
+    SIGMOID_GATE,
+    SOFTCAP,
+    SWIGLU_LIMITED,
+    TEMPER,
+)
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
+    exp_f32x16,
     fma_f32x16,
+    load_f32,
     load_f32x16,
     load_i64,
     max_f32x16,
     min_f32x16,
+    reciprocal_f32x16,
     splat_f32x16,
     store_f32x16,
     tanh_f32x16,
@@ -62,7 +75,7 @@ def relu_squared(a, part, parts, thread):
 
 @kernel
 def temper(a, part, parts, thread):
-    """y = x * (1 + slope * log(floor(position / length) + 1))."""
+    """y = x * (1 + slope * log(floor((position + offset) / length) + 1))."""
     stride, tokens, slope = (
         argument(a, TEMPER.stride),
         load_i64(argument(a, TEMPER.count)),
@@ -70,7 +83,7 @@ def temper(a, part, parts, thread):
     )
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         x, y = argument(a, TEMPER.x) + t * stride, argument(a, TEMPER.y) + t * stride
-        position = load_i64(argument(a, TEMPER.positions) + t * 8)
+        position = load_i64(argument(a, TEMPER.positions) + t * 8) + argument(a, TEMPER.offset)
         factor = float32(1.0 + slope * log(float(position // argument(a, TEMPER.length) + 1)))
         for i in range(0, argument(a, TEMPER.columns) * 4, 64):
             store_f32x16(y + i, load_f32x16(x + i) * splat_f32x16(factor))
@@ -118,3 +131,31 @@ def softcap(a, part, parts, thread):
         for i in range(0, argument(a, SOFTCAP.columns) * 4, 64):
             inner = load_f32x16(x + i) * splat_f32x16(1 / cap)
             store_f32x16(y + i, tanh_f32x16(inner) * splat_f32x16(cap))
+
+
+@kernel
+def sigmoid_gate(a, part, parts, thread):
+    """y = x * sigmoid(gate)."""
+    stride, tokens = argument(a, SIGMOID_GATE.stride), load_i64(argument(a, SIGMOID_GATE.count))
+    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+        x, y = argument(a, SIGMOID_GATE.x) + t * stride, argument(a, SIGMOID_GATE.y) + t * stride
+        gate = load_f32(argument(a, SIGMOID_GATE.gate) + t * argument(a, SIGMOID_GATE.gate_stride))
+        factor = float32(1.0 / (1.0 + exp(-float(gate))))
+        for i in range(0, argument(a, SIGMOID_GATE.columns) * 4, 64):
+            store_f32x16(y + i, load_f32x16(x + i) * splat_f32x16(factor))
+
+
+@kernel
+def swiglu_limited(a, part, parts, thread):
+    """y = gate * sigmoid(sharpness * gate) * (up + 1) of numbers that are not beyond the limit."""
+    stride, tokens = argument(a, SWIGLU_LIMITED.stride), load_i64(argument(a, SWIGLU_LIMITED.count))
+    limit, sharpness = argument_f32(a, SWIGLU_LIMITED.limit), argument_f32(a, SWIGLU_LIMITED.sharpness)
+    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+        gates, ups = argument(a, SWIGLU_LIMITED.gate) + t * stride, argument(a, SWIGLU_LIMITED.up) + t * stride
+        y = argument(a, SWIGLU_LIMITED.y) + t * stride
+        for i in range(0, argument(a, SWIGLU_LIMITED.columns) * 4, 64):
+            gate = min_f32x16(splat_f32x16(limit), load_f32x16(gates + i))  # in this order NaN stays NaN
+            up = min_f32x16(splat_f32x16(limit), max_f32x16(splat_f32x16(-limit), load_f32x16(ups + i)))
+            one = splat_f32x16(1.0)
+            sigmoid = reciprocal_f32x16(one + exp_f32x16(gate * splat_f32x16(-sharpness)))
+            store_f32x16(y + i, gate * sigmoid * (up + one))

@@ -17,7 +17,7 @@ from numba import float32
 
 from localllm.kernels.arguments import ATTEND, PAGE, SPLIT, UNIT
 from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS, attention_few, attention_many
-from localllm.kernels.cpu.attention_plan import SPLIT_BYTES, UNIT_BYTES
+from localllm.kernels.cpu.attention_plan import SPLIT_BYTES, UNIT_BYTES, first_seen
 from localllm.kernels.cpu.cache_formats import STORAGE
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.cpu.tiles_f32 import ROWS as TILE
@@ -83,6 +83,15 @@ def start_rows(rows, value_dim, output, states):
     for r in range(rows):
         fill(states + r * 128, 16, float32(0.0))
         fill(states + r * 128 + 64, 16, LOWEST)
+
+
+@device
+def start_with_sinks(a, first, rows, group, kv_head, states):
+    """Nothing but the heads' sinks, whose values are zeros."""
+    for r in range(rows):
+        sink = load_f32(argument(a, ATTEND.sinks) + (kv_head * group + (first + r) % group) * 4)
+        store_f32(states + r * 128, float32(1.0))
+        fill(states + r * 128 + 64, 16, sink * LOG2_E)
 
 
 @device
@@ -192,7 +201,7 @@ def write_partial(a, row, group, kv_head, split, value_dim, output, state):
 def update_rows(a, first, rows, group, kv_head, start, count, scores, stride, states, output, value_dim):
     """All rows meet a block of `count` scores, the first of which is the key at position `start`."""
     softcap, window, keys = argument_f32(a, ATTEND.softcap), argument(a, ATTEND.window), padded(count)
-    slopes = argument(a, ATTEND.slopes)
+    slopes, chunked = argument(a, ATTEND.slopes), argument(a, ATTEND.chunked)
     for r in range(rows):
         position, row = load_i64(argument(a, ATTEND.positions) + (first + r) // group * 8), scores + r * stride
         if softcap > 0:
@@ -200,7 +209,8 @@ def update_rows(a, first, rows, group, kv_head, start, count, scores, stride, st
         if slopes != 0:
             slope = load_f32(slopes + (kv_head * group + (first + r) % group) * 4)
             subtract_distances(row, keys, slope, position - start)
-        hide_scores(row, keys, position + 1 - window - start if window > 0 else 0, min(position + 1 - start, count))
+        hidden = first_seen(position, window, chunked) - start
+        hide_scores(row, keys, hidden, min(position + 1 - start, count))
         update_softmax(row, keys, states + r * 128, output + r * value_dim * 4, value_dim)
 
 
@@ -216,11 +226,13 @@ def make_unit(load):
     many_scores, add_many_values = attention_many.make_many(load)
 
     @device
-    def unit(a, group, table, kv_head, first, rows, begin, end, scratch, key_dim, value_dim):
-        """Rows `first` to first + rows against the keys at positions begin to end."""
+    def unit(a, group, table, kv_head, first, rows, begin, end, split, scratch, key_dim, value_dim):
+        """Rows `first` to first + rows against the keys at positions begin to end; of a split range, part `split`."""
         few, key_bytes, value_bytes = rows <= FEW_ROWS, argument(a, ATTEND.key_bytes), argument(a, ATTEND.value_bytes)
         q, tiles, scores, output, states = places(scratch, key_dim, value_dim)
         start_rows(rows, value_dim, output, states)
+        if argument(a, ATTEND.sinks) != 0 and split == 0:
+            start_with_sinks(a, first, rows, group, kv_head, states)
         load_queries(a, first, rows, group, kv_head, key_dim, q)
         keys = argument(a, ATTEND.keys) + kv_head * argument(a, ATTEND.key_head_stride)
         values = argument(a, ATTEND.values) + kv_head * argument(a, ATTEND.value_head_stride)
@@ -257,13 +269,14 @@ def make(format_name):
         for i in range(units * part // parts, units * (part + 1) // parts):
             u = argument(a, ATTEND.units) + i * UNIT_BYTES
             kv_head, first, rows = argument(u, UNIT.kv_head), argument(u, UNIT.first_row), argument(u, UNIT.rows)
-            begin, end = argument(u, UNIT.begin), argument(u, UNIT.end)
-            unit(a, group, argument(u, UNIT.table), kv_head, first, rows, begin, end, scratch, key_dim, value_dim)
+            begin, end, split = argument(u, UNIT.begin), argument(u, UNIT.end), argument(u, UNIT.split)
+            table = argument(u, UNIT.table)
+            unit(a, group, table, kv_head, first, rows, begin, end, split, scratch, key_dim, value_dim)
             is_split = split_of(a, first // group, SPLIT.count) > 1
             for r in range(rows):
                 row, state = output + r * value_dim * 4, states + r * 128
                 if is_split:
-                    write_partial(a, first + r, group, kv_head, argument(u, UNIT.split), value_dim, row, state)
+                    write_partial(a, first + r, group, kv_head, split, value_dim, row, state)
                 else:
                     write_row(a, first + r, group, kv_head, row, load_f32x16(state))
 

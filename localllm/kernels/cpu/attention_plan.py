@@ -15,9 +15,17 @@ UNIT_BYTES, SEQUENCE_BYTES, SPLIT_BYTES = 8 * len(UNIT), 8 * len(SEQUENCE), 8 * 
 
 
 @device
-def first_key(position, window):
-    """The first key that a token sees, rounded down to 16; a window of 0 is none."""
-    return max(position + 1 - window, 0) // 16 * 16 if window > 0 else 0
+def first_seen(position, window, chunked):
+    """The first key that a token sees; a window of 0 is none."""
+    if window == 0:
+        return 0
+    return position // window * window if chunked == 1 else max(position + 1 - window, 0)
+
+
+@device
+def first_key(a, position):
+    """The same, rounded down to 16."""
+    return first_seen(position, argument(a, PLAN.window), argument(a, PLAN.chunked)) // 16 * 16
 
 
 @device
@@ -41,14 +49,14 @@ def add_sequence(a, sequence, unit, splits):
         argument(sequence, SEQUENCE.count),
         argument(sequence, SEQUENCE.length),
     )
-    group, window = argument(a, PLAN.heads) // argument(a, PLAN.kv_heads), argument(a, PLAN.window)
+    group = argument(a, PLAN.heads) // argument(a, PLAN.kv_heads)
     start, rows = length - count, count * group
-    lowest = first_key(start, window)
+    lowest = first_key(a, start)
     span = ((length - lowest + splits - 1) // splits + 15) // 16 * 16
     for kv_head in range(argument(a, PLAN.kv_heads)):
         for row in range(0, rows, ATTEND_ROWS):
             here = min(ATTEND_ROWS, rows - row)
-            begin, end = first_key(start + row // group, window), start + (row + here - 1) // group + 1
+            begin, end = first_key(a, start + row // group), start + (row + here - 1) // group + 1
             for split in range(splits):
                 lower, upper = max(begin, lowest + split * span), min(end, lowest + (split + 1) * span)
                 table = argument(sequence, SEQUENCE.table)
@@ -66,7 +74,7 @@ def plan(a, part, parts, thread):
         length = argument(sequence, SEQUENCE.length)
         splits = 1
         if count <= FEW_TOKENS and slot + count <= SPLIT_TOKENS:
-            seen = length - first_key(length - count, argument(a, PLAN.window))
+            seen = length - first_key(a, length - count)
             splits = min((seen + 255) // 256, MOST_SPLITS)
         for token in range(first, first + count):
             place = argument(a, PLAN.splits) + token * SPLIT_BYTES

@@ -24,6 +24,7 @@ from localllm.kernels.cpu import blocks_iq, blocks_k, blocks_simple, blocks_tabl
 
 UNPACK = {
     "Q1_0": blocks_simple.unpack_q1_0,
+    "Q2_0": blocks_simple.unpack_q2_0,
     "Q4_0": blocks_simple.unpack_q4_0,
     "Q4_1": blocks_simple.unpack_q4_1,
     "Q5_0": blocks_simple.unpack_q5_0,

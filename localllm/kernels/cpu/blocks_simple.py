@@ -27,6 +27,21 @@ def unpack_q1_0(block, out):
 
 
 @device
+def unpack_q2_0(block, out):
+    """Q2_0: 64 weights in 18 bytes, 2 bits each: -d, 0, d or 2 d.
+
+    0 .. 1    d, float16
+    2 .. 17   codes 0 .. 63, the lowest bits of a byte first
+
+    weight = d * (code - 1)
+    """
+    scale = load_f16(block)
+    for i in range(64):
+        code = (load_u8(block + 2 + i // 4) >> (2 * (i % 4))) & 3
+        store_f32(out + 4 * i, scale * np.float32(code - 1))
+
+
+@device
 def unpack_q4_0(block, out):
     """Q4_0: 32 weights in 18 bytes, 4 bits each, centred on zero.
 

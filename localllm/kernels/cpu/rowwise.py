@@ -8,7 +8,7 @@ from math import cos, sin
 
 from numba import float32
 
-from localllm.kernels.arguments import ADD, ANGLES, COLUMNS, ROPE, ROUND_BF16, SELECT, SWIGLU
+from localllm.kernels.arguments import ADD, ANGLES, COLUMNS, JOIN, ROPE, ROUND_BF16, SELECT, SWIGLU
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
     exp_f32x16,
@@ -93,6 +93,20 @@ def columns(a, part, parts, thread):
         y = argument(a, COLUMNS.y) + t * argument(a, COLUMNS.stride)
         for g in range(groups):
             copy(x + g * argument(a, COLUMNS.period) * 4, y + g * count * 4, count)
+
+
+@kernel
+def join(a, part, parts, thread):
+    """y = columns of x and z, head by head."""
+    tokens, heads, shared = load_i64(argument(a, JOIN.count)), argument(a, JOIN.heads), argument(a, JOIN.shared)
+    x_columns, z_columns = argument(a, JOIN.x_columns), argument(a, JOIN.z_columns)
+    for i in range(tokens * heads * part // parts, tokens * heads * (part + 1) // parts):
+        t, head = i // heads, i % heads
+        x = argument(a, JOIN.x) + t * argument(a, JOIN.x_stride) + head * x_columns * 4
+        z = argument(a, JOIN.z) + t * argument(a, JOIN.z_stride) + (0 if shared == 1 else head * z_columns * 4)
+        y = argument(a, JOIN.y) + t * argument(a, JOIN.stride) + head * (x_columns + z_columns) * 4
+        copy(x, y, x_columns)
+        copy(z, y + x_columns * 4, z_columns)
 
 
 @kernel

@@ -1,0 +1,53 @@
+"""What a file says twice, as a hyperparameter and by a tensor's shape, has to agree: else one of them is damaged."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from localllm.arch.fields import Fields, show
+
+OF_EXPERTS = "ffn_gate_inp.weight", "ffn_down_exps.weight"
+# Hyperparameters, one number or one for each layer: the tensor of a layer and the axis that have the same length.
+LENGTHS = {
+    "feed_forward_length": ("ffn_down.weight", -1),
+    "expert_feed_forward_length": ("ffn_down_exps.weight", -1),
+    "expert_shared_feed_forward_length": ("ffn_down_shexp.weight", -1),
+    "expert_count": ("ffn_gate_inp.weight", 0),
+    "attention.q_lora_rank": ("attn_q_a.weight", 0),
+}
+
+
+def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """Compare what stands there twice. Raises ModelError."""
+    for key, (name, axis) in LENGTHS.items():
+        if fields.raw(key) is not None or key == "expert_count":
+            require_lengths(fields, tensors, key, fields.counts(key, fields.layers(), 0), name, axis)
+    if fields.raw("expert_shared_count") is not None:
+        length = fields.count("expert_shared_count") * fields.count("expert_feed_forward_length")
+        require_lengths(
+            fields, tensors, "expert_shared_count", (length,) * fields.layers(), "ffn_down_shexp.weight", -1
+        )
+    if fields.raw("leading_dense_block_count") is not None:
+        dense = fields.count("leading_dense_block_count", 0)
+        require_experts(fields, tensors, "leading_dense_block_count", lambda layer: layer >= dense)
+    if fields.raw("interleave_moe_layer_step") is not None:
+        step = fields.count("interleave_moe_layer_step")
+        require_experts(fields, tensors, "interleave_moe_layer_step", lambda layer: (layer + 1) % step == 0)
+
+
+def require_lengths(
+    fields: Fields, tensors: Mapping[str, Any], key: str, lengths: Sequence[int], name: str, axis: int
+) -> None:
+    """By layer, of a tensor that it may have."""
+    for layer, length in enumerate(lengths):
+        tensor = tensors.get(f"blk.{layer}.{name}")
+        if tensor and tensor.shape[axis] != length:
+            problem = f"does not fit the shape {list(tensor.shape)} of {tensor.name}"
+            raise fields.error(f"{fields.key(key)}, {show(fields.raw(key))}, {problem}")
+
+
+def require_experts(fields: Fields, tensors: Mapping[str, Any], key: str, expected: Callable[[int], bool]) -> None:
+    """In the layers where they are expected, and in no others."""
+    for layer in range(fields.layers()):
+        if expected(layer) != any(f"blk.{layer}.{name}" in tensors for name in OF_EXPERTS):
+            other = "no experts" if expected(layer) else "experts"
+            raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, but layer {layer} has {other}")

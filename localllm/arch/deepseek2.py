@@ -1,0 +1,150 @@
+"""DeepSeek-V2, V2-Lite, V3 and R1 (DeepSeek-AI 2024, arXiv 2405.04434, 2412.19437), Kimi K2, GLM-4.7-Flash.
+
+Unlike llama: keys and values of all heads are made of one latent row, beside which a token has one rotated key for all
+heads. Newer files have the matrices that make keys and values head by head, so that queries and results meet the
+latent rows themselves, which are all that is kept. Older files have them fused, and each head's keys and values are
+kept. The first layers have no experts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from localllm.arch.attention import RMS_EPSILON
+from localllm.arch.experts import SIGMOID, SOFTMAX, Routing, gated_or_mixture, read_routing, shared
+from localllm.arch.fields import Fields
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.rope import Rope, read_rope, yarn_magnitude
+from localllm.arch.states import Latent, Paged
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+VOCABULARY_OF_GLM = 154880  # whose first files do not say that scores are sigmoids
+
+
+@dataclass(frozen=True)
+class DeepSeek2(Hyperparameters):
+    """Lengths of a head's key without the rotated part, of its value, and of a latent row."""
+
+    epsilon: float
+    heads: int
+    key_dim: int
+    value_dim: int
+    latent: int
+    keeps_latent: bool  # or keys and values
+    rope: Rope
+    scale: float  # of the scores
+    temperature: float  # how fast queries grow, 0 for not at all
+    temperature_length: int
+    guessing: int  # layers behind the others, which guess further tokens
+    routing: Routing | None
+
+    def states(self) -> Sequence[Latent | Paged]:
+        key_dim = self.key_dim + self.rope.dims
+        if self.keeps_latent:
+            return [Latent(layer, self.latent + self.rope.dims, self.latent) for layer in range(self.layers)]
+        return [Paged(layer, self.heads, key_dim, self.value_dim) for layer in range(self.layers)]
+
+
+def read(fields: Fields) -> DeepSeek2:
+    """The hyperparameters. Raises ModelError."""
+    keeps_latent = fields.raw("attention.key_length_mla") is not None
+    suffix, dims = "_mla" if keeps_latent else "", fields.count("rope.dimension_count")
+    key_dim, value_dim = (fields.count(f"attention.{side}_length{suffix}") for side in ("key", "value"))
+    heads, latent = fields.count("attention.head_count"), fields.count("attention.kv_lora_rank")
+    kv_heads = fields.count("attention.head_count_kv", heads)
+    if key_dim <= dims or kv_heads != (1 if keeps_latent else heads):
+        raise fields.error(f"{heads} heads of {key_dim}, {kv_heads} of keys, {dims} rotated: makes no sense")
+    for side, length in (("key", latent + dims), ("value", latent)) if keeps_latent else ():
+        if fields.count(f"attention.{side}_length", length) != length:
+            raise fields.error(f"{fields.key(f'attention.{side}_length')} should be {length}")
+    rope, sharpness = read_stretch(fields, dims)
+    common, guessing = fields.common(), fields.count("nextn_predict_layers", 0)
+    if guessing >= common["layers"]:
+        raise fields.error(f"{fields.key('nextn_predict_layers')} leaves no layers")
+    common["layers"] -= guessing
+    temperature = fields.number("attention.temperature_scale", 0.0)
+    function = SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX
+    return DeepSeek2(
+        **common,
+        epsilon=fields.number(RMS_EPSILON),
+        heads=heads,
+        key_dim=key_dim - dims,
+        value_dim=value_dim,
+        latent=latent,
+        keeps_latent=keeps_latent,
+        rope=rope,
+        scale=sharpness / math.sqrt(key_dim),
+        temperature=temperature,
+        temperature_length=fields.count("attention.temperature_length", None if temperature else 1),
+        guessing=guessing,
+        routing=read_routing(fields, function, normalized=False),
+    )
+
+
+def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
+    """The rotation, and what scores are multiplied by in a stretched context.
+
+    Files have a tenth of the model's multiplier. YaRN with one leaves the rotated numbers as long as they are; without,
+    and where the stretch is linear, scores get its usual magnitude, too, as in llama.cpp. Raises ModelError.
+    """
+    rope, multiplier = read_rope(fields, dims, True), fields.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if rope.by_factors:
+        raise fields.error("rope scaling longrope is not supported")
+    length = fields.number("rope.scaling.attn_factor", 1.0)
+    if rope.yarn and multiplier:
+        rope = replace(rope, magnitude=length)
+    else:
+        length *= yarn_magnitude(rope.factor)
+    return rope, (length * yarn_magnitude(rope.factor, 10 * multiplier)) ** 2
+
+
+def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.embed(w.token_embd, b.ids)
+    for state in h.states():
+        x = block(b, w.block(state.layer), h, state, x)
+    for layer in range(h.layers, h.layers + h.guessing):
+        b.ignore(*w.block(layer).all())
+    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
+    return b.linear(x, w.get("output") or w.token_embd)
+
+
+def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else to_keys(b, w, h, state, y)
+    x = b.add(x, b.linear(y, w.attn_output))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
+
+
+def projected(b: Builder, w: Weights, h: DeepSeek2, x: Activation) -> list[Activation]:
+    """Queries, of all heads the plain parts and the rotated ones; the latent row, and the rotated key."""
+    if narrow := w.get("attn_q_a"):
+        q = b.linear(b.rms_norm(b.linear(x, narrow), w.attn_q_a_norm, h.epsilon), w.attn_q_b)
+    else:
+        q = b.linear(x, w.attn_q)
+    if h.temperature:
+        q = b.temper(q, b.positions, h.temperature, h.temperature_length)
+    both, period = b.linear(x, w.attn_kv_a_mqa), h.key_dim + h.rope.dims
+    latent = b.rms_norm(b.columns(both, 0, h.latent), w.attn_kv_a_norm, h.epsilon)
+    key = b.rope(b.columns(both, h.latent, h.latent + h.rope.dims), h.rope, b.positions)
+    rotated = b.rope(b.columns(q, h.key_dim, period, period), h.rope, b.positions)
+    return [b.columns(q, 0, h.key_dim, period), rotated, latent, key]
+
+
+def to_latents(b: Builder, w: Weights, h: DeepSeek2, state: Latent, x: Activation) -> Activation:
+    """What the heads see: queries by the matrices of the keys, latent rows, and results by those of the values."""
+    plain, rotated, latent, key = projected(b, w, h, x)
+    q = b.join(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
+    y = b.attend(q, b.join(latent, key, 1), None, state, heads=h.heads, scale=h.scale)
+    return b.head_linear(y, w.attn_v_b)
+
+
+def to_keys(b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation) -> Activation:
+    """What the heads see, of keys and values."""
+    plain, rotated, latent, key = projected(b, w, h, x)
+    both, period = b.linear(latent, w.attn_kv_b), h.key_dim + h.value_dim
+    k = b.join(b.columns(both, 0, h.key_dim, period), key, h.heads, shared=True)
+    v = b.columns(both, h.key_dim, period, period)
+    return b.attend(b.join(plain, rotated, h.heads), k, v, state, heads=h.heads, scale=h.scale)

@@ -1,0 +1,104 @@
+"""Mixtures of experts (Shazeer et al. 2017, arXiv 1701.06538; Fedus et al. 2021): what families share of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from localllm.arch.feed_forward import gated
+from localllm.arch.fields import Fields, show
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights, stacked
+
+Gate = Callable[[Activation, Activation], Activation]  # such as b.swiglu
+
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # numbers that files have for the functions that make scores
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How tokens choose experts: those with the highest scores, of the best groups.
+
+    Scores are the softmax of the router's logits, or the sigmoid of each. The weights of the chosen ones are their
+    scores, made to add up to 1 if they are normalized, times the scale.
+    """
+
+    experts: int
+    used: int  # by each token
+    sigmoid: bool = False
+    normalized: bool = True
+    scale: float = 1.0
+    groups: int = 1  # of as many experts each; a group is as good as the sum of its two best (DeepSeek-V3, 2024)
+    groups_used: int = 1
+    weighs_inputs: bool = False  # weights multiply what experts get instead of what they make of it
+
+
+def read_routing(
+    fields: Fields, function: int = SOFTMAX, normalized: bool = True, weighs_inputs: bool = False
+) -> Routing | None:
+    """The expert_* keys, None for a model without experts; the arguments are what the family does.
+
+    Raises ModelError.
+    """
+    experts = fields.count("expert_count", 0)
+    if not experts:
+        return None
+    used, groups = fields.count("expert_used_count"), fields.count("expert_group_count", 0) or 1
+    groups_used = fields.count("expert_group_used_count", 0) or groups
+    if used > experts:
+        raise fields.error(f"a token cannot go to {used} of {experts} experts")
+    if experts % groups or (groups > 1 and experts // groups < 2) or groups_used > groups:
+        raise fields.error(f"{experts} experts in {groups} groups, of which {groups_used} are used: makes no sense")
+    if used > experts // groups * groups_used:
+        raise fields.error(f"{groups_used} of {groups} groups do not have {used} experts")
+    key = "expert_gating_func"
+    given = fields.count(key, 0) or function
+    if given not in (SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN):
+        raise fields.error(f"{fields.key(key)} {show(given)} is not supported")
+    # The softmax of the chosen logits is the normalized softmax of all.
+    is_normalized = fields.flag("expert_weights_norm", normalized) or given == SOFTMAX_OF_CHOSEN
+    scale = fields.number("expert_weights_scale", 0.0) or 1.0
+    return Routing(experts, used, given == SIGMOID, is_normalized, scale, groups, groups_used, weighs_inputs)
+
+
+def gated_or_mixture(
+    b: Builder,
+    w: Weights,
+    routing: Routing | None,
+    x: Activation,
+    gate: Gate,
+    beside: Callable[[Builder, Weights, Activation, Gate], Activation] | None = None,
+) -> Activation:
+    """A feed-forward network: in layers that have a router, experts, and `beside` them one for all tokens."""
+    if routing is None or not (w.get("ffn_gate_inp", by_layer=True) or w.get("ffn_down_exps", by_layer=True)):
+        return gated(b, w, x, gate)
+    y = mixture(b, w, routing, x, gate)
+    return b.add(y, beside(b, w, x, gate)) if beside else y
+
+
+def mixture(b: Builder, w: Weights, routing: Routing, x: Activation, gate: Gate) -> Activation:
+    """What the chosen experts make of each token, weighted and added up."""
+    choice = b.route(b.linear(x, w.ffn_gate_inp), routing, w.bias("exp_probs_b"))
+    of_gate, up, down = matrices(b, w, routing.experts)
+    rows = b.gather(x, choice)
+    y = gate(b.expert_linear(rows, of_gate, choice), b.expert_linear(rows, up, choice))
+    return b.scatter(b.expert_linear(y, down, choice), choice)
+
+
+def matrices(b: Builder, w: Weights, experts: int) -> list[Weight]:
+    """Stacks of the experts' matrices: those of the gate may be above the others, and files of 2023 have none."""
+    if fused := w.get("ffn_gate_up_exps"):
+        return [*fused.halves(), w.ffn_down_exps]
+    if not w.get("ffn_up.0"):
+        return [w.ffn_gate_exps, w.ffn_up_exps, w.ffn_down_exps]
+    apart = [[w.require(f"ffn_{part}.{expert}") for expert in range(experts)] for part in ("gate", "up", "down")]
+    b.ignore(*(matrix for part in apart for matrix in part))
+    return [stacked(part) for part in apart]
+
+
+def shared(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
+    """The expert that every token goes to."""
+    return b.linear(gate(b.linear(x, w.ffn_gate_shexp), b.linear(x, w.ffn_up_shexp)), w.ffn_down_shexp)
+
+
+def admitted(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
+    """The same, with a gate for all that it makes."""
+    return b.sigmoid_gate(shared(b, w, x, gate), b.linear(x, w.ffn_gate_inp_shexp.as_row()))

@@ -1,0 +1,197 @@
+"""Which experts a token goes to, and which rows every expert gets: what a mixture of experts needs before its products.
+
+`route` chooses for each token; `plan_experts` sorts the pairs (token, one of its experts) by expert, those of an expert
+in the order of the tokens. The rows of an expert lie together, rounded up to EXPERT_ROWS.
+"""
+
+from math import exp, inf
+
+from numba import float32
+
+from localllm.kernels.arguments import EXPERT, PLAN_EXPERTS, ROUTE
+from localllm.kernels.cpu import EXPERT_ROWS
+from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
+from localllm.kernels.simd import INFINITY, NAN, load_f32, load_i64, store_f32, store_i64
+
+EXPERT_BYTES = 8 * len(EXPERT)
+MINUS_INFINITY = float32(-inf)
+LEAST_SUM = float32(6.103515625e-5)  # what weights are divided by at least, as in llama.cpp
+
+
+@device
+def score_all(a, logits, scores):
+    """Softmax or sigmoid of a token's logits; whether all of them are numbers."""
+    experts, sigmoid, top, total, finite = argument(a, ROUTE.experts), argument(a, ROUTE.sigmoid), -inf, 0.0, True
+    for e in range(experts):
+        logit = load_f32(logits + e * 4)
+        finite = finite and abs(logit) < INFINITY
+        top = max(top, float(logit))
+    for e in range(experts):
+        logit = float(load_f32(logits + e * 4))
+        score = 1.0 / (1.0 + exp(-logit)) if sigmoid == 1 else exp(logit - top)
+        store_f32(scores + e * 4, float32(score))
+        total += score
+    if sigmoid == 0:
+        for e in range(experts):
+            store_f32(scores + e * 4, float32(float(load_f32(scores + e * 4)) / total))
+    return finite
+
+
+@device
+def rank_all(a, logits, scores, ranks):
+    """What experts are chosen by: scores with the bias, or logits where neither a bias nor groups make a difference.
+
+    Sigmoids of large logits are all 1.
+    """
+    bias, source = argument(a, ROUTE.bias), logits
+    if bias != 0 or argument(a, ROUTE.groups) > 1:
+        source = scores
+    for e in range(argument(a, ROUTE.experts)):
+        rank = load_f32(source + e * 4)
+        store_f32(ranks + e * 4, rank + load_f32(bias + e * 4) if bias != 0 else rank)
+
+
+@device
+def best_of(values, count):
+    """The number of the largest value, the first of equal ones; 0 if there is none that is larger than -infinity."""
+    best, largest = 0, MINUS_INFINITY
+    for i in range(count):
+        value = load_f32(values + i * 4)
+        if value > largest:
+            best, largest = i, value
+    return best
+
+
+@device
+def take_best(values, count):
+    """The number of the largest value, which will not be found again."""
+    best = best_of(values, count)
+    store_f32(values + best * 4, MINUS_INFINITY)
+    return best
+
+
+@device
+def value_of_group(ranks, size):
+    """The sum of its two best."""
+    best = best_of(ranks, size)
+    second = MINUS_INFINITY
+    for i in range(size):
+        if i != best:
+            second = max(second, load_f32(ranks + i * 4))
+    return load_f32(ranks + best * 4) + second
+
+
+@device
+def leave_out_groups(a, ranks, groups):
+    """Only experts of the best groups can be chosen."""
+    count = argument(a, ROUTE.groups)
+    size = argument(a, ROUTE.experts) // count
+    for g in range(count):
+        store_f32(groups + g * 4, value_of_group(ranks + g * size * 4, size))
+    for _ in range(argument(a, ROUTE.groups_used)):
+        take_best(groups, count)
+    for e in range(size * count):
+        if load_f32(groups + e // size * 4) > MINUS_INFINITY:
+            store_f32(ranks + e * 4, MINUS_INFINITY)
+
+
+@device
+def choose(a, scores, ranks, chosen, weights):
+    """The best experts, by rank, and their weights, by score."""
+    used, total, factor = argument(a, ROUTE.used), float32(0.0), argument_f32(a, ROUTE.scale)
+    for i in range(used):
+        expert = take_best(ranks, argument(a, ROUTE.experts))
+        score = load_f32(scores + expert * 4)
+        total += score
+        store_i64(chosen + i * 8, expert)
+        store_f32(weights + i * 4, score)
+    if argument(a, ROUTE.normalized) == 1:
+        factor /= max(total, LEAST_SUM)
+    for i in range(used):
+        store_f32(weights + i * 4, load_f32(weights + i * 4) * factor)
+
+
+@device
+def choose_nothing(a, chosen, weights):
+    """Where a score is not a number, neither is any weight."""
+    for i in range(argument(a, ROUTE.used)):
+        store_i64(chosen + i * 8, i)
+        store_f32(weights + i * 4, NAN)
+
+
+@kernel
+def route(a, part, parts, thread):
+    """The experts of each token. Scratch: scores, ranks, groups."""
+    tokens, used, experts = load_i64(argument(a, ROUTE.count)), argument(a, ROUTE.used), argument(a, ROUTE.experts)
+    scores = argument(a, ROUTE.scratch) + thread * argument(a, ROUTE.scratch_bytes)
+    ranks = scores + experts * 4
+    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+        chosen, weights = argument(a, ROUTE.chosen) + t * used * 8, argument(a, ROUTE.weights) + t * used * 4
+        logits = argument(a, ROUTE.logits) + t * argument(a, ROUTE.stride)
+        if not score_all(a, logits, scores):
+            choose_nothing(a, chosen, weights)
+            continue
+        rank_all(a, logits, scores, ranks)
+        if argument(a, ROUTE.groups) > 1:
+            leave_out_groups(a, ranks, ranks + experts * 4)
+        choose(a, scores, ranks, chosen, weights)
+
+
+@device
+def count_rows(a, pairs):
+    """How many of the pairs each expert has."""
+    next_rows = argument(a, PLAN_EXPERTS.next_rows)
+    for e in range(argument(a, PLAN_EXPERTS.experts)):
+        store_i64(next_rows + e * 8, 0)
+    for pair in range(pairs):
+        expert = next_rows + load_i64(argument(a, PLAN_EXPERTS.chosen) + pair * 8) * 8
+        store_i64(expert, load_i64(expert) + 1)
+
+
+@device
+def rounded_up(count):
+    """Rows that products may write."""
+    return count if count == 1 else (count + EXPERT_ROWS - 1) // EXPERT_ROWS * EXPERT_ROWS
+
+
+@device
+def place_experts(a):
+    """The experts that have rows, one behind the other; counts become first rows."""
+    active, first = argument(a, PLAN_EXPERTS.active), 0
+    for e in range(argument(a, PLAN_EXPERTS.experts)):
+        place = argument(a, PLAN_EXPERTS.next_rows) + e * 8
+        count = load_i64(place)
+        if count > 0:
+            store_i64(active + 8 * EXPERT.number, e)
+            store_i64(active + 8 * EXPERT.first, first)
+            store_i64(active + 8 * EXPERT.count, count)
+            store_i64(place, first)
+            active, first = active + EXPERT_BYTES, first + rounded_up(count)
+    store_i64(argument(a, PLAN_EXPERTS.row_count), first)
+    store_i64(argument(a, PLAN_EXPERTS.active_count), (active - argument(a, PLAN_EXPERTS.active)) // EXPERT_BYTES)
+
+
+@device
+def fill_between(a):
+    """Rows between the experts get what the row before has, so that no number comes from nowhere."""
+    pairs = argument(a, PLAN_EXPERTS.pairs)
+    for i in range(load_i64(argument(a, PLAN_EXPERTS.active_count))):
+        expert = argument(a, PLAN_EXPERTS.active) + i * EXPERT_BYTES
+        first, count = argument(expert, EXPERT.first), argument(expert, EXPERT.count)
+        for row in range(first + count, first + rounded_up(count)):
+            store_i64(pairs + row * 8, load_i64(pairs + (row - 1) * 8))
+
+
+@kernel
+def plan_experts(a, part, parts, thread):
+    """The rows of all experts, in one part."""
+    pairs = load_i64(argument(a, PLAN_EXPERTS.count)) * argument(a, PLAN_EXPERTS.used)
+    count_rows(a, pairs)
+    place_experts(a)
+    for pair in range(pairs):
+        next_row = argument(a, PLAN_EXPERTS.next_rows) + load_i64(argument(a, PLAN_EXPERTS.chosen) + pair * 8) * 8
+        row = load_i64(next_row)
+        store_i64(argument(a, PLAN_EXPERTS.rows) + pair * 8, row)
+        store_i64(argument(a, PLAN_EXPERTS.pairs) + row * 8, pair)
+        store_i64(next_row, row + 1)
+    fill_between(a)

@@ -1,0 +1,414 @@
+"""Kernels of mixtures of experts against their NumPy twins, and models with experts in runs of many kinds."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_calls import (
+    GUARD,
+    Scratch,
+    at_end_of_page,
+    caller,
+    count,
+    for_any_parts,
+    normal,
+    output,
+    padded,
+    written,
+)
+from test_families import assert_same_everywhere, change, golden, logits, put, values  # noqa: F401 (a fixture)
+from test_kernels import as_written, linear_float, linear_quantized, random_matrix
+
+from localllm.arch.experts import Routing
+from localllm.engine.model import Engine
+from localllm.engine.observe import Squares
+from localllm.errors import ModelError
+from localllm.files.gguf_file import Tensor
+from localllm.kernels import cpu
+from localllm.kernels.arguments import EXPERT, LINEAR_FLOAT, LINEAR_QUANTIZED
+from localllm.kernels.cpu import EXPERT_ROWS
+from localllm.kernels.library import Library
+from localllm.kernels.reference import Choice, Reference
+
+ROUTINGS = [
+    Routing(8, 2), Routing(8, 8), Routing(1, 1), Routing(60, 4, normalized=False, scale=2.5),
+    Routing(16, 1, sigmoid=True, normalized=False), Routing(128, 8),
+    Routing(16, 3, sigmoid=True, scale=2.5, groups=4, groups_used=2), Routing(256, 8, True, True, 2.5, 8, 4),
+]  # fmt: skip
+TOKENS = [0, 1, 2, 7, 33, 600]
+KERNELS = ["route", "plan_experts", "gather", "scatter", "add_by_expert", "experts_quantized", "experts_float"]
+
+
+@pytest.fixture(scope="module")
+def call():
+    return caller([*KERNELS, "sigmoid_gate", "swiglu_limited"])
+
+
+def exact_choice(scores: np.ndarray, routing: Routing, bias: np.ndarray | None) -> Choice:
+    """By the reference's verb."""
+    weight: Any = None if bias is None else type("Bias", (), {"vector": lambda self: bias})()
+    return Reference.route(None, scores, routing, weight)  # type: ignore[arg-type]
+
+
+def route(call, scores: np.ndarray, routing: Routing, bias: np.ndarray | None, parts: int) -> tuple:
+    """Experts and weights of every token."""
+    tokens, source = len(scores), padded(scores)
+    chosen = np.full((tokens + 1, routing.used), -7, np.int64)
+    weights, scratch = np.full((tokens + 1, routing.used), GUARD), Scratch(4 * (2 * routing.experts + routing.groups))
+    arguments = {name: getattr(routing, name) for name in ("experts", "used", "sigmoid", "normalized", "scale")}
+    arguments |= {"groups": routing.groups, "groups_used": routing.groups_used, **scratch.arguments}
+    arguments |= {"bias": 0 if bias is None else at_end_of_page(bias)}
+    arguments |= {"logits": source, "stride": source.strides[0], "chosen": chosen, "weights": weights}
+    call("route", parts, count=count(tokens), **arguments)
+    scratch.check()
+    assert (chosen[-1] == -7).all() and (weights[-1] == GUARD).all()
+    return chosen[:-1], weights[:-1]
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("routing", ROUTINGS, ids=lambda r: f"{r.used}of{r.experts}in{r.groups}")
+@pytest.mark.parametrize("biased", [False, True])
+def test_route(call, routing, tokens, biased):
+    scores = 2 * normal(tokens, routing.experts)
+    bias = 0.3 * normal(routing.experts, seed=1) if biased else None
+    expected = exact_choice(scores, routing, bias)
+    for parts in (1, 5):
+        chosen, weights = route(call, scores, routing, bias, parts)
+        np.testing.assert_array_equal(chosen, expected.experts)
+        np.testing.assert_allclose(weights, expected.weights, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("routing", ROUTINGS, ids=lambda r: f"{r.used}of{r.experts}in{r.groups}")
+def test_a_router_without_numbers_makes_no_weights(call, routing, value):
+    scores = normal(3, routing.experts)
+    scores[1, -1] = value
+    with np.errstate(invalid="ignore"):
+        theirs = exact_choice(scores, routing, None)
+    for experts, weights in (route(call, scores, routing, None, 1), theirs[:2]):
+        assert (np.isnan(weights) == [[False], [True], [False]]).all()
+        assert (experts >= 0).all() and (experts < routing.experts).all()
+
+
+def test_of_equal_scores_the_first_is_chosen(call):
+    scores = np.zeros((2, 8), np.float32)
+    scores[1, [2, 5, 7]] = 1
+    for routing in (Routing(8, 3), Routing(8, 3, groups=4, groups_used=2)):
+        chosen, _ = route(call, scores, routing, None, 1)
+        np.testing.assert_array_equal(chosen, exact_choice(scores, routing, None).experts)
+    np.testing.assert_array_equal(route(call, scores, Routing(8, 3), None, 1)[0], [[0, 1, 2], [2, 5, 7]])
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+CHOICES = {  # functions of the number of tokens: experts of each, of 8
+    "anywhere": lambda tokens: np.argsort(normal(tokens, 8), axis=1)[:, :2],
+    "all to one": lambda tokens: np.full((tokens, 1), 5),
+    "two of eight": lambda tokens: np.tile([7, 0], (tokens, 1)),
+    "one of many": lambda tokens: np.arange(tokens)[:, None] % 8,
+}
+
+
+class Plan:
+    """What `plan_experts` writes, in no more memory than the engine gives it."""
+
+    def __init__(self, call, chosen: np.ndarray, experts: int = 8):
+        self.tokens, self.used = chosen.shape
+        self.chosen = np.ascontiguousarray(chosen, np.int64)
+        pairs = self.tokens * self.used
+        self.most = pairs + min(experts, pairs) * (EXPERT_ROWS - 1)
+        self.active = np.full((min(experts, pairs) + 1, len(EXPERT)), -7, np.int64)
+        self.rows, self.pairs, self.next_rows = (np.full(n + 1, -7, np.int64) for n in (pairs, self.most, experts))
+        self.active_count, self.row_count = count(0), count(0)
+        self.arguments = {"active": self.active, "active_count": self.active_count}
+        lists = {"rows": self.rows, "pairs": self.pairs, "row_count": self.row_count, "next_rows": self.next_rows}
+        given = {"count": count(self.tokens), "chosen": self.chosen, "used": self.used, "experts": experts}
+        call("plan_experts", 1, **given, **lists, **self.arguments)
+        assert self.rows[-1] == self.pairs[-1] == self.next_rows[-1] == -7 and (self.active[-1] == -7).all()
+        self.count = int(self.row_count[0])
+        self.expert_of_row = self.chosen.reshape(-1)[self.pairs[: self.count]]
+
+    @property
+    def units(self) -> np.ndarray:
+        return self.active[: self.active_count[0]]
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("kind", CHOICES)
+def test_plan(call, kind, tokens):
+    """Every pair has a row, those of an expert lie together in the order of the tokens, and products have room."""
+    plan = Plan(call, CHOICES[kind](tokens))
+    flat = plan.chosen.reshape(-1)
+    assert plan.count <= plan.most
+    np.testing.assert_array_equal(plan.pairs[plan.rows[:-1]], np.arange(len(flat)))
+    np.testing.assert_array_equal(plan.units[:, EXPERT.number], np.unique(flat))
+    end = 0
+    for number, first, rows in plan.units:
+        assert first == end
+        np.testing.assert_array_equal(plan.pairs[first : first + rows], np.flatnonzero(flat == number))
+        end = first + (1 if rows == 1 else -(-rows // EXPERT_ROWS) * EXPERT_ROWS)
+        assert (plan.expert_of_row[first:end] == number).all()
+    assert plan.count == end
+
+
+@pytest.mark.parametrize("columns", [5, 16, 100])
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("kind", CHOICES)
+def test_rows_go_to_experts_and_back(call, kind, tokens, columns):
+    plan, x = Plan(call, CHOICES[kind](tokens)), normal(tokens, columns)
+    weights = np.random.default_rng(0).uniform(0.1, 1, plan.chosen.shape).astype(np.float32)
+    bias = normal(8, columns, seed=3)
+    source, vectors = padded(x), at_end_of_page(padded_vectors(bias))
+
+    def gathered(parts, weights=0):
+        y = output(plan.count, columns)
+        lists = {"pairs": plan.pairs, "used": plan.used, "x": source, "x_stride": source.strides[0]}
+        lists["part_bytes"] = 0
+        shape = {"y": y, "stride": y.strides[0], "columns": columns}
+        call("gather", parts, count=plan.row_count, **lists, **shape, weights=weights)
+        return written(y, plan.count, columns)
+
+    def scattered(rows, parts, weights):
+        y, rows = output(tokens, columns), padded(rows)
+        lists = {"rows": plan.rows, "used": plan.used, "x": rows, "x_stride": rows.strides[0]}
+        shape = {"y": y, "stride": y.strides[0], "columns": columns}
+        call("scatter", parts, count=count(tokens), **lists, **shape, weights=weights)
+        return written(y, tokens, columns)
+
+    def added(parts, rows):
+        y = output(plan.count, columns)
+        lists = {"pairs": plan.pairs, "chosen": plan.chosen, "x": padded(rows), "z": vectors}
+        lists |= {"z_stride": -(-columns // 16) * 64, "y": y, "stride": y.strides[0], "columns": columns}
+        call("add_by_expert", parts, count=plan.row_count, **lists)
+        return written(y, plan.count, columns)
+
+    pairs = plan.pairs[: plan.count]
+    rows = for_any_parts(gathered)
+    np.testing.assert_array_equal(rows, x[pairs // plan.used])
+    weighed = for_any_parts(lambda parts: gathered(parts, weights))
+    np.testing.assert_array_equal(weighed, rows * weights.reshape(-1)[pairs][:, None])
+    np.testing.assert_array_equal(for_any_parts(lambda parts: added(parts, rows)), rows + bias[plan.expert_of_row])
+    made = normal(plan.count, columns, seed=4)
+    for given in (0, weights):
+        exact = made[plan.rows[:-1]].reshape(tokens, plan.used, columns)
+        exact = exact if isinstance(given, int) else exact * weights[:, :, None]
+        got = for_any_parts(lambda parts, given=given: scattered(made, parts, given))
+        np.testing.assert_allclose(got, exact.sum(axis=1), rtol=1e-5, atol=1e-6)
+
+
+def padded_vectors(values: np.ndarray) -> np.ndarray:
+    return np.pad(values, [(0, 0), (0, -values.shape[1] % 16)], constant_values=np.nan)
+
+
+# ---- products -------------------------------------------------------------------------------------------------------
+
+FORMATS = ["F32", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"]
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    names = [f"linear_{'quantized' if name in cpu.SUB_BLOCK else 'float'}-{name}" for name in FORMATS]
+    return Library(names)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 33, 600])
+@pytest.mark.parametrize("kind", CHOICES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_are_those_of_each_expert_alone(call, kernels, name, kind, tokens):
+    """Bit for bit, in any number of parts and slices, at both precisions."""
+    rows, columns, plan = 37, 256, Plan(call, CHOICES[kind](tokens))
+    data, _ = random_matrix(name, 8 * rows, columns)
+    x = normal(plan.count, columns)
+    for most_precise in (0, 1 << 20):
+        expected = [
+            alone(call, name, data, rows, number, x[first : first + used], most_precise)
+            for number, first, used in plan.units
+        ]
+        for slices, parts in ((1, 1), (5, 3), (2, 40)):
+            got = together(call, kernels, name, data, rows, plan, x, most_precise, slices, parts)
+            for (_, first, used), exact in zip(plan.units, expected, strict=True):
+                np.testing.assert_array_equal(got[first : first + used], exact)
+
+
+def alone(call, name: str, data: np.ndarray, rows: int, expert: int, x: np.ndarray, most_precise: int) -> np.ndarray:
+    """An expert's product by the kernel for one matrix."""
+    matrix = at_end_of_page(data.reshape(8, -1)[expert])
+    if name in cpu.SUB_BLOCK:
+        return linear_quantized(call, name, matrix, rows, x, most_precise, 1)
+    return linear_float(call, name, matrix, rows, x, most_precise=most_precise)
+
+
+def together(
+    call, kernels: Library, name: str, data: np.ndarray, rows: int, plan: Plan, x: np.ndarray, most_precise: int,
+    slices: int, parts: int,
+) -> np.ndarray:  # fmt: skip
+    """All experts' products."""
+    columns, is_quantized = x.shape[1], name in cpu.SUB_BLOCK
+    kind = "quantized" if is_quantized else "float"
+    scratch = Scratch(cpu.CALL_BYTES + (cpu.LINEAR_SCRATCH if is_quantized else max(cpu.FLOAT_SCRATCH, 4 * columns)))
+    y, row_bytes = output(plan.count, rows), data.nbytes // 8 // rows
+    arguments = {"count": plan.row_count, "weights": data, "row_bytes": row_bytes, "rows": rows, "columns": columns}
+    arguments |= {"y": y, "y_stride": y.strides[0], **scratch.arguments, **plan.arguments, "run_count": count(100)}
+    if is_quantized:
+        q, size = as_written(x), cpu.SUB_BLOCK[name]
+        by_row = {field: q[field] for field in ("high", "low", "scales", "excess")}
+        by_row |= {"sums": q[f"sums_{size}"], "high_sums": q[f"high_sums_{size}"]}
+        arguments |= by_row | {"most_precise": count(most_precise)}
+        places = LINEAR_QUANTIZED
+    else:
+        source = padded(x)
+        by_row = {"x": source}
+        arguments |= {"x": source, "x_stride": source.strides[0], "bf16": 0, "bf16_stride": 0}
+        arguments |= {"most_precise": most_precise}
+        places = LINEAR_FLOAT
+    moved = [(getattr(places, at), array.strides[0]) for at, array in {**by_row, "y": y}.items()]
+    arguments |= {"by_row": np.array(moved, np.int64), "by_row_count": len(moved)}
+    linear = kernels.addresses[f"linear_{kind}-{name}"]
+    call(f"experts_{kind}", parts, **arguments, linear=linear, expert_bytes=data.nbytes // 8, slices=slices)
+    scratch.check()
+    return written(y, plan.count, rows)
+
+
+# ---- functions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 7, 33])
+@pytest.mark.parametrize("columns", [5, 16, 100])
+def test_swiglu_limited(call, tokens, columns):
+    gate, up = 5 * normal(tokens, columns, seed=1), 5 * normal(tokens, columns, seed=2)
+    gate[:, :2], up[:, :2] = (1e4, -1e4), (-1e4, 1e4)
+    gate[-1:, 2], up[-1:, 3] = np.nan, np.nan
+
+    def compute(parts):
+        y = output(tokens, columns)
+        vectors = {"gate": padded(gate), "up": padded(up), "y": y, "stride": y.strides[0], "columns": columns}
+        call("swiglu_limited", parts, count=count(tokens), **vectors, sharpness=1.702, limit=7.0)
+        return written(y, tokens, columns)
+
+    exact = Reference.swiglu_limited(None, gate.astype(np.float64), up, 1.702, 7.0)  # type: ignore[arg-type]
+    np.testing.assert_allclose(for_any_parts(compute), exact, rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 7, 33])
+def test_sigmoid_gate(call, tokens):
+    x, gate = normal(tokens, 100), 20 * normal(tokens, 1)
+    gate[-1:] = np.nan
+
+    def compute(parts):
+        y, by = output(tokens, 100), padded(gate)
+        vectors = {"x": padded(x), "gate": by, "gate_stride": by.strides[0], "y": y, "stride": y.strides[0]}
+        call("sigmoid_gate", parts, count=count(tokens), columns=100, **vectors)
+        return written(y, tokens, 100)
+
+    np.testing.assert_allclose(for_any_parts(compute), x / (1 + np.exp(-gate.astype(np.float64))), rtol=1e-6)
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [
+    "llama_moe", "qwen2moe", "gpt_oss", "llama4", "deepseek2_v3", "deepseek2_legacy",
+])  # fmt: skip
+def test_runs_of_any_size_agree(golden, name):  # noqa: F811
+    """One by one, in long runs, as a fork, among others."""
+    engine = Engine(golden(name), 2, 640, "f32")
+    tokens = np.random.default_rng(0).integers(0, 250, 600)
+    one, whole = engine.sequence(), engine.sequence()
+    steps = np.concatenate([one.append([token]) for token in tokens])
+    together = whole.append(tokens, "all")
+    assert ((together - steps) ** 2).sum() < 1e-8 * (steps**2).sum()
+    one.truncate(50)
+    others = [engine.sequence() for _ in range(5)]
+    for other in others:
+        other.append(tokens[:50])
+    rows = engine.step([(sequence, [tokens[50]]) for sequence in (one, *others, whole)])
+    for row in rows[:-1]:
+        assert ((row - steps[50]) ** 2).sum() < 1e-8 * (steps[50] ** 2).sum()
+    engine.close()
+
+
+@pytest.mark.parametrize("fields", [
+    {"expert_group_count": 2, "expert_group_used_count": 1}, {"expert_gating_func": 2, "expert_weights_scale": 2.5},
+    {"expert_used_count": 4}, {"expert_used_count": 1, "expert_weights_norm": False},
+])  # fmt: skip
+def test_ways_to_choose(golden, fields):  # noqa: F811
+    assert_same_everywhere(change(golden("llama_moe"), **fields))
+
+
+def test_gates_above_what_they_let_through(golden):  # noqa: F811
+    """One stack of matrices for both."""
+    fused, apart = golden("qwen3moe"), golden("qwen3moe")
+    for layer in range(2):
+        both = [values(fused, f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up")]
+        put(fused, f"blk.{layer}.ffn_gate_up_exps.weight", np.concatenate(both, axis=1))
+        for part in ("gate", "up"):
+            del fused.tensors[f"blk.{layer}.ffn_{part}_exps.weight"]
+    np.testing.assert_array_equal(logits(fused), logits(apart))
+    assert_same_everywhere(fused)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_router_that_is_no_number_is_seen(golden, backend):  # noqa: F811
+    file = golden("llama_moe")
+    put(file, "blk.1.ffn_gate_inp.weight", np.full((4, 96), np.nan))
+    with np.errstate(all="ignore"), pytest.raises(ModelError, match="not numbers"):
+        logits(file, backend)
+
+
+@pytest.mark.parametrize("fields, problem", [
+    ({"expert_used_count": 5}, "cannot go to 5 of 4 experts"),
+    ({"expert_group_count": 3}, "4 experts in 3 groups"),
+    ({"expert_group_count": 2, "expert_group_used_count": 1, "expert_used_count": 3}, "do not have 3 experts"),
+    ({"expert_gating_func": 4}, "expert_gating_func 4 is not supported"),
+    ({"expert_count": 8}, "llama.expert_count, 8, does not fit"),
+])  # fmt: skip
+def test_routing_that_makes_no_sense_is_refused(golden, fields, problem):  # noqa: F811
+    with pytest.raises(ModelError, match=problem):
+        logits(change(golden("llama_moe"), **fields))
+
+
+def test_experts_in_tensors_of_their_own(golden):  # noqa: F811
+    """At equal distances in the file, as until 2024."""
+    apart, stacked = golden("llama_moe"), golden("llama_moe")
+    for name in [name for name in apart.tensors if "_exps" in name]:
+        stack = apart.tensors.pop(name)
+        for expert, data in enumerate(stack.data):
+            alone = name.replace("_exps", f".{expert}")
+            apart.tensors[alone] = Tensor(alone, stack.format, stack.shape[1:], data)
+    np.testing.assert_array_equal(logits(apart), logits(stacked))
+    assert_same_everywhere(apart)
+    name = "blk.1.ffn_down.2.weight"
+    put(apart, name, values(apart, name))  # elsewhere
+    with pytest.raises(ModelError, match=r"blk\.1\.ffn_down\.0\.weight: .* alike and at equal distances"):
+        logits(apart)
+    del apart.tensors[name]
+    with pytest.raises(ModelError, match=r"no tensor blk\.1\.ffn_down\.2\.weight"):
+        logits(apart)
+
+
+@pytest.mark.parametrize("name, tensor", [
+    ("gpt_oss", "blk.0.ffn_gate_inp.bias"), ("gpt_oss", "blk.1.ffn_up_exps.bias"), ("gpt_oss", "blk.0.attn_sinks.weight"),
+    ("qwen2moe", "blk.0.ffn_gate_inp_shexp.weight"), ("qwen2moe", "blk.1.ffn_up_shexp.weight"),
+    ("llama4", "blk.2.ffn_down_shexp.weight"), ("deepseek2_v3", "blk.1.ffn_gate_shexp.weight"),
+    ("llama_moe", "blk.0.ffn_gate_exps.weight"), ("deepseek2_lite", "blk.0.attn_k_b.weight"),
+])  # fmt: skip
+def test_what_is_missing_is_named(golden, name, tensor):  # noqa: F811
+    file = golden(name)
+    del file.tensors[tensor]
+    with pytest.raises(ModelError, match=f"the model has no tensor {re.escape(tensor)}"):
+        logits(file)
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 96), (4, 64, 64), (4, 64), (4, 32, 96)])
+def test_experts_of_other_shapes_are_refused(golden, shape):  # noqa: F811
+    file = golden("llama_moe")
+    put(file, "blk.0.ffn_up_exps.weight", np.ones(shape))
+    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up_exps\.weight should|do not fit together: 64 columns meet 32"):
+        logits(file)
+
+
+def test_importance_of_experts_is_refused(golden):  # noqa: F811
+    for backend in ("cpu", "reference"):
+        with pytest.raises(ModelError, match="an importance matrix of a model with experts"):
+            Engine(golden("llama_moe"), 2, 128, backend=backend, observer=Squares())
