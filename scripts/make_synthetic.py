@@ -117,7 +117,7 @@ def planned(shape: Shape | RecurrentShape, wanted: str) -> list[Plan]:
     for name, (rows, columns) in (llama_sizes(shape) if isinstance(shape, Shape) else sizes_of(shape)).items():
         is_plain = not rows or "ffn_gate_inp" in name
         format = BY_NAME["F32"] if is_plain else format_of(name.replace("_exps", ""), columns, wanted, shape)
-        plans.append(Plan(name, format, rows, columns, shape.experts if "_exps" in name else 0))
+        plans.append(Plan(name, format, rows, columns, getattr(shape, "experts", 0) if "_exps" in name else 0))
     return plans
 
 

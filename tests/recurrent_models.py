@@ -132,6 +132,42 @@ def qwen35(
     return "qwen35", metadata, tensors
 
 
+def with_experts(arch: str, model, experts=5, used=2, hidden=32, dense=0):
+    """Another architecture's model with experts, but for the first `dense` layers."""
+    _, metadata, tensors = model
+    random, width, layers = Random(1), metadata["embedding_length"], metadata["block_count"]
+    metadata = metadata | {"expert_count": experts, "expert_used_count": used, "expert_feed_forward_length": hidden}
+    metadata["expert_shared_feed_forward_length"] = hidden
+    if arch == "lfm2moe":
+        metadata |= {"expert_gating_func": 2, "leading_dense_block_count": dense, "feed_forward_length": 56}
+    moved = [f"blk.{layer}.ffn_{part}.weight" for layer in range(dense, layers) for part in ("gate", "up", "down")]
+    tensors = {name: values for name, values in tensors.items() if name not in moved}
+    for layer in range(dense, layers):
+        stacks = {part: (hidden, width) if part != "down" else (width, hidden) for part in ("gate", "up", "down")}
+        tensors |= in_layer(layer, {"ffn_gate_inp.weight": random.matrix(experts, width)})
+        for part, size in stacks.items():
+            stack = np.stack([random.matrix(*size) for _ in range(experts)])
+            tensors[f"blk.{layer}.ffn_{part}_exps.weight"] = stack
+            if arch != "lfm2moe":
+                tensors[f"blk.{layer}.ffn_{part}_shexp.weight"] = random.matrix(*size)
+        more = {"exp_probs_b.bias": random.norm(experts) / 10} if arch == "lfm2moe" else {
+            "ffn_gate_inp_shexp.weight": random.matrix(1, width)[0]
+        }  # fmt: skip
+        tensors |= in_layer(layer, more)
+    return arch, metadata, tensors
+
+
+def qwen3next(**sizes):
+    """Strengths and steps come from one matrix; positions have no sections."""
+    arch, metadata, tensors = with_experts("qwen3next", qwen35(**sizes))
+    metadata = {name: value for name, value in metadata.items() if name != "rope.dimension_sections"}
+    for layer in range(metadata["block_count"]):
+        parts = [tensors.pop(f"blk.{layer}.ssm_{name}.weight", None) for name in ("beta", "alpha")]
+        if parts[0] is not None:
+            tensors[f"blk.{layer}.ssm_ba.weight"] = np.concatenate(parts)
+    return arch, metadata, tensors
+
+
 def file_of(arch: str, metadata: dict, tensors: dict[str, np.ndarray], place=lambda data: data) -> SimpleNamespace:
     """As Engine takes a file; place(data) may move a tensor's bytes."""
     named = {"general.architecture": arch, **{f"{arch}.{name}": value for name, value in metadata.items()}}
@@ -157,4 +193,7 @@ MODELS = {
     "qwen35, pairs of no axis": qwen35(sections=(1, 1, 1, 1), interval=3),
     "qwen35, as many keys": qwen35(delta_heads=3, key_heads=3, key_dim=16, value_dim=16, interval=1, layers=2),
     "qwen35, one key": qwen35(delta_heads=4, key_heads=1, key_dim=33, value_dim=7, interval=4, taps=4),
+    "qwen35moe": with_experts("qwen35moe", qwen35()),
+    "qwen3next": qwen3next(),
+    "lfm2moe": with_experts("lfm2moe", lfm2(), dense=1),
 }

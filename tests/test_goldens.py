@@ -88,7 +88,7 @@ def test_common_formats(shared, name):
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("name", [
     "llama_moe-Q4_0", "gpt_oss-MXFP4_MOE", "gpt_oss-Q8_0", "qwen3moe-IQ4_NL", "deepseek2_v3-Q8_0", "phi3-Q4_1",
-    "qwen2-BF16",
+    "qwen2-BF16", "qwen35-Q8_0",
 ])  # fmt: skip
 def test_formats_of_other_architectures(shared, name, backend):
     check_quantized(shared / "goldens" / "quant" / f"{name}.gguf", backend, 2e-8 if backend == "cpu" else 1e-8)

@@ -32,6 +32,7 @@ TESTS = {
     "test_kernels.py": f"({FORMATS} or {ROWWISE} or test_logits)",
     "test_attention.py": "(F16 or Q8_0 or scores or windows or softcaps or slopes or visible)",
     "test_simd.py": "test",
+    "test_recurrent_kernels.py": "test",
     "test_variants.py": "whole_model",
 }
 MATHEMATICS = {"log", "sin", "cos", "sincos"}  # what kernels may call, once for many numbers

@@ -1,4 +1,4 @@
-"""LFM2 (Liquid AI 2025, arXiv 2511.23404).
+"""LFM2 (Liquid AI 2025, arXiv 2511.23404), with experts or without.
 
 Unlike Qwen 3: most layers do not attend but look at the last few tokens, by a convolution between two gates. Those have
 no key-value heads in the metadata.
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_heads, qkv, read_attention
-from localllm.arch.feed_forward import gated
+from localllm.arch.experts import gated_or_mixture, read_routing
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged, Recurrent
 from localllm.arch.verbs import Activation, Builder
@@ -33,12 +33,11 @@ class Lfm2(Transformer):
 
 def read(fields: Fields) -> Lfm2:
     """The hyperparameters. Raises ModelError."""
-    if experts := fields.count("expert_count", 0):
-        raise fields.error(f"mixtures of experts are not supported yet ({experts} experts)")
     return Lfm2(
         **fields.common(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
         epsilon=fields.number(RMS_EPSILON),
+        routing=read_routing(fields),
         taps=fields.count("shortconv.l_cache"),
         attention_window=fields.count("attention.sliding_window", 0) or None,
     )
@@ -62,7 +61,7 @@ def block(b: Builder, w: Weights, h: Lfm2, state: Paged | Recurrent, x: Activati
         q, k, v = qkv(b, w, h, state.layer, normed)
         y = b.linear(attend(b, h, state, *normed_heads(b, w, h, q, k), v), w.attn_output)
     x = b.add(x, y)
-    return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
 def short_convolution(b: Builder, w: Weights, h: Lfm2, state: Recurrent, x: Activation) -> Activation:

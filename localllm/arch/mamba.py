@@ -57,6 +57,7 @@ def forward(b: Builder, w: Weights, h: Mamba) -> Activation:
 
 def mixed(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> Activation:
     """What a layer adds to the residual stream."""
+    w.require_biases("ssm_conv1d", "ssm_dt")
     inner, gate = (b.linear(x, part) for part in w.ssm_in.split(h.inner, h.inner))
     inner = b.convolve(inner, w.ssm_conv1d, state)
     of_scan = [b.linear(inner, part) for part in w.ssm_x.split(h.rank, h.state_size, h.state_size)]

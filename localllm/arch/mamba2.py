@@ -67,6 +67,7 @@ def forward(b: Builder, w: Weights, h: Mamba2) -> Activation:
 
 def mixed(b: Builder, w: Weights, h: Mamba2, state: Recurrent, x: Activation) -> Activation:
     """What a layer adds to the residual stream."""
+    w.require_biases("ssm_conv1d", "ssm_dt")
     gate, *parts, steps = (b.linear(x, part) for part in w.ssm_in.split(h.inner, *h.parts, h.heads))
     convolutions = enumerate(zip(parts, w.ssm_conv1d.split(*h.parts), strict=True))
     inner, keys, queries = (b.convolve(part, weight, state, number) for number, (part, weight) in convolutions)

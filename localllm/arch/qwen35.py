@@ -1,4 +1,4 @@
-"""Qwen 3.5 (Alibaba 2026), with the layers of Qwen3-Next (2025).
+"""Qwen3-Next (Alibaba 2025) and Qwen 3.5 (2026), with experts or without.
 
 Unlike Qwen 3: three layers of four do not attend. They keep a matrix for each head, which keys write to and queries
 read by the gated delta rule (Yang et al. 2024, arXiv 2412.06464). What heads see goes through a gate, in all layers.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_heads, read_attention
-from localllm.arch.feed_forward import gated
+from localllm.arch.experts import admitted, gated_or_mixture, read_routing
 from localllm.arch.fields import Fields, show
 from localllm.arch.states import Paged, Recurrent
 from localllm.arch.verbs import Activation, Builder
@@ -19,10 +19,11 @@ from localllm.arch.weights import Weights
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """Heads of layers with the delta rule: head i has the keys of head i mod `key_heads`."""
+    """Heads of layers with the delta rule: head i has the keys of head (i / repeat) mod `key_heads`."""
 
     heads: int
     key_heads: int
+    repeat: int
     key_dim: int
     value_dim: int
     taps: int  # of the convolution before
@@ -72,16 +73,19 @@ def read(fields: Fields) -> Qwen35:
         delta=read_delta(fields),
         attends=read_attends(fields, common["layers"]),
         score_scale=fields.number("attention.scale", 0.0) or attention.head_dim**-0.5,
+        routing=read_routing(fields),
     )
 
 
 def read_delta(fields: Fields) -> DeltaNet:
-    """The ssm.* keys. Raises ModelError."""
+    """The ssm.* keys. In Qwen3-Next, heads that share keys are neighbours. Raises ModelError."""
     heads, key_heads = fields.count("ssm.time_step_rank"), fields.count("ssm.group_count")
     inner = fields.count("ssm.inner_size")
     if inner % heads or heads % key_heads:
         raise fields.error(f"{inner} columns do not make {heads} heads that share the keys of {key_heads}")
-    return DeltaNet(heads, key_heads, fields.count("ssm.state_size"), inner // heads, fields.count("ssm.conv_kernel"))
+    repeat = heads // key_heads if fields.arch == "qwen3next" else 1
+    key_dim, taps = fields.count("ssm.state_size"), fields.count("ssm.conv_kernel")
+    return DeltaNet(heads, key_heads, repeat, key_dim, inner // heads, taps)
 
 
 def read_attends(fields: Fields, layers: int) -> tuple[bool, ...]:
@@ -126,7 +130,8 @@ def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activa
     """One layer: attention or the delta rule, then the feed-forward network, each added to the residual stream."""
     mix = delta_net if isinstance(state, Recurrent) else attention
     x = b.add(x, mix(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon)))  # type: ignore[arg-type]
-    return b.add(x, gated(b, w, b.rms_norm(x, w.post_attention_norm, h.epsilon), b.swiglu))
+    y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
+    return b.add(x, gated_or_mixture(b, w, h.routing, y, b.swiglu, admitted))
 
 
 def attention(b: Builder, w: Weights, h: Qwen35, state: Paged, x: Activation) -> Activation:
@@ -143,11 +148,20 @@ def delta_net(b: Builder, w: Weights, h: Qwen35, state: Recurrent, x: Activation
     d, parts = h.delta, zip(w.attn_qkv.split(*h.delta.parts), w.ssm_conv1d.split(*h.delta.parts), strict=True)
     q, k, v = (b.convolve(b.linear(x, part), taps, state, number) for number, (part, taps) in enumerate(parts))
     q = b.scale(unit(b, h, q), d.key_dim**-0.5)
-    steps = b.softplus(b.linear(x, w.ssm_alpha), w.bias("ssm_dt"))
-    strength = b.sigmoid(b.linear(x, w.ssm_beta))
-    y = b.delta_rule(q, unit(b, h, k), v, steps, strength, w.exactly("ssm_a"), state, 3, d.key_heads)
+    strength, steps = strength_and_steps(b, w, d, x)
+    w.require_biases("ssm_dt")
+    steps, strength = b.softplus(steps, w.bias("ssm_dt")), b.sigmoid(strength)
+    y = b.delta_rule(q, unit(b, h, k), v, steps, strength, w.exactly("ssm_a"), state, 3, d.key_heads, d.repeat)
     y = b.rms_norm(y, w.ssm_norm, h.epsilon, d.value_dim)
     return b.linear(b.swiglu(b.linear(x, w.attn_gate), y), w.ssm_out)
+
+
+def strength_and_steps(b: Builder, w: Weights, d: DeltaNet, x: Activation) -> list[Activation]:
+    """How much heads write and forget, by a matrix for each, or one for both: in turn for the heads that share keys."""
+    if not (fused := w.get("ssm_ba", by_layer=True)):
+        return [b.linear(x, w.ssm_beta), b.linear(x, w.ssm_alpha)]
+    both, heads = b.linear(x, fused), d.heads // d.key_heads
+    return [b.columns(both, first, first + heads, 2 * heads) for first in (0, heads)]
 
 
 def unit(b: Builder, h: Qwen35, x: Activation) -> Activation:

@@ -13,7 +13,11 @@ class PageTable:
 
     Attributes:
         table: int64, their numbers; kernels find a token's page at its position / PAGE.
+        addresses: of the table, and of what recurrent layers keep before a run and after it (nothing).
     """
+
+    table: np.ndarray
+    addresses: tuple[int, int, int]
 
     def __init__(self, cache: KVCache, pages: Pages, table: np.ndarray | None = None, length: int = 0, lost: int = 0):
         """length: tokens that it holds; lost: pages at the beginning that layers with a window have no more."""
@@ -21,11 +25,7 @@ class PageTable:
         self._use(np.zeros(0, np.int64) if table is None else table)
 
     def _use(self, table: np.ndarray) -> None:
-        self.table, self._address = table, table.ctypes.data
-
-    def addresses(self) -> tuple[int, int, int]:
-        """What kernels need: where the table is, and what recurrent layers keep before a run and after it (nothing)."""
-        return self._address, 0, 0
+        self.table, self.addresses = table, (table.ctypes.data, 0, 0)
 
     def prepare(self, length: int, count: int) -> None:
         """Have places that nobody else reads for `count` tokens behind the first `length`. Raises MemoryLimitError."""

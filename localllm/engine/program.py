@@ -44,7 +44,7 @@ class Header:
             self.ids[first:end] = span.ids
             self.positions[first:end] = np.arange(span.position, length)
             self.owners[first:end] = number
-            self.sequences[number] = first, count, length, *span.store.addresses()
+            self.sequences[number] = first, count, length, *span.store.addresses
             self.wanted[wanted : wanted + span.wanted] = np.arange(end - span.wanted, end)
             first, wanted = end, wanted + span.wanted
         self.numbers[:] = first, wanted, len(spans), PRECISE_TOKENS if precise else 1, logits.ctypes.data, 0

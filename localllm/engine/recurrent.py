@@ -109,5 +109,6 @@ class RecurrentState:
             self._snapshots = [kept for kept in self._snapshots if kept.position <= length]
             last = self._snapshots[-1] if self._snapshots else Snapshot(0, self._layout.zeros)
             self._position, self.target = last
+            self.source = self.target
             self._shared, self._several = True, False
         return self._position

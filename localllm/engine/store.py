@@ -10,9 +10,10 @@ class HybridStore:
     def __init__(self, pages: PageTable, states: RecurrentState):
         self._pages, self._states = pages, states
 
+    @property
     def addresses(self) -> tuple[int, int, int]:
         """As of PageTable."""
-        table, _, _ = self._pages.addresses()
+        table, _, _ = self._pages.addresses
         return table, self._states.source.ctypes.data, self._states.target.ctypes.data
 
     def prepare(self, length: int, count: int) -> None:
@@ -26,9 +27,7 @@ class HybridStore:
 
     def truncate(self, length: int) -> int:
         """Forget all but the first `length` tokens; how many are still there, which may be fewer."""
-        length = self._states.truncate(length)
-        kept = self._pages.truncate(length)
-        return kept if kept == length else self._states.truncate(kept)
+        return self._states.truncate(self._pages.truncate(self._states.truncate(length)))
 
     def close(self) -> None:
         """Forget everything."""
