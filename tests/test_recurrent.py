@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 from recurrent_models import MODELS, file_of, mamba, mamba2, qwen35
+from tiny_hybrid import write_tiny_hybrid
 
+import localllm
 from localllm.arch import architecture
 from localllm.arch.states import cache_bytes
 from localllm.engine import recurrent
@@ -188,6 +190,19 @@ def test_forks_copy_nothing_and_share_snapshots():
     before = state.target
     state.prepare(11, 1)
     assert state.source is state.target is before, "nobody else has it"
+
+
+def test_answers_in_forks_are_what_they_are_alone(tmp_path):
+    """Sampled ones, and beams on the CPU as on the reference."""
+    path, options = write_tiny_hybrid(tmp_path / "hybrid.gguf"), {"max_tokens": 20, "temperature": 1.0}
+    beams = []
+    for backend in ("cpu", "reference"):
+        with localllm.open(path, kv_type="f32", backend=backend) as model:
+            alone = {seed: "".join(model.generate("hello world", seed=seed, **options)) for seed in (4, 5, 6)}
+            together = model.candidates("hello world", n=3, seed=4, **options)
+            assert {answer.seed: answer.text for answer in together} == alone
+            beams.append([answer.tokens for answer in model.candidates("hello world", beams=3, n=3, max_tokens=12)])
+    assert beams[0] == beams[1]
 
 
 def test_snapshots_are_few_and_near_the_end_denser(monkeypatch):
