@@ -16,7 +16,6 @@ from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
-from localllm.text.builtin_templates import chosen_template
 from localllm.text.plain import Message
 from localllm.text.tokenizer import Tokenizer
 
@@ -142,6 +141,8 @@ def open_model(
     UsageError.
     """
     if chat_template is not None:
+        from localllm.text.builtin_templates import chosen_template  # seldom needed
+
         chosen_template(chat_template)
     if threads is not None and threads < 1:
         raise UsageError(f"threads should be 1 or above, not {threads}")

@@ -23,10 +23,9 @@ from localllm.engine.recurrent import Layout, RecurrentState
 from localllm.engine.sequence import Sequence, Store
 from localllm.engine.store import HybridStore
 from localllm.engine.threads import usable_cores
-from localllm.errors import NOT_NUMBERS, ContextError, LocalllmError, ModelError, UsageError
+from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.library import Progress
-from localllm.kernels.reference import Reference, Remembered
 
 Request = tuple[Sequence, Ids[int]]
 NOTHING = np.zeros(0, np.int64)
@@ -89,31 +88,6 @@ class CpuBackend:
         return HybridStore(pages, RecurrentState(self._layout)) if self._layout else pages
 
 
-class ReferenceBackend:
-    """A model in plain NumPy, in full precision always."""
-
-    warning: str | None = None
-
-    def __init__(
-        self, forward: Callable[[Reference], np.ndarray], kv_type: str, context: int, observer: Squares | None
-    ):
-        """forward: says the architecture's verbs to a builder; context: the most tokens of a sequence."""
-        self._forward, self._kv_type, self._context, self._observer = forward, kv_type, context, observer
-        self._matrices: dict[tuple[str, int], np.ndarray] = {}
-
-    def store(self) -> Remembered:
-        return Remembered(self._kv_type)
-
-    def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
-        logits = self._forward(Reference(spans, self._matrices, self._context, self._observer))
-        if not np.isfinite(logits).all():
-            raise ModelError(NOT_NUMBERS)
-        return logits
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
 class Engine:
     """One model, and any number of sequences. Threads that call it wait for each other.
 
@@ -159,6 +133,8 @@ class Engine:
             states = self.hyperparameters.states()
             computing: Backend = CpuBackend(operations, states, self.context, kv_type, count, progress)
         else:
+            from localllm.engine.reference import ReferenceBackend  # seldom needed
+
             forward = partial(model.forward, w=weights, h=self.hyperparameters)
             computing = ReferenceBackend(forward, kv_type, self.context, observer)
         self._backend: Backend | None = computing

@@ -15,7 +15,6 @@ from localllm.files.gguf_file import GGUFFile
 from localllm.text.plain import BREAK, Markers, without_surrogates
 from localllm.text.special import SpecialTokens
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
-from localllm.text.unigram import Unigram
 from localllm.text.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary, read_vocabulary
 
 
@@ -142,6 +141,8 @@ class Tokenizer:
 
 def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
     if vocabulary.model == "t5":
+        from localllm.text.unigram import Unigram  # seldom needed
+
         return Unigram
     pretokenizer = vocabulary.pretokenizer
     return SentencePiece if pretokenizer is None or pretokenizer.marks_spaces else ByteLevel

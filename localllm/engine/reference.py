@@ -1,0 +1,36 @@
+"""The backend in plain NumPy: slow, plain to read, what the others are compared with."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Ids
+
+import numpy as np
+
+from localllm.engine.observe import Squares
+from localllm.engine.program import Span
+from localllm.errors import NOT_NUMBERS, ModelError
+from localllm.kernels.reference import Reference, Remembered
+
+
+class ReferenceBackend:
+    """A model in plain NumPy, in full precision always."""
+
+    warning: str | None = None
+
+    def __init__(
+        self, forward: Callable[[Reference], np.ndarray], kv_type: str, context: int, observer: Squares | None
+    ):
+        """forward: says the architecture's verbs to a builder; context: the most tokens of a sequence."""
+        self._forward, self._kv_type, self._context, self._observer = forward, kv_type, context, observer
+        self._matrices: dict[tuple[str, int], np.ndarray] = {}
+
+    def store(self) -> Remembered:
+        return Remembered(self._kv_type)
+
+    def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
+        logits = self._forward(Reference(spans, self._matrices, self._context, self._observer))
+        if not np.isfinite(logits).all():
+            raise ModelError(NOT_NUMBERS)
+        return logits
+
+    def close(self) -> None:
+        """Nothing to end."""
