@@ -166,6 +166,7 @@ def test_less_precision_rounds_activations_to_8_bits(opened, file):
 def test_formats(opened, file, format, width):
     """Also columns that are no multiple of 64, which the int8 kernels do not take."""
     generator = np.random.default_rng(0)
+    file.metadata["llama.feed_forward_length"] = width
     for layer in range(2):
         for name, shape in (("gate", (width, WIDTH)), ("up", (width, WIDTH)), ("down", (WIDTH, width))):
             change(file, f"blk.{layer}.ffn_{name}.weight", generator.normal(0, 0.1, shape), format)
@@ -386,6 +387,8 @@ def test_as_many_tokens_as_the_embedding_has_rows(opened, file):
 def test_a_tensor_that_means_something_else(opened, file, name):
     """Nothing in a file is passed over: the model would say something, but not what was meant."""
     change(file, name, np.ones(WIDTH))
+    if name == "blk.0.attn_norm.bias":  # or it is another layer's that is missing
+        change(file, "blk.1.attn_norm.bias", np.ones(WIDTH))
     assert name.partition("\x1b")[0] in refusal(opened)
 
 
