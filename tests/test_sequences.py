@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model
 
-from localllm.engine.model import Engine, ReferenceBackend
+from localllm.engine.model import Engine
 from localllm.engine.pages import Pages
+from localllm.engine.reference import ReferenceBackend
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.arguments import PAGE
