@@ -17,6 +17,7 @@ from conftest import ROOT
 from tiny_model import damage, write_tiny_model
 
 import localllm
+from localllm.arch import ARCHITECTURES
 from localllm.cli import app, main, terminal
 from localllm.cli.run import whole_prompt
 from localllm.errors import UsageError
@@ -472,7 +473,8 @@ def _product(shape: list[int]) -> int:
     return shape[0] * _product(shape[1:]) if shape else 1
 
 
-def test_inspect_needs_no_support(shared: Path, cli):
+def test_inspect_needs_no_support(shared: Path, cli, monkeypatch):
+    monkeypatch.delitem(ARCHITECTURES, "mamba")
     code, out, _ = cli("inspect", shared / "goldens" / "arch" / "mamba.gguf")
     assert code == 0
     assert "mamba (not usable: " in out

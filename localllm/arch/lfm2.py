@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_heads, qkv, read_attention
-from localllm.arch.experts import gated_or_mixture, read_routing
+from localllm.arch.experts import SIGMOID, gated_or_mixture, read_routing
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged, Recurrent
 from localllm.arch.verbs import Activation, Builder
@@ -33,11 +33,12 @@ class Lfm2(Transformer):
 
 def read(fields: Fields) -> Lfm2:
     """The hyperparameters. Raises ModelError."""
+    scale = fields.number("expert_weights_scale", 0.0) or 1.0
     return Lfm2(
         **fields.common(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
         epsilon=fields.number(RMS_EPSILON),
-        routing=read_routing(fields),
+        routing=read_routing(fields, fields.count("expert_gating_func", SIGMOID), scale=scale),
         taps=fields.count("shortconv.l_cache"),
         attention_window=fields.count("attention.sliding_window", 0) or None,
     )

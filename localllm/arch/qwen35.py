@@ -73,7 +73,7 @@ def read(fields: Fields) -> Qwen35:
         delta=read_delta(fields),
         attends=read_attends(fields, common["layers"]),
         score_scale=fields.number("attention.scale", 0.0) or attention.head_dim**-0.5,
-        routing=read_routing(fields),
+        routing=read_routing(fields, scale=fields.number("expert_weights_scale", 0.0) or 1.0),
     )
 
 
