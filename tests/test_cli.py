@@ -403,6 +403,13 @@ def test_ctrl_c_keeps_what_was_said(tiny: str):
     assert out.endswith(b"\n")
 
 
+def test_ctrl_c_while_a_class_is_made():
+    """Python 3.11 wraps what happens in __set_name__."""
+    error = RuntimeError("Error calling __set_name__ on ...")
+    error.__cause__ = KeyboardInterrupt()
+    assert main.report(error) == 130
+
+
 @posix
 @pytest.mark.parametrize("seconds", [0.25, 0.3, 0.35, 0.4])
 def test_ctrl_c_while_it_starts(tiny: str, seconds: float):

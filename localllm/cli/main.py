@@ -24,7 +24,7 @@ def main() -> None:
     except BaseException as error:
         ignore_ctrl_c()
         code = report(error)
-        if isinstance(error, KeyboardInterrupt):
+        if is_interruption(error):
             os._exit(code)  # a Python that was interrupted while it imported NumPy may crash when it tidies up
     ignore_ctrl_c()
     sys.exit(code)
@@ -35,11 +35,16 @@ def ignore_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def is_interruption(error: BaseException) -> bool:
+    """Ctrl-C, also where it struck while a class was made: Python 3.11 makes a RuntimeError of it."""
+    return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
+
+
 def report(error: BaseException) -> int:
     """Tell what went wrong, if it is worth telling; the exit code."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
-    if isinstance(error, KeyboardInterrupt):
+    if is_interruption(error):
         return 130
     if isinstance(error, OSError):
         discard_stdout()
