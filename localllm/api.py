@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from localllm.arch import architecture
+from localllm.arch.storage import KVType
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation.generate import Generation, GenerationOptions
@@ -135,7 +136,7 @@ def open_model(
 
     threads: None for as many as the computer has physical cores to spare; context: the most tokens that a prompt and
     its answer may have together, 0 or None for what the model was trained for (memory is taken as it is used); kv_type:
-    how keys and values are kept, f16, f32 or q8_0; backend: cpu, or reference for plain NumPy; progress(done, total):
+    how keys and values are kept: f16, f32, q8_0, q4_0, q4_1, or each its own way as in "k=q8_0,v=q4_0"; backend: cpu, or reference for plain NumPy; progress(done, total):
     called while kernels are compiled, once per computer; observer: sums up what the matrices meet; chat_template: the
     name of one in text.builtin_templates, or Jinja, instead of the file's. Raises ModelError, MemoryLimitError,
     UsageError.
@@ -148,6 +149,7 @@ def open_model(
         raise UsageError(f"threads should be 1 or above, not {threads}")
     if context is not None and context < 0:
         raise UsageError(f"context should be 0 or above, not {context}")
+    KVType.of(kv_type)
     file = GGUFFile.open(path)
     architecture(file)  # refuses what is not supported, before anything else is read
     tokenizer = tokenizer_of(file)

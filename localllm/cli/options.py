@@ -39,8 +39,12 @@ chat_template = click.option(
     help="How messages are written, by llama.cpp's name or in Jinja.  [default: the file's]",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
-kv_types = click.Choice(["f16", "f32", "q8_0"])
-kv_type = click.option("--kv-type", type=kv_types, default="f16", help="Numbers in the cache.")
+kv_type = click.option(
+    "--kv-type",
+    metavar="TYPE",
+    default="f16",
+    help="Numbers in the cache: f16, f32, q8_0, q4_0, q4_1, or two as in k=q8_0,v=q4_0.  [default: f16]",
+)
 
 engine = together(
     number("-c", "--context", kind=int, help="Tokens to hold.  [default: what the model was trained for]"),

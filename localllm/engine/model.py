@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from localllm.arch import architecture
-from localllm.arch.states import STORAGE, Recurrent, State
+from localllm.arch.states import Recurrent, State
+from localllm.arch.storage import KVType
 from localllm.arch.weights import Weights
 from localllm.engine.cache import KVCache
 from localllm.engine.cpu import compiled
@@ -73,7 +74,7 @@ class CpuBackend:
         operations: list[Operation],
         states: Ids[State],
         context: int,
-        kv_type: str,
+        kv_type: KVType,
         threads: int,
         progress: Progress | None,
     ):
@@ -108,13 +109,12 @@ class Engine:
         progress: Progress | None = None,
         observer: Squares | None = None,
     ):
-        """context: the most tokens of a sequence (None: as trained); kv_type: f16, f32, q8_0; backend: cpu, reference.
+        """context: the most tokens of a sequence (None: as trained); kv_type: see KVType.of; backend: cpu, reference.
 
         progress(done, total) is called while kernels are compiled; observer: sums up what the matrices meet.
         Raises ModelError, MemoryLimitError, UsageError.
         """
-        if kv_type not in STORAGE:
-            raise UsageError(f"unknown type of KV cache {kv_type!r}: use {', '.join(STORAGE)}")
+        kept_as = KVType.of(kv_type)
         if context is not None and context < 1:
             raise UsageError(f"the context should be at least 1 token, not {context}")
         count = usable_cores() if threads is None else threads
@@ -131,12 +131,12 @@ class Engine:
         if backend == "cpu":
             operations = observer.watch(operations) if observer else operations
             states = self.hyperparameters.states()
-            computing: Backend = CpuBackend(operations, states, self.context, kv_type, count, progress)
+            computing: Backend = CpuBackend(operations, states, self.context, kept_as, count, progress)
         else:
             from localllm.engine.reference import ReferenceBackend  # seldom needed
 
             forward = partial(model.forward, w=weights, h=self.hyperparameters)
-            computing = ReferenceBackend(forward, kv_type, self.context, observer)
+            computing = ReferenceBackend(forward, kept_as, self.context, observer)
         self._backend: Backend | None = computing
         self.warning = computing.warning
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Ids
 
 import numpy as np
 
+from localllm.arch.storage import KVType
 from localllm.engine.observe import Squares
 from localllm.engine.program import Span
 from localllm.errors import NOT_NUMBERS, ModelError
@@ -17,7 +18,7 @@ class ReferenceBackend:
     warning: str | None = None
 
     def __init__(
-        self, forward: Callable[[Reference], np.ndarray], kv_type: str, context: int, observer: Squares | None
+        self, forward: Callable[[Reference], np.ndarray], kv_type: KVType, context: int, observer: Squares | None
     ):
         """forward: says the architecture's verbs to a builder; context: the most tokens of a sequence."""
         self._forward, self._kv_type, self._context, self._observer = forward, kv_type, context, observer
