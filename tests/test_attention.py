@@ -59,7 +59,10 @@ def nmse(got: np.ndarray, exact: np.ndarray) -> float:
 def encoded(name: str, x: np.ndarray) -> np.ndarray:
     """Heads float32 [..., head dimension] as the cache has them: bytes [..., bytes per token]."""
     block = 32 if name in BLOCKS else 16
-    x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % block)])
+    more = np.zeros((*x.shape[:-1], -x.shape[-1] % block), np.float32)
+    if name == "Q4_1" and more.size:
+        more += x[..., x.shape[-1] // 32 * 32, None]  # which leaves the range as it is
+    x = np.concatenate((x, more), axis=-1)
     if name not in BLOCKS:
         return x.astype({"F32": np.float32, "F16": np.float16}[name]).view(np.uint8)
     *places, columns = x.shape

@@ -19,11 +19,13 @@ class Remembered:
         """states: None for a sequence that has met no recurrent layer."""
         self._kv_type, self._layers = kv_type, dict(layers or {})
         self._states, self._length = None if states is None else dict(states), length
+        self._rotations: dict[int, tuple[int, int]] = {}  # by layer, see localllm.arch.storage
 
     def keep(self, state, position: int, *new) -> list[np.ndarray]:
         """Put keys and values behind the first `position` tokens; all of them. state: of their layer."""
         old = self._layers.get(state.layer, [x[:0] for x in new])
-        kept = [rounded(x, *how) for x, *how in zip(new, self._kv_type, state.rotations(self._kv_type), strict=False)]
+        self._rotations[state.layer] = rotations = state.rotations(self._kv_type)
+        kept = [rounded(x, *how) for x, *how in zip(new, self._kv_type, rotations, strict=False)]
         self._layers[state.layer] = [np.concatenate((x[:position], y)) for x, y in zip(old, kept, strict=True)]
         return self._layers[state.layer]
 
@@ -45,14 +47,38 @@ class Remembered:
 
     def fork(self, length: int) -> "Remembered":
         """Another one; arrays are never changed, so both may have them."""
-        return Remembered(self._kv_type, self._layers, self._states, self._length)
+        twin = Remembered(self._kv_type, self._layers, self._states, self._length)
+        twin._rotations = self._rotations
+        return twin
 
     def truncate(self, length: int) -> int:
         """Whatever comes next overwrites what lies behind; states are known at the end and at the beginning only."""
         if self._states is None or length == self._length:
+            self._length = length
             return length
         self._states, self._length = {}, 0
         return 0
+
+    def shift(self, keep: int, count: int) -> int:
+        """Forget `count` tokens behind the first `keep`; how many there are then."""
+        self._layers = {
+            layer: [np.concatenate((x[:keep], x[keep + count : self._length])) for x in sides]
+            for layer, sides in self._layers.items()
+        }
+        self._length -= count
+        return self._length
+
+    def turn(self, layer: int, turn, first: int, end: int, distance: int) -> None:
+        """Keys at positions `first` to end - 1 are rotated back by `distance`, and rounded once more."""
+        keys, *values = self._layers[layer]
+        moving = np.flatnonzero(turn.frequencies)  # of still pairs, some share numbers with others
+        u, v = turn.step * moving, turn.step * moving + turn.apart
+        cos, sin = (f(-distance * turn.frequencies[moving]) for f in (np.cos, np.sin))
+        turned = keys.copy()
+        turned[first:end, :, u] = keys[first:end, :, u] * cos - keys[first:end, :, v] * sin
+        turned[first:end, :, v] = keys[first:end, :, u] * sin + keys[first:end, :, v] * cos
+        turned[first:end] = rounded(turned[first:end], self._kv_type.keys, self._rotations[layer][0])
+        self._layers[layer] = [turned, *values]
 
     def close(self) -> None:
         self._layers, self._states = {}, None
@@ -334,11 +360,12 @@ def rounded(x: np.ndarray, kind: str, rotation: int) -> np.ndarray:
 
 
 def by_blocks(make: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    """make, of blocks [..., 32], for heads [..., head dimension], with zeros behind them."""
+    """make, of blocks [..., 32], for heads [..., head dimension]; a block's first number fills it."""
 
     def made(x: np.ndarray) -> np.ndarray:
         *places, columns = x.shape
-        blocks = np.pad(x, [(0, 0)] * len(places) + [(0, -columns % 32)]).reshape(*places, -1, 32)
+        more = np.repeat(x[..., columns // 32 * 32 :][..., :1], -columns % 32, axis=-1)
+        blocks = np.concatenate((x, more), axis=-1).reshape(*places, -1, 32)
         return make(blocks).reshape(*places, -1)[..., :columns]
 
     return made

@@ -28,6 +28,7 @@ from localllm.kernels.simd import (
     largest_f32x16,
     largest_size_f32x16,
     load_f16x16,
+    load_f32,
     load_f32x16,
     load_splat_f16x16,
     load_u8x16,
@@ -72,10 +73,10 @@ def load_q8_0(head, d):
 
 
 @device
-def block_of_32(x, d, head_dim):
-    """Numbers d to d + 31 of a head, with zeros for the padding."""
+def block_of_32(x, d, head_dim, padding):
+    """Numbers d to d + 31 of a head, and what stands behind them."""
     low, high = load_f32x16(x + d * 4), load_f32x16(x + d * 4 + 64)
-    return keep_lanes(low, head_dim - d, float32(0.0)), keep_lanes(high, head_dim - d - 16, float32(0.0))
+    return keep_lanes(low, head_dim - d, padding), keep_lanes(high, head_dim - d - 16, padding)
 
 
 @device
@@ -91,7 +92,7 @@ def store_q8_0(head, x, head_dim):
     """The scale is rounded before the bytes are made with it."""
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 34
-        low, high = block_of_32(x, d, head_dim)
+        low, high = block_of_32(x, d, head_dim, float32(0.0))
         scale = largest_size_f32x16(low, high) / float32(127.0)
         store_f16(block, scale if scale < HALF_LIMIT else NAN)
         inverse = reciprocal_f32x16(max_f32x16(load_splat_f16x16(block), splat_f32x16(SMALLEST_SCALE)))
@@ -130,7 +131,7 @@ def store_q4_0(head, x, head_dim):
     """The number of the largest size becomes code 0, so the scale has the other sign: there are codes down to -8."""
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 18
-        low, high = block_of_32(x, d, head_dim)
+        low, high = block_of_32(x, d, head_dim, float32(0.0))
         size = largest_size_f32x16(low, high)
         scale = size / float32(-8.0 if largest_f32x16(max_f32x16(low, high)) == size else 8.0)
         store_f16(block, scale if abs(scale) < HALF_LIMIT else NAN)
@@ -142,10 +143,10 @@ def store_q4_0(head, x, head_dim):
 
 @device
 def store_q4_1(head, x, head_dim):
-    """Codes reach from the smallest number to the largest."""
+    """Codes reach from the smallest number to the largest, of which the padding is none: it repeats the first one."""
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 20
-        low, high = block_of_32(x, d, head_dim)
+        low, high = block_of_32(x, d, head_dim, load_f32(x + d * 4))
         lost = not (largest_size_f32x16(low, high) < HALF_LIMIT)
         least = -largest_f32x16(-min_f32x16(low, high))
         scale = (largest_f32x16(max_f32x16(low, high)) - least) / float32(15.0)
