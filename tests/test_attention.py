@@ -262,7 +262,9 @@ def test_recall(call, name, head_dim):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize(("columns", "block"), [(5, 1), (60, 4), (6, 2), (40, 8), (240, 16), (288, 32), (576, 64), (512, 512)])
+@pytest.mark.parametrize(
+    ("columns", "block"), [(5, 1), (60, 4), (6, 2), (40, 8), (240, 16), (288, 32), (576, 64), (512, 512)]
+)
 def test_hadamard(call, columns, block, in_place):
     """As with the matrix, and orthonormal: twice is nothing."""
     x = normal(33, columns)

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import tiny_model
@@ -43,8 +42,8 @@ def opened():
     """A function that opens engines, which are closed in the end."""
     engines = []
 
-    def open_engine(path: Path, kv_type: str = "f32", backend: str = "cpu") -> Engine:
-        engines.append(Engine(GGUFFile.open(path), 2, 1024, kv_type, backend))
+    def open_engine(path: Path, kv_type: str = "f32", backend: str = "cpu", context: int = 1024) -> Engine:
+        engines.append(Engine(GGUFFile.open(path), 2, context, kv_type, backend))
         return engines[-1]
 
     yield open_engine
@@ -187,7 +186,7 @@ def test_models_whose_tokens_cannot_move(opened, shared, tmp_path, backend):
         (shared / "goldens" / "arch" / "gpt2.gguf", "positions"),
     ):
         with pytest.raises(UsageError, match=f"{reason}.*shift is not possible"):
-            opened(path, backend=backend).require_shift()
+            opened(path, backend=backend, context=128).require_shift()
 
 
 def test_every_family_is_known(opened, shared):

@@ -25,7 +25,7 @@ class KVType(NamedTuple):
     @classmethod
     def of(cls, text: str) -> Self:
         """What users write: q8_0 for both, or k=q8_0,v=q4_0; a side that is not said is as usual. Raises UsageError."""
-        parts = [part.partition("=") for part in text.split(",")] if "=" in text else [("k", "=", text), ("v", "=", text)]
+        parts = [part.partition("=") for part in (text if "=" in text else f"k={text},v={text}").split(",")]
         sides = {side: kind for side, _, kind in parts}
         if len(sides) < len(parts) or not sides.keys() <= {"k", "v"} or not set(sides.values()) <= STORAGE.keys():
             names = ", ".join(STORAGE)

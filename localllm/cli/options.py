@@ -72,6 +72,15 @@ generation = together(
         default="ngram",
         help="Guess tokens where the text repeats itself: the same answer in fewer steps.  [default: ngram]",
     ),
+    click.option(
+        "--on-overflow",
+        type=click.Choice(["error", "drop-turns", "shift"]),
+        help="When the context is full: stop, drop the oldest turns, or shift: drop what is in the middle."
+        "  [default: error in run, drop-turns in chat]",
+    ),
+    number(
+        "--keep", kind=int, help="With shift, tokens that stay in front.  [default: the system message, 4 at least]"
+    ),
 )
 
 
@@ -80,6 +89,8 @@ def generation_options(
     max_tokens: int | None,
     stop: tuple[str, ...],
     speculate: str,
+    on_overflow: str | None,
+    keep: int | None,
     **sampling: Any,
 ) -> "GenerationOptions":
     """What the options of `generation` say, checked; `on_progress` hears of the prefill. Raises UsageError."""
@@ -88,7 +99,7 @@ def generation_options(
 
     given = {name: value for name, value in sampling.items() if value is not None}
     limit = None if max_tokens == -1 else max_tokens
-    return GenerationOptions(limit, stop, SamplingOptions(**given), on_progress, speculate)
+    return GenerationOptions(limit, stop, SamplingOptions(**given), on_progress, speculate, on_overflow, keep)
 
 
 def open_model(

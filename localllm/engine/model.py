@@ -214,7 +214,7 @@ class Engine:
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
 
     def require_shift(self) -> None:
-        """Be ready for Sequence.shift, which compiles kernels the first time. Raises UsageError if it is not possible."""
+        """Be ready for Sequence.shift, which compiles kernels once. Raises UsageError if it is not possible."""
         if not self._shifts:
             self.backend.prepare_shift(self._turns())
             self._shifts = True

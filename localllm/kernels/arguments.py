@@ -81,7 +81,8 @@ LINEAR_FLOAT = arguments(
 SEQUENCE = arguments("first count length table state next_state")
 # y = x, each `block` columns (a power of 2) times an orthonormal Hadamard matrix; y may be x.
 HADAMARD = arguments("count x y stride columns block")
-# Heads of x to their tokens' places; `recall` goes the other way; owners int64 [tokens]: number of the sequence; keys or values begin at `base`.
+# Heads of x to their tokens' places (`recall`: and back); owners int64 [tokens]: number of the sequence; keys or values
+# begin at `base`.
 STORE = arguments("count positions owners sequences x stride base head_stride token_bytes heads head_dim")
 # What attention has to do in this run, for all layers that are alike: UNITs, their number, and for each token SPLIT.
 # A window is of the last tokens, or the last chunk of so many tokens if it is chunked.
