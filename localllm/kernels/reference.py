@@ -14,7 +14,9 @@ class Remembered:
     """What the reference keeps of a sequence: by layer, keys and values float32 [2][tokens, heads, head dimension], and
     the states of recurrent layers after `length` tokens."""
 
-    def __init__(self, kv_type: tuple[str, str], layers: dict | None = None, states: dict | None = None, length: int = 0):
+    def __init__(
+        self, kv_type: tuple[str, str], layers: dict | None = None, states: dict | None = None, length: int = 0
+    ):
         """states: None for a sequence that has met no recurrent layer."""
         self._kv_type, self._layers = kv_type, dict(layers or {})
         self._states, self._length = None if states is None else dict(states), length
