@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localllm.arch.storage import KVType
 from localllm.errors import ModelError
 from localllm.kernels.reference_recurrent import RecurrentReference
 
@@ -15,8 +14,10 @@ class Remembered:
     """What the reference keeps of a sequence: by layer, keys and values float32 [2][tokens, heads, head dimension], and
     the states of recurrent layers after `length` tokens."""
 
-    def __init__(self, kv_type: KVType, layers: dict | None = None, states: dict | None = None, length: int = 0):
-        """states: None for a sequence that has met no recurrent layer."""
+    def __init__(
+        self, kv_type: tuple[str, str], layers: dict | None = None, states: dict | None = None, length: int = 0
+    ):
+        """kv_type: of keys and of values; states: None for a sequence that has met no recurrent layer."""
         self._kv_type, self._layers = kv_type, dict(layers or {})
         self._states, self._length = None if states is None else dict(states), length
         self._rotations: dict[int, tuple[int, int]] = {}  # by layer, see localllm.arch.storage
@@ -77,7 +78,7 @@ class Remembered:
         turned = keys.copy()
         turned[first:end, :, u] = keys[first:end, :, u] * cos - keys[first:end, :, v] * sin
         turned[first:end, :, v] = keys[first:end, :, u] * sin + keys[first:end, :, v] * cos
-        turned[first:end] = rounded(turned[first:end], self._kv_type.keys, self._rotations[layer][0])
+        turned[first:end] = rounded(turned[first:end], self._kv_type[0], self._rotations[layer][0])
         self._layers[layer] = [turned, *values]
 
     def close(self) -> None:
