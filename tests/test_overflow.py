@@ -99,7 +99,7 @@ def test_a_plain_sequence_again():
 
 
 def test_an_answer_longer_than_the_context(tiny):
-    engine, session, tokenizer = conversation(tiny, "x" * 900)
+    engine, session, _ = conversation(tiny, "x" * 900)
     answer = session.complete("x", options("shift", max_tokens=700))
     assert "".join(answer) == "x" * 700
     assert (answer.finish_reason, answer.is_full, answer.kept) == ("length", False, 4)
@@ -168,7 +168,9 @@ def test_given_messages_may_lose_turns(tiny):
     assert session.forgotten == 21 - text.count("<|im_start|>user")
 
 
-@pytest.mark.parametrize("wrong", [{"on_overflow": "ignore"}, {"keep": 5}, {"on_overflow": "shift", "keep": -1}], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [{"on_overflow": "ignore"}, {"keep": 5}, {"on_overflow": "shift", "keep": -1}], ids=str
+)
 def test_options_that_make_no_sense(wrong):
     with pytest.raises(UsageError, match="on_overflow"):
         GenerationOptions(**wrong)
