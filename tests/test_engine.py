@@ -140,7 +140,9 @@ def test_cpu_agrees_with_reference(opened):
     assert nmse(cpu.forward(TOKENS[:600], 0, "all"), reference.forward(TOKENS[:600], 0, "all")) < 1e-10
 
 
-@pytest.mark.parametrize(("kv_type", "error"), [("f16", 1e-6), ("q8_0", 1e-3)])
+@pytest.mark.parametrize(
+    ("kv_type", "error"), [("f16", 1e-6), ("q8_0", 1e-3), ("q4_0", 0.1), ("q4_1", 0.1), ("k=q8_0,v=q4_1", 0.1)]
+)
 def test_smaller_caches_are_close_to_f32(opened, kv_type, error):
     cpu, reference = opened(kv_type=kv_type), opened(kv_type=kv_type, backend="reference")
     exact, rounded = opened(kv_type="f32").forward(TOKENS[:300], 0, "all"), cpu.forward(TOKENS[:300], 0, "all")

@@ -27,6 +27,7 @@ PERCENTILES = ("99.9", "99", "95", "90", "75", "50", "25", "10", "5", "1", "0.1"
 @click.option("--kl-divergence", is_flag=True, help="Compare with the logits in --base instead of reading TEXT.")
 @click.option("--base", "--kl-divergence-base", metavar="FILE", help="Logits that another model has saved.")
 @options.number("-t", "--threads", kind=int, help="Threads.  [default: one per physical core that is free to use]")
+@options.kv_type
 @options.as_json
 def perplexity(
     model: str,
@@ -37,6 +38,7 @@ def perplexity(
     kl_divergence: bool,
     base: str | None,
     threads: int | None,
+    kv_type: str,
     as_json: bool,
 ) -> None:
     """Measure how well a model predicts a text, as llama-perplexity does.
@@ -56,7 +58,7 @@ def perplexity(
     content = read_text(text) if text else ""
     size = logits.chunks.shape[1] if logits else 512 if context is None else context
     known = None
-    with Reader(model, size, threads, options.compiling(line)) as reader:
+    with Reader(model, size, threads, options.compiling(line), kv_type) as reader:
         line.clear()
         options.warn(reader.warnings)
         if size > reader.trained_context:

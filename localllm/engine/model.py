@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ids
 from functools import partial
 from operator import index
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class Backend(Protocol):
         """Be able to turn keys, those of a layer each in its way. Raises LocalllmError."""
         ...
 
-    def turn(self, store: Store, first: int, end: int, distance: int) -> None:
+    def turn(self, store: Any, first: int, end: int, distance: int) -> None:
         """Keys at positions `first` to end - 1, which were `distance` further behind, become those of their places."""
         ...
 

@@ -37,9 +37,16 @@ class Reader:
         warnings: lines that the user should see.
     """
 
-    def __init__(self, path: str | os.PathLike[str], size: int, threads: int | None, progress: Progress | None = None):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        size: int,
+        threads: int | None,
+        progress: Progress | None = None,
+        kv_type: str = "f16",
+    ):
         """progress(done, total) is called while kernels are compiled. Raises as api.open_model does."""
-        self._model = open_model(path, threads, size, progress=progress)
+        self._model = open_model(path, threads, size, kv_type, progress=progress)
         self.path, self.tokenizer, self.trained_context = (
             self._model.path, self._model.tokenizer, self._model.trained_context,
         )  # fmt: skip
