@@ -60,7 +60,11 @@ class Batch:
         """
         self.running, self.waiting = list[Answering](), deque[Answering]()
         self.written = self.preempted = 0
-        self._engine, self._vocab, self._end_ids = engine, min(engine.vocab_size, tokenizer.vocab_size), tokenizer.end_ids
+        self._engine, self._vocab, self._end_ids = (
+            engine,
+            min(engine.vocab_size, tokenizer.vocab_size),
+            tokenizer.end_ids,
+        )
         self._requests, self._finished = iter(requests), list[Request]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
         self._kept: Answering | None = None  # the last that finished, for the next that begins alike
@@ -172,7 +176,7 @@ class Batch:
                 break
             work.append(Work(answering, answering.ids[answering.held : answering.held + count]))
             room -= count
-            if room == 0:
+            if room <= 0:
                 break
         return work, exact
 
@@ -214,7 +218,10 @@ class Batch:
                 self._require_places(work)
                 requests = [(one.answering.sequence, one.ids) for one in work if one.answering.sequence]
                 rows = self._engine.run(requests, logits, precise)
-                return [(one.answering, row[-1, : self._vocab] if len(row) else row) for one, row in zip(work, rows, strict=True)]
+                return [
+                    (one.answering, row[-1, : self._vocab] if len(row) else row)
+                    for one, row in zip(work, rows, strict=True)
+                ]
             except MemoryLimitError as error:
                 self._make_room(error)
         return []

@@ -30,7 +30,8 @@ def most_between_steps(parameters: int) -> int:
 
     It is no matter of measured time, because the same input should meet the same runs, and give the same answers.
     """
-    return max(1, min(MOST, int(OPERATIONS / (2 * parameters))) // PAGE) * PAGE
+    pages = round(OPERATIONS / (2 * parameters) / PAGE)
+    return min(MOST, max(1, pages) * PAGE)
 
 
 def stretch(place: int, prompt: int) -> Stretch:
@@ -48,7 +49,7 @@ def piece(place: int, end: int, precise: bool, room: int) -> int:
         return end - place
     if precise:
         return max(0, (place + room) // PAGE * PAGE - place)
-    return end - place if PAGE <= room and end - place < room + PAGE else room // PAGE * PAGE
+    return end - place if room >= PAGE and end - place < room + PAGE else room // PAGE * PAGE
 
 
 def shareable(same: int, prompt: int, other: int) -> int:

@@ -1,0 +1,180 @@
+"""localllm map: many prompts, each answered."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localllm.cli import options
+from localllm.cli.prompt import warn_of_template
+from localllm.cli.remaining import duration
+from localllm.cli.terminal import ProgressLine, dim, is_terminal, say, write
+from localllm.errors import RecordsError, UsageError
+
+if TYPE_CHECKING:
+    from localllm.files.line_file import LineFile
+    from localllm.services.map import Mapping, Result
+
+
+@click.command()
+@options.model
+@click.argument("input", metavar="[INPUT]", required=False)
+@click.option("-o", "--output", metavar="FILE", help="Where the answers go; what is there is not done again.")
+@click.option("-p", "--prompt", metavar="TEXT", help='The prompt: {text} is the field "text", {line} a plain line.')
+@click.option("-f", "--file", metavar="FILE", help="A file with the prompt, in Jinja over the fields.")
+@options.system
+@options.chat_template
+@click.option("--raw", is_flag=True, help="Continue the prompts as they are, without the chat template.")
+@click.option("--n", type=int, default=1, metavar="N", help="Answers to each, best first.  [default: 1]")
+@click.option("--as-finished", is_flag=True, help="Write answers when they are finished, not in the input's order.")
+@click.option("--shortest-first", is_flag=True, help="Answer short prompts first.")
+@click.option("--fast", is_flag=True, help="Activations in 8 bits: the words may be others than run's.")
+@options.engine
+@options.answers
+def map(
+    model: str,
+    input: str | None,
+    output: str | None,
+    prompt: str | None,
+    file: str | None,
+    system: str | None,
+    chat_template: str | None,
+    raw: bool,
+    n: int,
+    as_finished: bool,
+    shortest_first: bool,
+    fast: bool,
+    context: int | None,
+    threads: int | None,
+    kv_type: str,
+    **choices: Any,
+) -> None:
+    """Answer many prompts, many at once.
+
+    INPUT has a record in every line, plain text or a JSON object with "prompt", "messages" or the fields that -p or -f
+    name; without INPUT it is read from stdin. For every line there is one of JSON in the output: "id" (the record's, or
+    the line's number), "output", "finish_reason", "prompt_tokens", "completion_tokens", "input"; or "id", "error",
+    "input". An interrupted command goes on where it stopped when it is started again with the same -o.
+    """
+    from localllm.files.line_file import LineFile
+    from localllm.services.map import Mapping, in_order, unfinished
+    from localllm.services.map import shortest_first as sorted_by_length
+    from localllm.services.records import Prompts, read_records
+
+    chosen = options.generation_options(None, speculate="off", **choices)
+    if raw and chat_template is not None:
+        raise UsageError("--raw switches off what --chat-template chooses")
+    prompts = Prompts(prompt, None if file is None else content(file).decode(errors="replace"), system, raw)
+    inputs = tuple(path for path in (model, input, file) if path not in (None, "-"))
+    opened_output = LineFile(output, inputs, keep=lambda record: "error" not in record) if output else nullcontext()
+    records = read_records(*read(input))
+    with opened_output as out:
+        left = unfinished(records, out.records, out.path) if out else records
+        if not left:
+            return
+        left = sorted_by_length(left, prompts) if shortest_first else left
+        with options.open_model(model, context, threads, kv_type, chat_template) as opened:
+            if not raw:
+                warn_of_template(opened)
+            progress = Progress(len(left), len(records) - len(left))
+            mapping = Mapping(opened, left, prompts, chosen, n, not fast, progress.show)
+            progress.mapping = mapping
+            results = mapping if as_finished else in_order(mapping, left)
+            with finishing(mapping.stop), progress:
+                for _, result in results:
+                    progress.count(result)
+                    put(result, out)
+    progress.end()
+
+
+def content(path: str) -> bytes:
+    """A file's bytes. Raises UsageError."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+def read(path: str | None) -> tuple[bytes, str]:
+    """The input and its name, "" for stdin. Raises UsageError if there is none."""
+    if path not in (None, "-"):
+        assert path is not None
+        return content(path), path
+    if sys.stdin is None or (path is None and is_terminal(sys.stdin)):
+        raise UsageError("there is no input: name a file, or pipe one to stdin")
+    return sys.stdin.buffer.read(), ""
+
+
+def put(result: "Result", out: "LineFile | None") -> None:
+    """One line to the file or to stdout."""
+    from localllm.files.line_file import json_line
+
+    if out:
+        out.write(json_line(result))
+    else:
+        write(json_line(result).decode())
+
+
+@contextmanager
+def finishing(stop: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C lets what has begun go on to its end; a second one interrupts."""
+
+    def first(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        say("localllm: finishing what has begun; Ctrl-C again leaves at once")
+        stop()
+
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Progress:
+    """How far it is, on stderr, and what to say in the end."""
+
+    def __init__(self, total: int, before: int):
+        """total: records to answer.  before: those that an earlier start has answered."""
+        self.mapping: Mapping | None = None
+        self._line, self._total, self._before = ProgressLine(), total, before
+        self._done = self._failed = 0
+        self._start = perf_counter()
+
+    def __enter__(self) -> None:
+        self._start = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._line.clear()
+
+    def count(self, result: "Result") -> None:
+        """A result is written."""
+        self._line.clear()
+        self._done += 1
+        self._failed += "error" in result
+
+    def show(self) -> None:
+        """After every step."""
+        done = self.mapping.done if self.mapping else 0
+        text = f"{self._before + done} of {self._before + self._total} answered, {self._speed()}"
+        if done:
+            left = (perf_counter() - self._start) / done * (self._total - done)
+            text += f", {duration(left)} left"
+        self._line.show(text)
+
+    def _speed(self) -> str:
+        written, seconds = self.mapping.written if self.mapping else 0, perf_counter() - self._start
+        return f"{written / max(seconds, 1e-9):.1f} tokens/s"
+
+    def end(self) -> None:
+        """Raises KeyboardInterrupt if something was left undone, and RecordsError if something failed."""
+        dim(f"{self._done} answered in {duration(perf_counter() - self._start)}, {self._speed()}")
+        if self._done < self._total:
+            raise KeyboardInterrupt
+        if self._failed:
+            raise RecordsError(f"{self._failed} of {self._total} records failed; their lines tell why")
