@@ -15,7 +15,7 @@ from localllm.generation.answering import Request
 from localllm.generation.answers import answers
 from localllm.generation.batch import Batch
 from localllm.generation.generate import CHUNK, Generation, GenerationOptions
-from localllm.generation.reading import MOST, most_between_steps, shareable
+from localllm.generation.reading import most_between_steps, shareable
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.kernels.arguments import PAGE
@@ -24,7 +24,7 @@ PRECISE = 128  # tokens of a run that keep 16 bits, as of the engine
 
 
 class Paged(FakeSequences):
-    """With so many places for tokens; forks share nothing.
+    """With so many places for tokens, in pages; full pages with the same beginning are shared.
 
     Attributes:
         runs: of each, whether it was precise, and of each sequence the place and the number of the tokens.
@@ -37,17 +37,22 @@ class Paged(FakeSequences):
         self.count, self.runs, self.owners, self.most = places, [], [], 0
 
     def places(self) -> tuple[int, int]:
-        tokens = [len(sequence.tokens) for sequence in self.made if not sequence.closed]
-        return sum(-(-length // PAGE) * PAGE for length in tokens), self.count
+        held = [sequence.tokens for sequence in self.made if not sequence.closed]
+        shared = {tuple(tokens[:end]) for tokens in held for end in range(PAGE, len(tokens) + 1, PAGE)}
+        return PAGE * (len(shared) + sum(len(tokens) % PAGE > 0 for tokens in held)), self.count
 
     def run(self, requests: list[tuple[FakeSequence, list[int]]], logits: str, precise: bool) -> list[np.ndarray]:
         assert len({id(sequence) for sequence, _ in requests}) == len(requests) > 0
-        self.runs.append((precise, [(len(sequence.tokens), len(ids)) for sequence, ids in requests]))
+        places = [(len(sequence.tokens), len(ids)) for sequence, ids in requests]
         for sequence, ids in requests:
             sequence.add(ids)
+        if self.places()[0] > self.count:
+            for (sequence, _), (length, _) in zip(requests, places, strict=True):
+                sequence.truncate(length)
+            raise MemoryLimitError("full")
+        self.runs.append((precise, places))
         self.owners.append([sequence.tokens[0] for sequence, _ in requests])
         self.most = max(self.most, self.places()[0])
-        assert self.most <= self.count
         wanted = {"last": 1, "none": 0}[logits]
         return self.give([[self.row(tuple(sequence.tokens))] * wanted for sequence, _ in requests])
 
@@ -94,17 +99,21 @@ PROMPTS = st.lists(
     seed=st.integers(0, 10**6),
     n=st.sampled_from([1, 1, 3]),
     parallel=st.integers(1, 6),
-    chunk=st.sampled_from([PAGE, 2 * PAGE, MOST]),
+    chunk=st.sampled_from([PAGE, 150, 512]),
     places=st.sampled_from([7 * PAGE, 10 * PAGE, 40 * PAGE, 10**6]),
+    is_hard=st.booleans(),
     max_tokens=st.sampled_from([0, 1, 7, 70]),
     stop=st.sampled_from([(), ("ab",)]),
 )
-def test_each_is_what_it_would_be_alone(prompts, seed: int, n: int, parallel, chunk, places, max_tokens, stop):
-    engine = Paged(table(seed, ending=-1.0), context=512, places=10**6)
+def test_each_is_what_it_would_be_alone(
+    prompts, seed: int, n: int, parallel: int, chunk: int, places: int, is_hard: bool, max_tokens: int, stop
+):
+    """is_hard: the engine itself has no more places than that."""
+    engine = Paged(table(seed, ending=-1.0), places=places if is_hard else 10**6)
     asked = [request(prompt, n, max_tokens=max_tokens, stop=stop, seed=seed) for prompt in prompts]
     finished = ask(engine, asked, parallel=parallel, chunk=chunk, places=places)
     assert {id(one) for one in finished} == {id(one) for one in asked}
-    assert engine.most <= places or places == 10**6
+    assert engine.most <= places + n * PAGE
     for one in asked:
         if one.error:
             assert isinstance(one.error, MemoryLimitError)
@@ -129,7 +138,7 @@ def test_several_answers_are_those_of_n_best():
 
 
 @settings(max_examples=30, deadline=None)
-@given(lengths=st.lists(st.integers(1, 1400), min_size=1, max_size=6), chunk=st.sampled_from([PAGE, 2 * PAGE, MOST]))
+@given(lengths=st.lists(st.integers(1, 1400), min_size=1, max_size=6), chunk=st.sampled_from([PAGE, 150, 512]))
 def test_prompts_are_read_with_the_arithmetic_that_they_would_meet_alone(lengths: list[int], chunk: int):
     engine = Paged(table(1, ending=-9.0), context=2048)
     asked = [request([2 + number] * length, max_tokens=2) for number, length in enumerate(lengths)]
@@ -137,7 +146,7 @@ def test_prompts_are_read_with_the_arithmetic_that_they_would_meet_alone(lengths
     read = {length: [] for length in range(len(lengths))}
     for (precise, work), owners in zip(engine.runs, engine.owners, strict=True):
         tokens = sum(count for _, count in work)
-        assert tokens < chunk + PAGE and tokens <= 512, "others wait for a piece only"
+        assert tokens <= max(chunk, 2 * PAGE), "others wait for a piece only"
         assert not precise or tokens <= PRECISE, "or the engine takes 8 bits"
         for owner, (place, count) in zip(owners, work, strict=True):
             read[owner - 2] += [precise] * count
@@ -153,8 +162,7 @@ def test_a_prompt_beside_longer_ones_keeps_its_precision():
     assert engine.runs == [
         (False, [(0, 300)]),
         (True, [(0, 100)]),
-        (False, [(0, 448)]),
-        (False, [(448, 64)]),
+        (False, [(0, 512)]),
         (True, [(512, 88)]),
     ]
 
@@ -163,6 +171,12 @@ def test_without_precision_all_is_read_together():
     engine = Paged(table(1))
     ask(engine, [request([2] * 100, max_tokens=1), request([3] * 100, max_tokens=1)], precise=False)
     assert engine.runs == [(False, [(0, 100), (0, 100)])]
+
+
+def test_without_precision_reading_and_writing_are_one_run():
+    engine = Paged(table(1, ending=-9.0))
+    ask(engine, [request([2], max_tokens=3), request([3] * 400, max_tokens=1)], precise=False, chunk=150)
+    assert engine.runs == [(False, [(0, 1), (0, 128)]), (False, [(128, 128), (1, 1)]), (False, [(256, 144), (2, 1)])]
 
 
 def test_a_shared_beginning_is_read_once():
@@ -237,4 +251,4 @@ def test_what_can_be_shared(same: int, prompt: int, other: int, expected: int):
 
 
 def test_larger_models_read_less_between_steps():
-    assert [most_between_steps(int(size)) for size in (1e6, 135e6, 1.2e9, 8e9, 400e9)] == [448, 448, 128, 64, 64]
+    assert [most_between_steps(int(size)) for size in (1e6, 135e6, 1.2e9, 8e9, 400e9)] == [512, 512, 150, 64, 64]

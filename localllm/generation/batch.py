@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from localllm.engine.program import PRECISE_TOKENS
+from localllm.engine.program import BATCH, PRECISE_TOKENS
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.generation.answering import Answering, Request
 from localllm.generation.answers import seeded
 from localllm.generation.generate import require_room
-from localllm.generation.reading import MOST, piece, shareable, stretch
+from localllm.generation.reading import piece, shareable, stretch
 from localllm.generation.sequences import common
 from localllm.kernels.arguments import PAGE
 from localllm.text.tokenizer import Tokenizer
@@ -49,22 +49,19 @@ class Batch:
         tokenizer: Tokenizer,
         requests: Iterable[Request],
         parallel: int = PARALLEL,
-        chunk: int = MOST,
+        chunk: int = BATCH,
         places: int = sys.maxsize,
         precise: bool = True,
     ):
         """parallel: the most answers at once, or those to one prompt if they are more.
 
-        chunk: tokens to read between two steps, a multiple of PAGE up to MOST.  places: tokens to hold at most, whole
-        pages.  precise: with the arithmetic that each prompt and answer would meet alone; without, all in 8 bits.
+        chunk: tokens to read between two steps, PAGE at least.  places: about how many tokens to hold at most.
+        precise: with the arithmetic that each prompt and answer would meet alone; without, all in 8 bits.
         """
         self.running, self.waiting = list[Answering](), deque[Answering]()
         self.written = self.preempted = 0
-        self._engine, self._vocab, self._end_ids = (
-            engine,
-            min(engine.vocab_size, tokenizer.vocab_size),
-            tokenizer.end_ids,
-        )
+        self._engine, self._end_ids = engine, tokenizer.end_ids
+        self._vocab = min(engine.vocab_size, tokenizer.vocab_size)
         self._requests, self._finished = iter(requests), list[Request]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
         self._kept: Answering | None = None  # the last that finished, for the next that begins alike
@@ -72,8 +69,7 @@ class Batch:
     def __iter__(self) -> Iterator[list[Request]]:
         """Turn by turn, the requests that are finished with it; often none."""
         while self._work_left():
-            self._read()
-            self._write()
+            self._turn()
             yield self._take_finished()
         if self._finished:
             yield self._take_finished()
@@ -154,31 +150,50 @@ class Batch:
 
     # A turn.
 
-    def _read(self) -> None:
-        """Read a piece of prompts, or of what preempted answers have lost."""
-        work, precise = self._piece()
-        ends = any(len(ids) == one.unread and not one.has_begun for one, ids in work)
-        for answering, row in self._run(work, "last" if ends else "none", precise):
-            if not answering.unread and not answering.has_begun:
-                self._begin(answering, row)
+    def _turn(self) -> None:
+        """Read a piece, write a token of every answer that has nothing to read: in one run if all is in 8 bits."""
+        if self._precise:
+            self._advance(*self._reading(self._chunk))
+            self._advance(self._writing(), precise=True)
+        else:
+            writing = self._writing()
+            reading, _ = self._reading(max(PAGE, self._chunk - len(writing)))
+            self._advance(reading + writing, precise=False)
 
-    def _piece(self) -> tuple[list[Work], bool]:
-        """What to read next, all with the same arithmetic; and whether that is the precise one."""
-        work, room, exact = list[Work](), self._chunk, False
+    def _writing(self) -> list[Work]:
+        """The newest token of every answer whose others have been read."""
+        return [Work(one, one.ids[-1:]) for one in self.running if one.has_begun and not one.unread]
+
+    def _reading(self, room: int) -> tuple[list[Work], bool]:
+        """What to read next, so many tokens and all with the same arithmetic; and whether that is the precise one."""
+        work, exact = list[Work](), False
         for answering in self._readers():
             end, precise = stretch(answering.held, len(answering.request.prompt))
             precise = precise and self._precise
+            end = min(end, answering.held + answering.unread)
             if not work:
                 exact, room = precise, min(room, PRECISE_TOKENS) if precise else room
-            left = min(end - answering.held, answering.unread)
-            count = piece(answering.held, answering.held + left, precise, room) if precise == exact else 0
-            if count == 0:
+            count = piece(answering.held, end, precise, room) if precise == exact else 0
+            if not work and not count:
+                count = end - answering.held  # less than two pages, which are not parted
+            if not count:
                 break
             work.append(Work(answering, answering.ids[answering.held : answering.held + count]))
             room -= count
             if room <= 0:
                 break
         return work, exact
+
+    def _advance(self, work: list[Work], precise: bool) -> None:
+        """Read all that; who has then read all of its ids goes on with a token."""
+        ends = any(one.held + len(ids) == len(one.ids) for one, ids in work)
+        for answering, row in self._run(work, "last" if ends else "none", precise):
+            if answering.held < len(answering.ids):
+                continue
+            if answering.has_begun:
+                self._take(answering, row)
+            else:
+                self._begin(answering, row)
 
     def _begin(self, first: Answering, row: "np.ndarray") -> None:
         """The prompt has been read: every answer to it gets its first token and a sequence of its own."""
@@ -189,12 +204,6 @@ class Batch:
                 answering.sequence = first.sequence.fork() if first.sequence else None
                 self.running.insert(place, answering)
         for answering in request.answers:
-            self._take(answering, row)
-
-    def _write(self) -> None:
-        """One token more for every answer that has read what it said."""
-        work = [Work(one, one.ids[-1:]) for one in self.running if one.has_begun and not one.unread]
-        for answering, row in self._run(work, "last", self._precise):
             self._take(answering, row)
 
     def _take(self, answering: Answering, row: "np.ndarray") -> None:
