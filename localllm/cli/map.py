@@ -1,5 +1,6 @@
 """localllm map: many prompts, each answered."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,9 @@ from localllm.errors import RecordsError, UsageError
 
 if TYPE_CHECKING:
     from localllm.files.line_file import LineFile
-    from localllm.services.map import Mapping, Result
+    from localllm.services.map import Job, Mapping, Result
+    from localllm.services.map_ray import RayMapping
+    from localllm.services.records import Record
 
 
 @click.command()
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 @click.option("--as-finished", is_flag=True, help="Write answers when they are finished, not in the input's order.")
 @click.option("--shortest-first", is_flag=True, help="Answer short prompts first.")
 @click.option("--fast", is_flag=True, help="Activations in 8 bits: the words may be others than run's.")
+@click.option(
+    "--ray", metavar="[ADDRESS]", is_flag=False, flag_value="", help="On a Ray cluster; alone: a new one here."
+)
 @options.engine
 @options.answers
 def map(
@@ -49,6 +55,7 @@ def map(
     as_finished: bool,
     shortest_first: bool,
     fast: bool,
+    ray: str | None,
     context: int | None,
     threads: int | None,
     kv_type: str,
@@ -62,34 +69,62 @@ def map(
     "input". An interrupted command goes on where it stopped when it is started again with the same -o.
     """
     from localllm.files.line_file import LineFile
-    from localllm.services.map import Mapping, in_order, unfinished
+    from localllm.services.map import Job, unfinished
     from localllm.services.map import shortest_first as sorted_by_length
     from localllm.services.records import Prompts, read_records
 
-    chosen = options.generation_options(None, speculate="off", **choices)
     if raw and chat_template is not None:
         raise UsageError("--raw switches off what --chat-template chooses")
     prompts = Prompts(prompt, None if file is None else content(file).decode(errors="replace"), system, raw)
-    inputs = tuple(path for path in (model, input, file) if path not in (None, "-"))
-    opened_output = LineFile(output, inputs, keep=lambda record: "error" not in record) if output else nullcontext()
+    chosen = options.generation_options(None, speculate="off", **choices)
+    job = Job(os.path.abspath(model), prompts, chosen, n, not fast, context, threads, kv_type, chat_template)
+    inputs = tuple(path for path in (model, input, file) if path is not None)
+    written = LineFile(output, inputs, keep=lambda record: "error" not in record) if output else nullcontext()
     records = read_records(*read(input))
-    with opened_output as out:
+    with written as out:
         left = unfinished(records, out.records, out.path) if out else records
-        if not left:
-            return
         left = sorted_by_length(left, prompts) if shortest_first else left
-        with options.open_model(model, context, threads, kv_type, chat_template) as opened:
-            if not raw:
-                warn_of_template(opened)
-            progress = Progress(len(left), len(records) - len(left))
-            mapping = Mapping(opened, left, prompts, chosen, n, not fast, progress.show)
-            progress.mapping = mapping
-            results = mapping if as_finished else in_order(mapping, left)
-            with finishing(mapping.stop), progress:
-                for _, result in results:
-                    progress.count(result)
-                    put(result, out)
+        progress = Progress(len(left), len(records) - len(left))
+        if left:
+            with begun(job, left, ray, progress, raw) as mapping:
+                answer(mapping, left, out, progress, as_finished)
     progress.end()
+
+
+@contextmanager
+def begun(
+    job: "Job", records: "list[Record]", ray: str | None, progress: "Progress", raw: bool
+) -> "Iterator[Mapping | RayMapping]":
+    """The job on this computer or on a Ray cluster."""
+    if ray is not None:
+        from localllm.services.map_ray import RayMapping
+
+        yield RayMapping(job, records, ray)
+        return
+    from localllm.services.map import Mapping
+
+    with options.open_model(job.path, job.context, job.threads, job.kv_type, job.chat_template) as opened:
+        if not raw:
+            warn_of_template(opened)
+        mapping = Mapping(opened, job, records, lambda: progress.show(mapping))
+        yield mapping
+
+
+def answer(
+    mapping: "Mapping | RayMapping",
+    records: "list[Record]",
+    out: "LineFile | None",
+    progress: "Progress",
+    as_finished: bool,
+) -> None:
+    """Write what comes."""
+    from localllm.services.map import in_order
+
+    with finishing(mapping.stop), progress:
+        for _, result in mapping if as_finished else in_order(mapping, records):
+            progress.count(result)
+            put(result, out)
+            progress.show(mapping)
 
 
 def content(path: str) -> bytes:
@@ -141,9 +176,8 @@ class Progress:
 
     def __init__(self, total: int, before: int):
         """total: records to answer.  before: those that an earlier start has answered."""
-        self.mapping: Mapping | None = None
         self._line, self._total, self._before = ProgressLine(), total, before
-        self._done = self._failed = 0
+        self._written = self._failed = self._tokens = 0
         self._start = perf_counter()
 
     def __enter__(self) -> None:
@@ -155,26 +189,25 @@ class Progress:
     def count(self, result: "Result") -> None:
         """A result is written."""
         self._line.clear()
-        self._done += 1
+        self._written += 1
         self._failed += "error" in result
 
-    def show(self) -> None:
+    def show(self, mapping: "Mapping | RayMapping") -> None:
         """After every step."""
-        done = self.mapping.done if self.mapping else 0
-        text = f"{self._before + done} of {self._before + self._total} answered, {self._speed()}"
-        if done:
-            left = (perf_counter() - self._start) / done * (self._total - done)
-            text += f", {duration(left)} left"
+        self._tokens, seconds = mapping.written, perf_counter() - self._start
+        text = f"{self._before + mapping.done} of {self._before + self._total} answered, {self._speed(seconds)}"
+        if mapping.done:
+            text += f", {duration(seconds / mapping.done * (self._total - mapping.done))} left"
         self._line.show(text)
 
-    def _speed(self) -> str:
-        written, seconds = self.mapping.written if self.mapping else 0, perf_counter() - self._start
-        return f"{written / max(seconds, 1e-9):.1f} tokens/s"
+    def _speed(self, seconds: float) -> str:
+        return f"{self._tokens / max(seconds, 1e-9):.1f} tokens/s"
 
     def end(self) -> None:
         """Raises KeyboardInterrupt if something was left undone, and RecordsError if something failed."""
-        dim(f"{self._done} answered in {duration(perf_counter() - self._start)}, {self._speed()}")
-        if self._done < self._total:
+        seconds = perf_counter() - self._start
+        dim(f"{self._written} records in {duration(seconds)}, {self._speed(seconds)}")
+        if self._written < self._total:
             raise KeyboardInterrupt
         if self._failed:
             raise RecordsError(f"{self._failed} of {self._total} records failed; their lines tell why")

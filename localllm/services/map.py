@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from localllm.errors import LocalllmError, UsageError
@@ -16,6 +17,30 @@ if TYPE_CHECKING:
 Result = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Job:
+    """What there is to do: the model, how to open it (see api.open_model), and what to ask it.
+
+    Attributes:
+        n: answers to each record.  precise: as of Model.map.
+    """
+
+    path: str
+    prompts: Prompts
+    options: "GenerationOptions"
+    n: int = 1
+    precise: bool = True
+    context: int | None = None
+    threads: int | None = None
+    kv_type: str = "f16"
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        if self.n < 1:
+            raise UsageError(f"n should be 1 or above, not {self.n}")
+
+
 class Mapping:
     """Answers records with a model. Iterate over it for the results, as they are finished.
 
@@ -23,33 +48,22 @@ class Mapping:
         written: tokens of answers so far.  done: records that are finished.
     """
 
-    def __init__(
-        self,
-        model: "Model",
-        records: Iterable[Record],
-        prompts: Prompts,
-        options: "GenerationOptions",
-        n: int = 1,
-        precise: bool = True,
-        on_turn: Callable[[], None] | None = None,
-    ):
-        """n: answers to each record; precise: as of Model.map; on_turn: called after every step."""
-        if n < 1:
-            raise UsageError(f"n should be 1 or above, not {n}")
-        self._model, self._records, self._prompts, self._options = model, records, prompts, options
-        self._n, self._on_turn = n, on_turn or (lambda: None)
+    def __init__(self, model: "Model", job: Job, records: Iterable[Record], on_turn: Callable[[], None] | None = None):
+        """model: the job's, open.  on_turn: called after every step."""
+        self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
         self._failed: list[tuple[Record, LocalllmError]] = []
         self.done = 0
-        self._batch: Batch = model.batch(self._requests(), precise=precise)
+        self._batch: Batch = model.batch(self._requests(), precise=job.precise)
 
     @property
     def written(self) -> int:
         return self._batch.written
 
     def _requests(self) -> "Iterator[Request]":
+        job = self._job
         for record in self._records:
             try:
-                yield self._model.session.request(self._prompts(record), self._options, self._n, record)
+                yield self._model.session.request(job.prompts(record), job.options, job.n, record)
             except LocalllmError as error:
                 self._failed.append((record, error))
 

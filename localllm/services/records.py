@@ -88,8 +88,12 @@ class Prompts:
             raise UsageError("a prompt and a file with a template are one too many")
         if prompt is not None and not FIELD.search(prompt):
             raise UsageError('the prompt names no field: {line} stands for a plain line, {text} for the field "text"')
-        self._prompt, self._system, self._raw = prompt, system, raw
+        self._prompt, self._template, self._system, self._raw = prompt, template, system, raw
         self._render = None if template is None else jinja(template)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """How another process gets them: a compiled template stays here."""
+        return Prompts, (self._prompt, self._template, self._system, self._raw)
 
     def __call__(self, record: Record) -> Asked:
         """What to ask: a conversation, or a text if raw. Raises LocalllmError if the record does not have it."""
