@@ -75,7 +75,10 @@ class RayMapping:
                 return
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        """The actors' results. Raises LocalllmError."""
+        """The actors' results. Raises LocalllmError.
+
+        By itself, Ray Data spreads actors over the nodes, starts lost ones again and repeats what they were doing.
+        """
         from ray.data import ActorPoolStrategy, from_items
         from ray.exceptions import RayError
 
@@ -88,8 +91,6 @@ class RayMapping:
             batch_size=None,
             compute=ActorPoolStrategy(size=nodes, max_tasks_in_flight_per_actor=1),
             num_cpus=1,  # so that an actor whose node is lost finds room on another
-            scheduling_strategy="SPREAD",
-            max_restarts=-1,
         )
         try:
             yield from results.iter_rows()
