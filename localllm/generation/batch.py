@@ -130,8 +130,8 @@ class Batch:
         kept = self._donor(answering)[1]
         if any(one.unread and shared(one, one.ids, answering) >= kept + PAGE for one in self.running):
             return False
-        needed = len(answering.ids) - kept + PAGE * (answering.width + len(self.running))
-        return needed <= self._free_places()
+        unread = len(answering.ids) - kept + sum(one.unread for one in self.running)
+        return unread + PAGE * (answering.width + len(self.running)) <= self._free_places()
 
     def _join(self, answering: Answering) -> None:
         donor, length = self._donor(answering)
