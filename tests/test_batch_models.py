@@ -54,7 +54,7 @@ def test_what_was_dropped_is_read_again():
         for sequence in taken:
             sequence.append([5] * 510, "none")
         model.tokenizer.end_ids = frozenset()
-        options = GenerationOptions(120, sampling=SamplingOptions(temperature=0))
+        options = GenerationOptions(250, sampling=SamplingOptions(temperature=0))
         requests = [model.session.request([50 + number] * 70, options) for number in range(4)]
         large = model.session.request([9] * 450, GenerationOptions(100))
         with closing(Batch(model.engine, model.tokenizer, [*requests, large], places=127 * PAGE)) as batch:
