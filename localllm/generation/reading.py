@@ -13,9 +13,9 @@ from localllm.engine.program import BATCH, PRECISE_TOKENS
 from localllm.generation.generate import CHUNK
 from localllm.kernels.arguments import PAGE
 
-# Operations between two steps: 0.6 s of two Zen 4 cores, which do 620e9 in a second. More at once is a little faster
+# Operations between two steps: 0.55 s of two Zen 4 cores, which do 620e9 in a second. More at once is a little faster
 # (weights are unpacked once for a run: 80 ms of a 1.2 B model), and others wait longer.
-OPERATIONS = 3.6e11
+OPERATIONS = 3.4e11
 
 
 class Stretch(NamedTuple):
