@@ -143,13 +143,14 @@ class Model:
                     wanted += 1
 
     def batch(self, requests: "Iterable[Request]", parallel: int | None = None, precise: bool = True) -> "Batch":
-        """What answers many requests (see Session.request), within the memory that there is now."""
+        """What answers many requests (see Session.request), within the memory that there is now, or one by one."""
         from localllm.engine.memory import available_memory
         from localllm.generation.batch import PARALLEL, Batch
         from localllm.generation.reading import most_between_steps
+        from localllm.kernels.arguments import PAGE
 
         room = max(0, available_memory() - self.file.nbytes)
-        places = room // self.engine.place_bytes if self.engine.place_bytes else sys.maxsize
+        places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize
         chunk = most_between_steps(self.file.parameters)
         return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise)
 

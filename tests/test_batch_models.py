@@ -41,9 +41,9 @@ def texts(count: int) -> list[str]:
 
 def test_a_real_model_says_what_it_says_alone(shared: Path):
     with api.open_model(shared / "models" / "smollm2-135m-instruct-q4_1.gguf", context=1024) as model:
-        prompts = [model.tokenize(text) for text in texts(8)]
-        assert len(prompts[0]) < 20 and len(prompts[-1]) > 200
-        for prompt, answer in zip(prompts, model.map(prompts, 24, parallel=5, temperature=0), strict=True):
+        prompts = [model.tokenize(text) for text in texts(6)]
+        assert len(prompts[0]) < 20 and len(prompts[-1]) > 150
+        for prompt, answer in zip(prompts, model.map(prompts, 16, parallel=4, temperature=0), strict=True):
             assert max(shortfalls(model, prompt, answer.tokens)) < TIE
 
 

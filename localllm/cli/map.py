@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import click
 from localllm.cli import options
 from localllm.cli.prompt import warn_of_template
 from localllm.cli.remaining import duration
-from localllm.cli.terminal import ProgressLine, dim, is_terminal, say, write
+from localllm.cli.terminal import ProgressLine, dim, is_terminal, write
 from localllm.errors import RecordsError, UsageError
 
 if TYPE_CHECKING:
@@ -161,7 +161,11 @@ def finishing(stop: Callable[[], None]) -> Iterator[None]:
 
     def first(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        say("localllm: finishing what has begun; Ctrl-C again leaves at once")
+        with suppress(OSError):  # not `say`, which may be what was interrupted
+            os.write(
+                2,
+                b"\n" * is_terminal(sys.stderr) + b"localllm: finishing what has begun; Ctrl-C again leaves at once\n",
+            )
         stop()
 
     before = signal.signal(signal.SIGINT, first)

@@ -64,20 +64,24 @@ class Batch:
         self._vocab = min(engine.vocab_size, tokenizer.vocab_size)
         self._requests, self._finished = iter(requests), list[Request]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
+        self._stopping = False
         self._kept: Answering | None = None  # the last that finished, for the next that begins alike
 
     def __iter__(self) -> Iterator[list[Request]]:
         """Turn by turn, the requests that are finished with it; often none."""
         while self._work_left():
+            if self._stopping:
+                self.waiting = deque(one for one in self.waiting if one.request.begun)
+                if not self._work_left():
+                    break
             self._turn()
             yield self._take_finished()
         if self._finished:
             yield self._take_finished()
 
     def stop(self) -> None:
-        """Begin nothing new; what has begun goes on to its end."""
-        self._requests = iter(())
-        self.waiting = deque(one for one in self.waiting if one.request.begun)
+        """Begin nothing new; what has begun goes on to its end. A signal handler may call this."""
+        self._stopping = True
 
     def close(self) -> None:
         """Leave everything as it is."""
@@ -98,7 +102,7 @@ class Batch:
     def _next(self) -> Answering | None:
         """Who waits longest."""
         while not self.waiting:
-            request = next(self._requests, None)
+            request = None if self._stopping else next(self._requests, None)
             if request is None:
                 return None
             try:
