@@ -76,7 +76,7 @@ def map(
     if raw and chat_template is not None:
         raise UsageError("--raw switches off what --chat-template chooses")
     prompts = Prompts(prompt, None if file is None else content(file).decode(errors="replace"), system, raw)
-    chosen = options.generation_options(None, speculate="off", **choices)
+    chosen = options.generation_options(None, speculate="off", on_overflow=None, keep=None, **choices)
     job = Job(os.path.abspath(model), prompts, chosen, n, not fast, context, threads, kv_type, chat_template)
     inputs = tuple(path for path in (model, input, file) if path is not None)
     written = LineFile(output, inputs, keep=lambda record: "error" not in record) if output else nullcontext()
