@@ -1,9 +1,11 @@
 """A model, opened: what the Python API and the command line work with."""
 
 import os
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ids
+from contextlib import closing
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from localllm.engine.model import Engine
     from localllm.engine.observe import Squares
     from localllm.engine.sequence import Sequence
+    from localllm.generation.answering import Answering, Request
     from localllm.generation.answers import Answer
+    from localllm.generation.batch import Batch
 
 
 class Model:
@@ -111,6 +115,46 @@ class Model:
         prompt: a text to go on with, its token ids, or messages to answer. Raises as `generate`.
         """
         return self.session.candidates(prompt, options(max_tokens, stop, sampling), n, beams)
+
+    def map(
+        self,
+        prompts: "Iterable[str | list[int] | list[Message]]",
+        max_tokens: int | None = None,
+        stop: Ids[str] = (),
+        parallel: int | None = None,
+        precise: bool = True,
+        **sampling: Any,
+    ) -> "Iterator[Answering]":
+        """Answer many prompts at once, each as `generate` or `chat` would: the answers in the order of the prompts.
+
+        An answer has a text, tokens and a finish_reason. parallel: the most at once (None: 16); precise: keep
+        activations in 16 bits; without it is faster, and a token that is as likely as another may be another. Raises as
+        `generate`, at the answer in question.
+        """
+        chosen = options(max_tokens, stop, sampling)
+        requests = (self.session.request(prompt, chosen, key=number) for number, prompt in enumerate(prompts))
+        made: dict[int, Request] = {}
+        wanted = 0
+        with closing(self.batch(requests, parallel, precise)) as batch:
+            for finished in batch:
+                made |= {request.key: request for request in finished}
+                while request := made.pop(wanted, None):
+                    if request.error:
+                        raise request.error
+                    yield request.answers[0]
+                    wanted += 1
+
+    def batch(self, requests: "Iterable[Request]", parallel: int | None = None, precise: bool = True) -> "Batch":
+        """What answers many requests (see Session.request), within the memory that there is now, or one by one."""
+        from localllm.engine.memory import available_memory
+        from localllm.generation.batch import PARALLEL, Batch
+        from localllm.generation.reading import most_between_steps
+        from localllm.kernels.arguments import PAGE
+
+        room = max(0, available_memory() - self.file.nbytes)
+        places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize
+        chunk = most_between_steps(self.file.parameters)
+        return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise)
 
     def close(self) -> None:
         """Give back the memory and end the threads."""

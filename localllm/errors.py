@@ -4,7 +4,8 @@
     ├── UsageError       2    arguments that make no sense together
     ├── ModelError       3    a model file that cannot be read, is invalid, or is not supported
     ├── ContextError     4    the prompt does not fit the context
-    └── MemoryLimitError 5    the computer has not enough memory
+    ├── MemoryLimitError 5    the computer has not enough memory
+    └── RecordsError     6    some of many records could not be answered
 
 An interrupted command exits with 130.
 """
@@ -40,3 +41,9 @@ class MemoryLimitError(LocalllmError):
     """There is not enough memory."""
 
     exit_code = 5
+
+
+class RecordsError(LocalllmError):
+    """Some of many records could not be answered; the others were."""
+
+    exit_code = 6

@@ -9,7 +9,7 @@ import click
 
 from localllm.cli.terminal import write
 
-COMMANDS = ("run", "chat", "inspect", "tokenize", "quantize", "imatrix", "perplexity", "bench", "warmup")
+COMMANDS = ("run", "chat", "map", "inspect", "tokenize", "quantize", "imatrix", "perplexity", "bench", "warmup")
 
 
 def show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -44,7 +44,8 @@ def localllm(context: click.Context) -> None:
 
     \b
     Exit codes: 0 done, 1 other errors, 2 usage, 3 model unreadable or invalid,
-    4 prompt does not fit the context, 5 not enough memory, 130 interrupted.
+    4 prompt does not fit the context, 5 not enough memory, 6 some records failed,
+    130 interrupted.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)

@@ -54,7 +54,7 @@ engine = together(
 
 # The names of the parameters are the fields of GenerationOptions and SamplingOptions, whose defaults the help repeats:
 # to ask them would import NumPy. A test compares.
-generation = together(
+answers = together(
     number("-n", "--max-tokens", kind=int, help="The most tokens of an answer.  [default: -1, until it ends]"),
     click.option("-r", "--stop", metavar="TEXT", multiple=True, help="End the answer before this text.  [repeatable]"),
     number("-s", "--seed", kind=int, help="The same seed, the same answer.  [default: random]"),
@@ -66,6 +66,9 @@ generation = together(
     number("--repeat-penalty", help="Divide the logits of recent tokens by N.  [default: 1.0]"),
     number("--presence-penalty", help="Subtract N from the logits of recent tokens.  [default: 0.0]"),
     number("--frequency-penalty", help="Subtract N for each recent occurrence.  [default: 0.0]"),
+)
+generation = together(
+    answers,
     click.option(
         "--speculate",
         type=click.Choice(["ngram", "off"]),
@@ -85,7 +88,7 @@ generation = together(
 
 
 def generation_options(
-    on_progress: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None] | None,
     max_tokens: int | None,
     stop: tuple[str, ...],
     speculate: str,

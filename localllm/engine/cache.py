@@ -77,6 +77,11 @@ class KVCache:
         """Of the first place of the first head."""
         return self._memory.address + side.start
 
+    @property
+    def place_bytes(self) -> int:
+        """Memory that a token takes in all streams."""
+        return sum(side.heads * side.token_bytes for side in self._streams())
+
     def copy(self, source: int, target: int, tokens: int) -> None:
         """The first `tokens` places of a page to another one, in every stream."""
         for pages, token_bytes in self._views():

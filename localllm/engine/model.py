@@ -53,9 +53,14 @@ class Backend(Protocol):
     """What computes."""
 
     warning: str | None  # what the user should know about it
+    place_bytes: int  # of memory for one token of a sequence
 
     def store(self) -> Store:
         """What is kept for a new sequence."""
+        ...
+
+    def places(self) -> tuple[int, int]:
+        """For how many tokens there are places in use, and at all; whole pages."""
         ...
 
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
@@ -92,12 +97,16 @@ class CpuBackend:
         self._states = [state for state in states if not isinstance(state, Recurrent)]
         self._cache = KVCache(self._states, context, kv_type)
         self._pages, self._layout = Pages(self._cache.pages), Layout(recurrent) if recurrent else None
+        self.place_bytes = self._cache.place_bytes
         self._program = compiled(operations, self._cache, self._layout, threads, progress)
         self.run, self.close, self.warning = self._program.run, self._program.close, self._program.warning
 
     def store(self) -> Store:
         pages = PageTable(self._cache, self._pages)
         return HybridStore(pages, RecurrentState(self._layout)) if self._layout else pages
+
+    def places(self) -> tuple[int, int]:
+        return PAGE * self._pages.used, PAGE * len(self._pages)
 
     def prepare_shift(self, turns: Mapping[int, Turn]) -> None:
         """Raises LocalllmError."""
@@ -178,6 +187,17 @@ class Engine:
     def sequence(self) -> Sequence:
         """A new one, empty."""
         return Sequence(self, self.backend.store())
+
+    def places(self) -> tuple[int, int]:
+        """For how many tokens the cache has places in use, and at all; whole pages, shared ones counted once."""
+        with self.lock:
+            self._clean_up()
+            return self.backend.places()
+
+    @property
+    def place_bytes(self) -> int:
+        """Memory that a token of a sequence takes, in all layers."""
+        return self.backend.place_bytes
 
     @property
     def backend(self) -> Backend:

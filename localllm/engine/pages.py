@@ -21,6 +21,11 @@ class Pages:
     def __len__(self) -> int:
         return len(self.references)
 
+    @property
+    def used(self) -> int:
+        """How many are in use."""
+        return int(np.count_nonzero(self.references))
+
     def take(self, after: int | None) -> int:
         """A free page, the one right behind `after` if it can be: attention then reads on without a seam.
 

@@ -1,5 +1,6 @@
 """The backend in plain NumPy: slow, plain to read, what the others are compared with."""
 
+import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 
@@ -17,6 +18,7 @@ class ReferenceBackend:
     """A model in plain NumPy, in full precision always."""
 
     warning: str | None = None
+    place_bytes = 0  # Python has the memory
 
     def __init__(
         self, forward: Callable[[Reference], np.ndarray], kv_type: KVType, context: int, observer: Squares | None
@@ -27,6 +29,10 @@ class ReferenceBackend:
 
     def store(self) -> Remembered:
         return Remembered(self._kv_type)
+
+    def places(self) -> tuple[int, int]:
+        """None are reserved, and there is no limit."""
+        return 0, sys.maxsize
 
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
         logits = self._forward(Reference(spans, self._matrices, self._context, self._observer))

@@ -14,7 +14,7 @@ import numpy as np
 
 from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions, StopFilter, read_prompt, require_room
-from localllm.generation.sampling import PENALTY_WINDOW, Candidates, Sampler, top_k
+from localllm.generation.sampling import PENALTY_WINDOW, Candidates, Sampler, SamplingOptions, top_k
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def answers(
 
 def n_best(search: Search, n: int) -> list[Answer]:
     """n sampled answers, best first. Each is what it would be alone: they have the seeds seed, seed + 1, and so on."""
-    samplers = seeded(search, n)
+    samplers = seeded(search.options.sampling, search.prompt, search.vocab, n)
     hypotheses = [search.read()] * n
     going = list(range(n))
     for length in range(search.limit):
@@ -193,13 +193,12 @@ def drawn(hypothesis: Hypothesis, sampler: Sampler, end_ids: frozenset[int]) -> 
     return hypothesis.then(token, float(hypothesis.logits[token]) - log_total(hypothesis.logits), end_ids)
 
 
-def seeded(search: Search, n: int) -> list[Sampler]:
+def seeded(options: SamplingOptions, prompt: list[int], vocab: int, n: int) -> list[Sampler]:
     """n samplers that know the prompt, with seeds that count up from the options' one or a random one."""
-    sampling = search.options.sampling
-    first = Sampler(sampling, search.vocab)
-    samplers = [Sampler(replace(sampling, seed=first.seed + number), search.vocab) for number in range(n)]
+    first = Sampler(options, vocab)
+    samplers = [first, *(Sampler(replace(options, seed=first.seed + number), vocab) for number in range(1, n))]
     for sampler in samplers:
-        for token in search.prompt[-PENALTY_WINDOW:]:
+        for token in prompt[-PENALTY_WINDOW:]:
             sampler.accept(token)
     return samplers
 

@@ -4,16 +4,17 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.overflow import SINKS
 from localllm.generation.sequences import Sequences, common
 from localllm.text.plain import Message
-from localllm.text.tokenizer import Tokenizer
+from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
+    from localllm.generation.answering import Request
     from localllm.generation.answers import Answer
     from localllm.text.templates import ChatTemplate
 
@@ -79,14 +80,31 @@ class Session:
         """The n best of several answers to a conversation, or ways to go on with a text: see generation.answers."""
         from localllm.generation.answers import answers
 
+        prompt, decoder, chosen = self._prepared(asked, options)
+        return answers(self.sequences.engine, self.tokenizer, prompt, decoder, chosen, n, beams)
+
+    def request(
+        self,
+        asked: "str | list[int] | Sequence[Message]",
+        options: GenerationOptions | None = None,
+        n: int = 1,
+        key: Any = None,
+    ) -> "Request":
+        """The same for a Batch, which answers many."""
+        from localllm.generation.answering import Request
+
+        return Request(*self._prepared(asked, options), n, key)
+
+    def _prepared(
+        self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None
+    ) -> tuple[list[int], StreamDecoder, GenerationOptions]:
+        """Token ids, a decoder for the answer, and how to generate it."""
         is_chat = not isinstance(asked, str) and any(isinstance(item, dict) for item in asked)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers do not go with on_overflow={options.on_overflow}")
         prompt = self.encode_chat(asked) if is_chat else self._ids(asked)  # type: ignore[arg-type]
-        decoder = self.tokenizer.stream(continued=not is_chat)
         chosen = options or GenerationOptions()
-        chosen = self._stopping(chosen) if is_chat else chosen
-        return answers(self.sequences.engine, self.tokenizer, prompt, decoder, chosen, n, beams)
+        return prompt, self.tokenizer.stream(continued=not is_chat), self._stopping(chosen) if is_chat else chosen
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         return self.tokenizer.encode(prompt, special=True, bos=True) if isinstance(prompt, str) else list(prompt)

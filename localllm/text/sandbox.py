@@ -14,7 +14,7 @@ from datetime import datetime
 from threading import local
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import StrictUndefined, Template, TemplateError, Undefined, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import do_format
 from jinja2.parser import Parser
@@ -37,9 +37,13 @@ class LimitError(Exception):
     """The template runs too long or makes too large a value."""
 
 
-def compile_template(source: str) -> Template:
-    """A template with guards in it. Raises what Jinja and Python raise for bad source."""
+def compile_template(source: str, strict: bool = False) -> Template:
+    """A template with guards in it; strict: a variable that does not exist is an error, and not empty.
+
+    Raises what Jinja and Python raise for bad source.
+    """
     environment = _Environment()
+    environment.undefined = StrictUndefined if strict else Undefined
     return environment.from_string(_Guards().visit(environment.parse(source)))
 
 

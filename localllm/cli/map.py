@@ -1,0 +1,217 @@
+"""localllm map: many prompts, each answered."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localllm.cli import options
+from localllm.cli.prompt import warn_of_template
+from localllm.cli.remaining import duration
+from localllm.cli.terminal import ProgressLine, dim, is_terminal, write
+from localllm.errors import RecordsError, UsageError
+
+if TYPE_CHECKING:
+    from localllm.files.line_file import LineFile
+    from localllm.services.map import Job, Mapping, Result
+    from localllm.services.map_ray import RayMapping
+    from localllm.services.records import Record
+
+
+@click.command()
+@options.model
+@click.argument("input", metavar="[INPUT]", required=False)
+@click.option("-o", "--output", metavar="FILE", help="Where the answers go; what is there is not done again.")
+@click.option("-p", "--prompt", metavar="TEXT", help='The prompt: {text} is the field "text", {line} a plain line.')
+@click.option("-f", "--file", metavar="FILE", help="A file with the prompt, in Jinja over the fields.")
+@options.system
+@options.chat_template
+@click.option("--raw", is_flag=True, help="Continue the prompts as they are, without the chat template.")
+@click.option("--n", type=int, default=1, metavar="N", help="Answers to each, best first.  [default: 1]")
+@click.option("--as-finished", is_flag=True, help="Write answers when they are finished, not in the input's order.")
+@click.option("--shortest-first", is_flag=True, help="Answer short prompts first.")
+@click.option("--fast", is_flag=True, help="Activations in 8 bits: the words may be others than run's.")
+@click.option(
+    "--ray", metavar="[ADDRESS]", is_flag=False, flag_value="", help="On a Ray cluster; alone: a new one here."
+)
+@options.engine
+@options.answers
+def map(
+    model: str,
+    input: str | None,
+    output: str | None,
+    prompt: str | None,
+    file: str | None,
+    system: str | None,
+    chat_template: str | None,
+    raw: bool,
+    n: int,
+    as_finished: bool,
+    shortest_first: bool,
+    fast: bool,
+    ray: str | None,
+    context: int | None,
+    threads: int | None,
+    kv_type: str,
+    **choices: Any,
+) -> None:
+    """Answer many prompts, many at once.
+
+    INPUT has a record in every line, plain text or a JSON object with "prompt", "messages" or the fields that -p or -f
+    name; without INPUT it is read from stdin. For every line there is one of JSON in the output: "id" (the record's, or
+    the line's number), "output", "finish_reason", "prompt_tokens", "completion_tokens", "input"; or "id", "error",
+    "input". An interrupted command goes on where it stopped when it is started again with the same -o.
+    """
+    from localllm.files.line_file import LineFile
+    from localllm.services.map import Job, unfinished
+    from localllm.services.map import shortest_first as sorted_by_length
+    from localllm.services.records import Prompts, read_records
+
+    if raw and chat_template is not None:
+        raise UsageError("--raw switches off what --chat-template chooses")
+    prompts = Prompts(prompt, None if file is None else content(file).decode(errors="replace"), system, raw)
+    chosen = options.generation_options(None, speculate="off", on_overflow=None, keep=None, **choices)
+    job = Job(os.path.abspath(model), prompts, chosen, n, not fast, context, threads, kv_type, chat_template)
+    inputs = tuple(path for path in (model, input, file) if path is not None)
+    written = LineFile(output, inputs, keep=lambda record: "error" not in record) if output else nullcontext()
+    records = read_records(*read(input))
+    with written as out:
+        left = unfinished(records, out.records, out.path) if out else records
+        left = sorted_by_length(left, prompts) if shortest_first else left
+        progress = Progress(len(left), len(records) - len(left))
+        if left:
+            with begun(job, left, ray, progress, raw) as mapping:
+                answer(mapping, left, out, progress, as_finished)
+    progress.end()
+
+
+@contextmanager
+def begun(
+    job: "Job", records: "list[Record]", ray: str | None, progress: "Progress", raw: bool
+) -> "Iterator[Mapping | RayMapping]":
+    """The job on this computer or on a Ray cluster."""
+    if ray is not None:
+        from localllm.services.map_ray import RayMapping
+
+        yield RayMapping(job, records, ray)
+        return
+    from localllm.services.map import Mapping
+
+    with options.open_model(job.path, job.context, job.threads, job.kv_type, job.chat_template) as opened:
+        if not raw:
+            warn_of_template(opened)
+        mapping = Mapping(opened, job, records, lambda: progress.show(mapping))
+        yield mapping
+
+
+def answer(
+    mapping: "Mapping | RayMapping",
+    records: "list[Record]",
+    out: "LineFile | None",
+    progress: "Progress",
+    as_finished: bool,
+) -> None:
+    """Write what comes."""
+    from localllm.services.map import in_order
+
+    with finishing(mapping.stop), progress:
+        for _, result in mapping if as_finished else in_order(mapping, records):
+            progress.count(result)
+            put(result, out)
+            progress.show(mapping)
+
+
+def content(path: str) -> bytes:
+    """A file's bytes. Raises UsageError."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+def read(path: str | None) -> tuple[bytes, str]:
+    """The input and its name, "" for stdin. Raises UsageError if there is none."""
+    if path not in (None, "-"):
+        assert path is not None
+        return content(path), path
+    if sys.stdin is None or (path is None and is_terminal(sys.stdin)):
+        raise UsageError("there is no input: name a file, or pipe one to stdin")
+    return sys.stdin.buffer.read(), ""
+
+
+def put(result: "Result", out: "LineFile | None") -> None:
+    """One line to the file or to stdout."""
+    from localllm.files.line_file import json_line
+
+    if out:
+        out.write(json_line(result))
+    else:
+        write(json_line(result).decode())
+
+
+@contextmanager
+def finishing(stop: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C lets what has begun go on to its end; a second one interrupts."""
+
+    def first(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with suppress(OSError):  # not `say`, which may be what was interrupted
+            os.write(
+                2,
+                b"\n" * is_terminal(sys.stderr) + b"localllm: finishing what has begun; Ctrl-C again leaves at once\n",
+            )
+        stop()
+
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Progress:
+    """How far it is, on stderr, and what to say in the end."""
+
+    def __init__(self, total: int, before: int):
+        """total: records to answer.  before: those that an earlier start has answered."""
+        self._line, self._total, self._before = ProgressLine(), total, before
+        self._written = self._failed = self._tokens = 0
+        self._start = perf_counter()
+
+    def __enter__(self) -> None:
+        self._start = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._line.clear()
+
+    def count(self, result: "Result") -> None:
+        """A result is written."""
+        self._line.clear()
+        self._written += 1
+        self._failed += "error" in result
+
+    def show(self, mapping: "Mapping | RayMapping") -> None:
+        """After every step."""
+        self._tokens, seconds = mapping.written, perf_counter() - self._start
+        text = f"{self._before + mapping.done} of {self._before + self._total} answered, {self._speed(seconds)}"
+        if mapping.done:
+            text += f", {duration(seconds / mapping.done * (self._total - mapping.done))} left"
+        self._line.show(text)
+
+    def _speed(self, seconds: float) -> str:
+        return f"{self._tokens / max(seconds, 1e-9):.1f} tokens/s"
+
+    def end(self) -> None:
+        """Raises KeyboardInterrupt if something was left undone, and RecordsError if something failed."""
+        seconds = perf_counter() - self._start
+        dim(f"{self._written} records in {duration(seconds)}, {self._speed(seconds)}")
+        if self._written < self._total:
+            raise KeyboardInterrupt
+        if self._failed:
+            raise RecordsError(f"{self._failed} of {self._total} records failed; their lines tell why")

@@ -1,0 +1,292 @@
+"""Continuous batching: many prompts are answered at once, and answers join and leave between any two steps.
+
+A turn reads a piece of what is to be read, so that those who write wait for a piece and not for a prompt; then a step
+takes every answer one token further. As in Orca (Yu et al. 2022), with memory by pages (vLLM, Kwon et al. 2023).
+"""
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from localllm.engine.program import BATCH, PRECISE_TOKENS
+from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.generation.answering import Answering, Request
+from localllm.generation.answers import seeded
+from localllm.generation.generate import require_room
+from localllm.generation.reading import piece, shareable, stretch
+from localllm.generation.sequences import common
+from localllm.kernels.arguments import PAGE
+from localllm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from localllm.engine.model import Engine
+
+PARALLEL = 16  # answers at once: a step of 16 is nearly what arithmetic allows, and more wait longer for each other
+
+
+class Work(NamedTuple):
+    """What a run reads for an answer."""
+
+    answering: Answering
+    ids: list[int]
+
+
+class Batch:
+    """Answers requests, of which it takes the next when there is room for it. Close it, and its sequences are closed.
+
+    Attributes:
+        running: the answers in the making that have a sequence, the oldest first.
+        waiting: those that have none: preempted ones, and then the next request.
+        written: tokens of answers so far.  preempted: how often memory had to be taken back.
+    """
+
+    def __init__(
+        self,
+        engine: "Engine",
+        tokenizer: Tokenizer,
+        requests: Iterable[Request],
+        parallel: int = PARALLEL,
+        chunk: int = BATCH,
+        places: int = sys.maxsize,
+        precise: bool = True,
+    ):
+        """parallel: the most answers at once, or those to one prompt if they are more.
+
+        chunk: tokens to read between two steps, PAGE at least.  places: about how many tokens to hold at most.
+        precise: with the arithmetic that each prompt and answer would meet alone; without, all in 8 bits.
+        """
+        self.running, self.waiting = list[Answering](), deque[Answering]()
+        self.written = self.preempted = 0
+        self._engine, self._end_ids = engine, tokenizer.end_ids
+        self._vocab = min(engine.vocab_size, tokenizer.vocab_size)
+        self._requests, self._finished = iter(requests), list[Request]()
+        self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
+        self._stopping = False
+        self._kept: Answering | None = None  # the last that finished, for the next that begins alike
+
+    def __iter__(self) -> Iterator[list[Request]]:
+        """Turn by turn, the requests that are finished with it; often none."""
+        while self._work_left():
+            if self._stopping:
+                self.waiting = deque(one for one in self.waiting if one.request.begun)
+                if not self._work_left():
+                    break
+            self._turn()
+            yield self._take_finished()
+        if self._finished:
+            yield self._take_finished()
+
+    def stop(self) -> None:
+        """Begin nothing new; what has begun goes on to its end. A signal handler may call this."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Leave everything as it is."""
+        for answering in (*self.running, *([self._kept] if self._kept else [])):
+            self._release(answering)
+        self.running, self._kept = [], None
+        self.waiting.clear()
+
+    def _work_left(self) -> bool:
+        return bool(self.running) or self._next() is not None
+
+    def _take_finished(self) -> list[Request]:
+        finished, self._finished = self._finished, []
+        return finished
+
+    # Who may begin.
+
+    def _next(self) -> Answering | None:
+        """Who waits longest."""
+        while not self.waiting:
+            request = None if self._stopping else next(self._requests, None)
+            if request is None:
+                return None
+            try:
+                require_room(request.prompt, self._engine.context)
+                samplers = seeded(request.options.sampling, request.prompt, self._vocab, request.n)
+                request.answers = [Answering(request, sampler, self._engine.context) for sampler in samplers]
+            except LocalllmError as error:
+                request.error = error
+            if request.finished:
+                self._finished.append(request)
+            else:
+                self.waiting.append(request.answers[0])
+        return self.waiting[0]
+
+    def _readers(self) -> Iterator[Answering]:
+        """Who has something to read, the oldest first; then those that can join."""
+        yield from [one for one in self.running if one.unread]
+        while (answering := self._next()) and self._may_join(answering):
+            self.waiting.popleft()
+            self._join(answering)
+            yield answering
+
+    def _may_join(self, answering: Answering) -> bool:
+        """Whether there is room for it, also to grow; and nobody is about to read what it begins with."""
+        if not self.running:
+            return True
+        if sum(one.width for one in self.running) + answering.width > self._parallel:
+            return False
+        kept = self._donor(answering)[1]
+        if any(one.unread and shared(one, one.ids, answering) >= kept + PAGE for one in self.running):
+            return False
+        unread = len(answering.ids) - kept + sum(one.unread for one in self.running)
+        return unread + PAGE * (answering.width + len(self.running)) <= self._free_places()
+
+    def _join(self, answering: Answering) -> None:
+        donor, length = self._donor(answering)
+        answering.sequence = donor.sequence.fork() if donor and donor.sequence else self._engine.sequence()
+        answering.sequence.truncate(length)
+        self.running.append(answering)
+
+    def _donor(self, answering: Answering) -> tuple[Answering | None, int]:
+        """Who has read most of what it begins with, and how much of that."""
+        best, most = None, 0
+        for one in (*self.running, *([self._kept] if self._kept else [])):
+            length = shared(one, one.sequence.tokens if one.sequence else [], answering)
+            if length > most:
+                best, most = one, length
+        return best, most
+
+    # A turn.
+
+    def _turn(self) -> None:
+        """Read a piece, write a token of every answer that has nothing to read: in one run if all is in 8 bits."""
+        if self._precise:
+            self._advance(*self._reading(self._chunk))
+            self._advance(self._writing(), precise=True)
+        else:
+            writing = self._writing()
+            reading, _ = self._reading(max(PAGE, self._chunk - len(writing)))
+            self._advance(reading + writing, precise=False)
+
+    def _writing(self) -> list[Work]:
+        """The newest token of every answer whose others have been read."""
+        return [Work(one, one.ids[-1:]) for one in self.running if one.has_begun and not one.unread]
+
+    def _reading(self, room: int) -> tuple[list[Work], bool]:
+        """What to read next, so many tokens and all with the same arithmetic; and whether that is the precise one."""
+        work, exact = list[Work](), False
+        for answering in self._readers():
+            end, precise = stretch(answering.held, len(answering.request.prompt))
+            precise = precise and self._precise
+            end = min(end, answering.held + answering.unread)
+            if not work:
+                exact, room = precise, min(room, PRECISE_TOKENS) if precise else room
+            count = piece(answering.held, end, precise, room) if precise == exact else 0
+            if not work and not count:
+                count = end - answering.held  # less than two pages, which are not parted
+            if not count:
+                break
+            work.append(Work(answering, answering.ids[answering.held : answering.held + count]))
+            room -= count
+            if room <= 0:
+                break
+        return work, exact
+
+    def _advance(self, work: list[Work], precise: bool) -> None:
+        """Read all that; who has then read all of its ids goes on with a token."""
+        ends = any(one.held + len(ids) == len(one.ids) for one, ids in work)
+        for answering, row in self._run(work, "last" if ends else "none", precise):
+            if answering.held < len(answering.ids):
+                continue
+            if answering.has_begun:
+                self._take(answering, row)
+            else:
+                self._begin(answering, row)
+
+    def _begin(self, first: Answering, row: "np.ndarray") -> None:
+        """The prompt has been read: every answer to it gets its first token and a sequence of its own."""
+        request, place = first.request, self.running.index(first) + 1
+        request.begun = True
+        for answering in request.answers:
+            if answering is not first:
+                answering.sequence = first.sequence.fork() if first.sequence else None
+                self.running.insert(place, answering)
+        for answering in request.answers:
+            self._take(answering, row)
+
+    def _take(self, answering: Answering, row: "np.ndarray") -> None:
+        """A token for an answer; it may leave then."""
+        before = len(answering.ids)
+        answering.take(row, self._end_ids)
+        self.written += len(answering.ids) - before
+        if answering.finish_reason:
+            self.running.remove(answering)
+            self._keep(answering)
+            if answering.request.finished:
+                answering.request.answers.sort(key=lambda one: -one.score)
+                self._finished.append(answering.request)
+
+    # Memory.
+
+    def _run(self, work: list[Work], logits: str, precise: bool) -> list[tuple[Answering, "np.ndarray"]]:
+        """Read what there is memory for; the logits asked for, float32 [vocab]. The youngest make room for others."""
+        while work := [one for one in work if one.answering.sequence]:
+            try:
+                self._require_places(work)
+                requests = [(one.answering.sequence, one.ids) for one in work if one.answering.sequence]
+                rows = self._engine.run(requests, logits, precise)
+                return [
+                    (one.answering, row[-1, : self._vocab] if len(row) else row)
+                    for one, row in zip(work, rows, strict=True)
+                ]
+            except MemoryLimitError as error:
+                self._make_room(error)
+        return []
+
+    def _require_places(self, work: list[Work]) -> None:
+        """Raises MemoryLimitError if there are not enough."""
+        pages = sum(pages_of(one.answering.held + len(one.ids)) - pages_of(one.answering.held) for one in work)
+        if pages and PAGE * pages > self._free_places():
+            raise MemoryLimitError("there is not enough memory for this prompt and its answer")
+
+    def _free_places(self) -> int:
+        used, count = self._engine.places()
+        return min(count, self._places) - used
+
+    def _make_room(self, error: MemoryLimitError) -> None:
+        """Take back what is kept, or the youngest's memory; it reads again later. Who is alone fails."""
+        if self._kept:
+            self._keep(None)
+        elif len(self.running) > 1:
+            youngest = self.running.pop()
+            self._release(youngest)
+            self.waiting.appendleft(youngest)
+            self.preempted += 1
+        else:
+            self._fail(self.running[0].request, error)
+
+    def _fail(self, request: Request, error: LocalllmError) -> None:
+        """Nothing comes of a request."""
+        for answering in request.answers:
+            self._release(answering)
+        self.running = [one for one in self.running if one.request is not request]
+        self.waiting = deque(one for one in self.waiting if one.request is not request)
+        request.error = error
+        self._finished.append(request)
+
+    def _keep(self, answering: Answering | None) -> None:
+        """Have what this one has read for the next, instead of what was kept."""
+        before, self._kept = self._kept, answering
+        if before:
+            self._release(before)
+
+    def _release(self, answering: Answering) -> None:
+        sequence, answering.sequence = answering.sequence, None
+        if sequence:
+            sequence.close()
+
+
+def shared(donor: Answering, read: list[int], answering: Answering) -> int:
+    """How many of an answering's first ids it can take over from a donor that has read these."""
+    same = common(read, answering.ids)
+    return shareable(same, len(answering.request.prompt), len(donor.request.prompt)) if same else 0
+
+
+def pages_of(tokens: int) -> int:
+    return -(-tokens // PAGE)

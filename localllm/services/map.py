@@ -1,0 +1,149 @@
+"""Many prompts, each answered by the model: records in, records out. The service behind `localllm map`."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from localllm.errors import LocalllmError, UsageError
+from localllm.services.records import Prompts, Record
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.answering import Answering, Request
+    from localllm.generation.batch import Batch
+    from localllm.generation.generate import GenerationOptions
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What there is to do: the model, how to open it (see api.open_model), and what to ask it.
+
+    Attributes:
+        n: answers to each record.  precise: as of Model.map.
+    """
+
+    path: str
+    prompts: Prompts
+    options: "GenerationOptions"
+    n: int = 1
+    precise: bool = True
+    context: int | None = None
+    threads: int | None = None
+    kv_type: str = "f16"
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        if self.n < 1:
+            raise UsageError(f"n should be 1 or above, not {self.n}")
+
+
+class Mapping:
+    """Answers records with a model. Iterate over it for the results, as they are finished.
+
+    Attributes:
+        written: tokens of answers so far.  done: records that are finished.
+    """
+
+    def __init__(self, model: "Model", job: Job, records: Iterable[Record], on_turn: Callable[[], None] | None = None):
+        """model: the job's, open.  on_turn: called after every step."""
+        self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
+        self._failed: list[tuple[Record, LocalllmError]] = []
+        self.done = 0
+        self._batch: Batch = model.batch(self._requests(), precise=job.precise)
+
+    @property
+    def written(self) -> int:
+        return self._batch.written
+
+    def _requests(self) -> "Iterator[Request]":
+        job = self._job
+        for record in self._records:
+            try:
+                yield self._model.session.request(job.prompts(record), job.options, job.n, record)
+            except LocalllmError as error:
+                self._failed.append((record, error))
+
+    def __iter__(self) -> Iterator[tuple[Record, Result]]:
+        with closing(self._batch):
+            for finished in self._batch:
+                results = self._results(finished)
+                self.done += len(results)
+                self._on_turn()
+                yield from results
+            yield from self._results([])
+
+    def _results(self, finished: "list[Request]") -> list[tuple[Record, Result]]:
+        """Of requests, and of records that have not come so far."""
+        failed, self._failed = self._failed, []
+        failed += [(request.key, request.error) for request in finished if request.error]
+        made = [(request.key, success(request)) for request in finished if not request.error]
+        return made + [(record, failure(record, error)) for record, error in failed]
+
+    def stop(self) -> None:
+        """Begin nothing new; what has begun goes on to its end."""
+        self._batch.stop()
+
+
+def success(request: "Request") -> Result:
+    """What is told of a record; of several answers as lists, best first."""
+
+    def told(value: "Callable[[Answering], Any]") -> Any:
+        values = [value(answer) for answer in request.answers]
+        return values if request.n > 1 else values[0]
+
+    return {
+        "id": request.key.id,
+        "output": told(lambda answer: answer.text),
+        "finish_reason": told(lambda answer: answer.finish_reason),
+        "prompt_tokens": len(request.prompt),
+        "completion_tokens": told(lambda answer: len(answer.tokens)),
+        "input": request.key.input,
+    }
+
+
+def failure(record: Record, error: LocalllmError) -> Result:
+    """What is told of a record that has no answer."""
+    return {"id": record.id, "error": str(error), "input": record.input}
+
+
+def in_order(results: Iterable[tuple[Record, Result]], records: list[Record]) -> Iterator[tuple[Record, Result]]:
+    """Results in the order of the records; if it is interrupted, at last those that others were in front of."""
+    held: dict[int, tuple[Record, Result]] = {}
+    order = iter([id(record) for record in records])
+    wanted = next(order, 0)
+    try:
+        for record, result in results:
+            held[id(record)] = record, result
+            while wanted in held:
+                yield held.pop(wanted)
+                wanted = next(order, 0)
+    except (Exception, KeyboardInterrupt):
+        yield from held.values()
+        raise
+    yield from held.values()
+
+
+def unfinished(records: list[Record], known: Iterable[Result], name: str) -> list[Record]:
+    """The records that have no result yet. Raises UsageError if a result is that of another input."""
+    inputs = {result["id"]: result.get("input") for result in known}
+    for record in records:
+        if not record.error and record.id in inputs and inputs[record.id] != record.input:
+            raise UsageError(f"{name}: the record {record.id!r} has another input now; give another name")
+    return [record for record in records if record.error or record.id not in inputs]
+
+
+def shortest_first(records: list[Record], prompts: Prompts) -> list[Record]:
+    """By the length of what is asked; first of all those that fail."""
+
+    def length(record: Record) -> int:
+        try:
+            asked = prompts(record)
+        except LocalllmError:
+            return -1
+        return len(asked) if isinstance(asked, str) else sum(len(str(message.get("content", ""))) for message in asked)
+
+    return sorted(records, key=length)

@@ -1,0 +1,148 @@
+"""The lines of an input as records, each with what the model is asked about it.
+
+An input is plain lines or JSONL: an object in every line. It is JSONL if its name says so (.jsonl, .ndjson) or its
+first line begins like an object. Empty lines are nobody's.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.errors import LocalllmError, UsageError
+from localllm.text.plain import Message
+
+Asked = str | list[Message]
+FIELD = re.compile(r"\{([\w-]+)\}")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A line of the input.
+
+    Attributes:
+        id: a text or a number; the line's number, from 1, if it has no other.
+        input: the object, or the text of a plain line.  error: why nothing can be asked, or "".
+    """
+
+    id: str | int
+    input: Any
+    error: str = ""
+
+
+def read_records(data: bytes, name: str = "") -> list[Record]:
+    """The records of an input, of which `name` is the file's."""
+    lines = [(number, line.removesuffix(b"\r")) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
+    if lines and lines[0][0] == 1:
+        lines[0] = 1, lines[0][1].removeprefix(b"\xef\xbb\xbf")
+    is_jsonl = name.endswith((".jsonl", ".ndjson")) or bool(lines and re.match(rb'\s*\{\s*["}]', lines[0][1]))
+    records = [parsed(number, line) if is_jsonl else plain(number, line) for number, line in lines]
+    return list(without_duplicates(records, [number for number, _ in lines]))
+
+
+def plain(number: int, line: bytes) -> Record:
+    return Record(number, line.decode(errors="replace"))
+
+
+def parsed(number: int, line: bytes) -> Record:
+    """The record of a line of JSON."""
+    try:
+        value = json.loads(line)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        return Record(number, line.decode(errors="replace"), f"line {number} is no JSON: {error}")
+    if not isinstance(value, dict):
+        return Record(number, value, f"line {number} is no JSON object")
+    given = value.get("id", number)
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        return Record(number, value, f"line {number}: an id should be a text or a whole number, not {given!r}")
+    return Record(given, value)
+
+
+def without_duplicates(records: list[Record], lines: list[int]) -> Iterator[Record]:
+    """The records, with an error where the id is an earlier one's."""
+    seen = dict[str | int, int]()
+    for record, line in zip(records, lines, strict=True):
+        if record.error:
+            yield record
+            continue
+        first = seen.setdefault(record.id, line)
+        error = "" if first == line else f"line {line}: the id {record.id!r} is that of line {first}"
+        yield Record(record.id, record.input, error)
+
+
+class Prompts:
+    """Makes what the model is asked out of records."""
+
+    def __init__(
+        self, prompt: str | None = None, template: str | None = None, system: str | None = None, raw: bool = False
+    ):
+        """prompt: a text with {field} in it; template: Jinja over the fields; neither: the record's own prompt.
+
+        A plain line's only field is `line`. raw: the prompt is continued as it is. Raises UsageError.
+        """
+        if raw and system is not None:
+            raise UsageError("a system message needs a chat template, which raw prompts do without")
+        if prompt is not None and template is not None:
+            raise UsageError("a prompt and a file with a template are one too many")
+        if prompt is not None and not FIELD.search(prompt):
+            raise UsageError('the prompt names no field: {line} stands for a plain line, {text} for the field "text"')
+        self._prompt, self._template, self._system, self._raw = prompt, template, system, raw
+        self._render = None if template is None else jinja(template)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """How another process gets them: a compiled template stays here."""
+        return Prompts, (self._prompt, self._template, self._system, self._raw)
+
+    def __call__(self, record: Record) -> Asked:
+        """What to ask: a conversation, or a text if raw. Raises LocalllmError if the record does not have it."""
+        if record.error:
+            raise UsageError(record.error)
+        fields = record.input if isinstance(record.input, dict) else {"line": record.input}
+        if self._render:
+            return self._chat(self._render(fields))
+        if self._prompt is not None:
+            return self._chat(FIELD.sub(lambda found: text_of(fields, found[1]), self._prompt))
+        if isinstance(fields.get("messages"), list) and not self._raw:
+            instruction = [] if self._system is None else [{"role": "system", "content": self._system}]
+            return [*instruction, *fields["messages"]]
+        own = next((name for name in ("prompt", "line") if name in fields), None)
+        if own is None:
+            raise UsageError('there is no field "messages" or "prompt"; tell with a prompt what is asked')
+        return self._chat(text_of(fields, own))
+
+    def _chat(self, text: str) -> Asked:
+        if self._raw:
+            return text
+        instruction = [] if self._system is None else [{"role": "system", "content": self._system}]
+        return [*instruction, {"role": "user", "content": text}]
+
+
+def text_of(fields: dict[str, Any], name: str) -> str:
+    """A field as text: what is none, in JSON. Raises UsageError if it does not exist."""
+    if name not in fields:
+        raise UsageError(f"there is no field {name!r}")
+    value = fields[name]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def jinja(source: str) -> Callable[[dict[str, Any]], str]:
+    """A function from fields to text. Raises UsageError for an invalid template."""
+    from localllm.text.sandbox import compile_template, render_template  # Jinja takes 40 ms to import
+
+    def reason(error: Exception) -> str:
+        return " ".join(str(error).split())[:200] or type(error).__name__
+
+    try:
+        template = compile_template(source, strict=True)
+    except Exception as error:  # Jinja's parser and Python's compiler both fail in many ways
+        raise UsageError(f"the prompt's template is invalid: {reason(error)}") from None
+
+    def render(fields: dict[str, Any]) -> str:
+        try:
+            return render_template(template, fields)
+        except Exception as error:  # the code in a template can raise whatever Python can
+            raise LocalllmError(f"the prompt's template fails: {reason(error)}") from None
+
+    return render

@@ -1,0 +1,254 @@
+"""Continuous batching, on an engine whose logits are known: each answer is what it would be alone."""
+
+from collections.abc import Callable
+from contextlib import closing
+
+import numpy as np
+import pytest
+from fake_sequences import FakeSequence, FakeSequences
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_answers import VOCAB, Letters, table
+
+from localllm.errors import ContextError, MemoryLimitError
+from localllm.generation.answering import Request
+from localllm.generation.answers import answers
+from localllm.generation.batch import Batch
+from localllm.generation.generate import CHUNK, Generation, GenerationOptions
+from localllm.generation.reading import most_between_steps, shareable
+from localllm.generation.sampling import SamplingOptions
+from localllm.generation.sequences import Sequences
+from localllm.kernels.arguments import PAGE
+
+PRECISE = 128  # tokens of a run that keep 16 bits, as of the engine
+
+
+class Paged(FakeSequences):
+    """With so many places for tokens, in pages; full pages with the same beginning are shared.
+
+    Attributes:
+        runs: of each, whether it was precise, and of each sequence the place and the number of the tokens.
+        owners: of each run, the first token of each sequence.
+        most: the most places that were in use.
+    """
+
+    def __init__(self, row: Callable, context: int = 512, places: int = 10**6):
+        super().__init__(VOCAB, row, context)
+        self.count, self.runs, self.owners, self.most = places, [], [], 0
+
+    def places(self) -> tuple[int, int]:
+        held = [sequence.tokens for sequence in self.made if not sequence.closed]
+        shared = {tuple(tokens[:end]) for tokens in held for end in range(PAGE, len(tokens) + 1, PAGE)}
+        return PAGE * (len(shared) + sum(len(tokens) % PAGE > 0 for tokens in held)), self.count
+
+    def run(self, requests: list[tuple[FakeSequence, list[int]]], logits: str, precise: bool) -> list[np.ndarray]:
+        assert len({id(sequence) for sequence, _ in requests}) == len(requests) > 0
+        places = [(len(sequence.tokens), len(ids)) for sequence, ids in requests]
+        for sequence, ids in requests:
+            sequence.add(ids)
+        if self.places()[0] > self.count:
+            for (sequence, _), (length, _) in zip(requests, places, strict=True):
+                sequence.truncate(length)
+            raise MemoryLimitError("full")
+        self.runs.append((precise, places))
+        self.owners.append([sequence.tokens[0] for sequence, _ in requests])
+        self.most = max(self.most, self.places()[0])
+        wanted = {"last": 1, "none": 0}[logits]
+        return self.give([[self.row(tuple(sequence.tokens))] * wanted for sequence, _ in requests])
+
+
+def ask(engine: Paged, requests: list[Request], **choices) -> list[Request]:
+    """All that are finished, in their order of finishing."""
+    with closing(Batch(engine, Letters(), requests, **choices)) as batch:
+        finished = [request for some in batch for request in some]
+        assert len({id(request) for request in finished}) == len(finished)
+        assert all(request.finished for request in finished)
+    assert engine.open() == 0
+    return finished
+
+
+def request(prompt: list[int], n: int = 1, **options) -> Request:
+    sampling = {name: options.pop(name) for name in list(options) if name in SamplingOptions.__dataclass_fields__}
+    return Request(prompt, Letters().stream(), GenerationOptions(**options, sampling=SamplingOptions(**sampling)), n)
+
+
+def alone(asked: Request, row: Callable, seed: int, context: int) -> Generation:
+    options = GenerationOptions(
+        asked.options.max_tokens, asked.options.stop, SamplingOptions(seed=seed), speculate="off"
+    )
+    sequences = Sequences(FakeSequences(VOCAB, row, context))
+    generation = Generation(sequences, Letters(), asked.prompt, Letters().stream(), options)
+    for _ in generation:
+        pass
+    return generation
+
+
+PROMPTS = st.lists(
+    st.builds(
+        lambda shared, own: ([2, 3, 4, 5, 6, 7, 2] * 60)[:shared] + own,
+        st.sampled_from([0, 1, 63, 64, 130, 200, 300]),
+        st.lists(st.integers(2, VOCAB - 1), min_size=1, max_size=90),
+    ),
+    max_size=7,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    prompts=PROMPTS,
+    seed=st.integers(0, 10**6),
+    n=st.sampled_from([1, 1, 3]),
+    parallel=st.integers(1, 6),
+    chunk=st.sampled_from([PAGE, 150, 512]),
+    places=st.sampled_from([7 * PAGE, 10 * PAGE, 40 * PAGE, 10**6]),
+    is_hard=st.booleans(),
+    max_tokens=st.sampled_from([0, 1, 7, 70]),
+    stop=st.sampled_from([(), ("ab",)]),
+)
+def test_each_is_what_it_would_be_alone(
+    prompts, seed: int, n: int, parallel: int, chunk: int, places: int, is_hard: bool, max_tokens: int, stop
+):
+    """is_hard: the engine itself has no more places than that."""
+    engine = Paged(table(seed, ending=-1.0), places=places if is_hard else 10**6)
+    asked = [request(prompt, n, max_tokens=max_tokens, stop=stop, seed=seed) for prompt in prompts]
+    finished = ask(engine, asked, parallel=parallel, chunk=chunk, places=places)
+    assert {id(one) for one in finished} == {id(one) for one in asked}
+    assert engine.most <= places + n * PAGE
+    for one in asked:
+        if one.error:
+            assert isinstance(one.error, MemoryLimitError)
+            assert len(one.prompt) + max_tokens > places - PAGE
+            continue
+        for answer in one.answers:
+            expected = alone(one, engine.row, answer.seed, 512)
+            assert (answer.text, answer.tokens, answer.finish_reason) == (
+                expected.text, expected.tokens, expected.finish_reason,
+            )  # fmt: skip
+        assert sorted(answer.seed for answer in one.answers) == [seed + number for number in range(n)]
+
+
+def test_several_answers_are_those_of_n_best():
+    row, options = table(3), {"max_tokens": 9, "seed": 5}
+    [one] = ask(Paged(row), [request([2, 3], 4, **options)])
+    chosen = GenerationOptions(9, sampling=SamplingOptions(seed=5))
+    expected = answers(FakeSequences(VOCAB, row), Letters(), [2, 3], Letters().stream(), chosen, 4)
+    assert [(a.text, a.tokens, a.logprob, a.seed) for a in one.answers] == [
+        (a.text, a.tokens, a.logprob, a.seed) for a in expected
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=st.lists(st.integers(1, 1400), min_size=1, max_size=6), chunk=st.sampled_from([PAGE, 150, 512]))
+def test_prompts_are_read_with_the_arithmetic_that_they_would_meet_alone(lengths: list[int], chunk: int):
+    engine = Paged(table(1, ending=-9.0), context=2048)
+    asked = [request([2 + number] * length, max_tokens=2) for number, length in enumerate(lengths)]
+    ask(engine, asked, chunk=chunk)
+    read = {length: [] for length in range(len(lengths))}
+    for (precise, work), owners in zip(engine.runs, engine.owners, strict=True):
+        tokens = sum(count for _, count in work)
+        assert tokens <= max(chunk, 2 * PAGE), "others wait for a piece only"
+        assert not precise or tokens <= PRECISE, "or the engine takes 8 bits"
+        for owner, (place, count) in zip(owners, work, strict=True):
+            read[owner - 2] += [precise] * count
+            assert precise or place % PAGE == 0
+    for number, length in enumerate(lengths):
+        sizes = [min(CHUNK, length - start) for start in range(0, length, CHUNK)]
+        assert read[number] == [size <= PRECISE for size in sizes for _ in range(size)] + [True], "the last is written"
+
+
+def test_a_prompt_beside_longer_ones_keeps_its_precision():
+    engine = Paged(table(1), context=1024)
+    ask(engine, [request([2] * 300, max_tokens=1), request([3] * 100, max_tokens=1), request([4] * 600, max_tokens=1)])
+    assert engine.runs == [
+        (False, [(0, 300)]),
+        (True, [(0, 100)]),
+        (False, [(0, 512)]),
+        (True, [(512, 88)]),
+    ]
+
+
+def test_without_precision_all_is_read_together():
+    engine = Paged(table(1))
+    ask(engine, [request([2] * 100, max_tokens=1), request([3] * 100, max_tokens=1)], precise=False)
+    assert engine.runs == [(False, [(0, 100), (0, 100)])]
+
+
+def test_without_precision_reading_and_writing_are_one_run():
+    engine = Paged(table(1, ending=-9.0))
+    ask(engine, [request([2], max_tokens=3), request([3] * 400, max_tokens=1)], precise=False, chunk=150)
+    assert engine.runs == [(False, [(0, 1), (0, 128)]), (False, [(128, 128), (1, 1)]), (False, [(256, 144), (2, 1)])]
+
+
+def test_a_shared_beginning_is_read_once():
+    engine = Paged(table(1, ending=-9.0))
+    ask(engine, [request([2, 3] * 100 + [4 + number] * 70, max_tokens=3) for number in range(4)])
+    read = [item for _, work in engine.runs for item in work if item[1] > 1]
+    assert read == [(0, 270)] + 3 * [(3 * PAGE, 270 - 3 * PAGE)]
+
+
+def test_also_one_that_has_finished_is_of_use():
+    engine = Paged(table(1, ending=-9.0))
+    ask(engine, [request([2, 3] * 40 + [4 + number], max_tokens=2) for number in range(3)], parallel=1)
+    assert [work for _, work in engine.runs if work[0][1] > 1] == [[(0, 81)]], "of 81 tokens one is new"
+
+
+def test_answers_join_and_leave_between_steps():
+    engine = Paged(table(1, ending=-9.0))
+    asked = [request([2 + number], max_tokens=length) for number, length in enumerate([2, 9, 4, 2])]
+    finished = ask(engine, asked, parallel=2)
+    assert [one.prompt for one in finished] == [[2], [4], [5], [3]]
+    assert max(len(work) for _, work in engine.runs) == 2
+
+
+def test_the_youngest_makes_room_and_loses_nothing():
+    row = table(4, ending=-9.0)
+    asked = [request([2 + number] * 60, max_tokens=150, seed=1) for number in range(3)]
+    engine = Paged(row)
+    with closing(Batch(engine, Letters(), asked, places=6 * PAGE)) as batch:
+        finished = [one for some in batch for one in some]
+    assert batch.preempted > 0
+    assert finished[0] is asked[0], "the oldest goes on"
+    assert [one.answers[0].tokens for one in asked] == [alone(one, row, 1, 512).tokens for one in asked]
+
+
+def test_what_does_not_fit_alone_fails_and_the_others_do_not():
+    engine = Paged(table(1, ending=-9.0))
+    asked = [request([2] * length, max_tokens=3) for length in (40, 300, 41)]
+    ask(engine, asked, places=4 * PAGE)
+    assert [type(one.error) for one in asked] == [type(None), MemoryLimitError, type(None)]
+
+
+def test_what_does_not_fit_the_context_fails():
+    asked = [request([2] * 512, max_tokens=3), request([2], max_tokens=3)]
+    ask(Paged(table(1)), asked)
+    assert [type(one.error) for one in asked] == [ContextError, type(None)]
+
+
+def test_after_stop_only_what_has_begun_goes_on():
+    asked = [request([2 + number], max_tokens=20) for number in range(5)]
+    with closing(Batch(Paged(table(1, ending=-9.0)), Letters(), asked, parallel=2)) as batch:
+        finished = []
+        for some in batch:
+            finished += some
+            batch.stop()
+    assert {id(one) for one in finished} == {id(asked[0]), id(asked[1])}
+
+
+@pytest.mark.parametrize(
+    ("same", "prompt", "other", "expected"),
+    [
+        (50, 100, 120, 50),  # both precise: anywhere
+        (100, 200, 300, 64),  # both in 8 bits: whole pages
+        (150, 200, 300, 128),
+        (199, 200, 300, 128),  # and more than a few tokens are left
+        (90, 100, 200, 0),  # not the same arithmetic
+        (560, 600, 700, 512),  # precise after 512, the other not
+        (560, 600, 610, 560),
+    ],
+)
+def test_what_can_be_shared(same: int, prompt: int, other: int, expected: int):
+    assert shareable(same, prompt, other) == expected
+
+
+def test_larger_models_read_less_between_steps():
+    assert [most_between_steps(int(size)) for size in (1e6, 135e6, 1.2e9, 8e9, 400e9)] == [512, 512, 141, 64, 64]

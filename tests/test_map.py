@@ -1,0 +1,305 @@
+"""localllm map: what goes in and comes out, goes on after an end of any kind, and fails by the line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from localllm import builtin_model
+from localllm.errors import UsageError
+from localllm.files.line_file import LineFile, json_line
+from localllm.services.map import in_order, shortest_first, unfinished
+from localllm.services.records import Prompts, Record, read_records
+
+GUIDE = builtin_model()
+QUESTIONS = ["What is a GGUF file?", "How do I stop an answer?", "Which commands are there?", "What is Q4_K_M?"]
+
+
+def lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    """A file with a question in every line."""
+    file = tmp_path / "questions.txt"
+    file.write_text("\n".join(QUESTIONS) + "\n")
+    return file
+
+
+# The whole command, with the built-in model.
+
+
+def test_answers_are_those_of_run(cli, questions: Path):
+    code, out, err = cli("map", GUIDE, questions, "--temp", 0, "-n", 12)
+    assert (code, err) == (0, "")
+    for number, (result, question) in enumerate(zip(lines(out), QUESTIONS, strict=True), 1):
+        told = json.loads(cli("run", GUIDE, "-p", question, "--temp", 0, "-n", 12, "--json", stdin=b"")[1])
+        assert result == {
+            "id": number,
+            "output": told["text"],
+            "finish_reason": told["finish_reason"],
+            "prompt_tokens": told["prompt_tokens"],
+            "completion_tokens": told["completion_tokens"],
+            "input": question,
+        }
+
+
+def test_a_seed_gives_the_answers_of_run(cli):
+    sampling = "--temp", 1.5, "-n", 9, "--seed", 3
+    _, out, _ = cli("map", GUIDE, *sampling, "--n", 3, stdin=QUESTIONS[0].encode())
+    [result] = lines(out)
+    told = json.loads(cli("run", GUIDE, "-p", QUESTIONS[0], *sampling, "--n", 3, "--json")[1])
+    assert result["output"] == [answer["text"] for answer in told["answers"]]
+    assert result["finish_reason"] == [answer["finish_reason"] for answer in told["answers"]]
+    assert result["completion_tokens"] == [len(answer["tokens"]) for answer in told["answers"]]
+
+
+def test_templates_messages_and_raw_prompts_ask_the_same(cli, tmp_path: Path):
+    template = tmp_path / "prompt.jinja"
+    template.write_text("What is {% if article %}{{ article }} {% endif %}{{ thing | trim }}?")
+    record = {"thing": "GGUF file", "article": "a", "messages": [{"role": "user", "content": "What is a GGUF file?"}]}
+    source = json.dumps({"id": "x", **record}).encode() + b"\n"
+    asked = [
+        ["-p", "What is {article} {thing}?"],
+        ["-f", template],
+        [],
+        ["-p", "<|user|>What is a GGUF file?{nothing}", "--raw"],
+    ]
+    results = [cli("map", GUIDE, "--temp", 0, "-n", 9, *how, stdin=source) for how in asked]
+    outputs = [lines(out)[0].get("output") for _, out, _ in results[:3]]
+    assert outputs[0] and outputs == [outputs[0]] * 3
+    assert lines(results[3][1]) == [{"id": "x", "error": "there is no field 'nothing'", "input": {"id": "x", **record}}]
+    assert results[3][0] == 6
+
+
+def test_lines_that_fail_do_not_stop_the_others(cli, tmp_path: Path):
+    source = b'{"id": "a", "prompt": "Hi"}\n{torn\n[1]\n{"id": "a", "prompt": "Hi"}\n{"id": [], "prompt": "Hi"}\n\n'
+    source += b'{"text": "Hi"}\n{"id": "long", "prompt": "' + b"word " * 700 + b'"}\n{"id": "b", "prompt": "Ho"}\n'
+    code, out, err = cli("map", GUIDE, "--temp", 0, "-n", 3, "-c", 256, stdin=source)
+    assert code == 6
+    assert err == "localllm: error: 6 of 8 records failed; their lines tell why\n"
+    found = [(result["id"], result.get("error")) for result in lines(out)]
+    assert found[0] == ("a", None) and found[-1] == ("b", None)
+    assert [number for number, _ in found[1:-1]] == [2, 3, "a", 5, 7, "long"]
+    expected = "no JSON", "no JSON object", "the id 'a' is that of line 1", "an id should be", "no field", "tokens"
+    assert all(part in error for part, (_, error) in zip(expected, found[1:-1], strict=True))
+
+
+def test_a_second_start_does_what_is_missing(cli, questions: Path, tmp_path: Path):
+    output = tmp_path / "answers.jsonl"
+    command = "map", GUIDE, questions, "-o", output, "--temp", 0, "-n", 5
+    assert cli(*command) == (0, "", "")
+    whole = output.read_text()
+    first, second, third, fourth = whole.splitlines(keepends=True)
+    failed = json.dumps({"id": 3, "error": "no memory", "input": QUESTIONS[2]}) + "\n"
+    for left in (first + second, first + second + third[:30], first + third + failed, fourth + second + '{"i'):
+        output.write_text(left)
+        assert cli(*command) == (0, "", "")
+        assert sorted(output.read_text().splitlines()) == sorted(whole.splitlines())
+    inode = output.stat().st_ino
+    assert cli(*command) == (0, "", "")
+    assert output.stat().st_ino == inode, "nothing to do"
+
+
+def test_what_would_be_lost_is_refused(cli, questions: Path, tmp_path: Path):
+    before = questions.read_bytes()
+    for output in (questions, GUIDE):
+        code, _, err = cli("map", GUIDE, questions, "-o", output)
+        assert code == 2 and "the output is an input" in err
+    notes = tmp_path / "notes.txt"
+    notes.write_text("my notes")
+    code, _, err = cli("map", GUIDE, questions, "-o", notes)
+    assert code == 2 and "line 1 is no record" in err
+    output = tmp_path / "answers.jsonl"
+    output.write_text(json.dumps({"id": 1, "output": "", "input": "another question"}) + "\n")
+    code, _, err = cli("map", GUIDE, questions, "-o", output)
+    assert code == 2 and "another input" in err
+    assert (questions.read_bytes(), notes.read_text()) == (before, "my notes")
+
+
+def test_a_start_that_fails_leaves_no_file(cli, questions: Path, tmp_path: Path):
+    assert cli("map", tmp_path / "none.gguf", questions, "-o", tmp_path / "out.jsonl")[0] == 3
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-p", "Summarize"], "names no field"),
+        (["-p", "{line}", "-f", "README.md"], "one too many"),
+        (["-f", "nowhere.jinja"], "cannot read nowhere.jinja"),
+        (["--raw", "-sys", "Be brief."], "system message"),
+        (["--n", "0"], "n should be 1 or above"),
+    ],
+)
+def test_senseless_arguments(cli, arguments: list[str], message: str):
+    code, out, err = cli("map", GUIDE, *arguments, stdin=b"Hi\n")
+    assert (code, out) == (2, "")
+    assert message in err and err.count("\n") == 1
+
+
+def start(*arguments: object, **options) -> subprocess.Popen:
+    command = [sys.executable, "-m", "localllm", "map", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, **options)
+
+
+def wait_for(output: Path, count: int) -> None:
+    end = time.monotonic() + 60
+    while not output.exists() or output.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """A file with 3000 questions."""
+    file = tmp_path / "many.txt"
+    file.write_text("".join(f"Question {number}: {QUESTIONS[number % 4]}\n" for number in range(3000)))
+    return file
+
+
+def test_ctrl_c_finishes_what_has_begun(many: Path, tmp_path: Path):
+    output = tmp_path / "answers.jsonl"
+    process = start(GUIDE, many, "-o", output, "-n", "8", "--temp", "0")
+    wait_for(output, 20)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.decode() == "localllm: finishing what has begun; Ctrl-C again leaves at once\n"
+    results = lines(output.read_text())
+    assert [result["id"] for result in results] == list(range(1, len(results) + 1))
+    assert 20 <= len(results) < 3000
+
+
+def test_a_second_ctrl_c_leaves_at_once(many: Path, tmp_path: Path):
+    output = tmp_path / "answers.jsonl"
+    process = start(GUIDE, many, "-o", output, "-n", "400", "--temp", "0", "--as-finished")
+    wait_for(output, 1)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert b"finishing" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert all("output" in result for result in lines(output.read_text()))
+
+
+def test_killed_and_started_again(many: Path, tmp_path: Path):
+    output, few = tmp_path / "answers.jsonl", tmp_path / "few.txt"
+    few.write_text("".join(many.read_text().splitlines(keepends=True)[:200]))
+    command = GUIDE, few, "-o", output, "-n", "4", "--temp", "0"
+    process = start(*command)
+    wait_for(output, 30)
+    process.kill()
+    process.communicate()
+    assert start(*command).wait(120) == 0
+    assert [result["id"] for result in lines(output.read_text())] == list(range(1, 201))
+
+
+def test_a_reader_that_goes_away_is_no_error(many: Path):
+    process = start(GUIDE, many, "-n", "4", stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b'{"id": 1')
+    process.stdout.close()
+    assert (process.stderr.read() if process.stderr else b"", process.wait(60)) == (b"", 0)
+
+
+# Records and prompts.
+
+
+def test_what_is_jsonl():
+    assert [record.input for record in read_records(b'{"a": 1}\r\n\n{"b": 2}')] == [{"a": 1}, {"b": 2}]
+    assert [record.id for record in read_records(b"\xef\xbb\xbfone\n \n{two}\n")] == [1, 3]
+    assert [record.input for record in read_records(b"\xef\xbb\xbfone\n{two}\n")] == ["one", "{two}"]
+    assert read_records(b"{not json}\n") == [Record(1, "{not json}")]
+    assert read_records(b"{not json}\n", "in.jsonl")[0].error.startswith("line 1 is no JSON")
+    assert read_records(b"") == []
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"a": NaN}', b'{"a": 1e999}', b'{"a": "\xff"}', b"[" * 100_000, b'{"a": 1' + b"0" * 5000]
+)
+def test_strange_json_is_an_error_of_its_line(line: bytes):
+    [good, bad] = read_records(b'{"prompt": "Hi"}\n' + line)
+    assert not good.error
+    assert bad.error.startswith("line 2 is no JSON")
+    json.loads(json_line({"id": bad.id, "input": bad.input}))
+
+
+def test_fields_that_are_no_text_are_told_in_json():
+    ask = Prompts(prompt='Say {"a": 1} and {x-y}, {list}', raw=True)
+    assert ask(Record(1, {"x-y": 3, "list": ["é"]})) == 'Say {"a": 1} and 3, ["é"]'
+
+
+def test_a_system_message_goes_first():
+    system = {"role": "system", "content": "Be brief."}
+    ask = Prompts(system="Be brief.")
+    assert ask(Record(1, "Hi")) == [system, {"role": "user", "content": "Hi"}]
+    assert ask(Record(1, {"messages": [{"role": "user", "content": "Hi"}]})) == [
+        system,
+        {"role": "user", "content": "Hi"},
+    ]
+
+
+def test_a_template_knows_no_missing_field_and_no_way_out():
+    with pytest.raises(UsageError, match="template is invalid"):
+        Prompts(template="{% if %}")
+    for source in ("{{ missing }}", "{{ ''.__class__.__mro__ }}"):
+        with pytest.raises(Exception, match="template fails"):
+            Prompts(template=source)(Record(1, {"text": ""}))
+
+
+# Order, and what is there.
+
+
+def test_results_in_the_order_of_records():
+    records = [Record(number, "") for number in range(5)]
+    results = [(records[number], {"id": number}) for number in (3, 0, 1, 4, 2)]
+    assert [result["id"] for _, result in in_order(results, records)] == [0, 1, 2, 3, 4]
+
+    def interrupted():
+        yield from results[:3]
+        raise KeyboardInterrupt
+
+    left = in_order(interrupted(), records)
+    assert [next(left)[1]["id"] for _ in range(3)] == [0, 1, 3], "nothing that is finished is lost"
+    with pytest.raises(KeyboardInterrupt):
+        next(left)
+
+
+def test_short_ones_first():
+    records = [Record(1, "long question"), Record(2, "short"), Record(3, {"none": 0})]
+    assert [record.id for record in shortest_first(records, Prompts())] == [3, 2, 1]
+
+
+def test_an_id_is_known_by_its_type():
+    records = [Record(1, "a"), Record("1", "b")]
+    assert unfinished(records, [{"id": "1", "input": "b"}], "") == [records[0]]
+
+
+def test_two_processes_cannot_write_the_same_file(tmp_path: Path):
+    with LineFile(tmp_path / "out.jsonl") as first:
+        first.write(json_line({"id": 1}))
+        with pytest.raises(UsageError, match="another process"), LineFile(tmp_path / "out.jsonl"):
+            pass
+    assert (tmp_path / "out.jsonl").read_bytes() == b'{"id": 1}\n'
+
+
+def test_text_that_is_no_utf_8_survives():
+    assert json.loads(json_line({"id": 1, "input": "\ud800"})) == {"id": 1, "input": "\ud800"}
+
+
+def test_a_full_disk_is_told(tmp_path: Path):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    with LineFile(tmp_path / "out.jsonl") as out:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), out._descriptor)
+        with pytest.raises(Exception, match="No space left"):
+            out.write(b"{}\n")
