@@ -1,6 +1,7 @@
 """One answer: the prompt is read (prefill), then token follows token (decode) until there is a reason to stop."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Self
@@ -10,14 +11,16 @@ import numpy as np
 from localllm.errors import ContextError, UsageError
 from localllm.generation.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
 from localllm.generation.sequences import Sequences
-from localllm.generation.speculation import Guesses
+from localllm.generation.draft_model import Drafter
+from localllm.generation.ngrams import from_text
+from localllm.generation.prefill import read_prompt
+from localllm.generation.speculation import Guesses, Proposer
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
 
 SPECULATE = ("ngram", "off")
-CHUNK = 512  # tokens per prefill step; between steps, progress is shown and Ctrl-C is heard
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,14 @@ class GenerationOptions:
     stop: Sequence[str] = ()  # strings that end the answer and are not part of it
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     on_progress: Callable[[int, int], None] | None = None  # called with (tokens read, tokens to read) during prefill
-    speculate: str = "ngram"  # read what may come next in one step, where the text repeats itself; or "off"
+    # Read what may come next in one step: where the text repeats itself, as a smaller model guesses too, or never ("off").
+    speculate: str | Drafter = "ngram"
 
     def __post_init__(self) -> None:
         """Raises UsageError for values that make no sense."""
         if self.max_tokens is not None and self.max_tokens < 0:
             raise UsageError(f"max_tokens should be 0 or above, not {self.max_tokens}")
-        if self.speculate not in SPECULATE:
+        if not isinstance(self.speculate, Drafter) and self.speculate not in SPECULATE:
             raise UsageError(f"speculate should be {' or '.join(SPECULATE)}, not {self.speculate!r}")
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
@@ -97,7 +101,8 @@ class Generation:
         seed: with which the sampler gives the same answer again.
         cached_tokens: how many of the prompt's tokens were in the cache already.
         prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
-        steps: of the model, after the prompt.  drafted, accepted: tokens that were guessed, and those that were right.
+        steps: of the model, after the prompt.  drafted, accepted: tokens that were guessed, and those that were right,
+            each of which has saved a step.
     """
 
     def __init__(
@@ -143,20 +148,30 @@ class Generation:
     def _decode(self) -> Iterator[int]:
         """Tokens as they are chosen, until one ends the answer or there is no room for more."""
         started = perf_counter()
-        with self._sequences.beginning_with(self.prompt) as sequence:
-            rows, draft = self._prefill(sequence), list[int]()
+        with self._sequences.beginning_with(self.prompt) as sequence, ExitStack() as held:
+            rows = self._prefill(sequence)
             self.prefill_s = perf_counter() - started
             limit = self._options.limit(self._sequences.context - len(self.prompt))
-            guesses = Guesses(self.prompt) if self._options.speculate == "ngram" else None
+            if limit > 0:
+                yield from self._drawn(rows, [], started)
+            guesses = self._guesses(held) if limit > 1 and not self._ended else None
             while len(self.tokens) < limit and not self._ended:
-                if self.tokens:
-                    draft = guesses.draft(limit - len(self.tokens) - 1) if guesses else []
-                    rows = self._step(sequence, draft, guesses)
-                before = len(self.tokens)
+                before, draft = len(self.tokens), guesses.draft(limit - len(self.tokens) - 1) if guesses else []
+                rows = self._step(sequence, draft, guesses)
                 yield from self._drawn(rows, draft, started)
                 if guesses:
                     self._learn(sequence, draft, before, guesses)
         self.finish_reason = "stop" if self._ended else "length"
+
+    def _guesses(self, held: ExitStack) -> Guesses | None:
+        """What drafts come from, made when the first token is on its way; held: has what it needs."""
+        speculate, tokens = self._options.speculate, [*self.prompt, *self.tokens]
+        if speculate == "off":
+            return None
+        proposers: list[Proposer] = [*from_text(tokens)]
+        if isinstance(speculate, Drafter):
+            proposers.append(held.enter_context(speculate.proposer(tokens, self._sampler, self._end_ids)))
+        return Guesses(proposers)
 
     def _step(self, sequence: "Tokens", draft: list[int], guesses: Guesses | None) -> np.ndarray:
         """Read the newest token and a draft behind it; the logits after each, float32 [1 + len(draft), vocab]."""
@@ -169,6 +184,7 @@ class Generation:
 
     def _drawn(self, rows: np.ndarray, draft: list[int], started: float) -> Iterator[int]:
         """The tokens that are drawn, as far as the draft is right and one beyond."""
+        self.drafted += len(draft)
         for row, guess in zip(rows, [*draft, None], strict=True):
             token = self._sampler.sample(row)
             elapsed = perf_counter() - started
@@ -179,6 +195,7 @@ class Generation:
                 return
             self._sampler.accept(token)
             self.tokens.append(token)
+            self.accepted += token == guess
             yield token
             if token != guess:
                 return
@@ -186,11 +203,10 @@ class Generation:
     def _learn(self, sequence: "Tokens", draft: list[int], before: int, guesses: Guesses) -> None:
         """Take back what was wrong of the draft, and tell what came instead."""
         drawn = self.tokens[before:]
-        accepted = sum(token == guess for token, guess in zip(drawn, draft, strict=False))
-        if accepted < len(draft):
-            sequence.truncate(len(self.prompt) + before + accepted)
-        guesses.learn(drawn, len(draft), accepted)
-        self.drafted, self.accepted = self.drafted + len(draft), self.accepted + accepted
+        right = sum(token == guess for token, guess in zip(drawn, draft, strict=False))
+        if right < len(draft):
+            sequence.truncate(len(self.prompt) + before + right)
+        guesses.learn(drawn)
 
     def _prefill(self, sequence: "Tokens") -> np.ndarray:
         """Read what the sequence does not hold of the prompt; the logits after it, float32 [1, vocab]."""
@@ -203,13 +219,3 @@ class Generation:
     def close(self) -> None:
         """Stop here, and let others have the sequence."""
         self._pieces.close()
-
-
-def read_prompt(sequence: "Tokens", prompt: list[int], on_progress: Callable[[int, int], None] | None) -> np.ndarray:
-    """Read what the sequence does not hold of a prompt; the logits after it, float32 [1, vocab]."""
-    begin, progress = len(sequence.tokens), on_progress or (lambda done, total: None)
-    for start in range(begin, len(prompt), CHUNK):
-        progress(start - begin, len(prompt) - begin)
-        last = start + CHUNK >= len(prompt)
-        logits = sequence.append(prompt[start : start + CHUNK], "last" if last else "none")
-    return logits

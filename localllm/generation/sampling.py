@@ -139,10 +139,12 @@ class Sampler:
         self._ids = np.arange(vocab)
         self._state = State(random.Random(self.seed), deque(maxlen=PENALTY_WINDOW))
 
-    def copy(self) -> "Sampler":
-        """A sampler that goes on from here by itself, and would choose the same."""
+    def copy(self, vocab: int | None = None) -> "Sampler":
+        """A sampler that goes on from here by itself, and would choose the same; vocab: if fewer tokens exist for it."""
         twin = copy.copy(self)
-        twin._state = copy.deepcopy(self._state)
+        twin._state = State(copy.copy(self._state.random), self._state.recent.copy())
+        if vocab is not None and vocab < self.vocab:
+            twin.vocab, twin._ids = vocab, self._ids[:vocab]
         return twin
 
     def accept(self, token: int) -> None:
@@ -152,9 +154,10 @@ class Sampler:
     def sample(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> int:
         """The next token's id, drawn from `distribution`."""
         candidates = self._left(logits, allowed)
+        u = self._state.random.random()  # one for each token, so that a copy that sees other logits stays in step
         if len(candidates.ids) == 1:
             return int(candidates.ids[0])
-        return draw(candidates.ids, candidates.probabilities(), self._state.random.random())
+        return draw(candidates.ids, candidates.probabilities(), u)
 
     def distribution(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The tokens that can come next, ids int64 [n], and their probabilities, float64 [n], for logits float32
