@@ -118,9 +118,7 @@ class Model:
         """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` does."""
         return self.session.chat(messages, options(max_tokens, stop, sampling, self.drafter(speculate)))
 
-    def drafter(
-        self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None
-    ) -> "str | Drafter":
+    def drafter(self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None) -> "str | Drafter":
         """What GenerationOptions have for it: a smaller model as one that guesses, "ngram" and "off" as they are.
 
         The model of "draft:PATH" is opened with as many threads as this one, the first time, and closed with it; to

@@ -22,6 +22,7 @@ UNLIKELY = 0.05  # nobody looks at what comes behind guesses that are right so s
 FADING = 0.95  # what an experience weighs when there is one more
 FORGETTING = 0.995  # what is left of a bad opinion when a step goes by without a guess
 FREE = 0.01  # guesses that cost less, by the time of a step, are always made: to see whether they are right
+TRIALS = 4  # the first run of a model takes longer than others
 
 
 class Guess(NamedTuple):
@@ -121,6 +122,7 @@ class Source:
         self._proposer, self._experience = proposer, Experience()
         self._guesses: list[Guess] = []  # the latest
         self._seconds: float | None = None  # that one takes
+        self._trials = TRIALS  # guesses to make before that can be believed
 
     def plan(self, most: int, costs: Costs, least: float) -> Plan:
         """Of at most `most` guesses as many as promise the most; none if that is not more than the rate `least`."""
@@ -130,7 +132,7 @@ class Source:
             guess = next(guesses, None)
             if guess is None:
                 break
-            self._seconds = settled(self._seconds, perf_counter() - started)
+            self._seconds, self._trials = settled(self._seconds, perf_counter() - started), self._trials - 1
             self._guesses.append(guess)
             chance *= self._experience.chances[guess.trust]
             expected.append(expected[-1] + chance)
@@ -145,9 +147,9 @@ class Source:
         return rates.index(rate), rate
 
     def _may_pay(self, expected: list[float], chance: float, most: int, costs: Costs, least: float) -> bool:
-        """Whether more guesses may raise the rate, if they are right as often as usual. What is free may always."""
+        """Whether more guesses may raise the rate, if they are right as often as usual. What is free or new may."""
         each = self._cost(costs)
-        if each < FREE:
+        if each < FREE or self._trials > 0:
             return True
         tokens, least = expected[-1], max(least, self._best(expected, costs)[1])
         for length in range(len(expected), most + 1):
@@ -172,6 +174,7 @@ class Source:
             self._seconds = self._seconds and FORGETTING * self._seconds
         self._guesses = []
         self._proposer.push(tokens)
+
 
 class Guesses:
     """Drafts for one answer, each from the proposer that promises the most at the time."""
