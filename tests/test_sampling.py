@@ -119,7 +119,7 @@ def test_draws_of_similar_probabilities_agree():
 def test_noise_is_uniform():
     for key in (0, 1, 2**64 - 1):
         numbers = uniform(np.arange(100000), key)
-        assert 0 < numbers.min() and numbers.max() < 1
+        assert numbers.min() > 0 and numbers.max() < 1
         counts, _ = np.histogram(numbers, 20, (0, 1))
         assert np.abs(counts - 5000).max() < 350, "5 standard deviations"
         assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02

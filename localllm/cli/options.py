@@ -36,7 +36,7 @@ class Speculate(click.ParamType):
     name = "how"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value in ("ngram", "off") or value.startswith("draft:") and value != "draft:":
+        if value in ("ngram", "off") or (value.startswith("draft:") and value != "draft:"):
             return value
         self.fail(f"{value!r} is not ngram, off or draft:MODEL", param, ctx)
 
@@ -78,8 +78,8 @@ generation = together(
         metavar="HOW",
         type=Speculate(),
         default="ngram",
-        help="Guess tokens where the text repeats itself (ngram), with a smaller model too (draft:MODEL), or not (off): "
-        "the same answer in fewer steps.  [default: ngram]",
+        help="Guess tokens: where the text repeats itself (ngram), by a smaller model too (draft:MODEL), or not (off). "
+        "The same answer in fewer steps.  [default: ngram]",
     ),
 )
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from localllm.errors import ContextError, UsageError
-from localllm.generation.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
-from localllm.generation.sequences import Sequences
 from localllm.generation.draft_model import Drafter
 from localllm.generation.ngrams import from_text
 from localllm.generation.prefill import read_prompt
+from localllm.generation.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
+from localllm.generation.sequences import Sequences
 from localllm.generation.speculation import Guesses, Proposer
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
@@ -31,8 +31,7 @@ class GenerationOptions:
     stop: Sequence[str] = ()  # strings that end the answer and are not part of it
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     on_progress: Callable[[int, int], None] | None = None  # called with (tokens read, tokens to read) during prefill
-    # Read what may come next in one step: where the text repeats itself, as a smaller model guesses too, or never ("off").
-    speculate: str | Drafter = "ngram"
+    speculate: str | Drafter = "ngram"  # where guesses come from: the text, a smaller model besides, nowhere ("off")
 
     def __post_init__(self) -> None:
         """Raises UsageError for values that make no sense."""
@@ -205,7 +204,7 @@ class Generation:
         drawn = self.tokens[before:]
         right = sum(token == guess for token, guess in zip(drawn, draft, strict=False))
         if right < len(draft):
-            sequence.truncate(len(self.prompt) + before + right)
+            sequence.truncate(len(sequence.tokens) - len(draft) + right)
         guesses.learn(drawn)
 
     def _prefill(self, sequence: "Tokens") -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Guesses from the text itself: what followed the same words before (prompt lookup), and how a copy with changes goes on.
+"""Guesses from the text itself: what followed the same words before (prompt lookup), how a copy with changes goes on.
 
 Both are proposers of localllm.generation.speculation and cost next to nothing.
 """
