@@ -93,8 +93,8 @@ def told(name: str, off: Generation, on: Generation) -> float:
     ratio, same = off.decode_s / on.decode_s, "same text" if off.tokens == on.tokens else "ANOTHER TEXT"
     speed = (len(off.tokens) - 1) / off.decode_s
     print(
-        f"{name}: {ratio:.2f} ({speed:.1f} to {speed * ratio:.1f} per second), {len(on.tokens)} tokens in {on.steps} steps, "
-        f"{on.accepted} of {on.drafted} guesses right, {same}",
+        f"{name}: {ratio:.2f} ({speed:.1f} to {speed * ratio:.1f} tokens/s), {len(on.tokens)} tokens, "
+        f"{on.steps} steps, {on.accepted} of {on.drafted} guesses right, {same}",
         flush=True,
     )
     return ratio

@@ -140,7 +140,7 @@ class Sampler:
         self._state = State(random.Random(self.seed), deque(maxlen=PENALTY_WINDOW))
 
     def copy(self, vocab: int | None = None) -> "Sampler":
-        """A sampler that goes on by itself from here, and would choose the same; vocab: if fewer tokens exist for it."""
+        """A sampler that goes on by itself from here and would choose the same; vocab: if fewer tokens exist for it."""
         twin = copy.copy(self)
         twin._state = State(copy.copy(self._state.random), self._state.recent.copy())
         if vocab is not None and vocab < self.vocab:
