@@ -137,6 +137,7 @@ class Source:
             chance *= self._experience.chances[guess.trust]
             expected.append(expected[-1] + chance)
         length, rate = self._best(expected, costs)
+        least /= 1 + len(self._guesses) * self._cost(costs)  # what has been spent is spent
         return Plan([guess.token for guess in self._guesses[:length]], rate) if rate > least else Plan([], 0.0)
 
     def _best(self, expected: list[float], costs: Costs) -> tuple[int, float]:
