@@ -51,6 +51,8 @@ def chat(
     chosen = options.generation_options(options.reading(line), **choices)
     path = model or str(localllm.builtin_model())
     with options.open_model(path, context, threads, kv_type, chat_template) as opened:
+        if chosen.on_overflow == "shift":
+            opened.engine.require_shift()
         chosen = options.with_draft_model(opened, chosen, choices["speculate"])
         if interactive:
             exit_on_sigterm()
