@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ids
@@ -15,6 +16,7 @@ from localllm.arch import architecture
 from localllm.arch.storage import KVType
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
+from localllm.generation.draft_model import Drafter
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
@@ -44,7 +46,15 @@ class Model:
         warnings: lines that the user should see.
     """
 
-    def __init__(self, file: GGUFFile, tokenizer: Tokenizer, engine: "Engine", chat_template: str | None = None):
+    def __init__(
+        self,
+        file: GGUFFile,
+        tokenizer: Tokenizer,
+        engine: "Engine",
+        chat_template: str | None = None,
+        threads: int | None = None,
+    ):
+        """threads: for other models that this one opens."""
         self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, main_format(file)
         name = file.metadata.get("general.name")
         self.name = name if isinstance(name, str) else ""
@@ -52,6 +62,8 @@ class Model:
         self.tokenizer, self.engine = tokenizer, engine
         self.warnings = [warning for warning in (tokenizer.warning, engine.warning) if warning]
         self.session = Session(Sequences(engine), tokenizer, chat_template)
+        self._threads, self._opening = threads, threading.Lock()
+        self._draft_models: dict[str, Model] = {}
 
     def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
         """Token ids of a text; see Tokenizer.encode."""
@@ -85,21 +97,54 @@ class Model:
             sequence.close()
 
     def generate(
-        self, prompt: str | list[int], max_tokens: int | None = None, stop: Ids[str] = (), **sampling: Any
+        self,
+        prompt: str | list[int],
+        max_tokens: int | None = None,
+        stop: Ids[str] = (),
+        speculate: "str | Model" = "ngram",
+        **sampling: Any,
     ) -> Generation:
         """Go on with a text as it is: an iterator of str pieces, which knows more afterwards (see Generation).
 
-        stop: strings that end the text; `sampling`: fields of SamplingOptions, as temperature=0 or seed=1, and what is
-        done when the context is full, on_overflow and keep of GenerationOptions.
-        Raises ContextError if the prompt does not fit, UsageError for options that make no sense.
+        stop: strings that end the text; speculate: "ngram", "off", or what guesses besides, "draft:PATH" or an open
+        Model (see `drafter`); `sampling`: fields of SamplingOptions, as temperature=0 or seed=1, and what is done when
+        the context is full, on_overflow and keep of GenerationOptions. Raises ContextError if the prompt does not fit,
+        UsageError for options that make no sense, and what open_model raises.
         """
-        return self.session.complete(prompt, options(max_tokens, stop, sampling))
+        return self.session.complete(prompt, options(max_tokens, stop, sampling, self.drafter(speculate)))
 
     def chat(
-        self, messages: Ids[Message], max_tokens: int | None = None, stop: Ids[str] = (), **sampling: Any
+        self,
+        messages: Ids[Message],
+        max_tokens: int | None = None,
+        stop: Ids[str] = (),
+        speculate: "str | Model" = "ngram",
+        **sampling: Any,
     ) -> Generation:
         """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` does."""
-        return self.session.chat(messages, options(max_tokens, stop, sampling))
+        return self.session.chat(messages, options(max_tokens, stop, sampling, self.drafter(speculate)))
+
+    def drafter(self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None) -> "str | Drafter":
+        """What GenerationOptions have for it: a smaller model as one that guesses, "ngram" and "off" as they are.
+
+        The model of "draft:PATH" is opened with as many threads as this one, the first time, and closed with it; to
+        have its warnings and choose how it is opened, open it yourself. progress: as of open_model, which says what is
+        raised; UsageError also if its vocabulary is another one.
+        """
+        if isinstance(speculate, str):
+            kind, _, path = speculate.partition(":")
+            if kind != "draft":
+                return speculate
+            speculate = self._draft_model(path, progress)
+        drafter = Drafter(speculate.session.sequences, speculate.tokenizer)
+        drafter.require_vocabulary(self.tokenizer)
+        return drafter
+
+    def _draft_model(self, path: str, progress: Callable[[int, int], None] | None) -> "Model":
+        with self._opening:
+            if path not in self._draft_models:
+                self._draft_models[path] = open_model(path, self._threads, progress=progress)
+            return self._draft_models[path]
 
     def candidates(
         self,
@@ -158,6 +203,8 @@ class Model:
 
     def close(self) -> None:
         """Give back the memory and end the threads."""
+        for model in self._draft_models.values():
+            model.close()
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -201,7 +248,7 @@ def open_model(
     from localllm.engine.model import Engine  # not needed to refuse a file
 
     engine = Engine(file, threads, context or None, kv_type, backend, progress, observer)
-    return Model(file, tokenizer, engine, chat_template)
+    return Model(file, tokenizer, engine, chat_template, threads)
 
 
 def tokenizer_of(file: GGUFFile) -> Tokenizer:
@@ -218,13 +265,15 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         return tokenizer_of(file)
 
 
-def options(max_tokens: int | None, stop: Ids[str], sampling: dict[str, Any]) -> GenerationOptions:
+def options(
+    max_tokens: int | None, stop: Ids[str], sampling: dict[str, Any], speculate: str | Drafter = "ngram"
+) -> GenerationOptions:
     """One object out of a method's arguments. Raises UsageError for an unknown name."""
     overflow = {name: sampling.pop(name) for name in ("on_overflow", "keep") if name in sampling}
     unknown = sampling.keys() - SamplingOptions.__dataclass_fields__.keys()
     if unknown:
         raise UsageError(f"there is no option {sorted(unknown)[0]!r}")
-    return GenerationOptions(max_tokens, stop, SamplingOptions(**sampling), **overflow)
+    return GenerationOptions(max_tokens, stop, SamplingOptions(**sampling), None, speculate, **overflow)
 
 
 def main_format(file: GGUFFile) -> str:

@@ -11,6 +11,7 @@ tokenizer works (byte-level BPE with merges) and there is a chat template, so th
 import argparse
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -110,6 +111,9 @@ class Plan(NamedTuple):
     @property
     def size(self) -> int:
         return max(self.rows, 1) * self.format.row_bytes(self.columns)
+
+
+Weights = Callable[[Plan, np.random.Generator], Iterator[np.ndarray]]
 
 
 def planned(shape: Shape | RecurrentShape, wanted: str) -> list[Plan]:
@@ -230,7 +234,24 @@ def add_hyperparameters(writer: gguf.GGUFWriter, shape: Shape | RecurrentShape, 
         writer.add_expert_used_count(shape.experts_used)
 
 
-def write_model(path: Path, shape: Shape | RecurrentShape, wanted: str, seed: int = 0, name: str = "synthetic") -> None:
+def random_weights(plan: Plan, random: np.random.Generator) -> Iterator[np.ndarray]:
+    """A tensor's data, in pieces."""
+    if plan.name.endswith("ssm_a"):
+        yield (-random.uniform(0.01, 0.5, plan.size // 4)).astype(np.float32)
+    elif plan.rows:
+        yield from random_matrix(plan.format, plan.rows, plan.columns, random)
+    else:
+        yield random.uniform(0.9, 1.1, plan.columns).astype(np.float32)
+
+
+def write_model(
+    path: Path,
+    shape: Shape | RecurrentShape,
+    wanted: str,
+    seed: int = 0,
+    name: str = "synthetic",
+    weights: Weights = random_weights,
+) -> None:
     """Writes the model to `path`, by way of a temporary file beside it, in the format or mix `wanted`."""
     random = np.random.Generator(np.random.SFC64(seed))  # the fastest of NumPy's
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -248,23 +269,20 @@ def write_model(path: Path, shape: Shape | RecurrentShape, wanted: str, seed: in
         writer.write_ti_data_to_file()
         with open(temporary, "ab") as file:
             writer.flush()
-            write_weights(file, plans, writer.data_alignment, random)
+            write_weights(file, plans, writer.data_alignment, random, weights)
         writer.close()
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def write_weights(file: BinaryIO, plans: list[Plan], alignment: int, random: np.random.Generator) -> None:
+def write_weights(
+    file: BinaryIO, plans: list[Plan], alignment: int, random: np.random.Generator, weights: Weights
+) -> None:
     for plan in plans:
         file.write(b"\0" * (-file.tell() % alignment))
-        if plan.name.endswith("ssm_a"):
-            file.write((-random.uniform(0.01, 0.5, plan.size // 4)).astype(np.float32).data)
-        elif plan.rows:
-            for chunk in random_matrix(plan.format, plan.rows, plan.columns, random):
-                file.write(chunk.data)
-        else:
-            file.write(random.uniform(0.9, 1.1, plan.columns).astype(np.float32).data)
+        for piece in weights(plan, random):
+            file.write(piece.data)
     file.write(b"\0" * (-file.tell() % alignment))
 
 

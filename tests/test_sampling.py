@@ -1,5 +1,6 @@
 """Sampling: each step against its definition, the chain against the distribution it should draw from."""
 
+import random
 from collections import Counter, deque
 
 import numpy as np
@@ -21,6 +22,7 @@ from localllm.generation.sampling import (
     top_k,
     top_p,
     typical,
+    uniform,
 )
 
 EVERYTHING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # every step off
@@ -62,7 +64,7 @@ def test_top_k_with_impossible_tokens():
     logits[[5, 900]] = 1, 2
     kept = top_k(everything(logits), 3)
     assert kept.ids[:2].tolist() == [900, 5]
-    assert draw(kept.ids, kept.probabilities(), 0.999999) == 5
+    assert {draw(kept, key) for key in range(50)} == {900, 5}
 
 
 @pytest.mark.parametrize(("p", "expected"), [(0.4, [10]), (0.5, [10]), (0.55, [10, 11]), (0.9, [10, 11, 12]), (1, 4)])
@@ -95,10 +97,33 @@ def test_temperature_sharpens_and_flattens():
     assert np.isfinite(temperature(candidates, 1e-30).probabilities()).all()
 
 
-def test_draw_covers_the_whole_interval():
-    ids, probabilities = np.array([10, 11, 12]), np.array([0.5, 0.3, 0.2])
-    points = (0.0, 0.49, 0.51, 0.79, 0.81, np.nextafter(1.0, 0))
-    assert [draw(ids, probabilities, u) for u in points] == [10, 10, 11, 11, 12, 12]
+def test_draws_have_the_probabilities():
+    """A chi-square test, whose statistic is above 27.9 once in a thousand times with 9 degrees of freedom."""
+    probabilities = np.array([0.4, 0.2, 0.1, 0.1, 0.08, 0.05, 0.03, 0.02, 0.01, 0.01])
+    candidates = Candidates(np.arange(10) * 4999, np.log(probabilities))
+    keys = random.Random(1)
+    counts = Counter(draw(candidates, keys.getrandbits(64)) // 4999 for _ in range(20000))
+    expected = 20000 * probabilities
+    assert sum((counts[token] - expected[token]) ** 2 / expected[token] for token in range(10)) < 27.9
+
+
+def test_draws_of_similar_probabilities_agree():
+    """By Daliri et al. at least (1 - d) / (1 + d) of them, where d is what the probabilities differ by."""
+    one, other = np.array([0.5, 0.3, 0.2]), np.array([0.4, 0.25, 0.35])
+    pair = [Candidates(np.array([10, 11, 12]), np.log(p)) for p in (one, other)]
+    agree = np.mean([draw(pair[0], key) == draw(pair[1], key) for key in range(4000)])
+    distance = np.abs(one - other).sum() / 2
+    assert agree > (1 - distance) / (1 + distance) - 0.02
+
+
+def test_noise_is_uniform():
+    for key in (0, 1, 2**64 - 1):
+        numbers = uniform(np.arange(100000), key)
+        assert numbers.min() > 0 and numbers.max() < 1
+        counts, _ = np.histogram(numbers, 20, (0, 1))
+        assert np.abs(counts - 5000).max() < 350, "5 standard deviations"
+        assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02
+    assert (uniform(np.arange(100), 5) != uniform(np.arange(100), 6)).all()
 
 
 def test_penalties_follow_llama_cpp():
@@ -200,20 +225,20 @@ def test_the_chain_draws_from_its_distribution(options: dict):
         assert abs(counts[token] / draws - probability) < 5 * deviation + 1e-4
 
 
-RECORDED = [  # before the sampler became a chain, in the same order
-    ({}, [3184, 565, 3067, 3118, 2821, 1312, 3658, 565, 168, 3118, 565, 168]),
+RECORDED = [  # when draws became those of Gumbel noise; greedy ones before the sampler became a chain
+    ({}, [3447, 565, 3067, 3082, 2822, 3067, 4472, 3048, 168, 3577, 2395, 3067]),
     ({"temperature": 0}, [3118, 565, 3067, 3118, 565, 3067, 3118, 565, 3067, 3118, 565, 3067]),
-    ({**EVERYTHING, "temperature": 1.5}, [706, 2395, 3002, 4810, 525, 778, 407, 4227, 344, 1054, 4692, 1054]),
-    ({"top_k": 3}, [3447, 565, 3067, 3118, 2395, 168, 3082, 565, 3067, 3118, 565, 168]),
+    ({**EVERYTHING, "temperature": 1.5}, [3447, 1757, 3067, 843, 1631, 2098, 478, 2905, 3814, 3577, 1322, 41]),
+    ({"top_k": 3}, [3447, 565, 3067, 3082, 565, 3067, 3118, 565, 168, 3118, 2395, 3067]),
     (
         {"typical": 0.5, "temperature": 1.2},
-        [1488, 1633, 2724, 4909, 4404, 4073, 1816, 1633, 2130, 3082, 3048, 1312],
+        [1054, 2234, 168, 3082, 2822, 944, 4472, 3048, 168, 3577, 4113, 1040],
     ),
-    ({"top_p": 0.6, "temperature": 2.0}, [4443, 565, 168, 3447, 314, 1312, 494, 565, 2724, 3118, 2395, 2724]),
-    ({"min_p": 0.3, "top_k": 0}, [3447, 565, 3067, 3118, 2395, 168, 3082, 565, 3067, 3118, 565, 168]),
+    ({"top_p": 0.6, "temperature": 2.0}, [3447, 565, 3067, 3082, 2822, 3067, 4472, 3048, 168, 3118, 2395, 144]),
+    ({"min_p": 0.3, "top_k": 0}, [3447, 565, 3067, 3082, 565, 3067, 3118, 565, 168, 3118, 2395, 3067]),
     (
         {"repeat_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25},
-        [3184, 565, 3067, 3118, 3830, 3855, 1732, 2395, 2724, 3447, 732, 2130],
+        [3447, 565, 3067, 3082, 2822, 3812, 4472, 3048, 168, 3577, 2395, 144],
     ),
     (
         {"temperature": 0, "repeat_penalty": 3.0},

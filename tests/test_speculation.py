@@ -1,16 +1,32 @@
 """Speculative decoding: the same text in fewer steps."""
 
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 import pytest
+from fake_engine import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_model import write_tiny_model
 
 import localllm
+from localllm.errors import UsageError
+from localllm.generation import speculation
+from localllm.generation.draft_model import PADDING, Drafter
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling import SamplingOptions
-from localllm.generation.speculation import LENGTHS, Guesses, NGrams, Pace
+from localllm.generation.ngrams import NGrams, from_text
+from localllm.generation.sampling import Sampler, SamplingOptions
+from localllm.generation.sequences import Sequences
+from localllm.generation.speculation import GAIN, MOST, SURE, TRIALS, Costs, Guess, Guesses, Source
 
-# ---- n-grams --------------------------------------------------------------------------------------------------------
+# ---- from the text --------------------------------------------------------------------------------------------------
+
+
+def first(proposer, count: int) -> list[int]:
+    return [guess.token for guess in itertools.islice(proposer.propose(), count)]
 
 
 def longest_repeated_end(tokens: list[int]) -> int:
@@ -23,65 +39,170 @@ def longest_repeated_end(tokens: list[int]) -> int:
 def test_ngrams_find_the_longest_repeated_end(tokens):
     grams = NGrams()
     for count, token in enumerate(tokens, 1):
-        grams.push(token)
-        draft, support = grams.propose(3)
+        grams.push([token])
+        guesses = list(itertools.islice(grams.propose(), 3))
         longest = longest_repeated_end(tokens[:count])
-        assert support == (longest if longest > 1 else 0)
-        if support:
-            begins = [i for i in range(count - support) if tokens[i : i + support] == tokens[count - support : count]]
-            assert draft in [tokens[i + support : count][:3] for i in begins]
-            assert draft
+        assert grams.agreed == longest
+        assert bool(guesses) == (longest > 0)
+        if guesses:
+            places = [i for i in range(count - longest) if tokens[i : i + longest] == tokens[count - longest : count]]
+            followed = [itertools.cycle(tokens[i + longest : count]) for i in places]
+            assert [guess.token for guess in guesses] in [list(itertools.islice(cycle, 3)) for cycle in followed]
+            assert [guess.trust for guess in guesses] == [min(longest + i, SURE) for i in range(3)]
 
 
 def test_ngrams_prefer_what_was_last():
-    grams = NGrams([1, 2, 8, 0, 1, 2])
-    assert grams.propose(1) == ([8], 2)
-    for token in (9, 0, 0, 1, 2):
-        grams.push(token)
-    assert grams.propose(1)[0] == [9]
+    grams = NGrams()
+    grams.push([1, 2, 8, 0, 1, 2])
+    assert first(grams, 1) == [8]
+    grams.push([9, 0, 0, 1, 2])
+    assert first(grams, 1) == [9]
 
 
 def test_a_new_text_has_no_guesses():
-    assert NGrams().propose(5) == ([], 0)
-    assert NGrams([4, 5, 6]).propose(5) == ([], 0)
-    assert NGrams([4, 5, 4]).propose(5) == ([], 0), "one token says too little"
+    assert first(NGrams(), 5) == []
+    assert first(from_text([4, 5, 6])[0], 5) == []
+
+
+ORIGINAL = list(range(100, 120))
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (ORIGINAL[:6], 106),  # it is being copied
+        ([*ORIGINAL[:6], 7], 107),  # 106 was replaced
+        ([*ORIGINAL[:6], 7, 106], 107),  # 7 was put in
+        ([*ORIGINAL[:6], 107], 108),  # 106 was left out
+        ([*ORIGINAL[:6], 7, 8, 9, 106], 107),
+        ([*ORIGINAL[:6], 7, 8, 9, 107], 108),
+    ],
+    ids=str,
+)
+def test_copies_go_on_behind_a_change(answer, expected):
+    grams, copies = from_text([*ORIGINAL, 1])
+    for token in answer:
+        for proposer in (grams, copies):
+            proposer.push([token])
+    assert first(copies, 2) == [expected, expected + 1]
+
+
+@given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5)))
+def test_copies_guess_what_is_in_the_text(prompt, pushes):
+    grams, copies = from_text(prompt)
+    for tokens in pushes:
+        for proposer in (grams, copies):
+            proposer.push(tokens)
+        assert set(first(copies, 4)) <= set(grams.tokens)
 
 
 # ---- pace -----------------------------------------------------------------------------------------------------------
 
 
-def measured(*costs: float) -> Pace:
-    pace = Pace()
-    for tokens, cost in zip((1, 2, 4, 8, 16), costs, strict=True):
-        pace.took(tokens, cost)
-    return pace
+def costs_of(*seconds: float) -> Costs:
+    """Of 1, 2, 4, 8 and 16 tokens."""
+    costs = Costs()
+    for tokens, taken in zip((1, 2, 4, 8, 16), seconds, strict=True):
+        costs.took(tokens, taken)
+    return costs
+
+
+class Script:
+    """A proposer that guesses the same every time; each guess takes `seconds` by the test's clock."""
+
+    def __init__(self, guesses: list[Guess], seconds: float = 0.0):
+        self.guesses, self.seconds, self.asked = guesses, seconds, 0
+
+    def push(self, tokens):
+        pass
+
+    def propose(self):
+        for guess in self.guesses:
+            Script.clock += self.seconds
+            self.asked += 1
+            yield guess
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    Script.clock = 0.0
+    monkeypatch.setattr(speculation, "perf_counter", lambda: Script.clock)
+
+
+SURELY = [Guess(7, SURE)] * 30
 
 
 def test_a_draft_is_as_long_as_it_pays():
-    free, dear = measured(1, 1, 1, 1, 1), measured(1, 2.2, 4.4, 8.8, 17.6)
-    assert free.length(15, 16) == LENGTHS[-1]
-    assert free.length(5, 16) == 3, "there are no more"
-    assert free.length(0, 16) == 0
-    assert dear.length(15, 16) == 0
+    free, dear = costs_of(1, 1, 1, 1, 1), costs_of(1, 2.2, 4.4, 8.8, 17.6)
+    assert len(Source(Script(SURELY)).plan(MOST, free, GAIN).draft) == MOST
+    assert len(Source(Script(SURELY)).plan(5, free, GAIN).draft) == 5
+    assert len(Source(Script(SURELY)).plan(0, free, GAIN).draft) == 0
+    assert len(Source(Script(SURELY[:2])).plan(MOST, free, GAIN).draft) == 2, "there are no more"
+    assert Source(Script(SURELY)).plan(MOST, dear, GAIN).draft == []
+    usual = costs_of(1, 1.3, 1.8, 3.2, 5.5)
+    assert 1 <= len(Source(Script([Guess(7, 4)] * 30)).plan(MOST, usual, GAIN).draft) < MOST
+    assert Source(Script(SURELY)).plan(MOST, usual, 99.0).draft == [], "something else promises more"
 
 
-def test_experience_counts():
-    pace = measured(1, 1.3, 1.8, 3.2, 5.5)
-    for _ in range(20):
-        pace.was_right(4, 3, 0)
-    assert pace.length(15, 4) == 0
-    assert pace.length(15, 16) > 0, "other agreements are another experience"
+def test_between_measured_lengths_costs_are_on_lines():
+    costs = costs_of(1.0, 1.5, 2.0, 3.0, 5.0)
+    assert [costs.of(tokens) for tokens in (1, 2, 3, 4, 6, 12)] == pytest.approx([1, 1.5, 1.75, 2, 2.5, 4])
+    costs.took(4, 9.0)
+    assert costs.of(4) < 9, "one slow step is not yet the truth"
+
+
+def test_experience_counts_without_being_read():
+    """Bad guesses are given up, and good ones taken up, also when none was in a draft."""
+    usual, source = costs_of(1, 1.3, 1.8, 3.2, 5.5), Source(Script([Guess(7, 4)] * 30))
+    for _ in range(30):
+        source.plan(MOST, usual, GAIN)
+        source.push([5])
+    assert source.plan(MOST, usual, GAIN).draft == []
+    source.push([5])
+    for _ in range(30):
+        source.plan(0 if source is None else MOST, usual, 99.0)
+        source.push([7] * 9)
+    assert len(source.plan(MOST, usual, GAIN).draft) > 5
+
+
+def test_other_agreements_are_another_experience():
+    usual, script = costs_of(1, 1.3, 1.8, 3.2, 5.5), Script([Guess(7, 3)] * 30)
+    source = Source(script)
+    for _ in range(30):
+        source.plan(MOST, usual, GAIN)
+        source.push([5])
+    script.guesses = SURELY
+    assert len(source.plan(MOST, usual, GAIN).draft) > 5
+
+
+def test_guesses_that_cost_more_than_they_save_are_not_made():
+    usual, dear = costs_of(1, 1.3, 1.8, 3.2, 5.5), Script(SURELY, seconds=0.9)
+    source = Source(dear)
     for _ in range(40):
-        pace.was_right(4, 15, 15)
-    assert pace.length(15, 4) == LENGTHS[-1]
+        source.plan(MOST, usual, GAIN)
+        source.push([7] * 3)
+    assert dear.asked <= TRIALS + 2
+    cheap = Script(SURELY, seconds=0.1)
+    source = Source(cheap)
+    for _ in range(40):
+        assert len(source.plan(MOST, usual, GAIN).draft) > 1
+        source.push([7] * 16)
 
 
-def test_guesses_go_by_the_text():
-    guesses = Guesses([5, 6, 7, 8, 9, 5, 6, 7])
-    assert guesses.draft(1) == [8]
+def test_the_first_step_is_the_measure():
+    guesses = Guesses([Script(SURELY)])
+    assert guesses.draft(9) == []
+    guesses.took(1, 1.0)
+    assert guesses.draft(9) == [7] * 9
     assert guesses.draft(0) == []
-    guesses.learn([8], 1, 1)
-    assert guesses.draft(15)[:1] == [9]
+
+
+def test_the_best_proposer_is_heard():
+    better, worse = [Guess(1, 8)] * 30, [Guess(2, 4)] * 30
+    for order in itertools.permutations((Script(better), Script(worse))):
+        guesses = Guesses(order)
+        guesses.took(1, 1.0)
+        assert set(guesses.draft(9)) == {1}
 
 
 # ---- with a model ---------------------------------------------------------------------------------------------------
@@ -111,7 +232,7 @@ def test_the_text_is_the_same(model, prompt, sampling):
     assert off.steps == max(len(off.tokens) - (off.finish_reason == "length"), 0)
     assert (off.drafted, off.accepted) == (0, 0)
     assert 0 <= on.accepted <= on.drafted
-    assert on.steps <= off.steps
+    assert on.steps == off.steps - on.accepted
 
 
 def test_the_sequence_holds_what_was_said(model):
@@ -137,3 +258,143 @@ def test_where_the_text_repeats_itself_there_are_fewer_steps(model):
     assert generation.tokens == ids[:40]
     assert generation.steps < 20
     assert generation.accepted > 20
+
+
+# ---- with a draft model ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 1}, {"seed": 2, "repeat_penalty": 1.3}], ids=str)
+@pytest.mark.parametrize("speculate", ["itself", "file"])
+def test_a_draft_model_changes_no_text(model, speculate, sampling, monkeypatch):
+    took = Costs.took
+    monkeypatch.setattr(Costs, "took", lambda costs, tokens, _: took(costs, tokens, 1.0))  # whatever the machine does
+    how = model if speculate == "itself" else f"draft:{localllm.builtin_model()}"
+    expected = model.generate(PROMPTS[0], 40, speculate="off", **sampling)
+    text = "".join(expected)
+    generation = model.generate(PROMPTS[0], 40, speculate=how, **sampling)
+    assert "".join(generation) == text
+    assert generation.tokens == expected.tokens
+    assert generation.steps == expected.steps - generation.accepted
+    assert generation.accepted >= len(generation.tokens) // 2, "it says what it would say"
+
+
+def test_draft_models_are_opened_once_and_closed_with_the_model():
+    path = str(localllm.builtin_model())
+    with localllm.open(path, threads=1) as model:
+        for _ in range(2):
+            "".join(model.generate("Hi", 3, speculate=f"draft:{path}"))
+        (opened,) = model._draft_models.values()
+    with pytest.raises(localllm.LocalllmError, match="closed"):
+        opened.logits([1])
+
+
+class Words:
+    """A tokenizer of so many words."""
+
+    def __init__(self, count: int, **other: str):
+        self.pieces = [other.get(f"w{i}", f"word {i}") for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [500, 500 + PADDING, 500 - PADDING])
+def test_a_vocabulary_may_be_padded(count):
+    Drafter(Sequences(FakeEngine(500, lambda tokens: 0)), Words(count)).require_vocabulary(Words(500))
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (Words(501 + PADDING), "629 tokens instead of 500"),
+        (Words(500, w17="x"), "token 17 is 'x' in the one and 'word 17' in"),
+    ],
+    ids=["longer", "other"],
+)
+def test_another_vocabulary_is_refused(words, problem):
+    with pytest.raises(UsageError, match=f"another vocabulary.*{problem}"):
+        Drafter(Sequences(FakeEngine(500, lambda tokens: 0)), words).require_vocabulary(Words(500))
+
+
+def counting(tokens: list[int]) -> int:
+    """After a number comes the next."""
+    return (tokens[-1] + 1) % 50
+
+
+SAMPLER = Sampler(SamplingOptions(temperature=0), 50)
+
+
+def test_a_draft_model_writes_ahead():
+    engine = FakeEngine(50, counting)
+    drafter = Drafter(Sequences(engine), Words(50))
+    with drafter.proposer([1, 2, 3], SAMPLER, frozenset([12])) as proposer:
+        assert engine.calls == [(0, 2)], "what was there before is read before anybody waits for guesses"
+        assert first(proposer, 3) == [4, 5, 6]
+        assert engine.calls[1:] == [(2, 1), (3, 1), (4, 1)]
+        proposer.push([4, 5, 9])
+        assert first(proposer, 2) == [10, 11]
+        assert engine.calls[4:] == [(5, 1), (6, 1)], "two guesses were right and are not read again"
+        proposer.push([10])
+        proposer.push([11])
+        assert first(proposer, 5) == [12], "behind the end comes nothing"
+        (sequence,) = engine.open_sequences
+        assert sequence.tokens == [1, 2, 3, 4, 5, 9, 10, 11]
+    with drafter.proposer([1, 2, 3, 4, 5, 6, 7], SAMPLER, frozenset()), drafter.proposer([9], SAMPLER, frozenset()):
+        assert engine.calls[-1] == (5, 1), "the next answer goes on with what the last one has read"
+        assert len(engine.open_sequences) == 2
+    assert len(engine.open_sequences) == 1
+
+
+def test_a_draft_model_reads_only_what_it_knows():
+    engine = FakeEngine(40, counting, context=8)
+    drafter = Drafter(Sequences(engine), Words(40))
+    with drafter.proposer([1, 2, 3], SAMPLER, frozenset()) as proposer:
+        assert first(proposer, 9) == [4, 5, 6, 7, 8, 9], "its context is full"
+        proposer.push([45])
+        assert first(proposer, 9) == []
+    with drafter.proposer([1, 45, 3], SAMPLER, frozenset()) as proposer:
+        assert first(proposer, 9) == []
+
+
+def test_the_distribution_stays():
+    """A chi-square test over all pairs of tokens of a tiny vocabulary, with a draft model that often errs."""
+    random = np.random.default_rng(4)
+    target, draft = (random.normal(0, 1, (3, 3)).astype(np.float32) for _ in range(2))
+    options = dict(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0)
+    counts, agreed, runs = Counter[tuple[int, int]](), 0, 20000
+    for seed in range(runs):
+        sampler = Sampler(SamplingOptions(seed=seed, **options), 3)
+        twin, guesses, text = sampler.copy(), [0], [0]
+        for _ in range(2):
+            guesses.append(twin.sample(draft[guesses[-1]]))
+        while len(text) < 3:
+            text.append(sampler.sample(target[text[-1]]))
+        counts[text[1], text[2]] += 1
+        agreed += text[1] == guesses[1]
+    p, q = (np.exp(table) / np.exp(table).sum(axis=1, keepdims=True) for table in (target, draft))
+    expected = {(i, j): runs * p[0, i] * p[i, j] for i in range(3) for j in range(3)}
+    statistic = sum((counts[pair] - expected[pair]) ** 2 / expected[pair] for pair in expected)
+    assert statistic < 26.1, "once in a thousand times, with 8 degrees of freedom"
+    most = np.minimum(p[0], q[0]).sum()  # what the rule of Leviathan et al. keeps
+    assert most / (2 - most) - 0.02 < agreed / runs < most + 0.02
+
+
+def test_the_command_line_has_draft_models(cli, tmp_path: Path):
+    tiny, other = str(write_tiny_model(tmp_path / "tiny.gguf")), str(localllm.builtin_model())
+    greedy = ("-n", "12", "--temp", "0", "-t", "1", "-c", "256")
+    expected = json.loads(cli("run", tiny, "-p", "Hi", "--json", "--speculate", "off", *greedy)[1])
+    code, out, err = cli("run", tiny, "-p", "Hi", "--json", "--speculate", f"draft:{tiny}", *greedy)
+    answer = json.loads(out)
+    assert (code, err, answer["tokens"]) == (0, "", expected["tokens"])
+    guesses = answer["speculation"]
+    assert guesses.keys() == {"drafted", "accepted", "steps_saved"}
+    assert guesses["steps_saved"] == guesses["accepted"] <= guesses["drafted"]
+    code, out, err = cli("chat", tiny, "--speculate", f"draft:{tiny}", *greedy, stdin=b"Hi")
+    assert (code, out) == (0, expected["text"] + "\n")
+    for arguments, wrong, message in (
+        ((), "draft:", "'draft:' is not ngram, off or draft:MODEL"),
+        ((), "x", "'x' is not ngram"),
+        ((), f"draft:{other}", "another vocabulary"),
+        (("--n", "2"), f"draft:{tiny}", "for one answer only"),
+    ):
+        code, out, err = cli("run", tiny, "-p", "Hi", "--speculate", wrong, *arguments, *greedy)
+        assert (code, out) == (2, "") and message in err
+    code, out, err = cli("run", tiny, "-p", "Hi", "--speculate", "draft:nowhere.gguf", *greedy)
+    assert code == 3 and "nowhere.gguf" in err

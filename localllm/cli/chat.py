@@ -53,6 +53,7 @@ def chat(
     with options.open_model(path, context, threads, kv_type, chat_template) as opened:
         if chosen.on_overflow == "shift":
             opened.engine.require_shift()
+        chosen = options.with_draft_model(opened, chosen, choices["speculate"])
         if interactive:
             exit_on_sigterm()
             warn_of_template(opened)

@@ -30,6 +30,17 @@ def number(*names: str, kind: type = float, metavar: str = "N", help: str) -> Ca
     return click.option(*names, type=kind, metavar=metavar, help=help)
 
 
+class Speculate(click.ParamType):
+    """ngram, off or draft:MODEL."""
+
+    name = "how"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value in ("ngram", "off") or (value.startswith("draft:") and value != "draft:"):
+            return value
+        self.fail(f"{value!r} is not ngram, off or draft:MODEL", param, ctx)
+
+
 model = click.argument("model", metavar="MODEL")
 optional_model = click.argument("model", metavar="[MODEL]", required=False)
 system = click.option("-sys", "--system", metavar="TEXT", help="The system message: how the model should answer.")
@@ -71,9 +82,11 @@ generation = together(
     answers,
     click.option(
         "--speculate",
-        type=click.Choice(["ngram", "off"]),
+        metavar="HOW",
+        type=Speculate(),
         default="ngram",
-        help="Guess tokens where the text repeats itself: the same answer in fewer steps.  [default: ngram]",
+        help="Guess tokens: where the text repeats itself (ngram), by a smaller model too (draft:MODEL), or not (off). "
+        "The same answer in fewer steps.  [default: ngram]",
     ),
     click.option(
         "--on-overflow",
@@ -96,13 +109,34 @@ def generation_options(
     keep: int | None,
     **sampling: Any,
 ) -> "GenerationOptions":
-    """What the options of `generation` say, checked; `on_progress` hears of the prefill. Raises UsageError."""
+    """What the options of `generation` say, checked; `on_progress` hears of the prefill. Raises UsageError.
+
+    Of a draft model they know nothing until `with_draft_model`.
+    """
     from localllm.generation.generate import GenerationOptions
     from localllm.generation.sampling import SamplingOptions
 
     given = {name: value for name, value in sampling.items() if value is not None}
     limit = None if max_tokens == -1 else max_tokens
-    return GenerationOptions(limit, stop, SamplingOptions(**given), on_progress, speculate, on_overflow, keep)
+    kind = "ngram" if is_draft_model(speculate) else speculate
+    return GenerationOptions(limit, stop, SamplingOptions(**given), on_progress, kind, on_overflow, keep)
+
+
+def is_draft_model(speculate: str) -> bool:
+    return speculate.startswith("draft:")
+
+
+def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str) -> "GenerationOptions":
+    """The same with the draft model that --speculate names, if it does, opened. Raises as Model.drafter."""
+    if not is_draft_model(speculate):
+        return chosen
+    from dataclasses import replace
+
+    line = ProgressLine()
+    try:
+        return replace(chosen, speculate=model.drafter(speculate, compiling(line)))
+    finally:
+        line.clear()
 
 
 def open_model(

@@ -66,6 +66,7 @@ def run(
     if n != 1 or beams:
         require_sense(n, beams, choices)
     with options.open_model(model, context, threads, kv_type, chat_template) as opened:
+        chosen = options.with_draft_model(opened, chosen, choices["speculate"])
         load_s = perf_counter() - started
         if n > 1 or beams:
             asked, interrupted = request(opened, text, system, raw), False
@@ -92,6 +93,8 @@ def require_sense(n: int, beams: int, choices: dict[str, Any]) -> None:
     require_counts(n, beams)
     others = "max_tokens", "stop", "speculate", "on_overflow", "keep"
     drawing = [name for name, value in choices.items() if value is not None and name not in others]
+    if options.is_draft_model(choices["speculate"]):
+        raise UsageError("a draft model guesses for one answer only: leave out --n, --beams or --speculate")
     if beams and drawing:
         raise UsageError(f"--beams draws nothing, so {drawing[0]} makes no sense with it")
 
@@ -126,7 +129,7 @@ def report(model: "Model", answer: "Generation", load_s: float, total_s: float) 
         "completion_tokens": said,
         "dropped_tokens": answer.dropped,
         "seed": answer.seed,
-        "speculation": {"drafted": answer.drafted, "accepted": answer.accepted},
+        "speculation": {"drafted": answer.drafted, "accepted": answer.accepted, "steps_saved": answer.accepted},
         **circumstances(model, times),
     }
 
@@ -164,8 +167,9 @@ def tell(result: dict[str, Any]) -> None:
         f"answer: {result['completion_tokens']} tokens in {decode}, first after {times['ttft_s']:.2f} s, "
         f"finish: {result['finish_reason']}, seed: {result['seed']}"
     )
-    if guessed := result["speculation"]["drafted"]:
-        say(f"guessed: {guessed} tokens, {result['speculation']['accepted']} of them right: a step less for each")
+    guesses = result["speculation"]
+    if guesses["drafted"]:
+        say(f"guessed: {guesses['drafted']} tokens, {guesses['accepted']} of them right: a step less for each")
 
 
 def tell_several(result: dict[str, Any]) -> None:

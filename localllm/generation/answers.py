@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from localllm.errors import UsageError
-from localllm.generation.generate import GenerationOptions, StopFilter, read_prompt, require_room
-from localllm.generation.sampling import PENALTY_WINDOW, Candidates, Sampler, SamplingOptions, top_k
+from localllm.generation.generate import GenerationOptions, StopFilter, require_room
+from localllm.generation.prefill import read_prompt
+from localllm.generation.sampling import PENALTY_WINDOW, Candidates, Sampler, top_k
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:

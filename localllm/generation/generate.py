@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Self
@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from localllm.errors import ContextError, UsageError
+from localllm.generation.draft_model import Drafter
+from localllm.generation.ngrams import from_text
 from localllm.generation.overflow import SINKS, Rolling, require_choice, require_shift
+from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
 from localllm.generation.sequences import Sequences
-from localllm.generation.speculation import Guesses
+from localllm.generation.speculation import Guesses, Proposer
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
 
 SPECULATE = ("ngram", "off")
-CHUNK = 512  # tokens per prefill step; between steps, progress is shown and Ctrl-C is heard
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class GenerationOptions:
     stop: Sequence[str] = ()  # strings that end the answer and are not part of it
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     on_progress: Callable[[int, int], None] | None = None  # called with (tokens read, tokens to read) during prefill
-    speculate: str = "ngram"  # read what may come next in one step, where the text repeats itself; or "off"
+    speculate: str | Drafter = "ngram"  # where guesses come from: the text, a smaller model besides, nowhere ("off")
     on_overflow: str | None = None  # see generation.overflow; None: drop-turns where a Session asks, else error
     keep: int | None = None  # the first tokens that stay with "shift"; None: the system message, 4 at least
 
@@ -39,7 +41,7 @@ class GenerationOptions:
         """Raises UsageError for values that make no sense."""
         if self.max_tokens is not None and self.max_tokens < 0:
             raise UsageError(f"max_tokens should be 0 or above, not {self.max_tokens}")
-        if self.speculate not in SPECULATE:
+        if not isinstance(self.speculate, Drafter) and self.speculate not in SPECULATE:
             raise UsageError(f"speculate should be {' or '.join(SPECULATE)}, not {self.speculate!r}")
         require_choice(self.on_overflow, self.keep)
         if isinstance(self.stop, str):
@@ -106,7 +108,8 @@ class Generation:
         prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
         dropped: how many tokens were forgotten to make room, with on_overflow "shift".  kept: those in front that stay.
         is_full: whether it ended because there was no room for more.
-        steps: of the model, after the prompt.  drafted, accepted: tokens that were guessed, and those that were right.
+        steps: of the model, after the prompt.  drafted, accepted: tokens that were guessed, and those that were right,
+            each of which has saved a step.
     """
 
     def __init__(
@@ -157,21 +160,35 @@ class Generation:
     def _decode(self) -> Iterator[int]:
         """Tokens as they are chosen, until one ends the answer or there is no room for more."""
         started = perf_counter()
-        with self._sequences.beginning_with(self.prompt, self.kept) as sequence, self._counting(sequence):
-            rows, draft = self._prefill(sequence), list[int]()
+        with (
+            self._sequences.beginning_with(self.prompt, self.kept) as sequence,
+            self._counting(sequence),
+            ExitStack() as held,
+        ):
+            rows = self._prefill(sequence)
             self.prefill_s = perf_counter() - started
             limit = self._options.limit(self._sequences.context - len(self.prompt))
-            guesses = Guesses(self.prompt) if self._options.speculate == "ngram" else None
+            if limit > 0:
+                yield from self._drawn(rows, [], started)
+            guesses = self._guesses(held) if limit > 1 and not self._ended else None
             while len(self.tokens) < limit and not self._ended:
-                if self.tokens:
-                    draft = guesses.draft(limit - len(self.tokens) - 1) if guesses else []
-                    rows = self._step(sequence, draft, guesses)
-                before = len(self.tokens)
+                before, draft = len(self.tokens), guesses.draft(limit - len(self.tokens) - 1) if guesses else []
+                rows = self._step(sequence, draft, guesses)
                 yield from self._drawn(rows, draft, started)
                 if guesses:
                     self._learn(sequence, draft, before, guesses)
         self.finish_reason = "stop" if self._ended else "length"
         self.is_full = not self._ended and len(self.tokens) != self._options.max_tokens
+
+    def _guesses(self, held: ExitStack) -> Guesses | None:
+        """What drafts come from, made when the first token is on its way; held: has what it needs."""
+        speculate, tokens = self._options.speculate, [*self.prompt, *self.tokens]
+        if speculate == "off":
+            return None
+        proposers: list[Proposer] = [*from_text(tokens)]
+        if isinstance(speculate, Drafter):
+            proposers.append(held.enter_context(speculate.proposer(tokens, self._sampler, self._end_ids)))
+        return Guesses(proposers)
 
     @contextmanager
     def _counting(self, sequence: "Tokens | Rolling") -> Iterator[None]:
@@ -193,6 +210,7 @@ class Generation:
 
     def _drawn(self, rows: np.ndarray, draft: list[int], started: float) -> Iterator[int]:
         """The tokens that are drawn, as far as the draft is right and one beyond."""
+        self.drafted += len(draft)
         for row, guess in zip(rows, [*draft, None], strict=True):
             token = self._sampler.sample(row)
             elapsed = perf_counter() - started
@@ -203,6 +221,7 @@ class Generation:
                 return
             self._sampler.accept(token)
             self.tokens.append(token)
+            self.accepted += token == guess
             yield token
             if token != guess:
                 return
@@ -210,11 +229,10 @@ class Generation:
     def _learn(self, sequence: "Tokens | Rolling", draft: list[int], before: int, guesses: Guesses) -> None:
         """Take back what was wrong of the draft, and tell what came instead."""
         drawn = self.tokens[before:]
-        accepted = sum(token == guess for token, guess in zip(drawn, draft, strict=False))
-        if accepted < len(draft):
-            sequence.truncate(len(self.prompt) + before + accepted)
-        guesses.learn(drawn, len(draft), accepted)
-        self.drafted, self.accepted = self.drafted + len(draft), self.accepted + accepted
+        right = sum(token == guess for token, guess in zip(drawn, draft, strict=False))
+        if right < len(draft):
+            sequence.truncate(len(self.prompt) + before + right)
+        guesses.learn(drawn)
 
     def _prefill(self, sequence: "Tokens | Rolling") -> np.ndarray:
         """Read what the sequence does not hold of the prompt; the logits after it, float32 [1, vocab]."""
@@ -227,15 +245,3 @@ class Generation:
     def close(self) -> None:
         """Stop here, and let others have the sequence."""
         self._pieces.close()
-
-
-def read_prompt(
-    sequence: "Tokens | Rolling", prompt: list[int], on_progress: Callable[[int, int], None] | None
-) -> np.ndarray:
-    """Read what the sequence does not hold of a prompt; the logits after it, float32 [1, vocab]."""
-    begin, progress = len(sequence.tokens), on_progress or (lambda done, total: None)
-    for start in range(begin, len(prompt), CHUNK):
-        progress(start - begin, len(prompt) - begin)
-        last = start + CHUNK >= len(prompt)
-        logits = sequence.append(prompt[start : start + CHUNK], "last" if last else "none")
-    return logits

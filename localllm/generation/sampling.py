@@ -139,10 +139,12 @@ class Sampler:
         self._ids = np.arange(vocab)
         self._state = State(random.Random(self.seed), deque(maxlen=PENALTY_WINDOW))
 
-    def copy(self) -> "Sampler":
-        """A sampler that goes on from here by itself, and would choose the same."""
+    def copy(self, vocab: int | None = None) -> "Sampler":
+        """A sampler that goes on by itself from here and would choose the same; vocab: if fewer tokens exist for it."""
         twin = copy.copy(self)
-        twin._state = copy.deepcopy(self._state)
+        twin._state = State(copy.copy(self._state.random), self._state.recent.copy())
+        if vocab is not None and vocab < self.vocab:
+            twin.vocab, twin._ids = vocab, self._ids[:vocab]
         return twin
 
     def accept(self, token: int) -> None:
@@ -152,9 +154,10 @@ class Sampler:
     def sample(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> int:
         """The next token's id, drawn from `distribution`."""
         candidates = self._left(logits, allowed)
+        key = self._state.random.getrandbits(64)  # one for each token, so that a copy that sees other logits keeps step
         if len(candidates.ids) == 1:
             return int(candidates.ids[0])
-        return draw(candidates.ids, candidates.probabilities(), self._state.random.random())
+        return draw(candidates, key)
 
     def distribution(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The tokens that can come next, ids int64 [n], and their probabilities, float64 [n], for logits float32
@@ -258,7 +261,21 @@ def likeliest(candidates: Candidates) -> Candidates:
     return candidates.keep(slice(best, best + 1))
 
 
-def draw(ids: np.ndarray, probabilities: np.ndarray, u: float) -> int:
-    """The token at u, in [0, 1), of the cumulative probability."""
-    cumulative = np.cumsum(probabilities)
-    return int(ids[np.searchsorted(cumulative[:-1], u * cumulative[-1], side="right")])
+def draw(candidates: Candidates, key: int) -> int:
+    """A token by its probability: the one with the largest sum of logit and Gumbel noise (the Gumbel-max trick).
+
+    A token's noise depends on nothing but its id and the key, 64 bits. So two models whose probabilities are alike draw
+    the same token most of the time, without knowing of each other (Daliri et al. 2024, arXiv 2408.07978).
+    """
+    _ = candidates.best
+    noise = -np.log(-np.log(uniform(candidates.ids, key)))
+    return int(candidates.ids[np.argmax(candidates.logits + noise)])
+
+
+def uniform(ids: np.ndarray, key: int) -> np.ndarray:
+    """A random number for each id int64 [n], float64 [n] between 0 and 1, from SplitMix64 (Steele et al. 2014)."""
+    bits = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    bits ^= bits >> np.uint64(31)
+    return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) / 2**52

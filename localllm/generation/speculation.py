@@ -1,144 +1,201 @@
 """Speculative decoding (Leviathan et al. 2023, arXiv 2211.17192): several tokens in one step of the model, if a cheap
 guess of them is right.
 
-A proposer guesses how a text goes on, the model reads the guess in one step, and the sampler draws at every position as
-it would have done anyway: the guess is right as far as it is what was drawn. So the text is the very same, and only the
-number of steps changes.
+Proposers guess how a text goes on, the model reads the guesses in one step, and the sampler draws at every position as
+it would have done anyway: a guess is right if it is what was drawn. So the text is the very same, and only the number
+of steps changes.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from time import perf_counter
+from typing import NamedTuple, Protocol
 
-LENGTHS = (1, 3, 7, 15)  # of drafts: with the token before them, 2, 4, 8 and 16 tokens in a step
+MOST = 15  # tokens of a draft
 # A step of so many tokens takes so many times as long as one token's, until it is measured (Zen 4, 1.2 B, 2 threads).
 USUAL_COSTS = {1: 1.0, 2: 1.3, 4: 1.8, 8: 3.2, 16: 5.5}
 GAIN = 1.05  # a draft has to promise so much more than a step without
-SHORTEST = 2  # tokens that have to agree before a guess is made
-LONGEST = 16  # longer agreements are as good as this
+SURE = 16  # the highest trust
+# Before there is experience: how often n agreeing tokens were right in answers of SmolLM2 that copied and that did not.
+FIRST_CHANCES = [*(trust / (trust + 2) for trust in range(SURE)), 0.95]
+UNLIKELY = 0.05  # nobody looks at what comes behind guesses that are right so seldom
+FADING = 0.95  # what an experience weighs when there is one more
+FORGETTING = 0.995  # what is left of a bad opinion when a step goes by without a guess
+FREE = 0.01  # guesses that cost less, by the time of a step, are always made: to see whether they are right
+TRIALS = 4  # the first run of a model takes longer than others
+
+
+class Guess(NamedTuple):
+    """A token that may come next, and what speaks for it: from 0 to SURE, equal numbers being right equally often."""
+
+    token: int
+    trust: int
 
 
 class Proposer(Protocol):
     """Guesses how a text goes on."""
 
-    def push(self, token: int) -> None:
-        """The text goes on with this token."""
+    def push(self, tokens: Sequence[int]) -> None:
+        """The text goes on with these."""
 
-    def propose(self, most: int) -> tuple[list[int], int]:
-        """At most so many tokens that may come next, and how many of the last tokens speak for them."""
+    def propose(self) -> Iterator[Guess]:
+        """Tokens that may come next, one behind the other, made when they are asked for."""
         ...
 
 
-class NGrams:
-    """Guesses that what followed the longest repeated end of the text will follow again (prompt lookup).
-
-    A suffix automaton (Blumer et al. 1985) of all tokens so far: a state stands for the pieces of the text that end at
-    the same places. The state that the newest one links to is the longest end of the text that has been there before.
-    """
-
-    def __init__(self, tokens: Sequence[int] = ()):
-        self._tokens: list[int] = []
-        self._next: list[dict[int, int]] = [{}]  # of each state: the state after a token
-        self._length, self._link, self._end = [0], [-1], [-1]  # longest piece, state of its ends, where it was last
-        self._last = 0
-        for token in tokens:
-            self.push(token)
-
-    def push(self, token: int) -> None:
-        """The text goes on with this token. Takes constant time on average."""
-        place = len(self._tokens)
-        self._tokens.append(token)
-        new = self._add(self._length[self._last] + 1, {}, place)
-        state = self._last
-        while state >= 0 and token not in self._next[state]:
-            self._next[state][token] = new
-            state = self._link[state]
-        self._link[new] = self._linked(state, token) if state >= 0 else 0
-        self._last = new
-
-    def _linked(self, state: int, token: int) -> int:
-        """The state of the longest end of the new text that the text had before."""
-        known = self._next[state][token]
-        if self._length[known] == self._length[state] + 1:
-            return known
-        split = self._add(self._length[state] + 1, dict(self._next[known]), self._end[known])
-        self._link[split], self._link[known] = self._link[known], split
-        while state >= 0 and self._next[state].get(token) == known:
-            self._next[state][token] = split
-            state = self._link[state]
-        return split
-
-    def _add(self, length: int, following: dict[int, int], end: int) -> int:
-        self._next.append(following)
-        for column, value in ((self._length, length), (self._link, 0), (self._end, end)):
-            column.append(value)
-        return len(self._length) - 1
-
-    def propose(self, most: int) -> tuple[list[int], int]:
-        """What followed the last time, and how many tokens agree."""
-        state = self._link[self._last]
-        if state <= 0 or self._length[state] < SHORTEST:
-            return [], 0
-        after = self._end[state] + 1
-        self._end[state] = len(self._tokens) - 1
-        return self._tokens[after : after + most], self._length[state]
-
-
-class Guesses:
-    """Drafts for one answer: from the proposer, as long as the pace says."""
-
-    def __init__(self, prompt: Sequence[int]):
-        self._proposer: Proposer = NGrams(prompt)
-        self._pace, self._support = Pace(), 0
-        self.took = self._pace.took
-
-    def draft(self, most: int) -> list[int]:
-        """At most so many tokens that may come next, often none."""
-        draft, self._support = self._proposer.propose(min(most, LENGTHS[-1]))
-        return draft[: self._pace.length(len(draft), self._support)]
-
-    def learn(self, drawn: Sequence[int], drafted: int, accepted: int) -> None:
-        """These tokens came; of a draft of so many tokens so many were right."""
-        for token in drawn:
-            self._proposer.push(token)
-        if drafted:
-            self._pace.was_right(self._support, drafted, accepted)
-
-
-class Pace:
-    """How long a draft should be, by what was right lately and by what steps cost on this computer."""
+class Costs:
+    """What a step of the model costs by its tokens, as measured on this computer; that of one token costs 1."""
 
     def __init__(self) -> None:
-        self._costs: dict[int, float] = {}  # seconds of a step, by its tokens
-        self._right = [0.0] * (LONGEST + 1)  # by how many tokens spoke for a guess: tokens that were right lately,
-        self._tried = [0.0] * (LONGEST + 1)  # and those that were looked at
-
-    def length(self, available: int, support: int) -> int:
-        """Of a draft, at most `available`; 0 if none is worth its step."""
-        chance, best, longest = self._chance(support), GAIN / self._cost(1), 0
-        for length in LENGTHS:
-            if length <= available:
-                expected = sum(chance**i for i in range(length + 1)) / self._cost(length + 1)
-                if expected > best:
-                    best, longest = expected, length
-        return longest
-
-    def _chance(self, support: int) -> float:
-        """That the next token of a guess is right. Before there is experience, 2 of 4 agreeing tokens are worth 1/2."""
-        n = min(support, LONGEST)
-        return (self._right[n] + 2 * n / (n + 2)) / (self._tried[n] + 2)
-
-    def _cost(self, tokens: int) -> float:
-        """Of a step, relative to that of one token."""
-        one = self._costs.get(1)
-        return self._costs[tokens] / one if one and tokens in self._costs else USUAL_COSTS[tokens]
+        self._seconds: dict[int, float] = {}
+        self._relative = self._interpolated()
 
     def took(self, tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long."""
-        if tokens in USUAL_COSTS:
-            self._costs[tokens] = min(seconds, 0.8 * self._costs.get(tokens, seconds) + 0.2 * seconds)
+        if tokens <= MOST + 1:
+            self._seconds[tokens] = settled(self._seconds.get(tokens), seconds)
+            self._relative = self._interpolated()
 
-    def was_right(self, support: int, drafted: int, accepted: int) -> None:
-        """Of a draft, so many tokens; older experience fades."""
-        n = min(support, LONGEST)
-        self._right[n] = 0.9 * self._right[n] + accepted
-        self._tried[n] = 0.9 * self._tried[n] + min(accepted + 1, drafted)
+    def of(self, tokens: int) -> float:
+        return self._relative[tokens]
+
+    @property
+    def are_known(self) -> bool:
+        """Whether a step of one token was measured."""
+        return 1 in self._seconds
+
+    def of_time(self, seconds: float) -> float:
+        """Of something else that takes so long, when they are known."""
+        return seconds / self._seconds[1]
+
+    def _interpolated(self) -> list[float]:
+        """By the number of tokens; between those that are known, along straight lines."""
+        one = self._seconds.get(1)
+        known = USUAL_COSTS | ({tokens: taken / one for tokens, taken in self._seconds.items()} if one else {})
+        costs = [0.0, 1.0]
+        for first, last in pairwise(sorted(known)):
+            step = (known[last] - known[first]) / (last - first)
+            costs += [known[first] + step * (tokens - first) for tokens in range(first + 1, last + 1)]
+        return costs
+
+
+def settled(before: float | None, seconds: float) -> float:
+    """What something takes: the least, but not for ever. Other programs only make it slower."""
+    return seconds if before is None else min(seconds, 0.8 * before + 0.2 * seconds)
+
+
+class Experience:
+    """How often guesses were right lately.
+
+    Attributes:
+        chances: by trust, that a guess is right if those before it are.
+        usual: the same of all guesses.
+    """
+
+    def __init__(self) -> None:
+        self._right, self._seen = [0.0] * (SURE + 1), [0.0] * (SURE + 1)
+        self.chances, self.usual = list(FIRST_CHANCES), 0.7
+
+    def learn(self, trust: int, was_right: bool) -> None:
+        """One more; older ones fade."""
+        self._right[trust] = FADING * self._right[trust] + was_right
+        self._seen[trust] = FADING * self._seen[trust] + 1
+        self.chances[trust] = (self._right[trust] + 2 * FIRST_CHANCES[trust]) / (self._seen[trust] + 2)
+        self.usual = FADING * self.usual + (1 - FADING) * was_right
+
+    def forget(self) -> None:
+        """A step without a guess: what was bad may be good again."""
+        self.usual = FORGETTING * self.usual + (1 - FORGETTING)
+
+
+class Plan(NamedTuple):
+    """A draft, and how many tokens a step with it promises in the time of a step of one token."""
+
+    draft: list[int]
+    rate: float
+
+
+class Source:
+    """A proposer, what its guesses cost, and how often they were right."""
+
+    def __init__(self, proposer: Proposer):
+        self._proposer, self._experience = proposer, Experience()
+        self._guesses: list[Guess] = []  # the latest
+        self._seconds: float | None = None  # that one takes
+        self._trials = TRIALS  # guesses to make before that can be believed
+
+    def plan(self, most: int, costs: Costs, least: float) -> Plan:
+        """Of at most `most` guesses as many as promise the most; none if that is not more than the rate `least`."""
+        chance, expected, guesses = 1.0, [1.0], self._proposer.propose()
+        while len(self._guesses) < most and chance > UNLIKELY and self._may_pay(expected, chance, most, costs, least):
+            started = perf_counter()
+            guess = next(guesses, None)
+            if guess is None:
+                break
+            self._seconds, self._trials = settled(self._seconds, perf_counter() - started), self._trials - 1
+            self._guesses.append(guess)
+            chance *= self._experience.chances[guess.trust]
+            expected.append(expected[-1] + chance)
+        length, rate = self._best(expected, costs)
+        least /= 1 + len(self._guesses) * self._cost(costs)  # what has been spent is spent
+        return Plan([guess.token for guess in self._guesses[:length]], rate) if rate > least else Plan([], 0.0)
+
+    def _best(self, expected: list[float], costs: Costs) -> tuple[int, float]:
+        """The length of the draft that promises the most, and its rate; expected: the tokens that come, by length."""
+        spent = (len(expected) - 1) * self._cost(costs)
+        rates = [tokens / (costs.of(length + 1) + spent) for length, tokens in enumerate(expected)]
+        rate = max(rates)
+        return rates.index(rate), rate
+
+    def _may_pay(self, expected: list[float], chance: float, most: int, costs: Costs, least: float) -> bool:
+        """Whether more guesses may raise the rate, if they are right as often as usual. What is free or new may."""
+        each = self._cost(costs)
+        if each < FREE or self._trials > 0:
+            return True
+        tokens, least = expected[-1], max(least, self._best(expected, costs)[1])
+        for length in range(len(expected), most + 1):
+            chance *= self._experience.usual
+            tokens += chance
+            if tokens > least * (costs.of(length + 1) + length * each):
+                return True
+        return False
+
+    def _cost(self, costs: Costs) -> float:
+        """Of a guess, by that of a step of one token."""
+        return costs.of_time(self._seconds or 0.0)
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """The text goes on with these, which says what was right of the latest guesses, read or not."""
+        for guess, token in zip(self._guesses, tokens, strict=False):
+            self._experience.learn(guess.trust, guess.token == token)
+            if guess.token != token:
+                break
+        if not self._guesses:
+            self._experience.forget()
+            self._seconds = self._seconds and FORGETTING * self._seconds
+        self._guesses = []
+        self._proposer.push(tokens)
+
+
+class Guesses:
+    """Drafts for one answer, each from the proposer that promises the most at the time."""
+
+    def __init__(self, proposers: Iterable[Proposer]):
+        """The proposers know the text so far; those whose guesses are free come first."""
+        self._sources, self._costs = [Source(proposer) for proposer in proposers], Costs()
+        self.took = self._costs.took
+
+    def draft(self, most: int) -> list[int]:
+        """At most so many tokens that may come next, often none. The first step is without: its time is the measure."""
+        best = Plan([], GAIN)
+        if not self._costs.are_known:
+            return []
+        for source in self._sources:
+            plan = source.plan(min(most, MOST), self._costs, best.rate)
+            best = plan if plan.draft else best
+        return best.draft
+
+    def learn(self, drawn: Sequence[int]) -> None:
+        """These tokens came."""
+        for source in self._sources:
+            source.push(drawn)

@@ -24,7 +24,7 @@ FLOAT_SLAB = 256  # the same for float weights, as words of 4 bytes
 FLOAT_SCRATCH = 4 * 48 * FLOAT_SLAB + 4096
 PLAIN = {"F32", "F16", "BF16"}
 ATTEND_ROWS, ATTEND_KEYS = 96, PAGE  # of a unit of attention at most, and of a block of keys
-MOST_SPLITS, FEW_TOKENS = 16, 8  # a context is split up to so often, for so many tokens of a sequence at most
+MOST_SPLITS, FEW_TOKENS = 16, 16  # a context is split up to so often, for so many tokens of a sequence at most
 SPLIT_TOKENS = 64  # tokens of a run whose contexts are split at most: so many slots for partial results there are
 GENERIC = {"Q1_0", "Q2_0", "NVFP4"}
 

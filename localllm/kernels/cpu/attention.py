@@ -17,7 +17,7 @@ from numba import float32
 
 from localllm.kernels.arguments import ATTEND, PAGE, SPLIT, UNIT
 from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS, attention_few, attention_many
-from localllm.kernels.cpu.attention_plan import SPLIT_BYTES, UNIT_BYTES, first_seen
+from localllm.kernels.cpu.attention_plan import FEW_ROWS, SPLIT_BYTES, UNIT_BYTES, first_seen
 from localllm.kernels.cpu.cache_formats import STORAGE
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.cpu.tiles_f32 import ROWS as TILE
@@ -42,7 +42,6 @@ from localllm.kernels.simd import (
     zero_f32x16,
 )
 
-FEW_ROWS = 24  # up to so many, straight from the cache is faster
 LOWEST, MINUS_INFINITY = float32(-1e30), float32(-math.inf)
 LOG2_E = float32(math.log2(math.e))
 distances = constant_f32(f32x16, *range(16))

@@ -3,7 +3,9 @@
 A unit is some query rows of one sequence and one key-value head, and a range of keys. With few tokens of a sequence
 there are few units, so its context is split, too, a part for each 256 keys: see UNIT, SPLIT and PLAN in arguments.py.
 What a sequence gets depends on nothing but itself, so its attention is the same alone and among others, as long as
-there are no more than SPLIT_TOKENS tokens to split contexts for.
+there are no more than SPLIT_TOKENS tokens to split contexts for. And a token gets the same bits alone and among some of
+its own sequence, as long as they are FEW_TOKENS at most: its rows meet the same kernel, and parts begin at multiples of
+their length, which is another only at a few lengths of a context.
 """
 
 from localllm.kernels.arguments import PLAN, SEQUENCE, SPLIT, UNIT
@@ -11,6 +13,8 @@ from localllm.kernels.cpu import ATTEND_ROWS, FEW_TOKENS, MOST_SPLITS, SPLIT_TOK
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import store_i64
 
+FEW_ROWS = 24  # up to so many, attention straight from the cache is faster
+WHOLE = 1 << 40  # keys: of a context that is not split
 UNIT_BYTES, SEQUENCE_BYTES, SPLIT_BYTES = 8 * len(UNIT), 8 * len(SEQUENCE), 8 * len(SPLIT)
 
 
@@ -42,20 +46,27 @@ def add_unit(unit, table, kv_head, first_row, rows, begin, end, split):
 
 
 @device
-def add_sequence(a, sequence, unit, splits):
-    """The units of one sequence; returns where the next ones go."""
+def rows_at_once(count, group):
+    """Of a unit at most: of few tokens, whole ones that meet the kernel that one alone meets."""
+    if count > FEW_TOKENS or group > ATTEND_ROWS:
+        return ATTEND_ROWS
+    return max(FEW_ROWS // group, 1) * group
+
+
+@device
+def add_sequence(a, sequence, unit, splits, span):
+    """The units of one sequence, whose context is cut in parts of `span` keys; returns where the next ones go."""
     first, count, length = (
         argument(sequence, SEQUENCE.first),
         argument(sequence, SEQUENCE.count),
         argument(sequence, SEQUENCE.length),
     )
     group = argument(a, PLAN.heads) // argument(a, PLAN.kv_heads)
-    start, rows = length - count, count * group
-    lowest = first_key(a, start)
-    span = ((length - lowest + splits - 1) // splits + 15) // 16 * 16
+    start, rows, at_once = length - count, count * group, rows_at_once(count, group)
+    lowest = first_key(a, start) // span * span
     for kv_head in range(argument(a, PLAN.kv_heads)):
-        for row in range(0, rows, ATTEND_ROWS):
-            here = min(ATTEND_ROWS, rows - row)
+        for row in range(0, rows, at_once):
+            here = min(at_once, rows - row)
             begin, end = first_key(a, start + row // group), start + (row + here - 1) // group + 1
             for split in range(splits):
                 lower, upper = max(begin, lowest + split * span), min(end, lowest + (split + 1) * span)
@@ -72,14 +83,16 @@ def plan(a, part, parts, thread):
         sequence = argument(a, PLAN.sequences) + i * SEQUENCE_BYTES
         first, count = argument(sequence, SEQUENCE.first), argument(sequence, SEQUENCE.count)
         length = argument(sequence, SEQUENCE.length)
-        splits = 1
+        splits, span = 1, WHOLE
         if count <= FEW_TOKENS and slot + count <= SPLIT_TOKENS:
-            seen = length - first_key(a, length - count)
-            splits = min((seen + 255) // 256, MOST_SPLITS)
+            lowest = first_key(a, length - count)
+            most = 256 * (MOST_SPLITS - 1)  # keys, wherever they begin, are in MOST_SPLITS parts of 256 at most
+            span = max((length - lowest + most - 1) // most, 1) * 256
+            splits = (length - 1) // span - lowest // span + 1
         for token in range(first, first + count):
             place = argument(a, PLAN.splits) + token * SPLIT_BYTES
             store_i64(place + 8 * SPLIT.count, splits)
             store_i64(place + 8 * SPLIT.slot, slot)
             slot += 1 if splits > 1 else 0
-        unit = add_sequence(a, sequence, unit, splits)
+        unit = add_sequence(a, sequence, unit, splits, span)
     store_i64(argument(a, PLAN.unit_count), (unit - argument(a, PLAN.units)) // UNIT_BYTES)

@@ -47,7 +47,7 @@ class OneToken:
             """The totals that begin with what each row's columns behind the last group have come to."""
             if self.halves == 2:
                 return as_tuple(builder, [first, other][: self.rows])
-            eights = [builder.fadd(*halves_of(builder, value)) for value in (first, other)]
+            eights = [builder.fadd(*(slice_of(builder, v, odd, 16, 2) for odd in (0, 1))) for v in (first, other)]
             joined = shuffled(builder, *eights, range(16)) if self.rows == 2 else eights[0]
             return as_tuple(builder, [joined])
 

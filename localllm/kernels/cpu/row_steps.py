@@ -34,6 +34,15 @@ def merged(builder, x, y, add):
     return add(shuffled(builder, x, y, EVEN_THEN_ODD), other)
 
 
+def sum_of_lanes(builder, value):
+    """The sum of 8 or 16 floats, as one lane: added as row_one.py does, so that a token gets the same among others."""
+    if value.type.count == 16:
+        value = builder.fadd(*(slice_of(builder, value, at, at + 8) for at in (0, 8)))
+    while value.type.count > 1:
+        value = builder.fadd(*(slice_of(builder, value, odd, value.type.count, 2) for odd in (0, 1)))
+    return value
+
+
 class Steps:
     """The totals of a token: 16 lanes each, of which two belong to every run of 32 columns, as in dot products.
 
@@ -87,8 +96,8 @@ class Steps:
             c, n = (load_value(builder, address, f32x16.llvm) for address in (x_scales, x_sums))
             dots = self.dots(builder, elements(builder, codes), high, low)
             for i, (dot, s, m) in enumerate(zip(dots, scales, minimums, strict=True)):
-                dot = builder.fmul(builder.sitofp(dot, f32x16.llvm), c)
-                totals[i] = multiply_add(builder, dot, s, multiply_add(builder, m, n, totals[i]))
+                dot = builder.sitofp(dot, f32x16.llvm)
+                totals[i] = multiply_add(builder, dot, builder.fmul(s, c), multiply_add(builder, m, n, totals[i]))
             return as_tuple(builder, totals)
 
         return add
@@ -143,10 +152,7 @@ class Steps:
             totals = elements(builder, totals)
             for row in range(self.rows):
                 value = totals[row] if self.halves == 2 else slice_of(builder, totals[row // 2], row % 2, 16, 2)
-                while value.type.count > 1:
-                    half = value.type.count // 2
-                    value = builder.fadd(*(slice_of(builder, value, at, at + half) for at in (0, half)))
-                total = builder.extract_element(value, I32(0))
+                total = builder.extract_element(sum_of_lanes(builder, value), I32(0))
                 if self.planes == 1:
                     total = builder.fmul(total, constant_like(total, 256.0))
                 store_value(builder, builder.add(y, I64(4 * row)), total)
