@@ -15,7 +15,7 @@ import numpy as np
 from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions, StopFilter, require_room
 from localllm.generation.prefill import read_prompt
-from localllm.generation.sampling import PENALTY_WINDOW, Candidates, Sampler, top_k
+from localllm.generation.sampling import PENALTY_WINDOW, Candidates, Sampler, SamplingOptions, top_k
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:

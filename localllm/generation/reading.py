@@ -10,7 +10,7 @@ meet the same kernels.
 from typing import NamedTuple
 
 from localllm.engine.program import BATCH, PRECISE_TOKENS
-from localllm.generation.generate import CHUNK
+from localllm.generation.prefill import CHUNK
 from localllm.kernels.arguments import PAGE
 
 # Operations between two steps: 0.55 s of two Zen 4 cores, which do 620e9 in a second. More at once is a little faster
