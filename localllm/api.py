@@ -21,6 +21,7 @@ from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.model import Engine
+    from localllm.engine.prefixes import Prefixes
     from localllm.engine.observe import Squares
     from localllm.engine.sequence import Sequence
     from localllm.generation.answers import Answer
@@ -36,17 +37,26 @@ class Model:
         name: what the file calls it, or "".  file: the file itself, mapped.
         context: how many tokens a prompt and its answer may have together.  trained_context: what it was made for.
         tokenizer: its Tokenizer.  engine: what computes.  session: the conversation with it.
+        prefixes: what is kept of long prompts from process to process, or None.
         warnings: lines that the user should see.
     """
 
-    def __init__(self, file: GGUFFile, tokenizer: Tokenizer, engine: "Engine", chat_template: str | None = None):
+    def __init__(
+        self,
+        file: GGUFFile,
+        tokenizer: Tokenizer,
+        engine: "Engine",
+        chat_template: str | None = None,
+        prefixes: "Prefixes | None" = None,
+    ):
         self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, main_format(file)
         name = file.metadata.get("general.name")
         self.name = name if isinstance(name, str) else ""
         self.context, self.trained_context = engine.context, engine.hyperparameters.context
         self.tokenizer, self.engine = tokenizer, engine
         self.warnings = [warning for warning in (tokenizer.warning, engine.warning) if warning]
-        self.session = Session(Sequences(engine), tokenizer, chat_template)
+        self.prefixes = prefixes
+        self.session = Session(Sequences(engine, prefixes), tokenizer, chat_template)
 
     def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
         """Token ids of a text; see Tokenizer.encode."""
@@ -111,13 +121,17 @@ class Model:
         return self.session.candidates(prompt, options(max_tokens, stop, sampling), n, beams)
 
     def close(self) -> None:
-        """Give back the memory and end the threads."""
+        """Give back the memory and end the threads, when what was read of long prompts is written."""
+        if self.prefixes:
+            self.prefixes.close()
         self.engine.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self.prefixes and kind:
+            self.prefixes.close(wait=False)
         self.close()
 
 
@@ -130,6 +144,7 @@ def open_model(
     progress: Callable[[int, int], None] | None = None,
     observer: "Squares | None" = None,
     chat_template: str | None = None,
+    cache: bool = True,
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
@@ -137,8 +152,9 @@ def open_model(
     its answer may have together, 0 or None for what the model was trained for (memory is taken as it is used); kv_type:
     how keys and values are kept, f16, f32 or q8_0; backend: cpu, or reference for plain NumPy; progress(done, total):
     called while kernels are compiled, once per computer; observer: sums up what the matrices meet; chat_template: the
-    name of one in text.builtin_templates, or Jinja, instead of the file's. Raises ModelError, MemoryLimitError,
-    UsageError.
+    name of one in text.builtin_templates, or Jinja, instead of the file's; cache: find what an earlier process has read
+    of a long prompt in the user's cache folder, and keep there what this one reads. Raises ModelError,
+    MemoryLimitError, UsageError.
     """
     if chat_template is not None:
         from localllm.text.builtin_templates import chosen_template  # seldom needed
@@ -154,7 +170,11 @@ def open_model(
     from localllm.engine.model import Engine  # not needed to refuse a file
 
     engine = Engine(file, threads, context or None, kv_type, backend, progress, observer)
-    return Model(file, tokenizer, engine, chat_template)
+    if not cache or backend != "cpu" or observer:
+        return Model(file, tokenizer, engine, chat_template)
+    from localllm.engine.prefixes import Prefixes
+
+    return Model(file, tokenizer, engine, chat_template, Prefixes(engine, file))
 
 
 def tokenizer_of(file: GGUFFile) -> Tokenizer:

@@ -9,7 +9,7 @@ import click
 
 from localllm.cli.terminal import write
 
-COMMANDS = ("run", "chat", "inspect", "tokenize", "quantize", "imatrix", "perplexity", "bench", "warmup")
+COMMANDS = ("run", "chat", "inspect", "tokenize", "quantize", "imatrix", "perplexity", "bench", "warmup", "cache")
 
 
 def show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:

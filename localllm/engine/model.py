@@ -93,6 +93,7 @@ class Engine:
 
     Attributes:
         hyperparameters: the model's.  context: the most tokens of a sequence.  vocab_size: length of a row of logits.
+        operations: what is done with tokens.  kv_type: how keys and values are kept.
         lock: held by whoever runs the model or changes its sequences.
         abandoned: what was kept for sequences that were forgotten without being closed.
         warning: what the user should know, in one line, or None.
@@ -128,6 +129,7 @@ class Engine:
         self.lock, self.abandoned, self._path = threading.Lock(), list[Store](), file.path
         weights = Weights(file.tensors)
         operations = self._recorded(file, model.forward, weights, observer)
+        self.operations, self.kv_type = operations, kv_type
         if backend == "cpu":
             operations = observer.watch(operations) if observer else operations
             states = self.hyperparameters.states()
@@ -241,7 +243,11 @@ class Engine:
         except ModelError as error:
             raise ModelError(f"{self._path}: {error}") from None
         for (number, _, _), span in zip(batch, spans, strict=True):
-            readings[number].sequence.tokens[span.position : span.position + len(span.ids)] = span.ids.tolist()
+            sequence, end = readings[number].sequence, span.position + len(span.ids)
+            sequence.tokens[span.position : end] = span.ids.tolist()
+            sequence.aligned = min(sequence.aligned, span.position // BATCH * BATCH)
+            if len(span.ids) == BATCH and span.position == sequence.aligned:
+                sequence.aligned = end
             rows[number].append(found[: span.wanted])
             found = found[span.wanted :]
 

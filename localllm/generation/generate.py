@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm.errors import ContextError, UsageError
 from localllm.generation.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
-from localllm.generation.sequences import Sequences
+from localllm.generation.sequences import CHUNK, Begun, Sequences
 from localllm.generation.speculation import Guesses
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
 
 SPECULATE = ("ngram", "off")
-CHUNK = 512  # tokens per prefill step; between steps, progress is shown and Ctrl-C is heard
 
 
 @dataclass(frozen=True)
@@ -143,8 +142,8 @@ class Generation:
     def _decode(self) -> Iterator[int]:
         """Tokens as they are chosen, until one ends the answer or there is no room for more."""
         started = perf_counter()
-        with self._sequences.beginning_with(self.prompt) as sequence:
-            rows, draft = self._prefill(sequence), list[int]()
+        with self._sequences.beginning_with(self.prompt) as begun:
+            sequence, rows, draft = begun.sequence, self._prefill(begun), list[int]()
             self.prefill_s = perf_counter() - started
             limit = self._options.limit(self._sequences.context - len(self.prompt))
             guesses = Guesses(self.prompt) if self._options.speculate == "ngram" else None
@@ -192,10 +191,13 @@ class Generation:
         guesses.learn(drawn, len(draft), accepted)
         self.drafted, self.accepted = self.drafted + len(draft), self.accepted + accepted
 
-    def _prefill(self, sequence: "Tokens") -> np.ndarray:
+    def _prefill(self, begun: Begun) -> np.ndarray:
         """Read what the sequence does not hold of the prompt; the logits after it, float32 [1, vocab]."""
+        sequence, logits = begun
         self.cached_tokens = len(sequence.tokens)
-        logits = read_prompt(sequence, self.prompt, self._options.on_progress)
+        if logits is None:
+            logits = read_prompt(sequence, self.prompt, self._options.on_progress)
+            self._sequences.was_read(sequence, self.cached_tokens, logits)
         for token in self.prompt[-PENALTY_WINDOW:]:
             self._sampler.accept(token)
         return logits

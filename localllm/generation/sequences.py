@@ -2,18 +2,34 @@
 
 A model reads every conversation from its beginning. What a sequence holds of it already, the longest common beginning
 of the tokens, is not computed again, so a new turn costs its own tokens only.
+
+Other prompts of more than CHUNK tokens go on only where a whole run ended, in memory or in a file of an earlier process:
+so they are read in the same runs as by a model that has read nothing before, and the answer is the same to the bit.
 """
 
 import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-from weakref import WeakSet
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
+
+import numpy as np
 
 if TYPE_CHECKING:
     from localllm.engine.model import Engine
+    from localllm.engine.prefixes import Prefixes
     from localllm.engine.sequence import Sequence
+
+CHUNK = 512  # tokens per prefill step; between steps, progress is shown and Ctrl-C is heard
+
+
+class Begun(NamedTuple):
+    """A sequence that holds the beginning of a prompt, or all of it: then with its logits, float32 [1, vocab]."""
+
+    sequence: "Sequence"
+    logits: np.ndarray | None = None
 
 
 class Sequences:
@@ -23,40 +39,86 @@ class Sequences:
         engine: theirs.  context: the most tokens of one.  vocab_size: length of a row of logits.
     """
 
-    def __init__(self, engine: "Engine"):
+    def __init__(self, engine: "Engine", prefixes: "Prefixes | None" = None):
+        """prefixes: what is kept of prompts from process to process, or None."""
         self.engine, self.context, self.vocab_size = engine, engine.context, engine.vocab_size
         self._kept: Sequence | None = None  # nobody's, for the next one
         self._busy: WeakSet[Sequence] = WeakSet()
+        self._prompts: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # length of the latest one of each
+        self._prefixes = prefixes
+        self._end: Begun | None = None  # where the latest of the long prompts ends
+        self._is_new = False  # that one, so that it is to be written
         self._lock = threading.Lock()
 
     @contextmanager
-    def beginning_with(self, ids: Ids[int]) -> Iterator["Sequence"]:
-        """A sequence that holds what has been read of `ids`, never the last one, whose logits are wanted."""
-        sequence = self._take(ids)
+    def beginning_with(self, ids: Ids[int]) -> Iterator[Begun]:
+        """A sequence that holds what has been read of `ids`; if that is all of them, the logits are known."""
+        begun = self._take(ids)
         try:
-            yield sequence
+            yield begun
         finally:
-            self._give_back(sequence)
+            self._give_back(begun.sequence)
 
-    def _take(self, ids: Ids[int]) -> "Sequence":
-        """The kept sequence, or a fork of one in use if that holds more."""
+    def was_read(self, sequence: "Sequence", begin: int, logits: np.ndarray) -> None:
+        """It has read a prompt from place `begin` on, and these logits came out: remembered, for the same prompt."""
+        length = len(sequence.tokens)
+        if length <= CHUNK or begin % CHUNK or sequence.aligned != length // CHUNK * CHUNK:
+            return
         with self._lock:
-            kept, self._kept = self._kept, None
-            known = max(self._busy, key=lambda sequence: common(sequence.tokens, ids), default=None)
-            if known and common(known.tokens, ids) > (common(kept.tokens, ids) if kept else 0):
-                if kept:
-                    kept.close()
-                kept = known.fork()
-            sequence = kept or self.engine.sequence()
-            sequence.truncate(common(sequence.tokens, ids))
-            self._busy.add(sequence)
-            return sequence
+            before, self._end, self._is_new = self._end, Begun(sequence.fork(), logits.copy()), True
+        if before:
+            before.sequence.close()
+
+    def _take(self, ids: Ids[int]) -> Begun:
+        """The kept sequence, or a fork of one in use if that holds more, or what files have if that is still more."""
+        with self._lock:
+            begun = self._at_end(ids) or Begun(self._in_memory(ids))
+            if self._prefixes and begun.logits is None and len(ids) > CHUNK:
+                found = self._prefixes.find(ids, len(begun.sequence.tokens))
+                if found:
+                    begun.sequence.close()
+                    begun = Begun(found.sequence, found.logits)
+            self._busy.add(begun.sequence)
+            self._prompts[begun.sequence] = len(ids)
+            return begun
+
+    def _at_end(self, ids: Ids[int]) -> Begun | None:
+        """A fork of the sequence that has read just this prompt."""
+        if self._end is None or self._end.sequence.tokens != list(ids):
+            return None
+        return Begun(self._end.sequence.fork(), self._end.logits)
+
+    def _in_memory(self, ids: Ids[int]) -> "Sequence":
+        kept, self._kept = self._kept, None
+        known = max(self._busy, key=lambda sequence: self._usable(sequence, ids), default=None)
+        if known and self._usable(known, ids) > (self._usable(kept, ids) if kept else 0):
+            if kept:
+                kept.close()
+            kept = known.fork()
+            self._prompts[kept] = self._prompts[known]
+        sequence = kept or self.engine.sequence()
+        usable = self._usable(sequence, ids)
+        if usable < common(sequence.tokens, ids):
+            sequence.rewind(usable)
+        else:
+            sequence.truncate(usable)
+        return sequence
+
+    def _usable(self, sequence: "Sequence", ids: Ids[int]) -> int:
+        """How many of its tokens are worth something: a turn goes on where the last one ended; see above for others."""
+        same = common(sequence.tokens, ids)
+        if len(ids) <= CHUNK or same >= self._prompts.get(sequence, inf):
+            return same
+        return min(same, sequence.aligned) // CHUNK * CHUNK
 
     def _give_back(self, sequence: "Sequence") -> None:
-        """Keep it for the next one, instead of what was kept before."""
+        """Keep it for the next one, instead of what was kept before; a prompt that was read goes to files."""
         with self._lock:
             self._busy.discard(sequence)
             before, self._kept = self._kept, sequence
+            if self._is_new and self._prefixes and self._end:
+                self._prefixes.keep(self._end.sequence.fork(), self._end.logits)
+            self._is_new = False
         if before:
             before.close()
 

@@ -23,7 +23,7 @@ from localllm.engine.sequence import Sequence as AnySequence
 from localllm.engine.threads import read_text, usable_cores
 from localllm.errors import UsageError
 from localllm.files.gguf_file import Tensor
-from localllm.generation.generate import CHUNK
+from localllm.generation.sequences import CHUNK
 from localllm.kernels.library import Progress
 from localllm.kernels.target import cpu_name
 
