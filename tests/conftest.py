@@ -10,6 +10,8 @@ import pytest
 
 from localllm.cli import main, terminal
 
+os.environ["LOCALLLM_PREFIX_GB"] = "0"  # tests leave nothing in the user's cache, but for those that say so
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # A shell lets its background jobs ignore Ctrl-C, which the programs that tests start would inherit.

@@ -44,7 +44,7 @@ class FakeSequence:
     """A sequence of a FakeEngine."""
 
     def __init__(self, engine: FakeEngine, tokens: list[int]):
-        self.tokens, self.engine, self.closed = tokens, engine, False
+        self.tokens, self.engine, self.closed, self.aligned = tokens, engine, False, 0
         self.context, self.vocab_size = engine.context, engine.vocab_size
         engine.sequences.append(self)
 
@@ -53,6 +53,8 @@ class FakeSequence:
         assert ids
         assert len(self.tokens) + len(ids) <= self.context
         self.engine.calls.append((len(self.tokens), len(ids)))
+        if len(self.tokens) == self.aligned and len(ids) == 512:
+            self.aligned += 512
         if self.engine.fail is not None:
             failure, self.engine.fail = self.engine.fail, None
             raise failure
@@ -65,13 +67,19 @@ class FakeSequence:
 
     def fork(self) -> "FakeSequence":
         self._require_open()
-        return type(self)(self.engine, list(self.tokens))
+        twin = type(self)(self.engine, list(self.tokens))
+        twin.aligned = self.aligned
+        return twin
 
     def truncate(self, length: int) -> int:
         self._require_open()
         assert length >= 0
         del self.tokens[length:]
+        self.aligned = min(self.aligned, length // 512 * 512)
         return len(self.tokens)
+
+    def rewind(self, length: int) -> int:
+        return self.truncate(min(length, self.aligned) // 512 * 512)
 
     def close(self) -> None:
         self.closed = True

@@ -62,7 +62,7 @@ class FakeSequence:
     """A sequence of FakeSequences."""
 
     def __init__(self, engine: FakeSequences, tokens: list[int]):
-        self.tokens, self.closed = tokens, False
+        self.tokens, self.closed, self.aligned = tokens, False, 0
         self.context, self.vocab_size = engine.context, engine.vocab_size
         self._engine = engine
         engine.made.append(self)

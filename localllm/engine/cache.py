@@ -93,7 +93,7 @@ class KVCache:
             raise ValueError(f"{len(content)} bytes for {sum(sizes)}")
         start = 0
         for view, size in zip(views, sizes, strict=True):
-            view[:, pages] = content[start : start + size].reshape(len(view), len(pages), -1)
+            view[:, pages] = content[start : start + size].reshape(len(view), len(pages), view.shape[2])
             start += size
 
     def _kind(self, local: bool) -> list[np.ndarray]:
