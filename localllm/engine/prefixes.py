@@ -222,6 +222,6 @@ class Prefixes:
     def close(self, wait: bool = True) -> None:
         """Write what is still to be written, or not even that; and then nothing more."""
         thread = self._thread
-        if thread is not None and wait and thread.is_alive():
+        if wait and not self._ended and thread is not None and thread.is_alive():
             thread.join()
         self._ended = True

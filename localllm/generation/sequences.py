@@ -37,15 +37,15 @@ class Sequences:
 
     Attributes:
         engine: theirs.  context: the most tokens of one.  vocab_size: length of a row of logits.
+        prefixes: what is kept of prompts from process to process, or None.
     """
 
     def __init__(self, engine: "Engine", prefixes: "Prefixes | None" = None):
-        """prefixes: what is kept of prompts from process to process, or None."""
         self.engine, self.context, self.vocab_size = engine, engine.context, engine.vocab_size
         self._kept: Sequence | None = None  # nobody's, for the next one
         self._busy: WeakSet[Sequence] = WeakSet()
         self._prompts: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # length of the latest one of each
-        self._prefixes = prefixes
+        self.prefixes = prefixes
         self._end: Begun | None = None  # where the latest of the long prompts ends
         self._is_new = False  # that one, so that it is to be written
         self._lock = threading.Lock()
@@ -73,8 +73,8 @@ class Sequences:
         """The kept sequence, or a fork of one in use if that holds more, or what files have if that is still more."""
         with self._lock:
             begun = self._at_end(ids) or Begun(self._in_memory(ids))
-            if self._prefixes and begun.logits is None and len(ids) > CHUNK:
-                found = self._prefixes.find(ids, len(begun.sequence.tokens))
+            if self.prefixes and begun.logits is None and len(ids) > CHUNK:
+                found = self.prefixes.find(ids, len(begun.sequence.tokens))
                 if found:
                     begun.sequence.close()
                     begun = Begun(found.sequence, found.logits)
@@ -116,8 +116,8 @@ class Sequences:
         with self._lock:
             self._busy.discard(sequence)
             before, self._kept = self._kept, sequence
-            if self._is_new and self._prefixes and self._end:
-                self._prefixes.keep(self._end.sequence.fork(), self._end.logits)
+            if self._is_new and self.prefixes and self._end:
+                self.prefixes.keep(self._end.sequence.fork(), self._end.logits)
             self._is_new = False
         if before:
             before.close()

@@ -82,7 +82,8 @@ class Session:
         decoder = self.tokenizer.stream(continued=not is_chat)
         chosen = options or GenerationOptions()
         chosen = self._stopping(chosen) if is_chat else chosen
-        return answers(self.sequences.engine, self.tokenizer, prompt, decoder, chosen, n, beams)
+        sequences = self.sequences
+        return answers(sequences.engine, self.tokenizer, prompt, decoder, chosen, n, beams, sequences.prefixes)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         return self.tokenizer.encode(prompt, special=True, bos=True) if isinstance(prompt, str) else list(prompt)
