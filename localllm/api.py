@@ -21,8 +21,8 @@ from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.model import Engine
-    from localllm.engine.prefixes import Prefixes
     from localllm.engine.observe import Squares
+    from localllm.engine.prefixes import Prefixes
     from localllm.engine.sequence import Sequence
     from localllm.generation.answers import Answer
 

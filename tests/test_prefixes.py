@@ -1,4 +1,4 @@
-"""Prompts that were read before, in this process or an earlier one: not read again, and no bit of the answer changes."""
+"""Prompts that were read before, by this process or another: not read again, and no bit of the answer changes."""
 
 import errno
 import os

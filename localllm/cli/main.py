@@ -77,4 +77,3 @@ def explained(error: BaseException) -> tuple[str, int]:
         reason = error.strerror or str(error)
         return (reason if error.filename is None else f"{error.filename}: {reason}"), 1
     return f"internal error, please report it: {type(error).__name__}: {error} (LOCALLLM_DEBUG=1 shows more)", 1
-

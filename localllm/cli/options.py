@@ -120,7 +120,7 @@ def open_model(
 
 
 def settle(model: "Model") -> None:
-    """The answer is said: whoever reads it can go on, while what was read of the prompt is written. Ctrl-C ends that."""
+    """The answer is said: who reads it can go on, while what was read of the prompt is written. Ctrl-C ends that."""
     if model.prefixes is None:
         return
     try:

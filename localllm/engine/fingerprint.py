@@ -62,7 +62,7 @@ def described(operations: Sequence[Operation]) -> list[Any]:
 def plain(value: Any) -> Any:
     """Something that an operation was given, such that equal values look equal, and others do not."""
     if isinstance(value, np.ndarray):
-        return str(value.dtype), value.shape, hashlib.blake2b(np.ascontiguousarray(value)).hexdigest()
+        return str(value.dtype), value.shape, hashlib.blake2b(value.tobytes()).hexdigest()
     if isinstance(value, Weight):
         tensor, parts = value.tensor, (plain(value.bias), plain(value.scale))
         return tensor.name, tensor.format.name, tensor.shape, value.first_row, parts

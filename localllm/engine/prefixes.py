@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     last: int
 
 
-class Damaged(Exception):
+class DamagedError(Exception):
     """What a key's file holds cannot be."""
 
 
@@ -82,12 +82,12 @@ class Prefixes:
             while True:
                 try:
                     return self._found(ids, pieces, known)
-                except Damaged as error:
+                except DamagedError as error:
                     remove(str(error))
         return None
 
     def _found(self, ids: Ids[int], pieces: list[Piece], known: int) -> Read | None:
-        """As `find`. Raises Damaged, with the key."""
+        """As `find`. Raises DamagedError, with the key."""
         with ExitStack() as stack:
             opened: list[Kept] = []
             for piece in pieces:
@@ -103,7 +103,7 @@ class Prefixes:
             return read
 
     def _is_enough(self, pieces: list[Piece], opened: list[Kept]) -> bool:
-        """Whether a sequence can go on behind the pieces that are opened: all, or such that something is left to read."""
+        """Whether a sequence can go on behind the pieces that are opened: all, or so many that some tokens are left."""
         end = pieces[len(opened) - 1].last
         if len(opened) < len(pieces) and end == pieces[-1].last:
             return False
@@ -119,7 +119,7 @@ class Prefixes:
         return needed
 
     def _loaded(self, ids: Ids[int], pieces: list[Piece], opened: list[Kept]) -> Read | None:
-        """Raises Damaged, with the key."""
+        """Raises DamagedError, with the key."""
         engine, end = self._engine, pieces[-1].last
         sequence, logits = engine.sequence(), None
         try:
@@ -131,7 +131,7 @@ class Prefixes:
                     if end == len(ids) and piece is pieces[-1]:
                         logits = kept.read("logits").view(np.float32).reshape(1, engine.vocab_size)
                 except (ValueError, KeyError, OSError):
-                    raise Damaged(piece.key) from None
+                    raise DamagedError(piece.key) from None
         except MemoryLimitError:
             sequence.close()
             return None

@@ -39,7 +39,7 @@ SIZE_VARIABLE = "LOCALLLM_PREFIX_GB"  # in the environment: the limit instead of
 
 @dataclass(frozen=True)
 class About:
-    """What a file is of: `end` tokens of a prompt for a model, the earlier of them in the file with the key `before`."""
+    """What a file is of: a prompt's tokens up to `end`, the earlier of which the file with the key `before` has."""
 
     model: str
     end: int
@@ -91,7 +91,7 @@ class Kept:
         got = 0
         while got < len(data) and (count := self._file.readinto(data[got:])):  # type: ignore[attr-defined]
             got += count
-        if got < len(data) or zlib.crc32(data) != checksum:
+        if got < len(data) or zlib.crc32(data.data) != checksum:
             raise ValueError(f"{name}: damaged")
         return data
 
@@ -119,7 +119,7 @@ def open_kept(key: str) -> Kept | None:
     except OSError:
         return None
     try:
-        return Kept(key, file)  # type: ignore[arg-type]
+        return Kept(key, file)
     except (ValueError, TypeError, KeyError, OSError):
         file.close()
         remove(key)
@@ -135,7 +135,7 @@ def remove(key: str) -> None:
 def write_kept(key: str, about: About, parts: Mapping[str, np.ndarray]) -> None:
     """Keep parts, contiguous uint8, under a key, in a folder private to the user. Raises LocalllmError, OSError."""
     folder().mkdir(0o700, parents=True, exist_ok=True)
-    described = [(name, data.nbytes, zlib.crc32(data)) for name, data in parts.items()]
+    described = [(name, data.nbytes, zlib.crc32(data.data)) for name, data in parts.items()]
     header = json.dumps({"key": key, "about": asdict(about), "parts": described}).encode()
     with SafeFile(folder() / key) as file:
         file.write(MAGIC + struct.pack("<I", len(header)) + header + struct.pack("<I", zlib.crc32(header)))
@@ -219,5 +219,3 @@ def mark_used(opened: Iterable[Kept]) -> None:
     """These were used together: those at the beginning last, so that they are kept longest."""
     for kept in reversed(list(opened)):
         kept.mark_used()
-
-

@@ -176,8 +176,8 @@ def answers(
 ) -> list[Answer]:
     """The n best of several answers, best first: n sampled ones, or with `beams` what beam search finds.
 
-    decoder: one that has decoded nothing yet, as for a Generation; prefixes: what is kept of prompts, or None. Best is the highest log probability per token.
-    Raises UsageError and ContextError.
+    decoder: one that has decoded nothing yet, as for a Generation; prefixes: what is kept of prompts, or None. Best is
+    the highest log probability per token. Raises UsageError and ContextError.
     """
     require_counts(n, beams)
     with Search(engine, tokenizer, prompt, decoder, options, prefixes) as search, search:

@@ -3,8 +3,9 @@
 A model reads every conversation from its beginning. What a sequence holds of it already, the longest common beginning
 of the tokens, is not computed again, so a new turn costs its own tokens only.
 
-Other prompts of more than CHUNK tokens go on only where a whole run ended, in memory or in a file of an earlier process:
-so they are read in the same runs as by a model that has read nothing before, and the answer is the same to the bit.
+Other prompts of more than CHUNK tokens go on only where a whole run ended, in memory or in a file of an earlier
+process: so they are read in the same runs as by a model that has read nothing before, and the answer is the same to the
+bit.
 """
 
 import threading
