@@ -13,7 +13,6 @@ else. So any number of programs may read, write and remove files at once.
 import json
 import os
 import re
-import shutil
 import struct
 import time
 import zlib
@@ -189,6 +188,8 @@ def limit() -> int:
 
 def allowed(total: int) -> int:
     """The same, if there are `total` bytes now, on a disk that others need, too."""
+    import shutil  # seldom needed, and slow to import
+
     with suppress(OSError):
         return min(limit(), (shutil.disk_usage(folder()).free + total) // DISK_SHARE)
     return limit()
