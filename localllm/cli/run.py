@@ -160,7 +160,8 @@ def circumstances(model: "Model", times: dict[str, float]) -> dict[str, Any]:
 def tell(result: dict[str, Any]) -> None:
     """The lines of --stats."""
     times = result["timings"]
-    prefill = f"{times['prefill_s']:.2f} s ({times['prefill_tps']:.1f} per second)"
+    speed = f" ({times['prefill_tps']:.1f} per second)" if times["prefill_tps"] else ""
+    prefill = f"{times['prefill_s']:.2f} s{speed}"
     decode = f"{times['decode_s']:.2f} s ({times['decode_tps']:.1f} per second)"
     known = f", {result['cached_tokens']} of them known," if result["cached_tokens"] else ""
     say(f"prompt: {result['prompt_tokens']} tokens{known} in {prefill}, model loaded in {times['load_s']:.2f} s")

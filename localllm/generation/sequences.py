@@ -73,7 +73,10 @@ class Sequences:
     def _take(self, ids: Ids[int]) -> Begun:
         """The kept sequence, or a fork of one in use if that holds more, or what files have if that is still more."""
         with self._lock:
-            begun = self._at_end(ids) or Begun(self._in_memory(ids))
+            begun = self._at_end(ids)
+            if begun is None:
+                self._leave_end(ids)
+                begun = Begun(self._in_memory(ids))
             if self.prefixes and begun.logits is None and len(ids) > CHUNK:
                 found = self.prefixes.find(ids, len(begun.sequence.tokens))
                 if found:
@@ -88,6 +91,19 @@ class Sequences:
         if self._end is None or self._end.sequence.tokens != list(ids):
             return None
         return Begun(self._end.sequence.fork(), self._end.logits)
+
+    def _leave_end(self, ids: Ids[int]) -> None:
+        """Forget where the latest prompt ended, whose memory is needed, unless this one goes on from there."""
+        if self._end and self._end.sequence.tokens != list(ids[: len(self._end.sequence.tokens)]):
+            self._write_end()
+            self._end.sequence.close()
+            self._end = None
+
+    def _write_end(self) -> None:
+        """What was read anew goes to files."""
+        if self._is_new and self.prefixes and self._end:
+            self.prefixes.keep(self._end.sequence.fork(), self._end.logits)
+        self._is_new = False
 
     def _in_memory(self, ids: Ids[int]) -> "Sequence":
         kept, self._kept = self._kept, None
@@ -117,9 +133,7 @@ class Sequences:
         with self._lock:
             self._busy.discard(sequence)
             before, self._kept = self._kept, sequence
-            if self._is_new and self.prefixes and self._end:
-                self.prefixes.keep(self._end.sequence.fork(), self._end.logits)
-            self._is_new = False
+            self._write_end()
         if before:
             before.close()
 
