@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from localllm.engine.runs import last_end, next_end
 from localllm.errors import LocalllmError
 from localllm.text.tokenizer import Tokenizer
 
@@ -53,8 +54,8 @@ class FakeSequence:
         assert ids
         assert len(self.tokens) + len(ids) <= self.context
         self.engine.calls.append((len(self.tokens), len(ids)))
-        if len(self.tokens) == self.aligned and len(ids) == 512:
-            self.aligned += 512
+        if len(self.tokens) == self.aligned and len(self.tokens) + len(ids) == next_end(self.aligned):
+            self.aligned += len(ids)
         if self.engine.fail is not None:
             failure, self.engine.fail = self.engine.fail, None
             raise failure
@@ -75,11 +76,11 @@ class FakeSequence:
         self._require_open()
         assert length >= 0
         del self.tokens[length:]
-        self.aligned = min(self.aligned, length // 512 * 512)
+        self.aligned = min(self.aligned, last_end(length))
         return len(self.tokens)
 
     def rewind(self, length: int) -> int:
-        return self.truncate(min(length, self.aligned) // 512 * 512)
+        return self.truncate(last_end(min(length, self.aligned)))
 
     def close(self) -> None:
         self.closed = True

@@ -24,10 +24,11 @@ from localllm.arch.states import SLACK
 from localllm.engine import fingerprint
 from localllm.engine.prefixes import Prefixes
 from localllm.engine.program import BATCH
+from localllm.engine.runs import last_end, next_end
 from localllm.files import prefix_files
 from localllm.files.safe_file import SafeFile
 from localllm.generation.generate import read_prompt
-from localllm.generation.sequences import CHUNK, Sequences
+from localllm.generation.sequences import Sequences
 from localllm.kernels.arguments import PAGE
 from quant.cache import cache_folder
 
@@ -168,8 +169,8 @@ def test_windows_of_long_prompts(shared):
     in_new_process(path, ids)
     parts = {entry.about.end: set(prefix_files.open_kept(entry.key).parts) for entry in prefix_files.entries()}
     assert parts == {
-        **{BATCH * (i + 1): {"pages"} for i in range(3)},
-        **{BATCH * (i + 1): {"pages", "windows"} for i in range(3, 5)},
+        **{key: {"pages"} for key in (512, 1024, 1536)},
+        **{key: {"pages", "windows"} for key in (2048, 2304, 2560)},
         5 * BATCH + 10: {"pages", "windows", "logits"},
     }
     for prompt, known in ((ids, 5 * BATCH + 10), ([*ids, 3], 5 * BATCH), ([*ids[: 2 * BATCH], 3], 0)):
@@ -177,6 +178,16 @@ def test_windows_of_long_prompts(shared):
         assert found == known
         np.testing.assert_array_equal(logits, in_new_process(path, prompt, cache=False)[1])
     assert in_new_process(path, [*ids[: 2 * BATCH], 4])[0] == 2 * BATCH, "it has been written with its windows now"
+
+
+def test_deep_places(tiny: Path):
+    """Runs are shorter there, so that less is read again."""
+    ids = tokens(2700)
+    in_new_process(tiny, ids)
+    for prompt, known in ((ids, 2700), ([*ids[:2600], 3], 2560), ([*ids[:2500], 3], 2304), ([*ids[:2000], 3], 1536)):
+        found, logits = in_new_process(tiny, prompt)
+        assert found == known
+        np.testing.assert_array_equal(logits, in_new_process(tiny, prompt, cache=False)[1])
 
 
 def test_the_last_whole_run_has_all_that_windows_need():
@@ -334,8 +345,16 @@ def test_no_more_is_written_than_there_is_room_for(tiny: Path, folder: Path, mon
 # ---- which runs -----------------------------------------------------------------------------------------------------
 
 
-def test_the_chunks_of_prompts_are_whole_runs():
-    assert CHUNK == BATCH
+def test_where_runs_end():
+    """At the same places for all prompts, at most BATCH tokens apart."""
+    ends = [0]
+    while ends[-1] < 4000:
+        ends.append(next_end(ends[-1]))
+    assert ends == [0, 512, 1024, 1536, *range(2048, 4097, 256)]
+    assert max(np.diff(ends)) <= BATCH
+    for length in range(4000):
+        assert last_end(length) == max(end for end in ends if end <= length)
+        assert next_end(length) == min(end for end in ends if end > length)
 
 
 def test_what_is_read_of_long_prompts():

@@ -20,6 +20,7 @@ from localllm.engine.pages import Pages
 from localllm.engine.program import BATCH, Span
 from localllm.engine.recorder import Activation, Operation, Recorder
 from localllm.engine.recurrent import Layout, RecurrentState
+from localllm.engine.runs import last_end, next_end
 from localllm.engine.sequence import Sequence, Store
 from localllm.engine.store import HybridStore
 from localllm.engine.threads import usable_cores
@@ -245,8 +246,8 @@ class Engine:
         for (number, _, _), span in zip(batch, spans, strict=True):
             sequence, end = readings[number].sequence, span.position + len(span.ids)
             sequence.tokens[span.position : end] = span.ids.tolist()
-            sequence.aligned = min(sequence.aligned, span.position // BATCH * BATCH)
-            if len(span.ids) == BATCH and span.position == sequence.aligned:
+            sequence.aligned = min(sequence.aligned, last_end(span.position))
+            if span.position == sequence.aligned and end == next_end(span.position):
                 sequence.aligned = end
             rows[number].append(found[: span.wanted])
             found = found[span.wanted :]

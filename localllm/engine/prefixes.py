@@ -1,7 +1,7 @@
 """Beginnings of prompts that were read before, perhaps by another program: kept in files, piece by piece.
 
-A piece is what a whole run has read, from a multiple of BATCH on: so what is behind it is read in the same runs,
-whether it was found or not, and every bit is the same. The last piece of a prompt has its logits, too. The key of a
+A piece is what a whole run has read (localllm.engine.runs): so what is behind it is read in the same runs, whether it
+was found or not, and every bit is the same. The last piece of a prompt has its logits, too. The key of a
 piece is a chain of all tokens up to its end, which begins with the model's fingerprint.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from localllm.arch.states import Paged, Recurrent
 from localllm.engine.fingerprint import fingerprint, state_of
-from localllm.engine.program import BATCH
+from localllm.engine.runs import LONG, last_end, next_end
 from localllm.engine.sequence import Sequence
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.gguf_file import GGUFFile
@@ -24,8 +24,6 @@ from localllm.files.prefix_files import About, Kept, allowed, limit, mark_used, 
 
 if TYPE_CHECKING:
     from localllm.engine.model import Engine
-
-SHORTEST = BATCH + 1  # tokens of a prompt that is worth it: the rest is read in one run
 
 
 class Piece(NamedTuple):
@@ -75,7 +73,7 @@ class Prefixes:
 
         It holds all of them and has the logits, or whole runs and less than all.
         """
-        if len(ids) < SHORTEST or self._ended:
+        if len(ids) <= LONG or self._ended:
             return None
         with suppress(OSError):  # the model's file is gone
             pieces = self._pieces(ids)
@@ -139,7 +137,7 @@ class Prefixes:
             sequence.close()
             raise
         sequence.tokens[:] = ids[:end]
-        sequence.aligned = end // BATCH * BATCH
+        sequence.aligned = last_end(end)
         return Read(sequence, logits)
 
     def _pieces(self, ids: Ids[int]) -> list[Piece]:
@@ -148,7 +146,10 @@ class Prefixes:
             raise OSError(f"{self._file.path} has changed")
         if not self._root:
             self._root = fingerprint(self._file, self._state, self._engine.operations, self._engine.kv_type)
-        places = [*range(0, len(ids) + 1, BATCH), len(ids)]
+        places = [0]
+        while (end := next_end(places[-1])) <= len(ids):
+            places.append(end)
+        places.append(len(ids))
         pieces, key, tokens = list[Piece](), self._root, np.asarray(ids, np.int64)
         for first, last in pairwise(places):
             is_end = len(pieces) == len(places) - 2
@@ -195,8 +196,9 @@ class Prefixes:
     def _write_pieces(self, read: Read) -> None:
         """Those that no file has. Raises OSError, LocalllmError."""
         room, before, pieces = allowed(0), "", self._pieces(read.sequence.tokens)
-        for piece in pieces if read.logits is not None else pieces[: read.sequence.aligned // BATCH]:
-            if self._ended or room < 0:
+        for piece in pieces:
+            is_known = read.logits is not None if piece is pieces[-1] else piece.last <= read.sequence.aligned
+            if self._ended or room < 0 or not is_known:
                 break
             room -= self._write_piece(piece, before, read, read.logits if piece is pieces[-1] else None)
             before = piece.key

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from localllm.engine.program import BATCH
+from localllm.engine.runs import last_end
 from localllm.errors import LocalllmError, UsageError
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class Sequence:
 
     Attributes:
         tokens: what it holds.  engine: whose it is.
-        aligned: how many of them, from the first on, were read in whole runs as any sequence would read them that
-            begins alike; a multiple of BATCH.
+        aligned: how many of them, from the first on, were read in whole runs (localllm.engine.runs), as by any sequence
+            that begins alike.
     """
 
     def __init__(self, engine: "Engine", store: Store, tokens: Ids[int] = ()):
@@ -99,16 +99,16 @@ class Sequence:
         What it reads then, it reads as a new sequence would, to the bit.
         """
         with self.engine.lock:
-            kept = min(length, self.aligned) // BATCH * BATCH
+            kept = last_end(min(length, self.aligned))
             while (there := self.store.truncate(kept)) < kept:
-                kept = there // BATCH * BATCH
+                kept = last_end(there)
             self._hold(kept)
             return kept
 
     def _hold(self, length: int) -> None:
         """Only so many tokens."""
         del self.tokens[length:]
-        self.aligned = min(self.aligned, length // BATCH * BATCH)
+        self.aligned = min(self.aligned, last_end(length))
 
     def close(self) -> None:
         """Give back the memory; a second time does nothing."""

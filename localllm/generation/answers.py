@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from localllm.engine.runs import LONG
 from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions, StopFilter, read_prompt, require_room
 from localllm.generation.sampling import PENALTY_WINDOW, Candidates, Sampler, top_k
-from localllm.generation.sequences import CHUNK
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Search:
         logits = found.logits if found else None
         if logits is None:
             logits = read_prompt(self._held[0], self.prompt, self.options.on_progress)
-            if self._prefixes and len(self.prompt) > CHUNK:
+            if self._prefixes and len(self.prompt) > LONG:
                 self._end = self._held[0].fork(), logits
         return Hypothesis(self._held[0], logits[-1, : self.vocab], self._decoder, StopFilter(self.options.stop))
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from localllm.engine.runs import next_end
 from localllm.errors import ContextError, UsageError
 from localllm.generation.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
-from localllm.generation.sequences import CHUNK, Begun, Sequences
+from localllm.generation.sequences import Begun, Sequences
 from localllm.generation.speculation import Guesses
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
@@ -210,8 +211,10 @@ class Generation:
 def read_prompt(sequence: "Tokens", prompt: list[int], on_progress: Callable[[int, int], None] | None) -> np.ndarray:
     """Read what the sequence does not hold of a prompt; the logits after it, float32 [1, vocab]."""
     begin, progress = len(sequence.tokens), on_progress or (lambda done, total: None)
-    for start in range(begin, len(prompt), CHUNK):
+    start = begin
+    while start < len(prompt):
         progress(start - begin, len(prompt) - begin)
-        last = start + CHUNK >= len(prompt)
-        logits = sequence.append(prompt[start : start + CHUNK], "last" if last else "none")
+        end = min(next_end(start), len(prompt))
+        logits = sequence.append(prompt[start:end], "last" if end == len(prompt) else "none")
+        start = end
     return logits

@@ -3,7 +3,7 @@
 A model reads every conversation from its beginning. What a sequence holds of it already, the longest common beginning
 of the tokens, is not computed again, so a new turn costs its own tokens only.
 
-Other prompts of more than CHUNK tokens go on only where a whole run ended, in memory or in a file of an earlier
+Other prompts of more than LONG tokens go on only where a whole run ended, in memory or in a file of an earlier
 process: so they are read in the same runs as by a model that has read nothing before, and the answer is the same to the
 bit.
 """
@@ -18,12 +18,12 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
+from localllm.engine.runs import LONG, last_end
+
 if TYPE_CHECKING:
     from localllm.engine.model import Engine
     from localllm.engine.prefixes import Prefixes
     from localllm.engine.sequence import Sequence
-
-CHUNK = 512  # tokens per prefill step; between steps, progress is shown and Ctrl-C is heard
 
 
 class Begun(NamedTuple):
@@ -63,7 +63,7 @@ class Sequences:
     def was_read(self, sequence: "Sequence", begin: int, logits: np.ndarray) -> None:
         """It has read a prompt from place `begin` on, and these logits came out: remembered, for the same prompt."""
         length = len(sequence.tokens)
-        if length <= CHUNK or begin % CHUNK or sequence.aligned != length // CHUNK * CHUNK:
+        if length <= LONG or begin != last_end(begin) or sequence.aligned != last_end(length):
             return
         with self._lock:
             before, self._end, self._is_new = self._end, Begun(sequence.fork(), logits.copy()), True
@@ -77,7 +77,7 @@ class Sequences:
             if begun is None:
                 self._leave_end(ids)
                 begun = Begun(self._in_memory(ids))
-            if self.prefixes and begun.logits is None and len(ids) > CHUNK:
+            if self.prefixes and begun.logits is None and len(ids) > LONG:
                 found = self.prefixes.find(ids, len(begun.sequence.tokens))
                 if found:
                     begun.sequence.close()
@@ -124,9 +124,9 @@ class Sequences:
     def _usable(self, sequence: "Sequence", ids: Ids[int]) -> int:
         """How many of its tokens are worth something: a turn goes on where the last one ended; see above for others."""
         same = common(sequence.tokens, ids)
-        if len(ids) <= CHUNK or same >= self._prompts.get(sequence, inf):
+        if len(ids) <= LONG or same >= self._prompts.get(sequence, inf):
             return same
-        return min(same, sequence.aligned) // CHUNK * CHUNK
+        return last_end(min(same, sequence.aligned))
 
     def _give_back(self, sequence: "Sequence") -> None:
         """Keep it for the next one, instead of what was kept before; a prompt that was read goes to files."""
