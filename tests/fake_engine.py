@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from localllm.engine.runs import last_end, next_end
+from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError
 from localllm.text.tokenizer import Tokenizer
 
@@ -19,7 +19,7 @@ class FakeEngine:
 
     def __init__(self, vocab_size: int, say: Callable[[list[int]], int], context: int = 512):
         """say: from all the tokens so far to the next one."""
-        self.vocab_size, self.context = vocab_size, context
+        self.vocab_size, self.context, self.runs = vocab_size, context, Runs()
         self.sequences: list[FakeSequence] = []
         self.calls: list[tuple[int, int]] = []
         self.closed = 0
@@ -54,7 +54,7 @@ class FakeSequence:
         assert ids
         assert len(self.tokens) + len(ids) <= self.context
         self.engine.calls.append((len(self.tokens), len(ids)))
-        if len(self.tokens) == self.aligned and len(self.tokens) + len(ids) == next_end(self.aligned):
+        if len(self.tokens) == self.aligned and len(self.tokens) + len(ids) == self.engine.runs.next_end(self.aligned):
             self.aligned += len(ids)
         if self.engine.fail is not None:
             failure, self.engine.fail = self.engine.fail, None
@@ -76,11 +76,11 @@ class FakeSequence:
         self._require_open()
         assert length >= 0
         del self.tokens[length:]
-        self.aligned = min(self.aligned, last_end(length))
+        self.aligned = min(self.aligned, self.engine.runs.last_end(length))
         return len(self.tokens)
 
     def rewind(self, length: int) -> int:
-        return self.truncate(last_end(min(length, self.aligned)))
+        return self.truncate(self.engine.runs.last_end(min(length, self.aligned)))
 
     def close(self) -> None:
         self.closed = True

@@ -24,7 +24,7 @@ from localllm.arch.states import SLACK
 from localllm.engine import fingerprint
 from localllm.engine.prefixes import Prefixes
 from localllm.engine.program import BATCH
-from localllm.engine.runs import last_end, next_end
+from localllm.engine.runs import DEEP, FIRST, Runs
 from localllm.files import prefix_files
 from localllm.files.safe_file import SafeFile
 from localllm.generation.generate import read_prompt
@@ -345,16 +345,17 @@ def test_no_more_is_written_than_there_is_room_for(tiny: Path, folder: Path, mon
 # ---- which runs -----------------------------------------------------------------------------------------------------
 
 
-def test_where_runs_end():
+@pytest.mark.parametrize("later", [256, 512])
+def test_where_runs_end(later: int):
     """At the same places for all prompts, at most BATCH tokens apart."""
-    ends = [0]
+    runs, ends = Runs(later), [0]
     while ends[-1] < 4000:
-        ends.append(next_end(ends[-1]))
-    assert ends == [0, 512, 1024, 1536, *range(2048, 4097, 256)]
+        ends.append(runs.next_end(ends[-1]))
+    assert ends == [*range(0, DEEP, FIRST), *range(DEEP, 4097, later)]
     assert max(np.diff(ends)) <= BATCH
     for length in range(4000):
-        assert last_end(length) == max(end for end in ends if end <= length)
-        assert next_end(length) == min(end for end in ends if end > length)
+        assert runs.last_end(length) == max(end for end in ends if end <= length)
+        assert runs.next_end(length) == min(end for end in ends if end > length)
 
 
 def test_what_is_read_of_long_prompts():

@@ -20,7 +20,7 @@ from localllm.engine.pages import Pages
 from localllm.engine.program import BATCH, Span
 from localllm.engine.recorder import Activation, Operation, Recorder
 from localllm.engine.recurrent import Layout, RecurrentState
-from localllm.engine.runs import last_end, next_end
+from localllm.engine.runs import FIRST, LATER, Runs
 from localllm.engine.sequence import Sequence, Store
 from localllm.engine.store import HybridStore
 from localllm.engine.threads import usable_cores
@@ -94,7 +94,7 @@ class Engine:
 
     Attributes:
         hyperparameters: the model's.  context: the most tokens of a sequence.  vocab_size: length of a row of logits.
-        operations: what is done with tokens.  kv_type: how keys and values are kept.
+        operations: what is done with tokens.  kv_type: how keys and values are kept.  runs: in which prompts are read.
         lock: held by whoever runs the model or changes its sequences.
         abandoned: what was kept for sequences that were forgotten without being closed.
         warning: what the user should know, in one line, or None.
@@ -131,6 +131,7 @@ class Engine:
         weights = Weights(file.tensors)
         operations = self._recorded(file, model.forward, weights, observer)
         self.operations, self.kv_type = operations, kv_type
+        self.runs = Runs(FIRST if any(operation.verb == "route" for operation in operations) else LATER)
         if backend == "cpu":
             operations = observer.watch(operations) if observer else operations
             states = self.hyperparameters.states()
@@ -246,8 +247,8 @@ class Engine:
         for (number, _, _), span in zip(batch, spans, strict=True):
             sequence, end = readings[number].sequence, span.position + len(span.ids)
             sequence.tokens[span.position : end] = span.ids.tolist()
-            sequence.aligned = min(sequence.aligned, last_end(span.position))
-            if span.position == sequence.aligned and end == next_end(span.position):
+            sequence.aligned = min(sequence.aligned, self.runs.last_end(span.position))
+            if span.position == sequence.aligned and end == self.runs.next_end(span.position):
                 sequence.aligned = end
             rows[number].append(found[: span.wanted])
             found = found[span.wanted :]

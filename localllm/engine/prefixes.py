@@ -16,7 +16,7 @@ import numpy as np
 
 from localllm.arch.states import Paged, Recurrent
 from localllm.engine.fingerprint import fingerprint, state_of
-from localllm.engine.runs import LONG, last_end, next_end
+from localllm.engine.runs import LONG
 from localllm.engine.sequence import Sequence
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.gguf_file import GGUFFile
@@ -137,7 +137,7 @@ class Prefixes:
             sequence.close()
             raise
         sequence.tokens[:] = ids[:end]
-        sequence.aligned = last_end(end)
+        sequence.aligned = engine.runs.last_end(end)
         return Read(sequence, logits)
 
     def _pieces(self, ids: Ids[int]) -> list[Piece]:
@@ -147,7 +147,7 @@ class Prefixes:
         if not self._root:
             self._root = fingerprint(self._file, self._state, self._engine.operations, self._engine.kv_type)
         places = [0]
-        while (end := next_end(places[-1])) <= len(ids):
+        while (end := self._engine.runs.next_end(places[-1])) <= len(ids):
             places.append(end)
         places.append(len(ids))
         pieces, key, tokens = list[Piece](), self._root, np.asarray(ids, np.int64)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from localllm.engine.runs import last_end
 from localllm.errors import LocalllmError, UsageError
 
 if TYPE_CHECKING:
@@ -99,16 +98,16 @@ class Sequence:
         What it reads then, it reads as a new sequence would, to the bit.
         """
         with self.engine.lock:
-            kept = last_end(min(length, self.aligned))
+            kept = self.engine.runs.last_end(min(length, self.aligned))
             while (there := self.store.truncate(kept)) < kept:
-                kept = last_end(there)
+                kept = self.engine.runs.last_end(there)
             self._hold(kept)
             return kept
 
     def _hold(self, length: int) -> None:
         """Only so many tokens."""
         del self.tokens[length:]
-        self.aligned = min(self.aligned, last_end(length))
+        self.aligned = min(self.aligned, self.engine.runs.last_end(length))
 
     def close(self) -> None:
         """Give back the memory; a second time does nothing."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from localllm.engine.runs import next_end
 from localllm.errors import ContextError, UsageError
 from localllm.generation.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
 from localllm.generation.sequences import Begun, Sequences
@@ -214,7 +213,7 @@ def read_prompt(sequence: "Tokens", prompt: list[int], on_progress: Callable[[in
     start = begin
     while start < len(prompt):
         progress(start - begin, len(prompt) - begin)
-        end = min(next_end(start), len(prompt))
+        end = min(sequence.engine.runs.next_end(start), len(prompt))
         logits = sequence.append(prompt[start:end], "last" if end == len(prompt) else "none")
         start = end
     return logits

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
-from localllm.engine.runs import LONG, last_end
+from localllm.engine.runs import LONG
 
 if TYPE_CHECKING:
     from localllm.engine.model import Engine
@@ -63,7 +63,8 @@ class Sequences:
     def was_read(self, sequence: "Sequence", begin: int, logits: np.ndarray) -> None:
         """It has read a prompt from place `begin` on, and these logits came out: remembered, for the same prompt."""
         length = len(sequence.tokens)
-        if length <= LONG or begin != last_end(begin) or sequence.aligned != last_end(length):
+        runs = self.engine.runs
+        if length <= LONG or begin != runs.last_end(begin) or sequence.aligned != runs.last_end(length):
             return
         with self._lock:
             before, self._end, self._is_new = self._end, Begun(sequence.fork(), logits.copy()), True
@@ -126,7 +127,7 @@ class Sequences:
         same = common(sequence.tokens, ids)
         if len(ids) <= LONG or same >= self._prompts.get(sequence, inf):
             return same
-        return last_end(min(same, sequence.aligned))
+        return self.engine.runs.last_end(min(same, sequence.aligned))
 
     def _give_back(self, sequence: "Sequence") -> None:
         """Keep it for the next one, instead of what was kept before; a prompt that was read goes to files."""
