@@ -6,6 +6,7 @@ import numpy as np
 
 from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError
+from localllm.kernels.arguments import PAGE
 from localllm.text.tokenizer import Tokenizer
 
 
@@ -32,6 +33,9 @@ class FakeEngine:
     def step(self, requests: Sequence[tuple["FakeSequence", Sequence[int]]], precise: bool = True) -> list[np.ndarray]:
         assert len({id(sequence) for sequence, _ in requests}) == len(requests)
         return [sequence.append(ids, precise=precise) for sequence, ids in requests]
+
+    def require_shift(self) -> None:
+        """It can."""
 
     @property
     def open_sequences(self) -> list["FakeSequence"]:
@@ -81,6 +85,12 @@ class FakeSequence:
 
     def rewind(self, length: int) -> int:
         return self.truncate(self.engine.runs.last_end(min(length, self.aligned)))
+
+    def shift(self, keep: int, count: int) -> None:
+        self._require_open()
+        assert count % PAGE == 0 and 0 <= keep <= keep + count <= len(self.tokens)
+        del self.tokens[keep : keep + count]
+        self.aligned = min(self.aligned, self.engine.runs.last_end(keep))
 
     def close(self) -> None:
         self.closed = True

@@ -21,6 +21,7 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.arch.states import SLACK
+from localllm.arch.storage import KVType
 from localllm.engine import fingerprint
 from localllm.engine.prefixes import Prefixes
 from localllm.engine.program import BATCH
@@ -105,7 +106,7 @@ def test_another_process_finds_what_was_read(shared, name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("kv_type", ["f16", "k=q8_0,v=q4_0"])
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in FEW_POSITIONS])
 def test_all_architectures(shared, name: str, kv_type: str):
     path = shared / "goldens" / "arch" / f"{name}.gguf"
@@ -218,16 +219,17 @@ def test_the_samples_see_another_model(tiny: Path, shared):
     prints = set()
     for path in (tiny, shared / "goldens" / "arch" / "llama.gguf", shared / "goldens" / "arch" / "llama_yarn.gguf"):
         with open_model(path, cache=False) as model:
-            for kv_type in ("f16", "f32"):
+            f16 = KVType.of("f16")
+            for kv_type in (f16, KVType.of("k=f16,v=q8_0")):
                 prints.add(fingerprint.fingerprint(model.file, [], model.engine.operations, kv_type))
-            same = [fingerprint.fingerprint(model.file, [], model.engine.operations, "f16") for _ in range(2)]
+            same = [fingerprint.fingerprint(model.file, [], model.engine.operations, f16) for _ in range(2)]
             assert same[0] == same[1]
-            prints.add(fingerprint.fingerprint(model.file, [], model.engine.operations[:-1], "f16"))
+            prints.add(fingerprint.fingerprint(model.file, [], model.engine.operations[:-1], f16))
             tensor = next(iter(model.file.tensors.values()))
             changed = tensor.data.copy()
             changed.reshape(-1)[-1] ^= 1
             object.__setattr__(tensor, "data", changed)
-            prints.add(fingerprint.fingerprint(model.file, [], model.engine.operations, "f16"))
+            prints.add(fingerprint.fingerprint(model.file, [], model.engine.operations, f16))
     assert len(prints) == 12
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from localllm.arch.storage import KVType
 from localllm.arch.weights import Weight
 from localllm.engine.recorder import Activation, Operation
 from localllm.files.gguf_file import GGUFFile
@@ -22,7 +23,7 @@ State = list[tuple[int, int, int]]
 SAMPLES, SAMPLE = 8, 64  # of each tensor, evenly spread; bytes of one
 
 
-def fingerprint(file: GGUFFile, state: State, operations: Sequence[Operation], kv_type: str) -> bytes:
+def fingerprint(file: GGUFFile, state: State, operations: Sequence[Operation], kv_type: KVType) -> bytes:
     """32 bytes; state: of the model's files when they were opened."""
     key = hashlib.blake2b(digest_size=32)
     key.update(repr((object_folder().name, kv_type, state, described(operations))).encode())

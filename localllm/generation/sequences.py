@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from localllm.engine.runs import LONG
+from localllm.generation.overflow import Rolling, rolling
 
 if TYPE_CHECKING:
     from localllm.engine.model import Engine
@@ -29,8 +30,15 @@ if TYPE_CHECKING:
 class Begun(NamedTuple):
     """A sequence that holds the beginning of a prompt, or all of it: then with its logits, float32 [1, vocab]."""
 
-    sequence: "Sequence"
+    sequence: "Sequence | Rolling"
     logits: np.ndarray | None = None
+
+
+class End(NamedTuple):
+    """A sequence that has read a prompt and nothing else, and what came out of it, float32 [1, vocab]."""
+
+    sequence: "Sequence"
+    logits: np.ndarray
 
 
 class Sequences:
@@ -43,42 +51,46 @@ class Sequences:
 
     def __init__(self, engine: "Engine", prefixes: "Prefixes | None" = None):
         self.engine, self.context, self.vocab_size = engine, engine.context, engine.vocab_size
-        self._kept: Sequence | None = None  # nobody's, for the next one
-        self._busy: WeakSet[Sequence] = WeakSet()
-        self._prompts: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # length of the latest one of each
+        self._kept: Sequence | Rolling | None = None  # nobody's, for the next one
+        self._busy: WeakSet[Sequence | Rolling] = WeakSet()
+        self._prompts: WeakKeyDictionary[Sequence | Rolling, int] = WeakKeyDictionary()  # lengths
         self.prefixes = prefixes
-        self._end: Begun | None = None  # where the latest of the long prompts ends
+        self._end: End | None = None  # where the latest of the long prompts ends
         self._is_new = False  # that one, so that it is to be written
         self._lock = threading.Lock()
 
     @contextmanager
-    def beginning_with(self, ids: Ids[int]) -> Iterator[Begun]:
-        """A sequence that holds what has been read of `ids`; if that is all of them, the logits are known."""
-        begun = self._take(ids)
+    def beginning_with(self, ids: Ids[int], keep: int | None = None) -> Iterator[Begun]:
+        """A sequence that holds what has been read of `ids`; if that is all of them, the logits are known.
+
+        keep: how many of its first tokens stay when it is full; None: it cannot hold more than the context.
+        """
+        begun = self._take(ids, keep)
         try:
             yield begun
         finally:
             self._give_back(begun.sequence)
 
-    def was_read(self, sequence: "Sequence", begin: int, logits: np.ndarray) -> None:
+    def was_read(self, sequence: "Sequence | Rolling", begin: int, logits: np.ndarray) -> None:
         """It has read a prompt from place `begin` on, and these logits came out: remembered, for the same prompt."""
-        length = len(sequence.tokens)
-        runs = self.engine.runs
-        if length <= LONG or begin != runs.last_end(begin) or sequence.aligned != runs.last_end(length):
+        length, runs = len(sequence.tokens), self.engine.runs
+        if isinstance(sequence, Rolling) or length <= LONG:
+            return
+        if begin != runs.last_end(begin) or sequence.aligned != runs.last_end(length):
             return
         with self._lock:
-            before, self._end, self._is_new = self._end, Begun(sequence.fork(), logits.copy()), True
+            before, self._end, self._is_new = self._end, End(sequence.fork(), logits.copy()), True
         if before:
             before.sequence.close()
 
-    def _take(self, ids: Ids[int]) -> Begun:
+    def _take(self, ids: Ids[int], keep: int | None) -> Begun:
         """The kept sequence, or a fork of one in use if that holds more, or what files have if that is still more."""
         with self._lock:
-            begun = self._at_end(ids)
+            begun = self._at_end(ids) if keep is None else None
             if begun is None:
                 self._leave_end(ids)
-                begun = Begun(self._in_memory(ids))
-            if self.prefixes and begun.logits is None and len(ids) > LONG:
+                begun = Begun(self._in_memory(ids, keep))
+            if self.prefixes and begun.logits is None and len(ids) > LONG and keep is None:
                 found = self.prefixes.find(ids, len(begun.sequence.tokens))
                 if found:
                     begun.sequence.close()
@@ -106,7 +118,7 @@ class Sequences:
             self.prefixes.keep(self._end.sequence.fork(), self._end.logits)
         self._is_new = False
 
-    def _in_memory(self, ids: Ids[int]) -> "Sequence":
+    def _in_memory(self, ids: Ids[int], keep: int | None) -> "Sequence | Rolling":
         kept, self._kept = self._kept, None
         known = max(self._busy, key=lambda sequence: self._usable(sequence, ids), default=None)
         if known and self._usable(known, ids) > (self._usable(kept, ids) if kept else 0):
@@ -114,22 +126,22 @@ class Sequences:
                 kept.close()
             kept = known.fork()
             self._prompts[kept] = self._prompts[known]
-        sequence = kept or self.engine.sequence()
+        sequence = rolling(kept or self.engine.sequence(), keep)
         usable = self._usable(sequence, ids)
-        if usable < common(sequence.tokens, ids):
+        if usable < common(sequence.tokens, ids) and not isinstance(sequence, Rolling):
             sequence.rewind(usable)
         else:
             sequence.truncate(usable)
         return sequence
 
-    def _usable(self, sequence: "Sequence", ids: Ids[int]) -> int:
+    def _usable(self, sequence: "Sequence | Rolling", ids: Ids[int]) -> int:
         """How many of its tokens are worth something: a turn goes on where the last one ended; see above for others."""
         same = common(sequence.tokens, ids)
-        if len(ids) <= LONG or same >= self._prompts.get(sequence, inf):
+        if isinstance(sequence, Rolling) or len(ids) <= LONG or same >= self._prompts.get(sequence, inf):
             return same
         return self.engine.runs.last_end(min(same, sequence.aligned))
 
-    def _give_back(self, sequence: "Sequence") -> None:
+    def _give_back(self, sequence: "Sequence | Rolling") -> None:
         """Keep it for the next one, instead of what was kept before; a prompt that was read goes to files."""
         with self._lock:
             self._busy.discard(sequence)
