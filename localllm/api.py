@@ -27,6 +27,7 @@ from localllm.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from localllm.engine.model import Engine
     from localllm.engine.observe import Squares
+    from localllm.engine.prefixes import Prefixes
     from localllm.engine.sequence import Sequence
     from localllm.generation.answering import Answering, Request
     from localllm.generation.answers import Answer
@@ -43,6 +44,7 @@ class Model:
         name: what the file calls it, or "".  file: the file itself, mapped.
         context: how many tokens a prompt and its answer may have together.  trained_context: what it was made for.
         tokenizer: its Tokenizer.  engine: what computes.  session: the conversation with it.
+        prefixes: what is kept of long prompts from process to process, or None.
         warnings: lines that the user should see.
     """
 
@@ -53,6 +55,7 @@ class Model:
         engine: "Engine",
         chat_template: str | None = None,
         threads: int | None = None,
+        prefixes: "Prefixes | None" = None,
     ):
         """threads: for other models that this one opens."""
         self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, main_format(file)
@@ -61,7 +64,8 @@ class Model:
         self.context, self.trained_context = engine.context, engine.hyperparameters.context
         self.tokenizer, self.engine = tokenizer, engine
         self.warnings = [warning for warning in (tokenizer.warning, engine.warning) if warning]
-        self.session = Session(Sequences(engine), tokenizer, chat_template)
+        self.prefixes = prefixes
+        self.session = Session(Sequences(engine, prefixes), tokenizer, chat_template)
         self._threads, self._opening = threads, threading.Lock()
         self._draft_models: dict[str, Model] = {}
 
@@ -202,7 +206,9 @@ class Model:
         return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise)
 
     def close(self) -> None:
-        """Give back the memory and end the threads."""
+        """Give back the memory and end the threads, when what was read of long prompts is written."""
+        if self.prefixes:
+            self.prefixes.close()
         for model in self._draft_models.values():
             model.close()
         self.engine.close()
@@ -210,7 +216,9 @@ class Model:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self.prefixes and kind:
+            self.prefixes.close(wait=False)
         self.close()
 
 
@@ -223,6 +231,7 @@ def open_model(
     progress: Callable[[int, int], None] | None = None,
     observer: "Squares | None" = None,
     chat_template: str | None = None,
+    cache: bool = True,
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
@@ -231,7 +240,8 @@ def open_model(
     how keys and values are kept: f16, f32, q8_0, q4_0, q4_1, or each its own way as in "k=q8_0,v=q4_0"; backend: cpu,
     or reference for plain NumPy; progress(done, total): called while kernels are compiled, once per computer; observer:
     sums up what the matrices meet; chat_template: the name of one in text.builtin_templates, or Jinja, instead of the
-    file's. Raises ModelError, MemoryLimitError, UsageError.
+    file's; cache: find what an earlier process has read of a long prompt in the user's cache folder, and keep there
+    what this one reads. Raises ModelError, MemoryLimitError, UsageError.
     """
     if chat_template is not None:
         from localllm.text.builtin_templates import chosen_template  # seldom needed
@@ -248,7 +258,11 @@ def open_model(
     from localllm.engine.model import Engine  # not needed to refuse a file
 
     engine = Engine(file, threads, context or None, kv_type, backend, progress, observer)
-    return Model(file, tokenizer, engine, chat_template, threads)
+    if not cache or backend != "cpu" or observer:
+        return Model(file, tokenizer, engine, chat_template, threads)
+    from localllm.engine.prefixes import Prefixes
+
+    return Model(file, tokenizer, engine, chat_template, threads, Prefixes(engine, file))
 
 
 def tokenizer_of(file: GGUFFile) -> Tokenizer:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from localllm.cli import main
+from localllm.cli import main, terminal
+
+os.environ["LOCALLLM_PREFIX_GB"] = "0"  # tests leave nothing in the user's cache, but for those that say so
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,6 +39,7 @@ def cli(capfdbinary, monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         monkeypatch.setattr(sys, "argv", ["localllm", *map(str, arguments)])
         monkeypatch.setattr(main, "ignore_ctrl_c", lambda: None)
+        monkeypatch.setattr(terminal, "end_output", lambda: None)
         with pytest.raises(SystemExit) as end:
             main.main()
         sys.stderr.flush()

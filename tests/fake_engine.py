@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError
 from localllm.kernels.arguments import PAGE
 from localllm.text.tokenizer import Tokenizer
@@ -19,7 +20,7 @@ class FakeEngine:
 
     def __init__(self, vocab_size: int, say: Callable[[list[int]], int], context: int = 512):
         """say: from all the tokens so far to the next one."""
-        self.vocab_size, self.context = vocab_size, context
+        self.vocab_size, self.context, self.runs = vocab_size, context, Runs()
         self.sequences: list[FakeSequence] = []
         self.calls: list[tuple[int, int]] = []
         self.closed = 0
@@ -48,7 +49,7 @@ class FakeSequence:
     """A sequence of a FakeEngine."""
 
     def __init__(self, engine: FakeEngine, tokens: list[int]):
-        self.tokens, self.engine, self.closed = tokens, engine, False
+        self.tokens, self.engine, self.closed, self.aligned = tokens, engine, False, 0
         self.context, self.vocab_size = engine.context, engine.vocab_size
         engine.sequences.append(self)
 
@@ -57,6 +58,8 @@ class FakeSequence:
         assert ids
         assert len(self.tokens) + len(ids) <= self.context
         self.engine.calls.append((len(self.tokens), len(ids)))
+        if len(self.tokens) == self.aligned and len(self.tokens) + len(ids) == self.engine.runs.next_end(self.aligned):
+            self.aligned += len(ids)
         if self.engine.fail is not None:
             failure, self.engine.fail = self.engine.fail, None
             raise failure
@@ -69,18 +72,25 @@ class FakeSequence:
 
     def fork(self) -> "FakeSequence":
         self._require_open()
-        return type(self)(self.engine, list(self.tokens))
+        twin = type(self)(self.engine, list(self.tokens))
+        twin.aligned = self.aligned
+        return twin
 
     def truncate(self, length: int) -> int:
         self._require_open()
         assert length >= 0
         del self.tokens[length:]
+        self.aligned = min(self.aligned, self.engine.runs.last_end(length))
         return len(self.tokens)
+
+    def rewind(self, length: int) -> int:
+        return self.truncate(self.engine.runs.last_end(min(length, self.aligned)))
 
     def shift(self, keep: int, count: int) -> None:
         self._require_open()
         assert count % PAGE == 0 and 0 <= keep <= keep + count <= len(self.tokens)
         del self.tokens[keep : keep + count]
+        self.aligned = min(self.aligned, self.engine.runs.last_end(keep))
 
     def close(self) -> None:
         self.closed = True

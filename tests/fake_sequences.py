@@ -5,6 +5,8 @@ from typing import Self
 
 import numpy as np
 
+from localllm.engine.runs import Runs
+
 
 class FakeSequences:
     """Stands in for the engine with forked sequences and keeps its promises, and nobody else's.
@@ -22,6 +24,7 @@ class FakeSequences:
     def __init__(self, vocab_size: int, row: Callable[[tuple[int, ...]], np.ndarray], context: int = 512):
         """row: from all the tokens so far to the logits float32 [vocab_size] after them."""
         self.vocab_size, self.context, self.row = vocab_size, context, row
+        self.runs = Runs()
         self.made: list[FakeSequence] = []
         self.steps: list[int] = []
         self.read: list[int] = []
@@ -62,25 +65,25 @@ class FakeSequence:
     """A sequence of FakeSequences."""
 
     def __init__(self, engine: FakeSequences, tokens: list[int]):
-        self.tokens, self.closed = tokens, False
+        self.tokens, self.closed, self.aligned = tokens, False, 0
         self.context, self.vocab_size = engine.context, engine.vocab_size
-        self._engine = engine
+        self.engine = engine
         engine.made.append(self)
 
     def append(self, ids: list[int], logits: str = "last", precise: bool = True) -> np.ndarray:
         assert logits in ("last", "none", "all")
-        self._engine.moment()
+        self.engine.moment()
         before = len(self.tokens)
         self.add(ids)
-        self._engine.read.append(len(ids))
-        self._engine.moment()
+        self.engine.read.append(len(ids))
+        self.engine.moment()
         wanted = {"last": [len(ids)], "all": range(1, len(ids) + 1), "none": []}[logits]
-        return self._engine.give([[self._engine.row(tuple(self.tokens[: before + count])) for count in wanted]])[0]
+        return self.engine.give([[self.engine.row(tuple(self.tokens[: before + count])) for count in wanted]])[0]
 
     def fork(self) -> Self:
         assert not self.closed
-        self._engine.moment()
-        return type(self)(self._engine, list(self.tokens))
+        self.engine.moment()
+        return type(self)(self.engine, list(self.tokens))
 
     def truncate(self, length: int) -> int:
         assert not self.closed and length <= len(self.tokens)
@@ -88,9 +91,9 @@ class FakeSequence:
         return length
 
     def close(self) -> None:
-        self._engine.moment()
+        self.engine.moment()
         self.closed = True
-        self._engine.moment()
+        self.engine.moment()
 
     def add(self, ids: list[int]) -> None:
         assert not self.closed

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_answers import VOCAB, Letters, table
 
+from localllm.engine.runs import FIRST as CHUNK
+from localllm.engine.runs import Runs
 from localllm.errors import ContextError, MemoryLimitError
 from localllm.generation.answering import Request
 from localllm.generation.answers import answers
 from localllm.generation.batch import Batch
-from localllm.generation.generate import CHUNK, Generation, GenerationOptions
+from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.reading import most_between_steps, shareable
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
@@ -247,7 +249,7 @@ def test_after_stop_only_what_has_begun_goes_on():
     ],
 )
 def test_what_can_be_shared(same: int, prompt: int, other: int, expected: int):
-    assert shareable(same, prompt, other) == expected
+    assert shareable(same, prompt, other, Runs()) == expected
 
 
 def test_larger_models_read_less_between_steps():

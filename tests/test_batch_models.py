@@ -9,7 +9,8 @@ import pytest
 from localllm import api, builtin_model
 from localllm.errors import ContextError, MemoryLimitError
 from localllm.generation.batch import Batch
-from localllm.generation.generate import GenerationOptions, read_prompt
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling import SamplingOptions
 from localllm.kernels.arguments import PAGE
 

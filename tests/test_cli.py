@@ -58,7 +58,8 @@ def answer_of(cli, *arguments: str, stdin: bytes = b"") -> dict:
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "chat", "map", "inspect", "tokenize", "quantize", "bench", "imatrix", "perplexity", "warmup"]
+    "command",
+    ["run", "chat", "map", "inspect", "tokenize", "quantize", "bench", "imatrix", "perplexity", "warmup", "cache"],
 )
 def test_every_command_explains_itself(cli, command: str):
     code, out, err = cli(command, "--help")

@@ -90,7 +90,19 @@ def test_an_upward_import_is_seen(module: str, source: str):
 
 
 def test_no_command_imports_another():
-    commands = {"bench", "chat", "imatrix", "inspect", "map", "perplexity", "quantize", "run", "tokenize", "warmup"}
+    commands = {
+        "bench",
+        "cache",
+        "chat",
+        "imatrix",
+        "inspect",
+        "map",
+        "perplexity",
+        "quantize",
+        "run",
+        "tokenize",
+        "warmup",
+    }
     modules = {f"localllm.cli.{name}" for name in commands}
     assert modules <= SOURCES.keys()
     assert [(one, other) for one in modules for other in imported(one, SOURCES[one]) if other in modules] == []

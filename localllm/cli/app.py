@@ -9,7 +9,9 @@ import click
 
 from localllm.cli.terminal import write
 
-COMMANDS = ("run", "chat", "map", "inspect", "tokenize", "quantize", "imatrix", "perplexity", "bench", "warmup")
+COMMANDS = (
+    "run", "chat", "map", "inspect", "tokenize", "quantize", "imatrix", "perplexity", "bench", "warmup", "cache",
+)  # fmt: skip
 
 
 def show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:

@@ -31,6 +31,7 @@ Alt-Enter        a new line, as a backslash at the end of a line"""
 @options.system
 @options.chat_template
 @options.engine
+@options.no_cache
 @options.generation
 def chat(
     model: str | None,
@@ -39,6 +40,7 @@ def chat(
     context: int | None,
     threads: int | None,
     kv_type: str,
+    no_cache: bool,
     **choices: Any,
 ) -> None:
     """Talk with a model, or with the built-in one.
@@ -50,7 +52,7 @@ def chat(
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), **choices)
     path = model or str(localllm.builtin_model())
-    with options.open_model(path, context, threads, kv_type, chat_template) as opened:
+    with options.open_model(path, context, threads, kv_type, chat_template, no_cache) as opened:
         if chosen.on_overflow == "shift":
             opened.engine.require_shift()
         chosen = options.with_draft_model(opened, chosen, choices["speculate"])
@@ -60,6 +62,7 @@ def chat(
             Conversation(opened, system, chosen, line).hold()
         elif stream(begin(opened, text, system, False, chosen), line):
             raise KeyboardInterrupt
+        options.settle(opened)
 
 
 class Conversation:

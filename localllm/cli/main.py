@@ -47,7 +47,9 @@ def report(error: BaseException) -> int:
     if is_interruption(error):
         return 130
     if isinstance(error, OSError):
-        discard_stdout()
+        from localllm.cli.terminal import discard_output
+
+        discard_output()
     if isinstance(error, BrokenPipeError):
         return 0
     if os.environ.get("LOCALLLM_DEBUG"):
@@ -75,9 +77,3 @@ def explained(error: BaseException) -> tuple[str, int]:
         reason = error.strerror or str(error)
         return (reason if error.filename is None else f"{error.filename}: {reason}"), 1
     return f"internal error, please report it: {type(error).__name__}: {error} (LOCALLLM_DEBUG=1 shows more)", 1
-
-
-def discard_stdout() -> None:
-    """What could not be written is not tried again when Python ends."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from localllm.cli import terminal
 from localllm.cli.terminal import ProgressLine, say
 
 if TYPE_CHECKING:
@@ -61,6 +62,10 @@ engine = together(
     number("-c", "--context", kind=int, help="Tokens to hold.  [default: what the model was trained for]"),
     number("-t", "--threads", kind=int, help="Threads.  [default: one per physical core that is free to use]"),
     kv_type,
+)
+
+no_cache = click.option(
+    "--no-cache", is_flag=True, help="Read the prompt anew, and keep nothing of it; see `localllm cache`."
 )
 
 # The names of the parameters are the fields of GenerationOptions and SamplingOptions, whose defaults the help repeats:
@@ -140,14 +145,21 @@ def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str
 
 
 def open_model(
-    path: str, context: int | None, threads: int | None, kv_type: str, chat_template: str | None = None
+    path: str,
+    context: int | None,
+    threads: int | None,
+    kv_type: str,
+    chat_template: str | None = None,
+    no_cache: bool = False,
 ) -> "Model":
     """Open a model as the options of `engine` say; progress and warnings go to stderr."""
     from localllm import api
 
     line = ProgressLine()
     try:
-        opened = api.open_model(path, threads, context, kv_type, progress=compiling(line), chat_template=chat_template)
+        opened = api.open_model(
+            path, threads, context, kv_type, progress=compiling(line), chat_template=chat_template, cache=not no_cache
+        )
     finally:
         line.clear()
     warn(opened.warnings)
@@ -157,6 +169,20 @@ def open_model(
             "that the model was trained for; answers may get worse beyond"
         )
     return opened
+
+
+def settle(model: "Model") -> None:
+    """The answer is said: who reads it can go on, while what was read of the prompt is written. Ctrl-C ends that."""
+    if model.prefixes is None:
+        return
+    try:
+        if model.prefixes.is_writing:
+            terminal.end_output()
+        model.prefixes.close()
+    except KeyboardInterrupt:
+        model.prefixes.close(wait=False)
+    if model.prefixes.warning:
+        warn([model.prefixes.warning])
 
 
 def warn(warnings: Iterable[str]) -> None:

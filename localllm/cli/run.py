@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     "--beams", type=int, default=0, metavar="N", help="Find the likeliest answers among N.  [default: 0, off]"
 )
 @options.engine
+@options.no_cache
 @options.generation
 def run(
     model: str,
@@ -48,6 +49,7 @@ def run(
     context: int | None,
     threads: int | None,
     kv_type: str,
+    no_cache: bool,
     **choices: Any,
 ) -> None:
     """Answer one prompt.
@@ -65,7 +67,7 @@ def run(
         raise UsageError("--raw switches off what --chat-template chooses")
     if n != 1 or beams:
         require_sense(n, beams, choices)
-    with options.open_model(model, context, threads, kv_type, chat_template) as opened:
+    with options.open_model(model, context, threads, kv_type, chat_template, no_cache) as opened:
         chosen = options.with_draft_model(opened, chosen, choices["speculate"])
         load_s = perf_counter() - started
         if n > 1 or beams:
@@ -78,12 +80,13 @@ def run(
             answer = begin(opened, text, system, raw, chosen)
             interrupted = stream(answer, line, silent=as_json)
             result = report(opened, answer, load_s, perf_counter() - started)
-    if as_json:
-        write(json.dumps(result, ensure_ascii=False) + "\n")
-    if stats:
-        (tell if "text" in result else tell_several)(result)
-    if interrupted:
-        raise KeyboardInterrupt
+        if as_json:
+            write(json.dumps(result, ensure_ascii=False) + "\n")
+        if stats:
+            (tell if "text" in result else tell_several)(result)
+        if interrupted:
+            raise KeyboardInterrupt
+        options.settle(opened)
 
 
 def require_sense(n: int, beams: int, choices: dict[str, Any]) -> None:
@@ -126,6 +129,7 @@ def report(model: "Model", answer: "Generation", load_s: float, total_s: float) 
         "tokens": answer.tokens,
         "finish_reason": answer.finish_reason,
         "prompt_tokens": len(answer.prompt),
+        "cached_tokens": answer.cached_tokens,
         "completion_tokens": said,
         "dropped_tokens": answer.dropped,
         "seed": answer.seed,
@@ -160,9 +164,11 @@ def circumstances(model: "Model", times: dict[str, float]) -> dict[str, Any]:
 def tell(result: dict[str, Any]) -> None:
     """The lines of --stats."""
     times = result["timings"]
-    prefill = f"{times['prefill_s']:.2f} s ({times['prefill_tps']:.1f} per second)"
+    speed = f" ({times['prefill_tps']:.1f} per second)" if times["prefill_tps"] else ""
+    prefill = f"{times['prefill_s']:.2f} s{speed}"
     decode = f"{times['decode_s']:.2f} s ({times['decode_tps']:.1f} per second)"
-    say(f"prompt: {result['prompt_tokens']} tokens in {prefill}, model loaded in {times['load_s']:.2f} s")
+    known = f", {result['cached_tokens']} of them known," if result["cached_tokens"] else ""
+    say(f"prompt: {result['prompt_tokens']} tokens{known} in {prefill}, model loaded in {times['load_s']:.2f} s")
     say(
         f"answer: {result['completion_tokens']} tokens in {decode}, first after {times['ttft_s']:.2f} s, "
         f"finish: {result['finish_reason']}, seed: {result['seed']}"

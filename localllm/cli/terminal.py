@@ -38,6 +38,19 @@ def write(text: str) -> None:
     sys.stdout.buffer.flush()
 
 
+def end_output() -> None:
+    """Nothing more will be written: who reads stdout sees its end."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+        discard_output()
+
+
+def discard_output() -> None:
+    """What is still written to stdout, or could not be, goes nowhere."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def say(line: str) -> None:
     """One line to stderr, whatever the text; nothing if stderr is gone."""
     try:

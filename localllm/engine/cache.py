@@ -87,6 +87,27 @@ class KVCache:
         for pages, token_bytes in self._views():
             pages[:, target, : tokens * token_bytes] = pages[:, source, : tokens * token_bytes]
 
+    def content(self, pages: np.ndarray, local: bool) -> np.ndarray:
+        """What these pages hold in the layers with a window, or in those without: uint8, stream by stream."""
+        views = [view[:, pages].reshape(-1) for view in self._kind(local)]
+        return np.concatenate(views) if views else np.zeros(0, np.uint8)
+
+    def fill(self, pages: np.ndarray, local: bool, content: np.ndarray) -> None:
+        """Give pages what others held. Raises ValueError if it is not as much as they hold."""
+        views = self._kind(local)
+        sizes = [len(view) * len(pages) * view.shape[2] for view in views]
+        if sum(sizes) != len(content):
+            raise ValueError(f"{len(content)} bytes for {sum(sizes)}")
+        start = 0
+        for view, size in zip(views, sizes, strict=True):
+            view[:, pages] = content[start : start + size].reshape(len(view), len(pages), view.shape[2])
+            start += size
+
+    def _kind(self, local: bool) -> list[np.ndarray]:
+        """The views of layers with a window, or of the others."""
+        windowed = set(self._streams(local=True))
+        return [self._view(side) for side in self._streams() if (side in windowed) == local]
+
     def _streams(self, local: bool = False) -> list[Streams]:
         """All there are, once; `local`: those of layers with a window."""
         layers = [sides for layer, sides in self._layers.items() if layer in self._local or not local]
@@ -95,8 +116,12 @@ class KVCache:
     def _views(self, local: bool = False) -> Iterator[tuple[np.ndarray, int]]:
         """Every layer's keys and values, uint8 [heads, pages, bytes of a page], and the bytes of a token."""
         for side in self._streams(local):
-            data = self._memory.bytes[side.start : side.start + side.heads * self.head_stride(side)]
-            yield data.reshape(side.heads, self.pages, -1), side.token_bytes
+            yield self._view(side), side.token_bytes
+
+    def _view(self, side: Streams) -> np.ndarray:
+        """Uint8 [heads, pages, bytes of a page]."""
+        data = self._memory.bytes[side.start : side.start + side.heads * self.head_stride(side)]
+        return data.reshape(side.heads, self.pages, -1)
 
     def give_back(self, pages: Iterable[int], local: bool = False) -> None:
         """The memory of these pages goes to the system; `local`: that of layers with a window."""

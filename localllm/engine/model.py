@@ -21,6 +21,7 @@ from localllm.engine.pages import Pages
 from localllm.engine.program import BATCH, Span
 from localllm.engine.recorder import Activation, Operation, Recorder
 from localllm.engine.recurrent import Layout, RecurrentState
+from localllm.engine.runs import FIRST, LATER, Runs
 from localllm.engine.sequence import Sequence, Store
 from localllm.engine.shift import Turn, turns
 from localllm.engine.store import HybridStore
@@ -120,6 +121,7 @@ class Engine:
 
     Attributes:
         hyperparameters: the model's.  context: the most tokens of a sequence.  vocab_size: length of a row of logits.
+        operations: what is done with tokens.  kv_type: how keys and values are kept.  runs: in which prompts are read.
         lock: held by whoever runs the model or changes its sequences.
         abandoned: what was kept for sequences that were forgotten without being closed.
         warning: what the user should know, in one line, or None.
@@ -154,6 +156,8 @@ class Engine:
         self.lock, self.abandoned, self._path = threading.Lock(), list[Store](), file.path
         weights = Weights(file.tensors)
         operations = self._recorded(file, model.forward, weights, observer)
+        self.operations, self.kv_type = operations, kept_as
+        self.runs = Runs(FIRST if any(operation.verb == "route" for operation in operations) else LATER)
         if backend == "cpu":
             operations = observer.watch(operations) if observer else operations
             states = self.hyperparameters.states()
@@ -255,6 +259,7 @@ class Engine:
                 store.truncate(keep)
                 raise
             del sequence.tokens[keep : keep + count]
+            sequence.aligned = min(sequence.aligned, self.runs.last_end(keep))
 
     def _read(self, readings: Ids[Reading], precise: bool) -> list[list[np.ndarray]]:
         """The logits of each, in pieces."""
@@ -303,7 +308,11 @@ class Engine:
         except ModelError as error:
             raise ModelError(f"{self._path}: {error}") from None
         for (number, _, _), span in zip(batch, spans, strict=True):
-            readings[number].sequence.tokens[span.position : span.position + len(span.ids)] = span.ids.tolist()
+            sequence, end = readings[number].sequence, span.position + len(span.ids)
+            sequence.tokens[span.position : end] = span.ids.tolist()
+            sequence.aligned = min(sequence.aligned, self.runs.last_end(span.position))
+            if span.position == sequence.aligned and end == self.runs.next_end(span.position):
+                sequence.aligned = end
             rows[number].append(found[: span.wanted])
             found = found[span.wanted :]
 

@@ -1,5 +1,7 @@
 """Where the tokens of one sequence lie in the cache: a table of pages, shared with forks until one of them writes."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from localllm.arch.states import SLACK
@@ -39,13 +41,11 @@ class PageTable:
         self._length = length + count
 
     def _lose(self, length: int) -> None:
-        """Give back what layers with a window will not read behind `length` tokens, if nobody shares it."""
+        """Give back what layers with a window will not read behind `length` tokens, less the pages that are shared."""
         end, step = (length - self._cache.window - SLACK) // PAGE, SLACK // PAGE
         while self._cache.window and self._lost + step <= end:
             pages = self.table[self._lost : self._lost + step]
-            if (self._pages.references[pages] > 1).any():
-                break
-            self._cache.give_back(pages, local=True)
+            self._cache.give_back(pages[self._pages.references[pages] == 1].tolist(), local=True)
             self._lost += step
 
     def _copy_page(self, number: int, tokens: int) -> None:
@@ -68,6 +68,31 @@ class PageTable:
             self._pages.release(taken)
             raise
         return taken
+
+    def parts(self, first: int, last: int) -> list[str]:
+        """What there is of the tokens `first` to `last`, the first of a page: names for `part`."""
+        has_windows = self._cache.window and first >= self._lost * PAGE
+        return ["pages", "windows"] if has_windows else ["pages"]
+
+    def part(self, name: str, first: int, last: int) -> np.ndarray:
+        """A copy of what their pages hold, in the layers without a window or in those with one; uint8."""
+        return self._cache.content(self._between(first, last), local=name == "windows")
+
+    def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
+        """Have the tokens `first` to `last`, which another table had; without windows, none before `last` has them.
+
+        Raises MemoryLimitError, and ValueError for parts of another size.
+        """
+        self.prepare(first, last - first)
+        self._cache.fill(self._between(first, last), False, parts["pages"])
+        if "windows" in parts:
+            self._cache.fill(self._between(first, last), True, parts["windows"])
+        elif self._cache.window:
+            self._lost = last // PAGE
+
+    def _between(self, first: int, last: int) -> np.ndarray:
+        """The pages of some tokens, the first of which begins one."""
+        return self.table[first // PAGE : -(-last // PAGE)]
 
     def fork(self, length: int) -> "PageTable":
         """Another table with the pages of the first `length` tokens."""

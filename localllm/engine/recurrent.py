@@ -96,6 +96,20 @@ class RecurrentState:
             gains = [(place - before) / (snapshot.position - place + 1) for before, place in pairs]
             del self._snapshots[gains.index(min(gains))]
 
+    def after(self, length: int) -> np.ndarray | None:
+        """The states after so many tokens, float32, if they are known; good until this goes on."""
+        if length == self._position:
+            return self.target
+        return next((memory for position, memory in self._snapshots if position == length), None)
+
+    def put(self, length: int, states: np.ndarray) -> None:
+        """Go on from the states after `length` tokens, uint8. Raises ValueError if they are not those of all layers."""
+        memory = self._layout.new()
+        if states.nbytes != memory.nbytes:
+            raise ValueError(f"{states.nbytes} bytes for {memory.nbytes}")
+        memory.view(np.uint8)[:] = states
+        self._position, self.source, self.target, self._shared = length, memory, memory, False
+
     def fork(self) -> "RecurrentState":
         """Another one at the same place, with the same snapshots."""
         self._shared = True

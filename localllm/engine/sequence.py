@@ -44,10 +44,12 @@ class Sequence:
 
     Attributes:
         tokens: what it holds.  engine: whose it is.
+        aligned: how many of them, from the first on, were read in whole runs (localllm.engine.runs), as by any sequence
+            that begins alike.
     """
 
     def __init__(self, engine: "Engine", store: Store, tokens: Ids[int] = ()):
-        self.tokens = list(tokens)
+        self.tokens, self.aligned = list(tokens), 0
         self.engine, self._store = engine, store
         self._forgotten = weakref.finalize(self, engine.abandoned.append, store)
         self._forgotten.atexit = False
@@ -80,7 +82,9 @@ class Sequence:
     def fork(self) -> "Sequence":
         """Another sequence with the same tokens; memory is shared until one of them goes on."""
         with self.engine.lock:
-            return Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
+            twin = Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
+            twin.aligned = self.aligned
+            return twin
 
     def truncate(self, length: int) -> int:
         """Go back to the first `length` tokens; how many it holds then, which may be fewer.
@@ -92,8 +96,25 @@ class Sequence:
         with self.engine.lock:
             kept = min(length, len(self.tokens))
             self.store.truncate(kept)
-            del self.tokens[kept:]
+            self._hold(kept)
             return kept
+
+    def rewind(self, length: int) -> int:
+        """Go back to the end of a whole run within the first `length` tokens; how many it holds then.
+
+        What it reads then, it reads as a new sequence would, to the bit.
+        """
+        with self.engine.lock:
+            kept = self.engine.runs.last_end(min(length, self.aligned))
+            while (there := self.store.truncate(kept)) < kept:
+                kept = self.engine.runs.last_end(there)
+            self._hold(kept)
+            return kept
+
+    def _hold(self, length: int) -> None:
+        """Only so many tokens."""
+        del self.tokens[length:]
+        self.aligned = min(self.aligned, self.engine.runs.last_end(length))
 
     def shift(self, keep: int, count: int) -> None:
         """Forget `count` tokens, a multiple of 64, behind the first `keep`; later ones move to their positions.
@@ -108,4 +129,4 @@ class Sequence:
         with self.engine.lock:
             if self._forgotten.detach():
                 self._store.close()
-                self.tokens.clear()
+                self._hold(0)

@@ -1,5 +1,9 @@
 """What the CPU keeps for a sequence of a model with recurrent layers: their states, and the pages of other layers."""
 
+from collections.abc import Mapping
+
+import numpy as np
+
 from localllm.engine.page_table import PageTable
 from localllm.engine.recurrent import RecurrentState
 
@@ -20,6 +24,25 @@ class HybridStore:
         """There will be `count` tokens behind the first `length`. Raises MemoryLimitError."""
         self._pages.prepare(length, count)
         self._states.prepare(length, count)
+
+    def parts(self, first: int, last: int) -> list[str]:
+        """As of PageTable; and the states after `last` tokens, if they are known."""
+        known = self._states.after(last) is not None
+        return [*self._pages.parts(first, last), *(["states"] if known else [])]
+
+    def part(self, name: str, first: int, last: int) -> np.ndarray:
+        """As of PageTable."""
+        if name != "states":
+            return self._pages.part(name, first, last)
+        states = self._states.after(last)
+        assert states is not None
+        return states.view(np.uint8)
+
+    def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
+        """As of PageTable; only where there are states can the sequence go on."""
+        self._pages.put(first, last, parts)
+        if "states" in parts:
+            self._states.put(last, parts["states"])
 
     def fork(self, length: int) -> "HybridStore":
         """Another one that begins with the same `length` tokens."""

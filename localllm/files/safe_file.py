@@ -6,7 +6,6 @@ name until then, so that even a process that is killed leaves nothing behind.
 
 import os
 import sys
-import tempfile
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -56,6 +55,8 @@ class SafeFile:
             self._descriptor = -1
         try:
             if self._descriptor < 0:
+                import tempfile  # seldom needed, and slow to import
+
                 self._descriptor, self.temporary = tempfile.mkstemp(".tmp", f".{self.name}.", self.folder)
                 os.chmod(self.temporary, 0o666 & ~umask())
         except OSError as error:

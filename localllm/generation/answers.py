@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from localllm.engine.runs import LONG
 from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions, StopFilter, require_room
 from localllm.generation.prefill import read_prompt
@@ -20,6 +21,7 @@ from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.model import Engine
+    from localllm.engine.prefixes import Prefixes
     from localllm.engine.sequence import Sequence
 
 
@@ -97,25 +99,37 @@ class Search:
         prompt: list[int],
         decoder: StreamDecoder,
         options: GenerationOptions,
+        prefixes: "Prefixes | None" = None,
     ):
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
         require_room(prompt, engine.context)
         self.prompt, self.options = prompt, options
         self.limit = options.limit(engine.context - len(prompt))
         self.vocab, self.end_ids = min(engine.vocab_size, tokenizer.vocab_size), tokenizer.end_ids
-        self._engine, self._decoder = engine, decoder
+        self._engine, self._decoder, self._prefixes = engine, decoder, prefixes
         self._held: list[Sequence] = []
+        self._end: tuple[Sequence, np.ndarray] | None = None  # of a prompt that was read, to be written
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        end, self._end = self._end, None
+        if end and self._prefixes and kind is None:
+            self._prefixes.keep(*end)
+        elif end:
+            end[0].close()
         self._close(self._held)
 
     def read(self) -> Hypothesis:
         """Read the prompt (prefill): the hypothesis without tokens, with which all others begin."""
-        self._held.append(self._engine.sequence())
-        logits = read_prompt(self._held[0], self.prompt, self.options.on_progress)
+        found = self._prefixes.find(self.prompt) if self._prefixes else None
+        self._held.append(found.sequence if found else self._engine.sequence())
+        logits = found.logits if found else None
+        if logits is None:
+            logits = read_prompt(self._held[0], self.prompt, self.options.on_progress)
+            if self._prefixes and len(self.prompt) > LONG:
+                self._end = self._held[0].fork(), logits
         return Hypothesis(self._held[0], logits[-1, : self.vocab], self._decoder, StopFilter(self.options.stop))
 
     def advance(self, hypotheses: list[Hypothesis]) -> None:
@@ -159,14 +173,15 @@ def answers(
     options: GenerationOptions,
     n: int = 1,
     beams: int = 0,
+    prefixes: "Prefixes | None" = None,
 ) -> list[Answer]:
     """The n best of several answers, best first: n sampled ones, or with `beams` what beam search finds.
 
-    decoder: one that has decoded nothing yet, as for a Generation. Best is the highest log probability per token.
-    Raises UsageError and ContextError.
+    decoder: one that has decoded nothing yet, as for a Generation; prefixes: what is kept of prompts, or None. Best is
+    the highest log probability per token. Raises UsageError and ContextError.
     """
     require_counts(n, beams)
-    with Search(engine, tokenizer, prompt, decoder, options) as search, search:
+    with Search(engine, tokenizer, prompt, decoder, options, prefixes) as search, search:
         return beam_search(search, beams)[:n] if beams else n_best(search, n)
 
 

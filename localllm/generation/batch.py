@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.program import BATCH, PRECISE_TOKENS
+from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.generation.answering import Answering, Request
 from localllm.generation.answers import seeded
@@ -132,7 +133,9 @@ class Batch:
         if sum(one.width for one in self.running) + answering.width > self._parallel:
             return False
         kept = self._donor(answering)[1]
-        if any(one.unread and shared(one, one.ids, answering) >= kept + PAGE for one in self.running):
+        if any(
+            one.unread and shared(one, one.ids, answering, self._engine.runs) >= kept + PAGE for one in self.running
+        ):
             return False
         unread = len(answering.ids) - kept + sum(one.unread for one in self.running)
         return unread + PAGE * (answering.width + len(self.running)) <= self._free_places()
@@ -147,7 +150,7 @@ class Batch:
         """Who has read most of what it begins with, and how much of that."""
         best, most = None, 0
         for one in (*self.running, *([self._kept] if self._kept else [])):
-            length = shared(one, one.sequence.tokens if one.sequence else [], answering)
+            length = shared(one, one.sequence.tokens if one.sequence else [], answering, self._engine.runs)
             if length > most:
                 best, most = one, length
         return best, most
@@ -172,7 +175,7 @@ class Batch:
         """What to read next, so many tokens and all with the same arithmetic; and whether that is the precise one."""
         work, exact = list[Work](), False
         for answering in self._readers():
-            end, precise = stretch(answering.held, len(answering.request.prompt))
+            end, precise = stretch(answering.held, len(answering.request.prompt), self._engine.runs)
             precise = precise and self._precise
             end = min(end, answering.held + answering.unread)
             if not work:
@@ -282,10 +285,10 @@ class Batch:
             sequence.close()
 
 
-def shared(donor: Answering, read: list[int], answering: Answering) -> int:
+def shared(donor: Answering, read: list[int], answering: Answering, runs: Runs) -> int:
     """How many of an answering's first ids it can take over from a donor that has read these."""
     same = common(read, answering.ids)
-    return shareable(same, len(answering.request.prompt), len(donor.request.prompt)) if same else 0
+    return shareable(same, len(answering.request.prompt), len(donor.request.prompt), runs) if same else 0
 
 
 def pages_of(tokens: int) -> int:

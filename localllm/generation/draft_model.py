@@ -49,9 +49,10 @@ class Drafter:
     def proposer(self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int]) -> Iterator["DraftModel"]:
         """Its guesses behind a text that begins with these tokens, which are read first."""
         vocab = min(sampler.vocab, len(self._pieces))
-        with self._sequences.beginning_with(tokens) as sequence:
+        with self._sequences.beginning_with(tokens) as begun:
+            sequence = begun.sequence
             known = next((i for i, token in enumerate(tokens) if token >= vocab), len(tokens))
-            if len(sequence.tokens) < known - 1 < sequence.context:
+            if len(sequence.tokens) < known - 1 < self._sequences.context:
                 read_prompt(sequence, list(tokens[: known - 1]), None)
             yield DraftModel(sequence, tokens, sampler, vocab, end_ids)
 
@@ -60,7 +61,7 @@ class DraftModel:
     """A proposer: what a model would write."""
 
     def __init__(
-        self, sequence: "Tokens", tokens: Sequence[int], sampler: Sampler, vocab: int, end_ids: frozenset[int]
+        self, sequence: "Tokens | Rolling", tokens: Sequence[int], sampler: Sampler, vocab: int, end_ids: frozenset[int]
     ):
         """sequence: holds some of the tokens; sampler: of the other model, which has drawn all of them; vocab: tokens
         that both models know; end_ids: behind which nothing comes."""

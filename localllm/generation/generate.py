@@ -15,7 +15,7 @@ from localllm.generation.ngrams import from_text
 from localllm.generation.overflow import SINKS, Rolling, require_choice, require_shift
 from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
-from localllm.generation.sequences import Sequences
+from localllm.generation.sequences import Begun, Sequences
 from localllm.generation.speculation import Guesses, Proposer
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
@@ -161,11 +161,11 @@ class Generation:
         """Tokens as they are chosen, until one ends the answer or there is no room for more."""
         started = perf_counter()
         with (
-            self._sequences.beginning_with(self.prompt, self.kept) as sequence,
-            self._counting(sequence),
+            self._sequences.beginning_with(self.prompt, self.kept) as begun,
+            self._counting(begun.sequence),
             ExitStack() as held,
         ):
-            rows = self._prefill(sequence)
+            sequence, rows = begun.sequence, self._prefill(begun)
             self.prefill_s = perf_counter() - started
             limit = self._options.limit(self._sequences.context - len(self.prompt))
             if limit > 0:
@@ -234,10 +234,13 @@ class Generation:
             sequence.truncate(len(self.prompt) + before + right)
         guesses.learn(drawn)
 
-    def _prefill(self, sequence: "Tokens | Rolling") -> np.ndarray:
+    def _prefill(self, begun: Begun) -> np.ndarray:
         """Read what the sequence does not hold of the prompt; the logits after it, float32 [1, vocab]."""
+        sequence, logits = begun
         self.cached_tokens = len(sequence.tokens)
-        logits = read_prompt(sequence, self.prompt, self._options.on_progress)
+        if logits is None:
+            logits = read_prompt(sequence, self.prompt, self._options.on_progress)
+            self._sequences.was_read(sequence, self.cached_tokens, logits)
         for token in self.prompt[-PENALTY_WINDOW:]:
             self._sampler.accept(token)
         return logits

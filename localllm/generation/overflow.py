@@ -44,10 +44,11 @@ class Rolling:
     Attributes:
         keep: how many of the first tokens stay.
         dropped: how many tokens were forgotten so far.
+        engine: whose it is.
     """
 
     def __init__(self, sequence: "Sequence", keep: int):
-        self.keep, self.dropped = keep, 0
+        self.keep, self.dropped, self.engine = keep, 0, sequence.engine
         self._sequence, self._gone = sequence, list[int]()  # the tokens behind the first that it does not hold any more
 
     @property

@@ -1,4 +1,4 @@
-"""Reading a prompt: a chunk of tokens at a time."""
+"""Reading a prompt, run by run."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
     from localllm.generation.overflow import Rolling
 
-CHUNK = 512  # tokens per prefill step; between steps, progress is shown and Ctrl-C is heard
-
 
 def read_prompt(
     sequence: "Sequence | Rolling", prompt: list[int], on_progress: Callable[[int, int], None] | None
 ) -> np.ndarray:
     """Read what the sequence does not hold of a prompt; the logits after it, float32 [1, vocab]."""
     begin, progress = len(sequence.tokens), on_progress or (lambda done, total: None)
-    for start in range(begin, len(prompt), CHUNK):
+    start = begin
+    while start < len(prompt):  # between two runs progress is shown and Ctrl-C is heard
         progress(start - begin, len(prompt) - begin)
-        last = start + CHUNK >= len(prompt)
-        logits = sequence.append(prompt[start : start + CHUNK], "last" if last else "none")
+        end = min(sequence.engine.runs.next_end(start), len(prompt))
+        logits = sequence.append(prompt[start:end], "last" if end == len(prompt) else "none")
+        start = end
     return logits

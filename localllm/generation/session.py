@@ -81,7 +81,8 @@ class Session:
         from localllm.generation.answers import answers
 
         prompt, decoder, chosen = self._prepared(asked, options)
-        return answers(self.sequences.engine, self.tokenizer, prompt, decoder, chosen, n, beams)
+        sequences = self.sequences
+        return answers(sequences.engine, self.tokenizer, prompt, decoder, chosen, n, beams, sequences.prefixes)
 
     def request(
         self,

@@ -19,11 +19,11 @@ import numpy as np
 from localllm.api import Model, open_model
 from localllm.arch.weights import Weights
 from localllm.engine.bandwidth import read_bandwidth
+from localllm.engine.program import BATCH
 from localllm.engine.sequence import Sequence as AnySequence
 from localllm.engine.threads import read_text, usable_cores
 from localllm.errors import UsageError
 from localllm.files.gguf_file import Tensor
-from localllm.generation.prefill import CHUNK
 from localllm.kernels.library import Progress
 from localllm.kernels.target import cpu_name
 
@@ -170,9 +170,9 @@ class Course:
     def _fill(self, depth: int, tell: OnStep) -> None:
         """Have `depth` tokens in the cache."""
         self._sequence.truncate(depth)
-        for start in range(len(self._sequence.tokens), depth, CHUNK):
+        for start in range(len(self._sequence.tokens), depth, BATCH):
             tell(f"filling the cache, {start} of {depth} tokens")
-            self._sequence.append(self._ids[start : min(start + CHUNK, depth)], "none")
+            self._sequence.append(self._ids[start : min(start + BATCH, depth)], "none")
 
     def _seconds(self, test: Test) -> float:
         """How long the test takes, once, behind what fills the cache."""

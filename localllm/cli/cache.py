@@ -1,0 +1,55 @@
+"""localllm cache: what is kept of prompts that were read."""
+
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from localllm.cli.render import one_line, size, table
+from localllm.cli.terminal import dim, write
+
+if TYPE_CHECKING:
+    from localllm.files.prefix_files import Entry
+
+
+@click.command()
+@click.argument("action", type=click.Choice(["clear"]), metavar="[clear]", required=False)
+def cache(action: Literal["clear"] | None) -> None:
+    """List what is kept of long prompts, or remove it.
+
+    A prompt that begins as an earlier one is then read from there. With `clear`, all of it is removed. The least
+    recently used goes when all of it takes more than 4 GB, or what LOCALLLM_PREFIX_GB says; 0 keeps nothing.
+    """
+    from localllm.files import prefix_files
+
+    if action == "clear":
+        dim(f"{size(prefix_files.clear())} removed")
+        return
+    entries = prefix_files.entries()
+    if not entries:
+        dim("nothing is kept")
+        return
+    rows = [*prompts(entries), ("all", "", size(sum(entry.size for entry in entries)), "")]
+    write("\n".join(table(("model", "tokens", "size", "last used"), rows)) + "\n")
+
+
+def prompts(entries: "list[Entry]") -> list[tuple[str, str, str, str]]:
+    """A row for each prompt, the latest first; what several begin with is part of the latest one's size."""
+    by_key, begun = {entry.key: entry for entry in entries}, {entry.about.before for entry in entries}
+    rows, counted = [], set[str]()
+    for last in sorted(entries, key=lambda entry: -entry.used):
+        if last.key in begun:
+            continue
+        own, key = 0, last.key
+        while key in by_key and key not in counted:
+            own += by_key[key].size
+            counted.add(key)
+            key = by_key[key].about.before
+        rows.append((one_line(last.about.model), str(last.about.end), size(own), moment(last.used)))
+    return rows
+
+
+def moment(seconds: float) -> str:
+    """A time since 1970 as the clock on the wall says it."""
+    from datetime import datetime
+
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,31 @@
+"""The runs in which a prompt is read: where they end depends on nothing but the model and the place in the prompt.
+
+So of two prompts that begin alike, what they have in common is computed in the same way, to the bit, as far as the last
+end of a run within it: what was read of the one can stand for what would be read of the other.
+"""
+
+from typing import NamedTuple
+
+FIRST, LATER = 512, 256  # tokens of a run
+# From here on runs are short, so that less is read once more: reading is attention by then, and as fast. In runs of 256
+# from the beginning on, SmolLM2 would read 1536 tokens 7 to 20 % slower than in runs of 512; where experts share the
+# tokens of a run, 11 % slower even here.
+DEEP = 2048
+LONG = (
+    512  # tokens of a prompt: of more, what was read is worth keeping (a second's work), and nothing is read otherwise
+)
+
+
+class Runs(NamedTuple):
+    """Of one model; later: tokens of a run from DEEP on."""
+
+    later: int = LATER
+
+    def last_end(self, length: int) -> int:
+        """Where the last whole run ends within so many tokens."""
+        run = FIRST if length < DEEP else self.later
+        return length // run * run
+
+    def next_end(self, position: int) -> int:
+        """Where the run ends in which the token at this place is read."""
+        return self.last_end(position) + (FIRST if position < DEEP else self.later)

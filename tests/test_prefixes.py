@@ -1,0 +1,518 @@
+"""Prompts that were read before, by this process or another: not read again, and no bit of the answer changes."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from fake_engine import FakeEngine
+from test_goldens import ARCHITECTURES
+from tiny_hybrid import write_tiny_hybrid
+from tiny_model import write_tiny_model
+
+import localllm
+from localllm.arch.states import SLACK
+from localllm.arch.storage import KVType
+from localllm.engine import fingerprint
+from localllm.engine.prefixes import Prefixes
+from localllm.engine.program import BATCH
+from localllm.engine.runs import DEEP, FIRST, Runs
+from localllm.files import prefix_files
+from localllm.files.safe_file import SafeFile
+from localllm.generation.prefill import read_prompt
+from localllm.generation.sequences import Sequences
+from localllm.kernels.arguments import PAGE
+from quant.cache import cache_folder
+
+CONTEXT = 3000
+FEW_POSITIONS = {"gpt2", "mpt", "starcoder2"}  # of these goldens, fewer than the prompts here have tokens
+KINDS = ["llama", "gemma3", "gemma4", "deepseek2_v3", "llama_moe", "llama4", "qwen35", "mamba2"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    """An empty folder for what is kept."""
+    monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
+    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "prefixes")
+    return tmp_path / "prefixes"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory) -> Path:
+    return write_tiny_hybrid(tmp_path_factory.mktemp("models") / "hybrid.gguf", context=CONTEXT)
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 250, count).tolist()
+
+
+def open_model(path: Path, **options) -> localllm.Model:
+    return localllm.open(path, **{"threads": 2, "context": CONTEXT, **options})
+
+
+def read(model: localllm.Model, ids: list[int]) -> tuple[int, np.ndarray]:
+    """How many tokens were known; the logits after the prompt, and after three tokens more, one by one."""
+    sequences = model.session.sequences
+    with sequences.beginning_with(ids) as (sequence, logits):
+        known = len(sequence.tokens)
+        if logits is None:
+            logits = read_prompt(sequence, ids, None)
+            sequences.was_read(sequence, known, logits)
+        rows = [logits, *(sequence.append([token]) for token in (5, 6, 7))]
+    return known, np.concatenate(rows)
+
+
+def in_new_process(path: Path, ids: list[int], **options) -> tuple[int, np.ndarray]:
+    """As `read`, by a model that knows only what files hold; then they hold this prompt, too."""
+    with open_model(path, **options) as model:
+        return read(model, ids)
+
+
+def check(path: Path, length: int, known: int | None = None, **options) -> None:
+    """A prompt, again, others that begin alike: known are whole runs, or all; the logits are as without files."""
+    ids = tokens(length)
+    whole = length // BATCH * BATCH if known is None else known
+    prompts = [(ids, 0), (ids, length), ([*ids[:-3], 9, 9, 9], (length - 3) // BATCH * BATCH)]
+    prompts += [([*ids, 8, 8], whole), ([*ids[: BATCH + 50], 4], BATCH if known is None else None)]
+    for prompt, expected in prompts:
+        _, anew = in_new_process(path, prompt, cache=False, **options)
+        found, logits = in_new_process(path, prompt, **options)
+        assert expected is None or found == expected
+        np.testing.assert_array_equal(logits, anew)
+
+
+# ---- the same bits --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_another_process_finds_what_was_read(shared, name: str):
+    """Whatever the layers keep: of windows only the last is there, and states are known where snapshots are."""
+    known = 2 * BATCH if name in ("gemma3", "gemma4", "llama4", "qwen35", "mamba2") else None
+    check(shared / "goldens" / "arch" / f"{name}.gguf", 2 * BATCH + 100, known)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_type", ["f16", "k=q8_0,v=q4_0"])
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in FEW_POSITIONS])
+def test_all_architectures(shared, name: str, kv_type: str):
+    path = shared / "goldens" / "arch" / f"{name}.gguf"
+    ids = tokens(2 * BATCH + 200)
+    for prompt in (ids, ids, [*ids[: 2 * BATCH + 40], 3, 4, 5], [*ids, 9]):
+        _, anew = in_new_process(path, prompt, cache=False, kv_type=kv_type)
+        _, logits = in_new_process(path, prompt, kv_type=kv_type)
+        np.testing.assert_array_equal(logits, anew)
+
+
+@pytest.mark.parametrize("length", [BATCH + 1, 2 * BATCH, 2 * BATCH + 1, 2 * BATCH + PAGE])
+def test_lengths(tiny: Path, length: int):
+    check(tiny, length, (length if length % BATCH == 0 else length // BATCH * BATCH))
+
+
+def test_a_real_model(shared):
+    """A prompt of words, in small integers: 8 bits of activations in long runs and 16 in short ones."""
+    path = shared / "models" / "smollm2-135m-instruct-q4_1.gguf"
+    text = (shared / "text" / "tinyshakespeare.txt").read_text()[:2200]
+    answers = []
+    for cache in (False, True, True):
+        with open_model(path, cache=cache) as model:
+            answer = model.generate(text, max_tokens=8, temperature=0)
+            answers.append("".join(answer))
+    assert answer.cached_tokens == len(answer.prompt) > BATCH
+    assert answers[0] == answers[1] == answers[2]
+    with open_model(path) as model:
+        other = model.generate(text + " What", max_tokens=8, temperature=0)
+        found = "".join(other)
+    with open_model(path, cache=False, threads=1) as model:
+        assert found == "".join(model.generate(text + " What", max_tokens=8, temperature=0))
+    assert other.cached_tokens == len(other.prompt) // BATCH * BATCH
+
+
+@pytest.mark.parametrize("model", ["tiny", "hybrid"])
+def test_within_one_process(model: str, request):
+    """A long prompt goes on where a whole run ended, or has the logits of the same one."""
+    path = request.getfixturevalue(model)
+    ids = tokens(1300)
+    prompts = [(ids, 0), (ids, 1300), ([*ids[:1290], 9], 1024), (ids[:700], 512), (tokens(600, seed=1), 0)]
+    with open_model(path, cache=False) as one:
+        for prompt, known in prompts:
+            found, logits = read(one, prompt)
+            assert found == known
+            np.testing.assert_array_equal(logits, in_new_process(path, prompt, cache=False)[1])
+
+
+def test_a_turn_goes_on_where_the_last_one_ended(tiny: Path):
+    ids = tokens(1300)
+    with open_model(tiny) as model:
+        read(model, ids)
+        found, _ = read(model, [*ids, 5, 6, 7, 8, 9])
+        assert found == 1303
+    assert in_new_process(tiny, [*ids, 5, 6, 7, 8, 9])[0] == 1024
+
+
+def test_windows_of_long_prompts(shared):
+    """Layers with a window have given back most of a long prompt: where it can go on is at its end."""
+    path = shared / "goldens" / "arch" / "gemma3.gguf"
+    ids = tokens(5 * BATCH + 10)
+    in_new_process(path, ids)
+    parts = {entry.about.end: set(prefix_files.open_kept(entry.key).parts) for entry in prefix_files.entries()}
+    assert parts == {
+        **{key: {"pages"} for key in (512, 1024, 1536)},
+        **{key: {"pages", "windows"} for key in (2048, 2304, 2560)},
+        5 * BATCH + 10: {"pages", "windows", "logits"},
+    }
+    for prompt, known in ((ids, 5 * BATCH + 10), ([*ids, 3], 5 * BATCH), ([*ids[: 2 * BATCH], 3], 0)):
+        found, logits = in_new_process(path, prompt)
+        assert found == known
+        np.testing.assert_array_equal(logits, in_new_process(path, prompt, cache=False)[1])
+    assert in_new_process(path, [*ids[: 2 * BATCH], 4])[0] == 2 * BATCH, "it has been written with its windows now"
+
+
+def test_deep_places(tiny: Path):
+    """Runs are shorter there, so that less is read again."""
+    ids = tokens(2700)
+    in_new_process(tiny, ids)
+    for prompt, known in ((ids, 2700), ([*ids[:2600], 3], 2560), ([*ids[:2500], 3], 2304), ([*ids[:2000], 3], 1536)):
+        found, logits = in_new_process(tiny, prompt)
+        assert found == known
+        np.testing.assert_array_equal(logits, in_new_process(tiny, prompt, cache=False)[1])
+
+
+def test_the_last_whole_run_has_all_that_windows_need():
+    assert SLACK >= BATCH
+
+
+# ---- another model is another key -----------------------------------------------------------------------------------
+
+
+def test_only_the_same_model_finds_it(tiny: Path, tmp_path: Path):
+    ids = tokens(600)
+    path = tmp_path / "model.gguf"
+    shutil.copy(tiny, path)
+    in_new_process(path, ids)
+    assert in_new_process(path, ids)[0] == 600
+    assert in_new_process(path, ids, kv_type="q8_0")[0] == 0
+    assert in_new_process(path, ids, threads=1)[0] == 600
+    assert in_new_process(path, [*ids[:100], 9, *ids[101:]])[0] == 0
+    state, data = path.stat(), bytearray(path.read_bytes())
+    data[-1000] ^= 1  # one weight, a little, and the time of change put back
+    path.write_bytes(data)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert in_new_process(path, ids)[0] == 0
+
+
+def test_the_samples_see_another_model(tiny: Path, shared):
+    """Even if the system told the same times of two files."""
+    prints = set()
+    for path in (tiny, shared / "goldens" / "arch" / "llama.gguf", shared / "goldens" / "arch" / "llama_yarn.gguf"):
+        with open_model(path, cache=False) as model:
+            f16 = KVType.of("f16")
+            for kv_type in (f16, KVType.of("k=f16,v=q8_0")):
+                prints.add(fingerprint.fingerprint(model.file, [], model.engine.operations, kv_type))
+            same = [fingerprint.fingerprint(model.file, [], model.engine.operations, f16) for _ in range(2)]
+            assert same[0] == same[1]
+            prints.add(fingerprint.fingerprint(model.file, [], model.engine.operations[:-1], f16))
+            tensor = next(iter(model.file.tensors.values()))
+            changed = tensor.data.copy()
+            changed.reshape(-1)[-1] ^= 1
+            object.__setattr__(tensor, "data", changed)
+            prints.add(fingerprint.fingerprint(model.file, [], model.engine.operations, f16))
+    assert len(prints) == 12
+
+
+def test_a_model_that_changes_meanwhile(tiny: Path, tmp_path: Path, folder: Path):
+    path = tmp_path / "model.gguf"
+    shutil.copy(tiny, path)
+    with open_model(path) as model:
+        os.utime(path)
+        read(model, tokens(600))
+    assert not folder.exists()
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "empty", "swap", "longer", "folder"])
+@pytest.mark.parametrize("model", ["tiny", "hybrid"])
+def test_damaged_files_are_never_used(model: str, harm: str, request, folder: Path):
+    """Bits that flip in any place, files that are cut off or have changed places: as if they were not there."""
+    path, ids, random_ = request.getfixturevalue(model), tokens(1100), random.Random(harm)
+    _, expected = in_new_process(path, ids)
+    for _ in range(12 if harm == "flip" else 2):
+        files = sorted(folder.iterdir())
+        assert len(files) == 3
+        file, data = random_.choice(files), None
+        data = bytearray(file.read_bytes())
+        if harm == "flip":
+            place = random_.randrange(len(data)) if random_.random() < 0.5 else random_.randrange(300)
+            data[place] ^= 1 << random_.randrange(8)
+        elif harm == "swap":
+            data = bytearray(random_.choice([other for other in files if other != file]).read_bytes())
+        else:
+            data = {"cut": data[: random_.randrange(len(data))], "empty": b"", "longer": data + b"x"}.get(harm, b"")
+        file.unlink()
+        if harm == "folder":
+            file.mkdir()
+        else:
+            file.write_bytes(data)
+        found, logits = in_new_process(path, ids)
+        assert found < len(ids) or (harm, model) == ("flip", "hybrid"), "states in the middle are not read"
+        np.testing.assert_array_equal(logits, expected)
+        if harm == "folder":
+            file.rmdir()
+            in_new_process(path, ids)
+        assert in_new_process(path, ids)[0] == len(ids), "it was written again"
+
+
+def test_a_folder_that_cannot_be_written(tiny: Path, folder: Path, monkeypatch):
+    """One warning, and the answer as always."""
+    folder.parent.mkdir(exist_ok=True)
+    folder.write_text("a file")
+    with open_model(tiny) as model:
+        _, logits = read(model, tokens(600))
+        model.close()
+        assert "cannot be kept" in model.prefixes.warning and "\n" not in model.prefixes.warning
+    folder.unlink()
+
+    def refuse(self, data):
+        raise self.failure(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    monkeypatch.setattr(SafeFile, "write", refuse)
+    with open_model(tiny) as model:
+        np.testing.assert_array_equal(read(model, tokens(600))[1], logits)
+        model.close()
+        assert "No space left on device" in model.prefixes.warning
+    assert list(folder.iterdir()) == []
+
+
+def test_the_least_recently_used_goes_first(tiny: Path, folder: Path, monkeypatch):
+    prompts = [tokens(600, seed) for seed in range(4)]
+    for number, prompt in enumerate(prompts[:3]):
+        in_new_process(tiny, prompt)
+        for file in folder.iterdir():
+            os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 1000 + number))
+    in_new_process(tiny, prompts[0])  # used again
+    one = sum(entry.size for entry in prefix_files.entries()) / 3
+    monkeypatch.setenv(prefix_files.SIZE_VARIABLE, str(3.2 * one / 1e9))
+    in_new_process(tiny, prompts[3])
+    sizes = sum(entry.size for entry in prefix_files.entries())
+    assert sizes <= 3.2 * one
+    monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "1")
+    with open_model(tiny) as model:
+        held = [model.prefixes.find(prompt) for prompt in prompts]
+        assert [len(found.sequence.tokens) if found else 0 for found in held] == [600, 0, 600, 600]
+
+
+def test_nothing_is_kept_with_a_limit_of_nothing(tiny: Path, folder: Path, monkeypatch):
+    monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
+    in_new_process(tiny, tokens(600))
+    assert not folder.exists()
+
+
+def test_short_prompts_are_not_kept(tiny: Path, folder: Path):
+    in_new_process(tiny, tokens(BATCH))
+    assert not folder.exists()
+    in_new_process(tiny, tokens(BATCH + 1))
+    assert len(list(folder.iterdir())) == 2
+    assert folder.stat().st_mode & 0o077 == 0, "what somebody has asked is nobody else's business"
+
+
+def test_two_prompts_share_what_they_begin_with(tiny: Path, folder: Path):
+    ids = tokens(1500)
+    in_new_process(tiny, ids)
+    assert len(list(folder.iterdir())) == 3
+    in_new_process(tiny, [*ids[:1400], 3])
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_no_more_is_written_than_there_is_room_for(tiny: Path, folder: Path, monkeypatch):
+    monkeypatch.setattr(prefix_files, "DISK_SHARE", 1 << 60)
+    in_new_process(tiny, tokens(2900))
+    assert list(folder.iterdir()) == []
+
+
+# ---- which runs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("later", [256, 512])
+def test_where_runs_end(later: int):
+    """At the same places for all prompts, at most BATCH tokens apart."""
+    runs, ends = Runs(later), [0]
+    while ends[-1] < 4000:
+        ends.append(runs.next_end(ends[-1]))
+    assert ends == [*range(0, DEEP, FIRST), *range(DEEP, 4097, later)]
+    assert max(np.diff(ends)) <= BATCH
+    for length in range(4000):
+        assert runs.last_end(length) == max(end for end in ends if end <= length)
+        assert runs.next_end(length) == min(end for end in ends if end > length)
+
+
+def test_what_is_read_of_long_prompts():
+    """By an engine that tells: runs begin at multiples of 512, unless a turn goes on."""
+    fake = FakeEngine(300, lambda tokens: 1, 5000)
+    sequences = Sequences(fake)
+
+    def calls(ids: list[int]) -> list[tuple[int, int]]:
+        fake.calls.clear()
+        with sequences.beginning_with(ids) as (sequence, logits):
+            if logits is None:
+                known = len(sequence.tokens)
+                sequences.was_read(sequence, known, read_prompt(sequence, ids, None))
+        return fake.calls[:]
+
+    ids = tokens(1200)
+    assert calls(ids) == [(0, 512), (512, 512), (1024, 176)]
+    assert calls(ids) == []
+    assert calls([*ids[:900], 1, 1]) == [(512, 390)]
+    assert calls([*ids[:900], 1, 1, 2, 2]) == [(902, 2)]
+    assert calls([*ids[:900], 1, 1, 3, 3]) == [(512, 392)]
+    assert calls(ids[:100]) == [(99, 1)]
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def warm(tiny: Path) -> Path:
+    """The model, with kernels compiled."""
+    localllm.open(tiny, threads=2).close()
+    return tiny
+
+
+@pytest.fixture
+def environment(tmp_path: Path, warm: Path) -> Iterator[dict[str, str]]:
+    """A cache of its own, with the kernels of the common one."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "kernels").symlink_to(cache_folder() / "kernels")
+    yield {**os.environ, "PYTHONPATH": str(ROOT), "LOCALLLM_CACHE": str(cache)}
+
+
+def command(model: Path, *more: str) -> list[str]:
+    options = ["--raw", "--temp", "0", "-n", "8", "-c", "3000", "-p", "hello world " * 400]
+    return [sys.executable, "-m", "localllm", "run", str(model), *options, *more]
+
+
+def answer(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+    done = subprocess.run(arguments, env=environment, capture_output=True, stdin=subprocess.DEVNULL, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_command_line(warm: Path, environment, cli, monkeypatch, folder):
+    kept = Path(environment["LOCALLLM_CACHE"]) / "prefixes"
+    anew = answer(command(warm, "--no-cache", "--stats"), environment)
+    assert not kept.exists()
+    first = answer(command(warm, "--stats"), environment)
+    assert len(list(kept.iterdir())) > 1
+    second = answer(command(warm, "--stats"), environment)
+    assert anew.stdout == first.stdout == second.stdout
+    assert b"known" not in anew.stderr + first.stderr and b"of them known" in second.stderr
+    monkeypatch.setattr(prefix_files, "folder", lambda: kept)
+    code, out, err = cli("cache")
+    assert (code, err, len(out.splitlines())) == (0, "", 3)
+    assert out.splitlines()[1].startswith(warm.name)
+    assert cli("cache", "clear") == (0, "", "")
+    assert list(kept.iterdir()) == []
+    assert cli("cache") == (0, "", "")
+    code, _, err = cli("cache", "empty")
+    assert code == 2 and "empty" in err
+
+
+def test_who_reads_the_answer_does_not_wait(warm: Path, environment, tmp_path):
+    """stdout ends before the first file is there, however long the disk takes."""
+    slow = "import time\nfrom localllm.files import safe_file\nsync = safe_file.SafeFile.sync\n"
+    slow += "def slowly(self):\n    time.sleep(9)\n    sync(self)\nsafe_file.SafeFile.sync = slowly\n"
+    slow += "from localllm.cli.main import main\nmain()"
+    arguments = [sys.executable, "-c", slow, *command(warm)[3:]]
+    process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    assert process.stdout.read()
+    ended = time.monotonic()
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0, "the answer was said"
+    assert time.monotonic() - ended < 6, "Ctrl-C ends the writing"
+    assert not list((Path(environment["LOCALLLM_CACHE"]) / "prefixes").glob(".*"))
+
+
+def kill_at_random(warm: Path, environment: dict[str, str], times: int) -> None:
+    expected = answer(command(warm, "--no-cache"), environment).stdout
+    started = time.monotonic()
+    answer(command(warm), environment)
+    took, random_ = time.monotonic() - started, random.Random(5)
+    kept = Path(environment["LOCALLLM_CACHE"]) / "prefixes"
+    assert len(list(kept.iterdir())) > 1
+    for _ in range(times):
+        if random_.random() < 0.5:
+            shutil.rmtree(kept, ignore_errors=True)
+        arguments = command(warm)
+        process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        process.stdout.read()  # the answer is there, files are being written
+        time.sleep(random_.random() * took / 20)
+        process.kill()
+        process.wait()
+        assert answer(command(warm), environment).stdout == expected
+
+
+def test_killed_while_writing(warm: Path, environment):
+    kill_at_random(warm, environment, 3)
+
+
+@pytest.mark.slow
+def test_killed_while_writing_often(warm: Path, environment):
+    kill_at_random(warm, environment, 60)
+
+
+def test_several_processes_at_once(warm: Path, environment):
+    expected = answer(command(warm, "--no-cache"), environment).stdout
+    for _ in range(2):
+        processes = [
+            subprocess.Popen(command(warm), env=environment, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+            for _ in range(4)
+        ]
+        for process in processes:
+            assert process.communicate(timeout=120)[0] == expected
+            assert process.returncode == 0
+
+
+def test_several_answers(tiny: Path):
+    """They begin with one prompt, which they find and keep as others do."""
+    ids, options = tokens(1100), {"n": 2, "beams": 2, "max_tokens": 5}
+    with open_model(tiny, cache=False) as model:
+        anew = model.candidates(ids, **options)
+    with open_model(tiny) as model:
+        assert model.candidates(ids, **options) == anew
+    with open_model(tiny) as model:
+        assert len(model.prefixes.find(ids).sequence.tokens) == 1100
+        assert model.candidates(ids, **options) == anew
+        other = model.candidates([*ids[:1050], 3], **options)
+    with open_model(tiny, cache=False) as model:
+        assert model.candidates([*ids[:1050], 3], **options) == other
+
+
+def test_find_is_for_everyone(tiny: Path):
+    """A sequence that begins as a list of tokens, to fork: what others build on."""
+    ids = tokens(1100)
+    in_new_process(tiny, ids)
+    with open_model(tiny) as model:
+        assert isinstance(model.prefixes, Prefixes)
+        assert model.prefixes.find(tokens(1100, seed=9)) is None
+        assert model.prefixes.find(ids, known=1100) is None
+        sequence, logits = model.prefixes.find(ids)
+        assert sequence.tokens == ids and logits.shape == (1, model.engine.vocab_size)
+        assert sequence.fork().aligned == 1024
+        sequence, logits = model.prefixes.find([*ids, 3])
+        assert sequence.tokens == ids[:1024] and logits is None
