@@ -22,6 +22,7 @@ from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
+    from localllm.generation.overflow import Rolling
 
 PADDING = 128  # tokens that one vocabulary may have more at its end, as in llama.cpp: models of one family are padded
 
