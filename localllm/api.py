@@ -4,13 +4,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
+from contextlib import suppress
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from localllm.arch import architecture
-from localllm.errors import ModelError, UsageError
+from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
@@ -162,12 +163,14 @@ def tokenizer_of(file: GGUFFile) -> Tokenizer:
     try:
         return Tokenizer.from_metadata(file.metadata)
     except ModelError as error:
-        raise ModelError(f"{file.path}: {error}") from None
+        raise type(error)(f"{file.path}: {error}") from None
 
 
 def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a GGUF file, which may hold a vocabulary only. Raises ModelError."""
     with GGUFFile.open(path) as file:
+        with suppress(UnsupportedError):  # a damaged file is refused, whatever is wanted of it
+            architecture(file)
         return tokenizer_of(file)
 
 

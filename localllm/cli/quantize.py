@@ -102,7 +102,9 @@ def quantize(
         allow_requantize,
         strict,
     )
-    plan = make_plan(service.open_source(path), request)
+    source = service.open_source(path)
+    service.require_sense(source, overrides)
+    plan = make_plan(source, request)
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
     target = target or service.default_output(path, recipe)
@@ -139,8 +141,8 @@ def execute(plan: "Plan", target: str, request: "Request", threads: int | None) 
     from localllm.engine.threads import usable_cores
     from localllm.services import quantize as service
 
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads should be 1 or above, not {threads}")
+    if threads is not None and not 1 <= threads <= 1024:
+        raise UsageError(f"threads should be from 1 to 1024, not {threads}")
     start, line = perf_counter(), ProgressLine()
     service.check_output(plan, target, request)
     try:
