@@ -25,11 +25,12 @@ COUNTS = ("vocab_size", "context_length", "embedding_length", "block_count", "fe
 
 def require_kinds(fields: Fields) -> None:
     """Raise ModelError for a hyperparameter of the wrong kind, and for any number that is not finite."""
+    layers = fields.layers()
     for key in fields.metadata:
         if key.startswith(fields.prefix):
             require_finite(fields, key.removeprefix(fields.prefix))
     for name in filter(fields.has, COUNTS):
-        require_count(fields, name)
+        require_count(fields, name, layers)
     for name in filter(fields.has, FLAGS):
         fields.flag(name)
     for name in filter(fields.has, TEXTS):
@@ -47,11 +48,11 @@ def require_finite(fields: Fields, name: str) -> None:
         raise fields.error(f"{fields.key(name)} should be finite, is {show(value)}")
 
 
-def require_count(fields: Fields, name: str) -> None:
+def require_count(fields: Fields, name: str, layers: int) -> None:
     """One whole number, or one for each layer."""
     value = fields.raw(name)
     values = value.tolist() if isinstance(value, np.ndarray) and value.ndim == 1 else [value]
     if not all(is_whole(item) and 0 <= item <= MOST for item in values):
         raise fields.wrong(name, f"a number from 0 to {MOST}")
-    if isinstance(value, np.ndarray) and len(values) != fields.raw("block_count"):
-        raise fields.error(f"{fields.key(name)} has {len(values)} values for {show(fields.raw('block_count'))} layers")
+    if isinstance(value, np.ndarray) and len(values) != layers:
+        raise fields.error(f"{fields.key(name)} has {len(values)} values for {layers} layers")

@@ -107,7 +107,7 @@ def quantize(
     plan = make_plan(source, request)
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
-    target = target or service.default_output(path, recipe)
+    target = service.default_output(path, recipe) if target is None else target
     if dry_run:
         write(described(plan, target))
     else:

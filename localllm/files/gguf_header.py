@@ -78,6 +78,30 @@ class Later(NamedTuple):
 class Metadata(UserDict[str, Any]):
     """Metadata by key. Strings are decoded when they are asked for: then ModelError may be raised for a long one."""
 
+    def __init__(self, values: Any = None, data: mmap.mmap | None = None):
+        """data: the file that they are in, at `places`."""
+        super().__init__(values)
+        self._data, self.places = data, dict[str, slice]()
+
+    def fingerprint(self, *keys: str) -> str | None:
+        """A hash of these values as they stand in the file; None if they are not all from a file."""
+        if self._data is None or not all(key in self.places for key in keys):
+            return None
+        import hashlib  # seldom needed
+
+        found = hashlib.sha256()
+        for key in keys:
+            found.update(memoryview(self._data)[self.places[key]])
+        return found.hexdigest()
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.places = {}
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self.places = {}
+        super().__delitem__(key)
+
     def __getitem__(self, key: str) -> Any:
         value = self.data[key]
         if isinstance(value, Later):
@@ -117,8 +141,8 @@ class HeaderReader:
 
     def read(self) -> Header:
         tensors, keys = self.counts()
-        metadata = Metadata()
-        values, packed = metadata.data, dict[str, slice]()
+        metadata = Metadata(data=self.data)
+        values, packed = metadata.data, metadata.places
         alignment = DEFAULT_ALIGNMENT
         for number in range(keys):
             key = self.name(f"metadata key {number}", MAX_KEY_BYTES)

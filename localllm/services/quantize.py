@@ -104,9 +104,14 @@ def parse_override(text: str) -> tuple[str, Any]:
     try:
         if match:
             key, kind, value = match.groups()
-            if kind == "bool":
-                return key, {"true": True, "false": False}[value]
-            made = {"int": int, "float": float, "str": str}[kind](value)
+            bools = {"true": True, "false": False}
+            convert: dict[str, Callable[[str], Any]] = {
+                "int": int,
+                "float": float,
+                "str": str,
+                "bool": bools.__getitem__,
+            }
+            made = convert[kind](value)
             packed(made)  # whether a file can hold it
             require_override(key, made)
             return key, made
@@ -156,7 +161,10 @@ def run(
     with ExitStack() as stack:
         for target in targets:
             stack.enter_context(OnlyWriter(target))
-        write(plan, targets, threads, on_progress, compiling)
+        try:
+            write(plan, targets, threads, on_progress, compiling)
+        except ModelError as error:
+            raise type(error)(f"{plan.source.path}: {error}") from None
     return targets
 
 
