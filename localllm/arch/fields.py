@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import ModelError
-from localllm.files.checked import Checked, is_whole, show
+from localllm.files.checked import Checked, is_whole, number_of_strings, show
 from localllm.files.gguf_file import GGUFFile
 
 __all__ = ["Fields", "show"]
@@ -33,8 +33,7 @@ class Fields(Checked):
     def of(cls, file: GGUFFile) -> "Fields":
         """Those of a file, whose vocabulary must be as large as its embedding matrix."""
         embedding = file.tensors.get("token_embd.weight")
-        tokens = file.metadata.get("tokenizer.ggml.tokens")
-        count = len(tokens) if isinstance(tokens, list) else None
+        count = number_of_strings(file.metadata, "tokenizer.ggml.tokens")
         size = embedding.shape[0] if embedding is not None else count or 0
         fields = cls(file.metadata, file.path, size)
         if count is not None and count != size:

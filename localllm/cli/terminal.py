@@ -19,7 +19,7 @@ _INVISIBLE = [0x180E, 0x200B, *range(0x2060, 0x2066), *range(0x206A, 0x2070), 0x
 _HARMLESS: dict[int, str | None] = {code: "\N{REPLACEMENT CHARACTER}" for code in _HARMFUL if chr(code) not in "\t\n"}
 _HARMLESS |= dict.fromkeys(_INVISIBLE) | {ord("\r"): None}
 # Joiners mean something behind a letter of a script that joins letters, and in an emoji.
-_JOINERS = re.compile("(?<![^\\x00-\\xff\u200c\u200d])[\u200c\u200d]+|(?<=[\u200c\u200d])[\u200c\u200d]+")
+_JOINERS = re.compile("(?<=[\\x00-\\xff\u200c\u200d])[\u200c\u200d]+")
 
 
 def printable(text: str) -> str:
@@ -56,6 +56,7 @@ def say(line: str) -> None:
 def dim(line: str) -> None:
     """A line of decoration, only on a terminal."""
     if is_terminal(sys.stderr):
+        line = " ".join(line.split())
         plain = "NO_COLOR" in os.environ
         print(printable(line) if plain else f"\x1b[2m{printable(line)}\x1b[0m", file=sys.stderr, flush=True)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.gguf_header import shown
+from localllm.files.gguf_header import Metadata, shown
 
 SHOWN = 8  # items of an array in a message
 SMALLEST = float(np.finfo(np.float32).tiny)  # a positive float32 below is subnormal: nobody means it
@@ -97,3 +97,11 @@ def is_whole(value: Any) -> bool:
 def is_number(value: float) -> bool:
     """Whether float32 can hold a number that is not negative as it is meant."""
     return value == 0 or SMALLEST <= value < math.inf
+
+
+def number_of_strings(metadata: Mapping[str, Any], key: str) -> int | None:
+    """How many an array has, not decoded for that; None if there is no such array."""
+    if isinstance(metadata, Metadata):
+        return metadata.strings(key)
+    value = metadata.get(key)
+    return len(value) if isinstance(value, list) else None

@@ -9,7 +9,7 @@ import math
 import mmap
 import struct
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -47,7 +47,7 @@ MAX_PIECE_BYTES = 1 << 16  # of a string in an array; the longest tokens have so
 MAX_KEY_BYTES = 65535  # these three are the specification's
 MAX_NAME_BYTES = 63
 MAX_DIMENSIONS = 4
-# What every command that opens a model reads: it is decoded on the way, everything else when it is asked for.
+# What running a model needs: it is decoded on the way, everything else when it is asked for.
 NEEDED = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 
 
@@ -70,9 +70,10 @@ class Header(NamedTuple):
 
 
 class Later(NamedTuple):
-    """A metadata value that nobody has asked for yet."""
+    """A metadata value that nobody has asked for yet; of an array, how many there are."""
 
     value: Callable[[], Any]
+    length: int = 0
 
 
 class Metadata(UserDict[str, Any]):
@@ -91,8 +92,16 @@ class Metadata(UserDict[str, Any]):
 
         found = hashlib.sha256()
         for key in keys:
+            found.update(key.encode() + b"\0")  # no key has a zero byte
             found.update(memoryview(self._data)[self.places[key]])
         return found.hexdigest()
+
+    def strings(self, key: str) -> int | None:
+        """How many strings an array has, without decoding them; None if there is no such array."""
+        value = self.data.get(key)
+        if isinstance(value, Later):
+            return value.length if value.length or isinstance(self[key], list) else None
+        return len(value) if isinstance(value, list) else None
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.places = {}
@@ -115,20 +124,23 @@ def shown(text: str, limit: int = 100) -> str:
     return text if text and text.isprintable() else repr(text)
 
 
-def read_header(data: mmap.mmap, path: str) -> Header:
+def read_header(data: mmap.mmap, path: str, needed: Collection[str] = NEEDED) -> Header:
     """The metadata and the table of tensors of the file mapped as `data`; `path` is for messages.
+
+    needed: keys of arrays of strings that will be asked for: to decode them now is faster than later.
 
     Time and memory are in proportion to the numbers of keys, tensors and strings, not to the length of texts. Metadata
     values are int, float, bool, str; for arrays of numbers read-only NumPy views of the map (they may be unaligned);
     for arrays of strings list[str]; for arrays of arrays a list of those. Raises ModelError.
     """
-    return HeaderReader(data, path).read()
+    return HeaderReader(data, path, needed).read()
 
 
 class HeaderReader:
     """A position in the map that moves forward; `field` is what is being read, for messages."""
 
-    def __init__(self, data: mmap.mmap, path: str):
+    def __init__(self, data: mmap.mmap, path: str, needed: Collection[str] = ()):
+        self.needed = needed
         self.data = data
         self.size = len(data)
         self.path = path
@@ -246,9 +258,9 @@ class HeaderReader:
             self.items += count
             if self.items > MAX_ITEMS:
                 self.fail(f"more than {MAX_ITEMS} strings in the metadata's arrays are not believable")
-            if key in NEEDED:
+            if key in self.needed:
                 return self.strings(count)
-            return Later(self.strings_later(count))
+            return Later(self.strings_later(count), count)
         self.arrays += count
         if self.arrays > MAX_ARRAYS:
             self.fail(f"more than {MAX_ARRAYS} arrays in the metadata's arrays are not believable")

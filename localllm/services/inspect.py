@@ -9,6 +9,7 @@ from localllm.arch.attention import Transformer
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.states import cache_bytes
 from localllm.errors import ModelError
+from localllm.files.checked import number_of_strings
 from localllm.files.gguf_file import GGUFFile
 from localllm.services.validity import Validity, require_numbers, validity
 
@@ -22,7 +23,7 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False) -> dict[str
     false if that is the file's fault. With `check` every weight is read and the chat template compiled. Raises
     ModelError for a file that cannot be read.
     """
-    with GGUFFile.open(path) as file:
+    with GGUFFile.open(path, needed=()) as file:
         found = validity(file)
         if check and found.is_valid:
             found = thorough(file, found)
@@ -85,10 +86,9 @@ def heads(h: Hyperparameters | None, name: str) -> int | None:
 
 def vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """How many tokens there are, and how the tokenizer works."""
-    tokens = metadata.get("tokenizer.ggml.tokens")
     kinds = [text(metadata.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre")]
     return {
-        "size": len(tokens) if isinstance(tokens, list) else 0,
+        "size": number_of_strings(metadata, "tokenizer.ggml.tokens") or 0,
         "kind": ", ".join(kind for kind in kinds if kind),
     }
 

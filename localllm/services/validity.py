@@ -13,7 +13,7 @@ from localllm.arch.weights import Weights
 from localllm.engine.recorder import Recorder
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf_file import GGUFFile
-from localllm.text.tokenizer import Tokenizer
+from localllm.files.known import is_known, remember
 
 VOCABULARY = "tokenizer.ggml."
 CHUNK = 1 << 20  # weights that are looked at together
@@ -59,10 +59,18 @@ def require_valid(file: GGUFFile) -> None:
 
 
 def require_vocabulary(file: GGUFFile) -> None:
+    """Raise ModelError for a vocabulary that is not valid; of one that was, its metadata are remembered."""
+    mark = file.metadata.fingerprint(*file.metadata)
+    if mark and is_known(f"vocabulary-2-{mark}"):
+        return
+    from localllm.text.tokenizer import Tokenizer  # slow to import
+
     try:
         Tokenizer.from_metadata(file.metadata)
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
+    if mark:
+        remember(f"vocabulary-2-{mark}")
 
 
 def require_tensors(file: GGUFFile, forward: Any, hyperparameters: Hyperparameters) -> None:
