@@ -23,6 +23,10 @@ def inspect(model: str, as_json: bool, check: bool) -> None:
     from localllm.errors import ModelError
     from localllm.services.inspect import inspect_model
 
+    if check:
+        from localllm.kernels.faults import end_on_bus_error  # slow to import
+
+        end_on_bus_error(model)
     facts = inspect_model(model, check)
     if as_json:
         write(json.dumps(facts, ensure_ascii=False) + "\n")

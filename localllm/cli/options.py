@@ -98,6 +98,9 @@ def open_model(
         opened = api.open_model(path, threads, context, kv_type, progress=compiling(line), chat_template=chat_template)
     finally:
         line.clear()
+    from localllm.kernels.faults import end_on_bus_error  # when llvmlite is there already
+
+    end_on_bus_error(path)
     warn(opened.warnings)
     if opened.context > opened.trained_context:
         say(

@@ -139,12 +139,14 @@ def format_named(text: str | None) -> str:
 def execute(plan: "Plan", target: str, request: "Request", threads: int | None) -> None:
     """Write the files, with a progress bar on a terminal; at the end, what became of it."""
     from localllm.engine.threads import usable_cores
+    from localllm.kernels.faults import end_on_bus_error
     from localllm.services import quantize as service
 
     if threads is not None and not 1 <= threads <= 1024:
         raise UsageError(f"threads should be from 1 to 1024, not {threads}")
     start, line = perf_counter(), ProgressLine()
     service.check_output(plan, target, request)
+    end_on_bus_error(plan.source.path)
     try:
         with progress_bar(plan) as on_progress:
             service.run(plan, target, request, threads or usable_cores(), on_progress, options.compiling(line))
