@@ -50,7 +50,7 @@ NUMBERS = [
 FLOATS = [0.0, -0.0, -1.0, 1e-45, 1e-38, 1e38, float("inf"), float("-inf"), float("nan"), 0.5, 1e9]
 TEXTS = ["", "a", "\x1b[2J", "x" * 70000, "\u202e", "llama", "gpt2", "yarn", "{{ 1 }}", "\0"]
 PIECES = [
-    *["{% for m in messages %}", "{% endfor %}", "{{ m.content }}", "{{ range(9999)|list }}", "{% if x %}", "{% endif %}"],
+    *["{% for m in messages %}", "{% endfor %}", "{{ m.content }}", "{{ range(99)|list }}", "{% if x %}", "{% endif %}"],
     *["{% set x = 'a' * 999 %}", "{{ x ~ x }}", "|map('upper')", "{{ '%9d' % 1 }}", "{% macro f() %}", "{% endmacro %}"],
     *["{{ f() }}", "{{ x.replace('a', x) }}", "(", ")", "[", "]", "{{", "}}", "{%", "%}", "x", "'", "|tojson", "~"],
 ]  # fmt: skip
