@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from localllm.arch import architecture
+from localllm.arch.storage import KVType
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation.generate import Generation, GenerationOptions
@@ -85,7 +86,8 @@ class Model:
     ) -> Generation:
         """Go on with a text as it is: an iterator of str pieces, which knows more afterwards (see Generation).
 
-        stop: strings that end the text; `sampling`: fields of SamplingOptions, as temperature=0 or seed=1.
+        stop: strings that end the text; `sampling`: fields of SamplingOptions, as temperature=0 or seed=1, and what is
+        done when the context is full, on_overflow and keep of GenerationOptions.
         Raises ContextError if the prompt does not fit, UsageError for options that make no sense.
         """
         return self.session.complete(prompt, options(max_tokens, stop, sampling))
@@ -136,10 +138,10 @@ def open_model(
 
     threads: None for as many as the computer has physical cores to spare; context: the most tokens that a prompt and
     its answer may have together, 0 or None for what the model was trained for (memory is taken as it is used); kv_type:
-    how keys and values are kept, f16, f32 or q8_0; backend: cpu, or reference for plain NumPy; progress(done, total):
-    called while kernels are compiled, once per computer; observer: sums up what the matrices meet; chat_template: the
-    name of one in text.builtin_templates, or Jinja, instead of the file's. Raises ModelError, MemoryLimitError,
-    UsageError.
+    how keys and values are kept: f16, f32, q8_0, q4_0, q4_1, or each its own way as in "k=q8_0,v=q4_0"; backend: cpu,
+    or reference for plain NumPy; progress(done, total): called while kernels are compiled, once per computer; observer:
+    sums up what the matrices meet; chat_template: the name of one in text.builtin_templates, or Jinja, instead of the
+    file's. Raises ModelError, MemoryLimitError, UsageError.
     """
     if chat_template is not None:
         from localllm.text.builtin_templates import chosen_template  # seldom needed
@@ -149,6 +151,7 @@ def open_model(
         raise UsageError(f"threads should be 1 or above, not {threads}")
     if context is not None and context < 0:
         raise UsageError(f"context should be 0 or above, not {context}")
+    KVType.of(kv_type)
     file = GGUFFile.open(path)
     architecture(file)  # refuses what is not supported, before anything else is read
     tokenizer = tokenizer_of(file)
@@ -176,10 +179,11 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 def options(max_tokens: int | None, stop: Ids[str], sampling: dict[str, Any]) -> GenerationOptions:
     """One object out of a method's arguments. Raises UsageError for an unknown name."""
+    overflow = {name: sampling.pop(name) for name in ("on_overflow", "keep") if name in sampling}
     unknown = sampling.keys() - SamplingOptions.__dataclass_fields__.keys()
     if unknown:
         raise UsageError(f"there is no option {sorted(unknown)[0]!r}")
-    return GenerationOptions(max_tokens, stop, SamplingOptions(**sampling))
+    return GenerationOptions(max_tokens, stop, SamplingOptions(**sampling), **overflow)
 
 
 def main_format(file: GGUFFile) -> str:

@@ -50,8 +50,8 @@ NUMBERS = [
 FLOATS = [0.0, -0.0, -1.0, 1e-45, 1e-38, 1e38, float("inf"), float("-inf"), float("nan"), 0.5, 1e9]
 TEXTS = ["", "a", "\x1b[2J", "x" * 70000, "\u202e", "llama", "gpt2", "yarn", "{{ 1 }}", "\0"]
 PIECES = [
-    *["{% for m in messages %}", "{% endfor %}", "{{ m.content }}", "{{ range(99)|list }}", "{% if x %}", "{% endif %}"],
-    *["{% set x = 'a' * 999 %}", "{{ x ~ x }}", "|map('upper')", "{{ '%9d' % 1 }}", "{% macro f() %}", "{% endmacro %}"],
+    *["{% for m in messages %}", "{% endfor %}", "{{ m.content }}", "{{ range(9)|list }}", "{% if x %}", "{% endif %}"],
+    *["{% set x = 'a' * 999 %}", "{{x ~ x}}", "|map('upper')", "{{ '%9d' % 1 }}", "{% macro f() %}", "{% endmacro %}"],
     *["{{ f() }}", "{{ x.replace('a', x) }}", "(", ")", "[", "]", "{{", "}}", "{%", "%}", "x", "'", "|tojson", "~"],
 ]  # fmt: skip
 
@@ -140,7 +140,7 @@ def outcome(path: Path, draw: random.Random) -> str:
                 render_template(compile_template(source), {"messages": [{"role": "user", "content": "Hi"}]})
             except MemoryError:
                 raise
-            except Exception:  # noqa: S110 (a template may fail as it likes)
+            except Exception:  # a template may fail as it likes
                 pass
         if draw.random() < 0.2 and file.nbytes < 4_000_000:
             engine = Engine(file, threads=1, context=64, backend="reference")
@@ -165,10 +165,10 @@ def batch(first: int, count: int, seeds: list[Path], folder: Path, results: int)
         os.write(results, f"{seed} started\n".encode())
         draw = random.Random(seed)
         (changed_model if draw.random() < 0.5 else damaged)(draw, seeds, path)
-        start = time.monotonic()
+        start = time.process_time()
         told = outcome(path, draw)
-        if time.monotonic() - start > SECONDS:
-            told = f"took {time.monotonic() - start:.1f} s ({told})"
+        if (taken := time.process_time() - start) > SECONDS:
+            told = f"took {taken:.1f} s ({told})"
         os.write(results, f"{seed} {told}\n".encode())
 
 

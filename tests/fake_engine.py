@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from localllm.errors import LocalllmError
+from localllm.kernels.arguments import PAGE
 from localllm.text.tokenizer import Tokenizer
 
 
@@ -31,6 +32,9 @@ class FakeEngine:
     def step(self, requests: Sequence[tuple["FakeSequence", Sequence[int]]], precise: bool = True) -> list[np.ndarray]:
         assert len({id(sequence) for sequence, _ in requests}) == len(requests)
         return [sequence.append(ids, precise=precise) for sequence, ids in requests]
+
+    def require_shift(self) -> None:
+        """It can."""
 
     @property
     def open_sequences(self) -> list["FakeSequence"]:
@@ -72,6 +76,11 @@ class FakeSequence:
         assert length >= 0
         del self.tokens[length:]
         return len(self.tokens)
+
+    def shift(self, keep: int, count: int) -> None:
+        self._require_open()
+        assert count % PAGE == 0 and 0 <= keep <= keep + count <= len(self.tokens)
+        del self.tokens[keep : keep + count]
 
     def close(self) -> None:
         self.closed = True

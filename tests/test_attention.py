@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 from kernel_calls import GUARD, Scratch, at_end_of_page, caller, count, for_any_parts, normal, output, padded, written
 
-from localllm.arch import states
-from localllm.cli import options
+from localllm.arch import storage
+from localllm.cli import run
 from localllm.engine.cpu import attention_scratch, most_units
+from localllm.errors import UsageError
 from localllm.kernels import reference
 from localllm.kernels.arguments import PAGE, SEQUENCE, SPLIT, UNIT
 from localllm.kernels.cpu import ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS, cache_formats
 from localllm.kernels.cpu.tiles_f32 import ROWS as TILE
 
-NAMES = ["F32", "F16", "Q8_0"]
+NAMES = ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"]
+BLOCKS = ["Q8_0", "Q4_0", "Q4_1"]
+MIXTURES = ["Q8_0-Q4_0", "F16-Q4_1"]
 
 
 class Shape(NamedTuple):
@@ -40,7 +43,8 @@ MIXED = [(1, 1), (1, 700), (20, 20), (3, 64), (40, 300), (1, 65), (8, 1000), (10
 
 @pytest.fixture(scope="module")
 def call():
-    return caller(["plan", "merge", *(f"{kind}-{name}" for kind in ("store", "attend") for name in NAMES)])
+    stored = (f"{kind}-{name}" for kind in ("store", "recall", "attend") for name in NAMES)
+    return caller(["plan", "merge", "hadamard", *stored, *(f"attend-{name}" for name in MIXTURES)])
 
 
 def nmse(got: np.ndarray, exact: np.ndarray) -> float:
@@ -54,22 +58,63 @@ def nmse(got: np.ndarray, exact: np.ndarray) -> float:
 
 def encoded(name: str, x: np.ndarray) -> np.ndarray:
     """Heads float32 [..., head dimension] as the cache has them: bytes [..., bytes per token]."""
-    block = 32 if name == "Q8_0" else 16
-    x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % block)])
-    if name != "Q8_0":
+    block = 32 if name in BLOCKS else 16
+    more = np.zeros((*x.shape[:-1], -x.shape[-1] % block), np.float32)
+    if name == "Q4_1" and more.size:
+        more += x[..., x.shape[-1] // 32 * 32, None]  # which leaves the range as it is
+    x = np.concatenate((x, more), axis=-1)
+    if name not in BLOCKS:
         return x.astype({"F32": np.float32, "F16": np.float16}[name]).view(np.uint8)
     *places, columns = x.shape
     blocks = x.reshape(*places, columns // 32, 32)
-    scales = (np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float16)
-    inverse = np.float32(1) / np.maximum(scales.astype(np.float32), np.float32(2**-24))
-    codes = np.clip(np.rint(blocks * inverse), -127, 127).astype(np.int8)
-    return np.concatenate([scales.view(np.uint8), codes.view(np.uint8)], axis=-1).reshape(*places, columns // 32 * 34)
+    header, codes = {"Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1}[name](blocks)
+    return np.concatenate([header.astype(np.float16).view(np.uint8), codes], axis=-1).reshape(*places, -1)
+
+
+def q8_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and codes of blocks [..., 32]."""
+    scales, inverse = scaled(np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127))
+    return scales, np.clip(np.rint(blocks * inverse), -127, 127).astype(np.int8).view(np.uint8)
+
+
+def q4_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and codes: the first 16 in the low halves of bytes, the others in the high ones."""
+    size = np.abs(blocks).max(axis=-1, keepdims=True)
+    sign = np.where(blocks.max(axis=-1, keepdims=True) == size, np.float32(-1), np.float32(1))
+    scales, inverse = scaled(size / np.float32(8))
+    return sign * scales, halves(np.rint(blocks * sign * inverse) + 8)
+
+
+def q4_1(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and minimums, and codes in the same order."""
+    least = blocks.min(axis=-1, keepdims=True)
+    scales, inverse = scaled((blocks.max(axis=-1, keepdims=True) - least) / np.float32(15))
+    least = least.astype(np.float16).astype(np.float32)
+    return np.concatenate([scales, least], axis=-1), halves(np.rint((blocks - least) * inverse))
+
+
+def scaled(scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As they are kept, and what numbers are multiplied with."""
+    scales = scales.astype(np.float16).astype(np.float32)
+    return scales, np.float32(1) / np.maximum(scales, np.float32(2**-24))
+
+
+def halves(codes: np.ndarray) -> np.ndarray:
+    """Codes [..., 32] as bytes [..., 16]."""
+    low, high = np.split(np.clip(codes, 0, 15).astype(np.uint8), 2, axis=-1)
+    return low | high << 4
 
 
 def decoded(name: str, data: np.ndarray, head_dim: int) -> np.ndarray:
     """What these bytes mean, float32 [..., head dimension]."""
     values = gguf.dequantize(np.ascontiguousarray(data), gguf.GGMLQuantizationType[name])
     return values.astype(np.float32).reshape(*data.shape[:-1], -1)[..., :head_dim]
+
+
+def sides(name: str) -> tuple[str, str]:
+    """How an attention kernel finds keys and values."""
+    of_keys, _, of_values = name.partition("-")
+    return of_keys, of_values or of_keys
 
 
 class Text(NamedTuple):
@@ -85,8 +130,8 @@ class Text(NamedTuple):
 def text(name: str, shape: Shape, tokens: int, length: int, seed: int = 0) -> Text:
     """`tokens` of `length` are new. Keys and values are numbers that the cache can keep."""
     keys, values = (
-        decoded(name, encoded(name, normal(length, shape.kv_heads, dim, seed=3 * seed + side)), dim)
-        for side, dim in enumerate((shape.key_dim, shape.value_dim))
+        decoded(kind, encoded(kind, normal(length, shape.kv_heads, dim, seed=3 * seed + side)), dim)
+        for side, (kind, dim) in enumerate(zip(sides(name), (shape.key_dim, shape.value_dim), strict=True))
     )
     q = 3 * normal(tokens, shape.kv_heads * shape.group * shape.key_dim, seed=3 * seed + 2)  # some keys matter
     return Text(keys, values, q)
@@ -157,11 +202,12 @@ def test_store(call, name, head_dim):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_store_keeps_nan_for_what_it_cannot_hold(call, name):
-    """Not an infinity, whose score may look like that of a masked key; in Q8_0, a block shares one fate."""
+    """Not an infinity, whose score may look like that of a masked key; a block shares one fate."""
     head_dim, x = 80, normal(40, 80)
     for token, value in enumerate([np.nan, np.inf, -np.inf, 65519, 65520, -1e6, 8.4e6, -3e38]):
         x[token, 7 * token] = x[8 + token, 79] = value
-    limit, block = {"F32": (np.inf, 1), "F16": (65520, 1), "Q8_0": (65520 * 127, 32)}[name]
+    limits = {"F32": np.inf, "F16": 65520, "Q8_0": 65520 * 127, "Q4_0": 65520 * 8, "Q4_1": 65520}
+    limit, block = limits[name], 32 if name in BLOCKS else 1
     lost = np.pad(~(np.abs(x) < limit), [(0, 0), (0, 16)]).reshape(40, -1, block).any(axis=-1)
     header, source = Header([40], [40]), padded(x)
     memory = header.memory(1, encoded(name, x[20:21]).shape[1])
@@ -174,10 +220,98 @@ def test_store_keeps_nan_for_what_it_cannot_hold(call, name):
     assert np.isfinite(got[~lost]).all()
 
 
-def test_q8_0_is_as_near_as_8_bits_can_be():
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_are_as_near_as_their_bits_allow(name):
     x = normal(1000, 64)
-    steps = np.repeat(np.abs(x.reshape(1000, 2, 32)).max(axis=-1) / 127, 32, axis=-1)
-    assert (np.abs(decoded("Q8_0", encoded("Q8_0", x), 64) - x) <= 0.57 * steps).all()  # half, and the rounded scale
+    blocks = x.reshape(1000, 2, 32)
+    size, span = np.abs(blocks).max(axis=-1), blocks.max(axis=-1) - blocks.min(axis=-1)
+    steps = {"Q8_0": size / 127, "Q4_0": size / 8, "Q4_1": span / 15}[name]
+    far = {"Q8_0": 0.57, "Q4_0": 1.01, "Q4_1": 0.51}[name]  # half, and the rounded scale; Q4_0 has 7 codes on one side
+    assert (np.abs(decoded(name, encoded(name, x), 64) - x) <= far * np.repeat(steps, 32, axis=-1)).all()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("head_dim", [64, 80, 20])
+def test_the_reference_keeps_the_same(name, head_dim):
+    x = normal(100, 3, head_dim)
+    expected = decoded(name, encoded(name, x), head_dim)
+    got = reference.rounded(x, name.lower(), 1)
+    assert (np.abs(got - expected) > 1e-6 * np.abs(expected)).mean() < 1e-3, "but for quotients in the middle"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("head_dim", [64, 80, 20])
+def test_recall(call, name, head_dim):
+    """What was kept comes back, and nothing else is written."""
+    heads, tokens, lengths = 3, [4, 1, 2, 70], [4, 64, 65, 200]
+    kept = encoded(name, normal(sum(tokens), heads, head_dim))
+    header = Header(tokens, lengths, scattered=True)
+    memory = header.memory(heads, kept.shape[2])
+    memory[:, np.concatenate([header.places(n)[-count:] for n, count in enumerate(tokens)])] = kept.swapaxes(0, 1)
+
+    def compute(parts):
+        x = output(len(kept), heads * head_dim)
+        arguments = {"x": x, "stride": x.strides[0], "base": memory, "head_stride": memory.strides[0]}
+        arguments |= {"count": header.count, "positions": header.positions, "owners": header.owners}
+        arguments |= {"sequences": header.sequences, "token_bytes": kept.shape[2], "heads": heads}
+        call(f"recall-{name}", parts, **arguments, head_dim=head_dim)
+        return written(x, len(kept), heads * head_dim)
+
+    expected = decoded(name, kept, head_dim).reshape(len(kept), -1)
+    np.testing.assert_array_equal(for_any_parts(compute), expected)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    ("columns", "block"), [(5, 1), (60, 4), (6, 2), (40, 8), (240, 16), (288, 32), (576, 64), (512, 512)]
+)
+def test_hadamard(call, columns, block, in_place):
+    """As with the matrix, and orthonormal: twice is nothing."""
+    x = normal(33, columns)
+
+    def compute(parts):
+        source, y = padded(x), output(33, columns)
+        if in_place:
+            y = y[:33]
+            y[:, :columns] = x
+        target = {"y": y, "stride": y.strides[0], "columns": columns, "block": block}
+        call("hadamard", parts, count=count(33), x=y if in_place else source, **target)
+        return y[:33, :columns].copy() if in_place else written(y, 33, columns)
+
+    got = for_any_parts(compute) if block > 1 else x
+    np.testing.assert_allclose(got, reference.hadamard(x, block), rtol=0, atol=3e-6)
+    np.testing.assert_allclose(reference.hadamard(reference.hadamard(x, block), block), x, rtol=0, atol=3e-6)
+    np.testing.assert_allclose(np.linalg.norm(got, axis=1), np.linalg.norm(x, axis=1), rtol=1e-5)
+
+
+def test_a_rotation_spreads_what_is_large():
+    """One large number among small ones costs those their bits; spread over its block, it costs less."""
+    x = normal(200, 64)
+    x[:, 5] *= 8
+    plain, turned = (reference.rounded(x, "q4_0", block) for block in (1, 64))
+    assert ((turned - x) ** 2).sum() < 0.5 * ((plain - x) ** 2).sum()
+
+
+@pytest.mark.parametrize(
+    ("dims", "block"), [((128,), 128), ((96,), 32), ((80,), 16), ((192,), 64), ((576, 512), 64), ((20,), 4), ((5,), 1)]
+)
+def test_the_largest_power_of_two(dims, block):
+    assert storage.rotation("q4_0", *dims) == block
+    assert storage.rotation("q8_0", *dims) == 1
+
+
+def test_types_of_keys_and_values():
+    assert storage.KVType.of("q8_0") == ("q8_0", "q8_0")
+    assert storage.KVType.of("k=q8_0,v=q4_0") == storage.KVType.of("v=q4_0,k=q8_0") == ("q8_0", "q4_0")
+    assert storage.KVType.of("v=q4_1") == ("f16", "q4_1")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "q4", "Q8_0", "q8_0,q4_0", "k=q8_0,k=q4_0", "k=q8_0,x=q4_0", "k=,v=q4_0", "k=q8_0,", "k=q8_0;v=q4_0"]
+)
+def test_types_that_there_are_not(wrong):
+    with pytest.raises(UsageError, match="k=q8_0,v=q4_0"):
+        storage.KVType.of(wrong)
 
 
 # ---- the plan -------------------------------------------------------------------------------------------------------
@@ -262,7 +396,7 @@ def attend(
     """What each of the sequences gets in a run of all: float32 [tokens, heads * value_dim]."""
     heads, tokens = shape.kv_heads * shape.group, [len(text.q) for text in texts]
     header = Header(tokens, [len(text.keys) for text in texts], **pages)
-    keys, values = (header.cache(name, [text[side] for text in texts]) for side in (0, 1))
+    keys, values = (header.cache(kind, [text[side] for text in texts]) for side, kind in enumerate(sides(name)))
     key_dim, value_dim = (-(-dim // 16) * 16 for dim in (shape.key_dim, shape.value_dim))
     source, y = padded(np.concatenate([text.q for text in texts])), output(sum(tokens), heads * shape.value_dim)
     scratch = Scratch(attention_scratch(key_dim, value_dim))
@@ -305,7 +439,7 @@ def exact_attention(
 
 
 @pytest.mark.parametrize(("tokens", "length"), POSITIONS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + MIXTURES)
 def test_attention(call, name, tokens, length):
     """Right wherever the pages are, the same in any number of parts, whatever lies behind the last token."""
     for shape in SHAPES:
@@ -369,7 +503,7 @@ def test_slopes(call, shape):
         assert nmse(rows, exact_attention(shape, one, slopes=slopes)) < 1e-11
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + MIXTURES)
 @pytest.mark.parametrize("window", [0, 70])
 @pytest.mark.parametrize("shape", [Shape(64, 64, 2, 1), Shape(48, 32, 2, 6)])
 def test_a_sequence_gets_the_same_alone_and_among_others(call, name, shape, window):
@@ -402,11 +536,12 @@ def test_attention_with_flat_and_extreme_scores(call, scale):
         assert nmse(got, exact_attention(shape, one)) < 1e-7  # 3e-8 without FMA
 
 
-def test_a_head_of_zeros_in_q8_0(call):
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_head_of_zeros(call, name):
     """Its scale is zero: the keys are alike, and the result is the mean of the values."""
     for tokens in (1, 30):
-        one = text("Q8_0", Shape(64, 64, 1, 1), tokens, 40)
-        got = attend(call, "Q8_0", Shape(64, 64, 1, 1), [one._replace(keys=0 * one.keys)])[0]
+        one = text(name, Shape(64, 64, 1, 1), tokens, 40)
+        got = attend(call, name, Shape(64, 64, 1, 1), [one._replace(keys=0 * one.keys)])[0]
         np.testing.assert_allclose(got[-1], one.values[:, 0].mean(axis=0), rtol=1e-4, atol=1e-6)
 
 
@@ -428,5 +563,7 @@ def test_what_is_not_a_number_stays_visible(call, side, softcap, tokens, length)
 def test_the_lists_of_formats_agree():
     """They are in several places, because some of these import neither NumPy nor Numba."""
     assert list(cache_formats.STORAGE) == NAMES
-    lists = states.STORAGE, reference.KEEP, options.kv_types.choices, [name.lower() for name in NAMES]
+    lists = storage.STORAGE, reference.KEEP, [name.lower() for name in NAMES]
     assert len({tuple(sorted(names)) for names in lists}) == 1
+    help = next(option.help for option in run.run.params if option.name == "kv_type")
+    assert all(name.lower() in help for name in NAMES)

@@ -604,6 +604,28 @@ def test_a_conversation(tiny: str):
 
 
 @posix
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ([], "its first .* forgotten"),
+        (["--on-overflow", "shift"], "64 tokens behind the first .* were dropped"),
+        (["--on-overflow", "error"], "error: the prompt has .* no room"),
+    ],
+)
+def test_a_conversation_that_gets_too_long(tiny: str, choice: list[str], told: str):
+    chat = Terminal("chat", tiny, *GREEDY, "-c", "192", *choice)
+    chat.expect(PROMPT)
+    for _ in range(2):
+        chat.type("x" * 60 + "\r")
+        chat.expect("\r\n.*\r\n.*" + PROMPT)
+    chat.type("y" * 60 + "\r")
+    chat.expect(told + ".*" + PROMPT)
+    chat.type("\x04")
+    assert chat.end() == 0
+    assert b"Traceback" not in chat.seen
+
+
+@posix
 def test_ctrl_c_stops_an_answer_and_not_the_conversation(tiny: str):
     chat = Terminal("chat", tiny, *LONG)
     chat.expect(PROMPT)

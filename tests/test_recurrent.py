@@ -8,6 +8,7 @@ from tiny_hybrid import write_tiny_hybrid
 import localllm
 from localllm.arch import architecture
 from localllm.arch.states import cache_bytes
+from localllm.arch.storage import KVType
 from localllm.engine import recurrent
 from localllm.engine.model import REREAD, Engine
 from localllm.engine.recurrent import Layout, RecurrentState
@@ -100,7 +101,7 @@ def test_layers_that_attend_may_be_listed():
 
 def test_memory_of_states_does_not_grow():
     h = architecture(file_of(*mamba(inner=72, state=5, taps=3, layers=2)))[1]
-    assert cache_bytes(h.states(), 10, "f16") == cache_bytes(h.states(), 10**6, "f16") == 2 * 4 * 72 * (2 + 5)
+    assert cache_bytes(h.states(), 10, KVType()) == cache_bytes(h.states(), 10**6, KVType()) == 2 * 4 * 72 * (2 + 5)
 
 
 # ---- forks and ways back --------------------------------------------------------------------------------------------

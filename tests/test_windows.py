@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from localllm.arch.states import SLACK, Paged
+from localllm.arch.storage import KVType
 from localllm.engine import page_table
 from localllm.engine.model import Engine
 from localllm.files.gguf_file import GGUFFile
@@ -76,5 +77,5 @@ def test_what_forks_share_stays(engine):
 
 def test_estimates():
     state = Paged(0, kv_heads=2, key_dim=64, value_dim=64, window=WINDOW)
-    assert state.bytes(100, "f16") == 100 * 2 * 2 * 128
-    assert state.bytes(100000, "f16") == (WINDOW + 2 * SLACK) * 2 * 2 * 128
+    assert state.bytes(100, KVType()) == 100 * 2 * 2 * 128
+    assert state.bytes(100000, KVType()) == (WINDOW + 2 * SLACK) * 2 * 2 * 128

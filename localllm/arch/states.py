@@ -8,18 +8,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-STORAGE = {"f16": (16, 32), "f32": (16, 64), "q8_0": (32, 34)}  # numbers of a block of a KV cache, its bytes
-
+from localllm.arch.storage import KVType, rotation, stored_bytes
 
 # Tokens before a window that are kept with it, so that a conversation can go back so far without being read again. As
 # many are given back at a time.
 SLACK = 512
-
-
-def stored_bytes(numbers: int, kv_type: str) -> int:
-    """What so many numbers take in a cache of that type; they are padded to whole blocks."""
-    block, size = STORAGE[kv_type]
-    return -(-numbers // block) * size
 
 
 @dataclass(frozen=True)
@@ -36,16 +29,20 @@ class Paged:
     window: int | None = None
     chunked: bool = False
 
-    def bytes(self, tokens: int, kv_type: str) -> int:
+    def bytes(self, tokens: int, kv_type: KVType) -> int:
         """Memory that `tokens` tokens take."""
-        per_head = stored_bytes(self.key_dim, kv_type) + stored_bytes(self.value_dim, kv_type)
+        per_head = stored_bytes(self.key_dim, kv_type.keys) + stored_bytes(self.value_dim, kv_type.values)
         return min(tokens, self.window + 2 * SLACK if self.window else tokens) * self.kv_heads * per_head
+
+    def rotations(self, kv_type: KVType) -> tuple[int, int]:
+        """Sizes of the Hadamard matrices that keys and values are multiplied with, see localllm.arch.storage."""
+        return rotation(kv_type.keys, self.key_dim), rotation(kv_type.values, self.value_dim)
 
 
 @dataclass(frozen=True)
 class Latent:
     """One row of numbers for each token, which is a key for all heads, and the first of which are a value for all:
-    those that keys and values of the heads are made from (DeepSeek-V2, 2024)."""
+    those that keys and values of the heads are made from (DeepSeek-V2, 2024). It is kept as keys are."""
 
     layer: int
     key_dim: int
@@ -54,9 +51,14 @@ class Latent:
     window: ClassVar[None] = None
     chunked: ClassVar[bool] = False
 
-    def bytes(self, tokens: int, kv_type: str) -> int:
+    def bytes(self, tokens: int, kv_type: KVType) -> int:
         """Memory that `tokens` tokens take."""
-        return tokens * stored_bytes(self.key_dim, kv_type)
+        return tokens * stored_bytes(self.key_dim, kv_type.keys)
+
+    def rotations(self, kv_type: KVType) -> tuple[int, int]:
+        """As of Paged; values are part of keys, so that no matrix may reach beyond them."""
+        both = rotation(kv_type.keys, self.key_dim, self.value_dim)
+        return both, both
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Recurrent:
     layer: int
     shapes: tuple[tuple[int, ...], ...]
 
-    def bytes(self, tokens: int, kv_type: str) -> int:
+    def bytes(self, tokens: int, kv_type: KVType) -> int:
         """Memory that a sequence takes."""
         return 4 * sum(prod(shape) for shape in self.shapes)
 
@@ -74,6 +76,6 @@ class Recurrent:
 State = Paged | Latent | Recurrent
 
 
-def cache_bytes(states: Sequence[State], tokens: int, kv_type: str) -> int:
+def cache_bytes(states: Sequence[State], tokens: int, kv_type: KVType) -> int:
     """What a conversation of `tokens` tokens takes in all layers."""
     return sum(state.bytes(tokens, kv_type) for state in states)

@@ -51,6 +51,8 @@ def chat(
     chosen = options.generation_options(options.reading(line), **choices)
     path = model or str(localllm.builtin_model())
     with options.open_model(path, context, threads, kv_type, chat_template) as opened:
+        if chosen.on_overflow == "shift":
+            opened.engine.require_shift()
         if interactive:
             exit_on_sigterm()
             warn_of_template(opened)

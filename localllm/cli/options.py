@@ -39,8 +39,12 @@ chat_template = click.option(
     help="How messages are written, by llama.cpp's name or in Jinja.  [default: the file's]",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
-kv_types = click.Choice(["f16", "f32", "q8_0"])
-kv_type = click.option("--kv-type", type=kv_types, default="f16", help="Numbers in the cache.")
+kv_type = click.option(
+    "--kv-type",
+    metavar="TYPE",
+    default="f16",
+    help="Numbers in the cache: f16, f32, q8_0, q4_0, q4_1, or two as in k=q8_0,v=q4_0.  [default: f16]",
+)
 
 engine = together(
     number("-c", "--context", kind=int, help="Tokens to hold.  [default: what the model was trained for]"),
@@ -68,6 +72,15 @@ generation = together(
         default="ngram",
         help="Guess tokens where the text repeats itself: the same answer in fewer steps.  [default: ngram]",
     ),
+    click.option(
+        "--on-overflow",
+        type=click.Choice(["error", "drop-turns", "shift"]),
+        help="When the context is full: stop, drop the oldest turns, or shift: drop what is in the middle."
+        "  [default: error in run, drop-turns in chat]",
+    ),
+    number(
+        "--keep", kind=int, help="With shift, tokens that stay in front.  [default: the system message, 4 at least]"
+    ),
 )
 
 
@@ -76,6 +89,8 @@ def generation_options(
     max_tokens: int | None,
     stop: tuple[str, ...],
     speculate: str,
+    on_overflow: str | None,
+    keep: int | None,
     **sampling: Any,
 ) -> "GenerationOptions":
     """What the options of `generation` say, checked; `on_progress` hears of the prefill. Raises UsageError."""
@@ -84,7 +99,7 @@ def generation_options(
 
     given = {name: value for name, value in sampling.items() if value is not None}
     limit = None if max_tokens == -1 else max_tokens
-    return GenerationOptions(limit, stop, SamplingOptions(**given), on_progress, speculate)
+    return GenerationOptions(limit, stop, SamplingOptions(**given), on_progress, speculate, on_overflow, keep)
 
 
 def open_model(

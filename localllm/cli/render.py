@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from localllm.cli.terminal import ProgressLine, printable, write
+from localllm.cli.terminal import ProgressLine, printable, say, write
 
 if TYPE_CHECKING:
     from localllm.generation.generate import Generation
@@ -23,7 +23,16 @@ def stream(answer: "Generation", line: ProgressLine, silent: bool = False) -> bo
         line.clear()
     if not silent and (answer.text or not interrupted):
         write("\n")
+    tell_overflow(answer)
     return interrupted
+
+
+def tell_overflow(answer: "Generation") -> None:
+    """What a full context has cost."""
+    if answer.dropped:
+        say(f"localllm: the context is full: {answer.dropped} tokens behind the first {answer.kept} were dropped")
+    elif answer.is_full:
+        say("localllm: the answer ends here, because the context is full; --on-overflow shift goes on")
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -90,7 +90,7 @@ def require_sense(n: int, beams: int, choices: dict[str, Any]) -> None:
     from localllm.generation.answers import require_counts
 
     require_counts(n, beams)
-    others = "max_tokens", "stop", "speculate"
+    others = "max_tokens", "stop", "speculate", "on_overflow", "keep"
     drawing = [name for name, value in choices.items() if value is not None and name not in others]
     if beams and drawing:
         raise UsageError(f"--beams draws nothing, so {drawing[0]} makes no sense with it")
@@ -124,6 +124,7 @@ def report(model: "Model", answer: "Generation", load_s: float, total_s: float) 
         "finish_reason": answer.finish_reason,
         "prompt_tokens": len(answer.prompt),
         "completion_tokens": said,
+        "dropped_tokens": answer.dropped,
         "seed": answer.seed,
         "speculation": {"drafted": answer.drafted, "accepted": answer.accepted},
         **circumstances(model, times),

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.states import Latent, Paged, Recurrent, State, stored_bytes
+from localllm.arch.states import Latent, Paged, Recurrent, State
+from localllm.arch.storage import KVType, stored_bytes
 from localllm.engine.memory import Reserved
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
@@ -25,17 +26,18 @@ class Streams(NamedTuple):
     start: int  # in the reserved memory
     heads: int
     token_bytes: int  # of a head
+    kind: str  # a key of localllm.arch.storage.STORAGE
 
 
 class KVCache:
     """Places for the tokens of all sequences.
 
     Attributes:
-        pages: how many there are.  kv_type: how numbers are kept, a key of localllm.arch.states.STORAGE.
+        pages: how many there are.  kv_type: how numbers are kept.
         window: the most tokens that a layer with a window sees, 0 if no layer has one.
     """
 
-    def __init__(self, states: Sequence[State], context: int, kv_type: str):
+    def __init__(self, states: Sequence[State], context: int, kv_type: KVType):
         """Room for some sequences of `context` tokens each. Raises MemoryLimitError, ModelError."""
         self.kv_type = kv_type
         windows = {state.layer: state.window for state in states if isinstance(state, Paged) and state.window}
@@ -56,9 +58,9 @@ class KVCache:
         for state in states:
             if isinstance(state, Recurrent):
                 raise ModelError(f"a {type(state).__name__.lower()} state is not supported yet (layer {state.layer})")
-            sides = []
-            for dim in (state.key_dim,) if isinstance(state, Latent) else (state.key_dim, state.value_dim):
-                sides.append(Streams(end, state.kv_heads, stored_bytes(dim, self.kv_type)))
+            sides, dims = [], (state.key_dim,) if isinstance(state, Latent) else (state.key_dim, state.value_dim)
+            for dim, kind in zip(dims, self.kv_type, strict=False):
+                sides.append(Streams(end, state.kv_heads, stored_bytes(dim, kind), kind))
                 end += state.kv_heads * self.head_stride(sides[-1])
             layers[state.layer] = sides[0], sides[-1]
         return layers, end

@@ -129,7 +129,7 @@ class Lowering(RecurrentLowering):
 
     def __init__(self, operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int):
         self.tape, self.header, self._layout = Tape(), Header(), layout
-        self._cache, self._storage, self._threads = cache, cache.kv_type.upper(), threads
+        self._cache, self._threads = cache, threads
         self._stored, self._last_uses = stored(operations), last_uses(operations)
         self._buffers: dict[Activation, Buffer] = {}
         self._quantized: dict[Activation, Quantized] = {}
@@ -388,12 +388,14 @@ class Lowering(RecurrentLowering):
         sinks: np.ndarray | None,
         **given: float,
     ) -> None:
-        sides = self._cache.sides(state)
+        keys, values = sides = self._cache.sides(state)
+        of_keys, of_values = state.rotations(self._cache.kv_type)
         if new:
-            self._in_cache[state.layer] = [self._store(x, side) for x, side in zip(new, sides, strict=False)]
+            turned = [self._turned(x, block) for x, block in zip(new, (of_keys, of_values), strict=False)]
+            kept = zip(new, turned, sides, strict=False)
+            self._in_cache[state.layer] = [self._store(x, buffer, side) for x, buffer, side in kept]
         in_cache = self._in_cache[state.layer]
-        source, y, plan = self._buffers[q], self._new(operation.output), self._plan(heads, state)
-        keys, values = sides
+        source, y, plan = self._turned(q, of_keys), self._new(operation.output), self._plan(heads, state)
         value_dim = -(-state.value_dim // 16) * 16
         partial = Buffer(SPLIT_TOKENS * heads * MOST_SPLITS, (value_dim + 32) * 4)
         self._need_scratch(attention_scratch(-(-state.key_dim // 16) * 16, value_dim))
@@ -411,17 +413,29 @@ class Lowering(RecurrentLowering):
         arguments |= given
         arguments |= {"scratch": self._scratch, "scratch_bytes": SCRATCH_BYTES}
         count, reads = plan["unit_count"].ctypes.data, [source, *in_cache, plan["made"]]
-        self.tape.append(Step(f"attend-{self._storage}", arguments, 8 * self._threads, count, reads, [y, partial]))
+        kinds = "-".join(dict.fromkeys(side.kind.upper() for side in sides))
+        self.tape.append(Step(f"attend-{kinds}", arguments, 8 * self._threads, count, reads, [y, partial]))
         self.tape.append(Step("merge", dict(arguments), 2 * self._threads, 0, [partial, plan["made"]], [y]))
+        self._turn(operation.output, y, y, of_values)
 
-    def _store(self, x: Activation, side: Streams) -> Buffer:
+    def _turned(self, x: Activation, block: int) -> Buffer:
+        """Queries, keys or values times Hadamard matrices of that size; 1: as they are."""
+        return self._turn(x, self._buffers[x], Buffer(ROWS, self._buffers[x].stride), block)
+
+    def _turn(self, x: Activation, source: Buffer, y: Buffer, block: int) -> Buffer:
+        """As `_turned`, of the rows `source`, which may be y."""
+        if block == 1:
+            return source
+        arguments = {"x": source, "block": block} | self._shape(x, y)
+        self._by_row("hadamard", x.rows, arguments, [source], [y])
+        return y
+
+    def _store(self, x: Activation, buffer: Buffer, side: Streams) -> Buffer:
         """Keys or values go to the cache; what stands for them there."""
-        buffer, in_cache = self._buffers[x], Buffer(0, 0)
-        arguments: dict[str, Any] = {"positions": self.header.positions, "owners": self.header.owners}
-        arguments |= {"sequences": self.header.sequences, "x": buffer, "stride": buffer.stride}
-        arguments |= {"base": self._cache.address(side), "head_stride": self._cache.head_stride(side)}
-        arguments |= {"token_bytes": side.token_bytes, "heads": side.heads, "head_dim": x.columns // side.heads}
-        self._by_row(f"store-{self._storage}", ALL, arguments, [buffer], [in_cache])
+        in_cache = Buffer(0, 0)
+        arguments = {"x": buffer, "stride": buffer.stride, "head_dim": x.columns // side.heads}
+        arguments |= places(self._cache, side, self.header)
+        self._by_row(f"store-{side.kind.upper()}", ALL, arguments, [buffer], [in_cache])
         return in_cache
 
     def _plan(self, heads: int, state: Paged | Latent) -> dict[str, Any]:
@@ -517,6 +531,13 @@ class Lowering(RecurrentLowering):
             arguments = {"x": source, "stride": source.stride, "y": y, "y_stride": y.stride, "columns": x.columns}
             self._by_row("round_bf16", x.rows, arguments, [source], [y])
         return self._rounded[x]
+
+
+def places(cache: KVCache, side: Streams, header: Header) -> dict[str, Any]:
+    """What kernels are told of where a run's tokens lie in a stream."""
+    where = {"positions": header.positions, "owners": header.owners, "sequences": header.sequences}
+    stream = {"base": cache.address(side), "head_stride": cache.head_stride(side)}
+    return where | stream | {"token_bytes": side.token_bytes, "heads": side.heads}
 
 
 def float_scratch(columns: int) -> int:

@@ -1,7 +1,7 @@
 """The engine: weights, architecture and verbs become something that turns tokens into logits."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ids
 from functools import partial
 from operator import index
@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from localllm.arch import architecture
-from localllm.arch.states import STORAGE, Recurrent, State
+from localllm.arch.states import Recurrent, State
+from localllm.arch.storage import KVType
 from localllm.arch.weights import Weights
 from localllm.engine.cache import KVCache
 from localllm.engine.cpu import compiled
@@ -21,10 +22,12 @@ from localllm.engine.program import BATCH, Span
 from localllm.engine.recorder import Activation, Operation, Recorder
 from localllm.engine.recurrent import Layout, RecurrentState
 from localllm.engine.sequence import Sequence, Store
+from localllm.engine.shift import Turn, turns
 from localllm.engine.store import HybridStore
 from localllm.engine.threads import usable_cores
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
+from localllm.kernels.arguments import PAGE
 from localllm.kernels.library import Progress
 
 Request = tuple[Sequence, Ids[int]]
@@ -62,6 +65,14 @@ class Backend(Protocol):
         """
         ...
 
+    def prepare_shift(self, turns: Mapping[int, Turn]) -> None:
+        """Be able to turn keys, those of a layer each in its way. Raises LocalllmError."""
+        ...
+
+    def turn(self, store: Store, first: int, end: int, distance: int) -> None:
+        """Keys at positions `first` to end - 1, which were `distance` further behind, become those of their places."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -73,12 +84,13 @@ class CpuBackend:
         operations: list[Operation],
         states: Ids[State],
         context: int,
-        kv_type: str,
+        kv_type: KVType,
         threads: int,
         progress: Progress | None,
     ):
         recurrent = [state for state in states if isinstance(state, Recurrent)]
-        self._cache = KVCache([state for state in states if not isinstance(state, Recurrent)], context, kv_type)
+        self._states = [state for state in states if not isinstance(state, Recurrent)]
+        self._cache = KVCache(self._states, context, kv_type)
         self._pages, self._layout = Pages(self._cache.pages), Layout(recurrent) if recurrent else None
         self._program = compiled(operations, self._cache, self._layout, threads, progress)
         self.run, self.close, self.warning = self._program.run, self._program.close, self._program.warning
@@ -86,6 +98,12 @@ class CpuBackend:
     def store(self) -> Store:
         pages = PageTable(self._cache, self._pages)
         return HybridStore(pages, RecurrentState(self._layout)) if self._layout else pages
+
+    def prepare_shift(self, turns: Mapping[int, Turn]) -> None:
+        """Raises LocalllmError."""
+        from localllm.engine.cpu_shift import KeyTurner  # seldom needed
+
+        self.turn = KeyTurner(self._cache, self._states, turns).turn
 
 
 class Engine:
@@ -108,13 +126,12 @@ class Engine:
         progress: Progress | None = None,
         observer: Squares | None = None,
     ):
-        """context: the most tokens of a sequence (None: as trained); kv_type: f16, f32, q8_0; backend: cpu, reference.
+        """context: the most tokens of a sequence (None: as trained); kv_type: see KVType.of; backend: cpu, reference.
 
         progress(done, total) is called while kernels are compiled; observer: sums up what the matrices meet.
         Raises ModelError, MemoryLimitError, UsageError.
         """
-        if kv_type not in STORAGE:
-            raise UsageError(f"unknown type of KV cache {kv_type!r}: use {', '.join(STORAGE)}")
+        kept_as = KVType.of(kv_type)
         if context is not None and context < 1:
             raise UsageError(f"the context should be at least 1 token, not {context}")
         count = usable_cores() if threads is None else threads
@@ -131,13 +148,15 @@ class Engine:
         if backend == "cpu":
             operations = observer.watch(operations) if observer else operations
             states = self.hyperparameters.states()
-            computing: Backend = CpuBackend(operations, states, self.context, kv_type, count, progress)
+            computing: Backend = CpuBackend(operations, states, self.context, kept_as, count, progress)
         else:
             from localllm.engine.reference import ReferenceBackend  # seldom needed
 
             forward = partial(model.forward, w=weights, h=self.hyperparameters)
-            computing = ReferenceBackend(forward, kv_type, self.context, observer)
+            computing = ReferenceBackend(forward, kept_as, self.context, observer)
         self._backend: Backend | None = computing
+        self._turns = partial(turns, operations, self.hyperparameters.states())
+        self._shifts = False
         self.warning = computing.warning
 
     def _recorded(
@@ -193,6 +212,29 @@ class Engine:
             new = zip(late, tokens, wanted, strict=True)
             rows = self._read([reading.and_then(ids, count) for reading, ids, count in new], precise)
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
+
+    def require_shift(self) -> None:
+        """Be ready for Sequence.shift, which compiles kernels once. Raises UsageError if it is not possible."""
+        if not self._shifts:
+            self.backend.prepare_shift(self._turns())
+            self._shifts = True
+
+    def shift(self, sequence: Sequence, keep: int, count: int) -> None:
+        """As Sequence.shift. If it fails, what is behind the first tokens will be read again."""
+        if keep < 0 or count < 0 or count % PAGE or keep + count > len(sequence.tokens):
+            raise UsageError(f"cannot forget {count} of {len(sequence.tokens)} tokens behind the first {keep}")
+        with self.lock:
+            self.require_shift()
+            store = sequence.store
+            held = store.truncate(len(sequence.tokens))
+            try:
+                kept = store.shift(keep, count) if held >= keep + count else store.truncate(min(held, keep))
+                if kept > keep:
+                    self.backend.turn(store, keep, kept, count)
+            except BaseException:
+                store.truncate(keep)
+                raise
+            del sequence.tokens[keep : keep + count]
 
     def _read(self, readings: Ids[Reading], precise: bool) -> list[list[np.ndarray]]:
         """The logits of each, in pieces."""

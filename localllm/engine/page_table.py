@@ -88,6 +88,26 @@ class PageTable:
         self._cache.give_back(self._pages.release(unneeded))
         return length
 
+    def shift(self, keep: int, count: int) -> int:
+        """Forget `count` tokens, whole pages, behind the first `keep`; how many there are then, see `truncate`.
+
+        The pages behind follow those that stay, and nobody else has them. If the first tokens fill no whole page, they
+        take the places of as many that are forgotten in the page that follows. Raises MemoryLimitError.
+        """
+        first, gone, within = keep // PAGE, count // PAGE, keep % PAGE
+        for number in range(first + gone, len(self.table)):
+            if self._pages.references[self.table[number]] > 1:
+                self._copy_page(number, PAGE)
+        if within:
+            self._cache.copy(int(self.table[first]), int(self.table[first + gone]), within)
+        unneeded = self.table[first : first + gone]
+        self._use(np.concatenate((self.table[:first], self.table[first + gone :])))
+        self._length -= count
+        if self._lost:
+            self._lost = max(self._lost - gone, first + bool(within))
+        self._cache.give_back(self._pages.release(unneeded))
+        return self.truncate(self._length)
+
     def close(self) -> None:
         """No token is needed."""
         self.truncate(0)

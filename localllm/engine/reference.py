@@ -1,12 +1,14 @@
 """The backend in plain NumPy: slow, plain to read, what the others are compared with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 
 import numpy as np
 
+from localllm.arch.storage import KVType
 from localllm.engine.observe import Squares
 from localllm.engine.program import Span
+from localllm.engine.shift import Turn
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.reference import Reference, Remembered
 
@@ -17,7 +19,7 @@ class ReferenceBackend:
     warning: str | None = None
 
     def __init__(
-        self, forward: Callable[[Reference], np.ndarray], kv_type: str, context: int, observer: Squares | None
+        self, forward: Callable[[Reference], np.ndarray], kv_type: KVType, context: int, observer: Squares | None
     ):
         """forward: says the architecture's verbs to a builder; context: the most tokens of a sequence."""
         self._forward, self._kv_type, self._context, self._observer = forward, kv_type, context, observer
@@ -31,6 +33,15 @@ class ReferenceBackend:
         if not np.isfinite(logits).all():
             raise ModelError(NOT_NUMBERS)
         return logits
+
+    def prepare_shift(self, turns: Mapping[int, Turn]) -> None:
+        """Have something to turn keys by."""
+        self._turns = turns
+
+    def turn(self, store: Remembered, first: int, end: int, distance: int) -> None:
+        """As of Backend."""
+        for layer, turn in self._turns.items():
+            store.turn(layer, turn, first, end, distance)
 
     def close(self) -> None:
         """Nothing to end."""

@@ -26,6 +26,13 @@ class Store(Protocol):
         """Forget all but the first `length` tokens; how many are still there, which may be fewer."""
         ...
 
+    def shift(self, keep: int, count: int) -> int:
+        """Forget `count` tokens behind the first `keep`; how many there are then, which may be none.
+
+        Keys of later tokens are as they were: the backend turns them.
+        """
+        ...
+
     def close(self) -> None:
         """Forget everything."""
 
@@ -87,6 +94,14 @@ class Sequence:
             self.store.truncate(kept)
             del self.tokens[kept:]
             return kept
+
+    def shift(self, keep: int, count: int) -> None:
+        """Forget `count` tokens, a multiple of 64, behind the first `keep`; later ones move to their positions.
+
+        What is left still knows what was forgotten: keys and values of deeper layers were made with it in sight. Raises
+        UsageError if there are not so many tokens, or if the model's tokens cannot be moved; MemoryLimitError.
+        """
+        self.engine.shift(self, keep, count)
 
     def close(self) -> None:
         """Give back the memory; a second time does nothing."""

@@ -29,6 +29,10 @@ class HybridStore:
         """Forget all but the first `length` tokens; how many are still there, which may be fewer."""
         return self._states.truncate(self._pages.truncate(self._states.truncate(length)))
 
+    def shift(self, keep: int, count: int) -> int:
+        """Not possible: the states have met what would be forgotten (localllm.engine.shift refuses it)."""
+        raise AssertionError
+
     def close(self) -> None:
         """Forget everything."""
         self.truncate(0)

@@ -14,6 +14,9 @@ from localllm.engine.memory import Reserved
 from localllm.kernels.arguments import in_order
 
 LINE = 64  # bytes of a cache line
+# A buffer's bytes are an odd number of these, so that what stands at the same place in several of them, as both planes
+# of the activations, does not meet in one set of the cache: 2048 x 8192 Q4_K for 24 tokens 0.93 of the time.
+APART = 512
 
 
 @dataclass(eq=False)
@@ -31,7 +34,7 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        return -(-self.rows * self.stride // LINE) * LINE
+        return (-(-self.rows * self.stride // APART) | 1) * APART
 
 
 @dataclass

@@ -1,6 +1,8 @@
 """One answer: the prompt is read (prefill), then token follows token (decode) until there is a reason to stop."""
 
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Self
@@ -8,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from localllm.errors import ContextError, UsageError
+from localllm.generation.overflow import SINKS, Rolling, require_choice, require_shift
 from localllm.generation.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.speculation import Guesses
@@ -29,6 +32,8 @@ class GenerationOptions:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     on_progress: Callable[[int, int], None] | None = None  # called with (tokens read, tokens to read) during prefill
     speculate: str = "ngram"  # read what may come next in one step, where the text repeats itself; or "off"
+    on_overflow: str | None = None  # see generation.overflow; None: drop-turns where a Session asks, else error
+    keep: int | None = None  # the first tokens that stay with "shift"; None: the system message, 4 at least
 
     def __post_init__(self) -> None:
         """Raises UsageError for values that make no sense."""
@@ -36,6 +41,7 @@ class GenerationOptions:
             raise UsageError(f"max_tokens should be 0 or above, not {self.max_tokens}")
         if self.speculate not in SPECULATE:
             raise UsageError(f"speculate should be {' or '.join(SPECULATE)}, not {self.speculate!r}")
+        require_choice(self.on_overflow, self.keep)
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         if not all(isinstance(text, str) and text for text in self.stop):
@@ -43,6 +49,7 @@ class GenerationOptions:
 
     def limit(self, room: int) -> int:
         """The most tokens of an answer for which the context has this much room."""
+        room = sys.maxsize if self.on_overflow == "shift" else room
         return room if self.max_tokens is None else min(room, self.max_tokens)
 
 
@@ -97,6 +104,8 @@ class Generation:
         seed: with which the sampler gives the same answer again.
         cached_tokens: how many of the prompt's tokens were in the cache already.
         prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
+        dropped: how many tokens were forgotten to make room, with on_overflow "shift".  kept: those in front that stay.
+        is_full: whether it ended because there was no room for more.
         steps: of the model, after the prompt.  drafted, accepted: tokens that were guessed, and those that were right.
     """
 
@@ -109,7 +118,12 @@ class Generation:
         options: GenerationOptions,
     ):
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
-        require_room(prompt, sequences.context)
+        self.kept, self.dropped, self.is_full = None, 0, False
+        if options.on_overflow == "shift":
+            self.kept = SINKS if options.keep is None else options.keep
+            require_shift(self.kept, sequences.context)
+            sequences.engine.require_shift()
+        require_room(prompt, sys.maxsize if self.kept is not None else sequences.context)
         self.prompt, self.tokens, self.text, self.finish_reason = prompt, list[int](), "", "interrupted"
         self.cached_tokens, self.prefill_s, self.ttft_s, self.decode_s = 0, 0.0, 0.0, 0.0
         self.steps = self.drafted = self.accepted = 0
@@ -143,7 +157,7 @@ class Generation:
     def _decode(self) -> Iterator[int]:
         """Tokens as they are chosen, until one ends the answer or there is no room for more."""
         started = perf_counter()
-        with self._sequences.beginning_with(self.prompt) as sequence:
+        with self._sequences.beginning_with(self.prompt, self.kept) as sequence, self._counting(sequence):
             rows, draft = self._prefill(sequence), list[int]()
             self.prefill_s = perf_counter() - started
             limit = self._options.limit(self._sequences.context - len(self.prompt))
@@ -157,8 +171,18 @@ class Generation:
                 if guesses:
                     self._learn(sequence, draft, before, guesses)
         self.finish_reason = "stop" if self._ended else "length"
+        self.is_full = not self._ended and len(self.tokens) != self._options.max_tokens
 
-    def _step(self, sequence: "Tokens", draft: list[int], guesses: Guesses | None) -> np.ndarray:
+    @contextmanager
+    def _counting(self, sequence: "Tokens | Rolling") -> Iterator[None]:
+        """Know how many tokens are forgotten meanwhile."""
+        before = sequence.dropped if isinstance(sequence, Rolling) else 0
+        try:
+            yield
+        finally:
+            self.dropped = sequence.dropped - before if isinstance(sequence, Rolling) else 0
+
+    def _step(self, sequence: "Tokens | Rolling", draft: list[int], guesses: Guesses | None) -> np.ndarray:
         """Read the newest token and a draft behind it; the logits after each, float32 [1 + len(draft), vocab]."""
         started = perf_counter()
         rows = sequence.append([self.tokens[-1], *draft], "all")
@@ -183,7 +207,7 @@ class Generation:
             if token != guess:
                 return
 
-    def _learn(self, sequence: "Tokens", draft: list[int], before: int, guesses: Guesses) -> None:
+    def _learn(self, sequence: "Tokens | Rolling", draft: list[int], before: int, guesses: Guesses) -> None:
         """Take back what was wrong of the draft, and tell what came instead."""
         drawn = self.tokens[before:]
         accepted = sum(token == guess for token, guess in zip(drawn, draft, strict=False))
@@ -192,7 +216,7 @@ class Generation:
         guesses.learn(drawn, len(draft), accepted)
         self.drafted, self.accepted = self.drafted + len(draft), self.accepted + accepted
 
-    def _prefill(self, sequence: "Tokens") -> np.ndarray:
+    def _prefill(self, sequence: "Tokens | Rolling") -> np.ndarray:
         """Read what the sequence does not hold of the prompt; the logits after it, float32 [1, vocab]."""
         self.cached_tokens = len(sequence.tokens)
         logits = read_prompt(sequence, self.prompt, self._options.on_progress)
@@ -205,7 +229,9 @@ class Generation:
         self._pieces.close()
 
 
-def read_prompt(sequence: "Tokens", prompt: list[int], on_progress: Callable[[int, int], None] | None) -> np.ndarray:
+def read_prompt(
+    sequence: "Tokens | Rolling", prompt: list[int], on_progress: Callable[[int, int], None] | None
+) -> np.ndarray:
     """Read what the sequence does not hold of a prompt; the logits after it, float32 [1, vocab]."""
     begin, progress = len(sequence.tokens), on_progress or (lambda done, total: None)
     for start in range(begin, len(prompt), CHUNK):

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from localllm.generation.overflow import Rolling, rolling
+
 if TYPE_CHECKING:
     from localllm.engine.model import Engine
     from localllm.engine.sequence import Sequence
@@ -25,20 +27,23 @@ class Sequences:
 
     def __init__(self, engine: "Engine"):
         self.engine, self.context, self.vocab_size = engine, engine.context, engine.vocab_size
-        self._kept: Sequence | None = None  # nobody's, for the next one
-        self._busy: WeakSet[Sequence] = WeakSet()
+        self._kept: Sequence | Rolling | None = None  # nobody's, for the next one
+        self._busy: WeakSet[Sequence | Rolling] = WeakSet()
         self._lock = threading.Lock()
 
     @contextmanager
-    def beginning_with(self, ids: Ids[int]) -> Iterator["Sequence"]:
-        """A sequence that holds what has been read of `ids`, never the last one, whose logits are wanted."""
-        sequence = self._take(ids)
+    def beginning_with(self, ids: Ids[int], keep: int | None = None) -> Iterator["Sequence | Rolling"]:
+        """A sequence that holds what has been read of `ids`, never the last one, whose logits are wanted.
+
+        keep: how many of its first tokens stay when it is full; None: it cannot hold more than the context.
+        """
+        sequence = self._take(ids, keep)
         try:
             yield sequence
         finally:
             self._give_back(sequence)
 
-    def _take(self, ids: Ids[int]) -> "Sequence":
+    def _take(self, ids: Ids[int], keep: int | None) -> "Sequence | Rolling":
         """The kept sequence, or a fork of one in use if that holds more."""
         with self._lock:
             kept, self._kept = self._kept, None
@@ -47,12 +52,12 @@ class Sequences:
                 if kept:
                     kept.close()
                 kept = known.fork()
-            sequence = kept or self.engine.sequence()
+            sequence = rolling(kept or self.engine.sequence(), keep)
             sequence.truncate(common(sequence.tokens, ids))
             self._busy.add(sequence)
             return sequence
 
-    def _give_back(self, sequence: "Sequence") -> None:
+    def _give_back(self, sequence: "Sequence | Rolling") -> None:
         """Keep it for the next one, instead of what was kept before."""
         with self._lock:
             self._busy.discard(sequence)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions
-from localllm.generation.sequences import Sequences
+from localllm.generation.overflow import SINKS
+from localllm.generation.sequences import Sequences, common
 from localllm.text.plain import Message
 from localllm.text.tokenizer import Tokenizer
 
@@ -22,7 +23,7 @@ class Session:
 
     Attributes:
         system: the instruction in front of the conversation, or None.
-        forgotten: how many turns the latest `ask` dropped from the history, to fit the context.
+        forgotten: how many turns the latest `ask` or `chat` dropped from the conversation, to fit the context.
     """
 
     def __init__(self, sequences: Sequences, tokenizer: Tokenizer, chat_template: str | None = None):
@@ -39,7 +40,8 @@ class Session:
         return self._system() + self._settled()
 
     def ask(self, text: str, options: GenerationOptions | None = None) -> Generation:
-        """Go on with the conversation. The oldest turns are dropped when it has become too long.
+        """Go on with the conversation. When it has become too long, the oldest turns are dropped if `options` say
+        nothing else.
 
         An interrupted answer stays in the history as far as it was said; a question whose answer had not begun is
         withdrawn. Raises ContextError if the text alone does not fit; the conversation is then as before.
@@ -48,9 +50,7 @@ class Session:
         if self._answer is not None:
             self._answer.close()
         history = [*self._settled(), {"role": "user", "content": text}]
-        kept, prompt = self._fitting(history, options)
-        answer = self._generation(prompt, options)
-        self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(kept)])
+        kept, answer = self._answered(self._system(), history, options, options.on_overflow or "drop-turns")
         self._history, self._answer = kept, answer
         return answer
 
@@ -60,7 +60,9 @@ class Session:
 
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
         """Answer the given conversation, which is not added to this one. Raises ContextError if it does not fit."""
-        return self._generation(self.encode_chat(messages), options or GenerationOptions())
+        options, messages = options or GenerationOptions(), list(messages)
+        first = sum(1 for message in messages[:1] if isinstance(message, dict) and message.get("role") == "system")
+        return self._answered(messages[:first], messages[first:], options, options.on_overflow)[1]
 
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
         """Go on with the text (or the token ids) as it is, without a chat template."""
@@ -78,6 +80,8 @@ class Session:
         from localllm.generation.answers import answers
 
         is_chat = not isinstance(asked, str) and any(isinstance(item, dict) for item in asked)
+        if options and options.on_overflow not in (None, "error"):
+            raise UsageError(f"several answers do not go with on_overflow={options.on_overflow}")
         prompt = self.encode_chat(asked) if is_chat else self._ids(asked)  # type: ignore[arg-type]
         decoder = self.tokenizer.stream(continued=not is_chat)
         chosen = options or GenerationOptions()
@@ -104,6 +108,25 @@ class Session:
 
         return ChatTemplate.of(self.tokenizer, self._choice)
 
+    def _answered(
+        self, system: list[Message], history: list[Message], options: GenerationOptions, on_overflow: str | None
+    ) -> tuple[list[Message], Generation]:
+        """The part of a conversation that stays, and the answer to it in the making."""
+        if on_overflow == "drop-turns":
+            kept, prompt = self._fitting(system, history, options)
+        else:
+            kept, prompt = history, self.encode_chat(system + history)
+        if on_overflow == "shift" and options.keep is None:
+            options = replace(options, keep=self._standing(system))
+        answer = self._generation(prompt, options)
+        self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(kept)])
+        return kept, answer
+
+    def _standing(self, system: list[Message]) -> int:
+        """How many tokens all conversations with the same system message begin with, SINKS at least."""
+        first, second = (self.encode_chat([*system, {"role": "user", "content": text}]) for text in ("a", "b"))
+        return max(common(first, second), SINKS)
+
     def _generation(self, prompt: list[int], options: GenerationOptions) -> Generation:
         return Generation(self.sequences, self.tokenizer, prompt, self.tokenizer.stream(), self._stopping(options))
 
@@ -122,7 +145,9 @@ class Session:
             return [*self._history, {"role": "assistant", "content": answer.text}]
         return self._history[:-1]
 
-    def _fitting(self, history: list[Message], options: GenerationOptions) -> tuple[list[Message], list[int]]:
+    def _fitting(
+        self, system: list[Message], history: list[Message], options: GenerationOptions
+    ) -> tuple[list[Message], list[int]]:
         """The part of the history that fits together with an answer, and its tokens.
 
         Too long is what leaves less than an eighth of the context for the answer (or what it may have at most). Then as
@@ -130,7 +155,6 @@ class Session:
         not happen at every turn.
         """
         context = self.sequences.context
-        system = self._system()
         answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)
         prompt = self.encode_chat(system + history)
         if len(prompt) + answer_room <= context:

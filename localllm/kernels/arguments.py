@@ -79,7 +79,10 @@ LINEAR_FLOAT = arguments(
 # in the run, how many it has there, how many it has altogether after it, the address of its table of pages, int64, and
 # those of what recurrent layers keep of it: before the run, and where it goes then, which may be the same.
 SEQUENCE = arguments("first count length table state next_state")
-# Heads of x to their tokens' places; owners int64 [tokens]: number of the sequence; keys or values begin at `base`.
+# y = x, each `block` columns (a power of 2) times an orthonormal Hadamard matrix; y may be x.
+HADAMARD = arguments("count x y stride columns block")
+# Heads of x to their tokens' places (`recall`: and back); owners int64 [tokens]: number of the sequence; keys or values
+# begin at `base`.
 STORE = arguments("count positions owners sequences x stride base head_stride token_bytes heads head_dim")
 # What attention has to do in this run, for all layers that are alike: UNITs, their number, and for each token SPLIT.
 # A window is of the last tokens, or the last chunk of so many tokens if it is chunked.
@@ -181,6 +184,8 @@ KERNELS: dict[str, Any] = {
     "linear_quantized": LINEAR_QUANTIZED,
     "linear_float": LINEAR_FLOAT,
     "store": STORE,
+    "recall": STORE,
+    "hadamard": HADAMARD,
     "plan": PLAN,
     "attend": ATTEND,
     "merge": ATTEND,

@@ -469,6 +469,40 @@ def float_i8x16(builder, value):
     return builder.sitofp(value, f32x16.llvm)
 
 
+@operation(f32x16, u8x16, types.int64, f32x16, f32x16)
+def nibbles_f32x16(builder, codes, bit, scale, minimum):
+    """scale * code + minimum, rounded once, of the codes that are four bits of each byte, from number `bit` on.
+
+    AVX-512 looks them up among the 16 that there are, by the lowest four bits of a lane.
+    """
+    codes = builder.zext(codes, i32x16.llvm)
+    codes = builder.lshr(codes, splat_value(builder, i32x16.llvm, builder.trunc(bit, I32)))
+    if "avx512f" in cpu_features():
+        table = multiply_add(builder, ir.Constant(f32x16.llvm, [float(code) for code in range(16)]), scale, minimum)
+        return llvm_call(builder, "llvm.x86.avx512.permvar.sf.512", f32x16.llvm, [table, codes])
+    codes = builder.and_(codes, constant_like(codes, 15))
+    return multiply_add(builder, builder.sitofp(codes, f32x16.llvm), scale, minimum)
+
+
+@operation(None, types.int64, i32x16, i32x16)
+def store_nibbles(builder, address, low, high):
+    """16 bytes, each of four bits of one lane and, above, four of the other."""
+    both = builder.or_(low, builder.shl(high, constant_like(high, 4)))
+    store_value(builder, address, builder.trunc(both, u8x16.llvm))
+
+
+def make_butterfly(distance):
+    """An intrinsic: of lanes so far apart, the sum becomes the first one, the difference the second."""
+    lanes = range(16)
+    signs = [-1.0 if lane & distance else 1.0 for lane in lanes]
+
+    def butterfly(builder, x):
+        other = shuffled(builder, x, x, [lane ^ distance for lane in lanes])
+        return multiply_add(builder, x, ir.Constant(f32x16.llvm, signs), other)
+
+    return operation(f32x16, f32x16)(butterfly)
+
+
 @operation(f32x16, f32x16)
 def two_to_the(builder, value):
     """2 ** value for whole numbers from -126 to 127, by writing the exponent bits; -127 gives 0 and 128 infinity."""

@@ -8,6 +8,7 @@ from typing import Any
 from localllm.arch.attention import Transformer
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.states import cache_bytes
+from localllm.arch.storage import KVType
 from localllm.errors import ModelError
 from localllm.files.checked import number_of_strings
 from localllm.files.gguf_file import GGUFFile
@@ -107,7 +108,7 @@ def formats(file: GGUFFile) -> dict[str, dict[str, int]]:
 def memory(h: Hyperparameters, weight_bytes: int) -> list[dict[str, int]]:
     """What conversations need: weights and a cache in f16, for lengths that double up to the model's context."""
     lengths = [SHORTEST << n for n in range(24) if SHORTEST << n < h.context] + [h.context]
-    caches = [(n, cache_bytes(h.states(), n, "f16")) for n in lengths]
+    caches = [(n, cache_bytes(h.states(), n, KVType())) for n in lengths]
     return [{"context": n, "cache_bytes": cache, "total_bytes": weight_bytes + cache} for n, cache in caches]
 
 

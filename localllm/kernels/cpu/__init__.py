@@ -40,6 +40,8 @@ MODULES = {
     "merge": "attention",
     "plan": "attention_plan",
     "store": "cache_store",
+    "recall": "cache_recall",
+    "hadamard": "hadamard",
     "rms_norm": "norms",
     "layer_norm": "norms",
     "add": "rowwise",
@@ -79,7 +81,8 @@ MODULES = {
 
 
 def kernel(name: str):
-    """The compiled kernel of that name; after a hyphen stands the format that it is made for, as in embed-Q8_0."""
+    """The compiled kernel of that name; after a hyphen stands the format that it is made for, as in embed-Q8_0; of
+    attention those of keys and of values, if they differ, as in attend-Q8_0-Q4_0."""
     kind, _, format_name = name.partition("-")
     module = import_module(f"localllm.kernels.cpu.{MODULES[kind]}")
     return module.make(format_name) if format_name else getattr(module, kind)

@@ -220,10 +220,10 @@ def place_of(table, key):
     return load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
 
 
-def make_unit(load):
+def make_unit(load_key, load_value):
     """The device function for one unit of work."""
-    few_scores, add_few_values = attention_few.make_few(load)
-    many_scores, add_many_values = attention_many.make_many(load)
+    few_scores, add_few_values = attention_few.make_few(load_key, load_value)
+    many_scores, add_many_values = attention_many.make_many(load_key, load_value)
 
     @device
     def unit(a, group, table, kv_head, first, rows, begin, end, split, scratch, key_dim, value_dim):
@@ -255,9 +255,10 @@ def make_unit(load):
 
 
 def make(format_name):
-    """The kernel for one storage type."""
-    load, _ = STORAGE[format_name]
-    unit = make_unit(load)
+    """The kernel for one storage type, or for that of keys and that of values."""
+    of_keys, _, of_values = format_name.partition("-")
+    (load_key, _), (load_value, _) = STORAGE[of_keys], STORAGE[of_values or of_keys]
+    unit = make_unit(load_key, load_value)
 
     @kernel
     def attend(a, part, parts, thread):

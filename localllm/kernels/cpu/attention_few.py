@@ -1,6 +1,7 @@
 """The two products of attention for few rows, scores = q k^T and output += weights v, straight from the cache.
 
-Four rows share each vector of keys or values, which lies along the head dimension. Arrays of rows are padded to whole
+Four rows share each vector of keys or values, which lies along the head dimension; two vectors at a time are a block of
+32 numbers of the types that have one scale for it. Arrays of rows are padded to whole
 tiles of four; the padding of q is zero, and what comes of it is not used.
 
 Keys and values are two streams from memory: while the keys of a block are multiplied its values are asked for, and
@@ -14,17 +15,22 @@ from localllm.kernels.simd import prefetch_l2
 
 zeros, outer, splats = make_zeros(4), make_outer(4, 1), make_splats(4, KEYS * 4)
 load_rows, store_rows = make_load(4, 1), make_store(4, 1)
+outer_pairs, load_pairs, store_pairs = make_outer(4, 2), make_load(4, 2), make_store(4, 2)
 
 
-def make_few(load):
-    """(scores, add_values) for keys and values that `load` reads, see cache_formats.py."""
+def make_few(load_key, load_value):
+    """(scores, add_values) for keys and values that these functions read, see cache_formats.py."""
 
     @inlined
     def products(q, padded, key):
         """A key times four rows, not yet added up along the head dimension."""
         tile = zeros()
-        for d in range(0, padded, 16):
-            tile = outer(tile, load_rows(q + d * 4, padded * 4, 0), (load(key, d),))
+        for d in range(0, padded - 16, 32):
+            tile = outer(tile, load_rows(q + d * 4, padded * 4, 0), (load_key(key, d),))
+            tile = outer(tile, load_rows(q + d * 4 + 64, padded * 4, 0), (load_key(key, d + 16),))
+        if padded % 32:
+            d = padded - 16
+            tile = outer(tile, load_rows(q + d * 4, padded * 4, 0), (load_key(key, d),))
         return tile
 
     @device
@@ -43,16 +49,24 @@ def make_few(load):
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, output, ahead):
         """weights f32 [rows][KEYS], output f32 [rows][padded]."""
-        step = token_bytes * 16 // padded
+        step = token_bytes * 32 // padded
         for r in range(0, rows, 4):
             line = ahead
-            for d in range(0, padded, 16):
+            for d in range(0, padded - 16, 32):
                 w, y = weights + r * KEYS * 4, output + (r * padded + d) * 4
-                tile = load_rows(y, padded * 4, 0)
+                tile = load_pairs(y, padded * 4, 64)
                 for i in range(count):
                     prefetch_l2(line)
                     line += step
-                    tile = outer(tile, splats(w + i * 4), (load(values + i * token_bytes, d),))
+                    value = values + i * token_bytes
+                    tile = outer_pairs(tile, splats(w + i * 4), (load_value(value, d), load_value(value, d + 16)))
+                store_pairs(tile, y, padded * 4, 64)
+            if padded % 32:
+                d = padded - 16
+                w, y = weights + r * KEYS * 4, output + (r * padded + d) * 4
+                tile = load_rows(y, padded * 4, 0)
+                for i in range(count):
+                    tile = outer(tile, splats(w + i * 4), (load_value(values + i * token_bytes, d),))
                 store_rows(tile, y, padded * 4, 0)
 
     return scores, add_values

@@ -19,15 +19,21 @@ load_columns, load_column = make_load(1, COLUMNS), make_load(1, 1)
 splats_q, splats_weights = make_splats(ROWS, 4), make_splats(ROWS, KEYS * 4)
 
 
-def make_many(load):
-    """(scores, add_values) for keys and values that `load` reads, see cache_formats.py."""
+def make_convert(load):
+    """A function that makes keys or values float32 [count][padded]."""
 
     @device
     def convert(source, count, token_bytes, padded, target):
-        """Keys or values to float32 [count][padded]."""
         for i in range(count):
             for d in range(0, padded, 16):
                 store_f32x16(target + (i * padded + d) * 4, load(source + i * token_bytes, d))
+
+    return convert
+
+
+def make_many(load_key, load_value):
+    """(scores, add_values) for keys and values that these functions read, see cache_formats.py."""
+    convert_keys, convert_values = make_convert(load_key), make_convert(load_value)
 
     @device
     def scores(q, rows, keys, count, token_bytes, padded, tiles, scores):
@@ -36,7 +42,7 @@ def make_many(load):
         Reads up to 15 keys beyond `count`.
         """
         by_dimension = tiles + KEYS * padded * 4  # [KEYS / 16][padded][16]
-        convert(keys, (count + 15) // 16 * 16, token_bytes, padded, tiles)
+        convert_keys(keys, (count + 15) // 16 * 16, token_bytes, padded, tiles)
         for i in range(0, count, 16):
             for d in range(0, padded, 16):
                 transpose_f32(tiles + (i * padded + d) * 4, padded * 4, by_dimension + (i * padded + d * 16) * 4)
@@ -50,7 +56,7 @@ def make_many(load):
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, tiles, output):
         """weights f32 [rows][KEYS], output f32 [rows][padded]."""
-        convert(values, count, token_bytes, padded, tiles)
+        convert_values(values, count, token_bytes, padded, tiles)
         for d in range(0, padded - WIDTH + 1, WIDTH):
             for r in range(0, rows, ROWS):
                 w, y = weights + r * KEYS * 4, output + (r * padded + d) * 4

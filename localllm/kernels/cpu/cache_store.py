@@ -14,12 +14,11 @@ def place_of(a, token):
     return load_i64(argument(sequence, SEQUENCE.table) + position // PAGE * 8) * PAGE + position % PAGE
 
 
-def make(format_name):
-    """The kernel for one storage type."""
-    _, store_head = STORAGE[format_name]
+def make_pass(work):
+    """A kernel that goes over all tokens and heads: work(address in the cache, address in x, head dimension)."""
 
     @kernel
-    def store(a, part, parts, thread):
+    def go(a, part, parts, thread):
         heads, head_dim, tokens = (
             argument(a, STORE.heads),
             argument(a, STORE.head_dim),
@@ -29,6 +28,11 @@ def make(format_name):
             row = argument(a, STORE.base) + place_of(a, t) * argument(a, STORE.token_bytes)
             for head in range(heads):
                 x = argument(a, STORE.x) + t * argument(a, STORE.stride) + head * head_dim * 4
-                store_head(row + head * argument(a, STORE.head_stride), x, head_dim)
+                work(row + head * argument(a, STORE.head_stride), x, head_dim)
 
-    return store
+    return go
+
+
+def make(format_name):
+    """The kernel for one storage type."""
+    return make_pass(STORAGE[format_name][1])

@@ -10,6 +10,7 @@ from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.rescale import BYTE_OFFSET, make_rescale, span
 from localllm.kernels.cpu.signature import argument, device, inlined
+from localllm.kernels.cpu.tile_fetch import make_fetch_next
 from localllm.kernels.cpu.tiles import (
     CHUNK_WORDS,
     GROUP_WORDS,
@@ -133,6 +134,7 @@ def make_tile(format):
 def make_fast_slab(format):
     """A function (arguments of the kernel, tile, column, columns, tokens, scratch memory)."""
     unpack_tile, product = make_unpack_tile(format), make_tile(format)
+    fetch_next = make_fetch_next(format)
 
     @device
     def slab(a, tile, column, columns, tokens, scratch):
@@ -142,6 +144,7 @@ def make_fast_slab(format):
         for t in range(0, tokens, TOKENS):  # and up to TOKENS - 1 too many, whose results nobody reads
             place = t * width + column
             y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
+            fetch_next(a, tile, column, t, tokens)
             totals = zero_floats()
             if column:
                 totals = load_all(y, y_stride) if whole else load_first(y, y_stride)

@@ -9,6 +9,7 @@ from numba import float32
 from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.signature import argument, device, inlined
+from localllm.kernels.cpu.tile_fetch import make_fetch_next
 from localllm.kernels.cpu.tiles import (
     CHUNK_WORDS,
     GROUP_WORDS,
@@ -21,6 +22,7 @@ from localllm.kernels.cpu.tiles import (
     make_load_tile,
     make_store_tile,
     scaled,
+    settled,
     times_256,
     transpose_words,
     zero_floats,
@@ -100,9 +102,9 @@ def make_sub_block(format, words):
 
     @inlined
     def sub_block(totals, w, x, low, x_stride, s, m, s_stride, c, n, stride):
+        totals = settled(add_least(totals, factor, m if has_minimum else s, s_stride, n, stride))
         sums = times_256(dots(zero_ints(), w, 16 * SLAB, x, x_stride))
         sums = dots(sums, w, 16 * SLAB, low, x_stride)
-        totals = add_least(totals, factor, m if has_minimum else s, s_stride, n, stride)
         return scaled(totals, sums, s, s_stride, c, stride)
 
     return sub_block
@@ -142,6 +144,8 @@ def make_precise_slab(format):
     unpack_tile, product, sub_block = make_unpack_tile(format), make_tile(format), format.sub_block
     scale_bytes = 64 * SLAB // sub_block
 
+    fetch_next = make_fetch_next(format)
+
     @device
     def slab(a, tile, column, columns, tokens, scratch):
         unpack_tile(a, tile, column, columns, scratch)
@@ -153,6 +157,7 @@ def make_precise_slab(format):
             x, low = argument(a, LINEAR.high) + place, argument(a, LINEAR.low) + place
             c, n = argument(a, LINEAR.scales) + place // 4, argument(a, LINEAR.sums) + place // 4
             y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
+            fetch_next(a, tile, column, t, tokens)
             totals = zero_floats()
             if column:
                 totals = load_all(y, y_stride) if whole else load_first(y, y_stride)

@@ -1,4 +1,4 @@
-"""What a group of 256 columns of one or two rows takes, as intrinsics on tuples of vectors: for rows_quantized.py."""
+"""What a group of 256 columns of pairs of rows takes, as intrinsics on tuples of vectors: for rows_quantized.py."""
 
 from llvmlite import ir
 from numba import types
@@ -37,49 +37,44 @@ def merged(builder, x, y, add):
 class Steps:
     """The totals of a token: 16 lanes each, of which two belong to every run of 32 columns, as in dot products.
 
-    Of sub-blocks of 32 columns two rows share a vector, the first in the even lanes, the second in the odd ones; one
-    row alone has both. Of sub-blocks of 16 each row has a vector, whose even lanes are the first halves of the runs.
-    If many tokens share them, two rows' codes can be mixed once so that dot products come in these lanes.
+    Of sub-blocks of 32 columns two rows share a vector, the first in the even lanes, the second in the odd ones: their
+    codes are mixed once so that dot products come in these lanes. Of sub-blocks of 16 each row has a vector, whose even
+    lanes are the first halves of the runs.
 
     Dot products and multiplications of 64 bytes share two of Zen 4's four units, which finish one a cycle: they are
     what counts. A token in one plane takes 11 such cycles for a group of two rows of Q4_K, of which 8 are dot products.
     """
 
-    def __init__(self, sub_block, rows, planes, mixes):
+    def __init__(self, sub_block, rows, planes):
         self.rows, self.planes, self.halves = rows, planes, 32 // sub_block
-        self.count = rows if self.halves == 2 else 1
+        self.count = rows * self.halves // 2
         self.totals = types.UniTuple(f32x16, self.count)
-        self.shares = self.halves == 1 and rows == 2
-        self.mixes = self.shares and mixes
         self.codes = types.UniTuple(u8x64, 4 * rows)
         self.of_row = types.UniTuple(f32x8 if self.halves == 1 else f32x16, rows)
 
     def make_mix(self):
         @operation(self.codes, self.codes)
         def mix(builder, codes):
-            """Two rows' codes so that dot products have the first row in the even lanes, and then in the odd ones."""
+            """Pairs of rows' codes so that dot products have the first in the even lanes, and then in the odd ones."""
             codes = elements(builder, codes)
-            if self.mixes:
-                words = [builder.bitcast(vector, i32x16.llvm) for vector in codes]
-                pairs = list(zip(words[:4], words[4:], strict=True))
-                mixed = [shuffled(builder, *pair, order) for order in (EVEN_THEN_ODD, ODD_THEN_EVEN) for pair in pairs]
-                codes = [builder.bitcast(vector, u8x64.llvm) for vector in mixed]
-            return as_tuple(builder, codes)
+            if self.halves == 2:
+                return as_tuple(builder, codes)
+            words, mixed = [builder.bitcast(vector, i32x16.llvm) for vector in codes], []
+            for pair in range(0, 4 * self.rows, 8):
+                both = list(zip(words[pair : pair + 4], words[pair + 4 : pair + 8], strict=True))
+                mixed += [shuffled(builder, *two, order) for order in (EVEN_THEN_ODD, ODD_THEN_EVEN) for two in both]
+            return as_tuple(builder, [builder.bitcast(vector, u8x64.llvm) for vector in mixed])
 
         return mix
 
-    def make_spread(self, other):
-        """An intrinsic (scales or minimums of the rows) -> the same for every lane of the totals.
-
-        One row's neighbouring lanes get the same, or `other` every second time.
-        """
-
+    def make_spread(self):
         @operation(self.totals, self.of_row)
         def spread(builder, factors):
+            """Scales or minimums of the rows, for every lane of the totals."""
             factors = elements(builder, factors)
             if self.halves == 1:
-                last = factors[-1] if self.rows == 2 or other is None else constant_like(factors[0], other)
-                factors = [shuffled(builder, factors[0], last, [lane // 2 + lane % 2 * 8 for lane in range(16)])]
+                lanes = [lane // 2 + lane % 2 * 8 for lane in range(16)]
+                factors = [shuffled(builder, *pair, lanes) for pair in zip(factors[::2], factors[1::2], strict=True)]
             return as_tuple(builder, factors)
 
         return spread
@@ -109,18 +104,19 @@ class Steps:
                 for row in range(self.rows):
                     i = row * self.halves + q * self.halves // 4
                     sums[i] = dot(builder, sums[i], codes[4 * row + q], numbers)
-        if self.mixes:
-            return [builder.add(sums[0], shuffled(builder, sums[1], sums[1], NEIGHBOURS))]
-        if self.halves == 1 and self.rows == 1:
-            return sums
-        return [merged(builder, *pair, builder.add) for pair in zip(sums[::2], sums[1::2], strict=True)]
+        pairs = zip(sums[::2], sums[1::2], strict=True)
+        if self.halves == 1:
+            return [builder.add(first, shuffled(builder, other, other, NEIGHBOURS)) for first, other in pairs]
+        return [merged(builder, *pair, builder.add) for pair in pairs]
 
     def make_start(self):
         @operation(self.totals, types.UniTuple(f32x16, self.rows))
         def start(builder, tails):
             """The totals that begin with what each row's columns behind the last group have come to."""
             tails = elements(builder, tails)
-            return as_tuple(builder, [merged(builder, *tails, builder.fadd)] if self.shares else tails)
+            if self.halves == 1:
+                tails = [merged(builder, *pair, builder.fadd) for pair in zip(tails[::2], tails[1::2], strict=True)]
+            return as_tuple(builder, tails)
 
         return start
 
@@ -146,7 +142,7 @@ class Steps:
             """The sum of each row goes to y [rows]."""
             totals = elements(builder, totals)
             for row in range(self.rows):
-                value = slice_of(builder, totals[0], row, 16, 2) if self.shares else totals[row]
+                value = totals[row] if self.halves == 2 else slice_of(builder, totals[row // 2], row % 2, 16, 2)
                 while value.type.count > 1:
                     half = value.type.count // 2
                     value = builder.fadd(*(slice_of(builder, value, at, at + half) for at in (0, half)))

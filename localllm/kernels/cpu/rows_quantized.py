@@ -1,4 +1,4 @@
-"""The dot products of one or two rows of block-quantized weights with a few tokens: a decode step, and small batches.
+"""The dot products of one to four rows of block-quantized weights with a few tokens: a decode step, and small batches.
 
 A row is read once, in the file's layout, as a stream, and all tokens share the unpacking; for one, memory speed is the
 limit. With weight = s * (code - offset) or s * code + m, and activation = c * q, in both planes or the high one:
@@ -40,16 +40,20 @@ def activations(a, sums):
 
 def make_each(function, rows):
     """A function (w, bytes between rows) -> what `function` finds at each row: a tuple."""
+    return make_joined(inlined(lambda w, step: (function(w),)), rows)
+
+
+def make_joined(function, rows):
+    """A function (w, bytes between rows) -> the tuples that `function` finds at each row, as one."""
     if rows == 1:
-        return inlined(lambda w, step: (function(w),))
-    return inlined(lambda w, step: (function(w), function(w + step)))
+        return inlined(lambda w, step: function(w, step))
+    half, distance = make_joined(function, rows // 2), rows // 2
+    return inlined(lambda w, step: half(w, step) + half(w + distance * step, step))
 
 
 def make_codes(codes, rows):
     """The same for the four vectors of codes."""
-    if rows == 1:
-        return inlined(lambda w, step: codes(w))
-    return inlined(lambda w, step: codes(w) + codes(w + step))
+    return make_joined(inlined(lambda w, step: codes(w)), rows)
 
 
 def make_from_offset(format):
@@ -63,11 +67,11 @@ def make_group(format, steps):
     """A function (w, bytes between rows) -> what `add` takes of a group: codes, scales and minimums."""
     codes, scales = make_codes(format.codes, steps.rows), make_each(format.scales, steps.rows)
     minimums = make_each(format.minimums or make_from_offset(format), steps.rows)
-    mix, spread_scales, spread_minimums = steps.make_mix(), steps.make_spread(None), steps.make_spread(0.0)
+    mix, spread = steps.make_mix(), steps.make_spread()
 
     @inlined
     def group(w, step):
-        return mix(codes(w, step)), spread_scales(scales(w, step)), spread_minimums(minimums(w, step))
+        return mix(codes(w, step)), spread(scales(w, step)), spread(minimums(w, step))
 
     return group
 
@@ -80,8 +84,11 @@ def make_fetch(format, rows):
     def ask(w, step, ahead):
         fetch(ahead)
         fetch_near(w + NEAR)
-        if rows == 2:
+        if rows > 1:
             fetch_near(w + step + NEAR)
+        if rows > 2:
+            fetch_near(w + 2 * step + NEAR)
+            fetch_near(w + 3 * step + NEAR)
 
     return ask
 
@@ -103,7 +110,7 @@ def make_fetch_tails(format, rows):
 
 def make_tails(format, steps):
     """(arguments of the kernel, w, bytes between rows, token) -> the totals to begin with."""
-    tail, start, rows = make_tail(format, steps.planes), steps.make_start(), steps.rows
+    of_rows, start = make_of_rows(make_tail(format, steps.planes), steps.rows), steps.make_start()
     group_bytes, sums = format.group_bytes, LINEAR.sums if steps.planes == 2 else LINEAR.high_sums
 
     @inlined
@@ -113,20 +120,31 @@ def make_tails(format, steps):
         x, low, c, n = activations(a, sums)
         place = token * columns + groups * 256
         x, low, c, n, w = x + place, low + place, c + place // 4, n + place // 4, w + groups * group_bytes
-        if rows == 1:
-            return start((tail(w, x, low, c, n, chunks),))
-        return start((tail(w, x, low, c, n, chunks), tail(w + step, x, low, c, n, chunks)))
+        return start(of_rows(w, step, x, low, c, n, chunks))
 
     return tails
 
 
-def make_row(format, rows, planes, mixes):
-    """A function (arguments of the kernel, address of a row, bytes to the next, y, tokens, scratch) for 1 or 2 rows.
+def make_of_rows(tail, rows):
+    """A function (w, bytes between rows, ...) -> `tail` of each row: a tuple."""
+    if rows == 1:
+        return inlined(lambda w, step, x, low, c, n, chunks: (tail(w, x, low, c, n, chunks),))
+    half, distance = make_of_rows(tail, rows // 2), rows // 2
+
+    @inlined
+    def both(w, step, x, low, c, n, chunks):
+        return half(w, step, x, low, c, n, chunks) + half(w + distance * step, step, x, low, c, n, chunks)
+
+    return both
+
+
+def make_row(format, rows, planes):
+    """A function (arguments of the kernel, address of a row, bytes to the next, y, tokens, scratch) for 2 or 4 rows.
 
     The tokens' totals wait in the scratch memory, so that any number of tokens shares the unpacking. Two rows share
     what is read of the activations, which is more than half of all loads.
     """
-    steps = Steps(format.sub_block, rows, planes, mixes)
+    steps = Steps(format.sub_block, rows, planes)
     group, fetch, start = make_group(format, steps), make_fetch(format, rows), make_tails(format, steps)
     fetch_tails = make_fetch_tails(format, rows)
     add, finish, load, store = steps.make_add(), steps.make_finish(), steps.make_load(), steps.make_store()
@@ -138,7 +156,7 @@ def make_row(format, rows, planes, mixes):
 
     @inlined
     def row(a, w, step, y, tokens, scratch):
-        columns, ahead = argument(a, LINEAR.columns), w + step + AHEAD
+        columns, ahead = argument(a, LINEAR.columns), w + (rows - 1) * step + AHEAD
         for t in range(tokens):
             store(scratch + t * size, start(a, w, step, t))
         ahead = fetch_tails(ahead, columns)

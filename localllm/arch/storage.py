@@ -1,0 +1,48 @@
+"""How a KV cache keeps numbers, by the names that users give, and what is done to keys and values before.
+
+Below 8 bits, one large number would spoil the scale of its block. So heads are multiplied with an orthonormal Hadamard
+matrix first, which spreads every number over all of its block (QuaRot, Ashkboos et al. 2024): queries as keys, which
+leaves scores as they are, and results as values, which undoes it.
+"""
+
+from math import gcd
+from typing import NamedTuple, Self
+
+from localllm.errors import UsageError
+
+# Of each type: numbers of a block, its bytes.
+STORAGE = {"f16": (16, 32), "f32": (16, 64), "q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20)}
+ROTATED = ("q4_0", "q4_1")
+USUAL = "f16"
+
+
+class KVType(NamedTuple):
+    """How keys and how values are kept, each a key of STORAGE."""
+
+    keys: str = USUAL
+    values: str = USUAL
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """What users write: q8_0 for both, or k=q8_0,v=q4_0; a side that is not said is as usual. Raises UsageError."""
+        parts = [part.partition("=") for part in (text if "=" in text else f"k={text},v={text}").split(",")]
+        sides = {side: kind for side, _, kind in parts}
+        if len(sides) < len(parts) or not sides.keys() <= {"k", "v"} or not set(sides.values()) <= STORAGE.keys():
+            names = ", ".join(STORAGE)
+            raise UsageError(f"unknown type of KV cache {text!r}: use one of {names}, or two as in k=q8_0,v=q4_0")
+        return cls(sides.get("k", USUAL), sides.get("v", USUAL))
+
+
+def stored_bytes(numbers: int, kind: str) -> int:
+    """What so many numbers take in a cache of that type; they are padded to whole blocks."""
+    block, size = STORAGE[kind]
+    return -(-numbers // block) * size
+
+
+def rotation(kind: str, *dims: int) -> int:
+    """Size of the Hadamard matrices, one behind the other, for heads of these lengths; 1 for none.
+
+    It is the largest power of two that divides all of them: 128 takes one matrix, 96 three of 32, 80 five of 16.
+    """
+    whole = gcd(*dims)
+    return whole & -whole if kind in ROTATED else 1

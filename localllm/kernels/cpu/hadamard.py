@@ -1,0 +1,50 @@
+"""Products with orthonormal Hadamard matrices, which are their own inverses (fast Walsh-Hadamard transform)."""
+
+from math import sqrt
+
+from numba import float32
+
+from localllm.kernels.arguments import HADAMARD
+from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.simd import load_f32x16, load_i64, make_butterfly, splat_f32x16, store_f32x16
+
+butterfly_1, butterfly_2, butterfly_4, butterfly_8 = map(make_butterfly, (1, 2, 4, 8))
+
+
+@device
+def within_vectors(x, y, columns, block, factor):
+    """The butterflies of lanes, times a factor: x to y, which may be the same."""
+    for i in range(0, columns * 4, 64):
+        lanes = butterfly_1(load_f32x16(x + i) * splat_f32x16(factor))
+        if block > 2:
+            lanes = butterfly_2(lanes)
+        if block > 4:
+            lanes = butterfly_4(lanes)
+        if block > 8:
+            lanes = butterfly_8(lanes)
+        store_f32x16(y + i, lanes)
+
+
+@device
+def across_vectors(y, columns, distance):
+    """Of numbers so far apart, a multiple of 16, sums and differences."""
+    for first in range(0, columns, 2 * distance):
+        for i in range(first * 4, (first + distance) * 4, 64):
+            u, v = load_f32x16(y + i), load_f32x16(y + i + distance * 4)
+            store_f32x16(y + i, u + v)
+            store_f32x16(y + i + distance * 4, u - v)
+
+
+@kernel
+def hadamard(a, part, parts, thread):
+    """y = x, each `block` columns times a Hadamard matrix."""
+    columns, block = argument(a, HADAMARD.columns), argument(a, HADAMARD.block)
+    factor, tokens = float32(1.0 / sqrt(block)), load_i64(argument(a, HADAMARD.count))
+    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+        x = argument(a, HADAMARD.x) + t * argument(a, HADAMARD.stride)
+        y = argument(a, HADAMARD.y) + t * argument(a, HADAMARD.stride)
+        within_vectors(x, y, columns, block, factor)
+        distance = 16
+        while distance < block:
+            across_vectors(y, columns, distance)
+            distance *= 2

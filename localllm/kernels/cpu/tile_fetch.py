@@ -1,0 +1,30 @@
+"""Weights asked for ahead: while a slab of a tile is multiplied, that of the next comes to the second cache.
+
+Tiles are read a piece of each row at a time, which no processor foresees: unpacking alone read 7 GB/s.
+"""
+
+from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
+from localllm.kernels.cpu import SLAB
+from localllm.kernels.cpu.signature import argument, device
+from localllm.kernels.cpu.tiles import ROWS, TOKENS
+from localllm.kernels.simd import prefetch_l2
+
+
+def make_fetch_next(format):
+    """A function (arguments of the kernel, tile, column, token, tokens) that asks for the share of these tokens."""
+    group_bytes = format.group_bytes
+
+    @device
+    def fetch_next(a, tile, column, token, tokens):
+        row_bytes, next_column, next_tile = argument(a, LINEAR.row_bytes), column + SLAB, tile
+        if next_column >= argument(a, LINEAR.columns):
+            next_column, next_tile = 0, tile + 1
+        size = min(SLAB, argument(a, LINEAR.columns) - next_column) // 64 * group_bytes // 4
+        first = argument(a, LINEAR.weights) + next_column // 256 * group_bytes
+        share = (ROWS * TOKENS + tokens - 1) // tokens
+        row = next_tile * ROWS + token // TOKENS * share
+        for r in range(row, min(row + share, argument(a, LINEAR.rows), (next_tile + 1) * ROWS)):
+            for line in range(0, size, 64):
+                prefetch_l2(first + r * row_bytes + line)
+
+    return fetch_next

@@ -1,0 +1,207 @@
+"""Texts that no longer fit their context: what goes, what stays, and what the user is told."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_engine import FakeEngine, saying
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_model import write_tiny_model
+
+import localllm
+from localllm.errors import ContextError, UsageError
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.overflow import Rolling, rolling
+from localllm.generation.sampling import SamplingOptions
+from localllm.generation.sequences import Sequences
+from localllm.generation.session import Session
+from localllm.text.tokenizer import Tokenizer
+
+GREEDY = SamplingOptions(temperature=0)
+CONTEXT, KEEP = 256, 10
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+def options(on_overflow: str | None, **more) -> GenerationOptions:
+    return GenerationOptions(sampling=GREEDY, on_overflow=on_overflow, **more)
+
+
+def conversation(tiny: Path, *answers: str) -> tuple[FakeEngine, Session, Tokenizer]:
+    tokenizer = Tokenizer.from_file(tiny)
+    engine = FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers), CONTEXT)
+    return engine, Session(Sequences(engine), tokenizer), tokenizer
+
+
+# ---- a rolling sequence ---------------------------------------------------------------------------------------------
+
+STEPS = st.one_of(
+    st.tuples(st.just("append"), st.integers(1, 400)),
+    st.tuples(st.just("truncate"), st.integers(0, 1500)),
+    st.tuples(st.just("fork"), st.just(0)),
+)
+
+
+@given(st.lists(STEPS, max_size=12), st.sampled_from([0, 1, KEEP, 64, 128]))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_it_looks_as_if_it_held_everything(steps, keep):
+    engine = FakeEngine(2000, lambda tokens: tokens[-1], CONTEXT)
+    held = engine.sequence()
+    sequence, said = Rolling(held, keep), list[int]()
+    for step, count in steps:
+        if step == "append":
+            ids = list(range(len(said), len(said) + count))
+            rows = sequence.append(ids, "all")
+            said += ids
+            np.testing.assert_array_equal(rows.argmax(axis=1), ids)
+        elif step == "truncate":
+            left = sequence.truncate(min(count, len(said)))
+            assert left == min(count, len(said)) or left == min(count, keep)
+            del said[left:]
+        else:
+            sequence = sequence.fork()
+            held = engine.sequences[-1]
+        assert sequence.tokens == said
+        window = len(held.tokens) - keep
+        assert window <= 0 or held.tokens == said[:keep] + said[-window:]
+    assert np.argmax(sequence.append([7, 8])) == 8
+
+
+def test_half_goes_at_once():
+    held = FakeEngine(2000, lambda tokens: tokens[-1], CONTEXT).sequence()
+    sequence = Rolling(held, KEEP)
+    sequence.append(list(range(CONTEXT)), "none")
+    assert sequence.dropped == 0
+    sequence.append([CONTEXT])
+    assert sequence.dropped == 64  # of 246, the half in whole pages
+    assert held.tokens == [*range(KEEP), *range(KEEP + 64, CONTEXT + 1)]
+
+
+def test_a_plain_sequence_again():
+    engine = FakeEngine(2000, lambda tokens: tokens[-1], CONTEXT)
+    full, held = engine.sequence(), engine.sequence()
+    assert rolling(full, None) is full
+    sequence = rolling(full, KEEP)
+    assert rolling(sequence, KEEP) is sequence
+    sequence.append(list(range(300)), "none")
+    assert rolling(sequence, None) is full
+    assert full.tokens == list(range(KEEP)), "what followed is not there any more"
+    short = Rolling(held, KEEP)
+    short.append(list(range(100)), "none")
+    assert rolling(short, None).tokens == list(range(100))
+
+
+# ---- generations and conversations ----------------------------------------------------------------------------------
+
+
+def test_an_answer_longer_than_the_context(tiny):
+    engine, session, _ = conversation(tiny, "x" * 900)
+    answer = session.complete("x", options("shift", max_tokens=700))
+    assert "".join(answer) == "x" * 700
+    assert (answer.finish_reason, answer.is_full, answer.kept) == ("length", False, 4)
+    assert answer.dropped >= 700 + 1 - CONTEXT
+    assert all(len(sequence.tokens) <= CONTEXT for sequence in engine.sequences)
+    ended = session.complete("x", options(None))
+    assert len("".join(ended)) == CONTEXT - 1
+    assert (ended.finish_reason, ended.is_full, ended.dropped) == ("length", True, 0)
+    few = session.complete("x", options(None, max_tokens=5))
+    assert ("".join(few), few.is_full) == ("xxxxx", False)
+
+
+def test_a_prompt_longer_than_the_context(tiny):
+    _, session, _ = conversation(tiny, "yes")
+    with pytest.raises(ContextError, match="1000 tokens"):
+        session.complete("x" * 1000, options("error"))
+    answer = session.complete("x" * 1000, options("shift", max_tokens=3, keep=20))
+    "".join(answer)
+    assert answer.kept == 20
+    assert answer.dropped >= 1000 - CONTEXT
+    again = session.complete("x" * 1000 + "y", options("shift", max_tokens=3, keep=20))
+    "".join(again)
+    assert again.cached_tokens == 1000, "nothing is read again"
+
+
+def test_a_conversation_shifts(tiny):
+    """Turns cost only their own tokens, also when the first ones have been forgotten; the system message stays."""
+    engine, session, tokenizer = conversation(tiny, "an answer of thirty characters")
+    engine.say = lambda tokens: 3 + ord("!") if tokens[-1] != 3 + ord("!") else tokenizer.eos_id
+    session.system = "Remember me."
+    dropped = 0
+    for number in range(20):
+        answer = session.ask(f"question number {number}", options("shift"))
+        assert "".join(answer) == "!"
+        dropped += answer.dropped
+        assert not number or answer.cached_tokens > len(answer.prompt) - 60
+        assert session.forgotten == 0
+    assert len(session.messages) == 41
+    assert dropped > 300
+    (held,) = engine.open_sequences
+    standing = tokenizer.encode("<|im_start|>system\nRemember me.<|im_end|>\n<|im_start|>user\n", special=True)
+    assert held.tokens[: len(standing)] == standing
+    assert answer.kept == len(standing)
+
+
+def test_a_conversation_may_refuse_to_forget(tiny):
+    _, session, _ = conversation(tiny, "fine")
+    with pytest.raises(ContextError):
+        for number in range(20):
+            "".join(session.ask(f"question number {number}", options("error")))
+    assert 0 < number < 10
+    assert len(session.messages) == 2 * number
+    "".join(session.ask("another", options("drop-turns")))
+    assert session.forgotten > 0
+
+
+def test_given_messages_may_lose_turns(tiny):
+    _, session, tokenizer = conversation(tiny, "fine")
+    turns = [{"role": role, "content": f"{role} {n}"} for n in range(20) for role in ("user", "assistant")]
+    messages = [{"role": "system", "content": "S"}, *turns, {"role": "user", "content": "last"}]
+    with pytest.raises(ContextError):
+        session.chat(messages, options(None))
+    answer = session.chat(messages, options("drop-turns"))
+    text = tokenizer.decode(answer.prompt, special=True)
+    assert text.startswith("<|im_start|>system\nS<|im_end|>") and "last" in text and "user 0" not in text
+    assert session.forgotten == 21 - text.count("<|im_start|>user")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"on_overflow": "ignore"}, {"keep": 5}, {"on_overflow": "shift", "keep": -1}], ids=str
+)
+def test_options_that_make_no_sense(wrong):
+    with pytest.raises(UsageError, match="on_overflow"):
+        GenerationOptions(**wrong)
+
+
+def test_a_context_that_is_too_small(tiny):
+    _, session, _ = conversation(tiny, "fine")
+    with pytest.raises(ContextError, match="256 is too small to shift behind 200 tokens: 328 do"):
+        session.complete("x", options("shift", keep=200))
+
+
+def test_the_api(tiny):
+    with localllm.open(tiny, context=192, backend="reference") as model:
+        answer = model.generate("x" * 400, max_tokens=20, temperature=0, on_overflow="shift", keep=8)
+        list(answer)
+        assert (len(answer.tokens), answer.kept) == (20, 8)
+        assert answer.dropped % 64 == 0 and answer.dropped > 0
+        with pytest.raises(UsageError, match="several answers"):
+            model.candidates("hello", n=2, on_overflow="shift")
+
+
+# ---- what the user is told ------------------------------------------------------------------------------------------
+
+
+def test_the_command_line(tiny, cli):
+    long = ["run", tiny, "--raw", "-p", "x" * 400, "--temp", "0", "-n", "3", "-c", "256"]
+    assert cli(*long)[0] == cli(*long, "--on-overflow", "drop-turns")[0] == 4
+    code, _, err = cli(*long, "--on-overflow", "shift", "--keep", "7")
+    assert (code, err) == (0, "localllm: the context is full: 192 tokens behind the first 7 were dropped\n")
+    code, out, err = cli("run", tiny, "--raw", "-p", "x", "--temp", "0", "-c", "100", "--json")
+    assert code == 0 and '"dropped_tokens": 0' in out
+    assert err == "localllm: the answer ends here, because the context is full; --on-overflow shift goes on\n"
+    assert cli("run", tiny, "-p", "x", "--keep", "7")[0] == 2
+    assert cli("run", tiny, "-p", "x", "--on-overflow", "forget")[0] == 2

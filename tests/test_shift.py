@@ -1,0 +1,202 @@
+"""Sequences that forget their middle: tokens move, keys turn, and what is left is as if it had been read there."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_model
+from tiny_hybrid import write_tiny_hybrid
+from tiny_model import write_tiny_model
+
+from localllm.engine import page_table
+from localllm.engine.model import Engine
+from localllm.errors import UsageError
+from localllm.files.gguf_file import GGUFFile
+from localllm.kernels.arguments import PAGE
+
+TOKENS = np.random.default_rng(5).integers(0, 256, 700).tolist()
+BACKENDS = ["cpu", "reference"]
+KINDS = ["f32", "f16", "q8_0", "q4_0", "k=q4_1,v=f16"]
+# Of the shared models: rotations of every kind, parts of heads, latent rows, keys that are normalized after they are
+# rotated, heads that rotate nothing, distances instead of positions, windows, states that layers share.
+MODELS = [
+    "gptneox", "phi2", "deepseek2_legacy", "deepseek2_v3", "llama4", "smollm3", "gemma3", "gemma4", "exaone4", "mpt",
+    "phi3_longrope", "llama_yarn",
+]  # fmt: skip
+
+
+def nmse(got: np.ndarray, expected: np.ndarray) -> float:
+    assert got.shape == expected.shape
+    return float(((got - expected) ** 2).sum() / ((expected - expected.mean()) ** 2).sum())
+
+
+@pytest.fixture
+def one_layer(tmp_path, monkeypatch) -> Path:
+    """A model whose keys and values depend on their own tokens only."""
+    monkeypatch.setattr(tiny_model, "LAYERS", 1)
+    return write_tiny_model(tmp_path / "one.gguf", context=1024)
+
+
+@pytest.fixture
+def opened():
+    """A function that opens engines, which are closed in the end."""
+    engines = []
+
+    def open_engine(path: Path, kv_type: str = "f32", backend: str = "cpu", context: int = 1024) -> Engine:
+        engines.append(Engine(GGUFFile.open(path), 2, context, kv_type, backend))
+        return engines[-1]
+
+    yield open_engine
+    for engine in engines:
+        engine.close()
+
+
+def shifted(engine: Engine, keep: int, count: int, tokens: list[int] = TOKENS[:600]):
+    """A sequence that has read the tokens and forgotten some."""
+    sequence = engine.sequence()
+    sequence.append(tokens, "none")
+    sequence.shift(keep, count)
+    return sequence
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kv_type", KINDS)
+@pytest.mark.parametrize(("keep", "count"), [(4, 64), (0, 256), (64, 128), (70, 448), (0, 576), (88, 512), (600, 0)])
+def test_one_layer_is_as_if_the_rest_had_been_read_alone(opened, one_layer, backend, kv_type, keep, count):
+    engine = opened(one_layer, kv_type, backend)
+    left = TOKENS[:keep] + TOKENS[keep + count : 600]
+    sequence, alone = shifted(engine, keep, count), engine.sequence()
+    assert sequence.tokens == left
+    if left:
+        alone.append(left, "none")
+    got, expected = (some.append(TOKENS[600:640], "all") for some in (sequence, alone))
+    bound = {"f32": 1e-10, "f16": 1e-6, "q8_0": 1e-4}.get(kv_type, 2e-2)  # keys are rounded twice
+    assert nmse(got, expected) < bound
+
+
+@pytest.mark.parametrize("kv_type", KINDS)
+def test_cpu_agrees_with_reference(opened, tmp_path, kv_type):
+    """Twice forgotten, and read on in between."""
+    path, rows = write_tiny_model(tmp_path / "tiny.gguf", context=1024), []
+    for backend in BACKENDS:
+        sequence = shifted(opened(path, kv_type, backend), 4, 320)
+        sequence.append(TOKENS[:300], "none")
+        sequence.shift(4, 192)
+        rows.append(sequence.append(TOKENS[600:], "all"))
+    bound = {"f32": 1e-9, "f16": 1e-7, "q8_0": 1e-5}.get(kv_type, 1e-3)
+    assert nmse(*rows) < bound
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(opened, shared, name):
+    path, rows = shared / "goldens" / "arch" / f"{name}.gguf", []
+    for backend in BACKENDS:
+        sequence = shifted(opened(path, "f32", backend), 4, 128, TOKENS[:300])
+        rows.append(sequence.append(TOKENS[600:640], "all"))
+    assert nmse(*rows) < 1e-8
+
+
+def test_what_has_been_forgotten_still_shows(opened, tmp_path):
+    """In more than one layer, what is left has seen it."""
+    engine = opened(write_tiny_model(tmp_path / "tiny.gguf", context=1024))
+    alone = engine.sequence()
+    alone.append(TOKENS[:4] + TOKENS[324:600], "none")
+    got, expected = shifted(engine, 4, 320).append([7]), alone.append([7])
+    assert 1e-6 < nmse(got, expected) < 0.5
+
+
+def test_forks_know_nothing_of_it(opened, tmp_path):
+    engine = opened(write_tiny_model(tmp_path / "tiny.gguf", context=1024))
+    sequence = engine.sequence()
+    sequence.append(TOKENS[:600], "none")
+    fork, before = sequence.fork(), sequence.fork()
+    sequence.shift(70, 128)
+    expected = before.append([7])
+    np.testing.assert_array_equal(fork.append([7]), expected)
+    second = sequence.fork()
+    np.testing.assert_array_equal(second.append([7]), sequence.append([7]))
+    for some in (sequence, fork, before, second):
+        some.close()
+    assert not engine.backend._pages.references.any()
+
+
+def test_pages_that_were_forgotten_go_back(opened, tmp_path):
+    engine = opened(write_tiny_model(tmp_path / "tiny.gguf", context=1024))
+    sequence = shifted(engine, 4, 448)
+    assert np.count_nonzero(engine.backend._pages.references) == -(-(600 - 448) // PAGE)
+    sequence.truncate(50)
+    got, alone = sequence.append(TOKENS[:20], "all"), engine.sequence()
+    alone.append(TOKENS[:4] + TOKENS[452:498], "none")
+    assert nmse(got, alone.append(TOKENS[:20], "all")) < 0.5
+    assert len(sequence.tokens) == 70
+
+
+def test_lost_windows(opened, shared, monkeypatch):
+    """Layers with a window have no first tokens any more: where they would be seen, all is read again."""
+    monkeypatch.setattr(page_table, "SLACK", 2 * PAGE)
+    engine = opened(shared / "goldens" / "arch" / "gemma3.gguf")
+    sequence = engine.sequence()
+    for start in range(0, 600, 50):
+        sequence.append(TOKENS[start : start + 50], "none")
+    assert sequence.store._lost > 0
+    sequence.shift(4, 576)  # 24 tokens are left, and the window is 16
+    alone = engine.sequence()
+    alone.append(TOKENS[:4] + TOKENS[580:600], "none")
+    assert nmse(sequence.append([7, 8], "all"), alone.append([7, 8], "all")) < 1e-9
+    longer = engine.sequence()
+    for start in range(0, 600, 50):
+        longer.append(TOKENS[start : start + 50], "none")
+    longer.shift(4, 256)
+    assert longer.store._lost > 0
+    reference = shifted(opened(shared / "goldens" / "arch" / "gemma3.gguf", backend="reference"), 4, 256)
+    assert nmse(longer.append([7, 8], "all"), reference.append([7, 8], "all")) < 1e-8
+
+
+def test_a_failure_is_read_again(opened, tmp_path):
+    """Whatever has become of the keys until then."""
+    engine = opened(write_tiny_model(tmp_path / "tiny.gguf", context=1024))
+    sequence, alone = shifted(engine, 0, 0), engine.sequence()
+    turn = engine.backend.turn
+
+    def interrupted(*arguments):
+        turn(*arguments)
+        raise KeyboardInterrupt
+
+    engine.backend.turn = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        sequence.shift(70, 128)
+    assert sequence.tokens == TOKENS[:600]
+    alone.append(TOKENS[:600], "none")
+    assert nmse(sequence.append([7]), alone.append([7])) < 1e-10
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("keep", "count"), [(-1, 64), (0, -64), (0, 65), (0, 640), (37, 576)])
+def test_what_cannot_be_forgotten(opened, one_layer, backend, keep, count):
+    sequence = opened(one_layer, backend=backend).sequence()
+    sequence.append(TOKENS[:600], "none")
+    with pytest.raises(UsageError, match="cannot forget"):
+        sequence.shift(keep, count)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_models_whose_tokens_cannot_move(opened, shared, tmp_path, backend):
+    for path, reason in (
+        (write_tiny_hybrid(tmp_path / "hybrid.gguf"), "recurrent"),
+        (shared / "goldens" / "arch" / "gpt2.gguf", "positions"),
+    ):
+        with pytest.raises(UsageError, match=f"{reason}.*shift is not possible"):
+            opened(path, backend=backend, context=128).require_shift()
+
+
+def test_every_family_is_known(opened, shared):
+    """Each can be shifted, or says why not: none has keys that are made in a way that nobody has thought of."""
+    refused = set()
+    for path in sorted((shared / "goldens" / "arch").glob("*.gguf")):
+        try:
+            Engine(GGUFFile.open(path), 1, 64)._turns()
+        except UsageError as error:
+            refused.add(path.stem)
+            assert "recurrent" in str(error) or "positions" in str(error), path
+    assert {"gpt2", "mamba"} <= refused
+    assert not refused & {"llama", *MODELS}
