@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ids
-from contextlib import closing
+from contextlib import closing, suppress
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from localllm.arch import architecture
 from localllm.arch.storage import KVType
-from localllm.errors import ModelError, UsageError
+from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation.draft_model import Drafter
 from localllm.generation.generate import Generation, GenerationOptions
@@ -270,12 +270,14 @@ def tokenizer_of(file: GGUFFile) -> Tokenizer:
     try:
         return Tokenizer.from_metadata(file.metadata)
     except ModelError as error:
-        raise ModelError(f"{file.path}: {error}") from None
+        raise type(error)(f"{file.path}: {error}") from None
 
 
 def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a GGUF file, which may hold a vocabulary only. Raises ModelError."""
     with GGUFFile.open(path) as file:
+        with suppress(UnsupportedError):  # a damaged file is refused, whatever is wanted of it
+            architecture(file)
         return tokenizer_of(file)
 
 

@@ -3,6 +3,7 @@
     LocalllmError        1    anything below
     ├── UsageError       2    arguments that make no sense together
     ├── ModelError       3    a model file that cannot be read, is invalid, or is not supported
+    │   └── UnsupportedError  a file that may well be valid
     ├── ContextError     4    the prompt does not fit the context
     ├── MemoryLimitError 5    the computer has not enough memory
     └── RecordsError     6    some of many records could not be answered
@@ -29,6 +30,10 @@ class ModelError(LocalllmError):
     """The model file cannot be read, is invalid, or needs something that is not supported."""
 
     exit_code = 3
+
+
+class UnsupportedError(ModelError):
+    """The model file needs something that localllm does not do; other programs may."""
 
 
 class ContextError(LocalllmError):

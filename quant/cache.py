@@ -21,3 +21,14 @@ def cache_folder() -> Path:
 def absolute(folder: str | None) -> Path | None:
     """The folder, unless it is empty or relative, which the XDG specification says to ignore."""
     return Path(folder) if folder and os.path.isabs(folder) else None
+
+
+def is_private(folder: Path) -> bool:
+    """Whether only this user, or the system's, can write there."""
+    if sys.platform == "win32":
+        return True
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022

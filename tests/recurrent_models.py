@@ -94,7 +94,7 @@ def lfm2(width=48, heads=4, kv_heads=(0, 2, 0), taps=3, hidden=56, window=0):
     random = Random()
     metadata, tensors = common(random, width, len(kv_heads), VOCABULARY, 700)
     metadata |= {"attention.head_count": heads, "attention.head_count_kv": np.array(kv_heads, np.int32)}
-    metadata |= {"shortconv.l_cache": taps, "attention.sliding_window": window}
+    metadata |= {"shortconv.l_cache": taps, "attention.sliding_window": window, "feed_forward_length": hidden}
     tensors["token_embd_norm.weight"] = random.norm(width)
     for layer, count in enumerate(kv_heads):
         tensors |= in_layer(layer, feed_forward(random, width, hidden, "ffn_norm"))

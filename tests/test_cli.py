@@ -452,6 +452,9 @@ def test_sigterm_ends(tiny: str):
 
 def test_control_characters():
     assert terminal.printable("a\x1b[2J\x07b\r\n\tc\x9b\x7f\u202e") == "a�[2J�b\n\tc���"
+    assert terminal.printable("a\u200e\u200f\u061c\u2028\u2029b") == "a�����b"
+    assert terminal.printable("a\u200b\u2060\ufeff\u200d\U000e0041b") == "ab"
+    assert terminal.printable("می\u200cخواهم 👩\u200d🔬") == "می\u200cخواهم 👩\u200d🔬"
 
 
 # The other commands.

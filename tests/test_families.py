@@ -257,7 +257,7 @@ def test_what_has_no_meaning_is_refused(golden, name, extra):
 
 
 @pytest.mark.parametrize("name, fields, problem", [
-    ("granite", {"expert_count": 4}, "expert_used_count should be a number"),
+    ("granite", {"expert_count": 4}, "expert_count is 4, but no layer has experts"),
     ("granite", {"logit_scale": 0.0}, "logit_scale should not be 0"),
     ("bitnet", {"hidden_act": "relu2"}, "hidden_act relu2 is not supported"),
     ("gptneox", {"use_parallel_residual": 1}, "should be true or false"),

@@ -186,10 +186,10 @@ def test_text_that_is_not_utf_8_stays_readable_and_distinct(tmp_path):
     assert metadata == {"tokens": ["\\xff", "\\xfe", "ok"], "name": "M\\xe9"}
 
 
-def test_tensors_may_come_in_any_order_and_with_gaps(tmp_path):
-    tensors = [tensor("second", (4,), offset=96), tensor("first", (2, 2), offset=0)]
-    file = opened(tmp_path, built(tensors=tensors, weights=112))
-    assert file.tensors["second"].data.tolist() == list(range(96, 112))
+def test_tensors_may_come_in_any_order(tmp_path):
+    tensors = [tensor("second", (4,), offset=32), tensor("first", (2, 2), offset=0)]
+    file = opened(tmp_path, built(tensors=tensors, weights=48))
+    assert file.tensors["second"].data.tolist() == list(range(32, 48))
     assert file.tensors["first"].data.tolist() == [list(range(8)), list(range(8, 16))]
 
 
@@ -205,10 +205,10 @@ REFUSALS = {
     "huge tensor count": (b"GGUF" + struct.pack("<IQQ", 3, 2**64 - 1, 0), "tensor count: 18446744073709551615 is not"),
     "key count": (b"GGUF" + struct.pack("<IQQ", 3, 0, 1000), "metadata key count: the file ends at byte 24"),
     "huge key count": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "metadata key count: 9223372036854775808 is not"),
-    "long key": (built([key("a" * 65536, U8, b"\1")]), "metadata key 0: a name of 65536 bytes; expected at most 65535"),
+    "long key": (built([key("a" * 65536, U8, b"\1")]), "metadata key 0: a name of 65536 bytes; expected 1 to 65535"),
     "key not UTF-8": (built([key(b"\xff\x1b", U8, b"\1")]), r"the name b'\xff\x1b' is not UTF-8"),
     "key twice": (built([key("a.b", U8, b"\1")] * 2), "a.b: this metadata key is in the file twice"),
-    "key with escapes": (built([key("\x1b[31m\0", 99, b"")]), r"'\x1b[31m\x00': value type 99 is unknown"),
+    "key with escapes": (built([key("\x1b[31m\0", 99, b"")]), r"key 0: the name '\x1b[31m\x00' has characters that"),
     "value type": (built([key("a", 13, b"\1")]), "a: value type 13 is unknown; expected 0 to 12"),
     "element type": (built([key("a", ARRAY, array(13, 1, b"\1"))]), "a: array element type 13 is unknown"),
     "bool": (built([key("a", BOOL, b"\2")]), "a: a bool must be 0 or 1; found 2"),
@@ -232,12 +232,12 @@ REFUSALS = {
         built([key("a", ARRAY, array(ARRAY, 1) * 4 + array(U8, 0))]),
         "a: arrays nested more than 4 deep",
     ),
-    "alignment 0": (built([key(ALIGNMENT, U32, struct.pack("<I", 0))]), "power of two of at least 8, found 0"),
-    "alignment 48": (built([key(ALIGNMENT, U32, struct.pack("<I", 48))]), "power of two of at least 8, found 48"),
-    "alignment 4": (built([key(ALIGNMENT, U32, struct.pack("<I", 4))]), "power of two of at least 8, found 4"),
-    "alignment text": (built([key(ALIGNMENT, STRING, text("32"))]), "general.alignment: expected a power of two"),
-    "alignment bool": (built([key(ALIGNMENT, BOOL, b"\1")]), "general.alignment: expected a power of two"),
-    "alignment array": (built([key(ALIGNMENT, ARRAY, array(U8, 1, b"\1"))]), "expected a power of two"),
+    "alignment 0": (built([key(ALIGNMENT, U32, struct.pack("<I", 0))]), "power of two from 8 to 65536, found 0"),
+    "alignment 48": (built([key(ALIGNMENT, U32, struct.pack("<I", 48))]), "power of two from 8 to 65536, found 48"),
+    "alignment 4": (built([key(ALIGNMENT, U32, struct.pack("<I", 4))]), "power of two from 8 to 65536, found 4"),
+    "alignment text": (built([key(ALIGNMENT, STRING, text("32"))]), "general.alignment: expected a number of type 4"),
+    "alignment bool": (built([key(ALIGNMENT, BOOL, b"\1")]), "general.alignment: expected a number of type 4"),
+    "alignment array": (built([key(ALIGNMENT, ARRAY, array(U8, 1, b"\1"))]), "expected a number of type 4"),
     "no dimensions": (built(tensors=[tensor(dimensions=())]), "tensor w: 0 dimensions; expected 1 to 4"),
     "five dimensions": (built(tensors=[tensor(dimensions=(1,) * 5)]), "tensor w: 5 dimensions; expected 1 to 4"),
     "dimension 0": (built(tensors=[tensor(dimensions=(4, 0))], weights=64), "tensor w: shape [0, 4]: every dimension"),
@@ -269,9 +269,9 @@ REFUSALS = {
         built(tensors=[tensor(), tensor(offset=32)], weights=64),
         "tensor w: this tensor is in the file twice",
     ),
-    "long name": (built(tensors=[tensor("x" * 65)]), "name of tensor 0: a name of 65 bytes; expected at most 64"),
+    "long name": (built(tensors=[tensor("x" * 65)]), "name of tensor 0: a name of 65 bytes; expected 1 to 63"),
     "name not UTF-8": (built(tensors=[tensor(b"\xc3")]), r"name of tensor 0: the name b'\xc3' is not UTF-8"),
-    "name with escapes": (built(tensors=[tensor("\x1b]0;x\7\n")]), r"tensor '\x1b]0;x\x07\n': the file ends at"),
+    "name with escapes": (built(tensors=[tensor("\x1b]0;x\7\n")]), r"the name '\x1b]0;x\x07\n' has characters"),
 }
 
 
@@ -288,7 +288,7 @@ def test_refuses_more_strings_than_memory_can_hold(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(built([key("a", ARRAY, array(STRING, 2**30))]))
     os.truncate(path, 2**34)  # sparse: takes no room on the disk
-    assert "a: more than 4194304 strings and arrays" in refusal(path)
+    assert "a: more than 4194304 strings" in refusal(path)
 
 
 def test_every_truncation_is_refused(tmp_path):
@@ -401,7 +401,7 @@ def test_refuses_a_renamed_part_and_odd_split_keys(tmp_path):
     renamed = paths[0].rename(tmp_path / "model.gguf")
     assert "expected a name that ends in -NNNNN-of-00003.gguf" in refusal(renamed)
     renamed.write_bytes(built([key("split.count", ARRAY, array(U8, 2, b"\1\2"))]))
-    assert "split.count: expected an integer, found ndarray" in refusal(renamed)
+    assert "split.count: expected a whole number, found ndarray" in refusal(renamed)
 
 
 def test_an_error_in_a_part_names_that_part(tmp_path):

@@ -95,7 +95,6 @@ def test_one_value_per_layer_counts_if_all_are_the_same():
         ({"scale_linear": 2.0}, 2.0, False),  # an old name
         ({"scaling_type": "none", "scaling_factor": 4.0}, 1.0, False),
         ({"scaling_type": "yarn", "scaling_factor": 4.0}, 4.0, True),
-        ({"scaling_type": "linear", "scaling_factor": 0.0}, 1.0, False),
     ],
 )
 def test_rope_scaling(changes, factor, yarn):

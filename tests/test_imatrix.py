@@ -339,7 +339,7 @@ def test_another_run_begins_anew(tmp_path, tiny, text):
 
 def test_a_damaged_model(tmp_path, text):
     """Even where no logits are asked for."""
-    path = damage(write_tiny_model(tmp_path / "tiny.gguf"), "blk.1.ffn_norm.weight")
+    path = damage(write_tiny_model(tmp_path / "tiny.gguf"), "blk.1.attn_output.weight")
     reason = r"tiny\.gguf: .* blk\.1\.ffn_gate\.weight is not finite"
     with Collector(path, [text], tmp_path / "out", SIZE) as collector, pytest.raises(ModelError, match=reason):
         list(collector.read())

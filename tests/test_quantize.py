@@ -33,14 +33,15 @@ from quant.encode import ENCODERS, encode
 from quant.formats import BY_NAME, FORMATS
 from quant.recipes import RECIPES, Options
 
-LLAMA = {
-    "general.architecture": "llama",
+MADE = {
+    "general.architecture": "made",
     "general.file_type": 0,
     "general.name": "Test",
-    "llama.block_count": 2,
-    "llama.attention.head_count": 4,
-    "llama.attention.head_count_kv": 2,
-    "llama.rope.freq_base": 10000.0,
+    "made.block_count": 2,
+    "made.attention.head_count": 4,
+    "made.attention.head_count_kv": 2,
+    "made.rope.freq_base": 10000.0,
+    "tokenizer.ggml.model": "rwkv",
     "tokenizer.ggml.tokens": ["a", b"\xff", "c"],
 }
 SHAPES = {
@@ -64,7 +65,7 @@ def arrays(dtype=np.float32) -> dict[str, np.ndarray]:
 
 def write_model(path: Path, weights: dict[str, np.ndarray] | None = None, **metadata) -> Path:
     weights = arrays() if weights is None else weights
-    write_gguf(path, LLAMA | metadata, [Output.of(name, array) for name, array in weights.items()])
+    write_gguf(path, MADE | metadata, [Output.of(name, array) for name, array in weights.items()])
     return path
 
 
@@ -141,16 +142,16 @@ def test_columns_of_the_matrix_that_makes_logits_count_by_their_weights(model: P
 
 
 def test_metadata_is_kept_and_completed(model: Path, tmp_path: Path):
-    overrides = [parse_override(text) for text in ("llama.block_count=int:3", "x.y=str:a:b=c", "x.z=bool:true")]
-    overrides += [parse_override("llama.rope.freq_base=float:0.5"), parse_override("x.negative=int:-4")]
+    overrides = [parse_override(text) for text in ("made.block_count=int:3", "x.y=str:a:b=c", "x.z=bool:true")]
+    overrides += [parse_override("made.rope.freq_base=float:0.5"), parse_override("x.negative=int:-4")]
     file, before = quantized(model, tmp_path / "x.gguf", "Q4_K_M", overrides=overrides), GGUFFile.open(model)
-    changed = {"general.file_type": 15, "general.quantization_version": 2, "llama.block_count": 3, "x.y": "a:b=c"}
-    changed |= {"x.z": True, "llama.rope.freq_base": 0.5, "x.negative": -4}
+    changed = {"general.file_type": 15, "general.quantization_version": 2, "made.block_count": 3, "x.y": "a:b=c"}
+    changed |= {"x.z": True, "made.rope.freq_base": 0.5, "x.negative": -4}
     assert {key: file.metadata[key] for key in changed} == changed
     assert file.metadata.keys() == before.metadata.keys() | changed
     for key in before.metadata.keys() - changed:
         assert bytes(file.packed[key]) == bytes(before.packed[key])
-    for key in ("llama.block_count", "llama.rope.freq_base"):
+    for key in ("made.block_count", "made.rope.freq_base"):
         assert bytes(file.packed[key][:4]) == bytes(before.packed[key][:4])
 
 
@@ -592,7 +593,7 @@ def test_the_order_of_llama_quantize(arguments: list[str], model: Path, tmp_path
         (["Q8_0", "--tensor-type", "(=Q8_0"], "--tensor-type (=Q8_0:"),
         (["Q8_0", "--output-tensor-type", "Q4_K_M"], "Q4_K_M is no format of a tensor"),
         (["Q8_0", "--override-kv", "a"], "expected KEY=TYPE:VALUE"),
-        (["Q8_0", "-t", "0"], "threads should be 1 or above"),
+        (["Q8_0", "-t", "0"], "threads should be from 1 to 1024"),
         (["Q8_0", "--include-weights", "a"], "give --imatrix"),
         (["/nowhere/x.gguf", "Q8_0"], "there is no folder /nowhere"),
     ],

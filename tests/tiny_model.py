@@ -102,7 +102,7 @@ def add_weights(writer: gguf.GGUFWriter, random: np.random.Generator) -> None:
     writer.add_tensor("output.weight", output)
 
 
-def damage(path: Path, name: str = "output_norm.weight") -> Path:
+def damage(path: Path, name: str = "output.weight") -> Path:
     """Make a tensor of a written model NaN."""
     for tensor in gguf.GGUFReader(path, "r+").tensors:
         if tensor.name == name:

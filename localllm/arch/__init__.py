@@ -6,7 +6,8 @@ from types import ModuleType
 from localllm.arch.agreement import require_agreement
 from localllm.arch.fields import Fields
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.errors import ModelError
+from localllm.arch.kinds import require_kinds
+from localllm.errors import UnsupportedError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_header import shown
 
@@ -65,8 +66,9 @@ def architecture(file: GGUFFile) -> tuple[ModuleType, Hyperparameters]:
     name = file.metadata.get("general.architecture")
     if isinstance(name, str) and name not in ARCHITECTURES:  # whose metadata may mean anything
         known = ", ".join(sorted(ARCHITECTURES))
-        raise ModelError(f"{file.path}: architecture {shown(name)} is not supported (supported: {known})")
+        raise UnsupportedError(f"{file.path}: architecture {shown(name)} is not supported (supported: {known})")
     fields = Fields.of(file)
+    require_kinds(fields)
     require_agreement(fields, file.tensors)
     module = import_module(f"localllm.arch.{ARCHITECTURES[fields.arch]}")
     return module, module.read(fields)

@@ -8,16 +8,22 @@ from localllm.arch.fields import Fields, show
 OF_EXPERTS = "ffn_gate_inp.weight", "ffn_down_exps.weight"
 # Hyperparameters, one number or one for each layer: the tensor of a layer and the axis that have the same length.
 LENGTHS = {
-    "feed_forward_length": ("ffn_down.weight", -1),
     "expert_feed_forward_length": ("ffn_down_exps.weight", -1),
     "expert_shared_feed_forward_length": ("ffn_down_shexp.weight", -1),
     "expert_count": ("ffn_gate_inp.weight", 0),
     "attention.q_lora_rank": ("attn_q_a.weight", 0),
 }
+# What a file without experts does not say, or says as 0.
+ABOUT_EXPERTS = ("expert_used_count", "expert_shared_count", "expert_group_count", "expert_group_used_count",
+                 "expert_feed_forward_length", "expert_shared_feed_forward_length")  # fmt: skip
 
 
 def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
     """Compare what stands there twice. Raises ModelError."""
+    if not tensors:  # a vocabulary only
+        return
+    require_feed_forward_length(fields, tensors)
+    require_experts_or_none(fields, tensors)
     for key, (name, axis) in LENGTHS.items():
         if fields.raw(key) is not None or key == "expert_count":
             require_lengths(fields, tensors, key, fields.counts(key, fields.layers(), 0), name, axis)
@@ -32,6 +38,28 @@ def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
     if fields.raw("interleave_moe_layer_step") is not None:
         step = fields.count("interleave_moe_layer_step")
         require_experts(fields, tensors, "interleave_moe_layer_step", lambda layer: (layer + 1) % step == 0)
+
+
+def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """That of the layers, which is that of experts too where these have none of their own."""
+    key, names = "feed_forward_length", ["ffn_down.weight"]
+    if fields.raw("expert_feed_forward_length") is None:
+        names.append("ffn_down_exps.weight")
+    for name in names:
+        if any(f"blk.{layer}.{name}" in tensors for layer in range(fields.layers())):
+            lengths = fields.counts(key, fields.layers(), None if fields.raw(key) is None else 0)
+            require_lengths(fields, tensors, key, lengths, name, -1)
+
+
+def require_experts_or_none(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """A model that says something of experts has some."""
+    experts = max(fields.counts("expert_count", fields.layers(), 0))
+    for key in ABOUT_EXPERTS:
+        if not experts and (value := max(fields.counts(key, fields.layers(), 0))):
+            raise fields.error(f"{fields.key(key)} is {value}, but {fields.key('expert_count')} is 0")
+    is_expert = [part for part in tensors if part.split(".", 2)[2:] and part.split(".", 2)[2] in OF_EXPERTS]
+    if experts and not is_expert and not any(".ffn_down.0." in name for name in tensors):
+        raise fields.error(f"{fields.key('expert_count')} is {experts}, but no layer has experts")
 
 
 def require_lengths(

@@ -41,7 +41,7 @@ def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True) 
         raise fields.error("a model that looks ahead makes no text: attention.causal is false")
     head_dim = fields.count("attention.key_length", width // heads[0] or None)
     if fields.count("attention.value_length", head_dim) != head_dim:
-        raise fields.error("keys and values of different lengths are not supported")
+        raise fields.unsupported("keys and values of different lengths are not supported")
     return Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved))
 
 
@@ -59,7 +59,7 @@ class Transformer(Hyperparameters):
         return {
             **fields.common(),
             "attention": read_attention(fields, interleaved),
-            "epsilon": fields.number(epsilon),
+            "epsilon": fields.epsilon(epsilon),
         }
 
     @property

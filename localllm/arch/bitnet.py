@@ -15,7 +15,7 @@ def read(fields: Fields) -> Transformer:
     """The hyperparameters. Raises ModelError."""
     for name in ("hidden_act", "hidden_activation"):
         if (activation := fields.raw(name, "silu")) != "silu":
-            raise fields.error(f"{fields.key(name)} {show(activation)} is not supported")
+            raise fields.unsupported(f"{fields.key(name)} {show(activation)} is not supported")
     return Transformer(**Transformer.shared_fields(fields, interleaved=False))
 
 

@@ -66,7 +66,7 @@ def read(fields: Fields) -> DeepSeek2:
     temperature = fields.number("attention.temperature_scale", 0.0)
     return DeepSeek2(
         **common,
-        epsilon=fields.number(RMS_EPSILON),
+        epsilon=fields.epsilon(RMS_EPSILON),
         heads=heads,
         key_dim=key_dim - dims,
         value_dim=value_dim,
@@ -99,8 +99,8 @@ def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
     """
     rope, multiplier = read_rope(fields, dims, True), fields.number("rope.scaling.yarn_log_multiplier", 0.0)
     if rope.by_factors:
-        raise fields.error("rope scaling longrope is not supported")
-    length = fields.number("rope.scaling.attn_factor", 1.0)
+        raise fields.unsupported("rope scaling longrope is not supported")
+    length = fields.factor("rope.scaling.attn_factor", 1.0)
     if rope.yarn and multiplier:
         rope = replace(rope, magnitude=length)
     else:

@@ -1,24 +1,21 @@
 """Checked access to a file's metadata: the keys that begin with the architecture's name."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from localllm.errors import ModelError
+from localllm.files.checked import Checked, is_whole, number_of_strings, show
 from localllm.files.gguf_file import GGUFFile
-from localllm.files.gguf_header import shown
+
+__all__ = ["Fields", "show"]
 
 MOST, MOST_LAYERS = 1 << 24, 4096  # no dimension of a real model is larger
+MOST_EPSILON = 1.0  # of a norm: a larger one would be all that is left
 
 
-def show(value: Any) -> str:
-    """A metadata value fit for a message: one line, not long."""
-    return shown(str(value))
-
-
-class Fields:
+class Fields(Checked):
     """The hyperparameters of a file, by the names that GGUF gives them, without the architecture in front.
 
     Every method raises ModelError, with the key, for a value that it should not have.
@@ -29,14 +26,14 @@ class Fields:
         arch = metadata.get("general.architecture")
         if not isinstance(arch, str):
             raise ModelError(f"{path}: no text general.architecture in the metadata; not a language model?")
-        self.metadata, self.path, self.arch, self.vocab_size = metadata, path, arch, vocab_size
+        super().__init__(metadata, f"{arch}.", path)
+        self.arch, self.vocab_size = arch, vocab_size
 
     @classmethod
     def of(cls, file: GGUFFile) -> "Fields":
         """Those of a file, whose vocabulary must be as large as its embedding matrix."""
         embedding = file.tensors.get("token_embd.weight")
-        tokens = file.metadata.get("tokenizer.ggml.tokens")
-        count = len(tokens) if isinstance(tokens, list) else None
+        count = number_of_strings(file.metadata, "tokenizer.ggml.tokens")
         size = embedding.shape[0] if embedding is not None else count or 0
         fields = cls(file.metadata, file.path, size)
         if count is not None and count != size:
@@ -45,23 +42,17 @@ class Fields:
             raise fields.error(f"{fields.key('vocab_size')} is {fields.raw('vocab_size')}, the vocabulary has {size}")
         return fields
 
-    def error(self, problem: str) -> ModelError:
-        return ModelError(f"{self.path}: {problem}")
-
-    def key(self, name: str) -> str:
-        """As the metadata have it, fit for a message."""
-        return f"{shown(self.arch)}.{name}"
-
-    def raw(self, name: str, default: Any = None) -> Any:
-        """The value as it is, of any type."""
-        return self.metadata.get(f"{self.arch}.{name}", default)
-
     def count(self, name: str, default: int | None = None) -> int:
         """A whole number of sensible size, above 0 unless the default is 0."""
         value = self.raw(name, default)
-        if isinstance(value, np.ndarray) and value.size and (value == value.flat[0]).all():
-            value = value.flat[0].item()  # one value per layer, all the same
+        if isinstance(value, np.ndarray) and self._is_one_for_all(value):
+            value = value.flat[0].item()
         return self._checked_count(name, value, 0 if default == 0 else 1)
+
+    def _is_one_for_all(self, value: np.ndarray) -> bool:
+        """Whether it is one value per layer, and they are all the same."""
+        layers = self.raw("block_count")
+        return is_whole(layers) and value.shape == (layers,) and layers > 0 and bool((value == value[0]).all())
 
     def counts(self, name: str, layers: int, default: int | None = None) -> tuple[int, ...]:
         """One number per layer; a single one holds for all."""
@@ -73,16 +64,9 @@ class Fields:
         return tuple(self._checked_count(name, item.item(), 0 if default == 0 else 1) for item in value)
 
     def _checked_count(self, name: str, value: Any, least: int) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
-            raise self.error(f"{self.key(name)} should be a number from {least} to {MOST}, is {show(value)}")
+        if not is_whole(value) or not least <= value <= MOST:
+            raise self.wrong(name, f"a number from {least} to {MOST}")
         return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A finite number that is not negative."""
-        value = self.raw(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-            raise self.error(f"{self.key(name)} should be a positive number, is {show(value)}")
-        return float(value)
 
     def factor(self, name: str, default: float | None = None) -> float:
         """A number that is not 0."""
@@ -91,11 +75,11 @@ class Fields:
             raise self.error(f"{self.key(name)} should not be 0")
         return value
 
-    def flag(self, name: str, default: bool | None = None) -> bool:
-        """Yes or no."""
-        value = self.raw(name, default)
-        if not isinstance(value, bool):
-            raise self.error(f"{self.key(name)} should be true or false, is {show(value)}")
+    def epsilon(self, name: str) -> float:
+        """What a norm adds to a mean square."""
+        value = self.factor(name)
+        if value > MOST_EPSILON:
+            raise self.wrong(name, f"at most {MOST_EPSILON:g}")
         return value
 
     def layers(self) -> int:

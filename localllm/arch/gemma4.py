@@ -45,7 +45,7 @@ class Gemma4(Windowed):
 def read(fields: Fields) -> Gemma4:
     """The hyperparameters. Raises ModelError."""
     if experts := fields.count("expert_count", 0):
-        raise fields.error(f"mixtures of experts are not supported yet ({experts} experts)")
+        raise fields.unsupported(f"mixtures of experts are not supported yet ({experts} experts)")
     shared = Gemma4.shared_fields(fields, interleaved=False)
     windows = read_windows(fields, period=None)
     own_states = shared["layers"] - fields.count("attention.shared_kv_layers", 0)
@@ -65,7 +65,7 @@ def read_local(fields: Fields, whole: Attention) -> Attention:
     """Attention of the layers with a window."""
     head_dim = fields.count("attention.key_length_swa")
     if fields.count("attention.value_length_swa", head_dim) != head_dim:
-        raise fields.error("keys and values of different lengths are not supported")
+        raise fields.unsupported("keys and values of different lengths are not supported")
     dims = fields.count("rope.dimension_count_swa", min(whole.rope.dims, head_dim))
     if dims > head_dim or dims % 2:
         raise fields.error(f"cannot rotate {dims} dimensions of a head of {head_dim}")

@@ -16,7 +16,7 @@ def read(fields: Fields) -> Transformer:
     """The hyperparameters. Raises ModelError."""
     sections = fields.raw("rope.dimension_sections", ())
     if any(sections):
-        raise fields.error("positions in images are not supported: rope.dimension_sections")
+        raise fields.unsupported("positions in images are not supported: rope.dimension_sections")
     return Transformer(**Transformer.shared_fields(fields, interleaved=True))
 
 

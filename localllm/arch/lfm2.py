@@ -37,7 +37,7 @@ def read(fields: Fields) -> Lfm2:
     return Lfm2(
         **fields.common(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
-        epsilon=fields.number(RMS_EPSILON),
+        epsilon=fields.epsilon(RMS_EPSILON),
         routing=read_routing(fields, fields.count("expert_gating_func", SIGMOID), scale=scale),
         taps=fields.count("shortconv.l_cache"),
         attention_window=fields.count("attention.sliding_window", 0) or None,

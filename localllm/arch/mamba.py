@@ -41,7 +41,7 @@ def read(fields: Fields) -> Mamba:
         taps=fields.count("ssm.conv_kernel"),
         rank=fields.count("ssm.time_step_rank"),
         normalized=fields.flag("ssm.dt_b_c_rms", False),
-        epsilon=fields.number(RMS_EPSILON),
+        epsilon=fields.epsilon(RMS_EPSILON),
     )
 
 

@@ -51,7 +51,7 @@ def read(fields: Fields) -> Mamba2:
         groups=groups,
         state_size=fields.count("ssm.state_size"),
         taps=fields.count("ssm.conv_kernel"),
-        epsilon=fields.number(RMS_EPSILON),
+        epsilon=fields.epsilon(RMS_EPSILON),
     )
 
 

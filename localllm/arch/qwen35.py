@@ -69,7 +69,7 @@ def read(fields: Fields) -> Qwen35:
     return Qwen35(
         **common,
         attention=replace(attention, rope=replace(attention.rope, still=still)),
-        epsilon=fields.number(RMS_EPSILON),
+        epsilon=fields.epsilon(RMS_EPSILON),
         delta=read_delta(fields),
         attends=read_attends(fields, common["layers"]),
         score_scale=fields.number("attention.scale", 0.0) or attention.head_dim**-0.5,

@@ -59,7 +59,7 @@ def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
     dims = fields.count("rope.dimension_count", head_dim)
     if dims > head_dim or dims % 2:
         raise fields.error(f"cannot rotate {dims} dimensions of a head of {head_dim}")
-    factor = fields.number("rope.scaling.factor", 0.0) or fields.number("rope.scale_linear", 0.0) or 1.0
+    factor = fields.factor("rope.scaling.factor", fields.factor("rope.scale_linear", 1.0))
     kind = fields.raw("rope.scaling.type", "linear")
     if not isinstance(kind, str) or kind not in ("none", "linear", "longrope", "yarn"):
         raise fields.error(f"rope scaling {show(kind)} is not supported")
@@ -74,7 +74,7 @@ def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
         yarn=yarn,
         by_factors=kind == "longrope",
         original_context=fields.count("rope.scaling.original_context_length", fields.count("context_length")),
-        magnitude=fields.number("rope.scaling.attn_factor", 1.0) * (yarn_magnitude(factor) if yarn else 1),
+        magnitude=fields.factor("rope.scaling.attn_factor", 1.0) * (yarn_magnitude(factor) if yarn else 1),
     )
 
 

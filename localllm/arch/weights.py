@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from localllm.errors import ModelError
+from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf_file import Tensor
 
 
@@ -29,11 +29,14 @@ class Weight:
         return self.tensor.shape
 
     def vector(self) -> np.ndarray:
-        """A 1-D tensor as float32. Raises ModelError if it is no vector of plain numbers."""
+        """A 1-D tensor as float32. Raises ModelError if it is no vector of plain, finite numbers."""
         kind = {"F32": np.float32, "F16": np.float16, "F64": np.float64}.get(self.tensor.format.name)
         if kind is None or len(self.shape) != 1:
             raise ModelError(f"tensor {self.name} should be a vector of F32, is {self.tensor.format.name} {self.shape}")
-        return self.tensor.data.reshape(-1).view(kind).astype(np.float32)
+        numbers = self.tensor.data.reshape(-1).view(kind).astype(np.float32)
+        if not np.isfinite(numbers).all():
+            raise ModelError(f"tensor {self.name} has values that are not numbers")
+        return numbers
 
     def number(self) -> float:
         """The only number of a tensor. Raises ModelError."""
@@ -86,7 +89,7 @@ class Weight:
 
     def _rows_of_experts(self, first: int, end: int) -> "Weight":
         if self.bias:
-            raise ModelError(f"tensor {self.bias.name}: biases of fused experts are not supported")
+            raise UnsupportedError(f"tensor {self.bias.name}: biases of fused experts are not supported")
         shape = (self.shape[0], end - first, self.shape[2])
         tensor = replace(self.tensor, shape=shape, data=self.tensor.data[:, first:end])
         return replace(self, tensor=tensor, first_row=self.first_row + first)

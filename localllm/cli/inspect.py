@@ -13,18 +13,27 @@ from localllm.cli.terminal import write
 @click.command()
 @options.model
 @options.as_json
-def inspect(model: str, as_json: bool) -> None:
+@click.option("--check", is_flag=True, help="Read every weight, too, and the chat template.")
+def inspect(model: str, as_json: bool, check: bool) -> None:
     """Show what is in a model file.
 
-    Its architecture, sizes, formats, vocabulary, and the memory that it needs; with --json, every tensor too.
+    Its architecture, sizes, formats, vocabulary, and the memory that it needs; with --json, every tensor too. A file
+    that makes no sense is an error, with exit code 3; one that localllm does not support is none.
     """
+    from localllm.errors import ModelError
     from localllm.services.inspect import inspect_model
 
-    facts = inspect_model(model)
+    if check:
+        from localllm.kernels.faults import end_on_bus_error  # slow to import
+
+        end_on_bus_error(model)
+    facts = inspect_model(model, check)
     if as_json:
         write(json.dumps(facts, ensure_ascii=False) + "\n")
     else:
         write("\n".join([*summary(facts), "", *formats(facts), *memory(facts)]) + "\n")
+    if not facts["valid"]:
+        raise ModelError(f"{facts['path']}: {facts['reason']}")
 
 
 def summary(facts: dict[str, Any]) -> list[str]:

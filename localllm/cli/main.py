@@ -71,9 +71,15 @@ def explained(error: BaseException) -> tuple[str, int]:
         return str(error), error.exit_code
     if hasattr(error, "format_message"):  # Click's complaints about arguments
         return error.format_message(), 2
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or is_want_of_memory(error):
         return "not enough memory", MemoryLimitError.exit_code
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return (reason if error.filename is None else f"{error.filename}: {reason}"), 1
     return f"internal error, please report it: {type(error).__name__}: {error} (LOCALLLM_DEBUG=1 shows more)", 1
+
+
+def is_want_of_memory(error: BaseException) -> bool:
+    """Threads that cannot start, and libraries that cannot be loaded where they are: other names for it."""
+    signs = "can't start new thread", "failed to map segment", "Cannot allocate memory", "Could not find/load shared"
+    return isinstance(error, OSError | ImportError | RuntimeError) and any(sign in str(error) for sign in signs)

@@ -162,6 +162,9 @@ def open_model(
         )
     finally:
         line.clear()
+    from localllm.kernels.faults import end_on_bus_error  # when llvmlite is there already
+
+    end_on_bus_error(path)
     warn(opened.warnings)
     if opened.context > opened.trained_context:
         say(

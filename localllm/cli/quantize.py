@@ -102,10 +102,12 @@ def quantize(
         allow_requantize,
         strict,
     )
-    plan = make_plan(service.open_source(path), request)
+    source = service.open_source(path)
+    service.require_sense(source, overrides)
+    plan = make_plan(source, request)
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
-    target = target or service.default_output(path, recipe)
+    target = service.default_output(path, recipe) if target is None else target
     if dry_run:
         write(described(plan, target))
     else:
@@ -137,12 +139,14 @@ def format_named(text: str | None) -> str:
 def execute(plan: "Plan", target: str, request: "Request", threads: int | None) -> None:
     """Write the files, with a progress bar on a terminal; at the end, what became of it."""
     from localllm.engine.threads import usable_cores
+    from localllm.kernels.faults import end_on_bus_error
     from localllm.services import quantize as service
 
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads should be 1 or above, not {threads}")
+    if threads is not None and not 1 <= threads <= 1024:
+        raise UsageError(f"threads should be from 1 to 1024, not {threads}")
     start, line = perf_counter(), ProgressLine()
     service.check_output(plan, target, request)
+    end_on_bus_error(plan.source.path)
     try:
         with progress_bar(plan) as on_progress:
             service.run(plan, target, request, threads or usable_cores(), on_progress, options.compiling(line))

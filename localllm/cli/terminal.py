@@ -5,19 +5,26 @@ or hide text, so they do not get there.
 """
 
 import os
+import re
 import signal
 import sys
 from typing import NoReturn
 
-# C0 and C1 controls except tab and newline, DEL, and the marks that turn the direction of the text around.
-_HARMFUL = [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+# C0 and C1 controls except tab and newline, DEL, separators of lines, and the marks that turn the direction of the text
+# around: to be seen as what they are not.
+_HARMFUL = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+# Nothing is to be seen of these: spaces of no width, invisible operators, and the tags of flags.
+_INVISIBLE = [0x180E, 0x200B, *range(0x2060, 0x2066), *range(0x206A, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC),
+              *range(0xE0000, 0xE0080)]  # fmt: skip
 _HARMLESS: dict[int, str | None] = {code: "\N{REPLACEMENT CHARACTER}" for code in _HARMFUL if chr(code) not in "\t\n"}
-_HARMLESS[ord("\r")] = None
+_HARMLESS |= dict.fromkeys(_INVISIBLE) | {ord("\r"): None}
+# Joiners mean something behind a letter of a script that joins letters, and in an emoji.
+_JOINERS = re.compile("(?<=[\\x00-\\xff\u200c\u200d])[\u200c\u200d]+")
 
 
 def printable(text: str) -> str:
-    """The text with control characters replaced, except tab and newline; carriage returns are dropped."""
-    return text.translate(_HARMLESS)
+    """The text with control characters replaced, except tab and newline; what is invisible is dropped."""
+    return text if text.isascii() and text.isprintable() else _JOINERS.sub("", text.translate(_HARMLESS))
 
 
 def is_terminal(stream: object) -> bool:
@@ -62,6 +69,7 @@ def say(line: str) -> None:
 def dim(line: str) -> None:
     """A line of decoration, only on a terminal."""
     if is_terminal(sys.stderr):
+        line = " ".join(line.split())
         plain = "NO_COLOR" in os.environ
         print(printable(line) if plain else f"\x1b[2m{printable(line)}\x1b[0m", file=sys.stderr, flush=True)
 

@@ -21,7 +21,7 @@ from localllm.engine.recorder import ALL, WANTED, Activation, Choice, Operation,
 from localllm.engine.recurrent import Layout
 from localllm.engine.tape import LINE, Buffer, Step, Tape, padded
 from localllm.engine.threads import Threads
-from localllm.errors import ModelError
+from localllm.errors import UnsupportedError
 from localllm.kernels.arguments import EXPERT, LINEAR_FLOAT, LINEAR_QUANTIZED, PLAN_EXPERTS, SPLIT, UNIT
 from localllm.kernels.cpu import (
     ATTEND_KEYS,
@@ -506,7 +506,7 @@ class Lowering(RecurrentLowering):
     def _check_format(self, weight: Weight) -> None:
         name = weight.tensor.format.name
         if name not in PLAIN and name not in GENERIC and name not in SUB_BLOCK:
-            raise ModelError(f"tensor {weight.name}: format {name} is not supported")
+            raise UnsupportedError(f"tensor {weight.name}: format {name} is not supported")
 
     def _as_integers(self, x: Activation) -> Quantized:
         """x as integers, made once for all the matrices that it meets."""

@@ -183,7 +183,7 @@ class Engine:
             if observer:
                 observer.require_watchable(recorder.operations)
         except ModelError as error:
-            raise ModelError(f"{file.path}: {error}") from None
+            raise type(error)(f"{file.path}: {error}") from None
         if logits.columns != self.vocab_size:
             raise ModelError(f"{file.path}: logits for {logits.columns} tokens of {self.vocab_size}")
         return recorder.operations

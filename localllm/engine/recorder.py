@@ -16,7 +16,8 @@ from localllm.arch.rope import Rope
 from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weight
 from localllm.engine.recorder_recurrent import RecurrentVerbs
-from localllm.errors import ModelError
+from localllm.errors import ModelError, UnsupportedError
+from localllm.files.checked import SMALLEST
 from localllm.files.gguf_header import shown
 
 PRODUCTS = ("linear", "expert_linear")
@@ -150,7 +151,7 @@ class Recorder(RecurrentVerbs):
             raise ModelError(f"tensor {weight.name} should have {x.columns} columns, has {columns}")
         bias = self._vector(weight.bias, rows) if weight.bias else None
         if weight.scale and weight.bias:
-            raise ModelError(f"tensor {weight.name}: a scale and a bias together are not supported")
+            raise UnsupportedError(f"tensor {weight.name}: a scale and a bias together are not supported")
         y = self._record("linear", (x,), x.rows, rows, weight=weight, bias=bias)
         return self.scale(y, weight.scale) if weight.scale else y
 
@@ -158,6 +159,8 @@ class Recorder(RecurrentVerbs):
         if x.columns % rope.head_dim:
             raise ModelError(f"{x.columns} columns are no whole number of heads of {rope.head_dim}")
         divisors = None if factors is None else self._vector(factors, rope.dims // 2)
+        if factors and divisors is not None and divisors.min() < SMALLEST:
+            raise ModelError(f"tensor {factors.name} should have positive numbers, has {divisors.min()}")
         return self._record("rope", (x,), positions, x.columns, rope=rope, factors=factors, divisors=divisors)
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
@@ -192,8 +195,6 @@ class Recorder(RecurrentVerbs):
         if logits.columns != routing.experts:
             raise ModelError(f"a router for {logits.columns} of {routing.experts} experts")
         vector = self._vector(bias, routing.experts) if bias else None
-        if vector is not None and not np.isfinite(vector).all():
-            raise ModelError(f"tensor {bias.name if bias else ''} has values that are not numbers")
         choice = Choice(logits.rows, routing.used, Routed("routed", routing, logits.rows))
         self.operations.append(Operation("route", (logits,), choice, {"routing": routing, "bias": vector}))
         return choice
@@ -211,7 +212,7 @@ class Recorder(RecurrentVerbs):
             )
         bias = self._vectors(weight.bias, expected[0], weight.shape[1]) if weight.bias else None
         if weight.scale:
-            raise ModelError(f"tensor {weight.scale.name}: scales of experts are not supported")
+            raise UnsupportedError(f"tensor {weight.scale.name}: scales of experts are not supported")
         return self._record("expert_linear", (x, choice), x.rows, weight.shape[1], weight=weight, bias=bias)
 
     def scatter(self, x: Activation, choice: Choice) -> Activation:

@@ -10,13 +10,14 @@ import mmap
 import os
 import re
 import stat
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from localllm.errors import MemoryLimitError, ModelError
-from localllm.files.gguf_header import MAGIC, Entry, read_header, shown
+from localllm.files.gguf_header import MAGIC, NEEDED, Entry, Metadata, read_header, shown
 from quant.formats import Format
 
 SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
@@ -65,14 +66,15 @@ class GGUFFile:
         self.parts = parts
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> "GGUFFile":
+    def open(cls, path: str | os.PathLike[str], needed: Collection[str] = NEEDED) -> "GGUFFile":
         """The model in the file `path`; of a split model (-00001-of-00003.gguf), any of its files may be named.
 
         Metadata values are int, float, bool, str, a read-only NumPy array for an array of numbers, list[str] for an
-        array of strings. Raises ModelError, with one line, for whatever cannot be read or is not valid.
+        array of strings; those of `needed` are decoded at once. Raises ModelError, with one line, for whatever cannot
+        be read or is not valid.
         """
         path = os.fsdecode(path)
-        part = open_part(path)
+        part = open_part(path, needed)
         count = part.integer("split.count", default=0)
         parts = open_split(path, part, count) if count > 1 else [part]  # a merged file keeps the key, with the value 0
         whole = joined(parts) if count > 1 else part
@@ -90,7 +92,7 @@ class GGUFFile:
 
     def close(self) -> None:
         """Forget everything; the memory map goes when the last view of it goes."""
-        self.metadata, self.tensors = {}, {}
+        self.metadata, self.tensors = Metadata(), {}
 
     def __enter__(self) -> "GGUFFile":
         return self
@@ -103,14 +105,15 @@ class Part(NamedTuple):
     """One file, which is a whole model or one of the files of a split one."""
 
     path: str
-    metadata: dict[str, Any]
+    metadata: Metadata
     tensors: dict[str, Tensor]
     packed: dict[str, np.ndarray]
 
     def integer(self, key: str, default: int) -> int:
         value = self.metadata.get(key, default)
-        if not isinstance(value, int):
-            raise refusal(self.path, f"{key}: expected an integer, found {type(value).__name__}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < min(default, 0):
+            found = value if isinstance(value, int) else type(value).__name__
+            raise refusal(self.path, f"{key}: expected a whole number, found {found}")
         return value
 
 
@@ -118,9 +121,9 @@ def refusal(path: str, problem: str) -> ModelError:
     return ModelError(f"{shown(path, 4096)}: {problem}")
 
 
-def open_part(path: str) -> Part:
+def open_part(path: str, needed: Collection[str] = NEEDED) -> Part:
     data = mapped(path)
-    header = read_header(data, path)
+    header = read_header(data, path, needed)
     bytes_of_file = np.frombuffer(data, np.uint8)
     tensors = {entry.name: view(entry, bytes_of_file) for entry in header.entries}
     packed = {key: bytes_of_file[place] for key, place in header.packed.items()}
@@ -205,7 +208,16 @@ def open_split(path: str, named: Part, count: int) -> list[Part]:
             if (found := part.integer(key, default=-1)) != expected:
                 raise refusal(name, f"{key}: expected {expected}, found {'nothing' if found == -1 else found}")
         parts.append(part)
+    for part in parts[1:]:
+        require_same_model(parts[0], part)
     return parts
+
+
+def require_same_model(first: Part, part: Part) -> None:
+    """What several files of a split model say, they say alike: all but the number of each. Raises ModelError."""
+    for key in part.packed.keys() & first.packed.keys() - {"split.no"}:
+        if not np.array_equal(part.packed[key], first.packed[key]):
+            raise refusal(part.path, f"{shown(key)}: not as in {shown(first.path, 4096)}: files of different models?")
 
 
 def joined(parts: list[Part]) -> Part:

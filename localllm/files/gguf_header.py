@@ -8,6 +8,8 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, whi
 import math
 import mmap
 import struct
+from collections import UserDict
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -16,7 +18,8 @@ from localllm.errors import ModelError
 from quant.formats import FORMATS, Format
 
 MAGIC = b"GGUF"
-DEFAULT_ALIGNMENT = 32
+ALIGNMENT = "general.alignment"
+DEFAULT_ALIGNMENT, MOST_ALIGNMENT = 32, 1 << 16  # a page, at most
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALARS = {  # value type in the file -> how struct and NumPy read it
     0: struct.Struct("<B"),
@@ -37,10 +40,15 @@ UINT32, UINT64 = SCALARS[4], SCALARS[10]
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
 MAX_ITEMS = 1 << 22  # strings in arrays and arrays in arrays, all together; the largest vocabularies need a million
+MAX_ARRAYS = 1 << 16  # in arrays; no real model has any
 MAX_DEPTH = 4  # of arrays in arrays
+MAX_TEXT_BYTES = 1 << 22  # of a string that something reads; the largest chat templates have 100 KB
+MAX_PIECE_BYTES = 1 << 16  # of a string in an array; the longest tokens have some hundred
 MAX_KEY_BYTES = 65535  # these three are the specification's
-MAX_NAME_BYTES = 64
+MAX_NAME_BYTES = 63
 MAX_DIMENSIONS = 4
+# What running a model needs: it is decoded on the way, everything else when it is asked for.
+NEEDED = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 
 
 class Entry(NamedTuple):
@@ -56,9 +64,58 @@ class Entry(NamedTuple):
 class Header(NamedTuple):
     """All that stands before the weights."""
 
-    metadata: dict[str, Any]
+    metadata: "Metadata"
     entries: list[Entry]
     packed: dict[str, slice]  # where each metadata value is in the file, with the number of its type
+
+
+class Later(NamedTuple):
+    """A metadata value that nobody has asked for yet; of an array, how many there are."""
+
+    value: Callable[[], Any]
+    length: int = 0
+
+
+class Metadata(UserDict[str, Any]):
+    """Metadata by key. Strings are decoded when they are asked for: then ModelError may be raised for a long one."""
+
+    def __init__(self, values: Any = None, data: mmap.mmap | None = None):
+        """data: the file that they are in, at `places`."""
+        super().__init__(values)
+        self._data, self.places = data, dict[str, slice]()
+
+    def fingerprint(self, *keys: str) -> str | None:
+        """A hash of these values as they stand in the file; None if they are not all from a file."""
+        if self._data is None or not all(key in self.places for key in keys):
+            return None
+        import hashlib  # seldom needed
+
+        found = hashlib.sha256()
+        for key in keys:
+            found.update(key.encode() + b"\0")  # no key has a zero byte
+            found.update(memoryview(self._data)[self.places[key]])
+        return found.hexdigest()
+
+    def strings(self, key: str) -> int | None:
+        """How many strings an array has, without decoding them; None if there is no such array."""
+        value = self.data.get(key)
+        if isinstance(value, Later):
+            return value.length if value.length or isinstance(self[key], list) else None
+        return len(value) if isinstance(value, list) else None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.places = {}
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self.places = {}
+        super().__delitem__(key)
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.data[key]
+        if isinstance(value, Later):
+            value = self.data[key] = value.value()
+        return value
 
 
 def shown(text: str, limit: int = 100) -> str:
@@ -67,42 +124,49 @@ def shown(text: str, limit: int = 100) -> str:
     return text if text and text.isprintable() else repr(text)
 
 
-def read_header(data: mmap.mmap, path: str) -> Header:
+def read_header(data: mmap.mmap, path: str, needed: Collection[str] = NEEDED) -> Header:
     """The metadata and the table of tensors of the file mapped as `data`; `path` is for messages.
 
-    Metadata values are int, float, bool, str; for arrays of numbers read-only NumPy views of the map (they may be
-    unaligned); for arrays of strings list[str]; for arrays of arrays a list of those. Raises ModelError.
+    needed: keys of arrays of strings that will be asked for: to decode them now is faster than later.
+
+    Time and memory are in proportion to the numbers of keys, tensors and strings, not to the length of texts. Metadata
+    values are int, float, bool, str; for arrays of numbers read-only NumPy views of the map (they may be unaligned);
+    for arrays of strings list[str]; for arrays of arrays a list of those. Raises ModelError.
     """
-    return HeaderReader(data, path).read()
+    return HeaderReader(data, path, needed).read()
 
 
 class HeaderReader:
     """A position in the map that moves forward; `field` is what is being read, for messages."""
 
-    def __init__(self, data: mmap.mmap, path: str):
+    def __init__(self, data: mmap.mmap, path: str, needed: Collection[str] = ()):
+        self.needed = needed
         self.data = data
         self.size = len(data)
         self.path = path
         self.position = 0
         self.field = "header"
-        self.items = 0
+        self.items = self.arrays = 0
 
     def fail(self, problem: str) -> NoReturn:
         raise ModelError(f"{shown(self.path, 4096)}: {self.field}: {problem}")
 
     def read(self) -> Header:
         tensors, keys = self.counts()
-        metadata: dict[str, Any] = {}
-        packed: dict[str, slice] = {}
+        metadata = Metadata(data=self.data)
+        values, packed = metadata.data, metadata.places
+        alignment = DEFAULT_ALIGNMENT
         for number in range(keys):
             key = self.name(f"metadata key {number}", MAX_KEY_BYTES)
-            if key in metadata:
+            if key in values:
                 self.fail("this metadata key is in the file twice")
-            start = self.position
-            metadata[key] = self.value(self.number(UINT32), depth=1)
+            start, kind = self.position, self.number(UINT32)
+            values[key] = self.value(kind, depth=1, key=key)
             packed[key] = slice(start, self.position)
+            if key == ALIGNMENT:
+                alignment = self.alignment(kind, values[key])
         entries = [self.entry(number) for number in range(tensors)]
-        return Header(metadata, self.placed(entries, self.alignment(metadata)), packed)
+        return Header(metadata, self.placed(entries, alignment), packed)
 
     # ---- pieces of the file
 
@@ -143,31 +207,45 @@ class HeaderReader:
         """A key's or tensor's name, which becomes the field that messages speak of."""
         self.field = field
         length = self.number(UINT64)
-        if length > limit:
-            self.fail(f"a name of {length} bytes; expected at most {limit}")
+        if not 1 <= length <= limit:
+            self.fail(f"a name of {length} bytes; expected 1 to {limit}")
         start = self.take(length)
         try:
             name = self.data[start : self.position].decode()
         except UnicodeDecodeError:
             self.fail(f"the name {self.data[start : self.position][:100]!r} is not UTF-8")
+        if not name.isprintable():  # control characters, line separators, marks that turn the direction of text
+            self.fail(f"the name {name[:100]!r} has characters that cannot be seen")
         self.field = shown(name)
         return name
 
     # ---- metadata values
 
-    def value(self, kind: int, depth: int) -> Any:
+    def value(self, kind: int, depth: int, key: str = "") -> Any:
         if kind in SCALARS:
             if kind == BOOL and self.data[self.position : self.position + 1] > b"\1":
                 self.fail(f"a bool must be 0 or 1; found {self.data[self.position]}")
             return self.number(SCALARS[kind])
         if kind == STRING:
             start = self.take(self.number(UINT64))
-            return decoded(self.data[start : self.position])
+            return Later(self.text(start, self.position))
         if kind == ARRAY:
-            return self.array(depth)
+            return self.array(depth, key)
         self.fail(f"value type {kind} is unknown; expected 0 to 12")
 
-    def array(self, depth: int) -> Any:
+    def text(self, start: int, end: int) -> Callable[[], str]:
+        """What decodes a string, later: the message is made then, so it keeps the field of now."""
+        data, path, field = self.data, self.path, self.field
+
+        def decode() -> str:
+            if end - start > MAX_TEXT_BYTES:
+                problem = f"a text of {end - start} bytes; expected at most {MAX_TEXT_BYTES}"
+                raise ModelError(f"{shown(path, 4096)}: {field}: {problem}")
+            return decoded(data[start:end])
+
+        return decode
+
+    def array(self, depth: int, key: str = "") -> Any:
         kind, count = self.number(UINT32), self.number(UINT64)
         if kind in SCALARS:
             return self.numbers(kind, count)
@@ -176,14 +254,20 @@ class HeaderReader:
         least = 8 if kind == STRING else 12  # bytes of an empty string or array
         if count * least > self.size - self.position:
             self.ends(self.position + count * least)
-        self.items += count
-        if self.items > MAX_ITEMS:
-            self.fail(f"more than {MAX_ITEMS} strings and arrays in the metadata's arrays are not believable")
         if kind == STRING:
-            return self.strings(count)
+            self.items += count
+            if self.items > MAX_ITEMS:
+                self.fail(f"more than {MAX_ITEMS} strings in the metadata's arrays are not believable")
+            if key in self.needed:
+                return self.strings(count)
+            return Later(self.strings_later(count), count)
+        self.arrays += count
+        if self.arrays > MAX_ARRAYS:
+            self.fail(f"more than {MAX_ARRAYS} arrays in the metadata's arrays are not believable")
         if depth == MAX_DEPTH:
             self.fail(f"arrays nested more than {MAX_DEPTH} deep")
-        return [self.array(depth + 1) for _ in range(count)]
+        nested = [self.array(depth + 1) for _ in range(count)]
+        return Later(lambda: [value.value() if isinstance(value, Later) else value for value in nested])
 
     def numbers(self, kind: int, count: int) -> np.ndarray:
         """A read-only view of the map, [count]."""
@@ -197,13 +281,17 @@ class HeaderReader:
 
     def strings(self, count: int) -> list[str]:
         """The tight loop: 128k tokens and 280k merges are read here when a model is opened."""
-        data, position, last, length_at = self.data, self.position, self.size - 8, UINT64.unpack_from
-        strings = []
+        data, position, length_at, limit = self.data, self.position, UINT64.unpack_from, MAX_PIECE_BYTES
+        strings: list[str] = []
         for _ in range(count):
-            if position > last:  # the string before this one, or this one's length, is past the end
-                self.ends(position + 8)
             start = position + 8
-            position = start + length_at(data, position)[0]
+            try:
+                length = length_at(data, position)[0]
+            except struct.error:
+                self.ends(start)
+            position = start + length
+            if length > limit:
+                self.too_long(len(strings), length, position)
             try:
                 strings.append(data[start:position].decode())
             except UnicodeDecodeError:
@@ -213,14 +301,40 @@ class HeaderReader:
         self.position = position
         return strings
 
-    def alignment(self, metadata: dict[str, Any]) -> int:
-        self.field = "general.alignment"
-        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-        whole = isinstance(alignment, int) and not isinstance(alignment, bool)
-        if not whole or alignment < 8 or alignment & (alignment - 1):
-            found = alignment if isinstance(alignment, int | float) else type(alignment).__name__
-            self.fail(f"expected a power of two of at least 8, found {found}")
-        return alignment
+    def strings_later(self, count: int) -> Callable[[], list[str]]:
+        """What reads an array of strings, later; now its end is looked for."""
+        data, start, length_at = self.data, self.position, UINT64.unpack_from
+        position = start
+        for number in range(count):
+            try:
+                length = length_at(data, position)[0]
+            except struct.error:
+                self.ends(position + 8)
+            position += 8 + length
+            if length > MAX_PIECE_BYTES:
+                self.too_long(number, length, position)
+        if position > self.size:
+            self.ends(position)
+        self.position = position
+
+        def decode() -> list[str]:
+            reader = HeaderReader(data, self.path)
+            reader.position = start
+            return reader.strings(count)
+
+        return decode
+
+    def too_long(self, number: int, length: int, end: int) -> NoReturn:
+        if end > self.size:
+            self.ends(end)
+        self.fail(f"string {number} of the array has {length} bytes; expected at most {MAX_PIECE_BYTES}")
+
+    def alignment(self, kind: int, value: Any) -> int:
+        if kind != 4:
+            self.fail(f"expected a number of type 4 (uint32), found type {kind}")
+        if not 8 <= value <= MOST_ALIGNMENT or value & (value - 1):
+            self.fail(f"expected a power of two from 8 to {MOST_ALIGNMENT}, found {value}")
+        return value
 
     # ---- the table of tensors
 
@@ -259,9 +373,11 @@ class HeaderReader:
                 self.fail(f"the file ends at byte {self.size} but needs {end} bytes for it: download incomplete?")
         end, before = 0, ""
         for entry in sorted(entries, key=lambda entry: entry.start):
-            self.field = f"tensor {shown(entry.name)}"
-            if entry.start < end:
-                self.fail(f"offset {entry.start} is within tensor {shown(before)}, which ends at {end}")
+            if entry.start != -(-end // alignment) * alignment:
+                self.field = f"tensor {shown(entry.name)}"
+                if entry.start < end:
+                    self.fail(f"offset {entry.start} is within tensor {shown(before)}, which ends at {end}")
+                self.fail(f"offset {entry.start} leaves a gap; the data before it ends at {end}")
             end, before = entry.start + entry.size, entry.name
         return [entry._replace(start=weights + entry.start) for entry in entries]
 

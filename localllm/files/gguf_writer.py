@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.files.gguf_header import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, SCALARS, STRING
+from localllm.files.gguf_header import ALIGNMENT, ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, SCALARS, STRING
 from localllm.files.safe_file import SafeFile
 from quant.formats import BY_NAME, Format
 
@@ -59,7 +59,7 @@ def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensor
 
 def write_body(file: SafeFile, metadata: Mapping[str, Any], tensors: Sequence[Output]) -> None:
     """All of a GGUF file."""
-    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    alignment = metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT)
     if isinstance(alignment, Packed):
         (alignment,) = struct.unpack_from("<I", alignment, 4)
     file.write(header(metadata, tensors, alignment))
@@ -140,6 +140,8 @@ def scalar(value: Any) -> tuple[int, bytes]:
         return FLOAT32, struct.pack("<f", value)
     if isinstance(value, int):
         limits = [(UINT32, 0, 32), (INT32, -(1 << 31), 31), (UINT64, 0, 64), (INT64, -(1 << 63), 63)]
-        kind = next(kind for kind, least, bits in limits if least <= value < 1 << bits)
+        kind = next((kind for kind, least, bits in limits if least <= value < 1 << bits), None)
+        if kind is None:
+            raise OverflowError(f"a GGUF file cannot hold {value}")
         return kind, SCALARS[kind].pack(value)
     raise TypeError(f"a GGUF file cannot hold a {type(value).__name__}")

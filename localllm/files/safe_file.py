@@ -4,13 +4,18 @@ The bytes go to a file beside the target, which replaces it when everything is o
 name until then, so that even a process that is killed leaves nothing behind.
 """
 
+import errno
 import os
+import re
 import sys
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 from localllm.errors import LocalllmError, UsageError
+
+NAME_BYTES = 255  # of a file, on almost all systems
+TEMPORARY = re.compile(r"\.localllm-[0-9]+-.*\.tmp")
 
 
 def checked_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -> str:
@@ -19,8 +24,12 @@ def checked_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -
     inputs: files that must not be replaced, by whatever link or name `path` leads to one.
     """
     path = os.fsdecode(path)
+    if not path or "\0" in path:
+        raise UsageError("the output has no name" if not path else f"{path!r}: no name for a file")
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
+    if len(os.fsencode(os.path.basename(target))) > NAME_BYTES:
+        raise UsageError(f"{path[:100]}…: a name for a file has at most {NAME_BYTES} bytes")
     if not os.path.isdir(folder):
         raise UsageError(f"{path}: there is no folder {folder}")
     if os.path.lexists(target):
@@ -43,12 +52,13 @@ class SafeFile:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.path.realpath(path)
-        self.folder, self.name = os.path.split(self.path)
+        self.folder = os.path.dirname(self.path)
         self.temporary = ""  # the name beside the target, while there is one
         self.position = 0
         self.finished = False
 
     def __enter__(self) -> Self:
+        remove_abandoned(self.folder)
         try:
             self._descriptor = self._nameless()
         except OSError:  # another system, or a file system without such files
@@ -57,8 +67,9 @@ class SafeFile:
             if self._descriptor < 0:
                 import tempfile  # seldom needed, and slow to import
 
-                self._descriptor, self.temporary = tempfile.mkstemp(".tmp", f".{self.name}.", self.folder)
+                self._descriptor, self.temporary = tempfile.mkstemp(".tmp", temporary_prefix(), self.folder)
                 os.chmod(self.temporary, 0o666 & ~umask())
+            lock(self._descriptor)
         except OSError as error:
             raise self.failure(error) from None
         return self
@@ -100,7 +111,7 @@ class SafeFile:
 
     def _link(self) -> None:
         """Name the nameless file. A link cannot replace a file, so it gets a name of its own first."""
-        temporary = os.path.join(self.folder, f".{self.name}.{os.getpid()}.tmp")
+        temporary = os.path.join(self.folder, f"{temporary_prefix()}{id(self):x}.tmp")
         folder = os.open(self.folder, os.O_RDONLY)
         try:
             self.temporary = temporary
@@ -130,6 +141,66 @@ class SafeFile:
     def failure(self, error: OSError) -> LocalllmError:
         """What went wrong, for people."""
         return LocalllmError(f"{self.path}: cannot be written: {error.strerror or error}; nothing was changed")
+
+
+def temporary_prefix() -> str:
+    return f".localllm-{os.getpid()}-"
+
+
+def lock(descriptor: int) -> bool:
+    """Lock a file as long as this process has it open, where the system can; False if another one has locked it."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return True
+
+
+def remove_abandoned(folder: str) -> None:
+    """What processes that were killed have left: temporary files that nobody has locked any more."""
+    with suppress(OSError):
+        for name in filter(TEMPORARY.fullmatch, os.listdir(folder)):
+            path = os.path.join(folder, name)
+            with suppress(OSError):
+                descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+                try:
+                    if lock(descriptor):
+                        os.unlink(path)
+                finally:
+                    os.close(descriptor)
+
+
+class OnlyWriter:
+    """In a `with` block, no other localllm on this computer writes to `path`: UsageError if one does already.
+
+    A name among Linux's abstract sockets, which goes when the process goes and leaves nothing on the disk.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def __enter__(self) -> None:
+        import hashlib
+        import socket
+
+        self._socket: socket.socket | None = None
+        if sys.platform == "linux":
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            name = hashlib.sha256(os.fsencode(os.path.realpath(self._path))).hexdigest()
+            try:
+                self._socket.bind(f"\0localllm-writes-{name}")
+            except OSError as error:
+                self._socket.close()
+                if error.errno == errno.EADDRINUSE:
+                    raise UsageError(f"{self._path}: another localllm is writing this file") from None
+
+    def __exit__(self, *error: object) -> None:
+        if self._socket:
+            self._socket.close()
 
 
 def umask() -> int:

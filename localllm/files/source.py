@@ -64,7 +64,7 @@ class GGUFSource:
     """A GGUF file, or all files of a split one."""
 
     def __init__(self, file: GGUFFile):
-        self.path, self.metadata = file.path, file.metadata
+        self.file, self.path, self.metadata = file, file.path, file.metadata
         self.packed = {key: Packed(value) for key, value in file.packed.items()}
         self.warnings: list[str] = []
         self.files, self.parts = list(file.parts), [list(names) for names in file.parts.values()]

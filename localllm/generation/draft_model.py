@@ -83,7 +83,7 @@ class DraftModel:
         self._sequence.truncate(self._right)
         sampler, unread = self._sampler.copy(self._vocab), self._text[self._right :]
         self._right = len(self._text)
-        while self._readable and len(held) + len(unread) <= self._sequence.context:
+        while self._readable and len(held) + len(unread) <= self._sequence.engine.context:
             logits = self._sequence.append(unread)[0, : self._vocab]
             token = sampler.sample(logits)
             yield Guess(token, trust(logits, token))

@@ -4,6 +4,7 @@ They lie in a folder named by a key of everything that machine code depends on: 
 behind a checksum, and written atomically, so any number of programs may do it at once.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -17,8 +18,9 @@ from pathlib import Path
 import llvmlite
 
 import quant.formats
+from localllm.files.safe_file import lock, remove_abandoned, temporary_prefix
 from localllm.kernels.target import cpu_feature_string, cpu_name
-from quant.cache import cache_folder
+from quant.cache import cache_folder, is_private
 
 SHARED_SOURCES = ("arguments", "compile", "half", "objects", "simd", "target")  # beside those of localllm.kernels.cpu
 FOLDER_NAME = re.compile("[0-9a-f]{20}")
@@ -68,9 +70,12 @@ def write_object(path: Path, code: bytes) -> None:
 
     for folder in (path.parent.parent, path.parent):
         folder.mkdir(0o700, parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        if not is_private(folder):
+            raise PermissionError(errno.EACCES, "others can write there")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=temporary_prefix(), suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
+            lock(handle)
             file.write(checksum(path, code) + code)
         os.replace(temporary, path)
     except BaseException:
@@ -81,7 +86,7 @@ def write_object(path: Path, code: bytes) -> None:
 def read_object(path: Path) -> bytes | None:
     """Machine code that `write_object` wrote there; None if there is none or it was damaged since."""
     try:
-        data = path.read_bytes()
+        data = path.read_bytes() if is_private(path.parent) else b""
     except OSError:
         return None
     return data[32:] if checksum(path, data[32:]) == data[:32] else None
@@ -101,10 +106,8 @@ def prune() -> None:
     for folder in used.parent.glob("*"):
         if folder != used and FOLDER_NAME.fullmatch(folder.name) and age(folder, now) > UNUSED:
             shutil.rmtree(folder, ignore_errors=True)
-    for temporary in used.parent.glob("*/*.tmp"):
-        if age(temporary, now) > DAY:
-            with suppress(OSError):
-                temporary.unlink()
+    for folder in used.parent.glob("*"):
+        remove_abandoned(str(folder))
 
 
 def age(path: Path, now: float) -> float:

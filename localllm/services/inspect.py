@@ -1,35 +1,41 @@
 """What a model file holds and needs, found without running it: the service behind `localllm inspect`."""
 
 import os
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from localllm.arch import architecture
 from localllm.arch.attention import Transformer
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.states import cache_bytes
 from localllm.arch.storage import KVType
 from localllm.errors import ModelError
+from localllm.files.checked import number_of_strings
 from localllm.files.gguf_file import GGUFFile
+from localllm.services.validity import Validity, require_numbers, validity
 
 SHORTEST = 2048  # tokens: where the table of memory needs begins
 
 
-def inspect_model(path: str | os.PathLike[str]) -> dict[str, Any]:
+def inspect_model(path: str | os.PathLike[str], check: bool = False) -> dict[str, Any]:
     """Facts about a GGUF file, ready for JSON; None for what it does not tell. Sizes are in bytes.
 
-    Any valid file will do: `supported` says whether localllm can run it, and `reason` why not. Raises ModelError for a
-    file that is not valid.
+    Any file that can be read will do: `supported` says whether localllm can run it, `reason` why not, and `valid` is
+    false if that is the file's fault. With `check` every weight is read and the chat template compiled. Raises
+    ModelError for a file that cannot be read.
     """
-    with GGUFFile.open(path) as file:
-        h, reason = hyperparameters(file)
-        metadata = file.metadata
+    with GGUFFile.open(path, needed=()) as file:
+        found = validity(file)
+        if check and found.is_valid:
+            found = thorough(file, found)
+        h, reason, metadata = found.hyperparameters, reason_of(file, found), file.metadata
         return {
             "path": file.path,
             "name": text(metadata.get("general.name")),
             "architecture": text(metadata.get("general.architecture")) or "unknown",
             "supported": reason is None,
             "reason": reason,
+            "valid": found.is_valid,
             "parameters": file.parameters,
             "weight_bytes": file.nbytes,
             "bits_per_weight": 8 * file.nbytes / file.parameters if file.parameters else 0.0,
@@ -49,13 +55,29 @@ def inspect_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         }
 
 
-def hyperparameters(file: GGUFFile) -> tuple[Hyperparameters | None, str | None]:
-    """The hyperparameters, if localllm can read them, and why the model cannot run, None if it can."""
+def thorough(file: GGUFFile, found: Validity) -> Validity:
+    """What is found of a file when everything in it is read, too."""
     try:
-        h = architecture(file)[1]
+        require_numbers(file)
+        require_template(file)
     except ModelError as error:
-        return None, str(error).removeprefix(f"{file.path}: ")
-    return h, None if file.tensors else "the file has a vocabulary only"
+        return Validity(found.hyperparameters, error)
+    return found
+
+
+def require_template(file: GGUFFile) -> None:
+    """Raise ModelError for a chat template that does not compile."""
+    if isinstance(source := file.metadata.get("tokenizer.chat_template"), str):
+        from localllm.text.templates import ChatTemplate  # seldom needed, and slow to import
+
+        ChatTemplate(source)
+
+
+def reason_of(file: GGUFFile, found: Validity) -> str | None:
+    """Why a file cannot run, None if it can."""
+    if found.problem:
+        return str(found.problem).removeprefix(f"{file.path}: ")
+    return None if file.tensors else "the file has a vocabulary only"
 
 
 def heads(h: Hyperparameters | None, name: str) -> int | None:
@@ -63,12 +85,11 @@ def heads(h: Hyperparameters | None, name: str) -> int | None:
     return max(getattr(h.attention, name)) if isinstance(h, Transformer) else None
 
 
-def vocabulary(metadata: dict[str, Any]) -> dict[str, Any]:
+def vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """How many tokens there are, and how the tokenizer works."""
-    tokens = metadata.get("tokenizer.ggml.tokens")
     kinds = [text(metadata.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre")]
     return {
-        "size": len(tokens) if isinstance(tokens, list) else 0,
+        "size": number_of_strings(metadata, "tokenizer.ggml.tokens") or 0,
         "kind": ", ".join(kind for kind in kinds if kind),
     }
 

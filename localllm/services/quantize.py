@@ -4,6 +4,7 @@ First a plan (quantize_plan.py). Then rows are read, converted and searched in c
 writes what is done, in order. Memory holds a few chunks, however large the model.
 """
 
+import math
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -19,14 +21,16 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.files.checked import is_whole, show
 from localllm.files.gguf_file import SPLIT_NAME, GGUFFile
-from localllm.files.gguf_header import shown
-from localllm.files.gguf_writer import write_body
-from localllm.files.safe_file import SafeFile, checked_target
+from localllm.files.gguf_header import ALIGNMENT, MAX_KEY_BYTES, MOST_ALIGNMENT, shown
+from localllm.files.gguf_writer import packed, write_body
+from localllm.files.safe_file import OnlyWriter, SafeFile, checked_target
 from localllm.files.source import GGUFSource, Source, SourceTensor, row_count
 from localllm.kernels.library import Progress
 from localllm.kernels.widen import Widener, can_widen
-from localllm.services.quantize_plan import COPY, Job, Plan, Request
+from localllm.services.quantize_plan import COPY, SPLIT_KEYS, Job, Plan, Request
+from localllm.services.validity import require_valid
 from quant.encode import encode
 from quant.formats import BY_NAME
 from quant.recipes import RECIPES, Recipe, recipe_named
@@ -44,6 +48,14 @@ def open_source(path: str) -> Source:
 
         return open_folder(path)
     return GGUFSource(GGUFFile.open(path))
+
+
+def require_sense(source: Source, overrides: Sequence[tuple[str, Any]]) -> None:
+    """Raise ModelError for a GGUF file that is not valid, as it will be with `overrides` in its metadata."""
+    if isinstance(source, GGUFSource):
+        whole = copy(source.file)
+        whole.metadata = source.file.metadata | dict(overrides)
+        require_valid(whole)
 
 
 def default_output(path: str, recipe: Recipe) -> str:
@@ -92,12 +104,32 @@ def parse_override(text: str) -> tuple[str, Any]:
     try:
         if match:
             key, kind, value = match.groups()
-            if kind == "bool":
-                return key, {"true": True, "false": False}[value]
-            return key, {"int": int, "float": float, "str": str}[kind](value)
-    except (KeyError, ValueError):
+            bools = {"true": True, "false": False}
+            convert: dict[str, Callable[[str], Any]] = {
+                "int": int,
+                "float": float,
+                "str": str,
+                "bool": bools.__getitem__,
+            }
+            made = convert[kind](value)
+            packed(made)  # whether a file can hold it
+            require_override(key, made)
+            return key, made
+    except (KeyError, ValueError, OverflowError):
         pass
     raise UsageError(f"--override-kv {shown(text)}: expected KEY=TYPE:VALUE, TYPE one of int, float, bool and str")
+
+
+def require_override(key: str, value: Any) -> None:
+    """Raise UsageError for metadata that would make a file that nobody can read."""
+    if not key.isprintable() or len(key) > MAX_KEY_BYTES:
+        raise UsageError(f"--override-kv {shown(key)}: no name for metadata")
+    if key in SPLIT_KEYS:
+        raise UsageError(f"--override-kv {key}: says how a model is split, which --keep-split decides")
+    if key == ALIGNMENT and (not is_whole(value) or not 8 <= value <= MOST_ALIGNMENT or value & (value - 1)):
+        raise UsageError(f"--override-kv {key}: expected a power of two from 8 to {MOST_ALIGNMENT}, not {show(value)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"--override-kv {key}: {value} is no number")
 
 
 def check_output(plan: Plan, path: str, request: Request) -> list[str]:
@@ -126,6 +158,20 @@ def run(
     UsageError, LocalllmError.
     """
     targets = check_output(plan, path, request)
+    with ExitStack() as stack:
+        for target in targets:
+            stack.enter_context(OnlyWriter(target))
+        try:
+            write(plan, targets, threads, on_progress, compiling)
+        except ModelError as error:
+            raise type(error)(f"{plan.source.path}: {error}") from None
+    return targets
+
+
+def write(
+    plan: Plan, targets: Sequence[str], threads: int, on_progress: OnProgress, compiling: Progress | None
+) -> None:
+    """The work of `run`."""
     widener = Widener({job.tensor.format for job in plan.jobs}, compiling)
     with ExitStack() as stack:
         pipeline = stack.enter_context(Pipeline(plan.jobs, widener, threads))
@@ -134,7 +180,6 @@ def run(
             write_body(file, metadata, [replace(job.output, pieces=pipeline.pieces(job, on_progress)) for job in jobs])
             file.sync()
         finish(files)
-    return targets
 
 
 def finish(files: Sequence[SafeFile]) -> None:

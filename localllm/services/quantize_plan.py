@@ -1,6 +1,7 @@
 """The plan for quantizing a model: which tensor gets which format, and the new file's metadata."""
 
 import struct
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -123,7 +124,7 @@ class Plan:
 def make_plan(source: Source, request: Request) -> Plan:
     """Decide what every tensor becomes. Raises ModelError, UsageError."""
     imatrix = wanted_importance(request)
-    overridden = dict(source.metadata) | dict(request.overrides)
+    overridden = ChainMap(dict(request.overrides), source.metadata)  # type: ignore[arg-type]
     facts = Facts.of(overridden, imatrix is not None)
     tensors = {tensor.name: tensor for tensor in source.tensors}
     if not tensors:

@@ -1,15 +1,16 @@
 """Jinja as chat templates expect it, for templates from strangers.
 
 Jinja's immutable sandbox keeps a template away from files, modules and Python's insides, and lets it change nothing.
-Limits stop what it could still do: run for ever, or make huge values. They hold for every turn of a loop, call, filter
-and operator, not within one of Python's own functions.
+Limits stop what it could still do: run for ever, or make huge values. They hold for every turn of a loop, item of a
+filter, call and operator, and look at sizes before something is made. What no released template uses is not there:
+lipsum, cycler, joiner, bytes, and filters that lay out text. What gets through stops in trial.py, which goes first.
 """
 
 import functools
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from threading import local
 from typing import Any, NoReturn
@@ -23,10 +24,26 @@ from jinja2.visitor import NodeTransformer
 
 from localllm.text.plain import BREAK
 
-SECONDS = 5.0  # for one rendering; released templates take milliseconds
-LENGTH = 16_000_000  # characters of a string, items of a list, bits of an integer
+SECONDS = 2.0  # of the processor, for one rendering; released templates take milliseconds
+SOURCE = 500_000  # characters of a template; released ones have up to 30 000
+LENGTH = 8_000_000  # characters of a string
+MADE = 256_000_000  # characters of all strings that are made on the way
+ITEMS = 200_000  # of a list, with all in it
+BITS = 10_000  # of an integer
+WIDTH = 1000  # of a field in a format, of an indentation
 
-_rendering = local()  # .deadline: when this thread's rendering has to be done
+_METHODS = frozenset([
+    *["get", "keys", "values", "items", "copy", "count", "index", "find", "rfind", "rindex"],
+    *["split", "rsplit", "splitlines", "partition", "rpartition", "strip", "lstrip", "rstrip"],
+    *["replace", "join", "format", "startswith", "endswith", "removeprefix", "removesuffix", "ljust", "rjust", "zfill"],
+    *["lower", "upper", "title", "capitalize", "casefold", "swapcase"],
+    *["isdigit", "isalpha", "isalnum", "isspace", "isupper", "islower", "isnumeric", "isdecimal"],
+    *["append", "extend", "insert", "pop", "update", "setdefault"],  # these fail: nothing can be changed
+])  # fmt: skip
+_NOT_HERE = ("center", "filesizeformat", "pprint", "random", "slice", "striptags", "urlize", "wordcount", "wordwrap",
+             "xmlattr")  # fmt: skip
+
+_rendering = local()  # .deadline: when this thread's rendering has to be done; .made: characters so far
 
 
 class RefusalError(TemplateError):
@@ -40,8 +57,11 @@ class LimitError(Exception):
 def compile_template(source: str, strict: bool = False) -> Template:
     """A template with guards in it; strict: a variable that does not exist is an error, and not empty.
 
-    Raises what Jinja and Python raise for bad source.
+    Raises LimitError, and what Jinja and Python raise for bad source.
     """
+    if len(source) > SOURCE:
+        raise LimitError(f"{len(source)} characters are over {SOURCE}")
+    _begin()
     environment = _Environment()
     environment.undefined = StrictUndefined if strict else Undefined
     return environment.from_string(_Guards().visit(environment.parse(source)))
@@ -49,7 +69,7 @@ def compile_template(source: str, strict: bool = False) -> Template:
 
 def render_template(template: Template, variables: dict[str, Any]) -> str:
     """The template's output. Raises RefusalError, LimitError, and anything that the code in a template can raise."""
-    _rendering.deadline = time.monotonic() + SECONDS
+    _begin()
     pieces, length = [], 0
     for piece in template.generate(variables):
         pieces.append(piece)
@@ -57,6 +77,19 @@ def render_template(template: Template, variables: dict[str, Any]) -> str:
         if length > LENGTH:
             raise LimitError(f"the output is over {LENGTH} characters")
     return "".join(pieces)
+
+
+def _begin() -> None:
+    _rendering.deadline, _rendering.made = time.thread_time() + SECONDS, 0
+
+
+def _tick(made: int = 0) -> None:
+    """Called in every turn of a loop, and whenever something is made of so many characters."""
+    _rendering.made += made
+    if time.thread_time() > _rendering.deadline:
+        raise LimitError(f"it ran for over {SECONDS:g} seconds")
+    if _rendering.made > MADE:
+        raise LimitError(f"it made over {MADE} characters")
 
 
 class _Extension(Extension):
@@ -69,33 +102,63 @@ class _Extension(Extension):
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    def tick(self) -> str:
-        """Called in every turn of a loop and every call of a macro."""
-        if time.monotonic() > _rendering.deadline:
-            raise LimitError(f"it ran for over {SECONDS:g} seconds")
+    def tick(self, length: int) -> str:
+        """Called in every turn of a loop and every call of a macro, which writes so many characters of its own."""
+        _tick(length)
         return ""
+
+    def ticked(self) -> bool:
+        """The same, in a condition that filters a loop."""
+        _tick()
+        return True
 
     def concat(self, *parts: Any) -> str:
         """The operator ~, which Jinja does not let an environment intercept."""
-        return _limited("".join(map(str, parts)))
+        return _limited("".join([_text(part) for part in parts]))
+
+    def weighed(self, value: Any) -> Any:
+        """A list, tuple or dictionary that the template writes down."""
+        return _weighed(value)
 
 
 class _Guards(NodeTransformer):
-    """Puts calls of `tick` and `concat` into a template's syntax tree."""
+    """Puts calls of `tick`, `concat` and `weighed` into a template's syntax tree."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
-        node.body.insert(0, nodes.Output([_guard("tick", [], node.lineno)], lineno=node.lineno))
+        node.body.insert(0, _ticking(node))
+        if node.test is not None:
+            node.test = nodes.And(_guard("ticked", [], node.lineno), node.test, lineno=node.lineno)
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802
         self.generic_visit(node)
-        node.body.insert(0, nodes.Output([_guard("tick", [], node.lineno)], lineno=node.lineno))
+        node.body.insert(0, _ticking(node))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:  # noqa: N802
         self.generic_visit(node)
         return _guard("concat", node.nodes, node.lineno)
+
+    def visit_List(self, node: nodes.List) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _guard("weighed", [node], node.lineno) if node.items else node
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _guard("weighed", [node], node.lineno) if node.items else node
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _guard("weighed", [node], node.lineno) if node.items and node.ctx == "load" else node
+
+
+def _ticking(node: nodes.For | nodes.Macro) -> nodes.Output:
+    """A call of `tick` for a turn of a loop."""
+    own = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+    own += sum(len(text.value) for text in node.find_all(nodes.Const) if isinstance(text.value, str))
+    tick = _guard("tick", [nodes.Const(own, lineno=node.lineno)], node.lineno)
+    return nodes.Output([tick], lineno=node.lineno)
 
 
 def _guard(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
@@ -109,70 +172,190 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["*", "**", "+", "%"])
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Extension])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Extension], finalize=_finalized
+        )
         self.filters |= {"format": _format, "tojson": _to_json}
-        self.filters = {name: _checked(function) for name, function in self.filters.items()}
+        self.filters = {name: _checked(name, function) for name, function in self.filters.items()}
+        self.globals = {name: self.globals[name] for name in ("range", "dict", "namespace")}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
     def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
-        _check_numbers(arguments)
+        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        if isinstance(owner, str | bytes | int | float | list | tuple | dict):
+            _check_method(owner, name, arguments, named)
         return _limited(super().call(context, function, *arguments, **named))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         formatter = super().wrap_str_format(value)
-        if formatter is not None:
-            _check_layout(value.__self__)
-        return formatter
+        if formatter is None:
+            return None
+        _check_layout(value.__self__)
+
+        @functools.wraps(formatter)
+        def formatted(*arguments: Any, **named: Any) -> str:
+            _check_parts((*arguments, *named.values()))
+            return formatter(*arguments, **named)
+
+        return formatted
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*" and not (_is_number(left) and _is_number(right)) and _times(left) * _times(right) > LENGTH:
+        if operator in "**" and _bits(left) and _bits(right):
+            if (_bits(left) + _bits(right) if operator == "*" else _bits(left) * min(abs(right), BITS)) > BITS:
+                raise LimitError(f"a number is over {BITS} bits long")
+        elif operator == "*" and _size(left) * _size(right) > LENGTH:
             raise LimitError(f"a value is over {LENGTH} long")
-        if operator == "**" and _times(left) * _times(right) > LENGTH:
-            raise LimitError("a power is too large")
-        if operator == "%" and isinstance(left, str):
+        elif operator == "%" and isinstance(left, str):
             _check_layout(left)
+            _check_parts((right,))
         return _limited(super().call_binop(context, operator, left, right))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
+def _bits(value: Any) -> int:
+    """Of an integer; 0 for anything else."""
+    return max(1, value.bit_length()) if isinstance(value, int) else 0
 
 
-def _times(value: Any) -> float:
+def _size(value: Any) -> float:
     """What a value multiplies another's length by."""
-    return abs(value) if _is_number(value) else len(value) if isinstance(value, str | list | tuple) else 1
+    return abs(value) if isinstance(value, int | float) else len(value) if isinstance(value, str | list | tuple) else 1
 
 
 def _limited(value: Any) -> Any:
-    """The value, if it is not too large."""
-    if isinstance(value, str | list | tuple) and len(value) > LENGTH:
-        raise LimitError(f"a value is over {LENGTH} long")
-    if isinstance(value, int) and value.bit_length() > LENGTH:
-        raise LimitError(f"a number is over {LENGTH} bits long")
+    """The value, if it is not too large; an iterator ticks."""
+    if isinstance(value, str):
+        if len(value) > LENGTH:
+            raise LimitError(f"a value is over {LENGTH} long")
+        _tick(len(value))
+    elif isinstance(value, list | tuple | dict):
+        _tick(8 * len(value))
+        return _weighed(value)
+    elif isinstance(value, int) and value.bit_length() > BITS:
+        raise LimitError(f"a number is over {BITS} bits long")
+    elif isinstance(value, Iterator):
+        return _counted(value)
     return value
 
 
-def _check_numbers(arguments: tuple[Any, ...]) -> None:
-    """Widths and counts must be sensible."""
-    if any(isinstance(argument, int) and abs(argument) > LENGTH for argument in arguments):
-        raise LimitError(f"a number is over {LENGTH}")
+def _counted(items: Iterator[Any]) -> Iterator[Any]:
+    """What a filter finds one by one: its loop is as a template's."""
+    for number, item in enumerate(items):
+        if number > ITEMS:
+            raise LimitError(f"a value has over {ITEMS} parts")
+        _tick(8)
+        yield item
+
+
+def _weighed(value: Any) -> Any:
+    """The value, if it does not have too many parts, all that it holds counted as often as it holds it."""
+    parts, rest = 0, [value]
+    while rest:
+        held = rest.pop()
+        parts += len(held)
+        if parts > ITEMS:
+            raise LimitError(f"a value has over {ITEMS} parts")
+        inner = held.values() if isinstance(held, dict) else held
+        rest += [item for item in inner if isinstance(item, list | tuple | dict)]
+    return value
+
+
+def _text(value: Any) -> str:
+    """As str gives it, of a value that is not too large for that."""
+    return (
+        value if isinstance(value, str) else str(_weighed(value) if isinstance(value, list | tuple | dict) else value)
+    )
+
+
+def _finalized(value: Any) -> Any:
+    """What is written to the output."""
+    text = _text(value)
+    _tick(len(text))
+    return text
+
+
+def _check_parts(values: tuple[Any, ...]) -> None:
+    """Numbers and texts that go into a text, by a format or a filter."""
+    for value in values:
+        if isinstance(value, int) and value.bit_length() > BITS:
+            raise LimitError(f"a number is over {BITS} bits long")
+        if isinstance(value, list | tuple | dict):
+            _weighed(value)
+
+
+def _check_method(owner: Any, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """What the methods of texts and lists make must not be too long; those that nobody needs are not there."""
+    if name not in _METHODS:
+        raise LimitError(f"{type(owner).__name__}.{name} is not supported in templates")
+    if name in ("ljust", "rjust", "zfill") and any(isinstance(n, int) and n > WIDTH for n in arguments):
+        raise LimitError(f"a width is over {WIDTH}")
+    if (
+        isinstance(owner, str)
+        and name == "replace"
+        and len(arguments) > 1
+        and all(isinstance(argument, str) for argument in arguments[:2])
+    ):
+        old, new = arguments[:2]
+        if len(owner) + owner.count(old) * (len(new) - len(old)) > LENGTH:
+            raise LimitError(f"a value is over {LENGTH} long")
+    if isinstance(owner, str) and name in ("split", "rsplit", "splitlines") and len(owner) > ITEMS:
+        separators = [argument for argument in (*arguments, *named.values()) if isinstance(argument, str) and argument]
+        if (owner.count(separators[0]) if separators else len(owner) // 2) > ITEMS:
+            raise LimitError(f"a value has over {ITEMS} parts")
+    if isinstance(owner, str) and name == "join" and arguments:
+        _check_join(owner, arguments[0])
+
+
+def _check_join(separator: str, items: Any) -> None:
+    """Before texts are put together."""
+    if isinstance(items, list | tuple | dict | str):
+        texts = items.values() if isinstance(items, dict) else items
+        length = sum(len(item) if isinstance(item, str) else 1 for item in texts) if not isinstance(items, str) else 1
+        if length + len(separator) * len(items) + len(items) > LENGTH:
+            raise LimitError(f"a value is over {LENGTH} long")
 
 
 def _check_layout(layout: str) -> None:
-    """So must those in a format such as %9d or {:9}."""
-    if re.search("[0-9]{6}", layout):
-        raise LimitError("a width is over 99999")
+    """Widths in a format, such as %9d or {:9}, must be sensible, and be in it: %*d and {:{}} take them elsewhere."""
+    if re.search(r"[0-9]{4}|%[^a-zA-Z]*\*|{[^{}]*{", layout):
+        raise LimitError(f"a width is over {WIDTH - 1}")
 
 
-def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter with limits."""
+def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter with limits. Some come with Jinja's context or environment as the first argument."""
+    first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
     def checked(*arguments: Any, **named: Any) -> Any:
-        _check_numbers((*arguments[1:], *named.values()))
+        if name in _NOT_HERE:
+            raise LimitError(f"the filter {name} is not supported in templates")
+        given = arguments[first:]
+        value, others = given[0] if given else None, (*given[1:], *named.values())
+        if any(isinstance(number, int) and abs(number) > WIDTH for number in others):
+            raise LimitError(f"a number for the filter {name} is over {WIDTH}")
+        _tick()
+        _check_parts(given)
+        if isinstance(value, str):
+            _check_filtered(name, value, given[1:], others)
+        if name == "join":
+            separator = next((text for text in others if isinstance(text, str)), "")
+            if isinstance(value, Iterator):
+                value = list(_counted(value))
+                arguments = (*arguments[:first], value, *given[1:])
+            _check_join(separator, value)
         return _limited(function(*arguments, **named))
 
     return checked
+
+
+def _check_filtered(name: str, text: str, arguments: tuple[Any, ...], others: tuple[Any, ...]) -> None:
+    """What filters make of a text."""
+    if name == "replace" and len(arguments) > 1:
+        _check_method(text, "replace", tuple(map(str, arguments)), {})
+    width = max((len(other) if isinstance(other, str) else other or 0 for other in others), default=4)
+    if name == "indent" and (text.count("\n") + 1) * width > LENGTH:
+        raise LimitError(f"a value is over {LENGTH} long")
+    if name in ("list", "sort", "unique", "batch", "reverse", "items") and len(text) > ITEMS:
+        raise LimitError(f"a value has over {ITEMS} parts")
 
 
 def _format(layout: str, *arguments: Any, **named: Any) -> str:
@@ -185,6 +368,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(layout: str) -> str:
+    _check_layout(layout)
     return datetime.now().strftime(layout)
 
 
@@ -196,5 +380,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Hugging Face's tojson: unlike Jinja's, it leaves <, > and & as they are; and BREAK, which is to vanish again."""
+    if (len(indent) if isinstance(indent, str) else indent or 0) > 16:
+        raise LimitError("an indentation is over 16")
+    if separators is not None and sum(map(len, separators)) > 16:
+        raise LimitError("separators are over 16 characters")
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     return re.sub(rf"[^\0-~{BREAK}]", lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text

@@ -14,8 +14,10 @@ tokens and 280k merges, where the dictionaries here take 60.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 
 from localllm.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
 from localllm.text.words import cutter
@@ -26,6 +28,7 @@ _CHARACTER_OF_BYTE = {byte: byte for byte in _PRINTABLE}
 _CHARACTER_OF_BYTE |= {byte: 256 + n for n, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))}
 _BYTE_OF_CHARACTER = {chr(character): byte for byte, character in _CHARACTER_OF_BYTE.items()}
 
+WINDOW, MARGIN = 1 << 13, 1 << 9  # characters: see `merge_long`
 _REMEMBERED_WORDS = 100_000
 _REMEMBERED_LENGTH = 64  # characters: longer words hardly come twice
 
@@ -58,6 +61,33 @@ def merge(symbols: list[str], ranks: dict[str, float], joint: str) -> list[str]:
             if pair:
                 heappush(queue, pair)
     return [symbol for symbol in symbols if symbol]
+
+
+def merge_long(text: str, ranks: dict[str, float], joint: str) -> list[str]:
+    """What `merge` makes of the characters, WINDOW of them at a time.
+
+    Of a window, the symbols in its last MARGIN characters are found again in the next one, which begins where a symbol
+    begins: far from its ends, a merge does not depend on them. Of a megabyte of one letter all windows are the same,
+    and the answer is remembered.
+    """
+    found: list[str] = []
+    known: dict[str, tuple[list[str], int]] = {}
+    at = 0
+    while len(text) - at > WINDOW:
+        window = text[at : at + WINDOW]
+        if window not in known:
+            known[window] = _far_from_end(merge(list(window), ranks, joint))
+        symbols, length = known[window]
+        found += symbols
+        at += length
+    return found + merge(list(text[at:]), ranks, joint)
+
+
+def _far_from_end(symbols: list[str]) -> tuple[list[str], int]:
+    """The symbols of a window to keep, at least one, and how many characters they have."""
+    ends = list(accumulate(map(len, symbols)))
+    kept = max(1, bisect_right(ends, WINDOW - MARGIN))
+    return symbols[:kept], ends[kept - 1]
 
 
 class Subwords:
@@ -122,7 +152,7 @@ class ByteLevel(Subwords):
         if self._ignore_merges and (token := ids.get(characters)) is not None:
             return [token]
         tokens = []
-        for symbol in merge(list(characters), self.vocabulary.ranks, " "):
+        for symbol in merge_long(characters, self.vocabulary.ranks, " "):
             if (token := ids.get(symbol)) is not None:
                 tokens.append(token)
             else:  # a merge that makes no token, or a byte that has none: what there is, as llama.cpp does
@@ -158,7 +188,7 @@ class SentencePiece(Subwords):
         if self._joins_lines and word.startswith("\n") and (token := ids.get(word)) is not None:
             return [token]
         tokens: list[int] = []
-        for symbol in merge(list(word), self.vocabulary.ranks, " " if self._by_merges else ""):
+        for symbol in merge_long(word, self.vocabulary.ranks, " " if self._by_merges else ""):
             token = ids.get(symbol)
             tokens += self._byte_tokens(symbol) if token is None else [token]
         return tokens

@@ -15,6 +15,7 @@ from localllm.errors import ModelError
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES, chosen_template
 from localllm.text.plain import Message
 from localllm.text.sandbox import LimitError, RefusalError, compile_template, render_template
+from localllm.text.trial import require_harmless
 
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
@@ -30,11 +31,13 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
-        """Raises ModelError, with the line, if the source is no valid template."""
+        """Raises ModelError, with the line, if the source is no valid template, or takes too much."""
         self.source = source
         self.stops: tuple[str, ...] = ()
         self.warning: str | None = None
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        if source not in BUILTIN_TEMPLATES.values():
+            require_harmless(source)
         try:
             self._template = compile_template(source)
         except Exception as error:  # Jinja's parser and Python's compiler both fail in many ways

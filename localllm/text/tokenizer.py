@@ -11,11 +11,12 @@ from os import PathLike
 from typing import Any, Self
 
 from localllm.errors import UsageError
+from localllm.files.checked import Checked
 from localllm.files.gguf_file import GGUFFile
 from localllm.text.plain import BREAK, Markers, without_surrogates
 from localllm.text.special import SpecialTokens
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
-from localllm.text.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary, read_vocabulary
+from localllm.text.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary, of_kinds, read_vocabulary
 
 
 class Tokenizer:
@@ -38,15 +39,14 @@ class Tokenizer:
         self.bos_id, self.eos_id, self.end_ids = vocabulary.bos_id, vocabulary.eos_id, vocabulary.end_ids
         self.adds_bos, self.adds_eos = vocabulary.adds_bos, vocabulary.adds_eos
         self.warning = vocabulary.warning
-        template = metadata.get("tokenizer.chat_template")
-        self.chat_template: str | None = template if isinstance(template, str) else None
+        self.chat_template = Checked(metadata, "tokenizer.").text("chat_template", "") or None
         self._subwords = _dialect(vocabulary)(vocabulary)
         # A unigram model puts it there itself, after normalizing the text.
         self._puts_space = vocabulary.adds_space and vocabulary.model != "t5"
         self._strips_space = vocabulary.adds_space or vocabulary.merges_spaces
         self._strips_before, self._strips_after = vocabulary.strips_before, vocabulary.strips_after
-        kinds = {USER_DEFINED, CONTROL, UNKNOWN}
-        self._special_types = {token: kind for token, kind in enumerate(vocabulary.types) if kind in kinds}
+        types = vocabulary.types
+        self._special_types = {token: types[token] for token in of_kinds(types, USER_DEFINED, CONTROL, UNKNOWN)}
         control = [token for token, kind in self._special_types.items() if kind != USER_DEFINED]
         self._control_pieces = {self.pieces[token] for token in control}
 

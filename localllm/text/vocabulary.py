@@ -5,18 +5,21 @@ hold, except that a byte-level vocabulary without a BOS or EOS id has none (llam
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from localllm.errors import ModelError
+from localllm.errors import ModelError, UnsupportedError
+from localllm.files.checked import Checked, is_whole, show
+from localllm.files.gguf_header import Metadata
+from localllm.files.known import is_known, remember
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 
-_PREFIX = "tokenizer.ggml."
+_PREFIX, _ID = "tokenizer.ggml.", "_token_id"
 _UNSUPPORTED = {
     "bert": "WordPiece",
     "rwkv": "RWKV",
@@ -25,12 +28,17 @@ _UNSUPPORTED = {
     "whitespace": "whitespace",
 }
 # The vocabularies that are supported, with the ids that special tokens have where the file is silent.
-_DEFAULTS = {
+_DEFAULTS: dict[str, dict[str, int]] = {
     "gpt2": {},
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "t5": {"eos": 1, "unknown": 2},
     "gemma4": {},
 }
+_FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces",
+          "escape_whitespaces")  # fmt: skip
+# The bytes that every byte-level vocabulary has, as it writes them; of others, some lack those that no text has.
+_USUAL_BYTES = [chr(code) for code in range(0x21, 0x7F)] + ["Ġ", "Ċ"]
+_BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 # Texts that end an answer whatever the metadata says. </s> only as a special token: it is HTML too, and Qwen has it so.
 _END_TEXTS = [
     *["<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|eom_id|>"],
@@ -63,7 +71,7 @@ class Vocabulary:
     pretokenizer: PreTokenizer | None  # None for "llama" and "t5", which have no words
     pieces: list[str]
     ids: dict[str, int]  # of the tokens that plain text can become: no control tokens
-    types: list[int]
+    types: bytearray
     ranks: dict[str, float]  # the order of merging, lowest first: by "left right" of a merge, or -score by the piece
     bos_id: int | None
     eos_id: int | None
@@ -81,23 +89,23 @@ class Vocabulary:
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary that the metadata describes; ModelError where it is missing, inconsistent or not supported."""
-    model = metadata.get(_PREFIX + "model")
-    if isinstance(model, str) and model in _UNSUPPORTED:
-        raise ModelError(f"the model's tokenizer ({model}, {_UNSUPPORTED[model]}) is not supported")
-    if not isinstance(model, str) or model not in _DEFAULTS:
-        raise ModelError(f"{_PREFIX}model: expected gpt2, llama, t5 or gemma4, found {str(model)[:40]!r}")
-    pieces = _pieces(metadata)
+    keys = Checked(metadata, _PREFIX)
+    model = _model(keys)
+    pieces = _pieces(keys)
     ids = dict(zip(pieces, range(len(pieces)), strict=True))
     _check_unique(pieces, ids)
-    types = _numbers(metadata, "token_type", len(pieces), NORMAL, kinds="iu").tolist()
+    types = _types(keys, len(pieces))
+    _check_flags_and_ids(keys, len(pieces))
+    pretokenizer, warning = _pretokenizer(keys, model)
+    special = _special_ids(keys, model, len(pieces))
     _check_bytes(pieces, types)
-    pretokenizer, warning = _pretokenizer(metadata, model)
-    special = _special_ids(metadata, model, len(pieces))
+    _check_all_bytes(ids, model, pretokenizer, special["unknown"])
+    scores = _scores(keys, len(pieces), needed=pretokenizer is None)
     if pretokenizer is not None:
-        ranks = _merge_ranks(metadata, pretokenizer.needs_merges)
+        ranks = _merge_ranks(keys, ids, pretokenizer.needs_merges)
     else:
-        ranks = dict(zip(pieces, (-_numbers(metadata, "scores", len(pieces), 0.0)).tolist(), strict=True))
-    ends = _settle_types(metadata, ids, types)
+        ranks = dict(zip(pieces, (-scores).tolist(), strict=True))
+    ends = _settle_types(keys, ids, types)
     ends |= {end for name in ("eos", "eot", "eom") if (end := special[name]) is not None}
     ends = _without_exceptions(ends, ids, types)
     before, after = _stripping(metadata, ids, types)
@@ -116,27 +124,37 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         eos_id=special["eos"],
         unknown_id=special["unknown"],
         end_ids=frozenset(ends),
-        adds_bos=_adds_bos(metadata, special["bos"], pretokenizer),
-        adds_eos=_adds(metadata, "eos", special["eos"], model == "t5"),
-        adds_space=pretokenizer is None and _flag(metadata, "add_space_prefix", model == "llama"),
-        merges_spaces=model == "t5" and _flag(metadata, "remove_extra_whitespaces", False),
-        charsmap=_charsmap(metadata) if model == "t5" else b"",
+        adds_bos=_adds_bos(keys, model, special["bos"], pretokenizer),
+        adds_eos=_adds(keys, "eos", special["eos"], model == "t5"),
+        adds_space=pretokenizer is None and keys.flag("add_space_prefix", model == "llama"),
+        merges_spaces=model == "t5" and keys.flag("remove_extra_whitespaces", False),
+        charsmap=_charsmap(keys) if model == "t5" else b"",
         strips_before=before,
         strips_after=after,
         warning=warning,
     )
 
 
-def of_kinds(types: list[int], *kinds: int) -> list[int]:
-    """The tokens of these types. Of 128256 it takes 3 ms to find them so, and 10 to look at one after the other."""
-    return np.flatnonzero(np.isin(types, kinds)).tolist()
+def of_kinds(types: bytearray, *kinds: int) -> list[int]:
+    """The tokens of these types. Of 128256 it takes 0.1 ms to find them so, and 10 to look at one after the other."""
+    return np.flatnonzero(np.isin(np.frombuffer(types, np.uint8), kinds)).tolist()
 
 
-def _pieces(metadata: Mapping[str, Any]) -> list[str]:
+def _model(keys: Checked) -> str:
+    """The kind of the vocabulary."""
+    model = keys.text("model")
+    if model in _UNSUPPORTED:
+        raise UnsupportedError(f"the model's tokenizer ({model}, {_UNSUPPORTED[model]}) is not supported")
+    if model not in _DEFAULTS:
+        raise UnsupportedError(f"{_PREFIX}model: expected gpt2, llama, t5 or gemma4, found {show(model)}")
+    return model
+
+
+def _pieces(keys: Checked) -> list[str]:
     """The text of every token; an empty one, which no text can contain, gets a name."""
-    pieces = metadata.get(_PREFIX + "tokens")
-    if not isinstance(pieces, list) or not pieces or not isinstance(pieces[0], str):
-        raise ModelError(f"{_PREFIX}tokens: expected an array of strings, found {type(pieces).__name__}")
+    pieces = keys.strings("tokens")
+    if not pieces:
+        raise keys.wrong("tokens", "an array of strings")
     return [piece or f"[EMPTY_{token}]" for token, piece in enumerate(pieces)] if "" in pieces else pieces
 
 
@@ -147,103 +165,159 @@ def _check_unique(pieces: list[str], ids: dict[str, int]) -> None:
         raise ModelError(f"{_PREFIX}tokens: token {token} and token {ids[piece]} are both {piece[:40]!r}")
 
 
-def _check_bytes(pieces: list[str], types: list[int]) -> None:
-    for token in [token for token, kind in enumerate(types) if kind == BYTE]:
+def _types(keys: Checked, count: int) -> bytearray:
+    """Of every token; without any, all are normal."""
+    if not keys.has("token_type"):
+        return bytearray([NORMAL]) * count
+    types = _of_every_token(keys, "token_type", "iu", count)
+    if not (types.min() >= NORMAL and types.max() <= BYTE):
+        token = int(((types < NORMAL) | (types > BYTE)).argmax())
+        raise ModelError(f"{keys.key('token_type')}: expected {NORMAL} to {BYTE}, found {types[token]} (token {token})")
+    return bytearray(types.astype(np.uint8).tobytes())
+
+
+def _scores(keys: Checked, count: int, needed: bool) -> np.ndarray:
+    """Of every token, float [count]."""
+    if not needed and not keys.has("scores"):
+        return np.zeros(count)
+    scores = _of_every_token(keys, "scores", "f", count)
+    if not np.isfinite(scores).all():
+        token = int((~np.isfinite(scores)).argmax())
+        raise ModelError(f"{keys.key('scores')}: expected a finite number, found {scores[token]} (token {token})")
+    return scores
+
+
+def _of_every_token(keys: Checked, name: str, kinds: str, count: int) -> np.ndarray:
+    """One number for each, [count], of these NumPy kinds."""
+    values = keys.array(name, kinds, f"an array of {'scores' if kinds == 'f' else 'whole numbers'}")
+    if len(values) != count:
+        raise ModelError(f"{keys.key(name)}: expected {count} numbers, one for every token, found {len(values)}")
+    return values
+
+
+def _check_bytes(pieces: list[str], types: bytearray) -> None:
+    for token in of_kinds(types, BYTE):
         if not re.fullmatch("<0x[0-9A-Fa-f]{2}>", pieces[token]):
             found = repr(pieces[token][:40])
             raise ModelError(f"{_PREFIX}tokens: token {token}: expected a byte such as <0x0A>, found {found}")
 
 
-def _numbers(metadata: Mapping[str, Any], name: str, count: int, default: float, kinds: str = "iuf") -> np.ndarray:
-    """An array with one number for every token, [count], of these NumPy kinds; `default` when the file has none."""
-    if (values := metadata.get(_PREFIX + name)) is None:
-        return np.full(count, default)
-    values = np.asarray(values)
-    if values.ndim != 1 or values.dtype.kind not in kinds:
-        raise ModelError(f"{_PREFIX}{name}: expected an array of numbers")
-    if len(values) != count:
-        raise ModelError(f"{_PREFIX}{name}: expected {count} numbers, one for every token, found {len(values)}")
-    if np.isnan(values).any():
-        raise ModelError(f"{_PREFIX}{name}: expected numbers, found NaN for token {int(np.isnan(values).argmax())}")
-    return values
+def _check_all_bytes(
+    ids: dict[str, int], model: str, pretokenizer: PreTokenizer | None, unknown_id: int | None
+) -> None:
+    """Text must not vanish for want of a token: there are bytes, or an unknown token and few bytes or none."""
+    is_byte_level = pretokenizer is not None and not pretokenizer.marks_spaces
+    missing = [piece for piece in (_USUAL_BYTES if is_byte_level else _BYTE_PIECES) if piece not in ids]
+    has_others = unknown_id is not None and len(missing) > len(_BYTE_PIECES) // 2
+    if missing and not (model == "t5" or (has_others and not is_byte_level)):
+        raise ModelError(f"{_PREFIX}tokens: the byte {missing[0]} and {len(missing) - 1} more are missing")
 
 
-def _merge_ranks(metadata: Mapping[str, Any], needed: bool) -> dict[str, float]:
+def _check_flags_and_ids(keys: Checked, count: int) -> None:
+    """Also of those that nothing here needs."""
+    for name in _FLAGS:
+        if keys.has(name):
+            keys.flag(name)
+    for key in keys.metadata:
+        if key.startswith(_PREFIX) and key.endswith(_ID):
+            _special_id(keys, key[len(_PREFIX) : -len(_ID)], count)
+
+
+def _merge_ranks(keys: Checked, ids: dict[str, int], needed: bool) -> dict[str, float]:
     """The rank of each "left right" pair: its position in the file, the first one for a pair that comes twice."""
-    merges = metadata.get(_PREFIX + "merges", None if needed else [])
-    if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges[:1]):
-        raise ModelError(f"{_PREFIX}merges: expected an array of strings, found {type(merges).__name__}")
-    if not all([" " in merge for merge in merges]):
-        position, merge = next((i, merge) for i, merge in enumerate(merges) if " " not in merge)
-        raise ModelError(f"{_PREFIX}merges: entry {position}: expected two pieces with a space, found {merge[:40]!r}")
+    merges = keys.strings("merges") if needed or keys.has("merges") else []
+    _check_merges(keys, merges, ids)
     return dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
 
 
-def _pretokenizer(metadata: Mapping[str, Any], model: str) -> tuple[PreTokenizer | None, str | None]:
+def _check_merges(keys: Checked, merges: list[str], ids: dict[str, int]) -> None:
+    """That all are of two tokens and make one; of 280k it takes 0.1 s, so it is remembered which were."""
+    data, known = keys.metadata, ids.keys()
+    mark = data.fingerprint(_PREFIX + "tokens", _PREFIX + "merges") if isinstance(data, Metadata) else None
+    if mark and is_known(f"merges-1-{mark}"):
+        return
+    # Sets and joined strings, because to look at one merge after the other takes four times as long.
+    if merges and (
+        not all([" " in merge for merge in merges])
+        or " ".join(merges).count(" ") != 2 * len(merges) - 1
+        or set(" ".join(merges).split(" ")) - known
+        or set("\0".join(merges).replace(" ", "").split("\0")) - known
+    ):
+        _refuse_merges(merges, ids)
+    if mark:
+        remember(f"merges-1-{mark}")
+
+
+def _refuse_merges(merges: Iterable[str], ids: dict[str, int]) -> None:
+    """Raise ModelError for the first merge that is not of two tokens, or makes none."""
+    for position, merge in enumerate(merges):
+        parts = merge.split(" ")
+        if len(parts) != 2 or "" in parts:
+            problem = "expected two pieces with a space"
+        elif unknown := [piece for piece in (*parts, "".join(parts)) if piece not in ids]:
+            problem = f"{show(unknown[0])} is no token"
+        else:
+            continue
+        raise ModelError(f"{_PREFIX}merges: entry {position}: {problem}, found {merge[:40]!r}")
+
+
+def _pretokenizer(keys: Checked, model: str) -> tuple[PreTokenizer | None, str | None]:
     """The pre-tokenizer of a BPE vocabulary, and a warning when the file names none that is known."""
+    name = keys.text("pre", "")
     if model in ("llama", "t5"):
         return None, None
-    name = "gemma4" if model == "gemma4" else metadata.get(_PREFIX + "pre")
-    if isinstance(name, str) and name in PRETOKENIZERS:
+    name = "gemma4" if model == "gemma4" else name
+    if name in PRETOKENIZERS:
         return PRETOKENIZERS[name], None
-    found = f"unknown ({str(name)[:40]!r})" if name else "missing"
+    found = f"unknown ({name[:40]!r})" if name else "missing"
     return PRETOKENIZERS["default"], f"the model's pre-tokenizer is {found}: using the default one, answers may suffer"
 
 
-def _special_ids(metadata: Mapping[str, Any], model: str, count: int) -> dict[str, int | None]:
+def _special_ids(keys: Checked, model: str, count: int) -> dict[str, int | None]:
     """The ids that the file gives, or that are usual where it is silent."""
-    special = {name: _special_id(metadata, name, count) for name in ("bos", "eos", "unknown", "eot", "eom")}
+    special = {name: _special_id(keys, name, count) for name in ("bos", "eos", "unknown", "eot", "eom")}
     usual = {name: token for name, token in _DEFAULTS[model].items() if token < count}
-    return special | {name: token for name, token in usual.items() if f"{_PREFIX}{name}_token_id" not in metadata}
+    return special | {name: token for name, token in usual.items() if not keys.has(name + _ID)}
 
 
-def _special_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
+def _special_id(keys: Checked, name: str, count: int) -> int | None:
     """The id of a special token; None when the file gives none (some write -1 for that)."""
-    key = f"{_PREFIX}{name}_token_id"
-    token = metadata.get(key)
-    if token is None or (isinstance(token, int) and token in (-1, 0xFFFFFFFF)):
+    token = keys.raw(name + _ID)
+    if token is None or (is_whole(token) and token in (-1, 0xFFFFFFFF)):
         return None
-    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < count:
-        raise ModelError(f"{key}: expected an id below {count}, found {str(token)[:40]}")
-    return token
+    return keys.whole(name + _ID, None, 0, count - 1)
 
 
-def _adds_bos(metadata: Mapping[str, Any], token: int | None, pretokenizer: PreTokenizer | None) -> bool:
+def _adds_bos(keys: Checked, model: str, token: int | None, pretokenizer: PreTokenizer | None) -> bool:
     """Whether a BOS token comes first. Gemma 4's files say no by mistake, and llama.cpp overrules them."""
     if pretokenizer is None:
-        return _adds(metadata, "bos", token, metadata.get(_PREFIX + "model") == "llama")
-    return _adds(metadata, "bos", token, pretokenizer.adds_bos) or (pretokenizer.joins_lines and token is not None)
+        return _adds(keys, "bos", token, model == "llama")
+    return _adds(keys, "bos", token, pretokenizer.adds_bos) or (pretokenizer.joins_lines and token is not None)
 
 
-def _adds(metadata: Mapping[str, Any], name: str, token: int | None, default: bool) -> bool:
+def _adds(keys: Checked, name: str, token: int | None, default: bool) -> bool:
     """Whether the file asks for a BOS (or EOS) token."""
-    key = f"add_{name}_token"
-    wanted = _flag(metadata, key, default)
-    if wanted and token is None and _PREFIX + key in metadata:
-        raise ModelError(f"{_PREFIX}{key} is true, but {_PREFIX}{name}_token_id is not set")
+    wanted = keys.flag(f"add_{name}_token", default)
+    if wanted and token is None and keys.has(f"add_{name}_token"):
+        raise ModelError(f"{_PREFIX}add_{name}_token is true, but {_PREFIX}{name}_token_id is not set")
     return wanted and token is not None
 
 
-def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = metadata.get(_PREFIX + name, default)
-    if not isinstance(value, int):
-        raise ModelError(f"{_PREFIX}{name}: expected true or false, found {str(value)[:40]!r}")
-    return bool(value)
-
-
-def _charsmap(metadata: Mapping[str, Any]) -> bytes:
+def _charsmap(keys: Checked) -> bytes:
     """The bytes of the precompiled charsmap; none where the file has none."""
-    data = np.asarray(metadata.get(_PREFIX + "precompiled_charsmap", []))
-    if data.size and (data.ndim != 1 or data.dtype.kind not in "iu" or data.dtype.itemsize != 1):
-        raise ModelError(f"{_PREFIX}precompiled_charsmap: expected an array of bytes")
-    return data.tobytes() if data.size else b""
+    if not keys.has("precompiled_charsmap"):
+        return b""
+    data = keys.array("precompiled_charsmap", "iu", "an array of bytes")
+    if data.dtype.itemsize != 1:
+        raise keys.wrong("precompiled_charsmap", "an array of bytes")
+    return data.tobytes()
 
 
-def _settle_types(metadata: Mapping[str, Any], ids: dict[str, int], types: list[int]) -> set[int]:
+def _settle_types(keys: Checked, ids: dict[str, int], types: bytearray) -> set[int]:
     """Correct the types of tokens with well-known texts, in place; the ids of those that end an answer."""
     ends = {ids[text] for text in _END_TEXTS if text in ids and (text != "</s>" or types[ids[text]] != NORMAL)}
     for name, texts in _FILL_END_TEXTS.items():
-        named = _special_id(metadata, name, len(ids))
+        named = _special_id(keys, name, len(ids))
         ends |= {ids[text] for text in texts if text in ids} if named is None else {named}
     for token in ends | {ids[text] for text in _FILL_TEXTS if text in ids}:
         types[token] = CONTROL
@@ -253,7 +327,7 @@ def _settle_types(metadata: Mapping[str, Any], ids: dict[str, int], types: list[
     return ends
 
 
-def _without_exceptions(ends: set[int], ids: dict[str, int], types: list[int]) -> set[int]:
+def _without_exceptions(ends: set[int], ids: dict[str, int], types: bytearray) -> set[int]:
     """Take back two ends: gpt-oss and Solar close a part of an answer with <|end|>, Gemma 4's </s> is plain text."""
     ending = {text for text in ("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>") if text in ids}
     if ending & {"<|call|>", "<|calls|>"} and ending & {"<|return|>", "<|flush|>"} and ids.get("<|end|>") in ends:
@@ -266,14 +340,15 @@ def _without_exceptions(ends: set[int], ids: dict[str, int], types: list[int]) -
 
 
 def _stripping(
-    metadata: Mapping[str, Any], ids: dict[str, int], types: list[int]
+    metadata: Mapping[str, Any], ids: dict[str, int], types: bytearray
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The special tokens that swallow the white space in front of them, and those that swallow it behind them.
 
     GGUF does not say so: llama.cpp goes by the model's name, its pre-tokenizer and its architecture.
     """
-    name, pre = str(metadata.get("general.name", "")).lower(), str(metadata.get(_PREFIX + "pre", ""))
-    architecture = str(metadata.get("general.architecture", ""))
+    general = Checked(metadata, "general.")
+    name, architecture = general.text("name", "").lower(), general.text("architecture", "")
+    pre = Checked(metadata, _PREFIX).text("pre", "")
     none: frozenset[int] = frozenset()
     special = UNKNOWN, CONTROL, USER_DEFINED
     if any(known in pre for known in _STRIPPING_PRE) or any(known in architecture for known in _STRIPPING_ARCH):

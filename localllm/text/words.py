@@ -1,12 +1,14 @@
 """A text into words, by the steps of a pre-tokenizer, each applied to what the ones before have left."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from itertools import groupby
+from itertools import accumulate, groupby
 from unicodedata import category
 
 from localllm.text.pretokenizers import Threes
 
 Cut = Callable[[str], list[str]]
+WINDOW, MARGIN = 1 << 18, 1 << 12  # characters: see `in_windows`
 
 
 def cutter(steps: Iterable[str | Threes]) -> Cut:
@@ -25,7 +27,7 @@ def cutter(steps: Iterable[str | Threes]) -> Cut:
             found = [word for piece in found for word in cut(piece)]
         return found
 
-    return words
+    return lambda text: words(text) if len(text) <= WINDOW else in_windows(words, text)
 
 
 def _by_expressions(expressions: list[str]) -> Cut:
@@ -34,7 +36,37 @@ def _by_expressions(expressions: list[str]) -> Cut:
 
     splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]
     pre_tokenizer = pre_tokenizers.Sequence(splits)
-    return lambda text: [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
+
+    def pieces(text: str) -> list[str]:
+        return [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
+
+    return pieces
+
+
+def in_windows(cut: Cut, text: str) -> list[str]:
+    """What `cut` makes of a text, of which it is given WINDOW characters at a time.
+
+    Oniguruma gives up, and the library panics, where it looks at some million characters for one word. The words in a
+    window's last MARGIN characters are found again in the next one, which begins where a word begins. Only in a run of
+    millions of spaces, or of signs, is there a word that ends with the window.
+    """
+    found: list[str] = []
+    at = 0
+    while len(text) - at > WINDOW:
+        words = cut(text[at : at + WINDOW])
+        kept = _far_from_end(words)
+        found += words[:kept]
+        at += sum(map(len, words[:kept]))
+    return found + cut(text[at:])
+
+
+def _far_from_end(words: list[str]) -> int:
+    """How many words of a window to keep: at least one, and if possible up to a letter in front of a space: there, no
+    expression looks back, and none that goes before others has a match that they cut."""
+    ends = list(accumulate(map(len, words)))
+    kept = max(1, bisect_right(ends, WINDOW - MARGIN))
+    best = (n for n in range(kept, 0, -1) if words[n - 1][-1].isalpha() and words[n : n + 1] and words[n][0] in " \n")
+    return next(best, kept)
 
 
 def _in_threes(step: Threes) -> Cut:

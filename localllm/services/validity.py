@@ -1,0 +1,103 @@
+"""Whether a model file makes sense, found without running it: what every command asks of a file from a stranger.
+
+What GGUFFile.open checks comes before: counts, lengths, places. Here it is what they mean: hyperparameters, the tensors
+that they call for, the vocabulary. `require_numbers` reads every weight besides, and takes as long as that takes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.arch import architecture
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.weights import Weights
+from localllm.engine.recorder import Recorder
+from localllm.errors import ModelError, UnsupportedError
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.known import is_known, remember
+
+VOCABULARY = "tokenizer.ggml."
+CHUNK = 1 << 20  # weights that are looked at together
+
+
+@dataclass(frozen=True)
+class Validity:
+    """What is known of a file.
+
+    Attributes:
+        hyperparameters: None if localllm cannot read them.
+        problem: why it cannot run, None if it can.
+        is_valid: false if the problem is the file's.
+    """
+
+    hyperparameters: Hyperparameters | None
+    problem: ModelError | None
+
+    @property
+    def is_valid(self) -> bool:
+        return self.problem is None or isinstance(self.problem, UnsupportedError)
+
+
+def validity(file: GGUFFile) -> Validity:
+    """Look at everything but the weights of matrices. A file without vocabulary or without tensors is valid."""
+    hyperparameters = None
+    try:
+        if any(key.startswith(VOCABULARY) for key in file.metadata):
+            require_vocabulary(file)
+        module, hyperparameters = architecture(file)
+        if file.tensors:
+            require_tensors(file, module.forward, hyperparameters)
+    except ModelError as error:
+        return Validity(hyperparameters, error)
+    return Validity(hyperparameters, None)
+
+
+def require_valid(file: GGUFFile) -> None:
+    """Raise ModelError for a file that is not valid; one that is not supported passes."""
+    found = validity(file)
+    if found.problem and not found.is_valid:
+        raise found.problem
+
+
+def require_vocabulary(file: GGUFFile) -> None:
+    """Raise ModelError for a vocabulary that is not valid; of one that was, its metadata are remembered."""
+    mark = file.metadata.fingerprint(*file.metadata)
+    if mark and is_known(f"vocabulary-2-{mark}"):
+        return
+    from localllm.text.tokenizer import Tokenizer  # slow to import
+
+    try:
+        Tokenizer.from_metadata(file.metadata)
+    except ModelError as error:
+        raise type(error)(f"{file.path}: {error}") from None
+    if mark:
+        remember(f"vocabulary-2-{mark}")
+
+
+def require_tensors(file: GGUFFile, forward: Any, hyperparameters: Hyperparameters) -> None:
+    """Raise ModelError if the file lacks a tensor, has one of a wrong shape, or one that is not used."""
+    recorder = Recorder(hyperparameters, hyperparameters.context)
+    try:
+        logits = forward(recorder, Weights(file.tensors), hyperparameters)
+        recorder.require_all_used(file.tensors)
+    except ModelError as error:
+        raise type(error)(f"{file.path}: {error}") from None
+    if logits.columns != hyperparameters.vocab_size:
+        raise ModelError(f"{file.path}: logits for {logits.columns} tokens of {hyperparameters.vocab_size}")
+
+
+def require_numbers(file: GGUFFile) -> None:
+    """Read every weight. Raises ModelError, with its place, for one that is not a finite number."""
+    from localllm.files.source import GGUFTensor, row_count
+    from localllm.kernels.widen import Widener, can_widen
+    from localllm.services.quantize import widened
+
+    tensors = [GGUFTensor(tensor) for tensor in file.tensors.values() if can_widen(tensor.format)]
+    widener = Widener({tensor.format for tensor in tensors})
+    try:
+        for tensor in tensors:
+            rows, step = row_count(tensor.shape), max(1, CHUNK // tensor.shape[-1])
+            for first in range(0, rows, step):
+                widened(widener, tensor, first, min(first + step, rows))
+                tensor.forget(first, min(first + step, rows))
+    except ModelError as error:
+        raise ModelError(f"{file.path}: {error}") from None

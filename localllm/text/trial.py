@@ -1,0 +1,119 @@
+"""A template's first rendering, in a process of its own that the operating system limits.
+
+The sandbox counts what a template makes, but Jinja, Python's compiler and the methods of texts are not ours: where a
+stranger's template finds a way around, it meets its end here, before it can harm the program. A template that passes
+is remembered by its hash and never tried again, so that later starts lose nothing.
+"""
+
+import hashlib
+import os
+import select
+import signal
+import sys
+import time
+from typing import NoReturn
+
+from localllm.errors import ModelError
+from localllm.files.known import is_known, remember
+from localllm.text.sandbox import LimitError, compile_template, render_template
+
+SECONDS, BYTES = 2, 256 << 20  # of the processor, and of memory beyond what the program has
+PATIENCE = 20.0  # seconds of the clock, on a computer that is busy with other things
+_SYSTEM, _USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}
+_ANSWER = {"role": "assistant", "content": "Hi"}
+CONVERSATIONS = ([_USER], [_SYSTEM, _USER], [_USER, _ANSWER, _USER], [_USER, _ANSWER] * 6 + [_USER])
+
+
+def require_harmless(source: str) -> None:
+    """Raise ModelError for a template that takes too much. One that only fails passes: it will say why itself."""
+    if not hasattr(os, "fork") or sys.platform == "win32":
+        return
+    mark = f"template-1-{hashlib.sha256(source.encode(errors='replace')).hexdigest()}"
+    if is_known(mark):
+        return
+    if (problem := tried(source)) is not None:
+        raise ModelError(f"the chat template was stopped: {problem}")
+    remember(mark)
+
+
+def tried(source: str) -> str | None:
+    """What is wrong with a template; None if it keeps to the limits."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        _try(source, writer)
+    os.close(writer)
+    try:
+        return _verdict(reader, child)
+    finally:
+        os.close(reader)
+
+
+def _verdict(reader: int, child: int) -> str | None:
+    """What the child writes, or how it ends."""
+    told, status = b"", None
+    deadline = time.monotonic() + PATIENCE
+    try:
+        while select.select([reader], [], [], max(0, deadline - time.monotonic()))[0]:
+            if not (piece := os.read(reader, 4096)):
+                break
+            told += piece
+    finally:
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    if told.startswith(b"ok"):
+        return None
+    if told:
+        return told.decode(errors="replace")
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
+        return f"it ran for over {SECONDS} seconds"
+    return "it ends the program that renders it"
+
+
+def _try(source: str, writer: int) -> NoReturn:
+    """In the child: compile and render, and say how it went."""
+    told = "ok"
+    try:
+        _limit()
+        template = compile_template(source)
+        for conversation in CONVERSATIONS:
+            _render(template, conversation)
+    except LimitError as error:
+        told = str(error)
+    except MemoryError:
+        told = f"it takes over {BYTES >> 20} MB"
+    except Exception:
+        told = "ok"  # an error of its own, which the program will find too
+    except BaseException:
+        os._exit(1)
+    try:
+        os.write(writer, told.encode(errors="replace")[:400])
+    finally:
+        os._exit(0)
+
+
+def _render(template: object, conversation: list[dict[str, str]]) -> None:
+    given = {"messages": conversation, "add_generation_prompt": True, "bos_token": "<s>", "eos_token": "</s>"}
+    try:
+        render_template(template, {"tools": None, "documents": None, **given})  # type: ignore[arg-type]
+    except (LimitError, MemoryError):
+        raise
+    except Exception:
+        return
+
+
+def _limit() -> None:
+    """Processor and memory of this process, from now on."""
+    import resource
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = int(used.ru_utime + used.ru_stime) + SECONDS + 1
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    with open("/proc/self/statm" if os.path.exists("/proc/self/statm") else os.devnull, "rb") as file:
+        pages = file.read().split()
+    if pages:
+        size = int(pages[0]) * resource.getpagesize() + BYTES
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (size if soft == -1 else min(size, soft), hard))

@@ -1,0 +1,50 @@
+"""Model files with something wrong in them: the tiny model, changed where a test wants."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tiny_model import write_tiny_model
+
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf_writer import Output, Packed, write_gguf
+
+GONE = object()  # instead of a value: the key, or the tensor, is left out
+Change = Mapping[str, Any]
+
+
+def parts_of(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The metadata as they stand in a file, and its tensors, float32."""
+    file = GGUFFile.open(path)
+    metadata = {key: Packed(value.tobytes()) for key, value in file.packed.items()}
+    tensors = {name: tensor.data.view(np.float32).reshape(tensor.shape) for name, tensor in file.tensors.items()}
+    return metadata, tensors
+
+
+class Wrong:
+    """Writes models that differ from a valid one."""
+
+    def __init__(self, folder: Path):
+        self.valid = write_tiny_model(folder / "valid.gguf")
+        self.metadata, self.tensors = parts_of(self.valid)
+        self.path = folder / "wrong.gguf"
+
+    def write(self, metadata: Change = {}, tensors: Change = {}) -> Path:  # noqa: B006
+        """The file with these metadata and tensors instead; GONE takes one away, a function changes a copy."""
+        keys = changed(self.metadata, metadata)
+        weights = changed(self.tensors, tensors)
+        write_gguf(self.path, keys, [Output.of(name, weight) for name, weight in weights.items()])
+        return self.path
+
+
+def changed(values: Mapping[str, Any], changes: Change) -> dict[str, Any]:
+    result = dict(values)
+    for key, value in changes.items():
+        if value is GONE:
+            del result[key]
+        elif isinstance(value, Callable):
+            result[key] = value(result[key].copy())
+        else:
+            result[key] = value
+    return result

@@ -1,0 +1,268 @@
+"""Files from strangers: every command refuses what makes no sense, in one line that names it, with exit code 3."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from strangers import GONE, Wrong
+from tiny_model import MERGES, vocabulary
+
+from localllm.files.gguf_writer import Packed
+
+ALL = ("run", "inspect", "tokenize", "quantize")
+NOT_TOKENIZE = ("run", "inspect", "quantize")  # which does not look at tensors
+PIECES = vocabulary()
+TYPES = np.array([3] * 3 + [1] * (len(PIECES) - 3), np.int32)
+
+
+def L(name: str, value: Any) -> dict[str, Any]:  # noqa: N802 (short: the tables are full of it)
+    return {f"llama.{name}": value}
+
+
+def T(name: str, value: Any) -> dict[str, Any]:  # noqa: N802
+    return {f"tokenizer.ggml.{name}": value}
+
+
+def sentence_piece(**changes: Any) -> dict[str, Any]:
+    """As SentencePiece's, of as many tokens as the tiny model has."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"abcdefghi"]
+    types = np.array([2, 3, 3] + [6] * 256 + [1] * 9, np.int32)
+    metadata = {"model": "llama", "tokens": pieces, "token_type": types, "scores": np.zeros(268, np.float32)}
+    made = {f"tokenizer.ggml.{key}": value for key, value in (metadata | changes).items()}
+    made |= {"tokenizer.ggml.merges": GONE, "tokenizer.ggml.pre": GONE}
+    return {key: value for key, value in made.items() if key != "tokenizer.ggml.scores" or value is not GONE}
+
+
+def with_item(values: np.ndarray, place: int, item: Any) -> np.ndarray:
+    values = values.copy()
+    values[place] = item
+    return values
+
+
+NESTED = Packed(struct.pack("<IIQ", 9, 9, 2) + struct.pack("<IQB", 0, 1, 7) + struct.pack("<IQBB", 0, 2, 7, 7))
+SUBNORMAL, INFINITE, NAN = np.float32(1e-40), np.float32(np.inf), np.float32(np.nan)
+STRANGE_NUMBERS = {"zero": np.float32(0), "negative": np.float32(-1), "subnormal": SUBNORMAL, "infinite": INFINITE,
+                   "not a number": NAN, "text": "1", "bool": True, "array": np.ones(3, np.float32)}  # fmt: skip
+STRANGE_COUNTS = {"zero": 0, "negative": -1, "huge": 10**10, "float": 2.0, "text": "2", "bool": True, "nested": NESTED,
+                  "wrong length": np.full(3, 2, np.uint32), "floats": np.full(2, 2.0, np.float32)}  # fmt: skip
+POSITIVE = ("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.scaling.factor", "rope.scaling.attn_factor")
+COUNTS = ("feed_forward_length", "block_count", "embedding_length", "context_length", "attention.head_count")
+FLAGS = ("add_bos_token", "add_eos_token", "add_space_prefix")
+IDS = ("bos", "eos", "unknown", "padding", "separator", "eot", "fim_pad", "mask")
+
+METADATA: dict[str, tuple[dict[str, Any], str]] = {
+    **{f"{name}: {kind}": (L(name, value), name) for name in POSITIVE for kind, value in STRANGE_NUMBERS.items()},
+    **{f"{name}: {kind}": (L(name, value), name) for name in COUNTS for kind, value in STRANGE_COUNTS.items()},
+    **{f"{name}: {value!r}": (T(name, value), name) for name in FLAGS for value in (1, "yes", np.ones(1, np.bool_))},
+    **{f"{name}: {value!r}": (T(f"{name}_token_id", value), f"{name}_token_id")
+       for name in IDS for value in (268, -2, 1.5, True, "2", np.ones(1, np.uint32))},
+    "no feed_forward_length": (L("feed_forward_length", GONE), "feed_forward_length"),
+    "no epsilon": (L("attention.layer_norm_rms_epsilon", GONE), "epsilon"),
+    "another feed_forward_length": (L("feed_forward_length", 64), "feed_forward_length"),
+    "fewer layers": (L("block_count", 1), "blk.1."),
+    "more layers": (L("block_count", 3), "blk.2."),
+    "vocab_size": (L("vocab_size", 267), "vocab_size"),
+    "experts without experts": (L("expert_count", 4) | L("expert_used_count", 2), "expert_count"),
+    "used experts": (L("expert_used_count", 2), "expert_used_count"),
+    "shared experts": (L("expert_shared_count", 1), "expert_shared_count"),
+    "an unread number": (L("rope.scaling.yarn_ext_factor", INFINITE), "yarn_ext_factor"),
+    "an unread count": (L("attention.sliding_window", -4), "sliding_window"),
+    "an unread flag": (L("use_parallel_residual", 7), "use_parallel_residual"),
+    "rope scaling": (L("rope.scaling.type", "sideways"), "rope scaling sideways"),
+    "a name of numbers": ({"general.name": 7}, "general.name"),
+    "a template of numbers": ({"tokenizer.chat_template": np.ones(4, np.uint8)}, "tokenizer.chat_template"),
+    "pre": (T("pre", ["llama-bpe"]), "tokenizer.ggml.pre"),
+    "no model": (T("model", GONE), "tokenizer.ggml.model"),
+    "models": (T("model", ["gpt2"]), "tokenizer.ggml.model"),
+    "ragged types": (T("token_type", NESTED), "token_type"),
+    "type 0": (T("token_type", with_item(TYPES, 9, 0)), "token_type: expected 1 to 6, found 0 (token 9)"),
+    "type 7": (T("token_type", with_item(TYPES, 9, 7)), "token_type: expected 1 to 6, found 7"),
+    "types as text": (T("token_type", ["1"] * 268), "token_type"),
+    "fewer types": (T("token_type", TYPES[:-1]), "token_type: expected 268 numbers"),
+    "a byte that is none": (T("token_type", with_item(TYPES, 70, 6)), "token 70: expected a byte"),
+    "the same twice": (T("tokens", [*PIECES[:-1], "a"]), "are both 'a'"),
+    "fewer tokens": (T("tokens", PIECES[:-1]), "26"),
+    "numbers as tokens": (T("tokens", np.arange(268)), "tokenizer.ggml.tokens"),
+    "a byte is missing": (T("tokens", [piece if piece != "!" else "!!" for piece in PIECES]), "the byte !"),
+    "merge of one": (T("merges", [*MERGES, "he"]), "merges: entry 9"),
+    "merge of three": (T("merges", [*MERGES, "h e l"]), "merges: entry 9"),
+    "merge of nothing": (T("merges", [*MERGES, " h"]), "merges: entry 9"),
+    "merge of strangers": (T("merges", [*MERGES, "h xyz"]), "merges: entry 9: xyz is no token"),
+    "merge to a stranger": (T("merges", [*MERGES, "h h"]), "merges: entry 9: hh is no token"),
+    "merges as numbers": (T("merges", np.arange(9)), "tokenizer.ggml.merges"),
+    "no scores": (sentence_piece(scores=GONE), "tokenizer.ggml.scores"),
+    "infinite score": (sentence_piece(scores=with_item(np.zeros(268, np.float32), 5, INFINITE)), "scores"),
+    "ragged scores": (sentence_piece(scores=NESTED), "tokenizer.ggml.scores"),
+    "a byte of 256 is missing": (
+        sentence_piece(tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(255)), *"abcdefghij"],
+                       token_type=np.array([2, 3, 3] + [6] * 255 + [1] * 10, np.int32)),
+        "the byte <0xFF>",
+    ),
+    "architecture": ({"general.architecture": np.ones(2, np.uint8)}, "general.architecture"),
+    "alignment as text": ({"general.alignment": "32"}, "general.alignment"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory) -> Wrong:
+    return Wrong(tmp_path_factory.mktemp("strangers"))
+
+
+def arguments(verb: str, path: Path) -> list[str]:
+    more = {"run": ["-p", "Hi", "-n", "1"], "tokenize": ["Hi"], "quantize": [str(path.with_suffix(".out")), "Q8_0"]}
+    return [verb, str(path), *more.get(verb, [])]
+
+
+def require_refused(cli, path: Path, expected: str, verbs=ALL) -> None:
+    for verb in verbs:
+        code, _, err = cli(*arguments(verb, path))
+        assert code == 3, f"{verb}: {err}"
+        assert err.startswith(f"localllm: error: {path}: ") and err.count("\n") == 1, f"{verb}: {err}"
+        assert expected in err, f"{verb}: {err}"
+        assert not path.with_suffix(".out").exists()
+
+
+def test_the_valid_one(wrong: Wrong, cli):
+    path = wrong.write()
+    for verb in ALL:
+        assert cli(*arguments(verb, path))[0] == 0, verb
+    path.with_suffix(".out").unlink()
+    assert cli("inspect", path, "--check")[0] == 0
+
+
+def test_sentence_piece_is_valid_too(wrong: Wrong, cli):
+    assert cli(*arguments("tokenize", wrong.write(sentence_piece())))[0] == 0
+
+
+@pytest.mark.parametrize("case", METADATA)
+def test_metadata(wrong: Wrong, cli, case: str):
+    changes, expected = METADATA[case]
+    about_tensors = expected.startswith("blk.")
+    if "alignment" in expected:
+        return require_refused_by_hand(wrong, cli, changes, expected)
+    require_refused(cli, wrong.write(changes), expected, NOT_TOKENIZE if about_tensors else ALL)
+
+
+def require_refused_by_hand(wrong: Wrong, cli, changes: dict[str, Any], expected: str) -> None:
+    """An alignment that the writer would heed: the value is changed behind its back."""
+    data = wrong.write({"general.alignment": 32}).read_bytes()
+    place = data.index(b"general.alignment") + len("general.alignment")
+    for kind, value in ((4, 2**31), (4, 0), (4, 48), (4, 1 << 17), (5, 32), (6, 32)):
+        wrong.path.write_bytes(data[:place] + struct.pack("<II", kind, value) + data[place + 8 :])
+        require_refused(cli, wrong.path, expected)
+
+
+def nan_row(weights: np.ndarray) -> np.ndarray:
+    weights[-1] = np.nan
+    return weights
+
+
+ONES = np.ones(64, np.float32)
+TENSORS: dict[str, tuple[dict[str, Any], str]] = {
+    "without a norm": ({"output_norm.weight": GONE}, "output_norm.weight"),
+    "a tensor too many": ({"blk.0.attn_sinks.weight": ONES}, "blk.0.attn_sinks.weight"),
+    "a bias of a norm": ({"blk.0.attn_norm.bias": ONES}, "attn_norm.bias"),
+    "a bias of the embedding": ({"token_embd.bias": ONES}, "token_embd.bias"),
+    "a scale of a norm": ({"blk.0.attn_norm.scale": ONES[:1]}, "attn_norm.scale"),
+    "a norm that is no number": ({"blk.1.ffn_norm.weight": nan_row}, "blk.1.ffn_norm.weight"),
+    "a bias that is no number": ({"blk.0.attn_q.bias": ONES, "blk.1.attn_q.bias": ONES * np.inf}, "blk.1.attn_q.bias"),
+    "rope factors of 0": ({"rope_freqs.weight": np.zeros(8, np.float32)}, "rope_freqs.weight"),
+    "negative rope factors": ({"rope_freqs.weight": -ONES[:8]}, "rope_freqs.weight"),
+    "subnormal rope factors": ({"rope_freqs.weight": np.full(8, 1e-40, np.float32)}, "rope_freqs.weight"),
+    "infinite rope factors": ({"rope_freqs.weight": np.full(8, np.inf, np.float32)}, "rope_freqs.weight"),
+    "a matrix of another size": ({"blk.0.ffn_up.weight": np.ones((64, 64), np.float32)}, "columns"),
+    "a stack of matrices": ({"blk.0.attn_q.weight": np.ones((2, 64, 64), np.float32)}, "blk.0.attn_q.weight"),
+}
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_tensors(wrong: Wrong, cli, case: str):
+    changes, expected = TENSORS[case]
+    require_refused(cli, wrong.write(tensors=changes), expected, NOT_TOKENIZE)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 64, "a\x1b[2J", "a\u202eb", "a\u2028b", "a\nb", "a\u200fb"])
+def test_names(wrong: Wrong, cli, name: str):
+    require_refused(cli, wrong.write(tensors={name: ONES}), "name")
+    require_refused(cli, wrong.write({name: 1}) if len(name) < 64 else wrong.write({name * 1025: 1}), "name")
+
+
+def test_a_gap(wrong: Wrong, cli):
+    data = bytearray(wrong.write().read_bytes())
+    place = data.index(b"output_norm.weight") + len("output_norm.weight") + 4 + 8 + 4
+    (start,) = struct.unpack_from("<Q", data, place)
+    after = data.index(b"output.weight") + len("output.weight") + 4 + 16 + 4
+    struct.pack_into("<Q", data, after, struct.unpack_from("<Q", data, after)[0] + 32)
+    wrong.path.write_bytes(bytes(data) + bytes(32))
+    assert start
+    require_refused(cli, wrong.path, "output.weight: offset")
+
+
+def test_weights_that_are_no_numbers(wrong: Wrong, cli):
+    """Where they are met, or with --check."""
+    path = wrong.write(tensors={"blk.1.ffn_down.weight": nan_row})
+    require_refused(cli, path, "not numbers", ["run"])
+    require_refused(cli, path, "blk.1.ffn_down.weight: the weight in row 63, column 0 is nan", ["quantize"])
+    assert cli("inspect", path)[0] == 0
+    code, _, err = cli("inspect", path, "--check")
+    assert (code, err.count("\n")) == (3, 1) and "blk.1.ffn_down.weight: the weight in row 63" in err
+
+
+def test_a_template_that_does_not_compile(wrong: Wrong, cli):
+    path = wrong.write({"tokenizer.chat_template": "{% for %}"})
+    assert cli("inspect", path)[0] == 0
+    code, _, err = cli("inspect", path, "--check")
+    assert code == 3 and "the chat template is invalid" in err
+    code, _, err = cli(*arguments("run", path))
+    assert code == 3 and "the chat template is invalid" in err
+
+
+def test_a_name_of_a_gigabyte_is_not_decoded(wrong: Wrong, cli, monkeypatch):
+    """Where nothing needs it, and is refused where something does."""
+    text = "x" * (5 << 20)
+    assert cli("tokenize", wrong.write({"general.description": text}), "Hi")[0] == 0
+    require_refused(cli, wrong.write({"general.name": text}), "general.name: a text of 5242880 bytes")
+
+
+def test_a_length_with_a_flipped_bit(wrong: Wrong, cli):
+    data = bytearray(wrong.write({"x.padding": "x" * (1 << 17)}).read_bytes())
+    place = data.index(b"\5\0\0\0\0\0\0\0hello") + 2
+    data[place] ^= 1
+    wrong.path.write_bytes(data)
+    require_refused(cli, wrong.path, "bytes; expected at most 65536")
+
+
+@pytest.mark.parametrize("text", [
+    "general.alignment=int:8589934592", "general.alignment=int:2147483648", "general.alignment=int:0",
+    "general.alignment=str:32", "general.alignment=bool:true", "general.alignment=float:32", "split.count=int:3",
+    "a=int:99999999999999999999", "a=float:1e300", "a=float:nan", "a\x1b=int:1",
+])  # fmt: skip
+def test_overrides(wrong: Wrong, cli, text: str):
+    path = wrong.write()
+    code, _, err = cli(*arguments("quantize", path), "--override-kv", text)
+    assert (code, err.count("\n")) == (2, 1) and "--override-kv" in err
+    assert not path.with_suffix(".out").exists()
+
+
+def test_overrides_that_make_a_wrong_model(wrong: Wrong, cli):
+    path = wrong.write()
+    code, _, err = cli(*arguments("quantize", path), "--override-kv", "llama.block_count=int:99")
+    assert code == 3 and "blk.2." in err
+    broken = wrong.write(L("attention.layer_norm_rms_epsilon", 0.0))
+    mended = "llama.attention.layer_norm_rms_epsilon=float:1e-5"
+    assert cli(*arguments("quantize", broken), "--override-kv", mended)[0] == 0
+    broken.with_suffix(".out").unlink()
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256])
+def test_outputs_without_a_proper_name(wrong: Wrong, cli, name: str):
+    code, _, err = cli("quantize", wrong.valid, str(wrong.path.parent / name) if name else "", "Q8_0")
+    assert (code, err.count("\n")) == (2, 1) and "name" in err
+
+
+def test_the_longest_name(wrong: Wrong, cli):
+    target = wrong.path.parent / ("x" * 255)
+    assert cli("quantize", wrong.valid, target, "Q8_0")[0] == 0
+    target.unlink()

@@ -1,0 +1,108 @@
+"""Templates from strangers: none takes over two seconds or 256 MB, whatever it does and wherever."""
+
+import resource
+import time
+
+import pytest
+
+from localllm.errors import ModelError
+from localllm.text import trial
+from localllm.text.sandbox import LimitError, compile_template, render_template
+from localllm.text.templates import ChatTemplate
+
+USER = {"role": "user", "content": "Hi"}
+LOOP = "{% for i in range(99999) %}"
+BOMBS = {
+    "lipsum": "{{ lipsum(16000000) }}",
+    "cycler": "{{ cycler('a') }}",
+    "a loop with a filter": LOOP + "{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}",
+    "one loop that finds nothing": "{% for i in range(99999) if range(99999)|list|length < 0 %}{% endfor %}",
+    "chained maps": "{{ range(99999)" + "|map('string')|map('upper')" * 300 + "|list|length }}",
+    "chained attributes": "{{ range(99999)" + "|map(attribute='real')" * 500 + "|list|length }}",
+    "a comprehension of lists": "{{ range(99999)|map('list')|list }}",
+    "sums": "{{ (range(99999)|list * 2000)|sum }}",
+    "source of megabytes": "{{a}}" * 1_000_000,
+    "deep parentheses": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "deep lists": "{{ " + "[" * 200 + "]" * 200 + " }}",
+    "deep ifs": "{% if 1 %}" * 900 + "{% endif %}" * 900,
+    "width": "{{ '%99999999d' % 1 }}",
+    "width beside": "{{ '%*d' % (999999999, 1) }}",
+    "width within": "{{ '{:{}}'.format(1, 999999999) }}",
+    "replace": "{{ ('a' * 9999).replace('a', 'b' * 9999999) }}",
+    "replace nothing": "{{ ('a' * 99999).replace('', 'b' * 99999) }}",
+    "replace, a filter": "{{ ('a' * 9999)|replace('a', 'b' * 99999) }}",
+    "join": "{{ ('a' * 99999).join(['b'] * 99999) }}",
+    "join, a filter": "{{ (['b'] * 99999)|join('a' * 99999) }}",
+    "join of a generator": "{{ range(99999)|map('string')|join('a' * 99999) }}",
+    "translate": "{{ ('a' * 99999).translate({97: 'b' * 9999999}) }}",
+    "indented JSON": "{{ range(9999)|list|tojson(indent=99999) }}",
+    "indented JSON by text": "{{ range(9999)|list|tojson(indent='a' * 99999) }}",
+    "indent": "{{ ('\n' * 99999)|indent(999) }}",
+    "bytes": "{{ ('a' * 999999).encode('utf-32') }}",
+    "ljust": "{{ 'a'.ljust(999999999) }}",
+    "wordwrap": "{{ ('a b' * 99999)|wordwrap(1) }}",
+    "a big integer": "{% set ns = namespace(x=3) %}" + LOOP + "{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "a power": "{{ 10 ** 9999999 }}",
+    "a shared list": "{% set ns = namespace(x=[]) %}" + LOOP + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "a shared dictionary": "{% set ns = namespace(x={}) %}"
+    + LOOP
+    + "{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}",
+    "a text in a block": "{% set x %}" + LOOP + "y" * 9999 + "{% endfor %}{% endset %}",
+    "a constant in a block": "{% set x %}" + LOOP + "{{ '" + "y" * 9999 + "' }}{% endfor %}{% endset %}",
+    "texts in a list": "{% set ns = namespace(x=[]) %}" + LOOP + "{% set ns.x = ns.x + ['y' * 999999] %}{% endfor %}",
+    "set": "{% set a = 'x' * 7999999 %}" + "".join(f"{{% set a{n} = a ~ '{n}' %}}" for n in range(500)),
+    "a macro for ever": "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
+    "the characters": "{{ ('a' * 7999999)|list|length }}",
+    "split": "{{ ('a ' * 3999999).split()|length }}",
+    "sorted": LOOP + "{{ range(99999)|sort|length }}{% endfor %}",
+    "a pattern of time": "{{ strftime_now('%9999999999d') }}",
+}
+
+
+@pytest.mark.parametrize("case", BOMBS)
+def test_bombs(case: str):
+    """In the program itself, as if the first rendering had been harmless."""
+    start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        text = render_template(compile_template(BOMBS[case]), {"messages": [USER]})
+    except LimitError:
+        text = ""
+    except Exception as error:
+        assert not isinstance(error, MemoryError)
+        text = ""
+    assert len(text) < 100_000
+    assert time.process_time() - start < 4
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 700_000  # KB
+
+
+@pytest.mark.parametrize(("source", "reason"), [
+    ("{{ lipsum(16000000) }}", None),
+    ("{{ 'x' * 99999999 }}", "a value is over"),
+    ("{{a}}" * 200_000, "1000000 characters are over"),
+    ("{{a}}" * 99_000, "it ran for over 2 seconds"),
+    ("{% for %}", None),
+])  # fmt: skip
+def test_a_trial(source: str, reason: str | None):
+    problem = trial.tried(source)
+    assert problem is None if reason is None else reason in str(problem)
+
+
+def test_the_systems_limits(monkeypatch):
+    monkeypatch.setattr(trial, "compile_template", lambda source: bytearray(1 << 30))
+    assert "over 256 MB" in trial.tried("x")
+    monkeypatch.setattr(trial, "compile_template", lambda source: [None for _ in iter(int, 1)])
+    assert trial.tried("x") is not None
+    monkeypatch.setattr(trial, "compile_template", lambda source: trial.os.kill(trial.os.getpid(), 11))
+    assert "ends the program" in trial.tried("x")
+
+
+def test_a_good_template_is_tried_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
+    ChatTemplate("{{ messages[0].content }}")
+    monkeypatch.setattr(trial, "tried", lambda source: "twice")
+    assert ChatTemplate("{{ messages[0].content }}").render([USER]) == "Hi"
+    with pytest.raises(ModelError, match="the chat template was stopped: twice"):
+        ChatTemplate("{{ messages[0].role }}")
+    (tmp_path / "known").chmod(0o777)
+    with pytest.raises(ModelError, match="twice"):
+        ChatTemplate("{{ messages[0].content }}")

@@ -1,0 +1,64 @@
+"""Texts from strangers: however long, they are cut in linear time, into the same tokens."""
+
+import random
+import time
+
+import pytest
+
+from localllm.text import subwords, words
+from localllm.text.pretokenizers import PRETOKENIZERS
+from localllm.text.tokenizer import Tokenizer
+
+FAMILIES = sorted({family: name for name, family in PRETOKENIZERS.items()}.values())
+
+
+def sample(shared, draw: random.Random, length: int) -> str:
+    """Prose with runs of spaces, digits, letters, signs and newlines in it."""
+    prose = (shared / "text" / "tinyshakespeare.txt").read_text()
+    parts = []
+    while sum(map(len, parts)) < length:
+        start = draw.randrange(len(prose) - 400)
+        parts.append(prose[start : start + draw.randrange(400)])
+        parts.append(draw.choice([" ", "\t ", "7", "ab", "!?", "\n", "\r\n", "É", "中", "' '"]) * draw.randrange(40))
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "superbpe"])  # whose words are paragraphs
+def test_windows_give_the_same_words(shared, monkeypatch, name: str):
+    text = sample(shared, random.Random(7), 30_000)
+    expected = words.cutter(PRETOKENIZERS[name].patterns)(text)
+    monkeypatch.setattr(words, "WINDOW", 2000)
+    monkeypatch.setattr(words, "MARGIN", 500)
+    assert words.cutter(PRETOKENIZERS[name].patterns)(text) == expected
+
+
+@pytest.fixture(scope="module")
+def llama(shared) -> Tokenizer:
+    return Tokenizer.from_file(shared / "vocabs" / "ggml-vocab-llama-bpe.gguf")
+
+
+@pytest.mark.parametrize("alphabet", ["a", "ab", "abcdefghijklmnopqrstuvwxyz", "aeiou", "é中", "x_", "-"])
+def test_windows_give_the_same_tokens(llama, monkeypatch, alphabet: str):
+    draw = random.Random(3)
+    text = "".join(draw.choices(alphabet, k=6000))
+    whole = subwords.merge_long(text, llama._subwords.vocabulary.ranks, " ")
+    monkeypatch.setattr(subwords, "WINDOW", 1024)
+    assert subwords.merge_long(text, llama._subwords.vocabulary.ranks, " ") == whole
+
+
+@pytest.mark.parametrize("unit", [" ", "a", "\n", "1", "!", "ab", "中"])
+def test_long_runs(llama, unit: str):
+    """Ten million spaces made the regular expressions' library panic, a megabyte of one letter took 9 s."""
+    text = unit * (1_500_000 // len(unit.encode())) + "1"
+    start = time.process_time()
+    ids = llama.encode(text)
+    assert time.process_time() - start < 15, "0.5 to 3 s"
+    assert llama.decode(ids) == text
+
+
+def test_spaces_before_a_digit(llama, shared):
+    other = Tokenizer.from_file(shared / "vocabs" / "ggml-vocab-llama-spm.gguf")
+    for tokenizer in (llama, other):
+        start = time.process_time()
+        tokenizer.encode(" " * 60_000 + "1")
+        assert time.process_time() - start < 4
