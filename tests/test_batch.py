@@ -29,14 +29,15 @@ class Paged(FakeSequences):
     """With so many places for tokens, in pages; full pages with the same beginning are shared.
 
     Attributes:
-        runs: of each, whether it was precise, and of each sequence the place and the number of the tokens.
+        ran: of each run, whether it was precise, and of each sequence the place and the number of the tokens.
         owners: of each run, the first token of each sequence.
         most: the most places that were in use.
     """
 
     def __init__(self, row: Callable, context: int = 512, places: int = 10**6):
         super().__init__(VOCAB, row, context)
-        self.count, self.runs, self.owners, self.most = places, [], [], 0
+        self.count, self.ran, self.owners, self.most = places, [], [], 0
+        self.runs = Runs()
 
     def places(self) -> tuple[int, int]:
         held = [sequence.tokens for sequence in self.made if not sequence.closed]
@@ -52,7 +53,7 @@ class Paged(FakeSequences):
             for (sequence, _), (length, _) in zip(requests, places, strict=True):
                 sequence.truncate(length)
             raise MemoryLimitError("full")
-        self.runs.append((precise, places))
+        self.ran.append((precise, places))
         self.owners.append([sequence.tokens[0] for sequence, _ in requests])
         self.most = max(self.most, self.places()[0])
         wanted = {"last": 1, "none": 0}[logits]
@@ -146,7 +147,7 @@ def test_prompts_are_read_with_the_arithmetic_that_they_would_meet_alone(lengths
     asked = [request([2 + number] * length, max_tokens=2) for number, length in enumerate(lengths)]
     ask(engine, asked, chunk=chunk)
     read = {length: [] for length in range(len(lengths))}
-    for (precise, work), owners in zip(engine.runs, engine.owners, strict=True):
+    for (precise, work), owners in zip(engine.ran, engine.owners, strict=True):
         tokens = sum(count for _, count in work)
         assert tokens <= max(chunk, 2 * PAGE), "others wait for a piece only"
         assert not precise or tokens <= PRECISE, "or the engine takes 8 bits"
@@ -161,7 +162,7 @@ def test_prompts_are_read_with_the_arithmetic_that_they_would_meet_alone(lengths
 def test_a_prompt_beside_longer_ones_keeps_its_precision():
     engine = Paged(table(1), context=1024)
     ask(engine, [request([2] * 300, max_tokens=1), request([3] * 100, max_tokens=1), request([4] * 600, max_tokens=1)])
-    assert engine.runs == [
+    assert engine.ran == [
         (False, [(0, 300)]),
         (True, [(0, 100)]),
         (False, [(0, 512)]),
@@ -172,26 +173,26 @@ def test_a_prompt_beside_longer_ones_keeps_its_precision():
 def test_without_precision_all_is_read_together():
     engine = Paged(table(1))
     ask(engine, [request([2] * 100, max_tokens=1), request([3] * 100, max_tokens=1)], precise=False)
-    assert engine.runs == [(False, [(0, 100), (0, 100)])]
+    assert engine.ran == [(False, [(0, 100), (0, 100)])]
 
 
 def test_without_precision_reading_and_writing_are_one_run():
     engine = Paged(table(1, ending=-9.0))
     ask(engine, [request([2], max_tokens=3), request([3] * 400, max_tokens=1)], precise=False, chunk=150)
-    assert engine.runs == [(False, [(0, 1), (0, 128)]), (False, [(128, 128), (1, 1)]), (False, [(256, 144), (2, 1)])]
+    assert engine.ran == [(False, [(0, 1), (0, 128)]), (False, [(128, 128), (1, 1)]), (False, [(256, 144), (2, 1)])]
 
 
 def test_a_shared_beginning_is_read_once():
     engine = Paged(table(1, ending=-9.0))
     ask(engine, [request([2, 3] * 100 + [4 + number] * 70, max_tokens=3) for number in range(4)])
-    read = [item for _, work in engine.runs for item in work if item[1] > 1]
+    read = [item for _, work in engine.ran for item in work if item[1] > 1]
     assert read == [(0, 270)] + 3 * [(3 * PAGE, 270 - 3 * PAGE)]
 
 
 def test_also_one_that_has_finished_is_of_use():
     engine = Paged(table(1, ending=-9.0))
     ask(engine, [request([2, 3] * 40 + [4 + number], max_tokens=2) for number in range(3)], parallel=1)
-    assert [work for _, work in engine.runs if work[0][1] > 1] == [[(0, 81)]], "of 81 tokens one is new"
+    assert [work for _, work in engine.ran if work[0][1] > 1] == [[(0, 81)]], "of 81 tokens one is new"
 
 
 def test_answers_join_and_leave_between_steps():
@@ -199,7 +200,7 @@ def test_answers_join_and_leave_between_steps():
     asked = [request([2 + number], max_tokens=length) for number, length in enumerate([2, 9, 4, 2])]
     finished = ask(engine, asked, parallel=2)
     assert [one.prompt for one in finished] == [[2], [4], [5], [3]]
-    assert max(len(work) for _, work in engine.runs) == 2
+    assert max(len(work) for _, work in engine.ran) == 2
 
 
 def test_the_youngest_makes_room_and_loses_nothing():

@@ -20,6 +20,7 @@ from test_cli import ENVIRONMENT, PROGRAM, Terminal, posix
 from tiny_model import write_tiny_model
 
 from localllm.arch import architecture
+from localllm.arch.storage import KVType
 from localllm.arch.weights import Weights
 from localllm.cli.bench import Numbers
 from localllm.engine import bandwidth
@@ -177,7 +178,7 @@ class Counting(Reference):
 def test_costs_are_those_of_the_matrix_products(tiny: str, tied: bool):
     file = GGUFFile.open(tiny)
     tensors = {name: tensor for name, tensor in file.tensors.items() if not (tied and name == "output.weight")}
-    builder = Counting([Span(Remembered("f32"), 0, np.array([5, 6, 7]), wanted=1)], {}, 512)
+    builder = Counting([Span(Remembered(KVType("f32", "f32")), 0, np.array([5, 6, 7]), wanted=1)], {}, 512)
     model, hyperparameters = architecture(file)
     model.forward(builder, Weights(tensors), hyperparameters)
     costs = Costs.of(tensors)

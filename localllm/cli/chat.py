@@ -10,7 +10,7 @@ import localllm
 from localllm.cli import options
 from localllm.cli.prompt import begin, warn_of_template, whole_prompt
 from localllm.cli.render import file_stem, stream
-from localllm.cli.terminal import ProgressLine, dim, exit_on_sigterm, is_terminal, say
+from localllm.cli.terminal import ProgressLine, dim, dim_text, exit_on_sigterm, is_terminal, say
 from localllm.errors import LocalllmError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Conversation:
         self._model, self._session, self._options, self._line = model, model.session, chosen, line
         self._session.system = system
         self._commands: dict[str, Callable[[str], None]] = {
-            "/help": lambda _: dim(HELP),
+            "/help": lambda _: dim_text(HELP),
             "/clear": self._clear,
             "/system": self._set_system,
         }

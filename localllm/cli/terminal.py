@@ -67,11 +67,15 @@ def say(line: str) -> None:
 
 
 def dim(line: str) -> None:
-    """A line of decoration, only on a terminal."""
+    """A line of decoration, only on a terminal; whatever is in the text, it stays one."""
+    dim_text(" ".join(line.split()))
+
+
+def dim_text(text: str) -> None:
+    """The same as it is, lines and columns."""
     if is_terminal(sys.stderr):
-        line = " ".join(line.split())
         plain = "NO_COLOR" in os.environ
-        print(printable(line) if plain else f"\x1b[2m{printable(line)}\x1b[0m", file=sys.stderr, flush=True)
+        print(printable(text) if plain else f"\x1b[2m{printable(text)}\x1b[0m", file=sys.stderr, flush=True)
 
 
 class ProgressLine:
