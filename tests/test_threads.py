@@ -19,6 +19,7 @@ from localllm.engine import threads
 from localllm.engine.tape import Buffer, Step, Tape
 from localllm.engine.threads import KERNEL, Threads, cgroup_quota, usable_cores
 from localllm.errors import LocalllmError
+from localllm.files.safe_file import lock
 from localllm.kernels import objects
 from localllm.kernels.cpu.job import JOB, LINE, STEP, Job
 from localllm.kernels.library import Library
@@ -438,16 +439,17 @@ def test_unused_folders_are_removed_when_new_kernels_have_been_written(tmp_path,
     used, old, recent, foreign = (tmp_path / name for name in ("a" * 20, "0" * 20, "1" * 20, "not ours"))
     for folder in (used, old, recent, foreign):
         write_object(folder / "select.o", b"code")
-        (folder / "x.tmp").touch()
-        os.utime(folder / "x.tmp", (0, time.time() - 2 * DAY))
-    (used / "y.tmp").touch()
+        (folder / ".localllm-1-x.tmp").touch()
+    in_use = used / ".localllm-1-y.tmp"
     for folder, days in ((used, 40), (old, 31), (recent, 29), (foreign, 40)):
         os.utime(folder, (0, time.time() - days * DAY))
     monkeypatch.setattr(objects, "object_folder", lambda: used)
-    Library(["add"])
+    with in_use.open("wb") as file:
+        assert lock(file.fileno())
+        Library(["add"])
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     kept = [f"{folder.name}/select.o" for folder in (used, recent, foreign)]
-    assert files == sorted([f"{used.name}/add.o", f"{used.name}/y.tmp", *kept])
+    assert files == sorted([f"{used.name}/add.o", f"{used.name}/{in_use.name}", *kept])
 
 
 @pytest.mark.parametrize(("days", "marked"), [(0.5, False), (2, True)])
