@@ -24,7 +24,7 @@ from kernel_calls import (
 from localllm.kernels import cpu
 from localllm.kernels.arguments import QUANTIZE
 from localllm.kernels.cpu.blocks import UNPACK
-from localllm.kernels.cpu.linear_quantized import FEW
+from localllm.kernels.cpu.linear_quantized import FEW, FEW_WITH_CHUNKS
 from localllm.kernels.cpu.quantized_formats import QUANTIZED
 from localllm.kernels.cpu.rescale import BYTE_OFFSET, span
 from localllm.kernels.target import cpu_features
@@ -658,7 +658,8 @@ def test_linear_quantized(call, name, tokens):
         q = quantized(x)
         scales = np.repeat(q["scales"].astype(np.float64), 16, axis=1)
         both, upper = (256.0 * q["high"] + q["low"]) * scales, 256.0 * q["high"] * scales
-        fast = weights if tokens <= FEW[QUANTIZED[name].sub_block] else rescaled(call, name, data, rows, columns)
+        few = FEW_WITH_CHUNKS if columns % 256 else FEW[QUANTIZED[name].sub_block]
+        fast = weights if tokens <= few else rescaled(call, name, data, rows, columns)
         for precise_tokens, rounded, matrix in ((tokens, both, weights), (1, upper if tokens > 1 else both, fast)):
             arguments = (call, name, data, rows, x, precise_tokens)
             got = for_any_parts(lambda parts, arguments=arguments: linear_quantized(*arguments, parts))

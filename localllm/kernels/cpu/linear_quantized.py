@@ -28,6 +28,9 @@ TOGETHER = 4 if "avx512f" in cpu_features() else 2
 # of Q4_K in both planes take 0.78 of the time at 24 tokens, 0.9 at 48; Q8_0 0.77, 0.91; Q4_0 0.9, 0.97; Q6_K 0.97, and
 # at 36 1.04.
 FEW = {32: 48, 16: 30} if TOGETHER == 4 else {32: 20, 16: 20}
+FEW_WITH_CHUNKS = (
+    20  # if a row ends in chunks of 64 columns, which tokens do not share: SmolLM2 reads 24 at 0.79 in rows
+)
 # Bytes of 256 weights up to which arithmetic is what limits decode, so that rows go in pairs. One core reads Q4_K at 20
 # GB/s in pairs and 17 one by one, Q4_0 at 18 and 15, but Q8_0 at 18 and 20.
 MOST_FOR_PAIRS = 200
@@ -80,7 +83,7 @@ def make(format_name):
         tokens = load_i64(argument(a, LINEAR.count))
         rows, columns = argument(a, LINEAR.rows), argument(a, LINEAR.columns)
         scratch = argument(a, LINEAR.scratch) + thread * argument(a, LINEAR.scratch_bytes)
-        if tokens <= few_tokens:
+        if tokens <= (few_tokens if columns % 256 == 0 else FEW_WITH_CHUNKS):
             fours = (rows + 3) // 4
             first, last = fours * part // parts * 4, min(fours * (part + 1) // parts * 4, rows)
             if tokens == 1:
