@@ -23,14 +23,13 @@ from localllm.kernels.target import cpu_features
 
 # Rows that are read at a time for several tokens. Four, where there are registers for them: activations come from the
 # second cache if there are many tokens, and four rows share what is read of them: 0.8 of the time of two at 16 tokens.
+# Two, if a row ends in chunks of 64 columns, which rows do not share: 1536 x 576 takes 0.78 of the time of four.
 TOGETHER = 4 if "avx512f" in cpu_features() else 2
 # Tokens for which rows are read as in decode, by the columns of a sub-block. Against tiles, which come in sixes, rows
 # of Q4_K in both planes take 0.78 of the time at 24 tokens, 0.9 at 48; Q8_0 0.77, 0.91; Q4_0 0.9, 0.97; Q6_K 0.97, and
 # at 36 1.04.
 FEW = {32: 48, 16: 30} if TOGETHER == 4 else {32: 20, 16: 20}
-FEW_WITH_CHUNKS = (
-    20  # if a row ends in chunks of 64 columns, which tokens do not share: SmolLM2 reads 24 at 0.79 in rows
-)
+FEW_WITH_CHUNKS = 20  # if a row ends in such chunks, which tokens do not share either: SmolLM2 reads 24 at 0.79 in rows
 # Bytes of 256 weights up to which arithmetic is what limits decode, so that rows go in pairs. One core reads Q4_K at 20
 # GB/s in pairs and 17 one by one, Q4_0 at 18 and 15, but Q8_0 at 18 and 20.
 MOST_FOR_PAIRS = 200
@@ -51,9 +50,9 @@ def make_one_token(format):
     return one_token
 
 
-def make_few(format):
-    """Rows first to last for up to FEW tokens, several rows at a time."""
-    precise, fast = make_row(format, TOGETHER, 2), make_row(format, TOGETHER, 1)
+def make_few(format, together):
+    """Rows first to last for up to FEW tokens, so many rows at a time."""
+    precise, fast = make_row(format, together, 2), make_row(format, together, 1)
 
     @device
     def few(a, first, last, tokens, scratch):
@@ -61,20 +60,22 @@ def make_few(format):
         r = first
         while r < last:
             w, y = argument(a, LINEAR.weights) + r * row_bytes, argument(a, LINEAR.y) + r * 4
-            step = row_bytes if r + TOGETHER <= last else 0  # the same row again, for those behind or padding of y
+            step = row_bytes if r + together <= last else 0  # the same row again, for those behind or padding of y
             if is_precise:
                 precise(a, w, step, y, tokens, scratch)
             else:
                 fast(a, w, step, y, tokens, scratch)
-            r += TOGETHER if step else 1
+            r += together if step else 1
 
     return few
 
 
 def make(format_name):
     """The kernel for one format."""
-    one_token, few = make_one_token(QUANTIZED[format_name]), make_few(QUANTIZED[format_name])
-    unpacked = SMALL_CODES.get(format_name, QUANTIZED[format_name])
+    format = QUANTIZED[format_name]
+    one_token, few = make_one_token(format), make_few(format, TOGETHER)
+    few_with_chunks = make_few(format, 2) if format.chunk and TOGETHER > 2 else few
+    unpacked = SMALL_CODES.get(format_name, format)
     few_tokens = FEW[unpacked.sub_block]
     precise_slab, fast_slab = make_precise_slab(unpacked), make_fast_slab(unpacked)
 
@@ -88,8 +89,10 @@ def make(format_name):
             first, last = fours * part // parts * 4, min(fours * (part + 1) // parts * 4, rows)
             if tokens == 1:
                 one_token(a, first, last)
-            elif tokens > 1:
+            elif tokens > 1 and columns % 256 == 0:
                 few(a, first, last, tokens, scratch)
+            elif tokens > 1:
+                few_with_chunks(a, first, last, tokens, scratch)
             return
         tiles = (rows + ROWS - 1) // ROWS
         for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
