@@ -7,24 +7,36 @@ the one that waits for the kernel. It writes one line and ends the process with 
 
 import ctypes
 import signal
+from contextlib import suppress
 
 import llvmlite.binding as llvm
 
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
+from localllm.kernels.library import load_objects
+from localllm.kernels.objects import object_file, read_object, write_object
 
-_HANDLER = """
+SIZE = 1 << 13  # bytes for the line
+HANDLER = f"""
 declare i64 @write(i32, ptr, i64)
 declare void @_exit(i32)
 
 @length = global i64 0
-@message = global [{size} x i8] zeroinitializer
+@message = global [{SIZE} x i8] zeroinitializer
 
 define void @handle(i32 %signal) {{
   %length = load i64, ptr @length
   %written = call i64 @write(i32 2, ptr @message, i64 %length)
-  call void @_exit(i32 {code})
+  call void @_exit(i32 {ModelError.exit_code})
   unreachable
+}}
+
+define ptr @place_of_length() {{
+  ret ptr @length
+}}
+
+define ptr @place_of_message() {{
+  ret ptr @message
 }}
 """
 _kept: list[llvm.ExecutionEngine] = []  # the handler lives as long as the process
@@ -34,17 +46,30 @@ def end_on_bus_error(path: str) -> None:
     """From now on, a bus error means that the file `path` was changed. For programs, not for libraries."""
     if not hasattr(signal, "SIGBUS"):
         return
-    line = f"localllm: error: {shown(path, 4096)}: the file got shorter, or its disk failed, while it was in use\n"
-    message = line.encode(errors="replace")
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=0)
-    module = llvm.parse_assembly(_HANDLER.format(size=len(message), code=ModelError.exit_code))
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    ctypes.memmove(engine.get_global_value_address("message"), message, len(message))
-    ctypes.c_int64.from_address(engine.get_global_value_address("length")).value = len(message)
+    line = f"localllm: error: {shown(path, 1000)}: the file got shorter, or its disk failed, while it was in use\n"
+    message = line.encode(errors="replace")[:SIZE]
+    engine = load_objects([handler()])
+    length, text = (
+        ctypes.CFUNCTYPE(ctypes.c_void_p)(engine.get_function_address(f"place_of_{name}"))()
+        for name in ("length", "message")
+    )
+    ctypes.memmove(text, message, len(message))
+    ctypes.c_int64.from_address(length).value = len(message)
     _kept.append(engine)
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
     libc.signal(int(signal.SIGBUS), engine.get_function_address("handle"))
+
+
+def handler() -> bytes:
+    """An object file, compiled once per computer as kernels are: compiling takes 9 MB of memory."""
+    path = object_file("handle_bus_error")
+    if code := read_object(path):
+        return code
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small")
+    code = machine.emit_object(llvm.parse_assembly(HANDLER))
+    with suppress(OSError):  # of which the kernels warn
+        write_object(path, code)
+    return code

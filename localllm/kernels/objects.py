@@ -22,7 +22,15 @@ from localllm.files.safe_file import lock, remove_abandoned, temporary_prefix
 from localllm.kernels.target import cpu_feature_string, cpu_name
 from quant.cache import cache_folder, is_private
 
-SHARED_SOURCES = ("arguments", "compile", "half", "objects", "simd", "target")  # beside those of localllm.kernels.cpu
+SHARED_SOURCES = (
+    "arguments",
+    "compile",
+    "faults",
+    "half",
+    "objects",
+    "simd",
+    "target",
+)  # beside those of localllm.kernels.cpu
 FOLDER_NAME = re.compile("[0-9a-f]{20}")
 DAY = 24 * 3600  # seconds
 UNUSED = 30 * DAY  # a folder that no program has used for this time is removed
