@@ -361,7 +361,7 @@ def test_where_runs_end(later: int):
 
 
 def test_what_is_read_of_long_prompts():
-    """By an engine that tells: runs begin at multiples of 512, unless a turn goes on."""
+    """By an engine that tells: runs begin at multiples of 512, unless a turn goes on or all is read in 16 bits."""
     fake = FakeEngine(300, lambda tokens: 1, 5000)
     sequences = Sequences(fake)
 
@@ -379,7 +379,11 @@ def test_what_is_read_of_long_prompts():
     assert calls([*ids[:900], 1, 1]) == [(512, 390)]
     assert calls([*ids[:900], 1, 1, 2, 2]) == [(902, 2)]
     assert calls([*ids[:900], 1, 1, 3, 3]) == [(512, 392)]
-    assert calls(ids[:100]) == [(99, 1)]
+    assert calls(ids[:100]) == [(0, 100)], "what was read in 8 bits does not begin what is read in 16"
+    assert calls([*ids[:90], 1, 2]) == [(90, 2)]
+    assert calls(ids[:170]) == [(0, 170)]
+    assert calls(ids[:170]) == []
+    assert calls([*ids[:160], 1, 2]) == [(0, 162)]
 
 
 # ---- processes ------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The prompt of `localllm chat`: editing, history, several lines. Drawn on stderr, because stdout is for answers."""
 
+import asyncio
+import signal
 import sys
 from typing import TextIO
 
@@ -7,7 +9,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import DummyOutput, Output, create_output
 
-from localllm.cli.terminal import is_terminal
+from localllm.cli.terminal import exit_on_sigterm, is_terminal
 
 
 class LineEditor:
@@ -17,14 +19,30 @@ class LineEditor:
         self._session: PromptSession[str] = PromptSession(
             "> ", multiline=True, prompt_continuation="  ", key_bindings=key_bindings(), output=screen()
         )
+        self._is_ended = False
 
     def read(self) -> str:
-        """One text. Raises EOFError at Ctrl-D and KeyboardInterrupt at Ctrl-C."""
+        """One text. Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C, and SystemExit when asked to end."""
+        self._is_ended = False
         try:
-            return self._session.prompt()
-        finally:  # once more: a signal can end the editor before it tidies up
-            self._session.output.disable_bracketed_paste()
-            self._session.output.flush()
+            text = self._session.prompt(pre_run=self._end_on_sigterm)
+        finally:  # the editor's event loop has taken the signal's handler away
+            exit_on_sigterm()
+        if self._is_ended:
+            raise SystemExit(128 + signal.SIGTERM)
+        return text
+
+    def _end_on_sigterm(self) -> None:
+        """The event loop hears of the signal between two of its callbacks: inside of one, an exception that ends it
+        leaves the terminal as it is, or is shown as the callback's error.
+        """
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end)
+
+    def _end(self) -> None:
+        future = self._session.app.future
+        if future and not future.done():
+            self._is_ended = True
+            self._session.app.exit(result="")
 
 
 def screen() -> Output:

@@ -3,9 +3,9 @@
 A model reads every conversation from its beginning. What a sequence holds of it already, the longest common beginning
 of the tokens, is not computed again, so a new turn costs its own tokens only.
 
-Other prompts of more than LONG tokens go on only where a whole run ended, in memory or in a file of an earlier
-process: so they are read in the same runs as by a model that has read nothing before, and the answer is the same to the
-bit.
+Other prompts go on only where a whole run ended, in memory or, if they have more than LONG tokens, in a file of an
+earlier process: so they are read in the same runs as by a model that has read nothing before, and the answer is the same
+to the bit. After prompts of up to PRECISE_TOKENS, which are read in 16 bits in any pieces, such ones go on anywhere.
 """
 
 import threading
@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
+from localllm.engine.program import PRECISE_TOKENS
 from localllm.engine.runs import LONG
 from localllm.generation.overflow import Rolling, rolling
 
@@ -55,7 +56,7 @@ class Sequences:
         self._busy: WeakSet[Sequence | Rolling] = WeakSet()
         self._prompts: WeakKeyDictionary[Sequence | Rolling, int] = WeakKeyDictionary()  # lengths
         self.prefixes = prefixes
-        self._end: End | None = None  # where the latest of the long prompts ends
+        self._end: End | None = None  # where the latest prompt of more than PRECISE_TOKENS ends
         self._is_new = False  # that one, so that it is to be written
         self._lock = threading.Lock()
 
@@ -74,7 +75,7 @@ class Sequences:
     def was_read(self, sequence: "Sequence | Rolling", begin: int, logits: np.ndarray) -> None:
         """It has read a prompt from place `begin` on, and these logits came out: remembered, for the same prompt."""
         length, runs = len(sequence.tokens), self.engine.runs
-        if isinstance(sequence, Rolling) or length <= LONG:
+        if isinstance(sequence, Rolling) or length <= PRECISE_TOKENS:
             return
         if begin != runs.last_end(begin) or sequence.aligned != runs.last_end(length):
             return
@@ -114,7 +115,7 @@ class Sequences:
 
     def _write_end(self) -> None:
         """What was read anew goes to files."""
-        if self._is_new and self.prefixes and self._end:
+        if self._is_new and self.prefixes and self._end and len(self._end.sequence.tokens) > LONG:
             self.prefixes.keep(self._end.sequence.fork(), self._end.logits)
         self._is_new = False
 
@@ -136,8 +137,8 @@ class Sequences:
 
     def _usable(self, sequence: "Sequence | Rolling", ids: Ids[int]) -> int:
         """How many of its tokens are worth something: a turn goes on where the last one ended; see above for others."""
-        same = common(sequence.tokens, ids)
-        if isinstance(sequence, Rolling) or len(ids) <= LONG or same >= self._prompts.get(sequence, inf):
+        same, before = common(sequence.tokens, ids), self._prompts.get(sequence, inf)
+        if isinstance(sequence, Rolling) or same >= before or max(len(ids), before) <= PRECISE_TOKENS:
             return same
         return self.engine.runs.last_end(min(same, sequence.aligned))
 
