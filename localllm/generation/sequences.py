@@ -4,8 +4,9 @@ A model reads every conversation from its beginning. What a sequence holds of it
 of the tokens, is not computed again, so a new turn costs its own tokens only.
 
 Other prompts go on only where a whole run ended, in memory or, if they have more than LONG tokens, in a file of an
-earlier process: so they are read in the same runs as by a model that has read nothing before, and the answer is the same
-to the bit. After prompts of up to PRECISE_TOKENS, which are read in 16 bits in any pieces, such ones go on anywhere.
+earlier process: so they are read in the same runs as by a model that has read nothing before, and the answer is the
+same to the bit. After prompts of up to PRECISE_TOKENS, which are read in 16 bits in any pieces, such ones go on
+anywhere.
 """
 
 import threading
