@@ -34,11 +34,22 @@ class Session:
         self.forgotten = 0
         self._history: list[Message] = []
         self._answer: Generation | None = None  # to the last message in the history, perhaps still being said
+        self._begun = ""  # what was said before of the latest answer, which it goes on with
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation so far, with the system message and the latest answer as far as it was said."""
+        """The conversation so far, with the system message and the latest answer as far as it was said.
+
+        It can be set: then the conversation is another one.
+        """
         return self._system() + self._settled()
+
+    @messages.setter
+    def messages(self, messages: Sequence[Message]) -> None:
+        self.clear()
+        has_system = bool(messages) and messages[0]["role"] == "system"
+        self.system = messages[0]["content"] if has_system else None
+        self._history = list(messages[has_system:])
 
     def ask(self, text: str, options: GenerationOptions | None = None) -> Generation:
         """Go on with the conversation. When it has become too long, the oldest turns are dropped if `options` say
@@ -48,16 +59,44 @@ class Session:
         withdrawn. Raises ContextError if the text alone does not fit; the conversation is then as before.
         """
         options = options or GenerationOptions()
-        if self._answer is not None:
-            self._answer.close()
-        history = [*self._settled(), {"role": "user", "content": text}]
+        history = [*self._stopped(), {"role": "user", "content": text}]
         kept, answer = self._answered(self._system(), history, options, options.on_overflow or "drop-turns")
-        self._history, self._answer = kept, answer
+        self._history, self._answer, self._begun = kept, answer, ""
+        return answer
+
+    def undo(self) -> str | None:
+        """Take back the last question and its answer; the question, None if there is none. What stays is known still:
+        the next one costs its own tokens only.
+        """
+        history = self._stopped()
+        asked = next((place for place in reversed(range(len(history))) if history[place]["role"] == "user"), None)
+        if asked is None:
+            return None
+        question = history[asked]["content"]
+        self._history, self._answer, self._begun = history[:asked], None, ""
+        return question
+
+    def resume(self, options: GenerationOptions | None = None) -> Generation:
+        """Go on with the latest answer, of which what comes is a part. Raises UsageError if there is none, ContextError
+        if there is no room for more.
+        """
+        options, latest, history = options or GenerationOptions(), self._answer, self._stopped()
+        if not history or history[-1]["role"] != "assistant":
+            raise UsageError("there is no answer to go on with")
+        said = history[-1]["content"]
+        if latest and latest.tokens and self.tokenizer.decode(latest.tokens) == latest.text:
+            prompt = [*latest.prompt, *latest.tokens]
+        else:
+            prompt = [*self.encode_chat(self._system() + history[:-1]), *self.tokenizer.encode(said)]
+        if options.on_overflow == "shift" and options.keep is None:
+            options = replace(options, keep=self._standing(self._system()))
+        answer = self._generation(prompt, options, continued=True)
+        self._history, self._answer, self._begun, self.forgotten = history[:-1], answer, said, 0
         return answer
 
     def clear(self) -> None:
         """Begin a new conversation with the same system message."""
-        self._history, self._answer = [], None
+        self._history, self._answer, self._begun = [], None, ""
 
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
         """Answer the given conversation, which is not added to this one. Raises ContextError if it does not fit."""
@@ -146,8 +185,9 @@ class Session:
         first, second = (self.encode_chat([*system, {"role": "user", "content": text}]) for text in ("a", "b"))
         return max(common(first, second), SINKS)
 
-    def _generation(self, prompt: list[int], options: GenerationOptions) -> Generation:
-        return Generation(self.sequences, self.tokenizer, prompt, self.tokenizer.stream(), self._stopping(options))
+    def _generation(self, prompt: list[int], options: GenerationOptions, continued: bool = False) -> Generation:
+        decoder = self.tokenizer.stream(continued=continued)
+        return Generation(self.sequences, self.tokenizer, prompt, decoder, self._stopping(options))
 
     def _stopping(self, options: GenerationOptions) -> GenerationOptions:
         return replace(options, stop=(*options.stop, *self.template.stops)) if self.template.stops else options
@@ -160,9 +200,16 @@ class Session:
         answer = self._answer
         if answer is None:
             return self._history
-        if answer.text or answer.finish_reason != "interrupted":
-            return [*self._history, {"role": "assistant", "content": answer.text}]
+        said = self._begun + answer.text
+        if said or answer.finish_reason != "interrupted":
+            return [*self._history, {"role": "assistant", "content": said}]
         return self._history[:-1]
+
+    def _stopped(self) -> list[Message]:
+        """The same, when the latest answer says no more."""
+        if self._answer is not None:
+            self._answer.close()
+        return self._settled()
 
     def _fitting(
         self, system: list[Message], history: list[Message], options: GenerationOptions

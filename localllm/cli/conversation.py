@@ -1,0 +1,275 @@
+"""A conversation in the terminal: what is asked and answered, shown, and written to a session's file."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import strftime
+from typing import TYPE_CHECKING
+
+from localllm.cli.drawing import page
+from localllm.cli.render import file_stem, tell_overflow
+from localllm.cli.settings import told, with_settings
+from localllm.cli.terminal import ProgressLine, dim, say
+from localllm.cli.type_ahead import type_ahead
+from localllm.errors import LocalllmError, UsageError
+from localllm.services import sessions
+from localllm.services.sessions import About, Line, SessionFile
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.generate import Generation, GenerationOptions
+
+
+class Conversation:
+    """With one model at a time.
+
+    Attributes:
+        model: the one.  options: how it answers.  lines: what was said, as sessions keep it.
+        file: the session's, None for a conversation that nobody keeps.
+        texts: of files that go with the next question.
+        branches: conversations that were left, by their names; None if a session has it.  name: of this one.
+    """
+
+    def __init__(
+        self,
+        model: "Model",
+        options: "GenerationOptions",
+        line: ProgressLine,
+        markdown: bool = False,
+        stats: bool = False,
+    ):
+        self.model, self.options, self._line = model, options, line
+        self.markdown, self.stats = markdown, stats
+        self.file: SessionFile | None = None
+        self.lines: list[Line] = []
+        self.texts: list[str] = []
+        self.branches: dict[str, list[Line] | None] = {}
+        self.name = "main"
+
+    # ---- asking ----
+
+    def ask(self, question: str) -> None:
+        """A question, with the texts that were read for it, and the answer."""
+        text = "\n\n".join(part for part in (question, *self.texts) if part)
+        if self._answer(lambda options: self.model.session.ask(text, options), self.options, question=text):
+            self.texts = []
+
+    def ask_again(self, question: str | None = None) -> None:
+        """Another answer instead of the last one, to the same question or another one instead of that."""
+        lines, messages = list(self.lines), self.model.session.messages
+        asked = self.undo()
+        if asked is None:
+            return dim("there is no question yet")
+        options = replace(self.options, sampling=replace(self.options.sampling, seed=None))
+        text = asked if question is None else question
+        chosen = options if question is None else self.options
+        if not self._answer(lambda options: self.model.session.ask(text, options), chosen, question=text):
+            self.lines, self.model.session.messages = lines, messages
+
+    def resume(self) -> None:
+        """More of the last answer."""
+        self._answer(self.model.session.resume, self.options)
+
+    def _answer(
+        self,
+        begin: "Callable[[GenerationOptions], Generation]",
+        options: "GenerationOptions",
+        question: str | None = None,
+    ) -> bool:
+        """Show an answer and keep it; without a question it goes on with the last one. False if there came none."""
+        session = self.model.session
+        try:
+            answer = begin(options)
+            if session.forgotten:
+                say(f"localllm: the conversation is too long: its first {turns(session.forgotten)} forgotten")
+            self._show(answer)
+        except LocalllmError as error:
+            say(f"localllm: error: {error}")
+            return False
+        finally:
+            self._line.clear()
+        messages = session.messages
+        if not messages or messages[-1]["role"] != "assistant":
+            return False
+        used = len(answer.prompt) + len(answer.tokens)
+        said = {**messages[-1], "finish": answer.finish_reason, "tokens": used}
+        if question is None:
+            self.lines[-1] = said
+        else:
+            self.lines += [{"role": "user", "content": question}, said]
+        self.keep()
+        return True
+
+    def _show(self, answer: "Generation") -> None:
+        """The answer as it comes; Ctrl-C ends it."""
+        shown, interrupted = page(self.markdown), False
+        with type_ahead():
+            dim("")
+            try:
+                for piece in answer:
+                    self._line.clear()
+                    shown.push(piece)
+            except KeyboardInterrupt:
+                interrupted = True
+            finally:
+                self._line.clear()
+            if answer.text or not interrupted:
+                shown.end()
+        self._tell(answer)
+
+    def _tell(self, answer: "Generation") -> None:
+        """What is to be known of an answer, and an empty line."""
+        tell_overflow(answer)
+        if answer.finish_reason == "length" and not answer.is_full:
+            say(f"localllm: the answer was cut after {len(answer.tokens)} tokens, as -n says; /continue goes on")
+        if self.stats:
+            dim(statistics(answer, self.model.context))
+        dim("")
+
+    # ---- what was said ----
+
+    def undo(self) -> str | None:
+        """Take back the last question and its answer; the question, None if there is none."""
+        question = self.model.session.undo()
+        if question is not None:
+            place = max(number for number, line in enumerate(self.lines) if line["role"] == "user")
+            del self.lines[place:]
+        return question
+
+    def clear(self) -> None:
+        """Begin anew with the same system message; a session's file stays as it is."""
+        self.leave()
+        self.model.session.clear()
+        self.lines, self.texts = self.lines[: self._has_system], []
+        self.branches, self.name = {}, "main"
+
+    @property
+    def _has_system(self) -> bool:
+        return bool(self.lines) and self.lines[0]["role"] == "system"
+
+    def set_system(self, text: str | None) -> None:
+        """The instruction in front, or none."""
+        self.model.session.system = text
+        front = [] if text is None else [{"role": "system", "content": text}]
+        self.lines = [*front, *self.lines[self._has_system :]]
+        self.keep()
+
+    def set(self, options: "GenerationOptions") -> None:
+        """Answer so from now on."""
+        self.options = options
+        if self.file:
+            self.file.transcript.settings = settings(options)
+            self._written(self.file.rewrite)
+
+    @property
+    def used(self) -> int:
+        """Tokens of the context, as far as is known."""
+        return self.lines[-1].get("tokens", 0) if self.lines else 0
+
+    def branch(self, name: str) -> None:
+        """Go on in a copy of this conversation, or in one that was left. Raises UsageError, LocalllmError."""
+        if name == self.name:
+            return
+        is_new, kept = name not in self.branches, self.branches.get(name)
+        own = None if self.file else list(self.lines)
+        if is_new:
+            self.model.session.sequences.hold()
+            if self.file:
+                before = self.name
+                self.save(name)
+                self.branches[before] = None
+                return
+        elif kept is None:
+            self.load(name)
+        else:
+            self.leave()
+            self._be(kept)
+        self.branches[self.name], self.name = own, name
+
+    def _be(self, lines: Sequence[Line]) -> None:
+        """Go on with another conversation; what was read for this one is kept for a while."""
+        self.model.session.sequences.hold()
+        self.lines, self.texts = list(lines), []
+        self.model.session.messages = sessions.plain(lines)
+
+    def switch(self, model: "Model") -> None:
+        """Go on with another model."""
+        before, self.model = self.model, model
+        model.session.messages = sessions.plain(self.lines)
+        if self.file:
+            self.file.transcript.model = about(model)
+            self._written(self.file.rewrite)
+        before.close()
+
+    # ---- sessions ----
+
+    def keep(self) -> None:
+        """Write what was said, if it is a session."""
+        if self.file:
+            file = self.file
+            self._written(lambda: file.write(self.lines))
+
+    def _written(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except LocalllmError as error:
+            say(f"localllm: error: {error}")
+
+    def save(self, name: str) -> None:
+        """Be a session from now on. Raises UsageError if there is one of that name."""
+        file = SessionFile(name)
+        if not file.is_new:
+            file.close()
+            raise UsageError(f"there is a session {name!r} already: /load goes on with it")
+        self.leave()
+        self.file, self.name = file, name
+        file.transcript.model, file.transcript.settings = about(self.model), settings(self.options)
+        if self.lines:
+            self.keep()
+
+    def load(self, name: str) -> None:
+        """Go on with a session. Raises UsageError, LocalllmError."""
+        file = SessionFile(name)
+        if file.is_new:
+            file.close()
+            raise UsageError(f"there is no session {name!r}: /sessions lists them")
+        self.leave()
+        self.file, self.name = file, name
+        self._be(file.transcript.messages)
+        self.options = with_settings(self.options, file.transcript.settings)
+        if file.lost:
+            say(f"localllm: warning: a turn at the end of the session {name!r} had not been written whole; it is gone")
+        before, now = file.transcript.model, about(self.model)
+        if before.fingerprint != now.fingerprint:
+            say(
+                f"localllm: warning: the session {name!r} was held with another model, {before.name or before.path}; "
+                f"now it goes on with {now.name or now.path}"
+            )
+
+    def leave(self) -> None:
+        """Let others have the session."""
+        if self.file:
+            self.file.close()
+        self.file = None
+
+
+def turns(count: int) -> str:
+    return "turn was" if count == 1 else f"{count} turns were"
+
+
+def about(model: "Model") -> About:
+    """What a session tells of its model."""
+    return About(model.name or file_stem(model.path), str(model.path), sessions.fingerprint(model.file))
+
+
+def settings(options: "GenerationOptions") -> dict[str, object]:
+    """What a session tells of its options: those that are not the usual ones."""
+    return {name: value for name, value, is_usual in told(options) if not is_usual}
+
+
+def statistics(answer: "Generation", context: int) -> str:
+    """One line."""
+    said = len(answer.tokens)
+    speed = f" · {(said - 1) / answer.decode_s:.1f} tokens/s" if answer.decode_s and said > 1 else ""
+    used = len(answer.prompt) + said
+    read = f"{len(answer.prompt) - answer.cached_tokens} tokens read in {answer.prefill_s:.2f} s"
+    return f"{read} · {said} tokens said{speed} · context {used} of {context}"

@@ -1,0 +1,80 @@
+"""The options of an answer by name: what /set changes in a conversation and /show tells."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.generation.generate import GenerationOptions
+
+OF_ANSWERS = {"max_tokens": int, "stop": str, "on_overflow": str, "keep": int}  # of GenerationOptions itself
+OTHER_NAMES = {"temp": "temperature", "n": "max_tokens", "n_predict": "max_tokens"}
+USUAL = "default"
+
+
+def names(options: "GenerationOptions") -> list[str]:
+    """Of all options that can be set."""
+    return [*OF_ANSWERS, *(field.name for field in fields(options.sampling))]
+
+
+def told(options: "GenerationOptions") -> Iterator[tuple[str, Any, bool]]:
+    """The name and the value of each option, and whether it is the usual one."""
+    usual = type(options)()
+    for name in names(options):
+        holder, model = (options, usual) if name in OF_ANSWERS else (options.sampling, usual.sampling)
+        value = getattr(holder, name)
+        yield name, list(value) if isinstance(value, tuple) else value, value == getattr(model, name)
+
+
+def changed(options: "GenerationOptions", name: str, text: str) -> "GenerationOptions":
+    """The same with another value of one. Raises UsageError for a name or a value that makes no sense."""
+    name = name.lstrip("-").replace("-", "_")
+    name = OTHER_NAMES.get(name, name)
+    if name not in names(options):
+        raise UsageError(f"there is no option {name!r}; there are {', '.join(names(options))}")
+    of_answers = name in OF_ANSWERS
+    usual = getattr(type(options)() if of_answers else type(options.sampling)(), name)
+    kind = OF_ANSWERS[name] if of_answers else int if usual is None else type(usual)
+    value = usual if text == USUAL else parsed(name, text, kind)
+    if name == "stop" and text != USUAL:
+        value = (text,)
+    if name == "max_tokens" and value == -1:
+        value = None
+    return replace(options, **{name: value}) if of_answers else replacing_sampling(options, name, value)
+
+
+def replacing_sampling(options: "GenerationOptions", name: str, value: Any) -> "GenerationOptions":
+    return replace(options, sampling=replace(options.sampling, **{name: value}))
+
+
+def parsed(name: str, text: str, kind: type) -> Any:
+    """The value that a text stands for. Raises UsageError."""
+    if kind is bool:
+        if text not in ("on", "off"):
+            raise UsageError(f"{name} should be on or off, not {text!r}")
+        return text == "on"
+    if kind not in (int, float, str):
+        raise UsageError(f"{name} cannot be set here")
+    try:
+        return kind(text)
+    except ValueError:
+        whole = "a whole number" if kind is int else "a number"
+        raise UsageError(f"{name} should be {whole}, not {text!r}") from None
+
+
+def with_settings(options: "GenerationOptions", settings: dict[str, Any]) -> "GenerationOptions":
+    """The same with a session's options, where they are the usual ones. What is unknown or makes no sense is left out."""
+    is_usual = {name: usual for name, _, usual in told(options)}
+    for name, value in settings.items():
+        if is_usual.get(name):
+            value = tuple(value) if isinstance(value, list) else value
+            with suppress(UsageError, TypeError):
+                options = (
+                    replace(options, **{name: value})
+                    if name in OF_ANSWERS
+                    else replacing_sampling(options, name, value)
+                )
+    return options
