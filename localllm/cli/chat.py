@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
-
-import click
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import localllm
 from localllm.cli import options
+from localllm.cli.command import option
 from localllm.cli.conversation import Conversation
 from localllm.cli.prompt import begin, warn_of_template, whole_prompt
 from localllm.cli.render import file_stem, stream
@@ -19,70 +19,77 @@ from localllm.services import sessions
 if TYPE_CHECKING:
     from localllm.api import Model
 
-@click.command()
-@options.optional_model
-@options.system
-@options.chat_template
-@options.engine
-@options.no_cache
-@options.generation
-@click.option("--session", metavar="NAME", help="Go on with this session, or begin it: it is written after every answer.")
-@click.option("--continue", "latest", is_flag=True, help="Go on with the session that was used last.")
-@click.option("--markdown", is_flag=True, help="Render headings, lists and code.")
-@click.option("--stats", is_flag=True, help="A line about every answer: tokens per second, context in use.")
+
+@dataclass(frozen=True)
+class Look:
+    """What is kept of a conversation, and how it looks."""
+
+    session: Annotated[
+        str | None,
+        option(
+            "--session",
+            metavar="NAME",
+            help="Go on with this session, or begin it: what is said is written after every answer.",
+        ),
+    ] = None
+    latest: Annotated[bool, option("--continue", help="Go on with the session that was used last.")] = False
+    markdown: Annotated[bool, option("--markdown", help="Render headings, lists and code.")] = False
+    stats: Annotated[bool, option("--stats", help="A line about every answer: tokens per second, context in use.")] = (
+        False
+    )
+
+    def name(self) -> str | None:
+        """Of the session. Raises UsageError."""
+        if self.session is not None and self.latest:
+            raise UsageError("--session names a session and --continue means another one: leave one out")
+        name = sessions.latest() if self.latest else self.session
+        if name is not None:
+            sessions.path_of(name)
+            if not is_terminal(sys.stdin):
+                raise UsageError("a session needs a terminal: what is piped in is answered as by `run`")
+        return name
+
+
 def chat(
-    model: str | None,
-    system: str | None,
-    chat_template: str | None,
-    context: int | None,
-    threads: int | None,
-    kv_type: str,
-    no_cache: bool,
-    session: str | None,
-    latest: bool,
-    markdown: bool,
-    stats: bool,
-    **choices: Any,
+    model: options.OptionalModelName = None,
+    *,
+    system: options.System = None,
+    chat_template: options.ChatTemplate = None,
+    look: Look,
+    engine: options.Engine,
+    no_cache: options.NoCache = False,
+    choices: options.Generation,
 ) -> None:
     """Talk with a model, or with the built-in one.
 
     When stdin is not a terminal, it is the prompt, and one answer is given as by `run`.
     """
-    if session is not None and latest:
-        raise UsageError("--session and --continue are one too many")
+    session = look.name()
     interactive = is_terminal(sys.stdin)
-    if (session is not None or latest) and not interactive:
-        raise UsageError("a session needs a terminal: what is piped in is answered as by `run`")
-    name = sessions.latest() if latest else session
-    if name is not None:
-        sessions.path_of(name)  # refused before the model is opened
     text = "" if interactive else whole_prompt(None, None)
     line = ProgressLine()
-    chosen = options.generation_options(options.reading(line), **choices)
+    chosen = options.generation_options(options.reading(line), choices)
 
     def opened(path: str) -> "Model":
-        found = options.open_model(path, context, threads, kv_type, chat_template, no_cache)
+        found = options.open_model(path, engine, chat_template, no_cache)
         if chosen.on_overflow == "shift":
             found.engine.require_shift()
         return found
 
     first = opened(model or str(localllm.builtin_model()))
-    with ExitStack() as open_models:
-        open_models.enter_context(first)
-        chosen = options.with_draft_model(first, chosen, choices["speculate"])
+    with ExitStack() as leaving:
+        conversation = Conversation(first, chosen, line, look.markdown, look.stats)
+        leaving.push(lambda *error: conversation.model.__exit__(*error))
+        chosen = conversation.options = options.with_draft_model(first, chosen, choices.speculate)
         if not interactive:
             if stream(begin(first, text, system, False, chosen), line):
                 raise KeyboardInterrupt
             return options.settle(first)
         exit_on_sigterm()
         warn_of_template(first)
-        conversation = Conversation(first, chosen, line, markdown, stats)
-        open_models.callback(conversation.leave)
-        if system is not None:
-            conversation.set_system(system)
+        leaving.callback(conversation.leave)
         tell_model(first)
-        if name is not None:
-            begin_session(conversation, name)
+        start(conversation, session, system)
         hold(conversation, opened)
         options.settle(conversation.model)
 
@@ -92,15 +99,15 @@ def tell_model(model: "Model") -> None:
     dim(f"{name} · {model.format} · {model.context} tokens of context · /help")
 
 
-def begin_session(conversation: Conversation, name: str) -> None:
-    """Go on with the session, if there is one; a system message of the command line is the newer one."""
-    system = conversation.model.session.system
-    if not sessions.exists(name):
-        return conversation.save(name)
-    conversation.load(name)
+def start(conversation: Conversation, session: str | None, system: str | None) -> None:
+    """Go on with the session, or begin it; a system message of the command line is newer than the session's."""
+    if session is not None and sessions.exists(session):
+        conversation.load(session)
+        dim(f"session {session} · {len(conversation.lines)} messages")
+    elif session is not None:
+        conversation.save(session)
     if system is not None:
         conversation.set_system(system)
-    dim(f"session {name} · {len(conversation.lines)} messages")
 
 
 def hold(conversation: Conversation, open_other: "Callable[[str], Model]") -> None:
