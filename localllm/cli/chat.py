@@ -112,7 +112,7 @@ def start(conversation: Conversation, session: str | None, system: str | None) -
 
 def hold(conversation: Conversation, open_other: "Callable[[str], Model]") -> None:
     """Answer until the user leaves."""
-    from localllm.cli.chat_commands import Left, Tools, execute, offered
+    from localllm.cli.chat_commands import Leaving, Tools, execute, offered
     from localllm.cli.line_editor import editor
 
     keyboard = editor(lambda line: offered(conversation, line))
@@ -135,7 +135,7 @@ def hold(conversation: Conversation, open_other: "Callable[[str], Model]") -> No
         try:
             if not execute(conversation, text, tools) and text.strip():
                 conversation.ask(text)
-        except Left:
+        except Leaving:
             return
         except KeyboardInterrupt:
             dim("interrupted")

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from localllm.cli.chat_options import changed, names, told
 from localllm.cli.prompt import text_of
 from localllm.cli.render import file_stem
 from localllm.cli.session_list import session_lines
-from localllm.cli.settings import changed, names, told
 from localllm.cli.terminal import dim, dim_text
 from localllm.errors import UsageError
 from localllm.services import sessions
@@ -26,7 +26,7 @@ Alt-Enter        a new line, as a backslash at the end of a line
 Ctrl-X Ctrl-E    write in $EDITOR                     Ctrl-D  leave"""
 
 
-class Left(Exception):
+class Leaving(Exception):  # noqa: N818 - no error
     """The user leaves."""
 
 
@@ -59,9 +59,9 @@ class Command:
 
 
 def execute(conversation: "Conversation", text: str, tools: Tools) -> bool:
-    """Do what the text commands; False if it is none. Raises Left, UsageError for an unknown one, and LocalllmError."""
+    """Do what the text commands; False if it does not. Raises Leaving, UsageError if there is no such command; others."""
     if text.strip() in LEAVING:
-        raise Left
+        raise Leaving
     if not text.startswith("/"):
         return False
     name, _, argument = text.strip().partition(" ")
@@ -198,7 +198,7 @@ def model(conversation: "Conversation", argument: str, tools: Tools) -> None:
 
 
 def leave(conversation: "Conversation", argument: str, tools: Tools) -> None:
-    raise Left
+    raise Leaving
 
 
 COMMANDS = {

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from time import strftime
 from typing import TYPE_CHECKING
 
+from localllm.cli.chat_options import told, with_settings
 from localllm.cli.drawing import page
 from localllm.cli.render import file_stem, tell_overflow
-from localllm.cli.settings import told, with_settings
 from localllm.cli.terminal import ProgressLine, dim, say
 from localllm.cli.type_ahead import type_ahead
 from localllm.errors import LocalllmError, UsageError

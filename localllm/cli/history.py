@@ -1,4 +1,4 @@
-"""What the user has typed in earlier chats: a file in the user's state folder, private and bounded, a JSON text a line."""
+"""What the user has typed in earlier chats: a private and bounded file in the user's state folder, a text a line."""
 
 import json
 import os

@@ -95,7 +95,7 @@ class DumbEditor:
                 raise EOFError
             goes_on = line.endswith("\\\n")
             lines.append(line.rstrip("\n").removesuffix("\\") if goes_on else line.rstrip("\n"))
-            if not line or not goes_on and not is_open("\n".join(lines)):
+            if not line or (not goes_on and not is_open("\n".join(lines))):
                 return without_quotes("\n".join(lines)) or text
 
 

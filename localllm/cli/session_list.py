@@ -10,7 +10,7 @@ TITLE = 40  # characters of the first question
 
 def session_lines() -> list[str]:
     """A line for each, the latest first, below a header; nothing if there are none."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for listed in sessions.listed():
         messages = listed.transcript.messages
         question = next((message["content"] for message in messages if message["role"] == "user"), "")

@@ -1,4 +1,4 @@
-"""What is typed while the model answers: not shown, so that it does not land in the answer, and kept for the next prompt.
+"""What is typed while the model answers: not shown, so that it is no part of the answer, and kept for the next prompt.
 
 Only Ctrl-C is heard, and with it what was typed before is forgotten, as in a shell.
 """

@@ -5,8 +5,8 @@
     {"role": "user", "content": "Hi"}
     {"role": "assistant", "content": "Hello!", "finish": "stop", "tokens": 31}
 
-A turn is appended in one piece and given to the disk before the next begins: whoever is killed loses at most the turn in
-the making, of which a torn line may be left, which is cut off. Whatever else changes replaces the file as a whole.
+A turn is appended in one piece and given to the disk before the next begins: whoever is killed loses at most the turn
+in the making, of which a torn line may be left, which is cut off. Whatever else changes replaces the file as a whole.
 """
 
 import hashlib
@@ -91,7 +91,7 @@ def exists(name: str) -> bool:
 
 
 def read(name: str) -> Transcript:
-    """A session without what a killed process has left at its end. Raises UsageError, naming the line, LocalllmError."""
+    """A session, less what a killed process has left at its end. Raises UsageError, naming the line; LocalllmError."""
     return parsed(_content(path_of(name), name), f"the session {name!r}")[0]
 
 
@@ -138,7 +138,8 @@ def _with_header(header: Line, what: str) -> Transcript:
 def _message(line: bytes, number: int, what: str) -> Line:
     message = _json(line)
     is_text = message is not None and isinstance(message.get("content"), str)
-    if message is None or not is_text or message.get("role") not in ROLES or (message["role"] == "system") > (number == 2):
+    roles = ROLES if number == 2 else ROLES[1:]
+    if message is None or not is_text or message.get("role") not in roles:
         raise UsageError(f"{what} is damaged: line {number} is no message")
     return message
 
@@ -160,7 +161,7 @@ class SessionFile:
     """
 
     def __init__(self, name: str):
-        """Raises UsageError for a name that is none, a damaged file and one that another chat has open; LocalllmError."""
+        """Raises UsageError for a name that is none, a damaged file or one that is open in another chat; others."""
         self.name, self._path = name, path_of(name)
         self._is_written = True  # whether the file has all of the conversation
         make_private(folder())

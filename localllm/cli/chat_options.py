@@ -43,11 +43,17 @@ def changed(options: "GenerationOptions", name: str, text: str) -> "GenerationOp
         value = (text,)
     if name == "max_tokens" and value == -1:
         value = None
-    return replace(options, **{name: value}) if of_answers else replacing_sampling(options, name, value)
+    return replaced(options, name, value)
 
 
-def replacing_sampling(options: "GenerationOptions", name: str, value: Any) -> "GenerationOptions":
-    return replace(options, sampling=replace(options.sampling, **{name: value}))
+def replaced(options: "GenerationOptions", name: str, value: Any) -> "GenerationOptions":
+    """The same with another value of one. Raises UsageError."""
+    change: dict[str, Any] = {name: value}
+    return (
+        replace(options, **change)
+        if name in OF_ANSWERS
+        else replace(options, sampling=replace(options.sampling, **change))
+    )
 
 
 def parsed(name: str, text: str, kind: type) -> Any:
@@ -66,15 +72,13 @@ def parsed(name: str, text: str, kind: type) -> Any:
 
 
 def with_settings(options: "GenerationOptions", settings: dict[str, Any]) -> "GenerationOptions":
-    """The same with a session's options, where they are the usual ones. What is unknown or makes no sense is left out."""
+    """The same with a session's options, where its own are the usual ones. What is unknown or makes no sense is
+    left out.
+    """
     is_usual = {name: usual for name, _, usual in told(options)}
     for name, value in settings.items():
         if is_usual.get(name):
             value = tuple(value) if isinstance(value, list) else value
             with suppress(UsageError, TypeError):
-                options = (
-                    replace(options, **{name: value})
-                    if name in OF_ANSWERS
-                    else replacing_sampling(options, name, value)
-                )
+                options = replaced(options, name, value)
     return options
