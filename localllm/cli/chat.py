@@ -87,10 +87,12 @@ def chat(
             return options.settle(first)
         exit_on_sigterm()
         warn_of_template(first)
-        leaving.callback(conversation.leave)
         tell_model(first)
         start(conversation, session, system)
-        hold(conversation, opened)
+        try:
+            hold(conversation, opened)
+        finally:
+            conversation.leave()
         options.settle(conversation.model)
 
 

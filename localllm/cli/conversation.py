@@ -189,6 +189,7 @@ class Conversation:
         self.model.session.sequences.hold()
         self.lines, self.texts = list(lines), []
         self.model.session.messages = sessions.plain(lines)
+        self.model.session.sequences.resume(self.used)
 
     def switch(self, model: "Model") -> None:
         """Go on with another model."""
@@ -245,8 +246,9 @@ class Conversation:
             )
 
     def leave(self) -> None:
-        """Let others have the session."""
+        """Let others have the session. What was read for it goes to the cache, so that it is quick to come back."""
         if self.file:
+            self.model.session.sequences.write_conversation()
             self.file.close()
         self.file = None
 

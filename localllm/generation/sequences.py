@@ -73,6 +73,7 @@ class Sequences:
         self.prefixes = prefixes
         self._end: End | None = None  # where the latest prompt of more than PRECISE_TOKENS ends
         self._is_new = False  # that one, so that it is to be written
+        self._resumed = 0  # tokens of an earlier process's conversation that goes on
         self._lock = threading.Lock()
 
     @contextmanager
@@ -111,6 +112,9 @@ class Sequences:
                 if found:
                     begun.sequence.close()
                     begun = Begun(found.sequence, found.logits)
+            if said := self._earlier(ids, len(begun.sequence.tokens)) if keep is None else None:
+                begun.sequence.close()
+                begun = Begun(said)
             self._busy.add(begun.sequence)
             turns = [turn for turn in self._ended(begun.sequence) if turn.prompt <= len(begun.sequence.tokens)]
             self._turns[begun.sequence] = [*turns, Turn(len(ids))]
@@ -176,6 +180,26 @@ class Sequences:
             return same
         ended = max((same if end is None else min(end, same) for prompt, end in turns if prompt <= same), default=0)
         return max(ended, self.engine.runs.last_end(min(same, sequence.aligned)))
+
+    def resume(self, held: int) -> None:
+        """The next prompt goes on with a conversation of an earlier process, which held so many tokens in the end."""
+        self._resumed = held
+
+    def _earlier(self, ids: Ids[int], known: int) -> "Sequence | None":
+        """That one, if it is the case, and if files hold more than `known` tokens of it."""
+        held, self._resumed = self._resumed, 0
+        for length in (held, held - 1):  # the last token of an answer may not have been read
+            usable = self.prefixes and known < length < len(ids)
+            if usable and (found := self.prefixes.find_conversation(ids[:length], known)):
+                self._turns[found] = [Turn(len(found.tokens), len(found.tokens))]
+                return found
+        return None
+
+    def write_conversation(self) -> None:
+        """What the latest has read goes to files, for `resume`."""
+        with self._lock:
+            if self.prefixes and self._kept and not isinstance(self._kept, Rolling) and len(self._kept.tokens) > LONG:
+                self.prefixes.keep(self._kept.fork(), None, is_conversation=True)
 
     def hold(self) -> None:
         """Somebody else comes, and one may come back: keep what the latest has read besides. Of those left so the HELD
