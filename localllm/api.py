@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from localllm.generation.answers import Answer
     from localllm.generation.batch import Batch
 
+OPTIONS = ("on_overflow", "keep", "think", "think_budget", "template_variables")  # of GenerationOptions
+
 
 class Model:
     """A model that is open. Use it in a `with` statement, or close it.
@@ -125,7 +127,12 @@ class Model:
         speculate: "str | Model" = "ngram",
         **sampling: Any,
     ) -> Generation:
-        """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` does."""
+        """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` does.
+
+        Besides: think="on", "off", "auto" or how much, "low", "medium" or "high"; think_budget, the most tokens of
+        thoughts, which are not among the pieces (see Generation.parts and .thinking); template_variables, a dict for
+        the chat template.
+        """
         return self.session.chat(messages, options(max_tokens, stop, sampling, self.drafter(speculate)))
 
     def drafter(self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None) -> "str | Drafter":
@@ -285,11 +292,11 @@ def options(
     max_tokens: int | None, stop: Ids[str], sampling: dict[str, Any], speculate: str | Drafter = "ngram"
 ) -> GenerationOptions:
     """One object out of a method's arguments. Raises UsageError for an unknown name."""
-    overflow = {name: sampling.pop(name) for name in ("on_overflow", "keep") if name in sampling}
+    others = {name: sampling.pop(name) for name in OPTIONS if name in sampling}
     unknown = sampling.keys() - SamplingOptions.__dataclass_fields__.keys()
     if unknown:
         raise UsageError(f"there is no option {sorted(unknown)[0]!r}")
-    return GenerationOptions(max_tokens, stop, SamplingOptions(**sampling), None, speculate, **overflow)
+    return GenerationOptions(max_tokens, stop, SamplingOptions(**sampling), None, speculate, **others)
 
 
 def main_format(file: GGUFFile) -> str:

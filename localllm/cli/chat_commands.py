@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localllm.cli.chat_options import changed, names, told
@@ -190,6 +190,20 @@ def stats(conversation: "Conversation", argument: str, tools: Tools) -> None:
     dim(f"statistics are {'on' if conversation.stats else 'off'}")
 
 
+def think(conversation: "Conversation", argument: str, tools: Tools) -> None:
+    """Whether the model thinks is its template's business, whether one sees it is ours."""
+    from localllm.generation.thinking import CHOICES
+
+    if argument in CHOICES:
+        conversation.set(replace(conversation.options, think=argument))
+    elif argument not in ("hide", "show"):
+        raise UsageError(f"/think {'|'.join(CHOICES)}|hide|show")
+    if argument != "off":
+        conversation.shows_thoughts = argument != "hide"
+    shown = "shown" if conversation.shows_thoughts else "hidden"
+    dim(f"thinking is {conversation.options.think}, thoughts are {shown}")
+
+
 def model(conversation: "Conversation", argument: str, tools: Tools) -> None:
     if argument:
         conversation.switch(tools.open(argument))
@@ -220,6 +234,8 @@ COMMANDS = {
     "/show": Command("", "what holds: model, context, session, options", show),
     "/stats": Command("on|off", "a line about every answer: tokens per second, context in use", stats,
                       lambda conversation: ("on", "off")),
+    "/think": Command("on|off|auto|hide", "whether the model thinks before it answers, and whether one sees it", think,
+                      lambda conversation: ("on", "off", "auto", "low", "medium", "high", "hide", "show")),
     "/model": Command("PATH", "go on with another model", model, None),
     "/exit": Command("", "leave, as bye, quit, exit and Ctrl-D do", leave),
 }  # fmt: skip

@@ -23,6 +23,7 @@ class Conversation:
 
     Attributes:
         model: the one.  options: how it answers.  lines: what was said, as sessions keep it.
+        markdown, stats, shows_thoughts: how answers look.
         file: the session's, None for a conversation that nobody keeps.
         texts: of files that go with the next question.
         branches: conversations that were left, by their names; None if a session has it.  name: of this one.
@@ -37,7 +38,7 @@ class Conversation:
         stats: bool = False,
     ):
         self.model, self.options, self._line = model, options, line
-        self.markdown, self.stats = markdown, stats
+        self.markdown, self.stats, self.shows_thoughts = markdown, stats, True
         self.file: SessionFile | None = None
         self.lines: list[Line] = []
         self.texts: list[str] = []
@@ -100,18 +101,23 @@ class Conversation:
 
     def _show(self, answer: "Generation") -> None:
         """The answer as it comes; Ctrl-C ends it."""
+        from localllm.generation.thinking import ANSWER, THOUGHT
+
         shown, interrupted = page(self.markdown), False
         with type_ahead():
             dim("")
             try:
-                for piece in answer:
+                for kind, text in answer.parts:
                     self._line.clear()
-                    shown.push(piece)
+                    if kind == ANSWER or self.shows_thoughts:
+                        shown.push(text, kind == THOUGHT)
+                    else:
+                        self._line.show(f"thinking: {len(answer.tokens)} tokens")
             except KeyboardInterrupt:
                 interrupted = True
             finally:
                 self._line.clear()
-            if answer.text or not interrupted:
+            if answer.text or answer.thinking or not interrupted:
                 shown.end()
         self._tell(answer)
 
@@ -156,7 +162,7 @@ class Conversation:
         """Answer so from now on."""
         self.options = options
         if self.file:
-            self.file.transcript.settings = settings(options)
+            self.file.chat.settings = settings(options)
             self._written(self.file.rewrite)
 
     @property
@@ -196,7 +202,7 @@ class Conversation:
         before, self.model = self.model, model
         model.session.messages = sessions.plain(self.lines)
         if self.file:
-            self.file.transcript.model = about(model)
+            self.file.chat.model = about(model)
             self._written(self.file.rewrite)
         before.close()
 
@@ -222,7 +228,7 @@ class Conversation:
             raise UsageError(f"there is a session {name!r} already: /load goes on with it")
         self.leave()
         self.file, self.name = file, name
-        file.transcript.model, file.transcript.settings = about(self.model), settings(self.options)
+        file.chat.model, file.chat.settings = about(self.model), settings(self.options)
         if self.lines:
             self.keep()
 
@@ -234,11 +240,11 @@ class Conversation:
             raise UsageError(f"there is no session {name!r}: /sessions lists them")
         self.leave()
         self.file, self.name = file, name
-        self._be(file.transcript.messages)
-        self.options = with_settings(self.options, file.transcript.settings)
+        self._be(file.chat.messages)
+        self.options = with_settings(self.options, file.chat.settings)
         if file.lost:
             say(f"localllm: warning: a turn at the end of the session {name!r} had not been written whole; it is gone")
-        before, now = file.transcript.model, about(self.model)
+        before, now = file.chat.model, about(self.model)
         if before.fingerprint != now.fingerprint:
             say(
                 f"localllm: warning: the session {name!r} was held with another model, {before.name or before.path}; "

@@ -4,19 +4,31 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.overflow import SINKS
 from localllm.generation.sequences import Sequences, common
+from localllm.generation.thinking import Thinking, format_of, template_variables
 from localllm.text.plain import Message
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
     from localllm.generation.answering import Request
     from localllm.generation.answers import Answer
+    from localllm.generation.thinking import Format
     from localllm.text.templates import ChatTemplate
+
+
+class Begun(NamedTuple):
+    """What was said and thought of an answer before."""
+
+    text: str = ""
+    thinking: str = ""
+
+
+NOTHING = Begun()
 
 
 class Session:
@@ -34,7 +46,7 @@ class Session:
         self.forgotten = 0
         self._history: list[Message] = []
         self._answer: Generation | None = None  # to the last message in the history, perhaps still being said
-        self._begun = ""  # what was said before of the latest answer, which it goes on with
+        self._begun = NOTHING  # of the latest answer, which goes on with it
 
     @property
     def messages(self) -> list[Message]:
@@ -61,7 +73,7 @@ class Session:
         options = options or GenerationOptions()
         history = [*self._stopped(), {"role": "user", "content": text}]
         kept, answer = self._answered(self._system(), history, options, options.on_overflow or "drop-turns")
-        self._history, self._answer, self._begun = kept, answer, ""
+        self._history, self._answer, self._begun = kept, answer, NOTHING
         return answer
 
     def undo(self) -> str | None:
@@ -73,7 +85,7 @@ class Session:
         if asked is None:
             return None
         question = history[asked]["content"]
-        self._history, self._answer, self._begun = history[:asked], None, ""
+        self._history, self._answer, self._begun = history[:asked], None, NOTHING
         return question
 
     def resume(self, options: GenerationOptions | None = None) -> Generation:
@@ -83,20 +95,36 @@ class Session:
         options, latest, history = options or GenerationOptions(), self._answer, self._stopped()
         if not history or history[-1]["role"] != "assistant":
             raise UsageError("there is no answer to go on with")
-        said = history[-1]["content"]
-        if latest and latest.tokens and self.tokenizer.decode(latest.tokens) == latest.text:
-            prompt = [*latest.prompt, *latest.tokens]
-        else:
-            prompt = [*self.encode_chat(self._system() + history[:-1]), *self.tokenizer.encode(said)]
+        begun = Begun(history[-1]["content"], history[-1].get("reasoning_content", ""))
         if options.on_overflow == "shift" and options.keep is None:
-            options = replace(options, keep=self._standing(self._system()))
-        answer = self._generation(prompt, options, continued=True)
-        self._history, self._answer, self._begun, self.forgotten = history[:-1], answer, said, 0
+            options = replace(options, keep=self._standing(self._system(), options))
+        if latest and latest.tokens and self._is_said_by(latest):
+            prompt, is_thought = [*latest.prompt, *latest.tokens], not begun.text and bool(begun.thinking)
+        else:
+            prompt, is_thought = self._repeated(begun, history[:-1], options), False
+        thinking = replace(Thinking.of(self._thought_format, self.tokenizer, prompt, None), is_open=True)
+        decoder, chosen = self.tokenizer.stream(continued=True), self._stopping(options)
+        answer = Generation(
+            self.sequences, self.tokenizer, prompt, decoder, chosen, thinking if is_thought else Thinking()
+        )
+        self._history, self._answer, self._begun, self.forgotten = history[:-1], answer, begun, 0
         return answer
+
+    def _is_said_by(self, answer: Generation) -> bool:
+        """Whether its tokens say all of an answer and nothing behind it, as a stop string."""
+        return bool(answer.thinking) or self.tokenizer.decode(answer.tokens) == answer.text
+
+    def _repeated(self, begun: "Begun", history: list[Message], options: GenerationOptions) -> list[int]:
+        """The tokens up to where an answer goes on of which only the text is known."""
+        prompt = self.encode_chat(self._system() + history, options)
+        thinking = Thinking.of(self._thought_format, self.tokenizer, prompt, None)
+        if thinking.is_open:
+            prompt = [*prompt, *self.tokenizer.encode(begun.thinking), *thinking.closing]
+        return [*prompt, *self.tokenizer.encode(begun.text)]
 
     def clear(self) -> None:
         """Begin a new conversation with the same system message."""
-        self._history, self._answer, self._begun = [], None, ""
+        self._history, self._answer, self._begun = [], None, NOTHING
 
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
         """Answer the given conversation, which is not added to this one. Raises ContextError if it does not fit."""
@@ -119,9 +147,10 @@ class Session:
         """The n best of several answers to a conversation, or ways to go on with a text: see generation.answers."""
         from localllm.generation.answers import answers
 
-        prompt, decoder, chosen = self._prepared(asked, options)
+        prompt, decoder, chosen, thinking = self._prepared(asked, options)
         sequences = self.sequences
-        return answers(sequences.engine, self.tokenizer, prompt, decoder, chosen, n, beams, sequences.prefixes)
+        engine, prefixes, tokenizer = sequences.engine, sequences.prefixes, self.tokenizer
+        return answers(engine, tokenizer, prompt, decoder, chosen, n, beams, prefixes, thinking)
 
     def request(
         self,
@@ -133,31 +162,49 @@ class Session:
         """The same for a Batch, which answers many."""
         from localllm.generation.answering import Request
 
-        return Request(*self._prepared(asked, options), n, key)
+        prompt, decoder, chosen, thinking = self._prepared(asked, options)
+        return Request(prompt, decoder, chosen, n, key, thinking)
 
     def _prepared(
         self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None
-    ) -> tuple[list[int], StreamDecoder, GenerationOptions]:
-        """Token ids, a decoder for the answer, and how to generate it."""
+    ) -> tuple[list[int], StreamDecoder, GenerationOptions, Thinking]:
+        """Token ids, a decoder for the answer, how to generate it, and how the model thinks."""
         is_chat = not isinstance(asked, str) and any(isinstance(item, dict) for item in asked)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers do not go with on_overflow={options.on_overflow}")
-        prompt = self.encode_chat(asked) if is_chat else self._ids(asked)  # type: ignore[arg-type]
-        chosen = options or GenerationOptions()
-        return prompt, self.tokenizer.stream(continued=not is_chat), self._stopping(chosen) if is_chat else chosen
+        chosen, decoder = options or GenerationOptions(), self.tokenizer.stream(continued=not is_chat)
+        if not is_chat:
+            return self._ids(asked), decoder, chosen, Thinking()  # type: ignore[arg-type]
+        prompt, thinking = self._thinking(self.encode_chat(asked, chosen), chosen)  # type: ignore[arg-type]
+        return prompt, decoder, self._stopping(chosen), thinking
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         return self.tokenizer.encode(prompt, special=True, bos=True) if isinstance(prompt, str) else list(prompt)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> list[int]:
         """Token ids of a conversation up to where the answer begins. Raises UsageError if it is not one.
 
-        What messages say is text: only the template can write control tokens.
+        options: have the template's variables. What messages say is text: only the template writes control tokens.
         """
         for message in messages:
             if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
                 raise UsageError('a message should be {"role": ..., "content": ...}' + f", not {message!r}")
-        return self.tokenizer.encode_rendered(self.tokenizer.markers.render(self.template, messages))
+        chosen = options or GenerationOptions()
+        variables = template_variables(self.template.source, chosen.think, chosen.think_budget)
+        variables |= chosen.template_variables
+        return self.tokenizer.encode_rendered(self.tokenizer.markers.render(self.template, messages, **variables))
+
+    def _thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
+        """A conversation's tokens and how thoughts are marked behind them; "off" closes one that the template opens."""
+        budget = 0 if options.think == "off" else options.think_budget
+        thinking = Thinking.of(self._thought_format, self.tokenizer, prompt, budget)
+        if options.think == "off" and thinking.is_open:
+            return [*prompt, *thinking.closing], replace(thinking, is_open=False)
+        return prompt, thinking
+
+    @cached_property
+    def _thought_format(self) -> "Format | None":
+        return format_of(self.template.source, self.tokenizer)
 
     @cached_property
     def template(self) -> "ChatTemplate":
@@ -173,21 +220,22 @@ class Session:
         if on_overflow == "drop-turns":
             kept, prompt = self._fitting(system, history, options)
         else:
-            kept, prompt = history, self.encode_chat(system + history)
+            kept, prompt = history, self.encode_chat(system + history, options)
         if on_overflow == "shift" and options.keep is None:
-            options = replace(options, keep=self._standing(system))
+            options = replace(options, keep=self._standing(system, options))
         answer = self._generation(prompt, options)
         self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(kept)])
         return kept, answer
 
-    def _standing(self, system: list[Message]) -> int:
+    def _standing(self, system: list[Message], options: GenerationOptions) -> int:
         """How many tokens all conversations with the same system message begin with, SINKS at least."""
-        first, second = (self.encode_chat([*system, {"role": "user", "content": text}]) for text in ("a", "b"))
+        first, second = (self.encode_chat([*system, {"role": "user", "content": text}], options) for text in ("a", "b"))
         return max(common(first, second), SINKS)
 
-    def _generation(self, prompt: list[int], options: GenerationOptions, continued: bool = False) -> Generation:
-        decoder = self.tokenizer.stream(continued=continued)
-        return Generation(self.sequences, self.tokenizer, prompt, decoder, self._stopping(options))
+    def _generation(self, prompt: list[int], options: GenerationOptions) -> Generation:
+        prompt, thinking = self._thinking(prompt, options)
+        decoder, chosen = self.tokenizer.stream(), self._stopping(options)
+        return Generation(self.sequences, self.tokenizer, prompt, decoder, chosen, thinking)
 
     def _stopping(self, options: GenerationOptions) -> GenerationOptions:
         return replace(options, stop=(*options.stop, *self.template.stops)) if self.template.stops else options
@@ -200,9 +248,9 @@ class Session:
         answer = self._answer
         if answer is None:
             return self._history
-        said = self._begun + answer.text
+        said, thought = self._begun.text + answer.text, self._begun.thinking + answer.thinking
         if said or answer.finish_reason != "interrupted":
-            return [*self._history, {"role": "assistant", "content": said}]
+            return [*self._history, assistant(said, thought)]
         return self._history[:-1]
 
     def _stopped(self) -> list[Message]:
@@ -222,14 +270,20 @@ class Session:
         """
         context = self.sequences.context
         answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)
-        prompt = self.encode_chat(system + history)
+        prompt = self.encode_chat(system + history, options)
         if len(prompt) + answer_room <= context:
             return history, prompt
         turns = [index for index, message in enumerate(history) if message["role"] == "user"]
 
         def fits(turn: int) -> bool:
-            return len(self.encode_chat(system + history[turns[turn] :])) <= context // 2
+            return len(self.encode_chat(system + history[turns[turn] :], options)) <= context // 2
 
         first = bisect_left(range(len(turns) - 1), True, key=fits)  # at least the last turn stays
         kept = history[turns[first] :]
-        return kept, self.encode_chat(system + kept)
+        return kept, self.encode_chat(system + kept, options)
+
+
+def assistant(text: str, thinking: str = "") -> Message:
+    """An answer as a message, with the thoughts in front of it, if there are any."""
+    thought = {"reasoning_content": thinking} if thinking else {}
+    return {"role": "assistant", "content": text, **thought}

@@ -45,7 +45,7 @@ class About:
 
 
 @dataclass
-class Transcript:
+class SavedChat:
     """What a session's file says.
 
     Attributes:
@@ -69,7 +69,7 @@ class Listed:
 
     name: str
     used: float  # seconds since 1970
-    transcript: Transcript
+    chat: SavedChat
     damage: str = ""
 
 
@@ -90,7 +90,7 @@ def exists(name: str) -> bool:
     return path_of(name).is_file()
 
 
-def read(name: str) -> Transcript:
+def read(name: str) -> SavedChat:
     """A session, less what a killed process has left at its end. Raises UsageError, naming the line; LocalllmError."""
     return parsed(_content(path_of(name), name), f"the session {name!r}")[0]
 
@@ -104,7 +104,7 @@ def _content(path: Path, name: str) -> bytes:
         raise LocalllmError(f"the session {name!r} cannot be read: {error.strerror}") from None
 
 
-def parsed(data: bytes, what: str) -> tuple[Transcript, int]:
+def parsed(data: bytes, what: str) -> tuple[SavedChat, int]:
     """The conversation in a file, and how many of its bytes that is. Raises UsageError, naming the line.
 
     A line without its end, and a question whose answer did not come to be written, are of a turn in the making.
@@ -115,22 +115,22 @@ def parsed(data: bytes, what: str) -> tuple[Transcript, int]:
     header = _json(lines[0]) if lines else None
     if header is None or header.get("session") != VERSION:
         raise UsageError(f"{what} is damaged: line 1 does not say what it is of")
-    transcript, length, whole = _with_header(header, what), 0, 0
+    chat, length, whole = _with_header(header, what), 0, 0
     for number, line in enumerate(lines, 1):
         length = min(length + len(line) + 1, len(data))
         if number > 1:
-            transcript.messages.append(_message(line, number, what))
-        if number == 1 or transcript.messages[-1]["role"] != "user":
+            chat.messages.append(_message(line, number, what))
+        if number == 1 or chat.messages[-1]["role"] != "user":
             whole = length
-    if transcript.messages and transcript.messages[-1]["role"] == "user":
-        transcript.messages.pop()
-    return transcript, whole
+    if chat.messages and chat.messages[-1]["role"] == "user":
+        chat.messages.pop()
+    return chat, whole
 
 
-def _with_header(header: Line, what: str) -> Transcript:
+def _with_header(header: Line, what: str) -> SavedChat:
     try:
         settings = dict(header["settings"])
-        return Transcript(About(**header["model"]), settings, str(header["created"]))
+        return SavedChat(About(**header["model"]), settings, str(header["created"]))
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{what} is damaged: line 1 does not say what it is of") from None
 
@@ -172,10 +172,10 @@ class SessionFile:
             raise UsageError(f"the session {name!r} is open in another chat") from None
         try:
             self.is_new = not self._path.exists()
-            self.transcript, self.lost = Transcript(), False
+            self.chat, self.lost = SavedChat(), False
             if not self.is_new:
                 data = _content(self._path, name)
-                self.transcript, whole = parsed(data, f"the session {name!r}")
+                self.chat, whole = parsed(data, f"the session {name!r}")
                 self.lost = whole < len(data)
                 if self.lost or not data.endswith(b"\n"):
                     self.rewrite()
@@ -188,8 +188,8 @@ class SessionFile:
 
         Raises LocalllmError if it cannot be written; the file is then as before.
         """
-        old, self.transcript.messages = self.transcript.messages, list(messages)
-        if not self._is_written or not self._path.exists() or old != self.transcript.messages[: len(old)]:
+        old, self.chat.messages = self.chat.messages, list(messages)
+        if not self._is_written or not self._path.exists() or old != self.chat.messages[: len(old)]:
             return self.rewrite()
         new = b"".join(json_line(message) for message in messages[len(old) :])
         self._is_written = not new
@@ -205,7 +205,7 @@ class SessionFile:
         self._is_written = False
         make_private(folder())
         with SafeFile(self._path) as file:
-            file.write(self.transcript.lines())
+            file.write(self.chat.lines())
         self._is_written = True
 
     def close(self) -> None:
@@ -256,7 +256,7 @@ def listed() -> list[Listed]:
         try:
             found.append(Listed(name, used, read(name)))
         except LocalllmError as error:
-            found.append(Listed(name, used, Transcript(), str(error)))
+            found.append(Listed(name, used, SavedChat(), str(error)))
     return found
 
 

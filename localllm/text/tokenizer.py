@@ -85,6 +85,14 @@ class Tokenizer:
         tokens = self._encode_fragments(fragments)
         return tokens if tokens[:1] == [self.bos_id] else self._with_bos(tokens)
 
+    def special_id(self, text: str) -> int | None:
+        """The token, of a control or another special one, that has just this text; None if there is none."""
+        return self._special_ids.get(text)
+
+    @cached_property
+    def _special_ids(self) -> dict[str, int]:
+        return {self.pieces[token]: token for token in self._special_types}
+
     @cached_property
     def _special(self) -> SpecialTokens:
         return self._special_tokens(self._special_types)
