@@ -59,7 +59,7 @@ class Command:
 
 
 def execute(conversation: "Conversation", text: str, tools: Tools) -> bool:
-    """Do what the text commands; False if it is no command. Raises Leaving, UsageError if there is none of that name."""
+    """Do what a text commands; False if it is no command. Raises Leaving, UsageError if there is none of that name."""
     if text.strip() in LEAVING:
         raise Leaving
     if not text.startswith("/"):

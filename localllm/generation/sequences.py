@@ -190,9 +190,10 @@ class Sequences:
     def _earlier(self, ids: Ids[int], known: int) -> "Sequence | None":
         """That one, if it is the case, and if files hold more than `known` tokens of it."""
         held, self._resumed = self._resumed, 0
+        if self.prefixes is None:
+            return None
         for length in (held, held - 1):  # the last token of an answer may not have been read
-            usable = self.prefixes and known < length < len(ids)
-            if usable and (found := self.prefixes.find_conversation(ids[:length], known)):
+            if known < length < len(ids) and (found := self.prefixes.find_conversation(ids[:length], known)):
                 self._turns[found] = [Turn(len(found.tokens), len(found.tokens))]
                 return found
         return None

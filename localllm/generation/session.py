@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from localllm.text.templates import ChatTemplate
 
 
-class Begun(NamedTuple):
+class SoFar(NamedTuple):
     """What was said and thought of an answer before."""
 
     text: str = ""
     thinking: str = ""
 
 
-NOTHING = Begun()
+NOTHING = SoFar()
 
 
 class Session:
@@ -95,7 +95,7 @@ class Session:
         options, latest, history = options or GenerationOptions(), self._answer, self._stopped()
         if not history or history[-1]["role"] != "assistant":
             raise UsageError("there is no answer to go on with")
-        begun = Begun(history[-1]["content"], history[-1].get("reasoning_content", ""))
+        begun = SoFar(history[-1]["content"], history[-1].get("reasoning_content", ""))
         if options.on_overflow == "shift" and options.keep is None:
             options = replace(options, keep=self._standing(self._system(), options))
         if latest and latest.tokens and self._is_said_by(latest):
@@ -114,7 +114,7 @@ class Session:
         """Whether its tokens say all of an answer and nothing behind it, as a stop string."""
         return bool(answer.thinking) or self.tokenizer.decode(answer.tokens) == answer.text
 
-    def _repeated(self, begun: "Begun", history: list[Message], options: GenerationOptions) -> list[int]:
+    def _repeated(self, begun: "SoFar", history: list[Message], options: GenerationOptions) -> list[int]:
         """The tokens up to where an answer goes on of which only the text is known."""
         prompt = self.encode_chat(self._system() + history, options)
         thinking = Thinking.of(self._thought_format, self.tokenizer, prompt, None)
