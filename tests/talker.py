@@ -2,14 +2,10 @@
 any other question the question itself, in capitals. Run as a script it takes the program's arguments.
 """
 
-import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-from fake_engine import FakeEngine, FakeSequence
+from fake_engine import FakeEngine
 
 from localllm import api
 from localllm.cli import main
@@ -49,7 +45,9 @@ class Talker(FakeEngine):
     def next_token(self, tokens: list[int]) -> int:
         size = len(self.tail)
         place = next((end for end in range(len(tokens), size - 1, -1) if tokens[end - size : end] == self.tail), 0)
-        question = self._tokenizer.decode(tokens[:place], special=True).rpartition("user\n")[2].partition("<|im_end|>")[0]
+        question = (
+            self._tokenizer.decode(tokens[:place], special=True).rpartition("user\n")[2].partition("<|im_end|>")[0]
+        )
         if question == "slowly":
             time.sleep(0.01)
         said, answer = len(tokens) - place, self.answer(question)

@@ -2,13 +2,10 @@
 
 import os
 import re
-import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pexpect
-
 from conftest import ROOT
 
 PROGRAM = [sys.executable, "-m", "localllm"]
@@ -17,10 +14,12 @@ ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|[=>])")
 
 
 class Terminal:
-    """Attributes: seen: all that came so far."""
+    """Attributes:
+    seen: all that came so far.  drawn: what came of the latest thing that was said.
+    """
 
     def __init__(self, *arguments: str, columns: int = 120, program: Sequence[str] = PROGRAM, **environment: str):
-        self.seen = ""
+        self.seen = self.drawn = ""
         known = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
         known |= {"PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm", **environment}
         self._process = pexpect.spawn(
@@ -47,9 +46,14 @@ class Terminal:
 
     def say(self, text: str) -> str:
         """Type a line; what came until the next prompt, as it is to be read."""
-        self.type(f"{text}\r")
-        self.expect(re.escape(text.rpartition("\n")[2]) + ".*?\x1b\\[\\?2004l")  # the editor has taken it
-        return plain(self.prompt())
+        return self.press(f"{text}\r")
+
+    def press(self, keys: str) -> str:
+        """The same with keys that send a line."""
+        self.type(keys)
+        self.expect("\x1b\\[\\?2004l")  # the editor has taken it
+        self.drawn = self.prompt()
+        return plain(self.drawn)
 
     def resize(self, columns: int) -> None:
         self._process.setwinsize(50, columns)

@@ -1,11 +1,13 @@
 """What one can say to `chat` itself: a table of commands, each with its help, what it does and what Tab offers."""
 
 import os
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localllm.cli.chat_options import changed, names, told
+from localllm.cli.drawing import columns
 from localllm.cli.prompt import text_of
 from localllm.cli.render import file_stem
 from localllm.cli.session_list import session_lines
@@ -18,12 +20,15 @@ if TYPE_CHECKING:
     from localllm.cli.conversation import Conversation
 
 LEAVING = ("bye", "quit", "exit")  # as whole lines, without a slash
-KEYS = """\
-Ctrl-C           stop the answer; what was said stays
-Ctrl-R           search in what was typed before      Tab  complete commands and files
-Alt-Enter        a new line, as a backslash at the end of a line
-\"\"\"              begin and end a text of several lines; what is pasted stays whole
-Ctrl-X Ctrl-E    write in $EDITOR                     Ctrl-D  leave"""
+KEYS = {
+    "Ctrl-C": "stop the answer; what was said stays",
+    "Ctrl-R": "search in what was typed before",
+    "Tab": "complete commands, names and files",
+    "Alt-Enter": "a new line, as a backslash at the end of a line",
+    '"""': "begin and end a text of several lines; what is pasted stays whole",
+    "Ctrl-X Ctrl-E": "write in $EDITOR",
+    "Ctrl-D": "leave",
+}
 
 
 class Leaving(Exception):  # noqa: N818 - no error
@@ -72,9 +77,16 @@ def execute(conversation: "Conversation", text: str, tools: Tools) -> bool:
 
 
 def show_help(conversation: "Conversation", argument: str, tools: Tools) -> None:
-    width = 16
-    lines = [f"{f'{name} {command.argument}'.strip():{width}} {command.help}" for name, command in COMMANDS.items()]
-    dim_text("\n".join([*lines, KEYS]))
+    told = {**{f"{name} {command.argument}".strip(): command.help for name, command in COMMANDS.items()}, **KEYS}
+    left, width = max(map(len, told)) + 2, columns()
+    if left > width // 2:
+        return dim_text("\n".join(line for name, help in told.items() for line in (name, *wrapped(help, width, 4))))
+    lines = [(name, *wrapped(help, width, left)) for name, help in told.items()]
+    dim_text("\n".join(line for name, first, *more in lines for line in (name.ljust(left) + first.lstrip(), *more)))
+
+
+def wrapped(text: str, width: int, indent: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * indent)
 
 
 def clear(conversation: "Conversation", argument: str, tools: Tools) -> None:
@@ -166,23 +178,25 @@ def set_option(conversation: "Conversation", argument: str, tools: Tools) -> Non
 def show(conversation: "Conversation", argument: str, tools: Tools) -> None:
     model = conversation.model
     tell_where(conversation)
-    dim(f"model     {model.name or file_stem(model.path)} · {model.format} · {model.path}")
-    dim(f"context   {conversation.used} of {model.context} tokens, in {len(conversation.lines)} messages")
+    dim_text(f"model     {model.name or file_stem(model.path)} · {model.format} · {model.path}")
+    count = len(conversation.lines)
+    messages = "1 message" if count == 1 else f"{count} messages"
+    dim_text(f"context   {conversation.used} of {model.context} tokens, in {messages}")
     if model.session.system is not None:
-        dim(f"system    {shortened(model.session.system)}")
+        dim_text(f"system    {shortened(model.session.system)}")
     if conversation.texts:
-        dim(f"files     {sum(map(len, conversation.texts))} characters go with the next question")
+        dim_text(f"files     {sum(map(len, conversation.texts))} characters go with the next question")
     show_options(conversation)
 
 
 def show_options(conversation: "Conversation") -> None:
     own = [f"{name} = {value}" for name, value, is_usual in told(conversation.options) if not is_usual]
-    dim(f"options   {', '.join(own) if own else 'the usual ones'}")
+    dim_text(f"options   {', '.join(own) if own else 'the usual ones'}")
 
 
 def tell_where(conversation: "Conversation") -> None:
     if conversation.file:
-        dim(f"session   {conversation.name} · {len(conversation.lines)} messages")
+        dim_text(f"session   {conversation.name} · {len(conversation.lines)} messages")
 
 
 def stats(conversation: "Conversation", argument: str, tools: Tools) -> None:
@@ -234,7 +248,7 @@ COMMANDS = {
     "/show": Command("", "what holds: model, context, session, options", show),
     "/stats": Command("on|off", "a line about every answer: tokens per second, context in use", stats,
                       lambda conversation: ("on", "off")),
-    "/think": Command("on|off|auto|hide", "whether the model thinks before it answers, and whether one sees it", think,
+    "/think": Command("CHOICE", "on, off, auto: whether the model thinks first; hide, show: whether one sees it", think,
                       lambda conversation: ("on", "off", "auto", "low", "medium", "high", "hide", "show")),
     "/model": Command("PATH", "go on with another model", model, None),
     "/exit": Command("", "leave, as bye, quit, exit and Ctrl-D do", leave),

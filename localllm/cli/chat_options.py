@@ -10,7 +10,14 @@ from localllm.errors import UsageError
 if TYPE_CHECKING:
     from localllm.generation.generate import GenerationOptions
 
-OF_ANSWERS = {"max_tokens": int, "stop": str, "think": str, "think_budget": int, "on_overflow": str, "keep": int}  # of GenerationOptions itself
+OF_ANSWERS = {
+    "max_tokens": int,
+    "stop": str,
+    "think": str,
+    "think_budget": int,
+    "on_overflow": str,
+    "keep": int,
+}  # of GenerationOptions itself
 OTHER_NAMES = {"temp": "temperature", "n": "max_tokens", "n_predict": "max_tokens"}
 USUAL = "default"
 

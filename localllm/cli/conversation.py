@@ -234,6 +234,8 @@ class Conversation:
 
     def load(self, name: str) -> None:
         """Go on with a session. Raises UsageError, LocalllmError."""
+        if self.file and name == self.name:
+            return
         file = SessionFile(name)
         if file.is_new:
             file.close()

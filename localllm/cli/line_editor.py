@@ -8,7 +8,7 @@ from typing import TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.buffer import Buffer
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, get_common_complete_suffix
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import is_searching
 from prompt_toolkit.formatted_text import AnyFormattedText
@@ -138,6 +138,19 @@ def key_bindings() -> KeyBindings:
     @bindings.add("enter", filter=~is_searching)
     def send(event: KeyPressEvent) -> None:
         enter(event.current_buffer)
+
+    @bindings.add("tab", filter=~is_searching)
+    def complete(event: KeyPressEvent) -> None:
+        """What all offers begin with, at once; a menu if that is nothing new."""
+        buffer = event.current_buffer
+        if buffer.complete_state:
+            return buffer.complete_next()
+        assert buffer.completer
+        offers = list(buffer.completer.get_completions(buffer.document, CompleteEvent(completion_requested=True)))
+        if suffix := get_common_complete_suffix(buffer.document, offers):
+            buffer.insert_text(suffix)
+        elif len(offers) > 1:
+            buffer.start_completion()
 
     # What Ctrl-R has found is sent, as in a shell; the arrow keys leave the search with it.
     bindings.add("enter", filter=is_searching)(accept_search_and_accept_input)

@@ -179,6 +179,8 @@ class SessionFile:
                 self.lost = whole < len(data)
                 if self.lost or not data.endswith(b"\n"):
                     self.rewrite()
+                with suppress(OSError):
+                    os.utime(self._path)  # it is the latest now
         except BaseException:
             self.close()
             raise
