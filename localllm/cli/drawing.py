@@ -108,9 +108,6 @@ class Wrapper:
         if self._word and begins_word(self._word, last):
             shown += self._placed()
         self._word += last
-        if cells(self._word) > self._width():
-            shown += self._placed()
-            self._is_endless = True
         return shown
 
     def flush(self) -> str:
@@ -129,6 +126,9 @@ class Wrapper:
             return shown + "\n"
         shown = self._placed() if self._word and begins_word(self._word, cluster) else ""
         self._word += cluster
+        if cells(self._word) > self._width():
+            shown += self._placed()
+            self._is_endless = True
         return shown
 
     def _placed(self) -> str:
@@ -166,7 +166,8 @@ def begins_word(word: str, cluster: str) -> bool:
 
 
 def is_wide(character: str) -> bool:
-    return character > "\u1100" and (cells(character) > 1 or character == "\ufe0f")
+    """Or a symbol, which may become an emoji by what comes next."""
+    return character > "\u1100" and (cells(character) > 1 or "\u2190" <= character <= "\u2bff" or character == "\ufe0f")
 
 
 def cells(text: str) -> int:
