@@ -37,7 +37,7 @@ def write(name: str, first: int, report: int) -> None:
 
 
 def kill_one(name: str, first: int, count: int, seconds: float) -> tuple[int, int]:
-    """Let a process write so many turns, and for so long; how many turns it has told, and how many the file has. Raises AssertionError."""
+    """Let a process write so many turns, and for so long; how many it has told, and how many the file has."""
     told, report = os.pipe()
     process = os.fork()
     if process == 0:

@@ -100,6 +100,7 @@ def test_no_command_imports_another():
         "perplexity",
         "quantize",
         "run",
+        "sessions",
         "tokenize",
         "warmup",
     }
