@@ -24,11 +24,12 @@ ANSWERS = {
     "think": "<think>Let me see, what is it?</think>It is four.",
     "count": " ".join(str(number) for number in range(400)),
 }
+PAUSES = {"slowly": 0.01, "waiting": 2.0}  # seconds before each of its tokens
 HEADER = "<|im_start|>assistant\n"
 
 
 class Talker(FakeEngine):
-    """Says what ANSWERS say. `slowly` takes a tenth of a second for each byte of it."""
+    """Says what ANSWERS say."""
 
     def __init__(self, tokenizer: Tokenizer, context: int):
         super().__init__(tokenizer.vocab_size, self.next_token, context)
@@ -48,8 +49,7 @@ class Talker(FakeEngine):
         question = (
             self._tokenizer.decode(tokens[:place], special=True).rpartition("user\n")[2].partition("<|im_end|>")[0]
         )
-        if question == "slowly":
-            time.sleep(0.01)
+        time.sleep(PAUSES.get(question, 0))
         said, answer = len(tokens) - place, self.answer(question)
         return answer[said] if said < len(answer) else answer[-1]
 

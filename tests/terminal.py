@@ -26,6 +26,7 @@ class Terminal:
             program[0], [*program[1:], *arguments], env=known, dimensions=(50, columns), encoding="utf-8", timeout=30
         )
         self._process.delaybeforesend = None
+        self._process.delayafterclose = self._process.ptyproc.delayafterclose = 0.01
 
     def expect(self, pattern: str) -> str:
         """Wait until something new matches; what came before and in the match."""
@@ -56,7 +57,10 @@ class Terminal:
         return plain(self.drawn)
 
     def resize(self, columns: int) -> None:
-        self._process.setwinsize(50, columns)
+        """Be as wide, once the editor has drawn its prompt anew."""
+        if self._process.getwinsize() != (50, columns):
+            self._process.setwinsize(50, columns)
+            self.prompt()
 
     def signal(self, number: int) -> None:
         self._process.kill(number)

@@ -111,35 +111,33 @@ def test_sigterm_gives_the_terminal_back(tiny: str, tmp_path: Path):
 # ---- how it looks ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [40, 120])
-def test_words_stay_whole(talk, columns: int):
-    chat = talk(columns=columns)
+def test_words_stay_whole(talk):
+    """At every width, also one that the window is given in between."""
+    chat = talk(columns=40)
     chat.prompt()
-    shown = chat.say("mixed").split("> ")[0].strip("\n")
-    assert max(map(wcswidth, shown.split("\n"))) <= columns
-    assert shown.count("\n") == wcswidth(MIXED) // columns
-    assert re.sub(r"\s+", "", shown) == re.sub(r"\s+", "", MIXED)
     words = [word for word in MIXED.split() if word.isascii() or "é" in word]
-    assert all(word in shown for word in words)
-    chat.resize(columns // 2)
-    narrower = chat.say("mixed").split("> ")[0].strip("\n")
-    assert max(map(wcswidth, narrower.split("\n"))) <= columns // 2
-    help_lines = chat.say("/help").split("\n")
-    assert max(map(len, help_lines)) <= columns // 2 or columns > 100
+    for columns in (40, 120, 60):
+        chat.resize(columns)
+        shown = chat.say("mixed").split("> ")[0].strip("\n")
+        assert max(map(wcswidth, shown.split("\n"))) <= columns
+        assert shown.count("\n") == wcswidth(MIXED) // columns
+        assert re.sub(r"\s+", "", shown) == re.sub(r"\s+", "", MIXED)
+        assert all(word in shown for word in words)
+        assert max(map(len, chat.say("/help").split("\n"))) <= columns
     chat.type("\x04")
     assert chat.end() == 0
 
 
-@pytest.mark.parametrize("columns", [40, 120])
-def test_markdown(talk, columns: int):
-    chat = talk("--markdown", "--stats", columns=columns)
+def test_markdown(talk):
+    chat = talk("--markdown", columns=40)
     chat.prompt()
-    chat.say("colours")
-    drawn = chat.drawn
-    assert re.search("context \\d+ of 4096", drawn)
-    assert "\x1b[1mred\x1b[0m" in drawn and "**" not in drawn and "```" not in drawn
-    assert "• " in plain(drawn)
-    assert max(map(wcswidth, plain(drawn).split("\n"))) <= columns
+    for columns in (40, 120):
+        chat.resize(columns)
+        shown = chat.say("colours")
+        assert "\x1b[1mred\x1b[0m" in chat.drawn and "• " in shown
+        assert "**" not in shown and "```" not in shown and "x = 1" in shown
+        assert max(map(wcswidth, shown.split("\n"))) <= columns
+        assert shown.count("One line of text.") >= 12
     chat.type("bye\r")
     assert chat.end() == 0
 
@@ -322,8 +320,8 @@ def test_sessions(talk, tmp_path: Path, cli, monkeypatch):
     assert "session   other · 5 messages" in chat.say("/load oth\t")
     chat.signal(signal.SIGKILL)
     assert chat.end() == -signal.SIGKILL
-    again = talk("--continue")
-    assert "session" in again.prompt()
+    again = Terminal("chat", "--continue", program=TALKER, XDG_DATA_HOME=str(tmp_path / "data"))  # its model
+    assert "Tiny Test" in (begun := again.prompt()) and "session other · 5 messages" in begun
     assert "taken back: three" in again.say("/undo"), "the latest that was used, not written"
     assert "temperature = 0.0" in again.say("/show"), "a session's options hold again"
     again.type("/exit\r")
@@ -356,3 +354,20 @@ def test_a_session_needs_a_terminal(cli, tiny: str):
     code, out, err = cli("chat", tiny, "--session", "x", stdin=b"Hi")
     assert (code, out) == (2, "") and "a session needs a terminal" in err
     assert cli("chat", tiny, "--session", "x", "--continue", stdin=b"Hi")[0] == 2
+
+
+def test_a_question_without_an_answer_is_withdrawn(talk, tmp_path: Path):
+    """Nothing was said when Ctrl-C came, or the question does not fit: what was said before is all that there is."""
+    chat = talk("--session", "short", "--on-overflow", "error", "-c", "300")
+    chat.prompt()
+    chat.say("one")
+    assert "error: the prompt has" in chat.say("x" * 400)
+    assert "\nONE\n" in chat.say("/retry")
+    chat.type("waiting\r")
+    chat.expect("\x1b\\[\\?2004l\x1b\\[\\?2004h")
+    chat.type("\x03")
+    chat.prompt()
+    assert contents(session_of(tmp_path, "short")) == ["one", "ONE"]
+    assert "in 2 messages" in chat.say("/show")
+    chat.type("\x04")
+    assert chat.end() == 0

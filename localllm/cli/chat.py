@@ -1,5 +1,6 @@
 """localllm chat: a conversation in the terminal."""
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -76,7 +77,7 @@ def chat(
             found.engine.require_shift()
         return found
 
-    first = opened(model or str(localllm.builtin_model()))
+    first = opened(model or (session and model_of(session)) or str(localllm.builtin_model()))
     with ExitStack() as leaving:
         conversation = Conversation(first, chosen, line, look.markdown, look.stats)
         leaving.push(lambda *error: conversation.model.__exit__(*error))
@@ -94,6 +95,16 @@ def chat(
         finally:
             conversation.leave()
         options.settle(conversation.model)
+
+
+def model_of(session: str) -> str | None:
+    """The file that a session was last held with, None for a new one. Raises UsageError if it is not there."""
+    if not sessions.exists(session):
+        return None
+    about = sessions.read(session).model
+    if about.path and not os.path.exists(about.path):
+        raise UsageError(f"the model of the session {session!r} is not there any more: {about.path}; name another one")
+    return about.path or None
 
 
 def tell_model(model: "Model") -> None:

@@ -90,8 +90,9 @@ def wrapped(text: str, width: int, indent: int) -> list[str]:
 
 
 def clear(conversation: "Conversation", argument: str, tools: Tools) -> None:
+    kept = f"; the session {conversation.name} stays as it is" if conversation.file else ""
     conversation.clear()
-    dim("a new conversation")
+    dim(f"a new conversation{kept}")
 
 
 def system(conversation: "Conversation", argument: str, tools: Tools) -> None:

@@ -1,5 +1,6 @@
 """A conversation in the terminal: what is asked and answered, shown, and written to a session's file."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -55,15 +56,18 @@ class Conversation:
 
     def ask_again(self, question: str | None = None) -> None:
         """Another answer instead of the last one, to the same question or another one instead of that."""
-        lines, messages = list(self.lines), self.model.session.messages
+        lines, messages, answered = list(self.lines), self.model.session.messages, False
         asked = self.undo()
         if asked is None:
             return dim("there is no question yet")
-        options = replace(self.options, sampling=replace(self.options.sampling, seed=None))
-        text = asked if question is None else question
-        chosen = options if question is None else self.options
-        if not self._answer(lambda options: self.model.session.ask(text, options), chosen, question=text):
-            self.lines, self.model.session.messages = lines, messages
+        text, options = asked if question is None else question, self.options
+        if question is None:
+            options = replace(options, sampling=replace(options.sampling, seed=None))
+        try:
+            answered = self._answer(lambda options: self.model.session.ask(text, options), options, question=text)
+        finally:
+            if not answered:
+                self.lines, self.model.session.messages = lines, messages
 
     def resume(self) -> None:
         """More of the last answer."""
@@ -76,7 +80,7 @@ class Conversation:
         question: str | None = None,
     ) -> bool:
         """Show an answer and keep it; without a question it goes on with the last one. False if there came none."""
-        session = self.model.session
+        session, answer = self.model.session, None
         try:
             answer = begin(options)
             if session.forgotten:
@@ -84,14 +88,12 @@ class Conversation:
             self._show(answer)
         except LocalllmError as error:
             say(f"localllm: error: {error}")
-            return False
         finally:
             self._line.clear()
-        messages = session.messages
-        if not messages or messages[-1]["role"] != "assistant":
+        if answer is None or (question is not None and not answer.text and answer.finish_reason == "interrupted"):
             return False
         used = len(answer.prompt) + len(answer.tokens)
-        said = {**messages[-1], "finish": answer.finish_reason, "tokens": used}
+        said = {**session.messages[-1], "finish": answer.finish_reason, "tokens": used}
         if question is None:
             self.lines[-1] = said
         else:
@@ -267,7 +269,7 @@ def turns(count: int) -> str:
 
 def about(model: "Model") -> About:
     """What a session tells of its model."""
-    return About(model.name or file_stem(model.path), str(model.path), sessions.fingerprint(model.file))
+    return About(model.name or file_stem(model.path), os.path.abspath(model.path), sessions.fingerprint(model.file))
 
 
 def settings(options: "GenerationOptions") -> dict[str, object]:

@@ -259,8 +259,8 @@ class Markdown:
         if not block.strip():
             return []
         with self._console.capture() as captured:
-            self._console.print(Rendered(block, hyperlinks=False))
-        return captured.get().strip("\n").split("\n")
+            self._console.print(Rendered(block, code_theme="ansi_dark", hyperlinks=False))
+        return [line.rstrip() for line in captured.get().strip("\n").split("\n")]
 
 
 def blocks(text: str) -> list[str]:
