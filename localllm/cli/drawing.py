@@ -260,7 +260,7 @@ class Markdown:
             return []
         with self._console.capture() as captured:
             self._console.print(Rendered(block, code_theme="ansi_dark", hyperlinks=False))
-        return [line.rstrip() for line in captured.get().strip("\n").split("\n")]
+        return "\n".join(line.rstrip() for line in captured.get().split("\n")).strip("\n").split("\n")
 
 
 def blocks(text: str) -> list[str]:
