@@ -282,5 +282,9 @@ def statistics(answer: "Generation", context: int) -> str:
     said = len(answer.tokens)
     speed = f" · {(said - 1) / answer.decode_s:.1f} tokens/s" if answer.decode_s and said > 1 else ""
     used = len(answer.prompt) + said
-    read = f"{len(answer.prompt) - answer.cached_tokens} tokens read in {answer.prefill_s:.2f} s"
-    return f"{read} · {said} tokens said{speed} · context {used} of {context}"
+    read = f"{tokens(len(answer.prompt) - answer.cached_tokens)} read in {answer.prefill_s:.2f} s"
+    return f"{read} · {tokens(said)} said{speed} · context {used} of {context}"
+
+
+def tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"

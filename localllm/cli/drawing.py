@@ -213,7 +213,7 @@ class Markdown:
         self._console = Console(file=sys.stdout, force_terminal=True, no_color=not has_colour(), highlight=False)
         self._thoughts = Wrapped()
         self._text, self._live, self._done, self._drawn = "", 0, 0, 0.0
-        self._has_thought = False
+        self._has_thought = self._follows = False
 
     def push(self, text: str, is_thought: bool = False) -> None:
         if is_thought:
@@ -243,14 +243,14 @@ class Markdown:
         lines = self._lines(block)
         fixed = len(lines) if is_whole else max(self._done, len(lines) - (self._console.height - 2))
         shown = f"\r\x1b[{self._live}A\x1b[J" if self._live else ""
+        if lines and self._follows and not (self._live or self._done):
+            shown = "\n"
         shown += "".join(f"{line}\n" for line in lines[self._done :])
         sys.stdout.buffer.write(shown.encode(errors="replace"))
         sys.stdout.buffer.flush()
         self._live, self._done, self._drawn = max(0, len(lines) - fixed), fixed, monotonic()
         if is_whole:
-            if lines:
-                write("\n")
-            self._done = 0
+            self._done, self._follows = 0, self._follows or bool(lines)
 
     def _lines(self, block: str) -> list[str]:
         """As the terminal shows it."""
