@@ -13,12 +13,11 @@ import numpy as np
 
 from localllm.engine.runs import LONG
 from localllm.errors import UsageError
-from localllm.generation.generate import GenerationOptions, require_room
+from localllm.generation.generate import GenerationOptions, guide_of, require_room
 from localllm.generation.guide import Guide
 from localllm.generation.prefill import read_prompt
-from localllm.generation.sampling import PENALTY_WINDOW, Candidates, Sampler, SamplingOptions, top_k
+from localllm.generation.sampling import PENALTY_WINDOW, Candidates, Sampler, SamplingOptions, only, top_k
 from localllm.generation.thinking import Thinking
-from localllm.generation.transcript import Transcript
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class Hypothesis:
             return twin
         twin.tokens = [*self.tokens, token]
         twin.guide.accept(token)
-        twin.finished = twin.guide.transcript.has_stopped
+        twin.finished = twin.guide.has_ended
         return twin
 
     def answer(self, seed: int | None = None) -> Answer:
@@ -110,8 +109,8 @@ class Search:
         self.prompt, self.options = prompt, options
         self.limit = options.limit(engine.context - len(prompt))
         self.vocab, self.end_ids = min(engine.vocab_size, tokenizer.vocab_size), tokenizer.end_ids
-        self._engine, self._prefixes, thinking = engine, prefixes, thinking or Thinking()
-        self._guide = Guide(Transcript(decoder, options.stop, thinking), thinking)
+        self._engine, self._prefixes = engine, prefixes
+        self._guide = guide_of(tokenizer, engine.vocab_size, decoder, options, thinking)
         self._held: list[Sequence] = []
         self._end: tuple[Sequence, np.ndarray] | None = None  # of a prompt that was read, to be written
 
@@ -279,7 +278,8 @@ def continuations(hypotheses: list[Hypothesis], count: int) -> list[tuple[float,
     found = list[tuple[float, int, int, float]]()
     ids = np.arange(len(hypotheses[0].logits))
     for number, hypothesis in enumerate(hypotheses):
-        candidates = top_k(Candidates(ids, hypothesis.logits), count)
+        candidates, allowed = Candidates(ids, hypothesis.logits), hypothesis.guide.allowed(len(ids))
+        candidates = top_k(candidates if allowed is None else only(candidates, allowed), count)
         total = log_total(hypothesis.logits)
         for token, logit in zip(candidates.ids.tolist(), candidates.logits.tolist(), strict=True):
             if logit > -math.inf:

@@ -107,7 +107,8 @@ class Session:
         is_chat = not isinstance(asked, str) and any(isinstance(item, dict) for item in asked)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers do not go with on_overflow={options.on_overflow}")
-        chosen, decoder = options or GenerationOptions(), self.tokenizer.stream(continued=not is_chat)
+        chosen = options or GenerationOptions()
+        decoder = self._decoder(chosen) if is_chat else self.tokenizer.stream(continued=True)
         if not is_chat:
             return self._ids(asked), decoder, chosen, Thinking()  # type: ignore[arg-type]
         prompt, thinking = self._thinking(self.encode_chat(asked, chosen), chosen)  # type: ignore[arg-type]
@@ -169,11 +170,17 @@ class Session:
 
     def _generation(self, prompt: list[int], options: GenerationOptions) -> Generation:
         prompt, thinking = self._thinking(prompt, options)
-        decoder, chosen = self.tokenizer.stream(), self._stopping(options)
+        decoder, chosen = self._decoder(options), self._stopping(options)
         return Generation(self.sequences, self.tokenizer, prompt, decoder, chosen, thinking)
 
+    def _decoder(self, options: GenerationOptions) -> StreamDecoder:
+        """For an answer to a conversation; a constraint speaks of every space."""
+        return self.tokenizer.stream(continued=options.constraint is not None)
+
     def _stopping(self, options: GenerationOptions) -> GenerationOptions:
-        return replace(options, stop=(*options.stop, *self.template.stops)) if self.template.stops else options
+        if options.constraint or not self.template.stops:
+            return options
+        return replace(options, stop=(*options.stop, *self.template.stops))
 
     def _system(self) -> list[Message]:
         return [] if self.system is None else [{"role": "system", "content": self.system}]
