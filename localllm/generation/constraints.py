@@ -17,6 +17,7 @@ import numpy as np
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.gbnf import lark_of
+from localllm.generation.schemas import exact
 from localllm.generation.thinking import THOUGHT, Thinking
 
 if TYPE_CHECKING:
@@ -54,12 +55,14 @@ class Constraint:
         """JSON by a JSON schema: a dict, its text, or a class with `model_json_schema`, as pydantic's models."""
         from llguidance import LLMatcher
 
-        schema = _schema_of(schema)
         options = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": _WHITE_SPACE}
         try:
-            return cls("schema", LLMatcher.grammar_from_json_schema(schema, overrides=options))  # type: ignore[arg-type]
+            given = exact(_schema_of(schema))
+            return cls("schema", LLMatcher.grammar_from_json_schema(given, overrides=options))  # type: ignore[arg-type]
         except ValueError as error:
             raise UsageError(f"the schema cannot be used: {_reason(str(error))}") from None
+        except RecursionError:
+            raise UsageError("the schema cannot be used: it is nested too deeply") from None
 
     @classmethod
     def of_grammar(cls, text: str) -> "Constraint":
@@ -204,7 +207,7 @@ _LOCK = threading.Lock()
 def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Matcher:
     """A matcher at the beginning of an answer. The first takes 0.2 s for 49 thousand tokens, 0.7 for 128; then 20 us.
 
-    vocab: the model's tokens, perhaps more than the tokenizer's. Raises UsageError for a vocabulary without an end token.
+    vocab: the model's tokens, perhaps more than the tokenizer's. Raises UsageError for a vocabulary without an end.
     """
     from llguidance import LLMatcher, LLParserLimits
 

@@ -95,7 +95,7 @@ class DraftModel:
         self._right = len(self._text)
         while self._readable and len(held) + len(unread) <= self._sequence.engine.context:
             logits = self._sequence.append(unread)[0, : self._vocab]
-            allowed = guide and guide.allowed(self._vocab)
+            allowed = guide.allowed(self._vocab) if guide else None
             if allowed is not None and not allowed.any():
                 return
             token = sampler.sample(logits, allowed)
