@@ -181,6 +181,7 @@ def test_the_json_object(tiny: str, cli):
     assert answer.keys() == {
         *(
             "text",
+            "thinking",
             "tokens",
             "finish_reason",
             "prompt_tokens",

@@ -216,7 +216,7 @@ ws ::= | " " | "\n" [ \t]{0,20}
 @pytest.mark.parametrize(
     ("grammar", "yes", "no"),
     [
-        ('root ::= "yes" | "no" why?\nwhy ::= ", because " [^\\n]{1,8}', ["yes", "no", "no, because é"], ["no, ", "nob"]),
+        ('root ::= "yes" | "no" why?\nwhy ::= ", because " [^\\n]{1,8}', ["no", "no, because é"], ["no, ", "nob"]),
         (JSON_GRAMMAR, ['{"a": [1, -2.5e3, "\\u00e9é"], "b":{}}', "[]", "true "], ["{a:1}", "[1,]", '"\n"', "01"]),
         ('root ::= "(" root ")" | ""', ["", "(())"], ["(()", ")"]),
         ('root ::= root "a" | "b"', ["b", "baa"], ["a", "ab"]),
@@ -330,7 +330,7 @@ def test_a_schema_that_nothing_fits(tokenizer: Tokenizer):
 
 @pytest.mark.parametrize("regex", ["a(", r"\bword\b", r"(a)\1", "[", 5])
 def test_regular_expressions_that_are_refused(regex):
-    with pytest.raises(UsageError, match="regex|regular") as refused:
+    with pytest.raises(UsageError, match=r"regex|regular") as refused:
         Constraint.of_regex(regex)
     assert "\n" not in str(refused.value)
 
@@ -366,3 +366,52 @@ def test_values_and_names_are_no_keywords():
 def test_it_is_imported_only_when_it_is_needed():
     for path in (ROOT / "localllm").rglob("*.py"):
         assert not re.search(r"^(import|from) llguidance", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+# The command line.
+
+PROMPT = ("-p", "Who?", "-n", "99", "-s", "1")
+
+
+def test_run_with_a_schema(tiny: Path, tmp_path: Path, cli):
+    (tmp_path / "person.json").write_text(json.dumps(PERSON))
+    for schema in (tmp_path / "person.json", json.dumps(PERSON)):
+        code, out, err = cli("run", tiny, *PROMPT, "--json-schema", schema)
+        assert (code, problem(PERSON, out), err) == (0, None, "")
+    code, out, _ = cli("run", tiny, *PROMPT, "-j", json.dumps(PERSON), "--n", "2", "--json")
+    assert [problem(PERSON, answer["text"]) for answer in json.loads(out)["answers"]] == [None, None]
+
+
+def test_map_with_a_schema(tiny: Path, cli):
+    code, out, _ = cli("map", tiny, "-n", "99", "-s", "1", "-j", json.dumps(PERSON), stdin=b"a\nb\n")
+    assert [problem(PERSON, json.loads(line)["output"]) for line in out.splitlines()] == [None, None]
+    assert code == 0
+
+
+def test_run_with_a_grammar_and_a_regular_expression(tiny: Path, tmp_path: Path, cli):
+    (tmp_path / "answer.gbnf").write_text('root ::= "yes" | "no"')
+    assert cli("run", tiny, *PROMPT, "--grammar", tmp_path / "answer.gbnf")[1] in ("yes\n", "no\n")
+    assert cli("run", tiny, *PROMPT, "--grammar", 'root ::= "maybe"')[1] == "maybe\n"
+    assert re.fullmatch(r"[ab]{7}\n", cli("run", tiny, *PROMPT, "--regex", "[ab]{7}")[1])
+
+
+def test_a_warning_for_what_was_cut(tiny: Path, cli):
+    code, out, err = cli("run", tiny, *PROMPT, "--regex", "[ab]{7}", "-n", "3")
+    assert (code, len(out)) == (0, 4)
+    assert err == "localllm: warning: the answer was cut, so it is not what its regex matches\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--json-schema", '{"not": {}}'), "not"),
+        (("--json-schema", "missing.json"), "cannot read missing.json: No such file or directory"),
+        (("--grammar", 'rot ::= "a"'), "no rule named root"),
+        (("--regex", "a("), "unclosed group"),
+        (("--regex", "a", "-j", "{}"), "do not go together"),
+    ],
+)
+def test_what_is_refused_before_the_model_is_opened(arguments: tuple[str, ...], reason: str, cli):
+    code, out, err = cli("run", "missing.gguf", "-p", "Hi", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("localllm: error: ") and reason in err and err.count("\n") == 1

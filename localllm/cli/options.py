@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from localllm.cli import terminal
 from localllm.cli.command import argument, option
+from localllm.cli.shape import Shape, Thoughts
 from localllm.cli.terminal import ProgressLine, say
 
 if TYPE_CHECKING:
@@ -121,6 +122,8 @@ class Answers:
         option("-r", "--stop", metavar="TEXT", help="End the answer before this text.  [repeatable]"),
     ] = None
     sampling: Sampling
+    shape: Shape
+    thoughts: Thoughts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,10 +164,11 @@ def generation_options(on_progress: Callable[[int, int], None] | None, choices: 
 
     sampling = SamplingOptions(**choices.sampling.given())
     limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
+    more = {**choices.thoughts.given(), "constraint": choices.shape.constraint()}
     if not isinstance(choices, Generation):
-        return GenerationOptions(limit, stop, sampling, on_progress, "off")
+        return GenerationOptions(limit, stop, sampling, on_progress, "off", **more)
     kind = "ngram" if is_draft_model(choices.speculate) else choices.speculate
-    return GenerationOptions(limit, stop, sampling, on_progress, kind, choices.on_overflow, choices.keep)
+    return GenerationOptions(limit, stop, sampling, on_progress, kind, choices.on_overflow, choices.keep, **more)
 
 
 def is_draft_model(speculate: str) -> bool:

@@ -68,7 +68,7 @@ def _bounded(schema: Schema, merges: bool) -> Schema:
                 schema[exclusive] = schema.pop(inclusive)
     numbers = [schema[word] for bound in _BOUNDS for word in bound[:2] if _is_number(schema.get(word))]
     for exclusive, inclusive, up in _BOUNDS:
-        bound = schema.get(exclusive)
+        bound = schema.get(exclusive, 0.5)
         if not _is_number(bound) or bound % 1 or inclusive in schema:
             continue
         if merges or any(0 < abs(number - bound) < 1 for number in numbers):
