@@ -1,13 +1,15 @@
 """All commands in one. Importing this must stay cheap: `localllm --help` does."""
 
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from localllm.cli.command import WithoutPydantic, command, option
 from localllm.cli.terminal import write
+from localllm.cli.words import did_you_mean
+from localllm.errors import UsageError
 
 COMMANDS = (
     "run", "chat", "map", "inspect", "tokenize", "quantize", "imatrix", "perplexity", "bench", "warmup", "cache",
@@ -19,6 +21,25 @@ class Commands(WithoutPydantic, TyperGroup):
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return list(COMMANDS)
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        if (
+            args
+            and args[0].startswith("-")
+            and args[0] not in {name for param in self.get_params(ctx) for name in param.opts}
+        ):
+            raise UsageError(f"{args[0]} stands behind a command: localllm run MODEL {args[0]} ..., say")
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in COMMANDS:
+            if name.endswith(".gguf"):
+                raise UsageError(f"there is no command {name}; to talk with that model: localllm chat {name}")
+            raise UsageError(
+                f"there is no command {name}; {did_you_mean(name, COMMANDS) or 'localllm --help lists them'}"
+            )
+        return name, self.get_command(ctx, name), args[1:]
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:  # type: ignore[override]
         if cmd_name not in COMMANDS:

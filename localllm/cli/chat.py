@@ -28,6 +28,7 @@ def chat(
     model: options.OptionalModelName = None,
     *,
     system: options.System = None,
+    system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
     engine: options.Engine,
     no_cache: options.NoCache = False,
@@ -39,6 +40,7 @@ def chat(
     """
     interactive = is_terminal(sys.stdin)
     text = "" if interactive else whole_prompt(None, None)
+    system = options.system_message(system, system_file)
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), choices)
     path = model or str(localllm.builtin_model())

@@ -7,7 +7,9 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand
+
+from localllm.cli.words import read_words
 
 
 def option(*names: str, help: str, metavar: str | None = None, **more: Any) -> Any:
@@ -15,9 +17,11 @@ def option(*names: str, help: str, metavar: str | None = None, **more: Any) -> A
     return typer.Option(*names, help=help, metavar=metavar, show_default=False, **more)
 
 
-def argument(metavar: str, help: str, **more: Any) -> Any:
-    """An argument, for Annotated."""
-    return typer.Argument(metavar=metavar, help=help, show_default=False, **more)
+def argument(metavar: str, help: str, also: tuple[str, ...] = (), **more: Any) -> Any:
+    """An argument, for Annotated.  also: options by which it can be given, too."""
+    made = typer.Argument(metavar=metavar, help=help, show_default=False, **more)
+    made.also = also
+    return made
 
 
 @cache
@@ -60,6 +64,19 @@ def gathered(kind: Any, name: str, values: dict[str, Any]) -> Any:
     return kind(**{each.name: gathered(each.type, each.name, values) for each in fields(kind)})  # type: ignore[operator]
 
 
+def number_or_default(default: str) -> Callable[[str], int | None]:
+    """A parser of whole numbers, and of the one that stands for the default, None."""
+    return lambda text: None if text == default else whole_number(text)
+
+
+def whole_number(text: str) -> int:
+    """Raises ValueError."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a valid integer.") from None
+
+
 class WithoutPydantic:
     """Both commands and groups of commands: their parameters are converted here."""
 
@@ -77,18 +94,21 @@ class Command(WithoutPydantic, TyperCommand):
         """[OPTIONS] and the arguments' names, in which brackets say what may be left out."""
         return ["[OPTIONS]", *(param.metavar or "" for param in self.params if isinstance(param, TyperArgument))]
 
-    def parse_args(self, context: Any, args: list[str]) -> list[str]:
-        optional = {
-            name
-            for param in self.params
-            if isinstance(param, TyperOption) and (param.metavar or "").startswith("[")
-            for name in param.opts
-        }
-        ends = [*(word.startswith("-") for word in args[1:]), True]
-        return super().parse_args(
-            context,
-            [f"{word}=" if word in optional and end else word for word, end in zip(args, ends, strict=False)],
-        )
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = read_words(args, self.get_params(ctx), self.name or "")
+        rest = super().parse_args(ctx, words.for_typer())
+        if ctx.params.get("escape"):
+            self._unescape(ctx.params)
+        return rest
+
+    def _unescape(self, values: dict[str, Any]) -> None:
+        """The values of options that are texts, with their escape sequences read. Raises UsageError."""
+        from localllm.cli.escapes import unescaped
+
+        for param in self.params:
+            value = values.get(param.name or "")
+            if param.metavar == "TEXT" and value is not None:
+                values[param.name or ""] = unescaped(value) if isinstance(value, str) else tuple(map(unescaped, value))
 
 
 class Conversion:
@@ -117,10 +137,11 @@ class Conversion:
             return self._parser(value)
         if get_origin(self._kind) is Literal and value not in get_args(self._kind):
             raise ValueError(f"{value!r} is not one of {', '.join(map(repr, get_args(self._kind)))}.")
-        for kind, name in ((int, "integer"), (float, "float")):
-            if self._kind is kind:
-                try:
-                    return kind(value)
-                except ValueError:
-                    raise ValueError(f"{value!r} is not a valid {name}.") from None
+        if self._kind is int:
+            return whole_number(value)
+        if self._kind is float:
+            try:
+                return float(value)
+            except ValueError:
+                raise ValueError(f"{value!r} is not a valid float.") from None
         return value

@@ -26,6 +26,7 @@ def run(
         str | None, option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt.")
     ] = None,
     system: options.System = None,
+    system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
     raw: Annotated[bool, option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
     as_json: options.AsJson = False,
@@ -45,6 +46,7 @@ def run(
     """
     started = perf_counter()
     text = whole_prompt(prompt, file)
+    system = options.system_message(system, system_file)
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), choices)
     if raw and system is not None:
