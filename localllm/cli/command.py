@@ -1,7 +1,7 @@
 """Typer's commands as this program wants them: shared groups of options, and a quick start without Pydantic."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
@@ -9,6 +9,8 @@ from typing import Any, Literal, get_args, get_origin
 import typer
 from typer.core import TyperArgument, TyperCommand
 
+from localllm.cli.defaults import chosen_before
+from localllm.cli.help_text import columns, command_help, finished
 from localllm.cli.words import read_words
 
 
@@ -31,9 +33,23 @@ def command(function: Callable[..., None]) -> "Command":
     """
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(cls=Command)(spread(function))
-    made = typer.main.get_command(app)
-    assert isinstance(made, Command)
+    made: Any = typer.main.get_command(app)  # of the class Command
+    titles = {name: title for each in groups(function) for name, title in titles_of(each)}
+    for param in made.params:
+        param.rich_help_panel = titles.get(param.name or "")
     return made
+
+
+def groups(function: Callable[..., None]) -> list[Any]:
+    """The dataclasses among a function's parameters."""
+    return [kind for each in inspect.signature(function).parameters.values() if is_dataclass(kind := each.annotation)]
+
+
+def titles_of(group: Any) -> Iterator[tuple[str, str]]:
+    """The names of a group's options, each with the title of its group: the first sentence of the docstring."""
+    title = " ".join((group.__doc__ or "").partition(".")[0].split())
+    for each in fields(group):
+        yield from titles_of(each.type) if is_dataclass(each.type) else [(each.name, title)]
 
 
 def spread(function: Callable[..., None]) -> Callable[..., None]:
@@ -77,8 +93,25 @@ def whole_number(text: str) -> int:
         raise ValueError(f"{text!r} is not a valid integer.") from None
 
 
-class WithoutPydantic:
-    """Both commands and groups of commands: their parameters are converted here."""
+def truth(text: str) -> bool:
+    """Raises ValueError."""
+    meaning = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in meaning:
+        raise ValueError(f"{text!r} is neither true nor false.")
+    return meaning[text.lower()]
+
+
+class Light:
+    """What commands and the group of them have in common: their help is drawn and their texts are converted without
+    Rich and Pydantic.
+    """
+
+    def get_help(self, ctx: Any) -> str:
+        return finished(self.plain_help(ctx, columns()))
+
+    def plain_help(self, ctx: Any, width: int) -> str:
+        usage = " ".join([ctx.command_path, *self.collect_usage_pieces(ctx)])  # type: ignore[attr-defined]
+        return command_help(usage, self.help or "", self.get_params(ctx), width)  # type: ignore[attr-defined]
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)  # type: ignore[misc]
@@ -87,7 +120,7 @@ class WithoutPydantic:
         return params
 
 
-class Command(WithoutPydantic, TyperCommand):
+class Command(Light, TyperCommand):
     """A command whose options may go without their value, if its name is in brackets ([ADDRESS])."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -95,7 +128,11 @@ class Command(WithoutPydantic, TyperCommand):
         return ["[OPTIONS]", *(param.metavar or "" for param in self.params if isinstance(param, TyperArgument))]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words = read_words(args, self.get_params(ctx), self.name or "")
+        name, params = self.name or "", self.get_params(ctx)
+        words = read_words(args, params, name)
+        model = next(iter(words.placed()), None) if any(param.name == "model" for param in params) else None
+        chosen = {} if "help" in words.given else chosen_before(name, params, model, words.given)
+        ctx.default_map = {name: each.value for name, each in chosen.items()}
         rest = super().parse_args(ctx, words.for_typer())
         if ctx.params.get("escape"):
             self._unescape(ctx.params)
@@ -123,11 +160,15 @@ class Conversion:
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         """The value, or a tuple if it may be given several times. Raises typer.BadParameter."""
         try:
-            if param.multiple or param.nargs == -1:
-                return tuple(self._converted(part) for part in value or ())
-            return self._converted(value)
+            return self.convert(value, param)
         except ValueError as error:
             raise typer.BadParameter(str(error), ctx, param) from None
+
+    def convert(self, value: Any, param: Any) -> Any:
+        """The same. Raises ValueError."""
+        if getattr(param, "multiple", False) or param.nargs == -1:
+            return tuple(self._converted(part) for part in value or ())
+        return self._converted(value)
 
     def _converted(self, value: Any) -> Any:
         """Raises ValueError. What is no text is a default."""
@@ -137,6 +178,8 @@ class Conversion:
             return self._parser(value)
         if get_origin(self._kind) is Literal and value not in get_args(self._kind):
             raise ValueError(f"{value!r} is not one of {', '.join(map(repr, get_args(self._kind)))}.")
+        if self._kind is bool:
+            return truth(value)
         if self._kind is int:
             return whole_number(value)
         if self._kind is float:

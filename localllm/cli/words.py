@@ -17,12 +17,13 @@ class Words:
     """The words behind a command, sorted.
 
     options: names, each with its value behind it.  arguments: the others.  named: values of arguments that were given
-    by name (-m MODEL), by the argument's place.
+    by name (-m MODEL), by the argument's place.  given: the parameters that the options are.
     """
 
     options: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
     named: dict[int, str] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)
 
     def placed(self) -> list[str]:
         """The arguments, each in its place."""
@@ -53,12 +54,14 @@ def read_words(words: Sequence[str], params: Sequence[Any], command: str) -> Wor
             found.named[places[name]] = value if equals else following(name, rest)
         elif name in known:
             found.options.append(word)
+            found.given.add(known[name].name)
             if takes_value(known[name]) and not equals:
                 found.options += [following(name, rest)] if needs_value(known[name], rest) else [""]
         elif advice(name) or (last := last_of_letters(word, known)) is None:
             raise UsageError(no_such_option(name, [*known, *places], command))
         else:
             found.options += [word, following(last, rest)] if last else [word]
+            found.given |= {known[f"-{letter}"].name for letter in word[1:] if f"-{letter}" in known}
     return found
 
 
