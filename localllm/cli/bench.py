@@ -73,6 +73,11 @@ def bench(
     Each test runs once to warm up and then -r times: the mean and the standard deviation. Of reading, the arithmetic in
     billions of operations per second; of writing, how fast the weights are read, and how fast the memory could be.
     Options that take lists make one test of each combination. Ctrl-C prints what was measured so far.
+
+    Examples:
+      localllm bench model.gguf
+      localllm bench model.gguf -p 128,512 -n 0 -t 1,2,4
+      localllm bench model.gguf -pg 512,64 -d 0,4096 --json
     """
     if as_markdown and as_json:
         raise UsageError("--md and --json exclude each other")

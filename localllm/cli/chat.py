@@ -37,6 +37,11 @@ def chat(
     """Talk with a model, or with the built-in one.
 
     When stdin is not a terminal, it is the prompt, and one answer is given as by `run`.
+
+    Examples:
+      localllm chat
+      localllm chat model.gguf -sys "You are a patient teacher."
+      localllm chat model.gguf -c 8192 -ctk q8_0 -ctv q8_0
     """
     interactive = is_terminal(sys.stdin)
     text = "" if interactive else whole_prompt(None, None)

@@ -2,8 +2,9 @@
 
 from typing import Annotated
 
+import typer
+
 from localllm.cli.command import argument
-from localllm.cli.terminal import write
 
 
 def help(command: Annotated[str | None, argument("[COMMAND]", "Which one.  [default: what there is]")] = None) -> None:
@@ -15,5 +16,4 @@ def help(command: Annotated[str | None, argument("[COMMAND]", "Which one.  [defa
     """
     from localllm.cli.app import context_of
 
-    context = context_of(command)
-    write(context.get_help() + "\n")
+    typer.echo(context_of(command).get_help())

@@ -1,5 +1,6 @@
 """Help as it is shown: lines of the terminal's width, in columns where there is room; with colours on a terminal."""
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from textwrap import wrap
@@ -117,9 +118,11 @@ def table(rows: list[tuple[str, str]], width: int, columns: int) -> Iterator[str
 
 
 def command_line(text: str, width: int) -> list[str]:
-    """An example; what does not fit goes on behind a backslash, as the shell would have it."""
-    lines = wrap(
-        text.strip(), width - 2, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False,
-        break_long_words=False,
-    )  # fmt: skip
-    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
+    """An example; what does not fit goes on behind a backslash, as the shell has it, and not inside of quotes."""
+    lines = [" "]
+    for word in re.findall(r"""(?:"[^"]*"|'[^']*'|\S)+""", text):
+        if len(lines[-1]) + 1 + len(word) + 2 > width and lines[-1].strip():
+            lines[-1] += " \\"
+            lines.append("     ")
+        lines[-1] += f" {word}"
+    return lines

@@ -35,6 +35,10 @@ def imatrix(
     MODEL reads the files TEXT, and the mean squares of what its matrices meet go to FILE, in llama.cpp's GGUF layout:
     quantize --imatrix takes more care of columns that meet more. An interrupted command goes on where it stopped when
     it is started again. With --in-file alone, importance matrices are merged.
+
+    Examples:
+      localllm imatrix big.gguf texts.txt -o big.imatrix
+      localllm imatrix --in-file one.imatrix --in-file two.imatrix -o both.imatrix
     """
     if model is None and not in_files:
         raise UsageError("there is no model: name one, and texts, or files to merge with --in-file")

@@ -60,6 +60,11 @@ def map(
     name; without INPUT it is read from stdin. For every line there is one of JSON in the output: "id" (the record's, or
     the line's number), "output", "finish_reason", "prompt_tokens", "completion_tokens", "input"; or "id", "error",
     "input". An interrupted command goes on where it stopped when it is started again with the same -o.
+
+    Examples:
+      localllm map model.gguf questions.jsonl -o answers.jsonl
+      localllm map model.gguf reviews.txt -p "Is this friendly? {line}" -n 5 -o friendly.jsonl
+      jq -c "{prompt: .title}" books.json | localllm map model.gguf --fast > books.jsonl
     """
     from localllm.files.line_file import LineFile
     from localllm.services.map import Job, unfinished

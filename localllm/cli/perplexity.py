@@ -49,6 +49,11 @@ def perplexity(
     lower is better, and only models with the same vocabulary compare. To tell what a smaller file of the same model has
     lost, save the large one's logits (0.1 MB per token with a vocabulary of 50000), then compare with them; the files
     are those of llama-perplexity. Ctrl-C prints what was measured so far.
+
+    Examples:
+      localllm perplexity model.gguf text.txt
+      localllm perplexity big.gguf text.txt --save-logits big.logits
+      localllm perplexity small.gguf --kl-divergence --base big.logits
     """
     check(text, context, save_logits, kl_divergence, base)
     from localllm.files.logits_file import Logits

@@ -43,6 +43,13 @@ def run(
 
     Text that is piped to stdin is added to the prompt after a blank line. The answer goes to stdout, nothing else does.
     Several answers have an empty line between them.
+
+    Examples:
+      localllm run model.gguf -p "Why is the sky blue?"
+      cat notes.txt | localllm run model.gguf -p "Summarize this:" -n 100
+      localllm run model.gguf -f letter.txt -sys "Translate into French." --temp 0
+      localllm run model.gguf -p "Once upon a time" --raw --stats
+      localllm run model.gguf -p "A name for a cat?" --n 3 --json | jq -r ".answers[].text"
     """
     started = perf_counter()
     text = whole_prompt(prompt, file)
