@@ -1,11 +1,10 @@
 """Arguments that several commands have, and what they become."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from localllm.cli import terminal
-from localllm.cli.command import argument, number_or_default, option
+from localllm.cli.command import argument, group, number_or_default, option
 from localllm.cli.terminal import ProgressLine, say
 from localllm.errors import UsageError
 
@@ -58,7 +57,7 @@ def how_to_guess(text: str) -> str:
     raise ValueError(f"{text!r} is not ngram, off or draft:MODEL")
 
 
-@dataclass(frozen=True)
+@group
 class Cache:
     """What numbers are stored in the cache."""
 
@@ -86,7 +85,7 @@ class Cache:
         return f"k={self.keys or self.kv_type},v={self.values or self.kv_type}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@group
 class Engine:
     """How the model is held and computed."""
 
@@ -110,7 +109,7 @@ def number(*names: str, help: str, **more: Any) -> Any:
     return option(*names, metavar="N", help=help, **more)
 
 
-@dataclass(frozen=True)
+@group
 class Sampling:
     """How tokens are drawn. The fields are those of SamplingOptions, whose defaults the help repeats: to ask them would
     import NumPy. A test compares.
@@ -158,7 +157,7 @@ class Sampling:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
+@group
 class Answers:
     """What answers are like."""
 
@@ -184,7 +183,7 @@ class Answers:
     sampling: Sampling
 
 
-@dataclass(frozen=True, kw_only=True)
+@group
 class Generation(Answers):
     """What one answer is like, and how it is found."""
 
