@@ -7,7 +7,8 @@ import numpy as np
 
 from localllm.errors import NOT_NUMBERS, LocalllmError
 
-LARGEST = float(np.finfo(np.float32).max)  # a logit beyond is as good as this one
+LARGEST = float(np.finfo(np.float32).max)
+LARGEST_DOUBLE = 1e300  # far enough from float64's largest for any difference
 
 
 class Candidates(NamedTuple):
@@ -40,8 +41,8 @@ class Candidates(NamedTuple):
 
     def move(self, places: np.ndarray, logits: np.ndarray) -> "Candidates":
         """The same tokens, with these logits float64 [m] at places int64 [m]; what was finite stays so."""
-        moved = self.logits.copy()
-        moved[places] = np.where(np.isfinite(self.logits[places]), np.clip(logits, -LARGEST, LARGEST), logits)
+        moved, largest = self.logits.copy(), LARGEST if self.logits.dtype == np.float32 else LARGEST_DOUBLE
+        moved[places] = np.where(np.isfinite(self.logits[places]), np.clip(logits, -largest, largest), logits)
         changed = Candidates(self.ids, moved)
         return changed.rank() if self.ranked else changed
 

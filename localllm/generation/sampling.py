@@ -67,7 +67,7 @@ class Sampler:
         state = self._state
         state.key = state.random.getrandbits(64)  # one for each token, so that a copy that sees other logits keeps step
         candidates = self._left(logits, allowed)
-        token = int(candidates.ids[0]) if len(candidates.ids) == 1 else draw(candidates, state.key)
+        token = int(candidates.ids[candidates.best]) if len(candidates.ids) == 1 else draw(candidates, state.key)
         state.drawn = token
         return token
 

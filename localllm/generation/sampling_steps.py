@@ -12,8 +12,7 @@ from localllm.errors import LocalllmError
 from localllm.generation.candidates import LARGEST, Candidates
 from localllm.generation.history import Breakers
 
-COLDEST = 1e-200  # a temperature below does the same: any difference of float32, divided by it, is out of exp's range
-HOTTEST = 1e300  # above, too: everything is equally likely
+COLDEST, HOTTEST = 1e-200, 1e300  # temperatures beyond do the same, but would leave float64's range
 LARGEST_POWER = math.log(LARGEST)  # the logarithm of the largest power that is worth computing
 ZIPF_TOKENS = 100  # from which mirostat estimates the shape of the distribution
 MOST_MU = 1e300  # bits; what mirostat aims at stays finite
@@ -132,7 +131,7 @@ def top_n_sigma(candidates: Candidates, n: float) -> Candidates:
 
 def typical(candidates: Candidates, p: float) -> Candidates:
     """Keep tokens whose surprise is nearest to the expected one, until they have the probability p (Meister et al.
-    2022, arXiv 2202.00666).
+    2022, arXiv 2202.00666). Where some cannot come, llama.cpp's keeps any: its entropy is not a number.
     """
     if p >= 1:
         return candidates
@@ -185,8 +184,7 @@ def temperature(candidates: Candidates, t: float) -> Candidates:
     """Divide the logits by t: below 1 sharper, above 1 flatter; with 0 or below, only the most likely token stays."""
     if t <= 0:
         return likeliest(candidates)
-    logits = candidates.logits.astype(np.float64) - float(candidates.logits[candidates.best])
-    return Candidates(candidates.ids, logits / max(t, COLDEST), candidates.ranked)
+    return Candidates(candidates.ids, candidates.logits.astype(np.float64) / max(t, COLDEST), candidates.ranked)
 
 
 def dynamic_temperature(candidates: Candidates, t: float, range: float, exponent: float) -> Candidates:
