@@ -148,9 +148,9 @@ def converted(param: Any, value: Any) -> Any:
 def silenced(name: str) -> tuple[str, ...]:
     """Parameters that do not go with one that was typed: what is only a default for them is forgotten."""
     if name == "beams":
-        from localllm.cli.options import Sampling
+        from localllm.cli.options import Sampling, Steps
 
-        return tuple(field.name for field in fields(Sampling))
+        return tuple(field.name for group in (Sampling, Steps) for field in fields(group))
     return {
         "system": ("system_file",),
         "system_file": ("system",),

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from localllm.cli import terminal
 from localllm.cli.command import argument, group, number_or_default, option
+from localllm.cli.sampling import Steps
 from localllm.cli.terminal import ProgressLine, say
 from localllm.errors import UsageError
 
@@ -125,12 +126,17 @@ class Sampling:
         ),
     ] = None
     temperature: Annotated[
-        float | None, number("--temp", help="Lower is soberer; 0: always the likeliest token.  [default: 0.8]")
+        float | None,
+        number("--temp", "--temperature", help="Lower is soberer; 0: always the likeliest token.  [default: 0.8]"),
     ] = None
     top_k: Annotated[int | None, number("--top-k", help="Choose among the N likeliest; 0: all.  [default: 40]")] = None
     typical: Annotated[
         float | None,
-        number("--typical", help="Choose among the most typical that together have probability N.  [default: 1.0]"),
+        number(
+            "--typical",
+            "--typical-p",
+            help="Choose among the most typical that together have probability N.  [default: 1.0]",
+        ),
     ] = None
     top_p: Annotated[
         float | None,
@@ -181,6 +187,11 @@ class Answers:
         bool, option("-e/--no-escape", "--escape", help=r"\n, \t, \xNN and the like in TEXT mean one character.")
     ] = False
     sampling: Sampling
+    steps: Steps
+
+    def drawing(self) -> dict[str, Any]:
+        """What the user has chosen of how tokens are drawn, by field of SamplingOptions. Raises UsageError."""
+        return self.sampling.given() | self.steps.given()
 
 
 @group
@@ -217,9 +228,9 @@ def generation_options(on_progress: Callable[[int, int], None] | None, choices: 
     Of a draft model they know nothing until `with_draft_model`. Mere Answers guess nothing.
     """
     from localllm.generation.generate import GenerationOptions
-    from localllm.generation.sampling import SamplingOptions
+    from localllm.generation.sampling_options import SamplingOptions
 
-    sampling = SamplingOptions(**choices.sampling.given())
+    sampling = SamplingOptions(**choices.drawing())
     limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
     if not isinstance(choices, Generation):
         return GenerationOptions(limit, stop, sampling, on_progress, "off")
