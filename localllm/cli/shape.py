@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from localllm.cli.command import option
+from localllm.cli.command import group, number_or_default, option
 from localllm.cli.terminal import say
 from localllm.errors import UsageError
 
@@ -19,7 +18,7 @@ HideThinking = Annotated[
 ]
 
 
-@dataclass(frozen=True)
+@group
 class Shape:
     """What an answer must look like. Thoughts are free."""
 
@@ -63,7 +62,7 @@ def text_of(given: str | None, sign: str) -> str | None:
         raise UsageError(f"cannot read {given}: {reason}") from None
 
 
-@dataclass(frozen=True)
+@group
 class Thoughts:
     """Whether a model thinks before it answers, and what else its template is told."""
 
@@ -82,6 +81,7 @@ class Thoughts:
             "--think-budget",
             "--reasoning-budget",
             metavar="N",
+            parser=number_or_default("-1"),
             help="End a thought after N tokens.  [default: -1, when the model ends it]",
         ),
     ] = None
@@ -97,13 +97,12 @@ class Thoughts:
 
     def given(self) -> dict[str, Any]:
         """As fields of GenerationOptions. Raises UsageError."""
-        budget = None if self.think_budget == -1 else self.think_budget
         variables = {name: value for text in self.template_var or () for name, value in variables_of(text).items()}
-        return {"think": self.think, "think_budget": budget, "template_variables": variables}
+        return {"think": self.think, "think_budget": self.think_budget, "template_variables": variables}
 
     @property
     def are_usual(self) -> bool:
-        return self == type(self)()
+        return self.think == "auto" and self.think_budget is None and not self.template_var
 
 
 def variables_of(text: str) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class Batch:
                 return None
             try:
                 require_room(request.prompt, self._engine.context)
-                samplers = seeded(request.options.sampling, request.prompt, self._vocab, request.n)
+                samplers = seeded(request.options.sampling, request.prompt, self._vocab, request.n, self._tokenizer)
                 guide = guide_of(self._tokenizer, self._vocab, request.decoder, request.options, request.thinking)
                 request.answers = [
                     Answering(request, sampler, guide.copy(), self._engine.context) for sampler in samplers
