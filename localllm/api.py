@@ -18,7 +18,8 @@ from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation.draft_model import Drafter
 from localllm.generation.generate import Generation, GenerationOptions
-from localllm.generation.sampling import SamplingOptions
+from localllm.generation.recommended import recommended
+from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
 from localllm.text.plain import Message
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from localllm.generation.batch import Batch
 
 OPTIONS = ("on_overflow", "keep", "think", "think_budget", "template_variables")  # of GenerationOptions
+CONSTRAINTS = ("schema", "grammar", "regex")  # of which one can be given
 
 
 class Model:
@@ -65,9 +67,10 @@ class Model:
         self.name = name if isinstance(name, str) else ""
         self.context, self.trained_context = engine.context, engine.hyperparameters.context
         self.tokenizer, self.engine = tokenizer, engine
-        self.warnings = [warning for warning in (tokenizer.warning, engine.warning) if warning]
+        advice, ignored = recommended(file.metadata, str(file.path))
+        self.warnings = [warning for warning in (tokenizer.warning, engine.warning, *ignored) if warning]
         self.prefixes = prefixes
-        self.session = Session(Sequences(engine, prefixes), tokenizer, chat_template)
+        self.session = Session(Sequences(engine, prefixes), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
         self._draft_models: dict[str, Model] = {}
 
@@ -114,7 +117,9 @@ class Model:
 
         stop: strings that end the text; speculate: "ngram", "off", or what guesses besides, "draft:PATH" or an open
         Model (see `drafter`); `sampling`: fields of SamplingOptions, as temperature=0 or seed=1, and what is done when
-        the context is full, on_overflow and keep of GenerationOptions. Raises ContextError if the prompt does not fit,
+        the context is full, on_overflow and keep of GenerationOptions. What the answer must look like: schema, a JSON
+        schema (a dict, its text or a class with model_json_schema, as pydantic's), grammar, a text in GBNF, or regex;
+        it is then of that form whenever its finish_reason is "stop". Raises ContextError if the prompt does not fit,
         UsageError for options that make no sense, and what open_model raises.
         """
         return self.session.complete(prompt, options(max_tokens, stop, sampling, self.drafter(speculate)))
@@ -293,6 +298,11 @@ def options(
 ) -> GenerationOptions:
     """One object out of a method's arguments. Raises UsageError for an unknown name."""
     others = {name: sampling.pop(name) for name in OPTIONS if name in sampling}
+    given = {name: sampling.pop(name) for name in CONSTRAINTS if sampling.get(name) is not None}
+    if given:
+        from localllm.generation.constraints import constraint_of  # llguidance takes 30 ms to import
+
+        others["constraint"] = constraint_of(**given)
     unknown = sampling.keys() - SamplingOptions.__dataclass_fields__.keys()
     if unknown:
         raise UsageError(f"there is no option {sorted(unknown)[0]!r}")

@@ -1,5 +1,8 @@
 """Thoughts: found however they are cut into tokens, shown apart, limited, and not sent back."""
 
+import json
+import re
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import write_tiny_model
 
+from localllm.cli.terminal import printable
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
@@ -258,3 +262,65 @@ def test_marks_that_are_control_tokens(tmp_path: Path, monkeypatch):
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_closes_a_thought_begins_the_answer(format):
     assert parted(format, f"{format.opens}a{format.closing}b") == ("a", "b")
+
+
+# The command line.
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that opens a thought, and never ends it by itself."""
+    template = TURNS + "{{ mood }}{% if enable_thinking is not false %}<think>\n{# </think> #}{% endif %}"
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "thinker.gguf", chat_template=template)
+
+
+ASKED = ("-p", "Hi", "--temp", "0", "--no-cache")
+
+
+def test_run_writes_the_answer_and_not_the_thought(thinker: Path, cli):
+    told = json.loads(cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5", "--json")[1])
+    code, out, err = cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5")
+    assert (code, out, err) == (0, told["text"] + "\n", "")
+    assert told["thinking"] and told["text"] and "think>" not in told["thinking"] + told["text"]
+    assert json.loads(cli("run", thinker, *ASKED, "-n", "4", "--json")[1])["text"] == ""
+    assert json.loads(cli("run", thinker, *ASKED, "-n", "4", "--json", "--think", "off")[1])["thinking"] == ""
+
+
+def test_thoughts_on_a_terminal(thinker: Path, cli, monkeypatch):
+    monkeypatch.setattr("localllm.cli.terminal.is_terminal", lambda stream: stream is sys.stderr)
+    told = json.loads(cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5", "--json")[1])
+    _, out, err = cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5")
+    assert out == told["text"] + "\n"
+    assert printable(told["thinking"]) in re.sub("\x1b\\[[0-9]*[mK]|\r", "", err)
+    hidden = cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5", "--hide-thinking")[2]
+    assert "\x1b[2m" in err and "\x1b[2m" not in hidden
+
+
+def test_variables_of_the_template(thinker: Path, cli):
+    def asked(*arguments: str) -> int:
+        return json.loads(cli("run", thinker, *ASKED, "-n", "1", "--json", *arguments)[1])["prompt_tokens"]
+
+    plain = asked()
+    assert asked("--template-var", "mood=sad") == plain + 3
+    assert asked("--template-var", "mood=[1]") == plain + 3
+    assert asked("--template-var", '{"mood": 12, "enable_thinking": false}') == plain + 2 - len("<think>\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--think", "maybe"), "'maybe' is not one of"),
+        (("--think-budget", "-2"), "should be a whole number, 0 or above, not -2"),
+        (("--template-var", "x"), "should be NAME=VALUE or a JSON object, not 'x'"),
+        (("--raw", "--think", "on"), "--raw switches off"),
+    ],
+)
+def test_choices_that_are_refused(arguments: tuple[str, ...], reason: str, cli):
+    code, out, err = cli("run", "missing.gguf", "-p", "Hi", *arguments)
+    assert (code, out) == (2, "")
+    assert reason in err and err.count("\n") == 1
+
+
+def test_map_tells_thoughts(thinker: Path, cli):
+    _, out, _ = cli("map", thinker, "-n", "40", "--temp", "0", "--think-budget", "5", stdin=b"Hi\n")
+    assert json.loads(out)["thinking"] and json.loads(out)["output"]

@@ -8,6 +8,7 @@ from localllm.cli import options
 from localllm.cli.command import option
 from localllm.cli.prompt import begin, request, whole_prompt
 from localllm.cli.render import stream
+from localllm.cli.shape import HideThinking, tell_cut
 from localllm.cli.terminal import ProgressLine, say, write
 from localllm.errors import UsageError
 
@@ -26,10 +27,12 @@ def run(
         str | None, option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt.")
     ] = None,
     system: options.System = None,
+    system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
     raw: Annotated[bool, option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
     as_json: options.AsJson = False,
     stats: Annotated[bool, option("--stats", help="Tell on stderr how long it took.")] = False,
+    hide_thinking: HideThinking = False,
     n: Annotated[int, option("--n", metavar="N", help="Answers to give, best first.  [default: 1]")] = 1,
     beams: Annotated[
         int, option("--beams", metavar="N", help="Find the likeliest answers among N.  [default: 0, off]")
@@ -40,17 +43,28 @@ def run(
 ) -> None:
     """Answer one prompt.
 
-    Text that is piped to stdin is added to the prompt after a blank line. The answer goes to stdout, nothing else does.
-    Several answers have an empty line between them.
+    Text that is piped to stdin is added to the prompt after a blank line. The answer goes to stdout, nothing else does:
+    what a model thinks before it is shown dim on stderr, if that is a terminal. Several answers have an empty line
+    between them.
+
+    Examples:
+      localllm run model.gguf -p "Why is the sky blue?"
+      cat notes.txt | localllm run model.gguf -p "Summarize this:" -n 100
+      localllm run model.gguf -f letter.txt -sys "Translate into French." --temp 0
+      localllm run model.gguf -p "Once upon a time" --raw --stats
+      localllm run model.gguf -p "A name for a cat?" --n 3 --json | jq -r ".answers[].text"
     """
     started = perf_counter()
     text = whole_prompt(prompt, file)
+    system = options.system_message(system, system_file)
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), choices)
     if raw and system is not None:
         raise UsageError("-sys needs a chat template, which --raw switches off")
     if raw and chat_template is not None:
         raise UsageError("--raw switches off what --chat-template chooses")
+    if raw and not choices.thoughts.are_usual:
+        raise UsageError("--raw switches off the chat template, which thoughts and variables are for")
     if n != 1 or beams:
         require_sense(n, beams, choices)
     with options.open_model(model, engine, chat_template, no_cache) as opened:
@@ -62,9 +76,11 @@ def run(
             if not as_json:
                 write("\n\n".join(answer.text for answer in answers) + "\n")
             result = report_several(opened, answers, load_s, perf_counter() - started)
+            tell_cut(chosen, [answer.finish_reason for answer in answers])
         else:
             answer = begin(opened, text, system, raw, chosen)
-            interrupted = stream(answer, line, silent=as_json)
+            interrupted = stream(answer, line, silent=as_json, thoughts=not hide_thinking)
+            tell_cut(chosen, [answer.finish_reason])
             result = report(opened, answer, load_s, perf_counter() - started)
         if as_json:
             write(json.dumps(result, ensure_ascii=False) + "\n")
@@ -82,7 +98,7 @@ def require_sense(n: int, beams: int, choices: options.Generation) -> None:
     require_counts(n, beams)
     if options.is_draft_model(choices.speculate):
         raise UsageError("a draft model guesses for one answer only: leave out --n, --beams or --speculate")
-    drawing = choices.sampling.given()
+    drawing = choices.drawing()
     if beams and drawing:
         raise UsageError(f"--beams draws nothing, so {next(iter(drawing))} makes no sense with it")
 
@@ -111,6 +127,7 @@ def report(model: "Model", answer: "Generation", load_s: float, total_s: float) 
     }
     return {
         "text": answer.text,
+        "thinking": answer.thinking,
         "tokens": answer.tokens,
         "finish_reason": answer.finish_reason,
         "prompt_tokens": len(answer.prompt),
@@ -128,6 +145,7 @@ def report_several(model: "Model", answers: "list[Answer]", load_s: float, total
     told = [
         {
             "text": answer.text,
+            "thinking": answer.thinking,
             "logprob": answer.logprob,
             "tokens": answer.tokens,
             "finish_reason": answer.finish_reason,

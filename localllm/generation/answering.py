@@ -11,7 +11,6 @@ from localllm.generation.generate import GenerationOptions
 from localllm.generation.guide import Guide
 from localllm.generation.sampling import Sampler
 from localllm.generation.thinking import Thinking
-from localllm.generation.transcript import Transcript
 from localllm.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
@@ -54,12 +53,11 @@ class Answering:
         sequence: what has been read of `ids`; None while it waits.
     """
 
-    def __init__(self, request: Request, sampler: Sampler, context: int):
+    def __init__(self, request: Request, sampler: Sampler, guide: Guide, context: int):
         self.request, self.seed, self.ids = request, sampler.seed, list(request.prompt)
         self.finish_reason, self.logprob = "", 0.0
         self.sequence: Sequence | None = None
-        self._sampler = sampler
-        self._guide = Guide(Transcript(request.decoder, request.options.stop, request.thinking), request.thinking)
+        self._sampler, self._guide = sampler, guide
         self._limit = len(self.ids) + request.options.limit(context - len(self.ids))
         self._chosen = 0
         if self._limit == len(self.ids):
@@ -115,8 +113,8 @@ class Answering:
         self._sampler.accept(token)
         self.ids.append(token)
         self._guide.accept(token)
-        if self._guide.transcript.has_stopped:
-            self.finish_reason = "stop"
+        if self._guide.has_ended:
+            self._finish("stop")
         elif len(self.ids) == self._limit:
             self._finish("length")
 

@@ -13,12 +13,14 @@ import numpy as np
 
 from localllm.engine.runs import LONG
 from localllm.errors import UsageError
-from localllm.generation.generate import GenerationOptions, require_room
+from localllm.generation.candidates import Candidates
+from localllm.generation.generate import GenerationOptions, guide_of, require_room
 from localllm.generation.guide import Guide
 from localllm.generation.prefill import read_prompt
-from localllm.generation.sampling import PENALTY_WINDOW, Candidates, Sampler, SamplingOptions, top_k
+from localllm.generation.sampling import Sampler
+from localllm.generation.sampling_options import SamplingOptions
+from localllm.generation.sampling_steps import only, top_k
 from localllm.generation.thinking import Thinking
-from localllm.generation.transcript import Transcript
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ class Hypothesis:
             return twin
         twin.tokens = [*self.tokens, token]
         twin.guide.accept(token)
-        twin.finished = twin.guide.transcript.has_stopped
+        twin.finished = twin.guide.has_ended
         return twin
 
     def answer(self, seed: int | None = None) -> Answer:
@@ -91,7 +93,7 @@ class Search:
 
     Attributes:
         prompt, options: what is answered, and how.
-        limit: the most tokens that an answer may have.
+        tokenizer: the model's.  limit: the most tokens that an answer may have.
         vocab: how many tokens exist.  end_ids: those that end an answer.
     """
 
@@ -107,11 +109,11 @@ class Search:
     ):
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
         require_room(prompt, engine.context)
-        self.prompt, self.options = prompt, options
+        self.prompt, self.options, self.tokenizer = prompt, options, tokenizer
         self.limit = options.limit(engine.context - len(prompt))
         self.vocab, self.end_ids = min(engine.vocab_size, tokenizer.vocab_size), tokenizer.end_ids
-        self._engine, self._prefixes, thinking = engine, prefixes, thinking or Thinking()
-        self._guide = Guide(Transcript(decoder, options.stop, thinking), thinking)
+        self._engine, self._prefixes = engine, prefixes
+        self._guide = guide_of(tokenizer, engine.vocab_size, decoder, options, thinking)
         self._held: list[Sequence] = []
         self._end: tuple[Sequence, np.ndarray] | None = None  # of a prompt that was read, to be written
 
@@ -193,7 +195,7 @@ def answers(
 
 def n_best(search: Search, n: int) -> list[Answer]:
     """n sampled answers, best first. Each is what it would be alone: they have the seeds seed, seed + 1, and so on."""
-    samplers = seeded(search.options.sampling, search.prompt, search.vocab, n)
+    samplers = seeded(search.options.sampling, search.prompt, search.vocab, n, search.tokenizer)
     hypotheses = [search.read()] * n
     going = list(range(n))
     for length in range(search.limit):
@@ -215,14 +217,15 @@ def drawn(hypothesis: Hypothesis, sampler: Sampler, end_ids: frozenset[int]) -> 
     return hypothesis.then(token, float(hypothesis.logits[token]) - log_total(hypothesis.logits), end_ids)
 
 
-def seeded(options: SamplingOptions, prompt: list[int], vocab: int, n: int) -> list[Sampler]:
+def seeded(
+    options: SamplingOptions, prompt: list[int], vocab: int, n: int, tokenizer: Tokenizer | None = None
+) -> list[Sampler]:
     """n samplers that know the prompt, with seeds that count up from the options' one or a random one."""
-    first = Sampler(options, vocab)
-    samplers = [first, *(Sampler(replace(options, seed=first.seed + number), vocab) for number in range(1, n))]
-    for sampler in samplers:
-        for token in prompt[-PENALTY_WINDOW:]:
-            sampler.accept(token)
-    return samplers
+    first = Sampler(options, vocab, tokenizer)
+    others = [Sampler(replace(options, seed=first.seed + number), vocab, tokenizer) for number in range(1, n)]
+    for sampler in (first, *others):
+        sampler.read(prompt)
+    return [first, *others]
 
 
 def beam_search(search: Search, beams: int) -> list[Answer]:
@@ -279,7 +282,8 @@ def continuations(hypotheses: list[Hypothesis], count: int) -> list[tuple[float,
     found = list[tuple[float, int, int, float]]()
     ids = np.arange(len(hypotheses[0].logits))
     for number, hypothesis in enumerate(hypotheses):
-        candidates = top_k(Candidates(ids, hypothesis.logits), count)
+        candidates, allowed = Candidates(ids, hypothesis.logits), hypothesis.guide.allowed(len(ids))
+        candidates = top_k(candidates if allowed is None else only(candidates, allowed), count)
         total = log_total(hypothesis.logits)
         for token, logit in zip(candidates.ids.tolist(), candidates.logits.tolist(), strict=True):
             if logit > -math.inf:

@@ -14,7 +14,7 @@ from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.generation.answering import Answering, Request
 from localllm.generation.answers import seeded
-from localllm.generation.generate import require_room
+from localllm.generation.generate import guide_of, require_room
 from localllm.generation.reading import piece, shareable, stretch
 from localllm.generation.sequences import common
 from localllm.kernels.arguments import PAGE
@@ -61,7 +61,7 @@ class Batch:
         """
         self.running, self.waiting = list[Answering](), deque[Answering]()
         self.written = self.preempted = 0
-        self._engine, self._end_ids = engine, tokenizer.end_ids
+        self._engine, self._tokenizer, self._end_ids = engine, tokenizer, tokenizer.end_ids
         self._vocab = min(engine.vocab_size, tokenizer.vocab_size)
         self._requests, self._finished = iter(requests), list[Request]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
@@ -108,8 +108,11 @@ class Batch:
                 return None
             try:
                 require_room(request.prompt, self._engine.context)
-                samplers = seeded(request.options.sampling, request.prompt, self._vocab, request.n)
-                request.answers = [Answering(request, sampler, self._engine.context) for sampler in samplers]
+                samplers = seeded(request.options.sampling, request.prompt, self._vocab, request.n, self._tokenizer)
+                guide = guide_of(self._tokenizer, self._vocab, request.decoder, request.options, request.thinking)
+                request.answers = [
+                    Answering(request, sampler, guide.copy(), self._engine.context) for sampler in samplers
+                ]
             except LocalllmError as error:
                 request.error = error
             if request.finished:

@@ -11,11 +11,12 @@ import numpy as np
 
 from localllm.errors import ContextError, UsageError
 from localllm.generation.draft_model import Drafter
-from localllm.generation.guide import Guide
+from localllm.generation.guide import Expected, Guide
 from localllm.generation.ngrams import from_text
 from localllm.generation.overflow import SINKS, Rolling, require_choice, require_shift
 from localllm.generation.prefill import read_prompt
-from localllm.generation.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
+from localllm.generation.sampling import Sampler
+from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Begun, Sequences
 from localllm.generation.speculation import Guesses, Proposer
 from localllm.generation.thinking import ANSWER, Part, Thinking
@@ -25,6 +26,7 @@ from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
+    from localllm.generation.constraints import Constraint
 
 SPECULATE = ("ngram", "off")
 
@@ -43,6 +45,7 @@ class GenerationOptions:
     think: str = "auto"  # whether the model thinks before it answers, or with which effort: see generation.thinking
     think_budget: int | None = None  # the most tokens of a thought, which is closed then; None: as many as it takes
     template_variables: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
+    constraint: "Constraint | None" = None  # what an answer must look like
 
     def __post_init__(self) -> None:
         """Raises UsageError for values that make no sense."""
@@ -52,6 +55,8 @@ class GenerationOptions:
             raise UsageError(f"speculate should be {' or '.join(SPECULATE)}, not {self.speculate!r}")
         require_choice(self.on_overflow, self.keep)
         require_thinking(self.think, self.think_budget)
+        if self.constraint and self.stop:
+            raise UsageError(f"a stop string would cut the answer short, which its {self.constraint.kind} forbids")
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         if not all(isinstance(text, str) and text for text in self.stop):
@@ -69,6 +74,18 @@ def require_room(prompt: Sequence[int], context: int) -> None:
         raise UsageError("the prompt is empty")
     if len(prompt) >= context:
         raise ContextError(f"the prompt has {len(prompt)} tokens, which leaves no room in a context of {context}")
+
+
+def guide_of(
+    tokenizer: Tokenizer, vocab: int, decoder: StreamDecoder, options: GenerationOptions, thinking: Thinking | None
+) -> Guide:
+    """What follows an answer that has not begun; vocab: the model's tokens. Raises UsageError for a bad constraint."""
+    matcher, thinking = None, thinking or Thinking()
+    if options.constraint:
+        from localllm.generation.constraints import matcher_of  # llguidance, where it is needed
+
+        matcher = matcher_of(options.constraint, tokenizer, vocab)
+    return Guide(Transcript(decoder, options.stop, thinking), thinking, matcher)
 
 
 class Generation:
@@ -109,10 +126,10 @@ class Generation:
         self.prompt, self.tokens, self.finish_reason = prompt, list[int](), "interrupted"
         self.cached_tokens, self.prefill_s, self.ttft_s, self.decode_s = 0, 0.0, 0.0, 0.0
         self.steps = self.drafted = self.accepted = 0
-        self._sequences, self._options, thinking = sequences, options, thinking or Thinking()
-        self._guide = Guide(Transcript(decoder, options.stop, thinking), thinking)
+        self._sequences, self._options = sequences, options
+        self._guide = guide_of(tokenizer, sequences.vocab_size, decoder, options, thinking)
         self._end_ids, self._ended = tokenizer.end_ids, False
-        self._sampler = Sampler(options.sampling, sequences.vocab_size)
+        self._sampler = Sampler(options.sampling, sequences.vocab_size, tokenizer)
         self.seed = self._sampler.seed
         self.parts = self._decode()
 
@@ -162,9 +179,10 @@ class Generation:
         speculate, tokens = self._options.speculate, [*self.prompt, *self.tokens]
         if speculate == "off":
             return None
-        proposers: list[Proposer] = [*from_text(tokens)]
+        proposers: list[Proposer] = [Expected(self._guide)] if self._guide.is_needed else []
+        proposers += from_text(tokens)
         if isinstance(speculate, Drafter):
-            proposers.append(held.enter_context(speculate.proposer(tokens, self._sampler, self._end_ids)))
+            proposers.append(held.enter_context(speculate.proposer(tokens, self._sampler, self._end_ids, self._guide)))
         return Guesses(proposers)
 
     @contextmanager
@@ -200,7 +218,7 @@ class Generation:
             self.tokens.append(token)
             self.accepted += token == guess
             yield from self._guide.accept(token)
-            self._ended = self._guide.transcript.has_stopped
+            self._ended = self._guide.has_ended
             if token != guess or self._ended:
                 return
 
@@ -219,8 +237,7 @@ class Generation:
         if logits is None:
             logits = read_prompt(sequence, self.prompt, self._options.on_progress)
             self._sequences.was_read(sequence, self.cached_tokens, logits)
-        for token in self.prompt[-PENALTY_WINDOW:]:
-            self._sampler.accept(token)
+        self._sampler.read(self.prompt)
         return logits
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.overflow import SINKS
+from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences, common
 from localllm.generation.thinking import Thinking, format_of, template_variables
 from localllm.text.plain import Message
@@ -39,9 +40,18 @@ class Session:
         forgotten: how many turns the latest `ask` or `chat` dropped from the conversation, to fit the context.
     """
 
-    def __init__(self, sequences: Sequences, tokenizer: Tokenizer, chat_template: str | None = None):
-        """chat_template: the choice of one, instead of the file's; see ChatTemplate.of."""
+    def __init__(
+        self,
+        sequences: Sequences,
+        tokenizer: Tokenizer,
+        chat_template: str | None = None,
+        recommended: SamplingOptions | None = None,
+    ):
+        """chat_template: the choice of one, instead of the file's; see ChatTemplate.of. recommended: how to sample, as
+        far as options do not say.
+        """
         self.sequences, self.tokenizer, self._choice = sequences, tokenizer, chat_template
+        self._recommended = recommended or SamplingOptions()
         self.system: str | None = None
         self.forgotten = 0
         self._history: list[Message] = []
@@ -134,8 +144,8 @@ class Session:
 
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
         """Go on with the text (or the token ids) as it is, without a chat template."""
-        decoder = self.tokenizer.stream(continued=True)
-        return Generation(self.sequences, self.tokenizer, self._ids(prompt), decoder, options or GenerationOptions())
+        decoder, chosen = self.tokenizer.stream(continued=True), self._completed(options)
+        return Generation(self.sequences, self.tokenizer, self._ids(prompt), decoder, chosen)
 
     def candidates(
         self,
@@ -172,7 +182,8 @@ class Session:
         is_chat = not isinstance(asked, str) and any(isinstance(item, dict) for item in asked)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers do not go with on_overflow={options.on_overflow}")
-        chosen, decoder = options or GenerationOptions(), self.tokenizer.stream(continued=not is_chat)
+        chosen = self._completed(options)
+        decoder = self._decoder(chosen) if is_chat else self.tokenizer.stream(continued=True)
         if not is_chat:
             return self._ids(asked), decoder, chosen, Thinking()  # type: ignore[arg-type]
         prompt, thinking = self._thinking(self.encode_chat(asked, chosen), chosen)  # type: ignore[arg-type]
@@ -234,11 +245,22 @@ class Session:
 
     def _generation(self, prompt: list[int], options: GenerationOptions) -> Generation:
         prompt, thinking = self._thinking(prompt, options)
-        decoder, chosen = self.tokenizer.stream(), self._stopping(options)
+        decoder, chosen = self._decoder(options), self._stopping(self._completed(options))
         return Generation(self.sequences, self.tokenizer, prompt, decoder, chosen, thinking)
 
+    def _decoder(self, options: GenerationOptions) -> StreamDecoder:
+        """For an answer to a conversation; a constraint speaks of every space."""
+        return self.tokenizer.stream(continued=options.constraint is not None)
+
+    def _completed(self, options: GenerationOptions | None) -> GenerationOptions:
+        """With what is recommended where nobody has chosen."""
+        options = options or GenerationOptions()
+        return replace(options, sampling=options.sampling.over(self._recommended))
+
     def _stopping(self, options: GenerationOptions) -> GenerationOptions:
-        return replace(options, stop=(*options.stop, *self.template.stops)) if self.template.stops else options
+        if options.constraint or not self.template.stops:
+            return options
+        return replace(options, stop=(*options.stop, *self.template.stops))
 
     def _system(self) -> list[Message]:
         return [] if self.system is None else [{"role": "system", "content": self.system}]

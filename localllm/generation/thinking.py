@@ -13,7 +13,7 @@ space around a thought goes with them.
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from localllm.errors import UsageError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 THOUGHT, ANSWER = "thought", "answer"
 EFFORTS = ("low", "medium", "high")
 CHOICES = ("auto", "on", "off", *EFFORTS)
+SIGN = "\ufdd1"  # a noncharacter, in front of a mark that is a token: so the same characters in a text are none
 _TAIL = 32  # the last tokens of a prompt, among which a template opens a thought
 
 
@@ -66,6 +67,14 @@ class Format(Protocol):
         """The mark behind a part of this kind; "" if it has none."""
         ...
 
+    def rest(self, text: str) -> str:
+        """What is answer of a text that might have become a mark, at the end."""
+        ...
+
+    def signed(self) -> Self:
+        """The same with signs in front of all marks."""
+        ...
+
 
 @dataclass(frozen=True)
 class Tags:
@@ -91,6 +100,12 @@ class Tags:
 
     def end(self, kind: str) -> str:
         return self.closes if kind == THOUGHT else ""
+
+    def rest(self, text: str) -> str:
+        return text
+
+    def signed(self) -> "Tags":
+        return Tags(SIGN + self.opens, SIGN + self.closes)
 
 
 @dataclass(frozen=True)
@@ -121,10 +136,22 @@ class Channels:
         ends = [place + len(head) for head in self.heads if (place := text.find(head)) >= 0]
         if ends:
             return Begun(THOUGHT if self.thought in text[: min(ends)] else ANSWER, min(ends))
-        return None if text.lstrip()[:2] in ("", "<", "<|") else Begun(ANSWER, 0)
+        return None if self._is_head(text) else Begun(ANSWER, 0)
 
     def end(self, kind: str) -> str:
         return self.closes
+
+    def rest(self, text: str) -> str:
+        return "" if self._is_head(text) else text
+
+    def signed(self) -> "Channels":
+        heads, others = (tuple(SIGN + mark for mark in marks) for marks in (self.heads, self.others))
+        return replace(self, heads=heads, others=others, closes=SIGN + self.closes)
+
+    def _is_head(self, text: str) -> bool:
+        """Whether it may go on to be one: all marks begin alike."""
+        begin, bare = self.closes[:2], text.lstrip()
+        return bare.startswith(begin) or begin.startswith(bare)
 
 
 FORMATS: tuple[Format, ...] = (
@@ -184,7 +211,8 @@ class Thinking:
     Attributes:
         format: how they are marked, or None.
         is_open: whether the template has opened one in the prompt, so that the answer begins inside.
-        shown: the texts of control tokens that are marks, by their ids.
+        shown: the texts of tokens that are marks, by their ids.  plain: and those that they have elsewhere.
+        starts: tokens with which a thought begins, or a head; then come the tokens of `continuing`.
         closing: tokens that end a thought.
         budget: the most tokens of thoughts, or None.
     """
@@ -192,6 +220,9 @@ class Thinking:
     format: Format | None = None
     is_open: bool = False
     shown: Mapping[int, str] = field(default_factory=dict)
+    plain: Mapping[str, str] = field(default_factory=dict)
+    starts: tuple[int, ...] = ()
+    continuing: tuple[int, ...] = ()
     closing: tuple[int, ...] = ()
     budget: int | None = None
 
@@ -200,10 +231,18 @@ class Thinking:
         """After a prompt that a template has written, token ids."""
         if format is None:
             return cls()
-        tail = tokenizer.decode(prompt[-_TAIL:], special=True).rstrip()
-        shown = {token: mark for mark in format.marks if (token := tokenizer.special_id(mark)) is not None}
+        is_open = tokenizer.decode(prompt[-_TAIL:], special=True).rstrip().endswith(format.opens)
         closing = tuple(tokenizer.encode(format.closing, special=True))
-        return cls(format, tail.endswith(format.opens), shown, closing, budget)
+        tokens = {token: mark for mark in format.marks if (token := tokenizer.special_id(mark)) is not None}
+        if len(tokens) < len(format.marks):
+            return cls(format, is_open, tokens, closing=closing, budget=budget)
+        shown = {token: SIGN + mark for token, mark in tokens.items()}
+        plain = {SIGN + mark: "" if token in tokenizer.control_ids else mark for token, mark in tokens.items()}
+        opening = tokenizer.encode(format.opens, special=True)
+        starts, continuing = tuple(opening[:1]), tuple(opening[1:])
+        if format.repeats:
+            starts, continuing = tuple(token for token, mark in tokens.items() if mark != format.end(THOUGHT)), ()
+        return cls(format.signed(), is_open, shown, plain, starts, continuing, closing, budget)
 
 
 class Splitter:
@@ -219,6 +258,15 @@ class Splitter:
         self._trims = thinking.is_open
         if thinking.is_open:
             self.kind = THOUGHT
+
+    def begin_answer(self) -> None:
+        """What comes next is answer, with its white space, whatever it looks like."""
+        self.kind, self._trims = ANSWER, False
+
+    @property
+    def is_between(self) -> bool:
+        """Whether neither a part has begun nor a head."""
+        return self.kind is None and not self._held
 
     def copy(self) -> "Splitter":
         """One that goes on from here by itself."""
@@ -237,8 +285,8 @@ class Splitter:
     def flush(self) -> list[Part]:
         """The rest, when no more text comes: what might have become a mark is none."""
         held, self._held = self._held, ""
-        if self.kind is None and self._format and self._format.repeats and held.lstrip().startswith("<|"):
-            return []  # a head that nothing follows
+        if self.kind is None and self._format:
+            held = self._format.rest(held)
         parts = list[Part]()
         self._say(parts, self.kind or ANSWER, held.rstrip() if self.kind == THOUGHT else held)
         return parts

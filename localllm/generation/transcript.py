@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from copy import copy
 
-from localllm.generation.thinking import ANSWER, THOUGHT, Part, Splitter, Thinking, overlap
+from localllm.generation.thinking import ANSWER, SIGN, THOUGHT, Part, Splitter, Thinking, overlap
 from localllm.text.tokenizer import StreamDecoder
 
 
@@ -62,6 +62,15 @@ class Transcript:
         """Of what comes next: see Splitter."""
         return self._splitter.kind
 
+    @property
+    def is_between(self) -> bool:
+        """Whether neither a thought nor the answer has begun, nor a head of one."""
+        return self._splitter.is_between
+
+    def begin_answer(self) -> None:
+        """What comes next is answer, with its white space."""
+        self._splitter.begin_answer()
+
     def push(self, token: int) -> list[Part]:
         """The parts that are complete with this token."""
         text = self._decoder.push(token)
@@ -80,6 +89,9 @@ class Transcript:
         for kind, text in parts:
             if self.has_stopped:
                 break
+            if SIGN in text:
+                for mark, plain in self._thinking.plain.items():
+                    text = text.replace(mark, plain)
             said += self._kept(kind, text if kind == THOUGHT else self._stops.push(text))
         return said
 
