@@ -368,7 +368,7 @@ def test_versions(cli):
 def test_help_has_colours_on_a_terminal_only(cli):
     shown = Terminal("help", "cache")
     assert shown.end() == 0
-    assert b"\x1b[1mUsage:" in shown.seen and b"\x1b[36m--help" in shown.seen
+    assert "\x1b[1mUsage:" in shown.seen and "\x1b[36m--help" in shown.seen
     assert re.sub(rb"\x1b\[[0-9;]*m", b"", shown.seen).replace(b"\r\n", b"\n").startswith(b"Usage: localllm cache")
     assert "\x1b" not in cli("help", "cache")[1]
 

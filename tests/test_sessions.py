@@ -195,7 +195,9 @@ def test_options_by_name():
     options = GenerationOptions()
     for name, text, expected in [
         ("temperature", "0.5", 0.5), ("top-k", "7", 7), ("--seed", "3", 3), ("seed", "default", None),
-        ("min_p", "0", 0.0), ("temp", "default", 0.8),
+        ("min_p", "0", 0.0), ("temp", "default", None), 
+        ("samplers", "top_k;temperature", ("top_k", "temperature")), ("ignore_eos", "on", True),
+        ("ignore_eos", "default", None), ("samplers", "default", None),
     ]:  # fmt: skip
         options = chat_options.changed(options, name, text)
         name = chat_options.OTHER_NAMES.get(name, name.strip("-").replace("-", "_"))
@@ -207,7 +209,7 @@ def test_options_by_name():
     assert own == {"max_tokens": 5, "stop": ["END"], "top_k": 7, "min_p": 0.0}
     own |= {"nonsense": 1, "top_p": "wrong", "temperature": 0.25}
     again = chat_options.with_settings(GenerationOptions(max_tokens=8), own)
-    assert (again.max_tokens, again.stop, again.sampling.top_k, again.sampling.top_p) == (8, ("END",), 7, 0.95)
+    assert (again.max_tokens, again.stop, again.sampling.top_k, again.sampling.top_p) == (8, ("END",), 7, None)
     assert again.sampling.temperature == 0.25
 
 

@@ -69,6 +69,8 @@ def chat(
     Examples:
       localllm chat
       localllm chat model.gguf -sys "You are a patient teacher."
+      localllm chat model.gguf --session trip --markdown
+      localllm chat --continue
       localllm chat model.gguf -c 8192 -ctk q8_0 -ctv q8_0
     """
     session = look.name()

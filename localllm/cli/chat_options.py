@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 OF_ANSWERS = {
     "max_tokens": int,
-    "stop": str,
+    "stop": tuple,
     "think": str,
     "think_budget": int,
     "on_overflow": str,
@@ -42,15 +42,19 @@ def changed(options: "GenerationOptions", name: str, text: str) -> "GenerationOp
     name = OTHER_NAMES.get(name, name)
     if name not in names(options):
         raise UsageError(f"there is no option {name!r}; there are {', '.join(names(options))}")
-    of_answers = name in OF_ANSWERS
-    usual = getattr(type(options)() if of_answers else type(options.sampling)(), name)
-    kind = OF_ANSWERS[name] if of_answers else int if usual is None else type(usual)
-    value = usual if text == USUAL else parsed(name, text, kind)
-    if name == "stop" and text != USUAL:
-        value = (text,)
-    if name == "max_tokens" and value == -1:
-        value = None
-    return replaced(options, name, value)
+    if text == USUAL:
+        usual = type(options)()
+        return replaced(options, name, getattr(usual if name in OF_ANSWERS else usual.sampling, name))
+    value = parsed(name, text, kind_of(options, name))
+    return replaced(options, name, None if (name, value) == ("max_tokens", -1) else value)
+
+
+def kind_of(options: "GenerationOptions", name: str) -> type:
+    """What values an option has."""
+    if name in OF_ANSWERS:
+        return OF_ANSWERS[name]
+    default = next(field.metadata["default"] for field in fields(options.sampling) if field.name == name)
+    return int if default is None else type(default)
 
 
 def replaced(options: "GenerationOptions", name: str, value: Any) -> "GenerationOptions":
@@ -69,6 +73,8 @@ def parsed(name: str, text: str, kind: type) -> Any:
         if text not in ("on", "off"):
             raise UsageError(f"{name} should be on or off, not {text!r}")
         return text == "on"
+    if kind is tuple:
+        return tuple(text.split(";"))
     if kind not in (int, float, str):
         raise UsageError(f"{name} cannot be set here")
     try:

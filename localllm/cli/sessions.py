@@ -15,6 +15,11 @@ def sessions(
     """List the sessions of `chat`, print one or remove it.
 
     They are files of JSON lines in the user's data folder, ~/.local/share/localllm/sessions.
+
+    Examples:
+      localllm sessions
+      localllm sessions show trip
+      localllm sessions rm trip
     """
     from localllm.services import sessions as kept
 

@@ -113,7 +113,7 @@ class Session:
         else:
             prompt, is_thought = self._repeated(begun, history[:-1], options), False
         thinking = replace(Thinking.of(self._thought_format, self.tokenizer, prompt, None), is_open=True)
-        decoder, chosen = self.tokenizer.stream(continued=True), self._stopping(options)
+        decoder, chosen = self.tokenizer.stream(continued=True), self._stopping(self._completed(options))
         answer = Generation(
             self.sequences, self.tokenizer, prompt, decoder, chosen, thinking if is_thought else Thinking()
         )
