@@ -195,7 +195,7 @@ def test_options_by_name():
     options = GenerationOptions()
     for name, text, expected in [
         ("temperature", "0.5", 0.5), ("top-k", "7", 7), ("--seed", "3", 3), ("seed", "default", None),
-        ("min_p", "0", 0.0), ("temp", "default", None), 
+        ("min_p", "0", 0.0), ("temp", "default", None),
         ("samplers", "top_k;temperature", ("top_k", "temperature")), ("ignore_eos", "on", True),
         ("ignore_eos", "default", None), ("samplers", "default", None),
     ]:  # fmt: skip
