@@ -45,6 +45,42 @@ def talk(tmp_path: Path, tiny: str, monkeypatch):
         assert "Traceback" not in chat.seen
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's folders, and an editor that always writes the same."""
+    folder = tmp_path_factory.mktemp("home")
+    editor = folder / "editor"
+    editor.write_text('#!/bin/sh\nprintf "written elsewhere" > "$1"\n')
+    editor.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def running():
+    chats: dict[str, Terminal] = {}
+    yield chats
+    for chat in chats.values():
+        chat.type("\x04")
+        assert chat.end() == 0
+
+
+@pytest.fixture
+def chat(running: dict[str, Terminal], home: Path, tiny: str, request: pytest.FixtureRequest):
+    """A chat for several tests, each of which begins a new conversation; after one that failed, another chat."""
+    if "chat" not in running:
+        folders = {"XDG_DATA_HOME": str(home / "data"), "XDG_STATE_HOME": str(home / "state")}
+        editor = {name: str(home / "editor") for name in ("EDITOR", "VISUAL")}
+        thinks = ["--chat-template", CHATML + "{# </think> #}"]
+        running["chat"] = Terminal("chat", tiny, *thinks, program=TALKER, **folders, **editor)
+        running["chat"].prompt()
+    failed = request.session.testsfailed
+    assert "a new conversation" in running["chat"].say("/clear")
+    yield running["chat"]
+    assert "Traceback" not in running["chat"].seen
+    if request.session.testsfailed > failed:
+        del running["chat"]
+
+
 def session_of(tmp_path: Path, name: str) -> list[dict]:
     path = tmp_path / "data" / "localllm" / "sessions" / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -63,9 +99,10 @@ def test_a_conversation(tiny: str, tmp_path: Path):
     assert "the answer was cut after 12 tokens" in chat.say("Hi")
     assert chat.say("/continue").count("\n") >= 3
     assert "Ctrl-D or /exit leaves" in chat.press("\x03")
-    chat.type("\x04")
-    assert chat.end() == 0
+    chat.signal(signal.SIGTERM)
+    assert chat.end() == 128 + signal.SIGTERM
     assert "Traceback" not in chat.seen
+    assert "\x1b[?2004l" in chat.seen[chat.seen.rindex("/exit leaves") :], "bracketed paste is still on"
 
 
 @pytest.mark.parametrize(
@@ -97,15 +134,6 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation(tiny: str, tmp_path: Pa
     chat.type("/exit\r")
     assert chat.end() == 0
     assert "Traceback" not in chat.seen
-
-
-def test_sigterm_gives_the_terminal_back(tiny: str, tmp_path: Path):
-    chat = Terminal("chat", tiny, XDG_STATE_HOME=str(tmp_path))
-    chat.prompt()
-    chat.signal(signal.SIGTERM)
-    assert chat.end() == 128 + signal.SIGTERM
-    assert "Traceback" not in chat.seen
-    assert "\x1b[?2004l" in chat.seen, "bracketed paste is still on"
 
 
 # ---- how it looks ---------------------------------------------------------------------------------------------------
@@ -160,9 +188,7 @@ def test_colours_as_the_user_likes(talk, environment: dict[str, str]):
     assert ("\x1b" in chat.seen) == ("TERM" not in environment)
 
 
-def test_thoughts(talk):
-    chat = talk("--chat-template", CHATML + "{# </think> #}")
-    chat.prompt()
+def test_thoughts(chat: Terminal):
     chat.say("think")
     drawn = chat.drawn
     assert "\x1b[2mLet\x1b[0m" in drawn and "<think>" not in plain(drawn)
@@ -173,39 +199,31 @@ def test_thoughts(talk):
     assert "thinking is off" in chat.say("/think off")
     assert "thinking is auto, thoughts are shown" in chat.say("/think auto")
     assert "/think auto|on" in chat.say("/think perhaps")
-    chat.type("\x04")
-    assert chat.end() == 0
 
 
 # ---- keys -----------------------------------------------------------------------------------------------------------
 
 
-def test_keys(talk, tmp_path: Path):
-    chat = talk()
-    chat.prompt()
+def test_keys(chat: Terminal, home: Path, talk):
     assert "FIRST\nSECOND\nTHIRD\n" in chat.say("first\\\rsecond\x1b\rthird")
     assert "\nA\nB\n\n" in chat.say('"""\ra\rb\r"""')
     assert "PASTED\n  LINES\n" in chat.say("\x1b[200~pasted\r  lines\x1b[201~")
     assert "taken back: pasted lines" in chat.say("/und\t")
     assert "FIRST\nSECOND\nTHIRD\n" in chat.press("\x12econd\r")  # Ctrl-R
     assert "THIRDUP\n" in chat.press("\x1b[Aup\r"), "what was typed before can be changed"
-    chat.type("\x04")
-    assert chat.end() == 0
-    history = tmp_path / "state" / "localllm" / "history"
+    history = home / "state" / "localllm" / "history"
     assert history.stat().st_mode & 0o777 == 0o600
     assert history.parent.stat().st_mode & 0o777 == 0o700
     typed = [json.loads(line) for line in history.read_text().splitlines()]
-    assert typed[0] == "first\nsecond\nthird" and typed[-1].endswith("up")
-    again = talk()
+    assert "first\nsecond\nthird" in typed and typed[-1].endswith("up")
+    again = talk(XDG_STATE_HOME=str(home / "state"))
     again.prompt()
     assert "PASTED\n  LINES\n" in again.press("\x12pasted\r")
     again.type("exit\r")
     assert again.end() == 0
 
 
-def test_what_is_typed_meanwhile_waits(talk):
-    chat = talk()
-    chat.prompt()
+def test_what_is_typed_meanwhile_waits(chat: Terminal):
     chat.type("slowly\r")
     chat.expect("one two")
     chat.type("after\\\r\x1b[200~it\rall\x1b[201~\r")
@@ -219,16 +237,9 @@ def test_what_is_typed_meanwhile_waits(talk):
     chat.type("\x03")
     chat.prompt()
     assert "NEXT" in chat.say("next"), "Ctrl-C forgets what was typed"
-    chat.type("\x04")
-    assert chat.end() == 0
 
 
-def test_the_editor(talk, tmp_path: Path):
-    program = tmp_path / "editor"
-    program.write_text('#!/bin/sh\nprintf "written elsewhere" > "$1"\n')
-    program.chmod(0o755)
-    chat = talk(EDITOR=str(program), VISUAL=str(program))
-    chat.prompt()
+def test_the_editor(chat: Terminal):
     chat.type("draft\x18\x05")  # what is written there is sent, as in a shell
     chat.expect("WRITTEN ELSEWHERE")
     chat.prompt()
@@ -241,8 +252,6 @@ def test_the_editor(talk, tmp_path: Path):
     assert "no question yet" in chat.say("/edit")
     assert "no question yet" in chat.say("/retry")
     assert "no answer to go on with" in chat.say("/continue")
-    chat.type("\x04")
-    assert chat.end() == 0
 
 
 # ---- commands -------------------------------------------------------------------------------------------------------
@@ -334,9 +343,7 @@ def test_sessions(talk, tmp_path: Path, cli, monkeypatch):
     assert cli("sessions", "show", "trip")[0] == 2
 
 
-def test_branches_without_a_session(talk, tmp_path: Path):
-    chat = talk()
-    chat.prompt()
+def test_branches_without_a_session(chat: Terminal, home: Path):
     chat.say("one")
     chat.say("/branch wild")
     chat.say("two")
@@ -345,9 +352,8 @@ def test_branches_without_a_session(talk, tmp_path: Path):
     chat.say("/branch wild")
     assert "taken back: two" in chat.say("/undo")
     assert "this is the session kept now" in chat.say("/save kept")
-    assert contents(session_of(tmp_path, "kept")) == ["one", "ONE"]
-    chat.type("\x04")
-    assert chat.end() == 0
+    assert contents(session_of(home, "kept")) == ["one", "ONE"]
+    assert "the session kept stays as it is" in chat.say("/clear")
 
 
 def test_a_session_needs_a_terminal(cli, tiny: str):
@@ -356,18 +362,17 @@ def test_a_session_needs_a_terminal(cli, tiny: str):
     assert cli("chat", tiny, "--session", "x", "--continue", stdin=b"Hi")[0] == 2
 
 
-def test_a_question_without_an_answer_is_withdrawn(talk, tmp_path: Path):
+def test_a_question_without_an_answer_is_withdrawn(chat: Terminal, home: Path):
     """Nothing was said when Ctrl-C came, or the question does not fit: what was said before is all that there is."""
-    chat = talk("--session", "short", "--on-overflow", "error", "-c", "300")
-    chat.prompt()
+    chat.say("/save short")
     chat.say("one")
-    assert "error: the prompt has" in chat.say("x" * 400)
+    chat.say("/set on_overflow error")
+    assert "error: the prompt has" in chat.press(f"\x1b[200~{'x' * 4200}\x1b[201~\r")
+    chat.say("/set on_overflow default")
     assert "\nONE\n" in chat.say("/retry")
     chat.type("waiting\r")
     chat.expect("\x1b\\[\\?2004l\x1b\\[\\?2004h")
     chat.type("\x03")
     chat.prompt()
-    assert contents(session_of(tmp_path, "short")) == ["one", "ONE"]
+    assert contents(session_of(home, "short")) == ["one", "ONE"]
     assert "in 2 messages" in chat.say("/show")
-    chat.type("\x04")
-    assert chat.end() == 0
