@@ -189,14 +189,17 @@ class Sequences:
 
     def _earlier(self, ids: Ids[int], known: int) -> "Sequence | None":
         """That one, if it is the case, and if files hold more than `known` tokens of it."""
-        held, self._resumed = self._resumed, 0
-        if self.prefixes is None:
-            return None
-        for length in (held, held - 1):  # the last token of an answer may not have been read
-            if known < length < len(ids) and (found := self.prefixes.find_conversation(ids[:length], known)):
-                self._turns[found] = [Turn(len(found.tokens), len(found.tokens))]
-                return found
-        return None
+        held, self._resumed, best = self._resumed, 0, None
+        for length in (held - 1, held):  # the last token of an answer may not have been read
+            if self.prefixes and known < length < len(ids):
+                found = self.prefixes.find_conversation(ids[:length], known)
+                if found and best:
+                    best.close()
+                best = found or best
+                known = len(best.tokens) if best else known
+        if best:
+            self._turns[best] = [Turn(known, known)]
+        return best
 
     def write_conversation(self) -> None:
         """What the latest has read goes to files, for `resume`."""
