@@ -1,5 +1,6 @@
 """Turns taken back, branches, answers that go on, conversations of an earlier process: what is read for them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from localllm.engine.program import PRECISE_TOKENS
 from localllm.errors import UsageError
 from localllm.files import prefix_files
 from localllm.generation import sequences as waiting
+from localllm.generation.constraints import constraint_of
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
@@ -116,6 +118,14 @@ def test_an_answer_goes_on(tokenizer: Tokenizer):
     assert "".join(again.ask("More", GREEDY)) == "next"
     assert again.undo() == "More"
     assert again.messages[-1]["content"] == "abcdefghijkl"
+
+
+def test_an_answer_that_must_look_like_something_does_not_go_on(tokenizer: Tokenizer):
+    _, session = conversation(tokenizer, "aaaa")
+    list(session.ask("Hi", SHORT))
+    with pytest.raises(UsageError, match="with a regex cannot go on"):
+        session.resume(replace(SHORT, constraint=constraint_of(regex="a+")))
+    assert session.messages[-1]["content"] == "aaaa"
 
 
 def test_a_thought_goes_on(tokenizer: Tokenizer):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from localllm.cli.chat_options import told, with_settings
 from localllm.cli.drawing import page
 from localllm.cli.render import file_stem, tell_overflow
+from localllm.cli.shape import tell_cut
 from localllm.cli.terminal import ProgressLine, dim, say
 from localllm.cli.type_ahead import type_ahead
 from localllm.errors import LocalllmError, UsageError
@@ -126,7 +127,8 @@ class Conversation:
     def _tell(self, answer: "Generation") -> None:
         """What is to be known of an answer, and an empty line."""
         tell_overflow(answer)
-        if answer.finish_reason == "length" and not answer.is_full:
+        tell_cut(self.options, [answer.finish_reason])
+        if answer.finish_reason == "length" and not answer.is_full and not self.options.constraint:
             say(f"localllm: the answer was cut after {len(answer.tokens)} tokens, as -n says; /continue goes on")
         if self.stats:
             dim(statistics(answer, self.model.context))

@@ -97,8 +97,7 @@ def dim_text(text: str) -> None:
 def dim_piece(text: str) -> None:
     """The same with what was dim before it on one line."""
     if is_terminal(sys.stderr):
-        plain = "NO_COLOR" in os.environ
-        print(printable(text) if plain else f"\x1b[2m{printable(text)}\x1b[0m", end="", file=sys.stderr, flush=True)
+        print(coloured(printable(text), "2"), end="", file=sys.stderr, flush=True)
 
 
 class ProgressLine:

@@ -99,12 +99,15 @@ class Session:
         return question
 
     def resume(self, options: GenerationOptions | None = None) -> Generation:
-        """Go on with the latest answer, of which what comes is a part. Raises UsageError if there is none, ContextError
-        if there is no room for more.
+        """Go on with the latest answer, of which what comes is a part.
+
+        Raises UsageError if there is none, or if it must look like something, and ContextError if there is no room.
         """
         options, latest, history = options or GenerationOptions(), self._answer, self._stopped()
         if not history or history[-1]["role"] != "assistant":
             raise UsageError("there is no answer to go on with")
+        if options.constraint:
+            raise UsageError(f"an answer with a {options.constraint.kind} cannot go on where it was cut")
         begun = SoFar(history[-1]["content"], history[-1].get("reasoning_content", ""))
         if options.on_overflow == "shift" and options.keep is None:
             options = replace(options, keep=self._standing(self._system(), options))
