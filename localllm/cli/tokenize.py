@@ -2,20 +2,20 @@
 
 import json
 import sys
-
-import click
+from typing import Annotated
 
 from localllm.cli import options
+from localllm.cli.command import argument, option
 from localllm.cli.prompt import text_of
 from localllm.cli.terminal import is_terminal, say, write
 from localllm.errors import UsageError
 
 
-@click.command()
-@options.model
-@click.argument("text", metavar="[TEXT]", required=False)
-@click.option("--json", "as_json", is_flag=True, help='Print a list of {"id", "piece"} instead.')
-def tokenize(model: str, text: str | None, as_json: bool) -> None:
+def tokenize(
+    model: options.ModelName,
+    text: Annotated[str | None, argument("[TEXT]", "What to cut.  [default: stdin]")] = None,
+    as_json: Annotated[bool, option("--json", help='Print a list of {"id", "piece"} instead.')] = False,
+) -> None:
     """Show the tokens of a text.
 
     One per line: its id, a tab, and the text that it stands for, quoted as in JSON; bytes that are part of a character
