@@ -15,7 +15,7 @@ FIRST = 4 << 20  # bytes; the vocabulary of most models fits, others need two or
 MOST = 1 << 28  # bytes that a header may have; the largest known have 20 MB
 
 
-class NotThere(Exception):
+class NotThereError(Exception):
     """The header goes on behind what is there."""
 
 
@@ -35,7 +35,7 @@ class BeginningReader(HeaderReader):
 
     def require_there(self) -> None:
         if self.position > self.there:
-            raise NotThere
+            raise NotThereError
 
 
 def is_there(path: str, known: int) -> bool:
@@ -47,7 +47,7 @@ def is_there(path: str, known: int) -> bool:
     try:
         reader.read()
         reader.require_there()
-    except NotThere:
+    except NotThereError:
         return False
     return True
 

@@ -54,15 +54,17 @@ def normal(quantization: str) -> str:
 
 def model_files(names: Iterable[str]) -> list[ModelFile]:
     """The models among files, by name. What sees or hears (mmproj) and importance matrices are none."""
-    groups: dict[str, tuple[int, list[str]]] = {}
+    groups: dict[tuple[str, int], list[str]] = {}
     for name in sorted(names):
         base = PurePosixPath(name).name.lower()
         if not base.endswith(ENDING) or base.startswith(("mmproj", ".")) or "imatrix" in base:
             continue
         split = SPLIT.fullmatch(name)
-        stem, count = (split["stem"], int(split["count"])) if split else (name[: -len(ENDING)], 1)
-        groups.setdefault(stem, (count, []))[1].append(name)
-    return [ModelFile(stem, tuple(files), len(files) == count) for stem, (count, files) in groups.items()]
+        stem, count = (split["stem"], int(split["count"])) if split else (name[: -len(ENDING)], 0)
+        groups.setdefault((stem, count), []).append(name)
+    return [
+        ModelFile(stem, tuple(files), len(files) == max(count, 1)) for (stem, count), files in sorted(groups.items())
+    ]
 
 
 def models_folder() -> Path:

@@ -7,7 +7,7 @@ cache before. Tokens are random and always the same; nothing is sampled.
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from time import perf_counter

@@ -5,23 +5,29 @@
     hf:OWNER/REPOSITORY           any on the hub; :QUANTIZATION, if there are several, or /FILE.gguf
     mine                          a file in the folder of models, as `localllm list` shows it
 
-Importing this must stay cheap: every command does, to find its model.
+Every command that is given no path asks here: nothing that this module imports is slow.
 """
 
 import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from localllm.errors import ModelError, UsageError
+from localllm.files.models_folder import PARTIAL, ModelFile, files_below, model_files, models_folder, normal
+from localllm.files.partial import partials
+from localllm.files.settings import settings
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 USUAL = "Q4_K_M"  # of a repository that has it
 HUB = "hf:"
-REPOSITORY = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(?P<file>.+)|:(?P<quantization>[\w-]+))?")
+REPOSITORY = re.compile(
+    r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(?P<file>.+)|:(?P<quantization>[\w-]+))?"
+)
 
 
 @dataclass(frozen=True)
@@ -101,8 +107,8 @@ def resolve(model: str | os.PathLike[str]) -> str:
 
 
 def aliased(name: str) -> str:
-    """What the user's settings say that a name stands for; itself if they say nothing."""
-    return name
+    """What the user's settings say that a name stands for; itself if they say nothing. Raises UsageError."""
+    return settings().aliases.get(name, name)
 
 
 def referred(text: str) -> Reference | None:
@@ -124,31 +130,28 @@ def referred(text: str) -> Reference | None:
 
 
 def chosen(names: Iterable[str], reference: Reference) -> tuple[str, ...]:
-    """The files that a reference means, of those that a repository has. Raises ModelError, which lists what there is."""
-    from fnmatch import fnmatchcase
-
-    from localllm.files.models_folder import ModelFile, model_files, normal
-
-    def fits(model: ModelFile) -> bool:
-        return any(fnmatchcase(name.lower(), pattern) for name in (*model.files, f"{model.name}.gguf"))
-
-    models, pattern = model_files(names), reference.pattern.lower()
-    models = [model for model in models if fits(model)]
+    """The files that a reference means, of those of a repository. Raises ModelError, which lists what there is."""
+    pattern, whose = reference.pattern.lower(), f"{reference.text}: {reference.repository}"
+    models = [
+        model
+        for model in model_files(names)
+        if any(fnmatchcase(name.lower(), pattern) for name in (*model.files, f"{model.name}.gguf"))
+    ]
     if not models:
-        raise ModelError(f"{reference.text}: {reference.repository} has no such GGUF file")
+        raise ModelError(f"{whose} has no such GGUF file")
     wanted = normal(reference.quantization or reference.usual)
     exact = [model for model in models if model.quantization == wanted]
     near = [model for model in models if model.quantization == f"UD-{wanted}"]
     found = exact or near or ([] if reference.quantization else models)
-    if len(found) == 1:
-        if not found[0].is_whole:
-            raise ModelError(f"{reference.text}: {reference.repository} lacks parts of {found[0].name}")
-        return found[0].files
-    what = "several files" if found else f"no {wanted}" if reference.quantization else "several quantizations"
-    raise ModelError(f"{reference.text}: {reference.repository} has {what}; there are {listed(models)}")
+    if len({model.name for model in found}) != 1:  # one model may be there as one file, and as several
+        what = "several files" if exact or near else f"no {wanted}" if not found else "several quantizations"
+        raise ModelError(f"{whose} has {what}; there are {listed(models)}")
+    if not found[0].is_whole:
+        raise ModelError(f"{whose} lacks parts of {found[0].name}")
+    return found[0].files
 
 
-def listed(models: Iterable[Any]) -> str:
+def listed(models: Iterable[ModelFile]) -> str:
     """Models of a repository, by quantization where that tells them apart."""
     models = list(models)
     kinds = [model.quantization for model in models]
@@ -160,7 +163,6 @@ def listed(models: Iterable[Any]) -> str:
 
 def on_disk(reference: Reference) -> list[Path]:
     """The files of a model that was pulled, in order; [] if it is not here, or not all of it."""
-    from localllm.files.models_folder import files_below, models_folder
 
     folder = models_folder() / reference.repository
     names = files_below(folder)
@@ -223,7 +225,6 @@ class OnDisk:
 
 def models_on_disk() -> list[OnDisk]:
     """All models in the folder, by name; also what has come of those that were not pulled to the end."""
-    from localllm.files.models_folder import PARTIAL, files_below, models_folder
 
     folder = models_folder()
     repositories: dict[str, list[str]] = {}
@@ -239,8 +240,6 @@ def models_on_disk() -> list[OnDisk]:
 
 def of_repository(folder: Path, repository: str, names: list[str]) -> Iterator[OnDisk]:
     """The models among the files of one repository; "" for what lies elsewhere in the folder."""
-    from localllm.files.models_folder import model_files
-    from localllm.files.partial import partials
 
     models = model_files(set(names))
     for model in models:
@@ -253,9 +252,8 @@ def of_repository(folder: Path, repository: str, names: list[str]) -> Iterator[O
         yield OnDisk(name, targets[0], (*files, *begun), sum(state), model.quantization, whole)
 
 
-def called(repository: str, model: Any, quantizations: list[str]) -> str:
+def called(repository: str, model: ModelFile, quantizations: list[str]) -> str:
     """The shortest name by which a model in the folder can be called."""
-    from fnmatch import fnmatchcase
 
     if not repository:
         return model.name
@@ -267,15 +265,17 @@ def called(repository: str, model: Any, quantizations: list[str]) -> str:
     return f"{HUB}{repository}/{model.files[0]}"
 
 
-def removed(name: str) -> list[Path]:
-    """The files that `localllm rm NAME` removes, all in the folder of models. Raises ModelError."""
-    wanted = aliased(name)
+def removable(name: str) -> OnDisk:
+    """The model in the folder of models that `localllm rm NAME` removes. Raises ModelError if there is none."""
     models = models_on_disk()
-    by_name = {model.name.lower(): model for model in models}
-    if model := by_name.get(wanted.lower()):
-        return list(model.files)
-    path = Path(resolve(wanted)).absolute()
+    for model in models:
+        if model.name.lower() == aliased(name).lower():
+            return model
+    try:
+        path = Path(resolve(name)).absolute()
+    except ModelError:
+        path = Path(name).absolute()
     for model in models:
         if path in model.files:
-            return list(model.files)
-    raise ModelError(f"{name}: not among the models that were pulled; remove the file yourself")
+            return model
+    raise ModelError(f"{name}: not in the folder of models, {models_folder()}")

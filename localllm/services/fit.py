@@ -17,7 +17,11 @@ from localllm.services.catalogue import MissingError, Reference, chosen, resolve
 from localllm.services.costs import Costs
 from localllm.services.inspect import memory
 
-TYPES = ("f16", "q8_0", "q4_0")  # of caches; of the others, f32 takes twice as much as f16, q4_1 a little more than q4_0
+TYPES = (
+    "f16",
+    "q8_0",
+    "q4_0",
+)  # of caches; of the others, f32 takes twice as much as f16, q4_1 a little more than q4_0
 # What a process needs besides weights and cache. Models of 0.1 to 1.3 billion weights took 0.05 to 0.19 GB while they
 # read 1024 tokens; wider ones have larger buffers.
 WORKING = 300_000_000  # bytes

@@ -1,8 +1,8 @@
 """The Hugging Face hub: what is in a repository, and the bytes of its files, however often the connection breaks.
 
 HF_ENDPOINT, HF_TOKEN (or what `hf auth login` has stored) and HF_HUB_OFFLINE hold as in all programs that use
-huggingface_hub, whose HTTP client this is; tokens do not go where the hub redirects to. Its own download keeps resumable
-parts in a cache of links, and checks no checksum: localllm.services.pull writes the files.
+huggingface_hub, whose HTTP client this is; tokens do not go where the hub redirects to. Its own download compares no
+checksums and has folders of its own beside the files: localllm.services.pull writes them instead.
 
 Importing huggingface_hub takes 0.2 s: only what needs the network does.
 """
@@ -18,7 +18,6 @@ from localllm.errors import LocalllmError, ModelError
 TRIES = 6  # in a row without a new byte, before it is given up
 WAIT, LONGEST_WAIT = 1.0, 16.0  # seconds before the next try; doubled each time
 TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that may be others soon
-CHUNK = 1 << 20  # bytes that are handed on at once
 RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 OnBreak = Callable[[str], None]  # told why there is another try
@@ -33,7 +32,7 @@ class RemoteFile:
     sha256: str
 
 
-class Interrupted(Exception):
+class BrokenError(Exception):
     """The connection broke; another try may succeed."""
 
 
@@ -63,17 +62,17 @@ class Repository:
         for failures in range(TRIES):
             try:
                 return self._explained(action)
-            except Interrupted as error:
+            except BrokenError as error:
                 problem = error
                 self._wait(error, failures)
         raise LocalllmError(f"{self.name}: {problem}")
 
-    def _wait(self, error: Interrupted, failures: int) -> None:
+    def _wait(self, error: BrokenError, failures: int) -> None:
         self._on_break(str(error))
         time.sleep(min(LONGEST_WAIT, WAIT * 2**failures))
 
     def _explained(self, action: Callable[[], Any]) -> Any:
-        """The action's errors as those of this program. Raises Interrupted, ModelError, LocalllmError."""
+        """The action's errors as those of this program. Raises BrokenError, ModelError, LocalllmError."""
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 
         try:
@@ -85,10 +84,10 @@ class Repository:
         except HfHubHTTPError as error:
             status = error.response.status_code
             if status in TRANSIENT:
-                raise Interrupted(f"the hub answers with HTTP status {status}") from None
+                raise BrokenError(f"the hub answers with HTTP status {status}") from None
             raise ModelError(f"{self.name}: {self._refusal(error)}") from None
         except HTTPError as error:
-            raise Interrupted(f"the hub cannot be reached: {error or type(error).__name__}") from None
+            raise BrokenError(f"the hub cannot be reached: {error or type(error).__name__}") from None
 
     def _refusal(self, error: Any) -> str:
         """Why the hub does not give something, and what to do."""
@@ -115,12 +114,12 @@ class Repository:
         """
         position, failures = start, 0
         while position < end:
-            before, problem = position, Interrupted("the hub sends less than it promised")
+            before, problem = position, BrokenError("the hub sends less than it promised")
             try:
                 for piece in self._pieces(file, position, end):
                     take(piece)
                     position += len(piece)
-            except Interrupted as error:
+            except BrokenError as error:
                 problem = error
             if position == end:
                 return
@@ -136,7 +135,7 @@ class Repository:
         return b"".join(pieces)
 
     def _pieces(self, file: RemoteFile, start: int, end: int) -> Iterator[bytes]:
-        """Bytes of one answer, until it ends or breaks: then Interrupted. Raises ModelError, LocalllmError."""
+        """Bytes of one answer, until it ends or breaks: then BrokenError. Raises ModelError, LocalllmError."""
         from contextlib import ExitStack
 
         from huggingface_hub import constants, hf_hub_url
@@ -154,7 +153,7 @@ class Repository:
                 return answer
 
             answer = self._explained(answered)
-            skip, pieces = start - first_byte(answer, file), answer.iter_raw(CHUNK)
+            skip, pieces = start - first_byte(answer, file), answer.iter_raw()
             while start < end and (piece := self._explained(lambda: next(pieces, None))) is not None:
                 skipped = min(skip, len(piece))
                 skip -= skipped

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +107,9 @@ def hollow(repository: Repository, files: list[RemoteFile]) -> Iterator[tuple[st
         paths, fetched = [os.path.join(folder, os.path.basename(file.name)) for file in files], 0
         try:
             for path, file in zip(paths, files, strict=True):
-                fetched += write_hollow(path, file.size, lambda start, end, file=file: repository.read(file, start, end))
+                fetched += write_hollow(
+                    path, file.size, lambda start, end, file=file: repository.read(file, start, end)
+                )
         except ModelError as error:
             raise type(error)(str(error).replace(f"{folder}/", f"{repository.name}/")) from None
         yield paths[0], fetched
@@ -149,5 +151,3 @@ def fetch(repository: Repository, file: RemoteFile, target: Path, watcher: Watch
             repository.receive(file, 0, file.size, take)
         partial.finish(open_part)
     return received
-
-

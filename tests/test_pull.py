@@ -1,0 +1,370 @@
+"""Pulling models from a server that speaks the hub's protocol, whatever happens on the way."""
+
+import hashlib
+import multiprocessing
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_server import COMMIT, Hub
+from tiny_model import write_tiny_model
+
+from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageError
+from localllm.files import hollow
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.models_folder import files_below, models_folder
+from localllm.files.partial import Partial
+from localllm.services import hub as hub_service
+from localllm.services import pull as service
+from localllm.services.catalogue import Reference, referred, resolve
+from localllm.services.fit import fit
+from localllm.services.pull import Pulled, Watcher, pull
+
+KILLS = int(os.environ.get("LOCALLLM_KILLS", "20"))  # 200 take a minute
+REPOSITORY = "tiny/Tiny-GGUF"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> tuple[bytes, bytes]:
+    """Two versions of a model."""
+    folder = tmp_path_factory.mktemp("models")
+    first, second = (write_tiny_model(folder / f"{seed}.gguf", seed=seed).read_bytes() for seed in (0, 1))
+    return first, second
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path, models) -> Iterator[Hub]:
+    """The hub, with one repository; waiting is short, and models are in a folder that is not there yet."""
+    from huggingface_hub import constants
+
+    with Hub().serving() as hub:
+        hub.repositories[REPOSITORY] = {
+            "README.md": b"# Tiny",
+            "Tiny-Q4_K_M.gguf": models[0],
+            "Tiny-Q8_0.gguf": models[1],
+            "mmproj-Tiny-F16.gguf": b"GGUF",
+        }
+        monkeypatch.setenv("HF_TOKEN", "")
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path / "models"))
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf/token"))
+        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 2)
+        monkeypatch.setattr(hub_service, "WAIT", 0.0)
+        yield hub
+
+
+def of(text: str) -> Reference:
+    reference = referred(text)
+    assert reference
+    return reference
+
+
+def pulled(quantization: str = ":Q4_K_M", watcher: Watcher | None = None) -> Pulled:
+    return pull(of(f"hf:{REPOSITORY}{quantization}"), watcher)
+
+
+def there() -> dict[str, bytes]:
+    """All files in the folder of models, and their bytes."""
+    return {name: (models_folder() / name).read_bytes() for name in files_below(models_folder())}
+
+
+def partial_of(data: bytes, length: int, quantization: str = "Q4_K_M") -> Path:
+    """What a killed process has left of a file: its first bytes."""
+    target = models_folder() / REPOSITORY / f"Tiny-{quantization}.gguf"
+    path = Partial(target, len(data), hashlib.sha256(data).hexdigest()).path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data[:length])
+    return path
+
+
+def test_a_plain_readable_folder(hub, models):
+    done = pulled()
+    assert done == Pulled(models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf", len(models[0]), len(models[0]))
+    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+    assert not done.path.is_symlink()
+    assert resolve(f"hf:{REPOSITORY}") == resolve(f"hf:{REPOSITORY}:q4_k_m") == str(done.path)
+    assert any(f"/resolve/{COMMIT}/" in path for _, path, _, _ in hub.requests)
+
+
+def test_what_is_there_is_checked_and_not_fetched_again(hub, models):
+    path = pulled().path
+    hub.requests.clear()
+    assert pulled().received == 0
+    assert [path for _, path, _, _ in hub.requests if "resolve" in path] == []
+    path.write_bytes(models[1][:-1] + b"!")  # as long as the right one
+    assert pulled().received == len(models[0])
+    assert path.read_bytes() == models[0]
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_broken_connections(hub, models, has_ranges):
+    hub.has_ranges = has_ranges
+    size = len(models[0])
+    # Without ranges the server starts anew each time, so only what comes later than before is new.
+    hub.cuts = [size, 1000, 0, 70_000, 200_001, size - 1] if has_ranges else [size, 1000, 0, 70_000, 200_001]
+    reasons: list[str] = []
+    watcher = Watcher()
+    watcher.interrupted = reasons.append
+    assert pulled(watcher=watcher).received == size
+    assert len(reasons) >= 4
+    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+    starts = [int(text.removeprefix("bytes=").split("-")[0]) for _, _, text, _ in hub.requests if text]
+    assert {1000, 71_000} <= set(starts) if has_ranges else {1000, 70_000} <= set(starts)
+
+
+def test_a_server_that_is_busy(hub, models):
+    hub.api_statuses, hub.statuses = [503, 429], [0, 503, 500, 429]
+    assert pulled().received == len(models[0])
+
+
+def test_a_connection_that_never_gets_through(hub, models):
+    hub.cuts = [len(models[0]), 1000, *[0] * 50]
+    with pytest.raises(LocalllmError, match="the same command goes on where it stopped") as failure:
+        pulled()
+    assert failure.value.exit_code == 1
+    ((name, begun),) = there().items()
+    assert name.endswith(".partial") and begun == models[0][:1000]
+    hub.cuts = []
+    assert pulled().received == len(models[0]) - 1000
+    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+
+
+def test_no_server(hub, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(LocalllmError, match="cannot be reached") as failure:
+        pulled()
+    assert (failure.value.exit_code, there()) == (1, {})
+
+
+def test_slow_bytes_and_a_timeout(hub, models, monkeypatch):
+    from huggingface_hub import constants
+
+    hub.pause = 0.01
+    assert pulled().received == len(models[0])
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.05)
+    monkeypatch.setattr(hub_service, "TRIES", 2)
+    hub.pause = 0.2
+    with pytest.raises(LocalllmError, match="cannot be reached"):
+        pulled(":Q8_0")
+
+
+@pytest.mark.parametrize("wrong", ["checksum", "size", "body", "header"])
+def test_what_is_wrong_leaves_nothing(hub, models, wrong):
+    name, data = "Tiny-Q4_K_M.gguf", models[0]
+    if wrong == "checksum":
+        hub.checksums[name] = "0" * 64
+    elif wrong == "size":
+        hub.sizes[name] = len(data) + 1
+    elif wrong == "body":
+        hub.bodies[name] = data[:-1] + bytes([data[-1] ^ 1])
+    else:
+        hub.repositories[REPOSITORY][name] = b"<!doctype html>" + data[15:]
+    with pytest.raises(ModelError) as failure:
+        pulled()
+    assert "\n" not in str(failure.value) and failure.value.exit_code == 3
+    assert not models_folder().exists() or list(models_folder().iterdir()) == []
+
+
+def test_an_earlier_file_stays_until_the_new_one_is_whole_and_right(hub, models):
+    path = pulled().path
+    hub.repositories[REPOSITORY]["Tiny-Q4_K_M.gguf"] = models[1]
+    hub.bodies["Tiny-Q4_K_M.gguf"] = models[1][:-1] + bytes([models[1][-1] ^ 1])
+    with pytest.raises(ModelError, match="SHA-256"):
+        pulled()
+    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+    hub.bodies = {}
+    pulled()
+    assert path.read_bytes() == models[1]
+
+
+def test_what_was_left_and_is_wrong_is_fetched_again(hub, models):
+    partial_of(bytes(len(models[0])), 100_000).rename(partial_of(models[0], 0))
+    assert pulled().received == len(models[0]) - 100_000 + len(models[0])
+    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+
+
+def test_what_was_left_of_another_version_goes(hub, models):
+    partial_of(models[1], 1000)
+    assert pulled().received == len(models[0])
+    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+
+
+def test_only_one_process_pulls_a_file(hub, models):
+    path = partial_of(models[0], 1000)
+    with (
+        Partial(
+            models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf", len(models[0]), hashlib.sha256(models[0]).hexdigest()
+        ),
+        pytest.raises(UsageError, match="another localllm is pulling this file"),
+    ):
+        pulled()
+    assert path.read_bytes() == models[0][:1000]
+
+
+def test_tokens_go_to_the_hub_only(hub, monkeypatch):
+    hub.gated.add(REPOSITORY)
+    with pytest.raises(ModelError, match=f"gated: accept its conditions on https://huggingface.co/{REPOSITORY}"):
+        pulled()
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(ModelError, match="gated"):
+        pulled()
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    pulled()
+    for _, path, _, authorization in hub.requests[-5:]:
+        assert authorization == (None if "signature" in path else f"Bearer {hub.token}")
+
+
+def test_missing_repositories_files_and_quantizations(hub, monkeypatch):
+    for text, message in (
+        ("hf:tiny/none", "no such repository, or it is private"),
+        (f"hf:{REPOSITORY}:Q5_0", "no Q5_0; there are Q4_K_M, Q8_0"),
+        (f"hf:{REPOSITORY}/Tiny-Q5_0.gguf", "no such GGUF file"),
+    ):
+        with pytest.raises(ModelError, match=message) as failure:
+            pull(of(text))
+        assert failure.value.exit_code == 3
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    with pytest.raises(ModelError, match=r"the hub has no such repository$"):
+        pull(of("hf:tiny/none"))
+    with pytest.raises(UsageError, match="expected hf:OWNER/REPOSITORY"):
+        referred("hf:nothing")
+    assert there() == {}
+
+
+def test_offline(hub, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(LocalllmError, match="HF_HUB_OFFLINE is set"):
+        pulled()
+    assert hub.requests == []
+
+
+def test_a_disk_that_is_too_small_is_found_before(hub, monkeypatch):
+    monkeypatch.setattr(service, "SPARE", 1 << 60)
+    with pytest.raises(LocalllmError, match=r"GB are needed, .* GB are free on this disk"):
+        pulled()
+    assert hub.sent == 0
+
+
+def test_a_disk_that_fills_up(hub, monkeypatch, models):
+    def full(descriptor: int, data: bytes, position: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    partial_of(models[0], 1000)
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(LocalllmError, match="cannot be written: No space left on device"):
+        pulled()
+    assert list(there().values()) == [models[0][:1000]]
+
+
+def test_what_is_not_supported_is_found_by_its_header(hub, models):
+    strange = models[0].replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0lamal")
+    hub.repositories[REPOSITORY]["Tiny-Q4_K_M.gguf"] = strange + bytes(16 << 20)
+    with pytest.raises(ModelError):
+        pulled()
+    hub.repositories[REPOSITORY]["Tiny-Q4_K_M.gguf"] = strange
+    with pytest.raises(UnsupportedError, match="hf:tiny/Tiny-GGUF:Q4_K_M: architecture lamal is not supported"):
+        pulled()
+    assert there() == {}
+
+
+def split(path: Path, parts: int) -> dict[str, bytes]:
+    """A model as several files, by name."""
+    from localllm.files.gguf_writer import Output, Packed, write_gguf
+
+    found = {}
+    with GGUFFile.open(path) as file:
+        packed = {key: Packed(value) for key, value in file.packed.items()}
+        tensors = list(file.tensors.values())
+        for number in range(parts):
+            mine = tensors[number::parts]
+            numbers = {"split.no": number, "split.count": parts, "split.tensors.count": len(tensors)}
+            metadata = (packed if number == 0 else {}) | numbers
+            name = f"Tiny-Q6_K-{number + 1:05d}-of-{parts:05d}.gguf"
+            write_gguf(path.with_name(name), metadata, [Output(t.name, t.format, t.shape, (t.data,)) for t in mine])
+            found[name] = path.with_name(name).read_bytes()
+    return found
+
+
+def test_a_split_model(hub, models, tmp_path):
+    path = tmp_path / "whole.gguf"
+    path.write_bytes(models[0])
+    parts = split(path, 3)
+    hub.repositories[REPOSITORY] |= parts
+    done = pulled(":Q6_K")
+    assert there() == {f"{REPOSITORY}/{name}": data for name, data in parts.items()}
+    assert resolve(f"hf:{REPOSITORY}:Q6_K") == str(done.path)
+    (models_folder() / REPOSITORY / list(parts)[1]).unlink()
+    with pytest.raises(ModelError, match="localllm pull"):
+        resolve(f"hf:{REPOSITORY}:Q6_K")
+    assert pulled(":Q6_K").received == len(list(parts.values())[1])
+    del hub.repositories[REPOSITORY][list(parts)[2]]
+    with pytest.raises(ModelError, match="lacks parts of Tiny-Q6_K"):
+        pulled(":Q6_K")
+
+
+def test_hostile_names_lead_nowhere(hub, models):
+    hub.repositories["tiny/evil"] = {"../../../evil-Q4_K_M.gguf": models[0], "/tmp/a-Q8_0.gguf": models[0]}
+    with pytest.raises(ModelError, match="no such GGUF file"):
+        pull(of("hf:tiny/evil"))
+    assert there() == {}
+
+
+def test_fit_of_a_model_on_the_hub_reads_the_header_only(hub, models, monkeypatch):
+    from localllm.services import fit as fit_service
+
+    monkeypatch.setattr(fit_service, "measured_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(hollow, "FIRST", 1 << 12)
+    facts = fit(f"hf:{REPOSITORY}:Q4_K_M")
+    assert there() == {}
+    assert facts["fetched_bytes"] == hub.sent < len(models[0]) / 4
+    assert len([path for _, path, _, _ in hub.requests if "signature" in path]) > 1  # so many pieces
+    local = fit(str(pulled().path))
+    assert {**facts, **dict.fromkeys(("model", "path", "fetched_bytes", "available_bytes"))} == {
+        **local,
+        **dict.fromkeys(("model", "path", "fetched_bytes", "available_bytes")),
+    }
+
+
+def pull_for_a_while(url: str, folder: str) -> None:
+    """What a process does until it is killed."""
+    from huggingface_hub import constants
+
+    os.environ["LOCALLLM_MODELS"] = folder
+    constants.ENDPOINT, constants.HUGGINGFACE_CO_URL_TEMPLATE = url, url + "/{repo_id}/resolve/{revision}/{filename}"
+    pulled()
+
+
+def test_kill_at_any_moment(hub, models):
+    """kill -9, again and again: a new start goes on and completes, nothing is left over, nothing earlier is lost."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["test_pull", "huggingface_hub.hf_api"])
+    generator, versions, whole = random.Random(KILLS), list(models), 0
+    target = models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf"
+    hub.pause = 0.01
+    for _ in range(KILLS):
+        hub.repositories[REPOSITORY]["Tiny-Q4_K_M.gguf"] = versions[0]
+        process = context.Process(target=pull_for_a_while, args=(hub.url, str(models_folder())))
+        process.start()
+        process.join(generator.uniform(0, 0.25))
+        process.kill()
+        process.join()
+        if whole or target.exists():
+            current = target.read_bytes()
+            assert current in versions
+            if current == versions[0]:  # it was finished: now another version is there
+                whole += 1
+                versions.reverse()
+    hub.pause = 0
+    wanted = hub.repositories[REPOSITORY]["Tiny-Q4_K_M.gguf"]
+    pulled()
+    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": wanted}
