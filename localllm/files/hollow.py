@@ -4,11 +4,14 @@ A model on a server can be looked at so: its header has some megabytes, the weig
 """
 
 import mmap
-import os
-from collections.abc import Callable
-from typing import NoReturn
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import BinaryIO, NoReturn
 
 from localllm.errors import LocalllmError, ModelError
+from localllm.files.gguf_file import GGUFFile, joined, open_part
 from localllm.files.gguf_header import HeaderReader
 
 FIRST = 4 << 20  # bytes; the vocabulary of most models fits, others need two or three times as many
@@ -38,10 +41,8 @@ class BeginningReader(HeaderReader):
             raise NotThereError
 
 
-def is_there(path: str, known: int) -> bool:
-    """Whether the first `known` bytes of the file have all of the header. Raises ModelError if they are no header."""
-    with open(path, "rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+def is_there(data: mmap.mmap, path: str, known: int) -> bool:
+    """Whether the first `known` bytes of a file have all of its header. Raises ModelError if they are no header."""
     reader = BeginningReader(data, path)
     reader.there = known
     try:
@@ -52,21 +53,44 @@ def is_there(path: str, known: int) -> bool:
     return True
 
 
-def write_hollow(path: str, size: int, fetch: Callable[[int, int], bytes]) -> int:
-    """Make a file of `size` bytes with a GGUF header, which comes from fetch(start, end); how many bytes were fetched.
+def write_header(file: BinaryIO, path: str, size: int, fetch: Callable[[int, int], bytes]) -> int:
+    """Make an empty file one of `size` bytes that has its header, which fetch(start, end) gives; how many were fetched.
 
-    Raises ModelError if there is no header, LocalllmError if the file cannot be written, and what `fetch` raises.
+    path: for messages. Raises ModelError if there is no header, LocalllmError if the disk refuses, and what `fetch`
+    raises.
     """
+    known = 0
     try:
-        with open(path, "wb", buffering=0) as file:
-            os.truncate(file.fileno(), size)
-            known = 0
+        file.truncate(size)
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_WRITE) as data:
             while known < min(size, MOST):
                 end = min(size, max(FIRST, 2 * known))
-                file.write(fetch(known, end))
+                data[known:end] = fetch(known, end)
                 known = end
-                if is_there(path, known):
+                if is_there(data, path, known):
                     return known
-    except OSError as error:
-        raise LocalllmError(f"{path}: cannot be written: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        raise LocalllmError(f"{path}: no room for its header: {error}") from None
     raise ModelError(f"{path}: a header of more than {known} bytes is not believable")
+
+
+@contextmanager
+def hollow_model(files: Mapping[str, int], fetch: Callable[[str, int, int], bytes]) -> Iterator[tuple[GGUFFile, int]]:
+    """A model that has headers only, for as long as the block lasts, and how many bytes were fetched for it.
+
+    files: sizes in bytes by name, in order, of a model's one or several files; fetch(name, start, end): bytes of them.
+    What it is kept in has no name, so that nothing is left behind. Raises as write_header and GGUFFile.open.
+    """
+    with ExitStack() as stack:
+        parts, fetched = [], 0
+        for name, size in files.items():
+            file = stack.enter_context(tempfile.TemporaryFile(buffering=0))
+            fetched += write_header(file, name, size, partial(fetch, name))
+            path = f"/dev/fd/{file.fileno()}"
+            try:
+                parts.append(open_part(path, needed=())._replace(path=name))
+            except ModelError as error:
+                raise type(error)(str(error).replace(path, name)) from None
+        whole = joined(parts) if len(parts) > 1 else parts[0]
+        with GGUFFile(whole, {part.path: list(part.tensors) for part in parts}) as model:
+            yield model, fetched

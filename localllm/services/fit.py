@@ -46,19 +46,14 @@ def fit(model: str, on_read: Callable[[str], None] = lambda what: None) -> dict[
 def of_hub(reference: Reference, on_read: Callable[[str], None]) -> dict[str, Any]:
     """The same of a model that is not on this computer."""
     from localllm.services.hub import Repository
-    from localllm.services.pull import hollow
+    from localllm.services.pull import remote_model
 
     on_read(f"reading the header of {reference.text}")
     repository = Repository(reference.repository)
     files = [repository.files[name] for name in chosen(repository.files, reference)]
-    with hollow(repository, files) as (path, fetched):
-        try:
-            with GGUFFile.open(path, needed=()) as file:
-                facts = of_file(file, on_read)
-        except ModelError as error:
-            raise type(error)(str(error).replace(path, reference.text)) from None
-    name = f"hf:{reference.repository}/{files[0].name}"
-    return {"model": reference.text, "path": name, "fetched_bytes": fetched} | facts
+    with remote_model(repository, files) as (model, fetched):
+        facts = of_file(model, on_read)
+        return {"model": reference.text, "path": model.path, "fetched_bytes": fetched} | facts
 
 
 def of_file(file: GGUFFile, on_read: Callable[[str], None]) -> dict[str, Any]:

@@ -1,15 +1,15 @@
 """Brings models from the Hugging Face hub into the folder of models: the service behind `localllm pull`."""
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.errors import LocalllmError, ModelError
+from localllm.arch import architecture
+from localllm.errors import LocalllmError
 from localllm.files.gguf_file import GGUFFile, open_part
-from localllm.files.hollow import write_hollow
+from localllm.files.hollow import hollow_model
 from localllm.files.models_folder import models_folder, remove_empty_folders
 from localllm.files.partial import Partial, partials, sha256_of
 from localllm.services.catalogue import Reference, chosen
@@ -58,8 +58,8 @@ def pull(reference: Reference, watcher: Watcher | None = None) -> Pulled:
     ]
     if missing:
         require_space(folder, missing)
-        with hollow(repository, files) as (path, _):
-            require_supported(path, reference)
+        with remote_model(repository, files) as (model, _):
+            architecture(model)
     size, received = sum(file.size for file in files), 0
     done = size - sum(file.size for file, _ in missing)
     for file, target in missing:
@@ -98,32 +98,18 @@ def require_space(folder: Path, missing: list[tuple[RemoteFile, Path]]) -> None:
 
 
 @contextmanager
-def hollow(repository: Repository, files: list[RemoteFile]) -> Iterator[tuple[str, int]]:
-    """The path of a model that has headers only, for as long as the block lasts; how many bytes were fetched for it.
+def remote_model(repository: Repository, files: list[RemoteFile]) -> Iterator[tuple[GGUFFile, int]]:
+    """A model on the hub, as far as its header goes, and how many bytes were fetched for it.
 
-    Raises as Repository.receive and write_hollow do.
+    Raises as Repository.receive and hollow_model.
     """
-    with tempfile.TemporaryDirectory(prefix="localllm-") as folder:
-        paths, fetched = [os.path.join(folder, os.path.basename(file.name)) for file in files], 0
-        try:
-            for path, file in zip(paths, files, strict=True):
-                fetched += write_hollow(
-                    path, file.size, lambda start, end, file=file: repository.read(file, start, end)
-                )
-        except ModelError as error:
-            raise type(error)(str(error).replace(f"{folder}/", f"{repository.name}/")) from None
-        yield paths[0], fetched
+    by_name = {f"hf:{repository.name}/{file.name}": file for file in files}
 
+    def fetch(name: str, start: int, end: int) -> bytes:
+        return repository.read(by_name[name], start, end)
 
-def require_supported(path: str, reference: Reference) -> None:
-    """Raise ModelError for a model that cannot run, whose header is at `path`."""
-    from localllm.arch import architecture
-
-    try:
-        with GGUFFile.open(path, needed=()) as file:
-            architecture(file)
-    except ModelError as error:
-        raise type(error)(str(error).replace(path, reference.text)) from None
+    with hollow_model({name: file.size for name, file in by_name.items()}, fetch) as (model, fetched):
+        yield model, fetched
 
 
 def fetch(repository: Repository, file: RemoteFile, target: Path, watcher: Watcher, before: int, total: int) -> int:
