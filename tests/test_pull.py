@@ -367,14 +367,16 @@ def test_kill_at_any_moment(hub, models, tmp_path):
     command = [sys.executable, "-c", KILLER, f"hf:{REPOSITORY}:Q4_K_M"]
     (tmp_path / "temporary").mkdir()
     places = {"HF_ENDPOINT": hub.url, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
-    generator, versions, finished, begun = random.Random(KILLS), list(models), 0, 0
+    generator, versions, kills, finished, begun = random.Random(KILLS), list(models), 0, 0, 0
     target = models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf"
     hub.pause = 0.005
     with subprocess.Popen(command, env=os.environ | places, stdin=-1, stdout=-1, text=True, bufsize=1) as killer:
         assert killer.stdin and killer.stdout
-        for _ in range(KILLS):
+        while kills < KILLS or not (finished and begun):  # how much a process does in a moment nobody knows
+            kills += 1
+            assert kills < 10 * KILLS
             hub.repositories[REPOSITORY][target.name] = versions[0]
-            killer.stdin.write(f"{generator.uniform(0, generator.choice((0.1, 0.2, 0.3, 1.2)))}\n")
+            killer.stdin.write(f"{generator.uniform(0, 0.2) * (1 + kills % 4)}\n")
             assert killer.stdout.readline() == "killed\n"
             begun += any(name.endswith(".partial") for name in there())
             if finished or target.exists():
@@ -383,8 +385,7 @@ def test_kill_at_any_moment(hub, models, tmp_path):
                     finished += 1
                     versions.reverse()
         killer.stdin.close()
-    print(f"{KILLS} kills: {finished} after the end, {begun} when something had come")
-    assert finished and begun
+    print(f"{kills} kills: {finished} after the end, {begun} when something had come")
     assert not list((tmp_path / "temporary").iterdir())
     hub.pause = 0
     wanted = hub.repositories[REPOSITORY][target.name]
