@@ -1,6 +1,7 @@
 """Pulling models from a server that speaks the hub's protocol, whatever happens on the way."""
 
 import hashlib
+import json
 import os
 import random
 import subprocess
@@ -13,6 +14,8 @@ from conftest import ROOT
 from hub_server import COMMIT, Hub
 from tiny_model import write_tiny_model
 
+from localllm.cli import pulling, rm, terminal
+from localllm.cli.render import size
 from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files import hollow
 from localllm.files.gguf_file import GGUFFile
@@ -107,7 +110,7 @@ def test_what_is_there_is_checked_and_not_fetched_again(hub, models):
 @pytest.mark.parametrize("has_ranges", [True, False])
 def test_broken_connections(hub, models, has_ranges):
     hub.has_ranges = has_ranges
-    size = len(models[0])
+    length = len(models[0])
     # Without ranges the server starts anew each time, so only what comes later than before is new.
     hub.cuts = [size, 1000, 0, 70_000, 200_001, size - 1] if has_ranges else [size, 1000, 0, 70_000, 200_001]
     reasons: list[str] = []
@@ -391,3 +394,99 @@ def test_kill_at_any_moment(hub, models, tmp_path):
     wanted = hub.repositories[REPOSITORY][target.name]
     pulled()
     assert there() == {f"{REPOSITORY}/{target.name}": wanted}
+
+
+# ---- the command line
+
+
+def test_pull_list_run_rm(cli, hub, models):
+    name, path = f"hf:{REPOSITORY}:Q4_K_M", models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf"
+    assert cli("pull", name) == (0, f"{path}\n", "")
+    assert cli("pull", name) == (0, f"{path}\n", "")
+    code, out, _ = cli("list", "--json")
+    (listed,) = json.loads(out)["models"]
+    assert (code, listed["name"], listed["path"], listed["quantization"]) == (0, name, str(path), "Q4_K_M")
+    assert (listed["bytes"], listed["complete"], listed["files"]) == (len(models[0]), True, [str(path)])
+    code, out, _ = cli("list")
+    assert out.splitlines()[1].split() == [name, *size(len(models[0])).split(), "Q4_K_M", str(path)]
+    _, by_name, _ = cli("run", name, "-p", "hello", "--temp", "0", "-n", "3")
+    assert by_name and cli("run", path, "-p", "hello", "--temp", "0", "-n", "3")[1] == by_name
+    assert cli("inspect", name, "--json")[:2] == cli("inspect", path, "--json")[:2]
+    assert cli("tokenize", name, "hello")[1] == cli("tokenize", path, "hello")[1]
+    code, _, err = cli("rm", name)
+    assert (code, path.exists()) == (2, True) and "--force" in err
+    assert cli("rm", name, "--force")[0] == 0
+    assert there() == {} and not path.parent.parent.exists()
+    code, _, err = cli("run", name, "-p", "hello")
+    assert (code, err) == (3, f"localllm: error: {name}: not on this computer; `localllm pull {name}` gets it\n")
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 3), (b"\n", 3), (b"", 3)])
+def test_on_a_terminal_a_missing_model_can_be_pulled(cli, hub, monkeypatch, answer, code):
+    monkeypatch.setattr(pulling, "is_terminal", lambda stream: True)
+    found, _, err = cli("inspect", f"hf:{REPOSITORY}:Q4_K_M", stdin=answer)
+    assert found == code
+    assert f"hf:{REPOSITORY}:Q4_K_M is not on this computer. Pull it? [y/N] " in err
+    assert bool(there()) == (code == 0)
+
+
+@pytest.mark.parametrize(("answer", "stays"), [(b"yes\n", False), (b"no\n", True), (b"", True)])
+def test_on_a_terminal_rm_asks(cli, hub, models, monkeypatch, answer, stays):
+    monkeypatch.setattr(rm, "is_terminal", lambda stream: True)
+    pulled()
+    code, out, err = cli("rm", f"hf:{REPOSITORY}", stdin=answer)
+    assert (code, out, bool(there())) == (0, "", stays)
+    assert f"Remove hf:{REPOSITORY}:Q4_K_M ({size(len(models[0]))}, " in err
+
+
+def test_fit_on_the_command_line(cli, hub, monkeypatch):
+    from localllm.services import fit as fit_service
+
+    monkeypatch.setattr(fit_service, "measured_bandwidth", lambda: 1e9)
+    name = f"hf:{REPOSITORY}:Q8_0"
+    facts = json.loads(cli("fit", name, "--json")[1])
+    code, out, err = cli("fit", name)
+    assert (code, err, there()) == (0, "", {})
+    assert out.endswith("It fits, with its whole context of 512 tokens.\n")
+    assert facts["path"] == f"hf:{REPOSITORY}/Tiny-Q8_0.gguf" and facts["longest"] == dict.fromkeys(
+        fit_service.TYPES, 512
+    )
+    monkeypatch.setattr(fit_service, "available_memory", lambda: 1000)
+    out = cli("fit", name)[1]
+    assert "too much" in out and out.endswith("This model does not fit.\n")
+    needed = fit_service.WORKING + facts["weight_bytes"]
+    monkeypatch.setattr(fit_service, "available_memory", lambda: needed + 100 * (2 * 2 * 2 * 16 * 2))
+    assert "It fits with 100 tokens (f16), " in cli("fit", name)[1]
+
+
+def test_errors_are_one_line(cli, hub, monkeypatch):
+    hub.gated.add(REPOSITORY)
+    for arguments, code in (
+        (("pull", "hf:tiny/none"), 3),
+        (("pull", f"hf:{REPOSITORY}:Q5_0"), 3),
+        (("pull", f"hf:{REPOSITORY}:Q8_0"), 3),
+        (("fit", f"hf:{REPOSITORY}:Q8_0"), 3),
+        (("pull", "nothing"), 3),
+        (("pull", "guide"), 2),
+        (("pull", "hf:x"), 2),
+        (("rm", "nothing"), 3),
+        (("fit", "nothing"), 3),
+    ):
+        found, out, err = cli(*arguments)
+        assert (found, out, err.count("\n")) == (code, "", 1), err
+    monkeypatch.setattr(service, "SPARE", 1 << 60)
+    hub.gated.clear()
+    assert cli("pull", f"hf:{REPOSITORY}")[0] == 1
+
+
+def test_progress_is_shown_on_a_terminal_only(cli, hub, monkeypatch, models):
+    partial_of(models[0], 1000)
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr(pulling, "LEAST", 0)
+    hub.cuts = [len(models[0]), 200_000]
+    code, _, err = cli("pull", f"hf:{REPOSITORY}")
+    assert code == 0
+    whole = size(len(models[0]))
+    for text in (f"checking Tiny-Q4_K_M.gguf: 1.0 kB of {whole}", f"{whole} of {whole}, ", "trying again", "0:00 to go"):
+        assert text in err
+    assert "\n" not in err.removesuffix("\n")

@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from localllm.cli import terminal
 from localllm.cli.command import argument, option
+from localllm.cli.pulling import located
 from localllm.cli.terminal import ProgressLine, say
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import GenerationOptions
 
-ModelName = Annotated[str, argument("MODEL", "A GGUF file.")]
-OptionalModelName = Annotated[str | None, argument("[MODEL]", "A GGUF file.  [default: the built-in model]")]
+DRAFT = "draft:"
+ModelName = Annotated[str, argument("MODEL", "A GGUF file, or a name: see `localllm list`.")]
+OptionalModelName = Annotated[
+    str | None, argument("[MODEL]", "A GGUF file, or a name: see `localllm list`.  [default: the built-in model]")
+]
 System = Annotated[
     str | None, option("-sys", "--system", metavar="TEXT", help="The system message: how the model should answer.")
 ]
@@ -168,7 +172,7 @@ def generation_options(on_progress: Callable[[int, int], None] | None, choices: 
 
 
 def is_draft_model(speculate: str) -> bool:
-    return speculate.startswith("draft:")
+    return speculate.startswith(DRAFT)
 
 
 def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str) -> "GenerationOptions":
@@ -179,13 +183,15 @@ def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str
 
     line = ProgressLine()
     try:
-        return replace(chosen, speculate=model.drafter(speculate, compiling(line)))
+        draft = located(speculate.removeprefix(DRAFT))
+        return replace(chosen, speculate=model.drafter(f"{DRAFT}{draft}", compiling(line)))
     finally:
         line.clear()
 
 
-def open_model(path: str, engine: Engine, chat_template: str | None = None, no_cache: bool = False) -> "Model":
-    """Open a model; progress and warnings go to stderr."""
+def open_model(model: str, engine: Engine, chat_template: str | None = None, no_cache: bool = False) -> "Model":
+    """Open a model, a path or a name; progress and warnings go to stderr."""
+    path = located(model)
     from localllm import api
 
     line = ProgressLine()

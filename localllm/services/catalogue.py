@@ -53,6 +53,7 @@ class Reference:
     Attributes:
         text: what the user wrote.  repository: OWNER/REPOSITORY.  pattern: of the file's name, a star for anything.
         quantization: wanted, "" for the usual one.  usual: the usual one.
+        megabytes: about, 0 if that is not known.
     """
 
     text: str
@@ -62,18 +63,21 @@ class Reference:
     usual: str = USUAL
     megabytes: int = 0
 
+    @property
+    def size(self) -> str:
+        """Of the file, for people; "" if that is not known."""
+        if not self.megabytes:
+            return ""
+        return f"about {self.megabytes / 1000:.1f} GB" if self.megabytes >= 1000 else f"about {self.megabytes} MB"
+
 
 class MissingError(ModelError):
     """A model that is not on this computer, but could be pulled."""
 
     def __init__(self, reference: Reference):
         self.reference = reference
-        size = f" ({size_of(reference.megabytes)})" if reference.megabytes else ""
+        size = f" ({reference.size})" if reference.size else ""
         super().__init__(f"{reference.text}: not on this computer; `localllm pull {reference.text}` gets it{size}")
-
-
-def size_of(megabytes: int) -> str:
-    return f"about {megabytes / 1000:.1f} GB" if megabytes >= 1000 else f"about {megabytes} MB"
 
 
 @cache
@@ -179,7 +183,12 @@ def of_folder(name: str) -> str:
     for model in models_on_disk():
         if model.name == name and model.is_whole:
             return str(model.path)
-    raise ModelError(f"{name}: there is no such file{suggestion(name)}")
+    raise of_nothing(name)
+
+
+def of_nothing(name: str) -> ModelError:
+    """About a name that means nothing."""
+    return ModelError(f"{name}: there is no such file{suggestion(name)}")
 
 
 def suggestion(name: str) -> str:
