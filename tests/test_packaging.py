@@ -26,6 +26,7 @@ def test_wheel(tmp_path: Path):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
         commands = archive.read(entry_points).decode()
+        registry = archive.read("localllm/data/models.toml")
     sources = {
         path.relative_to(ROOT).as_posix()
         for package in ("localllm", "quant")
@@ -34,4 +35,5 @@ def test_wheel(tmp_path: Path):
     }
     assert names == sources
     assert {"localllm/data/guide.gguf", "localllm/data/models.toml"} <= names
+    assert registry == (ROOT / "models.toml").read_bytes()
     assert "localllm = localllm.cli.main:main" in commands

@@ -112,11 +112,11 @@ def test_broken_connections(hub, models, has_ranges):
     hub.has_ranges = has_ranges
     length = len(models[0])
     # Without ranges the server starts anew each time, so only what comes later than before is new.
-    hub.cuts = [size, 1000, 0, 70_000, 200_001, size - 1] if has_ranges else [size, 1000, 0, 70_000, 200_001]
+    hub.cuts = [length, 1000, 0, 70_000, 200_001, length - 1] if has_ranges else [length, 1000, 0, 70_000, 200_001]
     reasons: list[str] = []
     watcher = Watcher()
     watcher.interrupted = reasons.append
-    assert pulled(watcher=watcher).received == size
+    assert pulled(watcher=watcher).received == length
     assert len(reasons) >= 4
     assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
     starts = [int(text.removeprefix("bytes=").split("-")[0]) for _, _, text, _ in hub.requests if text]
@@ -487,6 +487,11 @@ def test_progress_is_shown_on_a_terminal_only(cli, hub, monkeypatch, models):
     code, _, err = cli("pull", f"hf:{REPOSITORY}")
     assert code == 0
     whole = size(len(models[0]))
-    for text in (f"checking Tiny-Q4_K_M.gguf: 1.0 kB of {whole}", f"{whole} of {whole}, ", "trying again", "0:00 to go"):
+    for text in (
+        f"checking Tiny-Q4_K_M.gguf: 1.0 kB of {whole}",
+        f"{whole} of {whole}, ",
+        "trying again",
+        "0:00 to go",
+    ):
         assert text in err
     assert "\n" not in err.removesuffix("\n")

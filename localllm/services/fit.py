@@ -25,7 +25,7 @@ TYPES = (
 # What a process needs besides weights and cache. Models of 0.1 to 1.3 billion weights took 0.05 to 0.19 GB while they
 # read 1024 tokens; wider ones have larger buffers.
 WORKING = 300_000_000  # bytes
-# Of the memory's bandwidth, decode gets so much: measured on models of 0.1 to 1.3 billion weights (docs/models.md).
+# Of the memory's bandwidth, decode gets so much: 0.64 to 0.87, by format and processor (docs/models.md).
 SHARE = 0.7
 
 
