@@ -488,7 +488,7 @@ def test_progress_is_shown_on_a_terminal_only(cli, hub, monkeypatch, models):
     assert code == 0
     whole = size(len(models[0]))
     for text in (
-        f"checking Tiny-Q4_K_M.gguf: 1.0 kB of {whole}",
+        f"checking 1.0 kB of {whole}: Tiny-Q4_K_M.gguf",
         f"{whole} of {whole}, ",
         "trying again",
         "0:00 to go",

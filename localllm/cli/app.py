@@ -16,11 +16,7 @@ from localllm.errors import UsageError
 
 COMMANDS = (
     "run", "chat", "map", "inspect", "tokenize", "quantize", "imatrix", "perplexity", "bench", "warmup", "cache",
-<<<<<<< HEAD
-    "list", "pull", "rm", "fit",
-=======
-    "config", "completion", "help",
->>>>>>> main
+    "list", "pull", "rm", "fit", "config", "completion", "help",
 )  # fmt: skip
 
 

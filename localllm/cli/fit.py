@@ -18,6 +18,11 @@ def fit(model: options.ModelName, *, as_json: options.AsJson = False) -> None:
     read from the hub. For each length of context and each type of cache (see --kv-type), what weights, cache and
     program take together; and how many tokens a second come when the context is full, as the memory's bandwidth, which
     is measured, lets expect.
+
+    Examples:
+      localllm fit qwen3-8b
+      localllm fit hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q5_K_M
+      localllm fit --json model.gguf | jq .longest
     """
     from localllm.services.fit import fit as facts_of
 

@@ -22,6 +22,11 @@ def list(
 
     Those in the folder of models: what was pulled, and other GGUF files that lie there. Wherever MODEL stands, the name
     will do. With --all, the models that localllm knows besides: `localllm pull NAME` brings one.
+
+    Examples:
+      localllm list
+      localllm list --all
+      localllm list --json | jq -r ".models[].name"
     """
     from localllm.files.models_folder import models_folder
     from localllm.services.catalogue import known_models, models_on_disk

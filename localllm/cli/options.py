@@ -4,13 +4,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from localllm.cli import terminal
-<<<<<<< HEAD
-from localllm.cli.command import argument, option
-from localllm.cli.pulling import located
-=======
 from localllm.cli.command import argument, group, number_or_default, option
+from localllm.cli.pulling import located
 from localllm.cli.sampling import Steps
->>>>>>> main
 from localllm.cli.terminal import ProgressLine, say
 from localllm.errors import UsageError
 
@@ -18,18 +14,10 @@ if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import GenerationOptions
 
-<<<<<<< HEAD
-DRAFT = "draft:"
-ModelName = Annotated[str, argument("MODEL", "A GGUF file, or a name: see `localllm list`.")]
-OptionalModelName = Annotated[
-    str | None, argument("[MODEL]", "A GGUF file, or a name: see `localllm list`.  [default: the built-in model]")
-=======
-NAMED = ("-m", "--model")
-ModelName = Annotated[str, argument("MODEL", "A GGUF file.", also=NAMED)]
-OptionalModelName = Annotated[
-    str | None, argument("[MODEL]", "A GGUF file.  [default: the built-in model]", also=NAMED)
->>>>>>> main
-]
+DRAFT, NAMED = "draft:", ("-m", "--model")
+A_MODEL = "A GGUF file, or a name: see `localllm list`."
+ModelName = Annotated[str, argument("MODEL", A_MODEL, also=NAMED)]
+OptionalModelName = Annotated[str | None, argument("[MODEL]", f"{A_MODEL}  [default: the built-in model]", also=NAMED)]
 System = Annotated[
     str | None,
     option(

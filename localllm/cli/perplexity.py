@@ -66,11 +66,7 @@ def perplexity(
     content = read_text(text) if text else ""
     size = logits.chunks.shape[1] if logits else 512 if context is None else context
     known = None
-<<<<<<< HEAD
-    with Reader(located(model), size, threads, options.compiling(line), kv_type) as reader:
-=======
-    with Reader(model, size, threads, options.compiling(line), cache.types()) as reader:
->>>>>>> main
+    with Reader(located(model), size, threads, options.compiling(line), cache.types()) as reader:
         line.clear()
         options.warn(reader.warnings)
         if size > reader.trained_context:

@@ -62,17 +62,17 @@ def pull_shown(reference: "Reference") -> str:
                 self.line.show(one_line(text))
 
         def checking(self, file: str, done: int, total: int) -> None:
-            self.show(f"checking {file}: {size(done)} of {size(total)}", last=done == total)
+            self.show(f"checking {size(done)} of {size(total)}: {file}", last=done == total)
 
         def receiving(self, file: str, done: int, total: int) -> None:
             if self.first < 0:
                 self.first, self.start = done, monotonic()
             speed = (done - self.first) / max(1e-3, monotonic() - self.start)
             rate = f", {size(int(speed))}/s, {duration((total - done) / speed)} to go" if speed else ""
-            self.show(f"{file}: {size(done)} of {size(total)}{rate}", last=done == total)
+            self.show(f"{size(done)} of {size(total)}{rate}: {file}", last=done == total)
 
         def interrupted(self, reason: str) -> None:
-            self.show(f"{reason}; trying again", last=True)
+            self.show(f"trying again: {reason}", last=True)
 
     shown = Shown()
     try:

@@ -11,18 +11,22 @@ from localllm.errors import LocalllmError, UsageError
 
 
 def rm(
-    model: Annotated[str, argument("MODEL", "Its name, as `localllm list` shows it, or its path.")],
+    name: Annotated[str, argument("MODEL", "Its name, as `localllm list` shows it, or its path.")],
     *,
     force: Annotated[bool, option("--force", help="Do not ask.")] = False,
 ) -> None:
     """Remove a model from the folder of models.
 
     All of its files, also of one that was not pulled to the end. Nothing elsewhere is ever removed.
+
+    Examples:
+      localllm rm qwen3-4b
+      localllm rm --force qwen3-4b:Q8_0
     """
     from localllm.files.models_folder import remove_empty_folders
     from localllm.services.catalogue import removable
 
-    found = removable(model)
+    found = removable(name)
     if not force:
         if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
             raise UsageError(f"{found.name}: there is no terminal to ask on: --force removes it")
