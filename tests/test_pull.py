@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pexpect
 import pytest
 from conftest import ROOT
 from hub_server import COMMIT, Hub
@@ -495,3 +496,41 @@ def test_progress_is_shown_on_a_terminal_only(cli, hub, monkeypatch, models):
     ):
         assert text in err
     assert "\n" not in err.removesuffix("\n")
+
+
+@pytest.fixture
+def spawn(hub, tmp_path):
+    """The program on a terminal of so many columns: spawn(columns, arguments...)."""
+
+    def start(columns: int, *arguments: str) -> pexpect.spawn:
+        environment = os.environ | {"HF_ENDPOINT": hub.url, "PYTHONPATH": str(ROOT), "TERM": "xterm", "NO_COLOR": "1"}
+        command = [sys.executable, "-m", "localllm", *arguments]
+        size = (24, columns)
+        child = pexpect.spawn(command[0], command[1:], env=environment, dimensions=size, encoding="utf-8", timeout=30)
+        child.delaybeforesend = None
+        return child
+
+    return start
+
+
+def test_a_terminal_offers_what_is_missing(spawn, models):
+    child = spawn(120, "run", f"hf:{REPOSITORY}", "-p", "hi", "--temp", "0", "-n", "2")
+    child.expect_exact("[y/N] ")
+    child.sendline("y")
+    child.expect_exact(f"hf:{REPOSITORY}: {size(len(models[0]))}\r\n")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert (child.exitstatus, list(there())) == (0, [f"{REPOSITORY}/Tiny-Q4_K_M.gguf"])
+
+
+def test_ctrl_c_keeps_what_has_come(spawn, hub, models):
+    hub.pause = 0.1
+    child = spawn(40, "pull", f"hf:{REPOSITORY}:Q8_0")
+    child.expect("[0-9.]+ kB of [0-9.]+ kB, [^\r]*\r")
+    assert all(len(line) < 40 for line in (child.before + child.after).replace("\x1b[K", "").split("\r"))
+    child.sendintr()
+    child.expect_exact("what has come is kept: the same command goes on where it stopped")
+    child.expect(pexpect.EOF)
+    child.close()
+    ((name, begun),) = there().items()
+    assert child.exitstatus == 130 and name.endswith(".partial") and models[1].startswith(begun)

@@ -68,14 +68,24 @@ def model_files(names: Iterable[str]) -> list[ModelFile]:
 
 
 def models_folder() -> Path:
-    """Where models are: LOCALLLM_MODELS, or a folder of the user's data. Raises UsageError if that is relative."""
-    chosen = os.path.expanduser(os.environ.get(FOLDER_VARIABLE, ""))
-    if chosen and not os.path.isabs(chosen):
-        raise UsageError(f"{FOLDER_VARIABLE} should be an absolute path, not {chosen!r}")
-    if chosen:
-        return Path(chosen)
-    data = absolute(os.environ.get("XDG_DATA_HOME")) or absolute(os.path.expanduser("~/.local/share"))
-    return (data or Path("/")) / "localllm" / "models"
+    """Where models are. Raises as chosen_folder."""
+    return chosen_folder()[0]
+
+
+def chosen_folder() -> tuple[Path, str]:
+    """Where models are, and the variable in the environment that says so; "" if none does.
+
+    LOCALLLM_MODELS names the folder, XDG_DATA_HOME one that it is in; the XDG specification has a relative path ignored.
+    Raises UsageError if LOCALLLM_MODELS is relative.
+    """
+    if chosen := os.path.expanduser(os.environ.get(FOLDER_VARIABLE, "")):
+        if not os.path.isabs(chosen):
+            raise UsageError(f"{FOLDER_VARIABLE} should be an absolute path, not {chosen!r}")
+        return Path(chosen), FOLDER_VARIABLE
+    below = Path("localllm") / "models"
+    if data := absolute(os.environ.get("XDG_DATA_HOME")):
+        return data / below, "XDG_DATA_HOME"
+    return (absolute(os.path.expanduser("~/.local/share")) or Path("/")) / below, ""
 
 
 def files_below(folder: Path) -> list[str]:
