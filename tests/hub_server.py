@@ -27,6 +27,7 @@ class Hub:
         sent: bytes of files that were sent.
         cuts: connections for bytes break after so many bytes of the body, one number for each.
         statuses: what such connections answer instead, one number for each; 0 for as usual.
+        api_statuses: the same of listings.  api_answer: instead of every listing.
         pause: seconds before each piece of 64 kB.  has_ranges: whether ranges are heeded.
         checksums, sizes: what is told of a file instead of the truth.  bodies: what is sent instead.
     """
@@ -40,6 +41,7 @@ class Hub:
         self.cuts: list[int] = []
         self.statuses: list[int] = []
         self.api_statuses: list[int] = []
+        self.api_answer = b""
         self.pause = 0.0
         self.has_ranges = True
         self.checksums: dict[str, str] = {}
@@ -109,6 +111,8 @@ class HubHandler(Handler):
         hub = self.hub
         if hub.api_statuses and (status := hub.api_statuses.pop(0)):
             self.reply(status)
+        elif hub.api_answer:
+            self.reply(200, hub.api_answer)
         elif repository not in hub.repositories:
             known = self.headers["Authorization"] == f"Bearer {hub.token}"
             self.reply(404 if known else 401, X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")

@@ -322,6 +322,19 @@ def test_hostile_names_lead_nowhere(hub, models):
     hub.repositories["tiny/evil"] = {"../../../evil-Q4_K_M.gguf": models[0], "/tmp/a-Q8_0.gguf": models[0]}
     with pytest.raises(ModelError, match="no such GGUF file"):
         pull(of("hf:tiny/evil"))
+    for checksum in ("../../../../evil" + "0" * 48, "0" * 63, "é" * 64):
+        hub.checksums["Tiny-Q4_K_M.gguf"] = checksum
+        with pytest.raises(ModelError, match="no Q4_K_M; there are Q8_0"):
+            pulled()
+    assert there() == {}
+
+
+@pytest.mark.parametrize("answer", [b"<html>log in to this network</html>", b"[]", b'{"id": 3}', b'{"siblings": [{}]}'])
+def test_a_server_that_is_no_hub(hub, answer):
+    hub.api_answer = answer
+    with pytest.raises(LocalllmError) as failure:
+        pulled()
+    assert "\n" not in str(failure.value)
     assert there() == {}
 
 

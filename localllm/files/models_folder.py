@@ -75,7 +75,7 @@ def models_folder() -> Path:
 def chosen_folder() -> tuple[Path, str]:
     """Where models are, and the variable in the environment that says so; "" if none does.
 
-    LOCALLLM_MODELS names the folder, XDG_DATA_HOME one that it is in; the XDG specification has a relative path ignored.
+    LOCALLLM_MODELS names the folder, XDG_DATA_HOME one that it is in: the XDG specification has a relative one ignored.
     Raises UsageError if LOCALLLM_MODELS is relative.
     """
     if chosen := os.path.expanduser(os.environ.get(FOLDER_VARIABLE, "")):

@@ -16,8 +16,10 @@ from typing import Any
 from localllm.errors import LocalllmError, ModelError
 
 TRIES = 6  # in a row without a new byte, before it is given up
-WAIT, LONGEST_WAIT = 1.0, 16.0  # seconds before the next try; doubled each time
+FIRST_TRIES = 3  # to be told what there is: without a network, nobody wants to wait for long
+WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds before the next try; doubled each time
 TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that may be others soon
+CHECKSUM = re.compile("[0-9a-f]{64}")
 RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 OnBreak = Callable[[str], None]  # told why there is another try
@@ -30,6 +32,18 @@ class RemoteFile:
     name: str
     size: int
     sha256: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it makes sense, and its name, which a stranger gave, leads into the repository's own folder."""
+        parts = self.name.split("/")
+        return (
+            self.name.isprintable()
+            and "\\" not in self.name
+            and not any(part in ("", ".", "..") for part in parts)
+            and self.size > 0
+            and bool(CHECKSUM.fullmatch(self.sha256))
+        )
 
 
 class BrokenError(Exception):
@@ -45,27 +59,36 @@ class Repository:
 
     def __init__(self, name: str, on_break: OnBreak = lambda reason: None):
         """Raises ModelError if there is none, or none for this user, LocalllmError if the hub cannot be reached."""
-        from huggingface_hub import HfApi, constants
-
         self.name, self._on_break = name, on_break
-        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        found = self._patiently(lambda: HfApi().model_info(name, files_metadata=True, timeout=timeout))
-        self._commit = found.sha or "main"
-        self.files = {
-            file.rfilename: RemoteFile(file.rfilename, file.lfs.size, file.lfs.sha256.lower())
-            for file in found.siblings or ()
-            if file.lfs and is_plain(file.rfilename)
-        }
+        self._commit, self.files = self._patiently(self._listed)
+
+    def _listed(self) -> tuple[str, dict[str, RemoteFile]]:
+        """The commit, and what it has. What a server tells that is no hub makes no sense: LocalllmError."""
+        from huggingface_hub import HfApi, constants
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        try:
+            found = HfApi().model_info(self.name, files_metadata=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+            files = [
+                RemoteFile(file.rfilename, file.lfs.size, file.lfs.sha256) for file in found.siblings or () if file.lfs
+            ]
+            return found.sha or "main", {file.name: file for file in files if file.is_plain}
+        except (HfHubHTTPError, HFValidationError):
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise LocalllmError(f"{self.name}: {constants.ENDPOINT} does not answer as the hub does") from None
 
     def _patiently(self, action: Callable[[], Any]) -> Any:
         """What the action returns, which is tried again after failures that may pass."""
-        for failures in range(TRIES):
+        failures = 0
+        while True:
             try:
                 return self._explained(action)
             except BrokenError as error:
-                problem = error
+                failures += 1
+                if failures == FIRST_TRIES:
+                    raise LocalllmError(f"{self.name}: {error}") from None
                 self._wait(error, failures)
-        raise LocalllmError(f"{self.name}: {problem}")
 
     def _wait(self, error: BrokenError, failures: int) -> None:
         self._on_break(str(error))
@@ -169,9 +192,3 @@ def first_byte(answer: Any, file: RemoteFile) -> int:
     if total not in ("*", str(file.size)):
         raise ModelError(f"{file.name}: the hub sends a file of {total} bytes, and says that it has {file.size}")
     return int(match[1]) if match else 0
-
-
-def is_plain(name: str) -> bool:
-    """Whether a file's name, which a stranger gave, leads into the repository's own folder, and can be seen."""
-    parts = name.split("/")
-    return name.isprintable() and "\\" not in name and not any(part in ("", ".", "..") for part in parts)
