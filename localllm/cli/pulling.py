@@ -61,6 +61,9 @@ def pull_shown(reference: "Reference") -> str:
                 self.last = monotonic()
                 self.line.show(one_line(text))
 
+        def looking(self, what: str) -> None:
+            self.show(f"{reference.text}: looking at {what}", last=True)
+
         def checking(self, file: str, done: int, total: int) -> None:
             self.show(f"checking {size(done)} of {size(total)}: {file}", last=done == total)
 

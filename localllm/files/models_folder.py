@@ -95,6 +95,14 @@ def files_below(folder: Path) -> list[str]:
     ]
 
 
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 if it has just gone, or got its name."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def remove_empty_folders(folder: Path) -> None:
     """Remove a folder in the folder of models if nothing is in it, and those above that are empty then."""
     while models_folder() in folder.parents:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import ModelError, UsageError
-from localllm.files.models_folder import PARTIAL, ModelFile, files_below, model_files, models_folder, normal
+from localllm.files.models_folder import PARTIAL, ModelFile, files_below, model_files, models_folder, normal, size_of
 from localllm.files.partial import partials
 from localllm.files.settings import settings
 
@@ -100,8 +100,8 @@ def resolve(model: str | os.PathLike[str]) -> str:
     name = aliased(path)
     if os.path.lexists(name):
         return name
-    if known_models().get(name.lower()) and not known_models()[name.lower()].repository:
-        return str(DATA / known_models()[name.lower()].file)
+    if (known := known_models().get(name.lower())) and not known.repository:
+        return str(DATA / known.file)
     reference = referred(name)
     if reference is None:
         return of_folder(name)
@@ -167,7 +167,6 @@ def listed(models: Iterable[ModelFile]) -> str:
 
 def on_disk(reference: Reference) -> list[Path]:
     """The files of a model that was pulled, in order; [] if it is not here, or not all of it."""
-
     folder = models_folder() / reference.repository
     names = files_below(folder)
     if not names:
@@ -234,7 +233,6 @@ class OnDisk:
 
 def models_on_disk() -> list[OnDisk]:
     """All models in the folder, by name; also what has come of those that were not pulled to the end."""
-
     folder = models_folder()
     repositories: dict[str, list[str]] = {}
     for name in files_below(folder):
@@ -255,15 +253,14 @@ def of_repository(folder: Path, repository: str, names: list[str]) -> Iterator[O
         targets = tuple(folder / repository / file for file in model.files)
         begun = [path for target in targets for path in partials(target)]
         files = tuple(target for target in targets if target.is_file())
-        state = [path.stat().st_size for path in (*files, *begun)]
+        size = sum(map(size_of, (*files, *begun)))
         whole = model.is_whole and len(files) == len(targets)
         name = called(repository, model, [other.quantization for other in models])
-        yield OnDisk(name, targets[0], (*files, *begun), sum(state), model.quantization, whole)
+        yield OnDisk(name, targets[0], (*files, *begun), size, model.quantization, whole)
 
 
 def called(repository: str, model: ModelFile, quantizations: list[str]) -> str:
     """The shortest name by which a model in the folder can be called."""
-
     if not repository:
         return model.name
     for known in known_models().values():
@@ -276,9 +273,9 @@ def called(repository: str, model: ModelFile, quantizations: list[str]) -> str:
 
 def removable(name: str) -> OnDisk:
     """The model in the folder of models that `localllm rm NAME` removes. Raises ModelError if there is none."""
-    models = models_on_disk()
+    models, wanted = models_on_disk(), aliased(name).lower()
     for model in models:
-        if model.name.lower() == aliased(name).lower():
+        if model.name.lower() == wanted:
             return model
     try:
         path = Path(resolve(name)).absolute()

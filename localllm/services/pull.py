@@ -10,7 +10,7 @@ from localllm.arch import architecture
 from localllm.errors import LocalllmError
 from localllm.files.gguf_file import GGUFFile, open_part
 from localllm.files.hollow import hollow_model
-from localllm.files.models_folder import models_folder, remove_empty_folders
+from localllm.files.models_folder import models_folder, remove_empty_folders, size_of
 from localllm.files.partial import Partial, partials, sha256_of
 from localllm.services.catalogue import Reference, chosen
 from localllm.services.hub import RemoteFile, Repository
@@ -20,6 +20,9 @@ SPARE = 1 << 20  # bytes of the disk that stay free
 
 class Watcher:
     """Is told how a pull goes on; this one does not listen."""
+
+    def looking(self, what: str) -> None:
+        """At what is told of the model, before anything is kept."""
 
     def checking(self, file: str, done: int, total: int) -> None:
         """So many bytes of what is on the disk were read."""
@@ -49,6 +52,7 @@ def pull(reference: Reference, watcher: Watcher | None = None) -> Pulled:
     network or a disk that fails, UsageError if another process is pulling it.
     """
     watcher = watcher or Watcher()
+    watcher.looking("what there is")
     repository = Repository(reference.repository, watcher.interrupted)
     files = [repository.files[name] for name in chosen(repository.files, reference)]
     folder = models_folder() / reference.repository
@@ -58,6 +62,7 @@ def pull(reference: Reference, watcher: Watcher | None = None) -> Pulled:
     ]
     if missing:
         require_space(folder, missing)
+        watcher.looking("the header")
         with remote_model(repository, files) as (model, _):
             architecture(model)
     size, received = sum(file.size for file in files), 0
@@ -86,7 +91,7 @@ def is_here(file: RemoteFile, target: Path, watcher: Watcher) -> bool:
 
 def require_space(folder: Path, missing: list[tuple[RemoteFile, Path]]) -> None:
     """Raise LocalllmError if the disk has not enough room for what is to come."""
-    there = sum(path.stat().st_size for file, target in missing for path in partials(target))
+    there = sum(size_of(path) for _, target in missing for path in partials(target))
     needed = sum(file.size for file, _ in missing) - there + SPARE
     disk = folder
     while not disk.exists():
