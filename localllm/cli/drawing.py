@@ -1,12 +1,11 @@
 """How an answer looks on a terminal while it comes: words stay whole at the end of a line, Markdown is rendered."""
 
-import os
 import sys
 from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
-from localllm.cli.terminal import coloured, has_colour, is_dumb, is_terminal, printable, write
+from localllm.cli.terminal import coloured, has_colour, is_dumb, is_terminal, printable, width_of, write
 
 # What does not begin a line, in scripts that are written without spaces.
 NEVER_FIRST = frozenset("、。，．！？：；）」』】〕》〉”’…・ー々ぁぃぅぇぉっゃゅょァィゥェォッャュョ")
@@ -33,11 +32,8 @@ def page(markdown: bool = False) -> Page:
 
 
 def columns() -> int:
-    """The width of the terminal now, 80 if it does not say."""
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
-    except OSError:
-        return 80
+    """The width of the terminal now."""
+    return width_of(sys.stdout)
 
 
 class Plain:
