@@ -57,10 +57,7 @@ def answer_of(cli, *arguments: str, stdin: bytes = b"") -> dict:
 # Help, versions, refusals.
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["run", "chat", "map", "inspect", "tokenize", "quantize", "bench", "imatrix", "perplexity", "warmup", "cache"],
-)
+@pytest.mark.parametrize("command", app.COMMANDS)
 def test_every_command_explains_itself(cli, command: str):
     code, out, err = cli(command, "--help")
     assert (code, err) == (0, "")

@@ -28,6 +28,7 @@ def chat(
     model: options.OptionalModelName = None,
     *,
     system: options.System = None,
+    system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
     engine: options.Engine,
     no_cache: options.NoCache = False,
@@ -36,9 +37,15 @@ def chat(
     """Talk with a model, or with the built-in one.
 
     When stdin is not a terminal, it is the prompt, and one answer is given as by `run`.
+
+    Examples:
+      localllm chat
+      localllm chat model.gguf -sys "You are a patient teacher."
+      localllm chat model.gguf -c 8192 -ctk q8_0 -ctv q8_0
     """
     interactive = is_terminal(sys.stdin)
     text = "" if interactive else whole_prompt(None, None)
+    system = options.system_message(system, system_file)
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), choices)
     path = model or str(localllm.builtin_model())

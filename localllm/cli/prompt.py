@@ -17,16 +17,21 @@ def whole_prompt(prompt: str | None, file: str | None) -> str:
     """The text of -p, the file of -f and what is piped to stdin, with blank lines between. Raises UsageError."""
     parts = [] if prompt is None else [prompt.encode(errors="surrogateescape").decode(errors="replace")]
     if file is not None:
-        try:
-            parts.append(text_of(Path(file).read_bytes()))
-        except OSError as error:
-            raise UsageError(f"cannot read the prompt from {file}: {error.strerror}") from None
+        parts.append(read_text(file, "the prompt"))
     if sys.stdin is not None and not is_terminal(sys.stdin):
         parts.append(text_of(sys.stdin.buffer.read()))
     text = "\n\n".join(part for part in parts if part)
     if not text:
         raise UsageError("there is no prompt: give one with -p TEXT, -f FILE or through a pipe")
     return text
+
+
+def read_text(file: str, what: str) -> str:
+    """A file's text. Raises UsageError, which says what it should have been."""
+    try:
+        return text_of(Path(file).read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read {what} from {file}: {error.strerror}") from None
 
 
 def text_of(data: bytes) -> str:

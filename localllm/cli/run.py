@@ -26,6 +26,7 @@ def run(
         str | None, option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt.")
     ] = None,
     system: options.System = None,
+    system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
     raw: Annotated[bool, option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
     as_json: options.AsJson = False,
@@ -42,9 +43,17 @@ def run(
 
     Text that is piped to stdin is added to the prompt after a blank line. The answer goes to stdout, nothing else does.
     Several answers have an empty line between them.
+
+    Examples:
+      localllm run model.gguf -p "Why is the sky blue?"
+      cat notes.txt | localllm run model.gguf -p "Summarize this:" -n 100
+      localllm run model.gguf -f letter.txt -sys "Translate into French." --temp 0
+      localllm run model.gguf -p "Once upon a time" --raw --stats
+      localllm run model.gguf -p "A name for a cat?" --n 3 --json | jq -r ".answers[].text"
     """
     started = perf_counter()
     text = whole_prompt(prompt, file)
+    system = options.system_message(system, system_file)
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), choices)
     if raw and system is not None:
