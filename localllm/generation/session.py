@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.overflow import SINKS
+from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences, common
 from localllm.text.plain import Message
@@ -105,6 +106,10 @@ class Session:
         from localllm.generation.answering import Request
 
         return Request(*self._prepared(asked, options), n, key)
+
+    def require_sense(self, options: GenerationOptions) -> None:
+        """Raises UsageError for options that make no sense with this model, whatever the prompt."""
+        Sampler(self._completed(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
 
     def _prepared(
         self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None
