@@ -69,7 +69,7 @@ def rows(draw) -> np.ndarray:
 def test_top_n_sigma_keeps_what_is_near_the_best(row: np.ndarray, n: float):
     possible = row[np.isfinite(row)].astype(float)
     kept = steps.top_n_sigma(everything(row), n)
-    assert kept.logits.tolist() == [x for x in row.tolist() if x >= np.float32(possible.max() - n * possible.std())]
+    assert kept.logits.tolist() == [x for x in row.tolist() if x >= possible.max() - n * possible.std()]
 
 
 @PLENTY
