@@ -23,7 +23,7 @@ from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
 from localllm.generation.speculation import Costs
 
-PLENTY = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+PLENTY = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 PIECES = [b"a", b"b", b"ab", b"c", b"\n", b'x"', b"ba", b"d"]
 SPEAKER = SimpleNamespace(token_bytes=lambda token, special: PIECES[token % len(PIECES)], end_ids=frozenset([3]))
 
