@@ -6,6 +6,7 @@ next, in some ten microseconds. It is imported only when it is needed.
 """
 
 import json
+import re
 import threading
 from collections.abc import Mapping
 from copy import copy
@@ -109,6 +110,10 @@ def _reason(message: str) -> str:
     """An error's message in one line."""
     if message.startswith("NoExtension"):
         return "there is no text that it allows"
+    if message.startswith("oneOf constraints"):
+        return "oneOf is supported for schemas that obviously exclude each other only"
+    if keys := re.fullmatch(r"Unimplemented keys: \[(.*)\]", message):
+        return f"{keys[1]} {'are' if ', ' in keys[1] else 'is'} not supported"
     if "regex parse error" in message or "invalid regex" in message:
         message = message.partition("\n   1 |")[0]
         if "error: " in message:
