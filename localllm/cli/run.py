@@ -53,6 +53,8 @@ def run(
       localllm run model.gguf -f letter.txt -sys "Translate into French." --temp 0
       localllm run model.gguf -p "Once upon a time" --raw --stats
       localllm run model.gguf -p "A name for a cat?" --n 3 --json | jq -r ".answers[].text"
+      localllm run model.gguf -p "Invent a person." --json-schema person.json | jq .name
+      localllm run model.gguf -p "Is water wet?" --grammar 'root ::= "yes" | "no"'
     """
     started = perf_counter()
     text = whole_prompt(prompt, file)
