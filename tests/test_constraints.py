@@ -6,14 +6,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import ROOT
 from fake_engine import FakeEngine, saying
 from tiny_model import write_tiny_model
 
 import localllm
-from localllm.errors import UsageError
-from localllm.generation.constraints import Constraint, constraint_of, matcher_of
+from localllm.errors import ConstraintError, UsageError
+from localllm.generation.constraints import Constraint, Matcher, constraint_of, matcher_of
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.schemas import exact
@@ -117,6 +118,23 @@ def test_what_is_cut_says_so(model: localllm.Model):
 def test_an_answer_ends_without_a_step_for_its_end(model: localllm.Model):
     answer = model.generate("x", 9, seed=1, regex="abc", speculate="off")
     assert ("".join(answer), answer.finish_reason, answer.steps) == ("abc", "stop", 2)
+
+
+def test_a_record_whose_grammar_gets_too_complex(model: localllm.Model, monkeypatch):
+    """Only it fails."""
+
+    def allowed(matcher: Matcher) -> np.ndarray:
+        raise ConstraintError("the answer cannot be constrained any further")
+
+    chosen = [GenerationOptions(80, sampling=SamplingOptions(seed=1), constraint=shape)
+              for shape in (None, Constraint.of_schema(PERSON), None)]  # fmt: skip
+    monkeypatch.setattr(Matcher, "allowed", allowed)
+    requests = [model.session.request(ASKED, options, n) for options, n in zip(chosen, (1, 2, 1), strict=True)]
+    finished = [request for some in model.batch(iter(requests)) for request in some]
+    assert len(finished) == 3
+    assert [request.error is None for request in requests] == [True, False, True]
+    with pytest.raises(ConstraintError):
+        "".join(model.chat(ASKED, 80, schema=PERSON))
 
 
 def test_a_class_that_knows_its_schema(model: localllm.Model):

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from localllm.errors import LocalllmError, UsageError
+from localllm.errors import ConstraintError, UsageError
 from localllm.generation.gbnf import lark_of
 from localllm.generation.schemas import exact
 from localllm.generation.thinking import THOUGHT, Thinking
@@ -139,7 +139,7 @@ class Matcher:
     def allowed(self) -> np.ndarray:
         """The tokens that may come next, bool [vocab]: those that end the answer too, when it may end here.
 
-        Raises LocalllmError if that takes more than llguidance's limits allow.
+        Raises ConstraintError if that takes more than llguidance's limits allow.
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._require_sound()
@@ -175,7 +175,7 @@ class Matcher:
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():
-            raise LocalllmError(f"the answer cannot be constrained any further: {_reason(self._matcher.get_error())}")
+            raise ConstraintError(f"the answer cannot be constrained any further: {_reason(self._matcher.get_error())}")
 
 
 class _Wrapped:
