@@ -69,10 +69,10 @@ def takes(constraint: Constraint, text: str, tokenizer: Tokenizer) -> bool:
 @pytest.mark.parametrize("temperature", [0.8, 1000.0])
 def test_answers_by_many_schemas(model: localllm.Model, temperature: float):
     """scripts/check_schemas.py has more of them, and models that know words."""
-    schemas = [schema for schema, _ in zip(Schemas(7), range(45), strict=False)]
+    schemas = [schema for schema, _ in zip(Schemas(7), range(30), strict=False)]
     counts = check(model, schemas, temperature, 1, 120)
     assert counts["invalid"] == counts["failed"] == 0
-    assert counts["valid"] > 35, "otherwise this shows nothing"
+    assert counts["valid"] > 22, "otherwise this shows nothing"
 
 
 def test_an_answer_of_a_real_model(shared: Path):
@@ -88,7 +88,7 @@ def test_an_answer_of_a_real_model(shared: Path):
         assert answers["ngram"].steps < answers["off"].steps, "tokens that must come are guessed"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_guesses_change_nothing(model: localllm.Model, seed: int):
     schema = {"type": "array", "items": PERSON, "minItems": 2, "maxItems": 3}
     said = [model.chat(ASKED, 150, speculate=how, seed=seed, schema=schema) for how in ("off", "ngram", model)]
