@@ -19,8 +19,9 @@ from localllm.engine.sequence import Sequence
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, load_imatrix, read_imatrix, write_imatrix
+from localllm.files.text_file import read_text
 from localllm.services import imatrix
-from localllm.services.chunks import cut, read_text
+from localllm.services.chunks import cut
 from localllm.services.imatrix import Collector, merge
 from localllm.text.tokenizer import Tokenizer
 

@@ -19,6 +19,7 @@ from localllm.errors import RecordsError, UsageError
 
 if TYPE_CHECKING:
     from localllm.files.line_file import LineFile
+    from localllm.files.text_file import decoded
     from localllm.services.map import Job, Mapping, Result
     from localllm.services.map_ray import RayMapping
     from localllm.services.records import Record
@@ -75,7 +76,7 @@ def map(
 
     if raw and chat_template is not None:
         raise UsageError("--raw switches off what --chat-template chooses")
-    prompts = Prompts(prompt, None if file is None else content(file).decode(errors="replace"), system, raw)
+    prompts = Prompts(prompt, None if file is None else decoded(content(file), file), system, raw)
     chosen = options.generation_options(None, speculate="off", on_overflow=None, keep=None, **choices)
     job = Job(os.path.abspath(model), prompts, chosen, n, not fast, context, threads, kv_type, chat_template)
     inputs = tuple(path for path in (model, input, file) if path is not None)

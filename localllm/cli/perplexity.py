@@ -50,7 +50,8 @@ def perplexity(
     """
     check(text, context, save_logits, kl_divergence, base)
     from localllm.files.logits_file import Logits
-    from localllm.services.chunks import cut, read_text
+    from localllm.files.text_file import read_text
+    from localllm.services.chunks import cut
     from localllm.services.perplexity import Reader
 
     line = ProgressLine()

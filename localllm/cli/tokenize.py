@@ -6,7 +6,7 @@ import sys
 import click
 
 from localllm.cli import options
-from localllm.cli.prompt import text_of
+from localllm.cli.prompt import text_of, typed
 from localllm.cli.terminal import is_terminal, say, write
 from localllm.errors import UsageError
 
@@ -27,11 +27,12 @@ def tokenize(model: str, text: str | None, as_json: bool) -> None:
     tokenizer = open_tokenizer(model)
     if tokenizer.warning:
         say(f"localllm: warning: {tokenizer.warning}")
-    if text is None:
+    given = None if text is None else typed(text, "TEXT")
+    if given is None:
         if sys.stdin is None or is_terminal(sys.stdin):
             raise UsageError("there is no text: give one, or pipe it to stdin")
-        text = text_of(sys.stdin.buffer.read())
-    ids = tokenizer.encode(text.encode(errors="surrogateescape").decode(errors="replace"), special=True, bos=True)
+        given = text_of(sys.stdin.buffer.read(), "stdin")
+    ids = tokenizer.encode(given, special=True, bos=True)
     pieces = [tokenizer.token_bytes(token, special=True).decode(errors="backslashreplace") for token in ids]
     tokens = [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]
     if as_json:

@@ -1,18 +1,11 @@
 """Texts as chunks of equally many tokens, cut as llama-perplexity and llama-imatrix cut them."""
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
 
 from localllm.errors import UsageError
 from localllm.text.tokenizer import Tokenizer
-
-
-def read_text(path: str | os.PathLike[str]) -> str:
-    """A text file, less the line break at its end. Raises OSError."""
-    with open(path, "rb") as file:
-        return file.read().decode("utf-8-sig", errors="replace").removesuffix("\n").removesuffix("\r")
 
 
 def cut(tokens: Sequence[int], size: int, most: int | None = None) -> np.ndarray:
