@@ -99,3 +99,23 @@ def test_several_answers_are_the_same_as_candidates(guide: api.Model):
     expected = guide.candidates([{"role": "user", "content": "Hi"}], 3, max_tokens=8, temperature=1.2, seed=4)
     assert [answer.text for answer in request.answers] == [answer.text for answer in expected]
     np.testing.assert_allclose([a.logprob for a in request.answers], [a.logprob for a in expected], atol=0.01)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llama4", "mamba2", "qwen35", "lfm2", "deepseek2_lite", "qwen3moe"])
+def test_windows_states_latents_and_experts(shared: Path, name: str):
+    """More sequences than there is room for, of which some begin alike: what is dropped is read again."""
+    random = np.random.default_rng(1)
+    with api.open_model(shared / "goldens" / "arch" / f"{name}.gguf", context=512, kv_type="f32") as model:
+        beginning = random.integers(0, 256, 150).tolist()
+        prompts = [random.integers(0, 256, length).tolist() for length in (3, 40, 20, 130, 201)]
+        prompts += [[*beginning, *prompt] for prompt in prompts[:3]]
+        model.tokenizer.end_ids = frozenset()
+        options = GenerationOptions(150, sampling=SamplingOptions(temperature=0))
+        requests = [model.session.request(prompt, options) for prompt in prompts]
+        with closing(Batch(model.engine, model.tokenizer, requests, 4, chunk=64, places=8 * PAGE)) as batch:
+            assert sum(map(len, batch)) == len(requests)
+        for request in requests:
+            assert request.error is None
+            assert len(request.answers[0].tokens) == 150
+            assert max(shortfalls(model, request.prompt, request.answers[0].tokens)) < 0.001
+        assert batch.preempted or model.engine.place_bytes == 0

@@ -12,7 +12,6 @@ from math import prod
 from pathlib import Path
 from statistics import mean, stdev
 
-import click
 import numpy as np
 import pytest
 from fake_engine import FakeEngine, FakeSequence
@@ -240,22 +239,22 @@ def test_the_best_pass_is_the_bandwidth(monkeypatch):
     ("text", "numbers"), [("0", (0,)), ("512,1024", (512, 1024)), ("9999999", (9999999,)), ("007", (7,))]
 )
 def test_lists_of_numbers(text: str, numbers: tuple[int, ...]):
-    assert Numbers(0).convert(text, None, None) == numbers
+    assert Numbers(0)(text) == numbers
 
 
 @pytest.mark.parametrize(
     "text", ["", ",", "1,", ",1", "1,,2", "-1", "+1", "1.5", "1 2", "1_0", "x", "10000000", "²", "٣"]
 )
 def test_no_lists_of_numbers(text: str):
-    with pytest.raises(click.BadParameter):
-        Numbers(0).convert(text, None, None)
+    with pytest.raises(ValueError):
+        Numbers(0)(text)
 
 
 def test_limits_of_lists():
-    assert Numbers(1, 2).convert("1,2", None, None) == (1, 2)
+    assert Numbers(1, 2)("1,2") == (1, 2)
     for text in ("1", "1,2,3", "0,1"):
-        with pytest.raises(click.BadParameter):
-            Numbers(1, 2).convert(text, None, None)
+        with pytest.raises(ValueError):
+            Numbers(1, 2)(text)
 
 
 def run(*arguments: str) -> bytes:

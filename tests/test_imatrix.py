@@ -426,7 +426,7 @@ def test_ctrl_c_and_again(cli, monkeypatch, tmp_path, tiny, text):
         (2, ["TINY", "TEXT", "-o", "TINY"], "the output is an input"),
         (2, ["TINY", "TEXT", "-o", "TEXT"], "the output is an input"),
         (2, ["TINY", "TEXT", "-o", "missing/x"], "no folder"),
-        (1, ["TINY", "missing.txt", "-o", "OUT"], "missing.txt"),
+        (2, ["TINY", "missing.txt", "-o", "OUT"], "missing.txt"),
         (3, ["missing.gguf", "TEXT", "-o", "OUT"], "missing.gguf"),
         (3, ["-o", "OUT", "--in-file", "missing"], "missing: No such file"),
         (3, ["TINY", "TEXT", "-o", "OUT", "--in-file", "TINY"], "not an importance matrix"),

@@ -1,12 +1,12 @@
-"""All commands in one. Importing this must stay cheap: `localllm --help` does.
-
-Click, not typer: parsing the arguments of `run` takes typer 0.29 0.14 s, of which Pydantic is 0.06, and Click 0.05.
-"""
+"""All commands in one. Importing this must stay cheap: `localllm --help` does."""
 
 from importlib import import_module
+from typing import Annotated
 
-import click
+import typer
+from typer.core import TyperCommand, TyperGroup
 
+from localllm.cli.command import WithoutPydantic, command, option
 from localllm.cli.terminal import write
 
 COMMANDS = (
@@ -14,34 +14,42 @@ COMMANDS = (
 )  # fmt: skip
 
 
-def show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+class Commands(WithoutPydantic, TyperGroup):
+    """Makes a command from the function of its name in the module of its name, when it is asked for."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return list(COMMANDS)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:  # type: ignore[override]
+        if cmd_name not in COMMANDS:
+            return None
+        return command(getattr(import_module(f"localllm.cli.{cmd_name}"), cmd_name))
+
+
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def show_version(wanted: bool) -> None:
     if wanted:
         import localllm
 
         write(f"{localllm.__version__}\n")
-        context.exit()
+        raise typer.Exit
 
 
-class Commands(click.Group):
-    """Imports a command, from the module of its name, when it is asked for: 6 ms of a short `run` are saved by it."""
-
-    def list_commands(self, context: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        return getattr(import_module(f"localllm.cli.{name}"), name) if name in COMMANDS else None
-
-
-@click.group(
-    cls=Commands,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version, help="Show the version."
-)
-@click.pass_context
-def localllm(context: click.Context) -> None:
+@app.callback()
+def begin(
+    context: typer.Context,
+    version: Annotated[
+        bool, option("-V", "--version", callback=show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
     """Large language models from GGUF files, on your own computer.
 
     \b
@@ -50,15 +58,18 @@ def localllm(context: click.Context) -> None:
     130 interrupted.
     """
     if context.invoked_subcommand is None:
-        click.echo(context.get_help(), err=True)
-        context.exit(2)
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
+
+
+localllm = typer.main.get_command(app)
 
 
 def execute(arguments: list[str]) -> int:
-    """Run the command line; its exit code. Errors come out as they are: Click's own handling would hide Ctrl-C."""
+    """Run the command line; its exit code. Errors come out as they are: Typer's own handling would hide Ctrl-C."""
     try:
         with localllm.make_context("localllm", arguments) as context:
             localllm.invoke(context)
-    except click.exceptions.Exit as end:
+    except typer.Exit as end:
         return end.exit_code
     return 0

@@ -3,12 +3,11 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-import click
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import options
+from localllm.cli.command import option
 from localllm.cli.render import count, file_stem, one_line, size
 from localllm.cli.terminal import ProgressLine, is_terminal, write
 from localllm.errors import UsageError
@@ -19,60 +18,52 @@ if TYPE_CHECKING:
 COLUMNS = ("test", "threads", "tokens/s", "arithmetic", "weights read")
 
 
-class Numbers(click.ParamType):
+class Numbers:
     """Whole numbers from `least` up with commas between; exactly `length` of them if that is given."""
 
-    name = "numbers"
-
-    def __init__(self, least: int, length: int | None = None):
+    def __init__(self, least: int = 0, length: int | None = None):
         self._least, self._length = least, length
 
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
-        if not isinstance(value, str):
-            return value
-        whole = re.fullmatch("[0-9]{1,7}(,[0-9]{1,7})*", value)
-        numbers = tuple(map(int, value.split(","))) if whole else ()
+    def __call__(self, text: str) -> tuple[int, ...]:
+        """Raises ValueError."""
+        whole = re.fullmatch("[0-9]{1,7}(,[0-9]{1,7})*", text)
+        numbers = tuple(map(int, text.split(","))) if whole else ()
         if not numbers or min(numbers) < self._least or len(numbers) != (self._length or len(numbers)):
             kind = "numbers" if self._length is None else f"{self._length} numbers"
-            self.fail(
-                f"{value!r} should be {kind} from {self._least} to 9999999, with commas between.", parameter, context
-            )
+            raise ValueError(f"{text!r} should be {kind} from {self._least} to 9999999, with commas between.")
         return numbers
 
 
-def numbers(
-    *names: str, least: int = 0, default: str | None = None, help: str
-) -> Callable[[options.Function], options.Function]:
+def numbers(*names: str, least: int = 0, help: str) -> Any:
     """An option with a list of numbers."""
-    return click.option(
-        *names, type=Numbers(least), metavar="N[,N...]", default=default, show_default=default is not None, help=help
-    )
+    return option(*names, parser=Numbers(least), metavar="N[,N...]", help=help)
 
 
-@click.command()
-@options.model
-@numbers("-p", "--prompt", default="512", help="Tokens to read at once (pp); 0: none.")
-@numbers("-n", "--generate", default="128", help="Tokens to write one by one (tg); 0: none.")
-@click.option(
-    "-pg", "combined", type=Numbers(1, 2), metavar="P,N", multiple=True, help="Read P, then write N.  [repeatable]"
-)
-@numbers("-d", "--depth", default="0", help="Tokens that are in the cache before.")
-@click.option("-r", "--repetitions", metavar="N", default=5, show_default=True, help="Runs of each test.")
-@numbers("-t", "--threads", least=1, help="Threads.  [default: one per physical core that is free to use]")
-@options.kv_type
-@click.option("--md", "as_markdown", is_flag=True, help="Print a Markdown table, as without a terminal.")
-@options.as_json
 def bench(
-    model: str,
-    prompt: Sequence[int],
-    generate: Sequence[int],
-    combined: Sequence[tuple[int, int]],
-    depth: Sequence[int],
-    repetitions: int,
-    threads: Sequence[int] | None,
-    kv_type: str,
-    as_markdown: bool,
-    as_json: bool,
+    model: options.ModelName,
+    prompt: Annotated[
+        Sequence[int], numbers("-p", "--prompt", help="Tokens to read at once (pp); 0: none.  [default: 512]")
+    ] = (512,),
+    generate: Annotated[
+        Sequence[int], numbers("-n", "--generate", help="Tokens to write one by one (tg); 0: none.  [default: 128]")
+    ] = (128,),
+    combined: Annotated[
+        list[tuple] | None,
+        option("-pg", parser=Numbers(1, 2), metavar="P,N", help="Read P, then write N.  [repeatable]"),
+    ] = None,
+    depth: Annotated[
+        Sequence[int], numbers("-d", "--depth", help="Tokens that are in the cache before.  [default: 0]")
+    ] = (0,),
+    repetitions: Annotated[
+        int, option("-r", "--repetitions", metavar="N", help="Runs of each test.  [default: 5]")
+    ] = 5,
+    threads: Annotated[
+        Sequence[int] | None,
+        numbers("-t", "--threads", least=1, help="Threads.  [default: one per physical core that is free to use]"),
+    ] = None,
+    kv_type: options.KvType = "f16",
+    as_markdown: Annotated[bool, option("--md", help="Print a Markdown table, as without a terminal.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure how fast a model is, as llama-bench does.
 
@@ -84,7 +75,7 @@ def bench(
         raise UsageError("--md and --json exclude each other")
     from localllm.services import bench as service
 
-    tests, line = service.plan(prompt, generate, combined, depth), ProgressLine()
+    tests, line = service.plan(prompt, generate, combined or (), depth), ProgressLine()
     results: list[Result] = []
     opened = service.Bench(model, lambda step: line.show(f"measuring {step}"), options.compiling(line))
     try:

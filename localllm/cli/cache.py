@@ -1,9 +1,8 @@
 """localllm cache: what is kept of prompts that were read."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import click
-
+from localllm.cli.command import argument
 from localllm.cli.render import one_line, size, table
 from localllm.cli.terminal import dim, write
 
@@ -11,9 +10,9 @@ if TYPE_CHECKING:
     from localllm.files.prefix_files import Entry
 
 
-@click.command()
-@click.argument("action", type=click.Choice(["clear"]), metavar="[clear]", required=False)
-def cache(action: Literal["clear"] | None) -> None:
+def cache(
+    action: Annotated[Literal["clear"] | None, argument("[clear]", "Remove it.")] = None,
+) -> None:
     """List what is kept of long prompts, or remove it.
 
     A prompt that begins as an earlier one is then read from there. With `clear`, all of it is removed. The least

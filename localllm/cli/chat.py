@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-import click
+from functools import partial
+from typing import TYPE_CHECKING
 
 import localllm
 from localllm.cli import options
-from localllm.cli.prompt import begin, warn_of_template, whole_prompt
+from localllm.cli.prompt import Encoding, begin, warn_of_template, whole_prompt
 from localllm.cli.render import file_stem, stream
 from localllm.cli.terminal import ProgressLine, dim, dim_text, exit_on_sigterm, is_terminal, say
 from localllm.errors import LocalllmError
@@ -26,36 +25,30 @@ Ctrl-C           stop the answer; what was said stays
 Alt-Enter        a new line, as a backslash at the end of a line"""
 
 
-@click.command()
-@options.optional_model
-@options.system
-@options.chat_template
-@options.engine
-@options.no_cache
-@options.generation
 def chat(
-    model: str | None,
-    system: str | None,
-    chat_template: str | None,
-    context: int | None,
-    threads: int | None,
-    kv_type: str,
-    no_cache: bool,
-    **choices: Any,
+    model: options.OptionalModelName = None,
+    *,
+    system: options.System = None,
+    chat_template: options.ChatTemplate = None,
+    encoding: Encoding = None,
+    engine: options.Engine,
+    no_cache: options.NoCache = False,
+    choices: options.Generation,
 ) -> None:
     """Talk with a model, or with the built-in one.
 
     When stdin is not a terminal, it is the prompt, and one answer is given as by `run`.
     """
     interactive = is_terminal(sys.stdin)
-    text = "" if interactive else whole_prompt(None, None)
+    path = str(localllm.builtin_model()) if model is None else model
+    most_bytes = partial(options.most_bytes, path, engine, choices.on_overflow)
+    text = "" if interactive else whole_prompt(None, None, encoding=encoding, most_bytes=most_bytes)
     line = ProgressLine()
-    chosen = options.generation_options(options.reading(line), **choices)
-    path = model or str(localllm.builtin_model())
-    with options.open_model(path, context, threads, kv_type, chat_template, no_cache) as opened:
+    chosen = options.generation_options(options.reading(line), choices)
+    with options.open_model(path, engine, chat_template, no_cache) as opened:
         if chosen.on_overflow == "shift":
             opened.engine.require_shift()
-        chosen = options.with_draft_model(opened, chosen, choices["speculate"])
+        chosen = options.with_draft_model(opened, chosen, choices.speculate)
         if interactive:
             exit_on_sigterm()
             warn_of_template(opened)

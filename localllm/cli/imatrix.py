@@ -1,10 +1,9 @@
 """localllm imatrix: which weights matter, for quantize."""
 
-from typing import TYPE_CHECKING
-
-import click
+from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli import options
+from localllm.cli.command import argument, option
 from localllm.cli.remaining import Remaining
 from localllm.cli.terminal import ProgressLine, dim, say
 from localllm.errors import UsageError
@@ -13,26 +12,21 @@ if TYPE_CHECKING:
     from localllm.services.imatrix import Collector
 
 
-@click.command()
-@click.argument("model", metavar="[MODEL]", required=False)
-@click.argument("texts", metavar="[TEXT...]", nargs=-1)
-@click.option("-o", "--output", metavar="FILE", required=True, help="Where the importance matrix goes.")
-@click.option("--in-file", "in_files", metavar="FILE", multiple=True, help="Add what this one has.  [repeatable]")
-@options.number("-c", "--context", kind=int, help="Tokens of a chunk.  [default: 512]")
-@options.number("--chunks", kind=int, help="The most chunks to read.  [default: all]")
-@click.option("--parse-special", is_flag=True, help="Tokens like <|im_end|> in a text are what they say.")
-@click.option("--process-output", is_flag=True, help="Collect for the output matrix too.")
-@options.number("-t", "--threads", kind=int, help="Threads.  [default: one per physical core that is free to use]")
 def imatrix(
-    model: str | None,
-    texts: tuple[str, ...],
-    output: str,
-    in_files: tuple[str, ...],
-    context: int | None,
-    chunks: int | None,
-    parse_special: bool,
-    process_output: bool,
-    threads: int | None,
+    model: Annotated[str | None, argument("[MODEL]", "A GGUF file.")] = None,
+    texts: Annotated[list[str] | None, argument("[TEXT...]", "Files that it reads.")] = None,
+    *,
+    output: Annotated[str, option("-o", "--output", metavar="FILE", help="Where the importance matrix goes.")],
+    in_files: Annotated[
+        list[str] | None, option("--in-file", metavar="FILE", help="Add what this one has.  [repeatable]")
+    ] = None,
+    context: Annotated[int | None, options.number("-c", "--context", help="Tokens of a chunk.  [default: 512]")] = None,
+    chunks: Annotated[int | None, options.number("--chunks", help="The most chunks to read.  [default: all]")] = None,
+    parse_special: Annotated[
+        bool, option("--parse-special", help="Tokens like <|im_end|> in a text are what they say.")
+    ] = False,
+    process_output: Annotated[bool, option("--process-output", help="Collect for the output matrix too.")] = False,
+    threads: options.Threads = None,
 ) -> None:
     """Find out which weights matter, as llama-imatrix does.
 
@@ -45,8 +39,10 @@ def imatrix(
     if model is not None and not texts:
         raise UsageError("there is no text: name a file")
     from localllm.files.imatrix_file import write_imatrix
+    from localllm.files.safe_file import checked_target
     from localllm.services import imatrix as service
 
+    checked_target(output, tuple(in_files or ()))
     merged = service.merge(in_files) if in_files else None
     if model is None:
         assert merged is not None
@@ -55,7 +51,7 @@ def imatrix(
     line = ProgressLine()
     size = 512 if context is None else context
     choices = size, chunks, parse_special, process_output, threads
-    with service.Collector(model, texts, output, *choices, progress=options.compiling(line)) as collector:
+    with service.Collector(model, tuple(texts or ()), output, *choices, progress=options.compiling(line)) as collector:
         line.clear()
         options.warn(collector.warnings)
         if size > collector.trained_context:

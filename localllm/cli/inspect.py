@@ -1,20 +1,19 @@
 """localllm inspect: what is in a model file, and what memory it needs."""
 
 import json
-from typing import Any
-
-import click
+from typing import Annotated, Any
 
 from localllm.cli import options
+from localllm.cli.command import option
 from localllm.cli.render import count, one_line, size, table
 from localllm.cli.terminal import write
 
 
-@click.command()
-@options.model
-@options.as_json
-@click.option("--check", is_flag=True, help="Read every weight, too, and the chat template.")
-def inspect(model: str, as_json: bool, check: bool) -> None:
+def inspect(
+    model: options.ModelName,
+    as_json: options.AsJson = False,
+    check: Annotated[bool, option("--check", help="Read every weight, too, and the chat template.")] = False,
+) -> None:
     """Show what is in a model file.
 
     Its architecture, sizes, formats, vocabulary, and the memory that it needs; with --json, every tensor too. A file

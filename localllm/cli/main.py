@@ -104,7 +104,7 @@ def explained(error: BaseException) -> tuple[str, int]:
 
     if isinstance(error, LocalllmError):
         return str(error), error.exit_code
-    if hasattr(error, "format_message"):  # Click's complaints about arguments
+    if hasattr(error, "format_message"):  # Typer's complaints about arguments
         return error.format_message(), 2
     if isinstance(error, MemoryError) or is_want_of_memory(error):
         return "not enough memory", MemoryLimitError.exit_code

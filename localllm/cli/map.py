@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli import options
+from localllm.cli.command import argument, option
 from localllm.cli.prompt import warn_of_template
 from localllm.cli.remaining import duration
 from localllm.cli.terminal import ProgressLine, dim, is_terminal, write
@@ -19,48 +18,40 @@ from localllm.errors import RecordsError, UsageError
 
 if TYPE_CHECKING:
     from localllm.files.line_file import LineFile
-    from localllm.files.text_file import decoded
     from localllm.services.map import Job, Mapping, Result
     from localllm.services.map_ray import RayMapping
     from localllm.services.records import Record
 
 
-@click.command()
-@options.model
-@click.argument("input", metavar="[INPUT]", required=False)
-@click.option("-o", "--output", metavar="FILE", help="Where the answers go; what is there is not done again.")
-@click.option("-p", "--prompt", metavar="TEXT", help='The prompt: {text} is the field "text", {line} a plain line.')
-@click.option("-f", "--file", metavar="FILE", help="A file with the prompt, in Jinja over the fields.")
-@options.system
-@options.chat_template
-@click.option("--raw", is_flag=True, help="Continue the prompts as they are, without the chat template.")
-@click.option("--n", type=int, default=1, metavar="N", help="Answers to each, best first.  [default: 1]")
-@click.option("--as-finished", is_flag=True, help="Write answers when they are finished, not in the input's order.")
-@click.option("--shortest-first", is_flag=True, help="Answer short prompts first.")
-@click.option("--fast", is_flag=True, help="Activations in 8 bits: the words may be others than run's.")
-@click.option(
-    "--ray", metavar="[ADDRESS]", is_flag=False, flag_value="", help="On a Ray cluster; alone: a new one here."
-)
-@options.engine
-@options.answers
 def map(
-    model: str,
-    input: str | None,
-    output: str | None,
-    prompt: str | None,
-    file: str | None,
-    system: str | None,
-    chat_template: str | None,
-    raw: bool,
-    n: int,
-    as_finished: bool,
-    shortest_first: bool,
-    fast: bool,
-    ray: str | None,
-    context: int | None,
-    threads: int | None,
-    kv_type: str,
-    **choices: Any,
+    model: options.ModelName,
+    input: Annotated[str | None, argument("[INPUT]", "A file of records.  [default: stdin]")] = None,
+    *,
+    output: Annotated[
+        str | None,
+        option("-o", "--output", metavar="FILE", help="Where the answers go; what is there is not done again."),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        option("-p", "--prompt", metavar="TEXT", help='The prompt: {text} is the field "text", {line} a plain line.'),
+    ] = None,
+    file: Annotated[
+        str | None, option("-f", "--file", metavar="FILE", help="A file with the prompt, in Jinja over the fields.")
+    ] = None,
+    system: options.System = None,
+    chat_template: options.ChatTemplate = None,
+    raw: Annotated[bool, option("--raw", help="Continue the prompts as they are, without the chat template.")] = False,
+    n: Annotated[int, option("--n", metavar="N", help="Answers to each, best first.  [default: 1]")] = 1,
+    as_finished: Annotated[
+        bool, option("--as-finished", help="Write answers when they are finished, not in the input's order.")
+    ] = False,
+    shortest_first: Annotated[bool, option("--shortest-first", help="Answer short prompts first.")] = False,
+    fast: Annotated[bool, option("--fast", help="Activations in 8 bits: the words may be others than run's.")] = False,
+    ray: Annotated[
+        str | None, option("--ray", metavar="[ADDRESS]", help="On a Ray cluster; alone: a new one here.")
+    ] = None,
+    engine: options.Engine,
+    choices: options.Answers,
 ) -> None:
     """Answer many prompts, many at once.
 
@@ -70,6 +61,7 @@ def map(
     "input". An interrupted command goes on where it stopped when it is started again with the same -o.
     """
     from localllm.files.line_file import LineFile
+    from localllm.files.text_file import decoded
     from localllm.services.map import Job, unfinished
     from localllm.services.map import shortest_first as sorted_by_length
     from localllm.services.records import Prompts, read_records
@@ -77,8 +69,9 @@ def map(
     if raw and chat_template is not None:
         raise UsageError("--raw switches off what --chat-template chooses")
     prompts = Prompts(prompt, None if file is None else decoded(content(file), file), system, raw)
-    chosen = options.generation_options(None, speculate="off", on_overflow=None, keep=None, **choices)
-    job = Job(os.path.abspath(model), prompts, chosen, n, not fast, context, threads, kv_type, chat_template)
+    chosen = options.generation_options(None, choices)
+    held = engine.context, engine.threads, engine.kv_type
+    job = Job(os.path.abspath(model), prompts, chosen, n, not fast, *held, chat_template)
     inputs = tuple(path for path in (model, input, file) if path is not None)
     written = LineFile(output, inputs, keep=lambda record: "error" not in record) if output else nullcontext()
     records = read_records(*read(input))
@@ -104,7 +97,9 @@ def begun(
         return
     from localllm.services.map import Mapping
 
-    with options.open_model(job.path, job.context, job.threads, job.kv_type, job.chat_template) as opened:
+    with options.open_model(
+        job.path, options.Engine(job.context, job.threads, job.kv_type), job.chat_template
+    ) as opened:
         if not raw:
             warn_of_template(opened)
         mapping = Mapping(opened, job, records, lambda: progress.show(mapping))

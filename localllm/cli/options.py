@@ -1,130 +1,171 @@
 """Arguments that several commands have, and what they become."""
 
+import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
-
-import click
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from localllm.cli import terminal
+from localllm.cli.command import argument, option
 from localllm.cli.terminal import ProgressLine, say
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import GenerationOptions
 
-Function = Callable[..., Any]
+ModelName = Annotated[str, argument("MODEL", "A GGUF file.")]
+OptionalModelName = Annotated[str | None, argument("[MODEL]", "A GGUF file.  [default: the built-in model]")]
+System = Annotated[
+    str | None, option("-sys", "--system", metavar="TEXT", help="The system message: how the model should answer.")
+]
+ChatTemplate = Annotated[
+    str | None,
+    option(
+        "--chat-template",
+        metavar="NAME",
+        help="How messages are written, by llama.cpp's name or in Jinja.  [default: the file's]",
+    ),
+]
+AsJson = Annotated[bool, option("--json", help="Print JSON instead.")]
+KvType = Annotated[
+    str,
+    option(
+        "--kv-type",
+        metavar="TYPE",
+        help="Numbers in the cache: f16, f32, q8_0, q4_0, q4_1, or two as in k=q8_0,v=q4_0.  [default: f16]",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    option("-t", "--threads", metavar="N", help="Threads.  [default: one per physical core that is free to use]"),
+]
+NoCache = Annotated[
+    bool, option("--no-cache", help="Read the prompt anew, and keep nothing of it; see `localllm cache`.")
+]
 
 
-def together(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """Several options as one decorator; the help lists them in this order."""
-
-    def decorate(function: Function) -> Function:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return decorate
+def how_to_guess(text: str) -> str:
+    """ngram, off or draft:MODEL. Raises ValueError."""
+    if text in ("ngram", "off") or (text.startswith("draft:") and text != "draft:"):
+        return text
+    raise ValueError(f"{text!r} is not ngram, off or draft:MODEL")
 
 
-def number(*names: str, kind: type = float, metavar: str = "N", help: str) -> Callable[[Function], Function]:
+@dataclass(frozen=True)
+class Engine:
+    """How the model is held and computed."""
+
+    context: Annotated[
+        int | None,
+        option("-c", "--context", metavar="N", help="Tokens to hold.  [default: what the model was trained for]"),
+    ] = None
+    threads: Threads = None
+    kv_type: KvType = "f16"
+
+
+def number(*names: str, help: str) -> Any:
     """An option with a number; None means the default, which `help` names."""
-    return click.option(*names, type=kind, metavar=metavar, help=help)
+    return option(*names, metavar="N", help=help)
 
 
-class Speculate(click.ParamType):
-    """ngram, off or draft:MODEL."""
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. The fields are those of SamplingOptions, whose defaults the help repeats: to ask them would
+    import NumPy. A test compares.
+    """
 
-    name = "how"
+    seed: Annotated[int | None, number("-s", "--seed", help="The same seed, the same answer.  [default: random]")] = (
+        None
+    )
+    temperature: Annotated[
+        float | None, number("--temp", help="Lower is soberer; 0: always the likeliest token.  [default: 0.8]")
+    ] = None
+    top_k: Annotated[int | None, number("--top-k", help="Choose among the N likeliest; 0: all.  [default: 40]")] = None
+    typical: Annotated[
+        float | None,
+        number("--typical", help="Choose among the most typical that together have probability N.  [default: 1.0]"),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        number("--top-p", help="Choose among the likeliest that together have probability N.  [default: 0.95]"),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        number("--min-p", help="Drop what is less than N times as likely as the likeliest.  [default: 0.05]"),
+    ] = None
+    repeat_penalty: Annotated[
+        float | None, number("--repeat-penalty", help="Divide the logits of recent tokens by N.  [default: 1.0]")
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        number("--presence-penalty", help="Subtract N from the logits of recent tokens.  [default: 0.0]"),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        number("--frequency-penalty", help="Subtract N for each recent occurrence.  [default: 0.0]"),
+    ] = None
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value in ("ngram", "off") or (value.startswith("draft:") and value != "draft:"):
-            return value
-        self.fail(f"{value!r} is not ngram, off or draft:MODEL", param, ctx)
-
-
-model = click.argument("model", metavar="MODEL")
-optional_model = click.argument("model", metavar="[MODEL]", required=False)
-system = click.option("-sys", "--system", metavar="TEXT", help="The system message: how the model should answer.")
-chat_template = click.option(
-    "--chat-template",
-    metavar="NAME",
-    help="How messages are written, by llama.cpp's name or in Jinja.  [default: the file's]",
-)
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
-kv_type = click.option(
-    "--kv-type",
-    metavar="TYPE",
-    default="f16",
-    help="Numbers in the cache: f16, f32, q8_0, q4_0, q4_1, or two as in k=q8_0,v=q4_0.  [default: f16]",
-)
-
-engine = together(
-    number("-c", "--context", kind=int, help="Tokens to hold.  [default: what the model was trained for]"),
-    number("-t", "--threads", kind=int, help="Threads.  [default: one per physical core that is free to use]"),
-    kv_type,
-)
-
-no_cache = click.option(
-    "--no-cache", is_flag=True, help="Read the prompt anew, and keep nothing of it; see `localllm cache`."
-)
-
-# The names of the parameters are the fields of GenerationOptions and SamplingOptions, whose defaults the help repeats:
-# to ask them would import NumPy. A test compares.
-answers = together(
-    number("-n", "--max-tokens", kind=int, help="The most tokens of an answer.  [default: -1, until it ends]"),
-    click.option("-r", "--stop", metavar="TEXT", multiple=True, help="End the answer before this text.  [repeatable]"),
-    number("-s", "--seed", kind=int, help="The same seed, the same answer.  [default: random]"),
-    number("--temp", "temperature", help="Lower is soberer; 0: always the likeliest token.  [default: 0.8]"),
-    number("--top-k", kind=int, help="Choose among the N likeliest; 0: all.  [default: 40]"),
-    number("--typical", help="Choose among the most typical that together have probability N.  [default: 1.0]"),
-    number("--top-p", help="Choose among the likeliest that together have probability N.  [default: 0.95]"),
-    number("--min-p", help="Drop what is less than N times as likely as the likeliest.  [default: 0.05]"),
-    number("--repeat-penalty", help="Divide the logits of recent tokens by N.  [default: 1.0]"),
-    number("--presence-penalty", help="Subtract N from the logits of recent tokens.  [default: 0.0]"),
-    number("--frequency-penalty", help="Subtract N for each recent occurrence.  [default: 0.0]"),
-)
-generation = together(
-    answers,
-    click.option(
-        "--speculate",
-        metavar="HOW",
-        type=Speculate(),
-        default="ngram",
-        help="Guess tokens: where the text repeats itself (ngram), by a smaller model too (draft:MODEL), or not (off). "
-        "The same answer in fewer steps.  [default: ngram]",
-    ),
-    click.option(
-        "--on-overflow",
-        type=click.Choice(["error", "drop-turns", "shift"]),
-        help="When the context is full: stop, drop the oldest turns, or shift: drop what is in the middle."
-        "  [default: error in run, drop-turns in chat]",
-    ),
-    number(
-        "--keep", kind=int, help="With shift, tokens that stay in front.  [default: the system message, 4 at least]"
-    ),
-)
+    def given(self) -> dict[str, Any]:
+        """What the user has chosen, by field."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
-def generation_options(
-    on_progress: Callable[[int, int], None] | None,
-    max_tokens: int | None,
-    stop: tuple[str, ...],
-    speculate: str,
-    on_overflow: str | None,
-    keep: int | None,
-    **sampling: Any,
-) -> "GenerationOptions":
-    """What the options of `generation` say, checked; `on_progress` hears of the prefill. Raises UsageError.
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What answers are like."""
 
-    Of a draft model they know nothing until `with_draft_model`.
+    max_tokens: Annotated[
+        int | None, number("-n", "--max-tokens", help="The most tokens of an answer.  [default: -1, until it ends]")
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        option("-r", "--stop", metavar="TEXT", help="End the answer before this text.  [repeatable]"),
+    ] = None
+    sampling: Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation(Answers):
+    """What one answer is like, and how it is found."""
+
+    speculate: Annotated[
+        str,
+        option(
+            "--speculate",
+            metavar="HOW",
+            parser=how_to_guess,
+            help="Guess tokens: where the text repeats itself (ngram), by a smaller model too (draft:MODEL), or not "
+            "(off). The same answer in fewer steps.  [default: ngram]",
+        ),
+    ] = "ngram"
+    on_overflow: Annotated[
+        Literal["error", "drop-turns", "shift"] | None,
+        option(
+            "--on-overflow",
+            help="When the context is full: stop, drop the oldest turns, or shift: drop what is in the middle."
+            "  [default: error in run, drop-turns in chat]",
+        ),
+    ] = None
+    keep: Annotated[
+        int | None,
+        number("--keep", help="With shift, tokens that stay in front.  [default: the system message, 4 at least]"),
+    ] = None
+
+
+def generation_options(on_progress: Callable[[int, int], None] | None, choices: Answers) -> "GenerationOptions":
+    """What the options say, checked; `on_progress` hears of the prefill. Raises UsageError.
+
+    Of a draft model they know nothing until `with_draft_model`. Mere Answers guess nothing.
     """
     from localllm.generation.generate import GenerationOptions
     from localllm.generation.sampling import SamplingOptions
 
-    given = {name: value for name, value in sampling.items() if value is not None}
-    limit = None if max_tokens == -1 else max_tokens
-    kind = "ngram" if is_draft_model(speculate) else speculate
-    return GenerationOptions(limit, stop, SamplingOptions(**given), on_progress, kind, on_overflow, keep)
+    sampling = SamplingOptions(**choices.sampling.given())
+    limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
+    if not isinstance(choices, Generation):
+        return GenerationOptions(limit, stop, sampling, on_progress, "off")
+    kind = "ngram" if is_draft_model(choices.speculate) else choices.speculate
+    return GenerationOptions(limit, stop, sampling, on_progress, kind, choices.on_overflow, choices.keep)
 
 
 def is_draft_model(speculate: str) -> bool:
@@ -144,21 +185,27 @@ def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str
         line.clear()
 
 
-def open_model(
-    path: str,
-    context: int | None,
-    threads: int | None,
-    kv_type: str,
-    chat_template: str | None = None,
-    no_cache: bool = False,
-) -> "Model":
-    """Open a model as the options of `engine` say; progress and warnings go to stderr."""
+def most_bytes(path: str, engine: Engine, on_overflow: str | None) -> int:
+    """How many bytes of UTF-8 a prompt may have at most. Raises ModelError, UsageError."""
+    from localllm.api import most_prompt_bytes
+
+    return sys.maxsize if on_overflow == "shift" else most_prompt_bytes(path, engine.context)
+
+
+def open_model(path: str, engine: Engine, chat_template: str | None = None, no_cache: bool = False) -> "Model":
+    """Open a model; progress and warnings go to stderr."""
     from localllm import api
 
     line = ProgressLine()
     try:
         opened = api.open_model(
-            path, threads, context, kv_type, progress=compiling(line), chat_template=chat_template, cache=not no_cache
+            path,
+            engine.threads,
+            engine.context,
+            engine.kv_type,
+            progress=compiling(line),
+            chat_template=chat_template,
+            cache=not no_cache,
         )
     finally:
         line.clear()

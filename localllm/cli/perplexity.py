@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import options
+from localllm.cli.command import argument, option
 from localllm.cli.remaining import Remaining
 from localllm.cli.render import table
 from localllm.cli.terminal import ProgressLine, say, write
@@ -18,28 +17,28 @@ if TYPE_CHECKING:
 PERCENTILES = ("99.9", "99", "95", "90", "75", "50", "25", "10", "5", "1", "0.1")
 
 
-@click.command()
-@options.model
-@click.argument("text", metavar="[TEXT]", required=False)
-@options.number("-c", "--context", kind=int, help="Tokens of a chunk, whose second half is scored.  [default: 512]")
-@options.number("--chunks", kind=int, help="The most chunks to read.  [default: all]")
-@click.option("--save-logits", "--save-all-logits", metavar="FILE", help="Keep the logits for --kl-divergence.")
-@click.option("--kl-divergence", is_flag=True, help="Compare with the logits in --base instead of reading TEXT.")
-@click.option("--base", "--kl-divergence-base", metavar="FILE", help="Logits that another model has saved.")
-@options.number("-t", "--threads", kind=int, help="Threads.  [default: one per physical core that is free to use]")
-@options.kv_type
-@options.as_json
 def perplexity(
-    model: str,
-    text: str | None,
-    context: int | None,
-    chunks: int | None,
-    save_logits: str | None,
-    kl_divergence: bool,
-    base: str | None,
-    threads: int | None,
-    kv_type: str,
-    as_json: bool,
+    model: options.ModelName,
+    text: Annotated[str | None, argument("[TEXT]", "A file.")] = None,
+    context: Annotated[
+        int | None,
+        options.number("-c", "--context", help="Tokens of a chunk, whose second half is scored.  [default: 512]"),
+    ] = None,
+    chunks: Annotated[int | None, options.number("--chunks", help="The most chunks to read.  [default: all]")] = None,
+    save_logits: Annotated[
+        str | None,
+        option("--save-logits", "--save-all-logits", metavar="FILE", help="Keep the logits for --kl-divergence."),
+    ] = None,
+    kl_divergence: Annotated[
+        bool, option("--kl-divergence", help="Compare with the logits in --base instead of reading TEXT.")
+    ] = False,
+    base: Annotated[
+        str | None,
+        option("--base", "--kl-divergence-base", metavar="FILE", help="Logits that another model has saved."),
+    ] = None,
+    threads: options.Threads = None,
+    kv_type: options.KvType = "f16",
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure how well a model predicts a text, as llama-perplexity does.
 
@@ -50,10 +49,13 @@ def perplexity(
     """
     check(text, context, save_logits, kl_divergence, base)
     from localllm.files.logits_file import Logits
+    from localllm.files.safe_file import checked_target
     from localllm.files.text_file import read_text
     from localllm.services.chunks import cut
     from localllm.services.perplexity import Reader
 
+    if save_logits is not None:
+        checked_target(save_logits, tuple(name for name in (model, text) if name is not None))
     line = ProgressLine()
     logits = Logits.open(base) if base else None
     content = read_text(text) if text else ""

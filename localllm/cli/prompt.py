@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
+from localllm.cli.command import option
 from localllm.cli.terminal import is_terminal, say
 from localllm.errors import ContextError, UsageError
 
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
     from localllm.generation.generate import Generation, GenerationOptions
     from localllm.text.plain import Message
 
+Encoding = Annotated[
+    str | None,
+    option(
+        "--encoding", metavar="NAME", help="How -f and stdin are written.  [default: UTF-8, marked UTF-16]"
+    ),
+]
 ALWAYS = 1 << 20  # bytes of a prompt that are read before anybody asks how many could fit
 
 

@@ -2,16 +2,14 @@
 
 import os
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import TYPE_CHECKING
-
-import click
+from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import options
+from localllm.cli.command import argument, option
 from localllm.cli.render import count, one_line, size, table
-from localllm.cli.terminal import ProgressLine, exit_on_sigterm, is_terminal, say, write
+from localllm.cli.terminal import ProgressLine, exit_on_sigterm, is_dumb, is_terminal, say, write
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,46 +17,51 @@ if TYPE_CHECKING:
     from localllm.services.quantize_plan import Plan, Recipe, Request
 
 
-def flag(name: str, help: str) -> Callable[[options.Function], options.Function]:
-    return click.option(name, is_flag=True, help=help)
+def several(name: str, metavar: str, help: str) -> Any:
+    return option(name, metavar=metavar, help=f"{help}  [repeatable]")
 
 
-def several(name: str, metavar: str, help: str) -> Callable[[options.Function], options.Function]:
-    return click.option(name, metavar=metavar, multiple=True, help=f"{help}  [repeatable]")
-
-
-@click.command()
-@click.argument("arguments", metavar="IN [OUT] TYPE", nargs=-1, required=True)
-@options.number("-t", "--threads", kind=int, help="Threads.  [default: one per physical core that is free to use]")
-@click.option("--imatrix", metavar="FILE", help="An importance matrix: which columns matter most.")
-@several("--include-weights", "TEXT", "Use it only for tensors with this text in their name.")
-@several("--exclude-weights", "TEXT", "Do not use it for tensors with this text in their name.")
-@flag("--pure", "The same format for every matrix.")
-@several("--tensor-type", "REGEX=FORMAT", "The format of tensors in whose name this is found.")
-@click.option("--output-tensor-type", "output", metavar="FORMAT", help="The format of the output matrix.")
-@click.option("--token-embedding-type", "embedding", metavar="FORMAT", help="The format of the embedding matrix.")
-@flag("--leave-output-tensor", "Keep the output matrix as it is.")
-@flag("--allow-requantize", "Quantize what is quantized already, at a loss.")
-@several("--override-kv", "KEY=TYPE:VALUE", "Change metadata; TYPE is int, float, bool or str.")
-@flag("--keep-split", "Write as many files as the input has.")
-@flag("--strict", "Fail where rows do not fit the format and another would take its place.")
-@flag("--dry-run", "Show the plan, write nothing.")
 def quantize(
-    arguments: tuple[str, ...],
-    threads: int | None,
-    imatrix: str | None,
-    include_weights: tuple[str, ...],
-    exclude_weights: tuple[str, ...],
-    pure: bool,
-    tensor_type: tuple[str, ...],
-    output: str | None,
-    embedding: str | None,
-    leave_output_tensor: bool,
-    allow_requantize: bool,
-    override_kv: tuple[str, ...],
-    keep_split: bool,
-    strict: bool,
-    dry_run: bool,
+    arguments: Annotated[list[str], argument("IN [OUT] TYPE", "Two files and a name.")],
+    threads: options.Threads = None,
+    imatrix: Annotated[
+        str | None, option("--imatrix", metavar="FILE", help="An importance matrix: which columns matter most.")
+    ] = None,
+    include_weights: Annotated[
+        list[str] | None,
+        several("--include-weights", "TEXT", "Use it only for tensors with this text in their name."),
+    ] = None,
+    exclude_weights: Annotated[
+        list[str] | None,
+        several("--exclude-weights", "TEXT", "Do not use it for tensors with this text in their name."),
+    ] = None,
+    pure: Annotated[bool, option("--pure", help="The same format for every matrix.")] = False,
+    tensor_type: Annotated[
+        list[str] | None,
+        several("--tensor-type", "REGEX=FORMAT", "The format of tensors in whose name this is found."),
+    ] = None,
+    output: Annotated[
+        str | None, option("--output-tensor-type", metavar="FORMAT", help="The format of the output matrix.")
+    ] = None,
+    embedding: Annotated[
+        str | None, option("--token-embedding-type", metavar="FORMAT", help="The format of the embedding matrix.")
+    ] = None,
+    leave_output_tensor: Annotated[
+        bool, option("--leave-output-tensor", help="Keep the output matrix as it is.")
+    ] = False,
+    allow_requantize: Annotated[
+        bool, option("--allow-requantize", help="Quantize what is quantized already, at a loss.")
+    ] = False,
+    override_kv: Annotated[
+        list[str] | None,
+        several("--override-kv", "KEY=TYPE:VALUE", "Change metadata; TYPE is int, float, bool or str."),
+    ] = None,
+    keep_split: Annotated[bool, option("--keep-split", help="Write as many files as the input has.")] = False,
+    strict: Annotated[
+        bool, option("--strict", help="Fail where rows do not fit the format and another would take its place.")
+    ] = False,
+    force: Annotated[bool, option("--force", help="Replace a file that OUT's default name has already.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", help="Show the plan, write nothing.")] = False,
 ) -> None:
     """Make a small model file from a big one.
 
@@ -81,22 +84,22 @@ def quantize(
     from quant.recipes import Options
 
     exit_on_sigterm()
-    path, target, recipe, last = understood(arguments)
+    path, target, recipe, last = understood(tuple(arguments))
     threads = last if threads is None else threads
     chosen = Options(
         pure=pure,
         output=format_named(output),
         embedding=format_named(embedding),
         keep_output=leave_output_tensor,
-        patterns=service.parse_patterns(tensor_type),
+        patterns=service.parse_patterns(tuple(tensor_type or ())),
     )
-    overrides = [service.parse_override(text) for text in override_kv]
+    overrides = [service.parse_override(text) for text in override_kv or ()]
     request = Request(
         recipe,
         chosen,
         imatrix,
-        include_weights,
-        exclude_weights,
+        tuple(include_weights or ()),
+        tuple(exclude_weights or ()),
         overrides,
         keep_split,
         allow_requantize,
@@ -107,10 +110,13 @@ def quantize(
     plan = make_plan(source, request)
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
+    is_asked_for = target is not None or force
     target = service.default_output(path, recipe) if target is None else target
     if dry_run:
         write(described(plan, target))
     else:
+        if not is_asked_for:
+            service.require_new(plan.paths(target))
         execute(plan, target, request, threads)
 
 
@@ -160,7 +166,7 @@ def execute(plan: "Plan", target: str, request: "Request", threads: int | None) 
 
 def progress_bar(plan: "Plan") -> AbstractContextManager["OnProgress"]:
     """What shows how far it is, on stderr, if that is a terminal."""
-    return _Bar(plan) if is_terminal(sys.stderr) else nullcontext(lambda done, name: None)
+    return _Bar(plan) if is_terminal(sys.stderr) and not is_dumb() else nullcontext(lambda done, name: None)
 
 
 class _Bar:

@@ -1,13 +1,13 @@
 """localllm run: one answer on stdout, then the end."""
 
 import json
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import options
-from localllm.cli.prompt import begin, request, whole_prompt
+from localllm.cli.command import option
+from localllm.cli.prompt import Encoding, begin, request, whole_prompt
 from localllm.cli.render import stream
 from localllm.cli.terminal import ProgressLine, say, write
 from localllm.errors import UsageError
@@ -19,38 +19,27 @@ if TYPE_CHECKING:
     from localllm.text.plain import Message
 
 
-@click.command()
-@options.model
-@click.option("-p", "--prompt", metavar="TEXT", help="The prompt.")
-@click.option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt.")
-@options.system
-@options.chat_template
-@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
-@options.as_json
-@click.option("--stats", is_flag=True, help="Tell on stderr how long it took.")
-@click.option("--n", type=int, default=1, metavar="N", help="Answers to give, best first.  [default: 1]")
-@click.option(
-    "--beams", type=int, default=0, metavar="N", help="Find the likeliest answers among N.  [default: 0, off]"
-)
-@options.engine
-@options.no_cache
-@options.generation
 def run(
-    model: str,
-    prompt: str | None,
-    file: str | None,
-    system: str | None,
-    chat_template: str | None,
-    raw: bool,
-    as_json: bool,
-    stats: bool,
-    n: int,
-    beams: int,
-    context: int | None,
-    threads: int | None,
-    kv_type: str,
-    no_cache: bool,
-    **choices: Any,
+    model: options.ModelName,
+    *,
+    prompt: Annotated[str | None, option("-p", "--prompt", metavar="TEXT", help="The prompt.")] = None,
+    file: Annotated[
+        str | None, option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt; - is stdin.")
+    ] = None,
+    system: options.System = None,
+    chat_template: options.ChatTemplate = None,
+    encoding: Encoding = None,
+    no_stdin: Annotated[bool, option("--no-stdin", help="Leave stdin to others.")] = False,
+    raw: Annotated[bool, option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
+    as_json: options.AsJson = False,
+    stats: Annotated[bool, option("--stats", help="Tell on stderr how long it took.")] = False,
+    n: Annotated[int, option("--n", metavar="N", help="Answers to give, best first.  [default: 1]")] = 1,
+    beams: Annotated[
+        int, option("--beams", metavar="N", help="Find the likeliest answers among N.  [default: 0, off]")
+    ] = 0,
+    engine: options.Engine,
+    no_cache: options.NoCache = False,
+    choices: options.Generation,
 ) -> None:
     """Answer one prompt.
 
@@ -58,17 +47,18 @@ def run(
     Several answers have an empty line between them.
     """
     started = perf_counter()
-    text = whole_prompt(prompt, file)
+    most_bytes = partial(options.most_bytes, model, engine, choices.on_overflow)
+    text = whole_prompt(prompt, file, not no_stdin, encoding, most_bytes)
     line = ProgressLine()
-    chosen = options.generation_options(options.reading(line), **choices)
+    chosen = options.generation_options(options.reading(line), choices)
     if raw and system is not None:
         raise UsageError("-sys needs a chat template, which --raw switches off")
     if raw and chat_template is not None:
         raise UsageError("--raw switches off what --chat-template chooses")
     if n != 1 or beams:
         require_sense(n, beams, choices)
-    with options.open_model(model, context, threads, kv_type, chat_template, no_cache) as opened:
-        chosen = options.with_draft_model(opened, chosen, choices["speculate"])
+    with options.open_model(model, engine, chat_template, no_cache) as opened:
+        chosen = options.with_draft_model(opened, chosen, choices.speculate)
         load_s = perf_counter() - started
         if n > 1 or beams:
             asked, interrupted = request(opened, text, system, raw), False
@@ -89,17 +79,16 @@ def run(
         options.settle(opened)
 
 
-def require_sense(n: int, beams: int, choices: dict[str, Any]) -> None:
+def require_sense(n: int, beams: int, choices: options.Generation) -> None:
     """Raises UsageError for numbers of answers that make no sense, and for beams with options for drawing."""
     from localllm.generation.answers import require_counts
 
     require_counts(n, beams)
-    others = "max_tokens", "stop", "speculate", "on_overflow", "keep"
-    drawing = [name for name, value in choices.items() if value is not None and name not in others]
-    if options.is_draft_model(choices["speculate"]):
+    if options.is_draft_model(choices.speculate):
         raise UsageError("a draft model guesses for one answer only: leave out --n, --beams or --speculate")
+    drawing = choices.sampling.given()
     if beams and drawing:
-        raise UsageError(f"--beams draws nothing, so {drawing[0]} makes no sense with it")
+        raise UsageError(f"{next(iter(drawing))} makes no sense with --beams, which draws nothing")
 
 
 def several(

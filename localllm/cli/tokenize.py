@@ -2,20 +2,21 @@
 
 import json
 import sys
-
-import click
+from typing import Annotated
 
 from localllm.cli import options
-from localllm.cli.prompt import text_of, typed
+from localllm.cli.command import argument, option
+from localllm.cli.prompt import Encoding, text_of, typed
 from localllm.cli.terminal import is_terminal, say, write
 from localllm.errors import UsageError
 
 
-@click.command()
-@options.model
-@click.argument("text", metavar="[TEXT]", required=False)
-@click.option("--json", "as_json", is_flag=True, help='Print a list of {"id", "piece"} instead.')
-def tokenize(model: str, text: str | None, as_json: bool) -> None:
+def tokenize(
+    model: options.ModelName,
+    text: Annotated[str | None, argument("[TEXT]", "What to cut.  [default: stdin]")] = None,
+    encoding: Encoding = None,
+    as_json: Annotated[bool, option("--json", help='Print a list of {"id", "piece"} instead.')] = False,
+) -> None:
     """Show the tokens of a text.
 
     One per line: its id, a tab, and the text that it stands for, quoted as in JSON; bytes that are part of a character
@@ -31,7 +32,7 @@ def tokenize(model: str, text: str | None, as_json: bool) -> None:
     if given is None:
         if sys.stdin is None or is_terminal(sys.stdin):
             raise UsageError("there is no text: give one, or pipe it to stdin")
-        given = text_of(sys.stdin.buffer.read(), "stdin")
+        given = text_of(sys.stdin.buffer.read(), "stdin", encoding)
     ids = tokenizer.encode(given, special=True, bos=True)
     pieces = [tokenizer.token_bytes(token, special=True).decode(errors="backslashreplace") for token in ids]
     tokens = [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]

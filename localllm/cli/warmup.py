@@ -1,15 +1,11 @@
 """localllm warmup: make the first start as fast as later ones."""
 
-import click
-
 import localllm
 from localllm.cli import options
 from localllm.cli.terminal import ProgressLine, dim
 
 
-@click.command()
-@options.optional_model
-def warmup(model: str | None) -> None:
+def warmup(model: options.OptionalModelName = None) -> None:
     """Compile the kernels ahead of time.
 
     Those that MODEL needs, or the built-in model. Otherwise the first start does it, once per computer.
@@ -18,7 +14,7 @@ def warmup(model: str | None) -> None:
 
     line = ProgressLine()
     try:
-        compile_kernels(model or localllm.builtin_model(), options.compiling(line))
+        compile_kernels(localllm.builtin_model() if model is None else model, options.compiling(line))
     finally:
         line.clear()
     dim("the kernels are ready")

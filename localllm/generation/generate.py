@@ -50,8 +50,8 @@ class GenerationOptions:
         if not isinstance(self.stop, Iterable):
             raise UsageError(f"stop should be a list of texts, not {self.stop!r}")
         for text in self.stop:
-            if not require_text("a stop string", text):
-                raise UsageError("a stop string cannot be empty")
+            if not require_text("stop", text):
+                raise UsageError("stop should not be empty")
 
     def limit(self, room: int) -> int:
         """The most tokens of an answer for which the context has this much room."""

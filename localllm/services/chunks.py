@@ -14,9 +14,9 @@ def cut(tokens: Sequence[int], size: int, most: int | None = None) -> np.ndarray
     Raises UsageError if there is not even one.
     """
     if size < 4:
-        raise UsageError(f"a chunk should have 4 tokens or more, not {size}")
+        raise UsageError(f"context should be 4 or above for a chunk of so many tokens, not {size}")
     if most is not None and most < 1:
-        raise UsageError(f"the number of chunks should be 1 or above, not {most}")
+        raise UsageError(f"chunks should be 1 or above, not {most}")
     count = len(tokens) // size
     if count == 0:
         raise UsageError(f"the text has {len(tokens)} tokens, and a chunk takes {size}")

@@ -67,6 +67,12 @@ def default_output(path: str, recipe: Recipe) -> str:
     return os.path.join(folder, f"{TYPE_IN_NAME.sub('', stem)}-{suffix}.gguf")
 
 
+def require_new(paths: Sequence[str]) -> None:
+    """Raises UsageError if one of the files is there. For names that nobody has given."""
+    for path in filter(os.path.lexists, paths):
+        raise UsageError(f"{path}: this file exists; --force replaces it, OUT gives another name")
+
+
 def type_named(text: str) -> Recipe | None:
     """The recipe with this name, in any case, or number; None if there is none."""
     if text.upper() == COPY.name:

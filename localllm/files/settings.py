@@ -1,0 +1,136 @@
+"""What the user has written into config.toml: defaults of options, other names of models, the size of the cache.
+
+    cache_gb = 2                    # what is kept of long prompts, in GB
+
+    [aliases]
+    small = "~/models/small.gguf"   # a path, or a name that is known otherwise
+
+    [defaults]                      # options by their long names, for every command that has them
+    threads = 4
+
+    [command.run]                   # for one command; goes before [defaults]
+    temp = 0.2
+
+    [model.small]                   # for one model, as it is named on the command line; goes before both
+    context = 8192
+
+The file lies in the folder localllm of $XDG_CONFIG_HOME, which is ~/.config if it is not set, or no absolute path: the
+XDG Base Directory Specification has such a path ignored. Nothing that this module imports is slow; TOML is read only if
+there is a file.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from localllm.errors import UsageError
+
+TABLES = ("aliases", "defaults", "command", "model")
+CACHE_SIZE = "cache_gb"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The file's content, checked as far as it can be without knowing the commands.
+
+    aliases: other names of models.  cache_gb: None if the file does not say.  defaults, command, model: options by
+    their long names without dashes, the latter two by the name of the command and of the model.
+    """
+
+    path: Path
+    text: str = ""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    cache_gb: float | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    command: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    model: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def error(self, message: str, *keys: str) -> UsageError:
+        """About what the keys lead to: the file, the line, and what is wrong there."""
+        return UsageError(f"{self.path}, line {line_of(self.text, keys)}: {message}")
+
+
+def config_path() -> Path:
+    """Where the file would be."""
+    folder = os.environ.get("XDG_CONFIG_HOME", "")
+    folder = folder if os.path.isabs(folder) else os.path.expanduser("~/.config")
+    return Path(folder) / "localllm" / "config.toml"
+
+
+def settings() -> Settings:
+    """What the file says; nothing if there is none. Raises UsageError if it cannot be read or makes no sense."""
+    return read_settings(config_path())
+
+
+@cache
+def read_settings(path: Path) -> Settings:
+    """Raises UsageError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return Settings(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise UsageError(f"{path}, line {line}: this is not UTF-8") from None
+    return parse(path, text)
+
+
+def parse(path: Path, text: str) -> Settings:
+    """Raises UsageError."""
+    import tomllib
+
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        reason, line = str(error), text.count("\n") + 1
+        if place := re.fullmatch(r"(.*) \(at line (\d+), column \d+\)", reason):
+            reason, line = place[1], int(place[2])
+        raise UsageError(f"{path}, line {line}: {reason[:1].lower()}{reason[1:]}") from None
+    bare = Settings(path, text)
+    for key, value in content.items():
+        if key == CACHE_SIZE:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+                raise bare.error(f"{CACHE_SIZE} should be a number from 0 up", key)
+        elif key not in TABLES:
+            raise bare.error(f"there is no {key!r}; there are {CACHE_SIZE}, [{'], ['.join(TABLES)}]", key)
+        elif not isinstance(value, dict):
+            raise bare.error(f"{key} should be a table: [{key}]", key)
+    for table in ("command", "model"):
+        for name, value in content.get(table, {}).items():
+            if not isinstance(value, dict):
+                raise bare.error(f"{table} holds tables: [{table}.{name}] or so", table, name)
+    for name, value in content.get("aliases", {}).items():
+        if not isinstance(value, str) or not value:
+            raise bare.error("an alias stands for a path or a name, in quotes", "aliases", name)
+    aliases = {name: os.path.expanduser(value) for name, value in content.get("aliases", {}).items()}
+    return Settings(path, text, **(content | {"aliases": aliases}))
+
+
+def line_of(text: str, keys: tuple[str, ...]) -> int:
+    """The number of the line with the last of the keys, or with the table it is in."""
+    table: list[str] = []
+    best = 1
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+            table = names_in(header[1])
+            found = table
+        elif "=" in line:
+            found = [*table, *names_in(line.partition("=")[0])]
+        else:
+            continue
+        if found == list(keys):
+            return number
+        if found == list(keys)[: len(found)]:
+            best = number
+    return best
+
+
+def names_in(text: str) -> list[str]:
+    """A dotted key's parts; a part in quotes may have dots."""
+    return [quoted or literal or bare for quoted, literal, bare in re.findall(r"\"([^\"]*)\"|'([^']*)'|([\w-]+)", text)]

@@ -1,0 +1,153 @@
+"""Receipts: what an answer came from, in a file that a person can read; and whether the same comes again.
+
+A receipt is JSON: the model's files with their SHA-256, the prompt, every option and the seed, what computed (versions,
+processor, its instructions), and the answer with its timings. The same program on the same kind of processor gives the
+same tokens for them, to the bit; another may round differently, and where two tokens are as likely take the other.
+"""
+
+import json
+import os
+import platform
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from importlib.metadata import version
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localllm.errors import UsageError
+from localllm.files.file_hash import OnProgress, sha256_of
+from localllm.files.gguf_header import shown
+from localllm.files.safe_file import SafeFile
+from localllm.generation.draft_model import Drafter
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.sampling import SamplingOptions
+from localllm.kernels.objects import object_folder
+from localllm.kernels.target import cpu_features
+from localllm.services.bench import processor
+from localllm.text.plain import Message
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.answers import Answer
+    from localllm.generation.generate import Generation
+
+LAYOUT = 1  # of receipts; one with another number is not read
+PACKAGES = "localllm", "numpy", "numba", "llvmlite"
+SEEDS = 1 << 32
+# The instructions by which kernels differ.
+INSTRUCTIONS = {"avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-bf16", "amx-int8"}
+
+Asked = str | list[Message]
+Receipt = dict[str, Any]
+
+
+def seeded(options: GenerationOptions) -> GenerationOptions:
+    """The same options with a seed, drawn now if there is none: so that the answer can be had again."""
+    if options.sampling.seed is not None:
+        return options
+    return replace(options, sampling=replace(options.sampling, seed=secrets.randbelow(SEEDS)))
+
+
+def make(
+    model: "Model",
+    opening: Mapping[str, Any],
+    asked: Asked,
+    options: GenerationOptions,
+    choices: Mapping[str, Any],
+    result: Mapping[str, Any],
+    on_progress: OnProgress | None = None,
+) -> Receipt:
+    """The receipt for an answer, or several.
+
+    opening: arguments of api.open_model, less the path, in plain values.  choices: what options do not know: n and beams
+    of `candidates`, and "speculate", perhaps with the draft model's path.  result: what came, with its "text" and
+    "tokens", or of several "answers" a list of them.  on_progress: hears how far the model's files are hashed. Raises
+    UsageError for options that cannot be written down, OSError.
+    """
+    return {
+        "receipt": LAYOUT,
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": {"arch": model.arch, "format": model.format, "files": identified(model, on_progress)},
+        "prompt": {"asked": asked, "sha256": sha256(json.dumps(asked).encode()).hexdigest()},
+        "opening": dict(opening),
+        "options": plain_options(options) | dict(choices),
+        "made_by": circumstances(model),
+        "result": {name: value for name, value in result.items() if name != "model"},
+    }
+
+
+def identified(model: "Model", on_progress: OnProgress | None = None) -> list[dict[str, Any]]:
+    """Each of a model's files: where it is, its size, its hash. Raises OSError."""
+    paths = [os.path.realpath(path) for path in model.file.parts]
+    return [{"path": path, "size": os.stat(path).st_size, "sha256": sha256_of(path, on_progress)} for path in paths]
+
+
+def circumstances(model: "Model") -> dict[str, Any]:
+    """What computes: of equal ones come equal answers."""
+    return {
+        **{name: version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
+        "instructions": " ".join(sorted(INSTRUCTIONS & cpu_features())),
+        "kernels": object_folder().name,
+        "threads": model.engine.thread_count,
+    }
+
+
+def plain_options(options: GenerationOptions) -> dict[str, Any]:
+    """The options as JSON has them. Raises UsageError for one that it cannot have."""
+    plain: dict[str, Any] = {}
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name == "on_progress":
+            continue
+        if isinstance(value, SamplingOptions):
+            value = {each.name: getattr(value, each.name) for each in fields(value)}
+        if isinstance(value, Drafter):
+            continue
+        try:
+            plain[field.name] = json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError):
+            raise UsageError(f"{field.name} cannot be written to a receipt: {value!r}") from None
+    return plain
+
+
+def options_of(receipt: Receipt) -> GenerationOptions:
+    """The options that a receipt has; of an answer that was interrupted only so many tokens as came. Raises UsageError."""
+    given = {name: value for name, value in receipt["options"].items() if name not in ("n", "beams", "speculate")}
+    speculate = receipt["options"]["speculate"]
+    if receipt["result"].get("finish_reason") == "interrupted":
+        given["max_tokens"] = len(receipt["result"]["tokens"])
+    try:
+        sampling = SamplingOptions(**given.pop("sampling"))
+        kind = "ngram" if speculate.startswith("draft:") else speculate
+        return GenerationOptions(**given, sampling=sampling, speculate=kind)
+    except TypeError as error:
+        raise UsageError(f"the receipt is of another version of localllm: {error}") from None
+
+
+def write(path: str | os.PathLike[str], receipt: Receipt) -> None:
+    """There when it is whole, or not at all. Raises LocalllmError."""
+    with SafeFile(path) as file:
+        file.write(json.dumps(receipt, ensure_ascii=False, indent=1).encode(errors="replace") + b"\n")
+
+
+def read(path: str | os.PathLike[str]) -> Receipt:
+    """Raises UsageError for a file that is no receipt."""
+    name = shown(os.fsdecode(path), 4096)
+    try:
+        receipt = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        receipt = None
+    if not isinstance(receipt, dict) or not isinstance(receipt.get("receipt"), int):
+        raise UsageError(f"{name}: not a receipt; run --receipt FILE writes one")
+    if receipt["receipt"] != LAYOUT:
+        raise UsageError(f"{name}: a receipt of another version of localllm")
+    return receipt
