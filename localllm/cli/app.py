@@ -11,6 +11,7 @@ from localllm.cli.terminal import write
 
 COMMANDS = (
     "run", "chat", "map", "inspect", "tokenize", "quantize", "imatrix", "perplexity", "bench", "warmup", "cache",
+    "replay",
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import localllm
 from localllm.cli import options
-from localllm.cli.prompt import Encoding, begin, warn_of_template, whole_prompt
+from localllm.cli.prompt import Encoding, begin, request, warn_of_template, whole_prompt
 from localllm.cli.render import file_stem, stream
 from localllm.cli.terminal import ProgressLine, dim, dim_text, exit_on_sigterm, is_terminal, say
 from localllm.errors import LocalllmError
@@ -53,7 +53,7 @@ def chat(
             exit_on_sigterm()
             warn_of_template(opened)
             Conversation(opened, system, chosen, line).hold()
-        elif stream(begin(opened, text, system, False, chosen), line):
+        elif stream(begin(opened, request(opened, text, system, False), chosen), line):
             raise KeyboardInterrupt
         options.settle(opened)
 

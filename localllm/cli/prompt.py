@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 Encoding = Annotated[
     str | None,
-    option(
-        "--encoding", metavar="NAME", help="How -f and stdin are written.  [default: UTF-8, marked UTF-16]"
-    ),
+    option("--encoding", metavar="NAME", help="How -f and stdin are written.  [default: UTF-8, marked UTF-16]"),
 ]
 ALWAYS = 1 << 20  # bytes of a prompt that are read before anybody asks how many could fit
 
@@ -112,7 +110,6 @@ def warn_of_template(model: "Model") -> None:
         say(f"localllm: warning: {warning}; --chat-template names another, `run --raw` continues a text as it is")
 
 
-def begin(model: "Model", text: str, system: str | None, raw: bool, chosen: "GenerationOptions") -> "Generation":
-    """The answer to the prompt, in the making."""
-    asked = request(model, text, system, raw)
+def begin(model: "Model", asked: "str | list[Message]", chosen: "GenerationOptions") -> "Generation":
+    """The answer in the making."""
     return model.session.complete(asked, chosen) if isinstance(asked, str) else model.session.chat(asked, chosen)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from localllm.cli import options
 from localllm.cli.command import option
 from localllm.cli.prompt import Encoding, begin, request, whole_prompt
+from localllm.cli.receipt import keep, prepared
 from localllm.cli.render import stream
 from localllm.cli.terminal import ProgressLine, say, write
 from localllm.errors import UsageError
@@ -33,6 +34,9 @@ def run(
     raw: Annotated[bool, option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
     as_json: options.AsJson = False,
     stats: Annotated[bool, option("--stats", help="Tell on stderr how long it took.")] = False,
+    receipt: Annotated[
+        str | None, option("--receipt", metavar="FILE", help="Write what the answer came from, for `localllm replay`.")
+    ] = None,
     n: Annotated[int, option("--n", metavar="N", help="Answers to give, best first.  [default: 1]")] = 1,
     beams: Annotated[
         int, option("--beams", metavar="N", help="Find the likeliest answers among N.  [default: 0, off]")
@@ -57,23 +61,27 @@ def run(
         raise UsageError("--raw switches off what --chat-template chooses")
     if n != 1 or beams:
         require_sense(n, beams, choices)
+    chosen = chosen if receipt is None else prepared(receipt, chosen, (model, file))
     with options.open_model(model, engine, chat_template, no_cache) as opened:
         chosen = options.with_draft_model(opened, chosen, choices.speculate)
         load_s = perf_counter() - started
+        asked, interrupted = request(opened, text, system, raw), False
         if n > 1 or beams:
-            asked, interrupted = request(opened, text, system, raw), False
             answers = several(opened, asked, chosen, n, beams, line)
             if not as_json:
                 write("\n\n".join(answer.text for answer in answers) + "\n")
             result = report_several(opened, answers, load_s, perf_counter() - started)
         else:
-            answer = begin(opened, text, system, raw, chosen)
+            answer = begin(opened, asked, chosen)
             interrupted = stream(answer, line, silent=as_json)
             result = report(opened, answer, load_s, perf_counter() - started)
         if as_json:
             write(json.dumps(result, ensure_ascii=False) + "\n")
         if stats:
             (tell if "text" in result else tell_several)(result)
+        if receipt is not None:
+            kinds = {"n": n, "beams": beams, "speculate": choices.speculate}
+            keep(receipt, opened, (engine, chat_template), asked, chosen, kinds, result)
         if interrupted:
             raise KeyboardInterrupt
         options.settle(opened)

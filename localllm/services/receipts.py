@@ -8,13 +8,14 @@ same tokens for them, to the bit; another may round differently, and where two t
 import json
 import os
 import platform
+import re
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
-from itertools import zip_longest
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +33,23 @@ from localllm.text.plain import Message
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generation.answers import Answer
-    from localllm.generation.generate import Generation
 
 LAYOUT = 1  # of receipts; one with another number is not read
 PACKAGES = "localllm", "numpy", "numba", "llvmlite"
 SEEDS = 1 << 32
 # The instructions by which kernels differ.
-INSTRUCTIONS = {"avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-bf16", "amx-int8"}
+INSTRUCTIONS = {"avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-bf16"}
+LIST_OF_NUMBERS = re.compile(r"\[\n[\d,\s]+\]")  # in indented JSON, whose strings have no line breaks
+SHAPE: dict[str, Any] = {  # what `replay` looks at
+    "receipt": int,
+    "model": {"files": [{"path": str, "sha256": str}]},
+    "prompt": {"asked": str | list},
+    "opening": {"engine": dict, "chat_template": str | None},
+    "options": {"sampling": dict, "n": int, "beams": int, "speculate": str},
+    "made_by": dict,
+    "result": dict,
+}
+SHOWN = 40  # characters of a text that differs
 
 Asked = str | list[Message]
 Receipt = dict[str, Any]
@@ -63,10 +73,10 @@ def make(
 ) -> Receipt:
     """The receipt for an answer, or several.
 
-    opening: arguments of api.open_model, less the path, in plain values.  choices: what options do not know: n and beams
-    of `candidates`, and "speculate", perhaps with the draft model's path.  result: what came, with its "text" and
-    "tokens", or of several "answers" a list of them.  on_progress: hears how far the model's files are hashed. Raises
-    UsageError for options that cannot be written down, OSError.
+    opening: how the model was opened, in plain values.  choices: what options do not know: n and beams of `candidates`,
+    and "speculate", perhaps with the draft model's path.  result: what came, with its "text" and "tokens", or of several
+    "answers" a list of them.  on_progress: hears how far the model's files are hashed. Raises UsageError for options
+    that cannot be written down, OSError.
     """
     return {
         "receipt": LAYOUT,
@@ -118,7 +128,7 @@ def plain_options(options: GenerationOptions) -> dict[str, Any]:
 
 
 def options_of(receipt: Receipt) -> GenerationOptions:
-    """The options that a receipt has; of an answer that was interrupted only so many tokens as came. Raises UsageError."""
+    """The options that a receipt has; of an interrupted answer only so many tokens as came. Raises UsageError."""
     given = {name: value for name, value in receipt["options"].items() if name not in ("n", "beams", "speculate")}
     speculate = receipt["options"]["speculate"]
     if receipt["result"].get("finish_reason") == "interrupted":
@@ -133,8 +143,10 @@ def options_of(receipt: Receipt) -> GenerationOptions:
 
 def write(path: str | os.PathLike[str], receipt: Receipt) -> None:
     """There when it is whole, or not at all. Raises LocalllmError."""
+    text = json.dumps(receipt, ensure_ascii=False, indent=1)
+    text = LIST_OF_NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
     with SafeFile(path) as file:
-        file.write(json.dumps(receipt, ensure_ascii=False, indent=1).encode(errors="replace") + b"\n")
+        file.write(text.encode(errors="replace") + b"\n")
 
 
 def read(path: str | os.PathLike[str]) -> Receipt:
@@ -146,8 +158,68 @@ def read(path: str | os.PathLike[str]) -> Receipt:
         raise UsageError(f"{name}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         receipt = None
-    if not isinstance(receipt, dict) or not isinstance(receipt.get("receipt"), int):
+    if not has_shape(receipt, SHAPE) or not has_shape(answers_of(receipt["result"]), [{"text": str, "tokens": list}]):
         raise UsageError(f"{name}: not a receipt; run --receipt FILE writes one")
     if receipt["receipt"] != LAYOUT:
         raise UsageError(f"{name}: a receipt of another version of localllm")
     return receipt
+
+
+def has_shape(value: Any, shape: Any) -> bool:
+    """Whether a value of JSON is of a type, a list of such values, or an object that has at least these fields."""
+    if isinstance(shape, list):
+        return isinstance(value, list) and value != [] and all(has_shape(item, shape[0]) for item in value)
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(has_shape(value.get(name), inner) for name, inner in shape.items())
+    return isinstance(value, shape)
+
+
+def again(model: "Model", receipt: Receipt, options: GenerationOptions, on_token: Callable[[int], None]) -> Receipt:
+    """The result that the receipt's prompt has now; on_token: hears how many tokens one answer has so far.
+
+    Raises as Session.candidates.
+    """
+    session, asked = model.session, receipt["prompt"]["asked"]
+    n, beams = receipt["options"]["n"], receipt["options"]["beams"]
+    if n > 1 or beams:
+        answers = session.candidates(asked, options, n, beams)
+        return {"answers": [{"text": answer.text, "tokens": answer.tokens} for answer in answers]}
+    answer = session.complete(asked, options) if isinstance(asked, str) else session.chat(asked, options)
+    for _ in answer:
+        on_token(len(answer.tokens))
+    return {"text": answer.text, "tokens": answer.tokens}
+
+
+def changes(receipt: Receipt, model: "Model", on_progress: OnProgress | None = None) -> list[str]:
+    """What is not as it was when the receipt was made, a line each. Raises OSError."""
+    then, now = receipt["made_by"], circumstances(model)
+    lines = [f"{name} was {then.get(name)}, is {now[name]}" for name in now if then.get(name) != now[name]]
+    both = receipt["model"]["files"], identified(model, on_progress)
+    before, after = ([file["sha256"][:16] for file in files] for files in both)
+    if before != after:
+        lines.append(f"the model is another one: its SHA-256 was {', '.join(before)}…, is {', '.join(after)}…")
+    return lines
+
+
+def difference(then: Receipt, now: Receipt) -> str | None:
+    """Where the texts of two results differ first, None if they are the same."""
+    old, new = answers_of(then), answers_of(now)
+    if len(old) != len(new):
+        return f"there were {len(old)} answers, now there are {len(new)}"
+    for number, (before, after) in enumerate(zip(old, new, strict=True), 1):
+        if before["text"] != after["text"]:
+            character, token = (common(before[name], after[name]) for name in ("text", "tokens"))
+            texts = (repr(one["text"][character : character + SHOWN]) for one in (before, after))
+            place = f"answer {number}, " if len(old) > 1 else ""
+            return f"{place}token {token + 1}, character {character + 1}: it was {' and is '.join(texts)}"
+    return None
+
+
+def answers_of(result: Receipt) -> Any:
+    """A list of all answers of a result, which is one or has several."""
+    return result.get("answers", [result])
+
+
+def common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many items two sequences have in common at their beginnings."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
