@@ -150,14 +150,17 @@ def execute(plan: "Plan", target: str, request: "Request", threads: int | None) 
 
     if threads is not None and not 1 <= threads <= 1024:
         raise UsageError(f"threads should be from 1 to 1024, not {threads}")
-    start, line = perf_counter(), ProgressLine()
+    start, line, warnings = perf_counter(), ProgressLine(), list[str]()
     service.check_output(plan, target, request)
     end_on_bus_error(plan.source.path)
     try:
         with progress_bar(plan) as on_progress:
-            service.run(plan, target, request, threads or usable_cores(), on_progress, options.compiling(line))
+            service.run(
+                plan, target, request, threads or usable_cores(), on_progress, options.compiling(line), warnings
+            )
     finally:
         line.clear()
+    options.warn(warnings)
     seconds = perf_counter() - start
     paths = plan.paths(target)
     name = one_line(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")

@@ -74,9 +74,9 @@ def make(
     """The receipt for an answer, or several.
 
     opening: how the model was opened, in plain values.  choices: what options do not know: n and beams of `candidates`,
-    and "speculate", perhaps with the draft model's path.  result: what came, with its "text" and "tokens", or of several
-    "answers" a list of them.  on_progress: hears how far the model's files are hashed. Raises UsageError for options
-    that cannot be written down, OSError.
+    and "speculate", perhaps with the draft model's path.  result: what came, with its "text" and "tokens", or several
+    of them as "answers".  on_progress: hears how far the model's files are hashed. Raises UsageError for options that
+    cannot be written down, OSError.
     """
     return {
         "receipt": LAYOUT,
