@@ -140,9 +140,9 @@ def test_a_closed_stdout_is_no_success(tiny: str, streams: str):
 @posix
 def test_no_file_becomes_a_closed_stream(folder: Path):
     """A file that is opened takes the lowest free number: with stderr closed, warnings would go into the output."""
-    done = shell('"$@" 2>&- <&-', "quantize", folder / "model.gguf", folder / "out.gguf", "Q5_K")
+    done = shell('"$@" 2>&- <&-', "quantize", folder / "model.gguf", folder / "out.gguf", "Q8_0")
     assert done.returncode == 0
-    shell('"$@"', "quantize", folder / "model.gguf", folder / "again.gguf", "Q5_K")
+    shell('"$@"', "quantize", folder / "model.gguf", folder / "again.gguf", "Q8_0")
     assert (folder / "out.gguf").read_bytes() == (folder / "again.gguf").read_bytes()
 
 
@@ -202,7 +202,7 @@ def test_how_many_bytes_can_fit(tiny: str):
 
 
 def test_every_text_is_shorter_than_its_tokens_can_be(shared: Path):
-    for path in sorted((shared / "vocabs").glob("*.gguf")):
+    for path in (shared / "vocabs" / f"ggml-vocab-{name}.gguf" for name in ("gpt-2", "llama-spm")):
         tokenizer = localllm.Tokenizer.from_file(path)
         for text in path.with_name(path.name + ".inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n"):
             assert len(text.encode()) <= tokenizer.most_bytes(len(tokenizer.encode(text)))
@@ -286,10 +286,8 @@ def test_stdin_by_name_and_not_at_all(tiny: str, cli):
 
 @posix
 def test_a_loop_over_lines_keeps_its_stdin(tiny: str):
-    loop = (
-        'printf "a\\nb\\n" | while read -r word; do "$@" -p "$word" --no-stdin >/dev/null || exit; echo "$word"; done'
-    )
-    assert shell(loop, "run", tiny, *GREEDY).stdout == b"a\nb\n"
+    loop = 'while read -r word; do "$@" -p "$word" --no-stdin >/dev/null || exit; echo "$word"; done'
+    assert shell(f'printf "a\\nb\\n" | {loop}', "run", tiny, *GREEDY).stdout == b"a\nb\n"
 
 
 # Mistakes.
@@ -544,7 +542,7 @@ def test_little_memory(tiny: str):
     results = []
     for size in sizes:
         done = shell(f'ulimit -v {size}; "$@"', "run", tiny, "-p", "Hi", "--no-stdin", *GREEDY)
-        told = (5, b"", b"localllm: error: not enough memory\n")
-        assert done.returncode == 0 or (done.returncode, done.stdout, done.stderr) == told, (size, done)
+        told = re.fullmatch(rb"localllm: error: .*memory.*\n", done.stderr)
+        assert done.returncode == 0 or (done.returncode == 5 and done.stdout == b"" and told), (size, done)
         results.append(done.returncode)
     assert results[:5] == [5] * 5 and results[-1] == 0

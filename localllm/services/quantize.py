@@ -167,8 +167,8 @@ def run(
 ) -> list[str]:
     """Write the files; their paths. They appear when all is done, or not at all.
 
-    threads: that search, beside this one, which writes.  warnings: gets lines that the user should see. Raises ModelError for a weight that is no finite number,
-    UsageError, LocalllmError.
+    threads: that search, beside this one, which writes.  warnings: gets lines that the user should see. Raises
+    ModelError for a weight that is no finite number, UsageError, LocalllmError.
     """
     targets = check_output(plan, path, request)
     with ExitStack() as stack:
