@@ -15,6 +15,7 @@ from localllm.arch.storage import KVType
 from localllm.arch.weights import Weights
 from localllm.engine.cache import KVCache
 from localllm.engine.cpu import compiled
+from localllm.engine.forks import Refusal, refuse_forks
 from localllm.engine.observe import Squares
 from localllm.engine.page_table import PageTable
 from localllm.engine.pages import Pages
@@ -153,7 +154,9 @@ class Engine:
         model, self.hyperparameters = architecture(file)
         self.context = self.hyperparameters.context if context is None else context
         self.vocab_size = self.hyperparameters.vocab_size
-        self.lock, self.abandoned, self._path = threading.Lock(), list[Store](), file.path
+        self.lock: threading.Lock | Refusal = threading.Lock()
+        refuse_forks(self)
+        self.abandoned, self._path = list[Store](), file.path
         weights = Weights(file.tensors)
         operations = self._recorded(file, model.forward, weights, observer)
         self.operations, self.kv_type = operations, kept_as
@@ -318,7 +321,9 @@ class Engine:
             found = found[span.wanted :]
 
     def close(self) -> None:
-        """End the engine's threads; a second time does nothing."""
+        """End the engine's threads; a second time does nothing, nor does it in a process that was forked."""
+        if isinstance(self.lock, Refusal):
+            return
         with self.lock:
             backend, self._backend = self._backend, None
         if backend is not None:

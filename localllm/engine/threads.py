@@ -70,6 +70,7 @@ class Team:
             self.job[place] = value
         self.prepare_system_calls()
         self.threads: list[threading.Thread] = []
+        self.process = os.getpid()
 
     def prepare_system_calls(self) -> None:
         """Tell the kernels how to wait."""
@@ -97,7 +98,9 @@ class Team:
         self.work(self.job.ctypes.data, thread, 0, 0)
 
     def stop(self) -> None:
-        """End the threads, after the run that is going on."""
+        """End the threads, after the run that is going on. In a process that was forked from theirs there are none."""
+        if os.getpid() != self.process:
+            return
         self.run(self.job.ctypes.data, 1, 0, 0)
         for thread in self.threads:
             thread.join()

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
+from localllm.engine.forks import Refusal, refuse_forks
 from localllm.engine.program import PRECISE_TOKENS
 from localllm.engine.runs import LONG
 from localllm.generation.overflow import Rolling, rolling
@@ -59,7 +60,8 @@ class Sequences:
         self.prefixes = prefixes
         self._end: End | None = None  # where the latest prompt of more than PRECISE_TOKENS ends
         self._is_new = False  # that one, so that it is to be written
-        self._lock = threading.Lock()
+        self.lock: threading.Lock | Refusal = threading.Lock()
+        refuse_forks(self)
 
     @contextmanager
     def beginning_with(self, ids: Ids[int], keep: int | None = None) -> Iterator[Begun]:
@@ -80,14 +82,14 @@ class Sequences:
             return
         if begin != runs.last_end(begin) or sequence.aligned != runs.last_end(length):
             return
-        with self._lock:
+        with self.lock:
             before, self._end, self._is_new = self._end, End(sequence.fork(), logits.copy()), True
         if before:
             before.sequence.close()
 
     def _take(self, ids: Ids[int], keep: int | None) -> Begun:
         """The kept sequence, or a fork of one in use if that holds more, or what files have if that is still more."""
-        with self._lock:
+        with self.lock:
             begun = self._at_end(ids) if keep is None else None
             if begun is None:
                 self._leave_end(ids)
@@ -145,7 +147,7 @@ class Sequences:
 
     def _give_back(self, sequence: "Sequence | Rolling") -> None:
         """Keep it for the next one, instead of what was kept before; a prompt that was read goes to files."""
-        with self._lock:
+        with self.lock:
             self._busy.discard(sequence)
             before, self._kept = self._kept, sequence
             self._write_end()

@@ -1,0 +1,41 @@
+"""A process that was forked has none of the engine's threads, and locks that they held stay locked: it is refused."""
+
+import os
+import weakref
+from typing import Any, NoReturn, Protocol
+
+from localllm.errors import LocalllmError
+
+
+class Locked(Protocol):
+    """What one thread at a time may use, which holds its lock."""
+
+    lock: Any
+
+
+class Refusal:
+    """Takes the place of a lock."""
+
+    def __enter__(self) -> NoReturn:
+        """Raises LocalllmError."""
+        raise LocalllmError("the model was opened before this process was forked: open it here")
+
+    def __exit__(self, *error: object) -> None:
+        """Never happens."""
+
+
+_owners: weakref.WeakSet[Locked] = weakref.WeakSet()
+
+
+def refuse_forks(owner: Locked) -> None:
+    """In processes that are forked from this one, `with owner.lock` will be an error, and not a wait without end."""
+    _owners.add(owner)
+
+
+def _refuse() -> None:
+    for owner in list(_owners):
+        owner.lock = Refusal()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_refuse)

@@ -1,0 +1,56 @@
+"""Eight threads with one model, and a process forked in the middle: right answers, or a clear refusal."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SECONDS = float(os.environ.get("SECONDS_WITH_THREADS", "2"))  # a minute is worth it after changes of the engine
+PROGRAM = """
+import os, random, sys, threading, time
+from localllm import api, builtin_model
+
+model = api.open_model(builtin_model(), 2)
+prompts = ["What is localllm?", "How do I quantize?", "One two three", "Hello"]
+expected = {prompt: "".join(model.generate(prompt, 24, temperature=0)) for prompt in prompts}
+end, answers, wrong = time.monotonic() + SECONDS, [], []
+
+def work(seed):
+    draw = random.Random(seed)
+    while time.monotonic() < end:
+        prompt = draw.choice(prompts)
+        text = "".join(model.generate(prompt, 24, temperature=0))
+        (answers if text == expected[prompt] else wrong).append(text)
+
+threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+for thread in threads:
+    thread.start()
+time.sleep(SECONDS / 2)
+child = os.fork()
+if child == 0:
+    for use in (lambda: "".join(model.generate("Hi", 2)), lambda: model.logits([1]), model.sequence().close):
+        try:
+            use()
+        except Exception as error:
+            print(type(error).__name__, error, flush=True)
+    model.close()
+    sys.exit(7)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+for thread in threads:
+    thread.join()
+model.close()
+print("wrong", len(wrong), "enough", len(answers) > 8)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_eight_threads_and_a_fork():
+    program = PROGRAM.replace("SECONDS", str(SECONDS))
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60 + SECONDS)
+    assert ran.stdout.decode().splitlines() == [
+        *["LocalllmError the model was opened before this process was forked: open it here"] * 3,
+        "child 7",
+        "wrong 0 enough True",
+    ]
+    assert ran.stderr == b""
