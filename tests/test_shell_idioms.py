@@ -60,6 +60,14 @@ def test_all_of_them_are_found():
     assert BLOCKS.keys() == ANSWERS.keys()
 
 
+def test_the_readme_shows_some_of_them():
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## In shell scripts\n")[1].split("\n## ")[0]
+    shown = [block.replace("\n    ", "\n")[4:] for block in section.strip().split("\n\n") if block.startswith("    ")]
+    assert len(shown) == 2
+    for block in shown:
+        assert any(block + "\n" == code for _, code in BLOCKS.values()), block
+
+
 @pytest.mark.parametrize("title", ANSWERS)
 def test_an_idiom(folder: Path, title: str):
     language, code = BLOCKS[title]
