@@ -10,6 +10,7 @@ import pytest
 
 from localllm.cli import main, terminal
 
+os.environ["XDG_CONFIG_HOME"] = os.devnull  # nor are they bothered by the user's config.toml
 os.environ["LOCALLLM_PREFIX_GB"] = "0"  # tests leave nothing in the user's cache, but for those that say so
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,9 +18,10 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm.cli import prompt as prompts
 from localllm.cli import terminal
-from localllm.cli.command import as_typed, command
+from localllm.cli.command import command
 from localllm.cli.main import LEAST_MEMORY
 from localllm.cli.run import run
+from localllm.cli.words import as_typed
 from localllm.errors import ContextError, UsageError
 from localllm.files import text_file
 from localllm.files.safe_file import OnlyWriter

@@ -95,6 +95,9 @@ def test_no_command_imports_another():
         "bench",
         "cache",
         "chat",
+        "completion",
+        "config",
+        "help",
         "imatrix",
         "inspect",
         "map",
@@ -132,6 +135,7 @@ HEAVY = {"numpy", "numba", "llvmlite", "rich", "pydantic", "prompt_toolkit"}
         ("import localllm", set()),
         ("from localllm.cli.main import main; sys.argv[1:] = ['--help']; main()", set()),
         ("from localllm.cli.main import main; sys.argv[1:] = ['tokenize', '-h']; main()", set()),
+        ("from localllm.cli.completion import possible; possible([], ''); possible(['run', 'x'], '--te')", set()),
         (f"from localllm.cli.main import main; sys.argv[1:] = ['inspect', {__file__!r}]; main()", {"numpy"}),
     ],
 )

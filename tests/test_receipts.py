@@ -69,14 +69,15 @@ def test_what_a_receipt_has(tiny: str, cli, tmp_path: Path):
     assert receipt["model"] == {"arch": "llama", "format": "F32", "files": [file]}
     asked = [{"role": "user", "content": text}]
     assert receipt["prompt"] == {"asked": asked, "sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest()}
-    assert receipt["opening"]["engine"] == {"context": None, "threads": None, "kv_type": "f16"}
+    assert receipt["opening"].pop("threads") >= 1
+    assert receipt["opening"] == {"context": 2048, "kv_type": "k=f16,v=f16", "chat_template": None}
     options = receipt["options"]
     assert options.keys() == {field.name for field in fields(GenerationOptions)} - {"on_progress"} | {"n", "beams"}
     assert options["sampling"].keys() == {field.name for field in fields(SamplingOptions)}
     assert (options["max_tokens"], options["stop"], options["sampling"]["top_p"]) == (6, ["x\ny"], 0.5)
     assert options["sampling"]["seed"] == receipt["result"]["seed"] is not None
     assert receipt["made_by"]["localllm"] == localllm.__version__
-    assert {"numpy", "numba", "processor", "instructions", "threads"} < receipt["made_by"].keys()
+    assert {"numpy", "numba", "processor", "instructions", "kernels"} < receipt["made_by"].keys()
     result = receipt["result"]
     assert result["completion_tokens"] == len(result["tokens"]) == 6 and result["timings"]["total_s"] > 0
     with localllm.open(tiny) as model:

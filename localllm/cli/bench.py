@@ -41,18 +41,21 @@ def numbers(*names: str, least: int = 0, help: str) -> Any:
 
 def bench(
     model: options.ModelName,
+    *,
     prompt: Annotated[
-        Sequence[int], numbers("-p", "--prompt", help="Tokens to read at once (pp); 0: none.  [default: 512]")
+        Sequence[int],
+        numbers("-p", "--n-prompt", "--prompt", help="Tokens to read at once (pp); 0: none.  [default: 512]"),
     ] = (512,),
     generate: Annotated[
-        Sequence[int], numbers("-n", "--generate", help="Tokens to write one by one (tg); 0: none.  [default: 128]")
+        Sequence[int],
+        numbers("-n", "--n-gen", "--generate", help="Tokens to write one by one (tg); 0: none.  [default: 128]"),
     ] = (128,),
     combined: Annotated[
         list[tuple] | None,
         option("-pg", parser=Numbers(1, 2), metavar="P,N", help="Read P, then write N.  [repeatable]"),
     ] = None,
     depth: Annotated[
-        Sequence[int], numbers("-d", "--depth", help="Tokens that are in the cache before.  [default: 0]")
+        Sequence[int], numbers("-d", "--depth", "--n-depth", help="Tokens that are in the cache before.  [default: 0]")
     ] = (0,),
     repetitions: Annotated[
         int, option("-r", "--repetitions", metavar="N", help="Runs of each test.  [default: 5]")
@@ -61,7 +64,7 @@ def bench(
         Sequence[int] | None,
         numbers("-t", "--threads", least=1, help="Threads.  [default: one per physical core that is free to use]"),
     ] = None,
-    kv_type: options.KvType = "f16",
+    cache: options.Cache,
     as_markdown: Annotated[bool, option("--md", help="Print a Markdown table, as without a terminal.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -70,6 +73,11 @@ def bench(
     Each test runs once to warm up and then -r times: the mean and the standard deviation. Of reading, the arithmetic in
     billions of operations per second; of writing, how fast the weights are read, and how fast the memory could be.
     Options that take lists make one test of each combination. Ctrl-C prints what was measured so far.
+
+    Examples:
+      localllm bench model.gguf
+      localllm bench model.gguf -p 128,512 -n 0 -t 1,2,4
+      localllm bench model.gguf -pg 512,64 -d 0,4096 --json
     """
     if as_markdown and as_json:
         raise UsageError("--md and --json exclude each other")
@@ -79,7 +87,7 @@ def bench(
     results: list[Result] = []
     opened = service.Bench(model, lambda step: line.show(f"measuring {step}"), options.compiling(line))
     try:
-        for result in opened.run(tests, threads, repetitions, kv_type):
+        for result in opened.run(tests, threads, repetitions, cache.types()):
             results.append(result)
     finally:
         line.clear()

@@ -16,7 +16,12 @@ def cache(
     """List what is kept of long prompts, or remove it.
 
     A prompt that begins as an earlier one is then read from there. With `clear`, all of it is removed. The least
-    recently used goes when all of it takes more than 4 GB, or what LOCALLLM_PREFIX_GB says; 0 keeps nothing.
+    recently used goes when all of it takes more than 4 GB, or than LOCALLLM_PREFIX_GB or cache_gb in config.toml says;
+    0 keeps nothing.
+
+    Examples:
+      localllm cache
+      localllm cache clear
     """
     from localllm.files import prefix_files
 

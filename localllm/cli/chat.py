@@ -29,6 +29,7 @@ def chat(
     model: options.OptionalModelName = None,
     *,
     system: options.System = None,
+    system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
     encoding: Encoding = None,
     engine: options.Engine,
@@ -38,11 +39,17 @@ def chat(
     """Talk with a model, or with the built-in one.
 
     When stdin is not a terminal, it is the prompt, and one answer is given as by `run`.
+
+    Examples:
+      localllm chat
+      localllm chat model.gguf -sys "You are a patient teacher."
+      localllm chat model.gguf -c 8192 -ctk q8_0 -ctv q8_0
     """
     interactive = is_terminal(sys.stdin)
     path = str(localllm.builtin_model()) if model is None else model
     most_bytes = partial(options.most_bytes, path, engine, choices.on_overflow)
     text = "" if interactive else whole_prompt(None, None, encoding=encoding, most_bytes=most_bytes)
+    system = options.system_message(system, system_file)
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), choices)
     with options.open_model(path, engine, chat_template, no_cache) as opened:

@@ -1,18 +1,20 @@
 """Typer's commands as this program wants them: shared groups of options, and a quick start without Pydantic."""
 
 import inspect
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand
 
+from localllm.cli.defaults import chosen_before
+from localllm.cli.help_text import columns, command_help, finished
+from localllm.cli.words import as_typed, read_words
 from localllm.errors import UsageError
 
-WORDS = "localllm.words"  # under which a context has the command's arguments
+TYPED = "localllm.typed"  # under which a context has the options that were typed, with their values
 
 
 def option(*names: str, help: str, metavar: str | None = None, **more: Any) -> Any:
@@ -20,9 +22,11 @@ def option(*names: str, help: str, metavar: str | None = None, **more: Any) -> A
     return typer.Option(*names, help=help, metavar=metavar, show_default=False, **more)
 
 
-def argument(metavar: str, help: str, **more: Any) -> Any:
-    """An argument, for Annotated."""
-    return typer.Argument(metavar=metavar, help=help, show_default=False, **more)
+def argument(metavar: str, help: str, also: tuple[str, ...] = (), **more: Any) -> Any:
+    """An argument, for Annotated.  also: options by which it can be given, too."""
+    made = typer.Argument(metavar=metavar, help=help, show_default=False, **more)
+    made.also = also
+    return made
 
 
 @cache
@@ -32,9 +36,23 @@ def command(function: Callable[..., None]) -> "Command":
     """
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(cls=Command)(spread(function))
-    made = typer.main.get_command(app)
-    assert isinstance(made, Command)
+    made: Any = typer.main.get_command(app)  # of the class Command
+    titles = {name: title for each in groups(function) for name, title in titles_of(each)}
+    for param in made.params:
+        param.rich_help_panel = titles.get(param.name or "")
     return made
+
+
+def groups(function: Callable[..., None]) -> list[Any]:
+    """The dataclasses among a function's parameters."""
+    return [kind for each in inspect.signature(function).parameters.values() if is_dataclass(kind := each.annotation)]
+
+
+def titles_of(group: Any) -> Iterator[tuple[str, str]]:
+    """The names of a group's options, each with the title of its group: the first sentence of the docstring."""
+    title = " ".join((group.__doc__ or "").partition(".")[0].split())
+    for each in fields(group):
+        yield from titles_of(each.type) if is_dataclass(each.type) else [(each.name, title)]
 
 
 def spread(function: Callable[..., None]) -> Callable[..., None]:
@@ -65,8 +83,38 @@ def gathered(kind: Any, name: str, values: dict[str, Any]) -> Any:
     return kind(**{each.name: gathered(each.type, each.name, values) for each in fields(kind)})  # type: ignore[operator]
 
 
-class WithoutPydantic:
-    """Both commands and groups of commands: their parameters are converted here."""
+def number_or_default(default: str) -> Callable[[str], int | None]:
+    """A parser of whole numbers, and of the one that stands for the default, None."""
+    return lambda text: None if text == default else whole_number(text)
+
+
+def whole_number(text: str) -> int:
+    """Raises ValueError."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a valid integer.") from None
+
+
+def truth(text: str) -> bool:
+    """Raises ValueError."""
+    meaning = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in meaning:
+        raise ValueError(f"{text!r} is neither true nor false.")
+    return meaning[text.lower()]
+
+
+class Light:
+    """What commands and the group of them have in common: their help is drawn and their texts are converted without
+    Rich and Pydantic.
+    """
+
+    def get_help(self, ctx: Any) -> str:
+        return finished(self.plain_help(ctx, columns()))
+
+    def plain_help(self, ctx: Any, width: int) -> str:
+        usage = " ".join([ctx.command_path, *self.collect_usage_pieces(ctx)])  # type: ignore[attr-defined]
+        return command_help(usage, self.help or "", self.get_params(ctx), width)  # type: ignore[attr-defined]
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)  # type: ignore[misc]
@@ -75,7 +123,7 @@ class WithoutPydantic:
         return params
 
 
-class Command(WithoutPydantic, TyperCommand):
+class Command(Light, TyperCommand):
     """A command whose options may go without their value, if its name is in brackets ([ADDRESS])."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -83,46 +131,32 @@ class Command(WithoutPydantic, TyperCommand):
         return ["[OPTIONS]", *(param.metavar or "" for param in self.params if isinstance(param, TyperArgument))]
 
     def invoke(self, ctx: Any) -> Any:
-        """Errors that begin with the name of a parameter say it as it was typed."""
+        """Errors say options as they were typed."""
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            raise UsageError(as_typed(str(error), self.params, ctx.meta[WORDS])) from error
+            raise UsageError(as_typed(str(error), self.params, ctx.meta[TYPED])) from error
 
-    def parse_args(self, context: Any, args: list[str]) -> list[str]:
-        context.meta[WORDS] = list(args)
-        optional = {
-            name
-            for param in self.params
-            if isinstance(param, TyperOption) and (param.metavar or "").startswith("[")
-            for name in param.opts
-        }
-        ends = [*(word.startswith("-") for word in args[1:]), True]
-        return super().parse_args(
-            context,
-            [f"{word}=" if word in optional and end else word for word, end in zip(args, ends, strict=False)],
-        )
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        name, params = self.name or "", self.get_params(ctx)
+        words = read_words(args, params, name)
+        ctx.meta[TYPED] = words.options
+        model = next(iter(words.placed()), None) if any(param.name == "model" for param in params) else None
+        chosen = {} if "help" in words.given else chosen_before(name, params, model, words.given)
+        ctx.default_map = {name: each.value for name, each in chosen.items()}
+        rest = super().parse_args(ctx, words.for_typer())
+        if ctx.params.get("escape"):
+            self._unescape(ctx.params)
+        return rest
 
+    def _unescape(self, values: dict[str, Any]) -> None:
+        """The values of options that are texts, with their escape sequences read. Raises UsageError."""
+        from localllm.cli.escapes import unescaped
 
-def as_typed(message: str, params: list[Any], words: list[str]) -> str:
-    """A message with the options in it as the user has typed them, where it has their names in Python: the word that it
-    begins with, and others with a "_". An option that was not typed gets its longest name.
-    """
-    names = {param.name: param.opts for param in params if isinstance(param, TyperOption)}
-
-    def typed(found: re.Match[str]) -> str:
-        name = found[0]
-        if name not in names or not (found.start() == 0 or "_" in name):
-            return name
-        given = [opt for opt in names[name] if any(is_option(word, opt) for word in words)]
-        return given[0] if given else max(names[name], key=len)
-
-    return re.sub(r"(?<![\w./-])\w+(?![\w./-])", typed, message)
-
-
-def is_option(word: str, name: str) -> bool:
-    """Whether a word of the command line is this option, perhaps with its value: -n5, --temp=0."""
-    return word == name or word.startswith(f"{name}=" if name.startswith("--") else name)
+        for param in self.params:
+            value = values.get(param.name or "")
+            if param.metavar == "TEXT" and value is not None:
+                values[param.name or ""] = unescaped(value) if isinstance(value, str) else tuple(map(unescaped, value))
 
 
 class Conversion:
@@ -137,11 +171,15 @@ class Conversion:
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         """The value, or a tuple if it may be given several times. Raises typer.BadParameter."""
         try:
-            if param.multiple or param.nargs == -1:
-                return tuple(self._converted(part) for part in value or ())
-            return self._converted(value)
+            return self.convert(value, param)
         except ValueError as error:
             raise typer.BadParameter(str(error), ctx, param) from None
+
+    def convert(self, value: Any, param: Any) -> Any:
+        """The same. Raises ValueError."""
+        if getattr(param, "multiple", False) or param.nargs == -1:
+            return tuple(self._converted(part) for part in value or ())
+        return self._converted(value)
 
     def _converted(self, value: Any) -> Any:
         """Raises ValueError. What is no text is a default."""
@@ -151,10 +189,13 @@ class Conversion:
             return self._parser(value)
         if get_origin(self._kind) is Literal and value not in get_args(self._kind):
             raise ValueError(f"{value!r} is not one of {', '.join(map(repr, get_args(self._kind)))}.")
-        for kind, name in ((int, "integer"), (float, "float")):
-            if self._kind is kind:
-                try:
-                    return kind(value)
-                except ValueError:
-                    raise ValueError(f"{value!r} is not a valid {name}.") from None
+        if self._kind is bool:
+            return truth(value)
+        if self._kind is int:
+            return whole_number(value)
+        if self._kind is float:
+            try:
+                return float(value)
+            except ValueError:
+                raise ValueError(f"{value!r} is not a valid float.") from None
         return value

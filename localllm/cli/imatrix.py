@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 
 
 def imatrix(
-    model: Annotated[str | None, argument("[MODEL]", "A GGUF file.")] = None,
-    texts: Annotated[list[str] | None, argument("[TEXT...]", "Files that it reads.")] = None,
+    model: Annotated[str | None, argument("[MODEL]", "A GGUF file.", also=options.NAMED)] = None,
+    texts: Annotated[list[str] | None, argument("[TEXT...]", "Files that it reads.", also=("-f", "--file"))] = None,
     *,
     output: Annotated[str, option("-o", "--output", metavar="FILE", help="Where the importance matrix goes.")],
     in_files: Annotated[
         list[str] | None, option("--in-file", metavar="FILE", help="Add what this one has.  [repeatable]")
     ] = None,
-    context: Annotated[int | None, options.number("-c", "--context", help="Tokens of a chunk.  [default: 512]")] = None,
+    context: Annotated[
+        int | None, options.number("-c", "--context", "--ctx-size", help="Tokens of a chunk.  [default: 512]")
+    ] = None,
     chunks: Annotated[int | None, options.number("--chunks", help="The most chunks to read.  [default: all]")] = None,
     parse_special: Annotated[
         bool, option("--parse-special", help="Tokens like <|im_end|> in a text are what they say.")
@@ -33,6 +35,10 @@ def imatrix(
     MODEL reads the files TEXT, and the mean squares of what its matrices meet go to FILE, in llama.cpp's GGUF layout:
     quantize --imatrix takes more care of columns that meet more. An interrupted command goes on where it stopped when
     it is started again. With --in-file alone, importance matrices are merged.
+
+    Examples:
+      localllm imatrix big.gguf texts.txt -o big.imatrix
+      localllm imatrix --in-file one.imatrix --in-file two.imatrix -o both.imatrix
     """
     if model is None and not in_files:
         raise UsageError("there is no model: name one, and texts, or files to merge with --in-file")

@@ -18,6 +18,11 @@ def inspect(
 
     Its architecture, sizes, formats, vocabulary, and the memory that it needs; with --json, every tensor too. A file
     that makes no sense is an error, with exit code 3; one that localllm does not support is none.
+
+    Examples:
+      localllm inspect model.gguf
+      localllm inspect model.gguf --json | jq -r ".tensors[].name"
+      localllm inspect downloaded.gguf --check
     """
     from localllm.errors import ModelError
     from localllm.services.inspect import inspect_model

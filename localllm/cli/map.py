@@ -39,6 +39,7 @@ def map(
         str | None, option("-f", "--file", metavar="FILE", help="A file with the prompt, in Jinja over the fields.")
     ] = None,
     system: options.System = None,
+    system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
     raw: Annotated[bool, option("--raw", help="Continue the prompts as they are, without the chat template.")] = False,
     n: Annotated[int, option("--n", metavar="N", help="Answers to each, best first.  [default: 1]")] = 1,
@@ -59,6 +60,11 @@ def map(
     name; without INPUT it is read from stdin. For every line there is one of JSON in the output: "id" (the record's, or
     the line's number), "output", "finish_reason", "prompt_tokens", "completion_tokens", "input"; or "id", "error",
     "input". An interrupted command goes on where it stopped when it is started again with the same -o.
+
+    Examples:
+      localllm map model.gguf questions.jsonl -o answers.jsonl
+      localllm map model.gguf reviews.txt -p "Is this friendly? {line}" -n 5 -o friendly.jsonl
+      jq -c "{prompt: .title}" books.json | localllm map model.gguf --fast > books.jsonl
     """
     from localllm.files.line_file import LineFile
     from localllm.files.text_file import decoded
@@ -68,9 +74,10 @@ def map(
 
     if raw and chat_template is not None:
         raise UsageError("--raw switches off what --chat-template chooses")
+    system = options.system_message(system, system_file)
     prompts = Prompts(prompt, None if file is None else decoded(content(file), file), system, raw)
     chosen = options.generation_options(None, choices)
-    held = engine.context, engine.threads, engine.kv_type
+    held = engine.context, engine.threads, engine.cache.types()
     job = Job(os.path.abspath(model), prompts, chosen, n, not fast, *held, chat_template)
     inputs = tuple(path for path in (model, input, file) if path is not None)
     written = LineFile(output, inputs, keep=lambda record: "error" not in record) if output else nullcontext()
@@ -80,14 +87,14 @@ def map(
         left = sorted_by_length(left, prompts) if shortest_first else left
         progress = Progress(len(left), len(records) - len(left))
         if left:
-            with begun(job, left, ray, progress, raw) as mapping:
+            with begun(job, engine, left, ray, progress, raw) as mapping:
                 answer(mapping, left, out, progress, as_finished)
     progress.end()
 
 
 @contextmanager
 def begun(
-    job: "Job", records: "list[Record]", ray: str | None, progress: "Progress", raw: bool
+    job: "Job", engine: options.Engine, records: "list[Record]", ray: str | None, progress: "Progress", raw: bool
 ) -> "Iterator[Mapping | RayMapping]":
     """The job on this computer or on a Ray cluster."""
     if ray is not None:
@@ -97,9 +104,7 @@ def begun(
         return
     from localllm.services.map import Mapping
 
-    with options.open_model(
-        job.path, options.Engine(job.context, job.threads, job.kv_type), job.chat_template
-    ) as opened:
+    with options.open_model(job.path, engine, job.chat_template) as opened:
         if not raw:
             warn_of_template(opened)
         mapping = Mapping(opened, job, records, lambda: progress.show(mapping))

@@ -6,17 +6,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from localllm.cli import terminal
-from localllm.cli.command import argument, option
+from localllm.cli.command import argument, number_or_default, option
 from localllm.cli.terminal import ProgressLine, say
+from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import GenerationOptions
 
-ModelName = Annotated[str, argument("MODEL", "A GGUF file.")]
-OptionalModelName = Annotated[str | None, argument("[MODEL]", "A GGUF file.  [default: the built-in model]")]
+NAMED = ("-m", "--model")
+ModelName = Annotated[str, argument("MODEL", "A GGUF file.", also=NAMED)]
+OptionalModelName = Annotated[
+    str | None, argument("[MODEL]", "A GGUF file.  [default: the built-in model]", also=NAMED)
+]
 System = Annotated[
-    str | None, option("-sys", "--system", metavar="TEXT", help="The system message: how the model should answer.")
+    str | None,
+    option(
+        "-sys", "--system", "--system-prompt", metavar="TEXT", help="The system message: how the model should answer."
+    ),
+]
+SystemFile = Annotated[
+    str | None, option("-sysf", "--system-prompt-file", metavar="FILE", help="A file with the system message.")
 ]
 ChatTemplate = Annotated[
     str | None,
@@ -27,17 +37,15 @@ ChatTemplate = Annotated[
     ),
 ]
 AsJson = Annotated[bool, option("--json", help="Print JSON instead.")]
-KvType = Annotated[
-    str,
-    option(
-        "--kv-type",
-        metavar="TYPE",
-        help="Numbers in the cache: f16, f32, q8_0, q4_0, q4_1, or two as in k=q8_0,v=q4_0.  [default: f16]",
-    ),
-]
 Threads = Annotated[
     int | None,
-    option("-t", "--threads", metavar="N", help="Threads.  [default: one per physical core that is free to use]"),
+    option(
+        "-t",
+        "--threads",
+        metavar="N",
+        parser=number_or_default("-1"),
+        help="Threads.  [default: one per physical core that is free to use]",
+    ),
 ]
 NoCache = Annotated[
     bool, option("--no-cache", help="Read the prompt anew, and keep nothing of it; see `localllm cache`.")
@@ -52,20 +60,55 @@ def how_to_guess(text: str) -> str:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """What numbers are stored in the cache."""
+
+    kv_type: Annotated[
+        str,
+        option(
+            "--kv-type",
+            metavar="TYPE",
+            help="Numbers in the cache: f16, f32, q8_0, q4_0, q4_1, or two as in k=q8_0,v=q4_0.  [default: f16]",
+        ),
+    ] = "f16"
+    keys: Annotated[
+        str | None, option("-ctk", "--cache-type-k", metavar="TYPE", help="Those of keys.  [default: as --kv-type]")
+    ] = None
+    values: Annotated[
+        str | None, option("-ctv", "--cache-type-v", metavar="TYPE", help="Those of values.  [default: as --kv-type]")
+    ] = None
+
+    def types(self) -> str:
+        """Of both, as --kv-type would say it. Raises UsageError."""
+        if self.keys is None and self.values is None:
+            return self.kv_type
+        if "=" in self.kv_type:
+            raise UsageError("--kv-type has types for keys and values already: leave out -ctk and -ctv")
+        return f"k={self.keys or self.kv_type},v={self.values or self.kv_type}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Engine:
     """How the model is held and computed."""
 
     context: Annotated[
         int | None,
-        option("-c", "--context", metavar="N", help="Tokens to hold.  [default: what the model was trained for]"),
+        option(
+            "-c",
+            "--context",
+            "--ctx-size",
+            metavar="N",
+            parser=number_or_default("0"),
+            help="Tokens to hold.  [default: what the model was trained for]",
+        ),
     ] = None
     threads: Threads = None
-    kv_type: KvType = "f16"
+    cache: Cache
 
 
-def number(*names: str, help: str) -> Any:
+def number(*names: str, help: str, **more: Any) -> Any:
     """An option with a number; None means the default, which `help` names."""
-    return option(*names, metavar="N", help=help)
+    return option(*names, metavar="N", help=help, **more)
 
 
 @dataclass(frozen=True)
@@ -74,9 +117,15 @@ class Sampling:
     import NumPy. A test compares.
     """
 
-    seed: Annotated[int | None, number("-s", "--seed", help="The same seed, the same answer.  [default: random]")] = (
-        None
-    )
+    seed: Annotated[
+        int | None,
+        number(
+            "-s",
+            "--seed",
+            parser=number_or_default("-1"),
+            help="The same seed, the same answer.  [default: -1, random]",
+        ),
+    ] = None
     temperature: Annotated[
         float | None, number("--temp", help="Lower is soberer; 0: always the likeliest token.  [default: 0.8]")
     ] = None
@@ -115,12 +164,24 @@ class Answers:
     """What answers are like."""
 
     max_tokens: Annotated[
-        int | None, number("-n", "--max-tokens", help="The most tokens of an answer.  [default: -1, until it ends]")
+        int | None,
+        number(
+            "-n",
+            "--max-tokens",
+            "--n-predict",
+            "--predict",
+            help="The most tokens of an answer.  [default: -1, until it ends]",
+        ),
     ] = None
     stop: Annotated[
         list[str] | None,
-        option("-r", "--stop", metavar="TEXT", help="End the answer before this text.  [repeatable]"),
+        option(
+            "-r", "--stop", "--reverse-prompt", metavar="TEXT", help="End the answer before this text.  [repeatable]"
+        ),
     ] = None
+    escape: Annotated[
+        bool, option("-e/--no-escape", "--escape", help=r"\n, \t, \xNN and the like in TEXT mean one character.")
+    ] = False
     sampling: Sampling
 
 
@@ -168,6 +229,17 @@ def generation_options(on_progress: Callable[[int, int], None] | None, choices: 
     return GenerationOptions(limit, stop, sampling, on_progress, kind, choices.on_overflow, choices.keep)
 
 
+def system_message(text: str | None, file: str | None) -> str | None:
+    """The system message of -sys or of -sysf's file. Raises UsageError."""
+    if file is None:
+        return text
+    if text is not None:
+        raise UsageError("-sys and -sysf exclude each other")
+    from localllm.files.text_file import read_text
+
+    return read_text(file)
+
+
 def is_draft_model(speculate: str) -> bool:
     return speculate.startswith("draft:")
 
@@ -202,7 +274,7 @@ def open_model(path: str, engine: Engine, chat_template: str | None = None, no_c
             path,
             engine.threads,
             engine.context,
-            engine.kv_type,
+            engine.cache.types(),
             progress=compiling(line),
             chat_template=chat_template,
             cache=not no_cache,

@@ -19,10 +19,13 @@ PERCENTILES = ("99.9", "99", "95", "90", "75", "50", "25", "10", "5", "1", "0.1"
 
 def perplexity(
     model: options.ModelName,
-    text: Annotated[str | None, argument("[TEXT]", "A file.")] = None,
+    text: Annotated[str | None, argument("[TEXT]", "A file.", also=("-f", "--file"))] = None,
+    *,
     context: Annotated[
         int | None,
-        options.number("-c", "--context", help="Tokens of a chunk, whose second half is scored.  [default: 512]"),
+        options.number(
+            "-c", "--context", "--ctx-size", help="Tokens of a chunk, whose second half is scored.  [default: 512]"
+        ),
     ] = None,
     chunks: Annotated[int | None, options.number("--chunks", help="The most chunks to read.  [default: all]")] = None,
     save_logits: Annotated[
@@ -37,7 +40,7 @@ def perplexity(
         option("--base", "--kl-divergence-base", metavar="FILE", help="Logits that another model has saved."),
     ] = None,
     threads: options.Threads = None,
-    kv_type: options.KvType = "f16",
+    cache: options.Cache,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure how well a model predicts a text, as llama-perplexity does.
@@ -46,6 +49,11 @@ def perplexity(
     lower is better, and only models with the same vocabulary compare. To tell what a smaller file of the same model has
     lost, save the large one's logits (0.1 MB per token with a vocabulary of 50000), then compare with them; the files
     are those of llama-perplexity. Ctrl-C prints what was measured so far.
+
+    Examples:
+      localllm perplexity model.gguf text.txt
+      localllm perplexity big.gguf text.txt --save-logits big.logits
+      localllm perplexity small.gguf --kl-divergence --base big.logits
     """
     check(text, context, save_logits, kl_divergence, base)
     from localllm.files.logits_file import Logits
@@ -61,7 +69,7 @@ def perplexity(
     content = read_text(text) if text else ""
     size = logits.chunks.shape[1] if logits else 512 if context is None else context
     known = None
-    with Reader(model, size, threads, options.compiling(line), kv_type) as reader:
+    with Reader(model, size, threads, options.compiling(line), cache.types()) as reader:
         line.clear()
         options.warn(reader.warnings)
         if size > reader.trained_context:

@@ -78,6 +78,12 @@ def quantize(
     COPY           nothing is quantized
 
     The new file appears when it is complete; until then a file of that name stays as it is.
+
+    Examples:
+      localllm quantize big.gguf Q4_K_M
+      localllm quantize checkpoint/ small.gguf Q8_0
+      localllm quantize big.gguf small.gguf IQ3_S --imatrix big.imatrix
+      localllm quantize big.gguf Q4_K_M --dry-run
     """
     from localllm.services import quantize as service
     from localllm.services.quantize_plan import Request, make_plan

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from localllm.cli.options import Engine
 from localllm.cli.terminal import ProgressLine
 
 if TYPE_CHECKING:
@@ -25,20 +24,17 @@ def prepared(path: str, chosen: "GenerationOptions", inputs: tuple[str | None, .
 def keep(
     path: str,
     model: "Model",
-    opening: tuple[Engine, str | None],
     asked: "str | list[Message]",
     chosen: "GenerationOptions",
     choices: dict[str, Any],
     result: dict[str, Any],
 ) -> None:
-    """Write the receipt. opening: with which the model was opened, and the template; choices: n, beams, speculate."""
+    """Write the receipt; choices: n, beams, speculate and chat_template."""
     from localllm.services import receipts
 
-    engine, template = opening
-    opened = {"engine": vars(engine), "chat_template": template and model.session.template.source}
     line = ProgressLine()
     try:
-        receipts.write(path, receipts.make(model, opened, asked, chosen, choices, result, hashing(line)))
+        receipts.write(path, receipts.make(model, asked, chosen, choices, result, hashing(line)))
     finally:
         line.clear()
 

@@ -25,8 +25,10 @@ def replay(
 
     kept = receipts.read(receipt)
     chosen, line = receipts.options_of(kept), ProgressLine()
-    engine, template = options.Engine(**kept["opening"]["engine"]), kept["opening"]["chat_template"]
-    with options.open_model(model or kept["model"]["files"][0]["path"], engine, template, no_cache=True) as opened:
+    opening, path = kept["opening"], model or kept["model"]["files"][0]["path"]
+    cache = options.Cache(opening["kv_type"])
+    engine = options.Engine(context=opening["context"], threads=opening["threads"], cache=cache)
+    with options.open_model(path, engine, opening["chat_template"], no_cache=True) as opened:
         chosen = options.with_draft_model(opened, chosen, kept["options"]["speculate"])
         try:
             now = receipts.again(opened, kept, chosen, lambda count: line.show(f"answering again: {count} tokens"))

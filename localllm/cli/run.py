@@ -28,6 +28,7 @@ def run(
         str | None, option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt; - is stdin.")
     ] = None,
     system: options.System = None,
+    system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
     encoding: Encoding = None,
     no_stdin: Annotated[bool, option("--no-stdin", help="Leave stdin to others.")] = False,
@@ -49,10 +50,18 @@ def run(
 
     Text that is piped to stdin is added to the prompt after a blank line. The answer goes to stdout, nothing else does.
     Several answers have an empty line between them.
+
+    Examples:
+      localllm run model.gguf -p "Why is the sky blue?"
+      cat notes.txt | localllm run model.gguf -p "Summarize this:" -n 100
+      localllm run model.gguf -f letter.txt -sys "Translate into French." --temp 0
+      localllm run model.gguf -p "Once upon a time" --raw --stats
+      localllm run model.gguf -p "A name for a cat?" --n 3 --json | jq -r ".answers[].text"
     """
     started = perf_counter()
     most_bytes = partial(options.most_bytes, model, engine, choices.on_overflow)
     text = whole_prompt(prompt, file, not no_stdin, encoding, most_bytes)
+    system = options.system_message(system, system_file)
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), choices)
     if raw and system is not None:
@@ -80,8 +89,8 @@ def run(
         if stats:
             (tell if "text" in result else tell_several)(result)
         if receipt is not None:
-            kinds = {"n": n, "beams": beams, "speculate": choices.speculate}
-            keep(receipt, opened, (engine, chat_template), asked, chosen, kinds, result)
+            kinds = {"n": n, "beams": beams, "speculate": choices.speculate, "chat_template": chat_template}
+            keep(receipt, opened, asked, chosen, kinds, result)
         if interrupted:
             raise KeyboardInterrupt
         options.settle(opened)

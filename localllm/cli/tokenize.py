@@ -22,6 +22,10 @@ def tokenize(
     One per line: its id, a tab, and the text that it stands for, quoted as in JSON; bytes that are part of a character
     are written \\xNN. Without TEXT, stdin is read. The text is taken as `run --raw` takes it: with a BOS token if the
     model wants one, and special tokens like <|im_end|> are what they say. MODEL may hold a vocabulary only.
+
+    Examples:
+      localllm tokenize model.gguf "Hello world"
+      wc -w book.txt; localllm tokenize model.gguf < book.txt | wc -l
     """
     from localllm.api import open_tokenizer
 

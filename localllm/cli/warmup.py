@@ -9,6 +9,10 @@ def warmup(model: options.OptionalModelName = None) -> None:
     """Compile the kernels ahead of time.
 
     Those that MODEL needs, or the built-in model. Otherwise the first start does it, once per computer.
+
+    Examples:
+      localllm warmup
+      localllm warmup model.gguf
     """
     from localllm.api import warmup as compile_kernels
 

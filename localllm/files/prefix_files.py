@@ -26,6 +26,7 @@ import numpy as np
 
 from localllm.errors import LocalllmError
 from localllm.files.safe_file import SafeFile
+from localllm.files.settings import settings
 from quant.cache import cache_folder
 
 MAGIC = b"LLPREFX1"
@@ -183,7 +184,8 @@ def limit() -> int:
     if given:
         with suppress(ValueError, OverflowError):
             return max(0, int(float(given) * 1e9))
-    return USUAL_LIMIT
+    told = settings().cache_gb
+    return USUAL_LIMIT if told is None else int(told * 1e9)
 
 
 def allowed(total: int) -> int:

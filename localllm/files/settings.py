@@ -23,7 +23,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,11 @@ class Settings:
 
     def error(self, message: str, *keys: str) -> UsageError:
         """About what the keys lead to: the file, the line, and what is wrong there."""
-        return UsageError(f"{self.path}, line {line_of(self.text, keys)}: {message}")
+        return UsageError(f"{self.path}, line {self.line(*keys)}: {message}")
+
+    def line(self, *keys: str) -> int:
+        """Where the keys lead to, from 1."""
+        return line_of(self.text, keys)
 
 
 def config_path() -> Path:
@@ -63,12 +66,7 @@ def config_path() -> Path:
 
 def settings() -> Settings:
     """What the file says; nothing if there is none. Raises UsageError if it cannot be read or makes no sense."""
-    return read_settings(config_path())
-
-
-@cache
-def read_settings(path: Path) -> Settings:
-    """Raises UsageError."""
+    path = config_path()
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
@@ -76,7 +74,7 @@ def read_settings(path: Path) -> Settings:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        line = error.object[: error.start].count(b"\n") + 1
         raise UsageError(f"{path}, line {line}: this is not UTF-8") from None
     return parse(path, text)
 

@@ -44,7 +44,7 @@ SHAPE: dict[str, Any] = {  # what `replay` looks at
     "receipt": int,
     "model": {"files": [{"path": str, "sha256": str}]},
     "prompt": {"asked": str | list},
-    "opening": {"engine": dict, "chat_template": str | None},
+    "opening": {"context": int, "threads": int, "kv_type": str, "chat_template": str | None},
     "options": {"sampling": dict, "n": int, "beams": int, "speculate": str},
     "made_by": dict,
     "result": dict,
@@ -64,7 +64,6 @@ def seeded(options: GenerationOptions) -> GenerationOptions:
 
 def make(
     model: "Model",
-    opening: Mapping[str, Any],
     asked: Asked,
     options: GenerationOptions,
     choices: Mapping[str, Any],
@@ -73,18 +72,18 @@ def make(
 ) -> Receipt:
     """The receipt for an answer, or several.
 
-    opening: how the model was opened, in plain values.  choices: what options do not know: n and beams of `candidates`,
-    and "speculate", perhaps with the draft model's path.  result: what came, with its "text" and "tokens", or several
-    of them as "answers".  on_progress: hears how far the model's files are hashed. Raises UsageError for options that
-    cannot be written down, OSError.
+    choices: what options do not know: n and beams of `candidates`, speculate, perhaps with the draft model's path, and
+    the user's chat_template, or None.  result: what came, with its "text" and "tokens", or several of them as
+    "answers".  on_progress: hears how far the model's files are hashed. Raises UsageError for options that cannot be
+    written down, OSError.
     """
     return {
         "receipt": LAYOUT,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": {"arch": model.arch, "format": model.format, "files": identified(model, on_progress)},
         "prompt": {"asked": asked, "sha256": sha256(json.dumps(asked).encode()).hexdigest()},
-        "opening": dict(opening),
-        "options": plain_options(options) | dict(choices),
+        "opening": opening(model, choices["chat_template"]),
+        "options": plain_options(options) | {name: choices[name] for name in ("n", "beams", "speculate")},
         "made_by": circumstances(model),
         "result": {name: value for name, value in result.items() if name != "model"},
     }
@@ -96,6 +95,17 @@ def identified(model: "Model", on_progress: OnProgress | None = None) -> list[di
     return [{"path": path, "size": os.stat(path).st_size, "sha256": sha256_of(path, on_progress)} for path in paths]
 
 
+def opening(model: "Model", chat_template: str | None) -> dict[str, Any]:
+    """The arguments of api.open_model with which the model is opened alike."""
+    kv_type = model.engine.kv_type
+    return {
+        "context": model.context,
+        "threads": model.engine.thread_count,
+        "kv_type": f"k={kv_type.keys},v={kv_type.values}",
+        "chat_template": chat_template and model.session.template.source,
+    }
+
+
 def circumstances(model: "Model") -> dict[str, Any]:
     """What computes: of equal ones come equal answers."""
     return {
@@ -105,7 +115,6 @@ def circumstances(model: "Model") -> dict[str, Any]:
         "processor": processor(),
         "instructions": " ".join(sorted(INSTRUCTIONS & cpu_features())),
         "kernels": object_folder().name,
-        "threads": model.engine.thread_count,
     }
 
 

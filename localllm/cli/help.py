@@ -1,0 +1,19 @@
+"""localllm help: what --help tells, of the program or of a command."""
+
+from typing import Annotated
+
+import typer
+
+from localllm.cli.command import argument
+
+
+def help(command: Annotated[str | None, argument("[COMMAND]", "Which one.  [default: what there is]")] = None) -> None:
+    """Explain a command.
+
+    Examples:
+      localllm help
+      localllm help run
+    """
+    from localllm.cli.app import context_of
+
+    typer.echo(context_of(command).get_help())

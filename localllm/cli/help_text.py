@@ -1,0 +1,128 @@
+"""Help as it is shown: lines of the terminal's width, in columns where there is room; with colours on a terminal."""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from textwrap import wrap
+from typing import Any
+
+from localllm.cli.terminal import is_terminal
+
+NARROW = 60  # columns: with fewer, what is explained stands above its explanation
+WIDEST = 100  # columns of a line that is still read with ease
+MOST_NAME = 28  # columns of a name beside its explanation
+
+
+def columns() -> int:
+    """Of the terminal, as COLUMNS or the terminal says; 80 if nothing does."""
+    from shutil import get_terminal_size
+
+    return max(20, min(get_terminal_size().columns, WIDEST))
+
+
+def finished(text: str) -> str:
+    """The text, with colours if stdout is a terminal that shows them."""
+    return coloured(text) if is_terminal(sys.stdout) else text
+
+
+def coloured(text: str) -> str:
+    from rich.console import Console  # slow to import
+    from rich.text import Text
+
+    drawn, console = Text(text), Console()
+    drawn.highlight_regex(r"(?m)^(\S[^\n]*:$|Usage:)", "bold")
+    drawn.highlight_regex(r"(?<![\w\-/])--?[a-zA-Z][\w\-]*", "cyan")
+    drawn.highlight_regex(r"\[(default|also|repeatable)\b[^\]]*\]", "dim")
+    with console.capture() as shown:
+        console.print(drawn, soft_wrap=True, end="")
+    return shown.get()
+
+
+def command_help(usage: str, doc: str, params: Iterable[Any], width: int) -> str:
+    """All about a command.  params: Typer's; an option's rich_help_panel is the title that it stands under."""
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for param in params:
+        if not param.hidden:
+            is_argument = param.param_type_name == "argument"
+            title = "Arguments" if is_argument else param.rich_help_panel or "Options"
+            sections.setdefault(title, []).append(argument_row(param) if is_argument else option_row(param))
+    text, examples = doc.partition("\n\nExamples:\n")[::2]
+    lines = [*usage_lines(usage, width), "", *paragraphs(text, width)]
+    indent = indentation([row for rows in sections.values() for row in rows], width)
+    for title, rows in sections.items():
+        if rows:
+            lines += ["", *wrap(f"{title}:", width), *table(rows, width, indent)]
+    if examples:
+        lines += ["", "Examples:", *(line for row in examples.splitlines() for line in command_line(row, width))]
+    return "\n".join(lines)
+
+
+def usage_lines(usage: str, width: int) -> list[str]:
+    return wrap(f"Usage: {usage}", width, subsequent_indent="       ", break_on_hyphens=False)
+
+
+def argument_row(param: Any) -> tuple[str, str]:
+    also = getattr(param.type_descriptor.parameter_info, "also", ())
+    return param.metavar, with_names(param.help or "", also)
+
+
+def option_row(param: Any) -> tuple[str, str]:
+    """The shortest and the longest of its names, with what stands behind them; the others in the explanation."""
+    given = [*param.opts, *param.secondary_opts]
+    shown = [next((name for name in given if name.startswith("--") == long), "") for long in (False, True)]
+    value = "" if param.is_flag else " " + (param.metavar or choices(param))
+    return ", ".join(filter(None, shown)) + value, with_names(
+        param.help or "", [name for name in given if name not in shown]
+    )
+
+
+def choices(param: Any) -> str:
+    return "|".join(map(str, param.type_descriptor.choices or ()))
+
+
+def with_names(help: str, also: Iterable[str]) -> str:
+    names = ", ".join(also)
+    return f"{help}  [also: {names}]" if names else help
+
+
+def paragraphs(text: str, width: int) -> Iterator[str]:
+    """A docstring's lines anew; those of a paragraph that begins with a backspace stay, if there is room."""
+    for place, paragraph in enumerate(text.split("\n\n")):
+        if place:
+            yield ""
+        if paragraph.startswith("\b\n"):
+            for line in paragraph.splitlines()[1:]:
+                yield from wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)
+        else:
+            yield from wrap(" ".join(paragraph.split()), width, break_on_hyphens=False)
+
+
+def indentation(rows: list[tuple[str, str]], width: int) -> int:
+    """Columns before what explains a name: behind all but the longest names, or a little if it stands below."""
+    if width < NARROW:
+        return 6
+    return 4 + max((len(name) for name, _ in rows if len(name) <= MOST_NAME), default=0)
+
+
+def table(rows: list[tuple[str, str]], width: int, columns: int) -> Iterator[str]:
+    """Names and what they mean, beside or below; the latter begins behind so many columns."""
+    indent = " " * columns
+    for name, meaning in rows:
+        first = f"  {name}"
+        lines = wrap(meaning, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        if lines and len(first) + 2 <= columns:
+            lines[0] = first.ljust(len(indent)) + lines[0].lstrip()
+        else:
+            yield from wrap(name, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+        yield from lines
+
+
+def command_line(text: str, width: int) -> list[str]:
+    """An example; what does not fit goes on behind a backslash, as the shell has it, and not inside of quotes."""
+    lines = [" "]
+    for word in re.findall(r"""(?:"[^"]*"|'[^']*'|\S)+""", text):
+        if len(lines[-1]) + 1 + len(word) + 2 > width and lines[-1].strip():
+            lines[-1] += " \\"
+            lines.append("     ")
+        lines[-1] += f" {word}"
+    return lines

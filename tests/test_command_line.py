@@ -1,0 +1,426 @@
+"""The command line's frame: groups of options, other names, defaults from elsewhere, help, completion."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from conftest import ROOT
+from test_cli import Terminal, posix
+
+import localllm
+from localllm.cli import llama_names
+from localllm.cli.app import COMMANDS, context_of, params_of
+from localllm.cli.command import argument, command, option
+from localllm.cli.completion import possible
+from localllm.cli.defaults import names
+from localllm.cli.escapes import unescaped
+from localllm.cli.words import read_words
+from localllm.errors import UsageError
+from localllm.files.settings import settings
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from write_help import FILE, document
+
+WIDTHS = [40, 60, 80, 120]
+
+
+def parsed(name: str, *words: object) -> dict[str, Any]:
+    """The values of a command's parameters."""
+    context = context_of(name)
+    return context.command.make_context(name, [*map(str, words)], parent=context.parent).params
+
+
+# Groups.
+
+
+@dataclass(frozen=True)
+class Inner:
+    """What is inside. More of it is not told."""
+
+    small: Annotated[int | None, option("-s", "--small", metavar="N", help="A number.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    """What is outside."""
+
+    texts: Annotated[list[str] | None, option("--text", metavar="TEXT", help="A text.")] = None
+    inner: Inner
+
+
+On = Annotated[bool, option("--on", help="On.")]
+
+
+def test_groups_are_options_and_come_together():
+    given: list[Any] = []
+
+    def do(name: Annotated[str, argument("NAME", "Whose.")], *, outer: Outer, on: On = False) -> None:
+        """Do it."""
+        given.append((name, outer, on))
+
+    made = command(do)
+    with made.make_context("do", ["me", "--text", "a", "-s5", "--text=b", "--on"]) as context:
+        made.invoke(context)
+    with made.make_context("do", ["you"]) as context:
+        made.invoke(context)
+    assert given == [
+        ("me", Outer(texts=["a", "b"], inner=Inner(5)), True),
+        ("you", Outer(texts=None, inner=Inner(None)), False),
+    ]
+    text = made.plain_help(context, 80)
+    assert text.index("What is outside:") < text.index("--text") < text.index("What is inside:") < text.index("--small")
+
+
+# Names.
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("-m x -p y", {"model": "x", "prompt": "y"}),
+        ("--model=x -py", {"model": "x", "prompt": "y"}),
+        ("x --ctx-size 5 --predict 6 -t -1", {"context": 5, "max_tokens": 6, "threads": None}),
+        ("x -c 0 --n-predict -1 -s -1", {"context": None, "max_tokens": -1, "seed": None}),
+        ("x -n6 -s 7 --reverse-prompt a -r b", {"max_tokens": 6, "seed": 7, "stop": ("a", "b")}),
+        ("x --system-prompt a -ctk q8_0 --cache-type-v f32", {"system": "a", "keys": "q8_0", "values": "f32"}),
+        (r"x -p a\nb -sys \x41 -e -r \t", {"prompt": "a\nb", "system": "A", "stop": ("\t",)}),
+        (r"x -p a\nb --no-escape", {"prompt": r"a\nb"}),
+        ("x -p --raw -f -", {"prompt": "--raw", "file": "-", "raw": False}),
+        ("-p y -- -x", {"model": "-x", "prompt": "y"}),
+    ],
+)
+def test_names_of_options(words: str, values: dict[str, Any]):
+    found = parsed("run", *words.split(" "))
+    assert {name: found[name] for name in values} == values
+
+
+def test_arguments_by_name():
+    assert parsed("perplexity", "-f", "text", "-m", "model") | {"model": "model", "text": "text"} == parsed(
+        "perplexity", "model", "text"
+    )
+    assert parsed("imatrix", "-f", "a", "-m", "m", "b", "-o", "o")["texts"] == ("a", "b")
+
+
+def test_a_value_that_may_be_left_out():
+    assert [parsed("map", *words.split())["ray"] for words in ("m", "m --ray", "m --ray a", "m --ray --raw")] == [
+        None,
+        "",
+        "a",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        (r"a\nb\tc\r", "a\nb\tc\r"),
+        (r"\"\'\\n", "\"'\\n"),
+        (r"\xc3\xa4\x41", "äA"),
+        (r"\q\x4", r"\q\x4"),
+        ("ä\\", "ä\\"),
+        (r"\xff", "\udcff"),
+    ],
+)
+def test_escape_sequences(text: str, meaning: str):
+    assert unescaped(text) == meaning
+
+
+def test_options_of_llama_cpp_are_known_or_refused_never_both():
+    known = {name for param in params_of("run") for name in (*param.opts, *param.secondary_opts)}
+    assert not known & llama_names._ADVICE.keys()
+    for name, reason in llama_names._ADVICE.items():
+        with pytest.raises(UsageError, match=re.escape(f"{name}: {reason}")):
+            read_words(["x", name, "1"], params_of("run"), "run")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("run x -ngl 99", "-ngl: localllm computes on the CPU"),
+        ("run x --gpu-layers=99", "--gpu-layers: localllm computes on the CPU"),
+        ("run x -p y --tmep 0", "there is no option --tmep; did you mean --temp"),
+        ("run x -temp 0", "there is no option -temp; did you mean --temp"),
+        ("run x -prompt y", "there is no option -prompt; did you mean --prompt"),
+        ("run x --zzz", "there is no option --zzz; localllm run --help lists them"),
+        ("run x -p", "-p needs a value"),
+        ("run x --temp cold", "'--temp'.*'cold' is not a valid float"),
+        ("run x -s 1.5", "'1.5' is not a valid integer"),
+        ("run x --on-overflow burn", "'burn' is not one of 'error', 'drop-turns', 'shift'"),
+        ("run x y", "unexpected extra argument.*y"),
+        ("rnu x", "there is no command rnu; did you mean run"),
+        ("small.gguf", "localllm chat small.gguf"),
+        ("-m small.gguf", "-m stands behind a command"),
+        ("help rnu", "there is no command rnu"),
+        ("config rnu", "there is no command rnu"),
+        ("completion tcsh", "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
+    ],
+)
+def test_wrong_words(cli, words: str, told: str):
+    code, out, err = cli(*words.split())
+    assert (code, out) == (2, "")
+    assert re.fullmatch(rf"localllm: error: .*{told}.*\n", err)
+
+
+# Defaults from elsewhere.
+
+
+@pytest.fixture
+def configure(tmp_path: Path, monkeypatch):
+    """Writes config.toml; where it is."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = tmp_path / "localllm" / "config.toml"
+    path.parent.mkdir()
+
+    def write(text: str) -> Path:
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+CONFIG = """\
+cache_gb = 0.5
+[aliases]
+small = "~/small.gguf"
+[defaults]
+temp = 0.5
+top-k = 5
+stop = ["a", "b"]
+[command.run]
+temp = 0.6
+max_tokens = 7
+raw = true
+[model.small]
+temp = 0.7
+[model."other.gguf"]
+seed = 3
+"""
+
+
+def test_flags_win_over_the_environment_over_the_file_over_the_program(configure, monkeypatch):
+    configure(CONFIG)
+    assert [parsed(name, "x")["temperature"] for name in ("chat", "run")] == [0.5, 0.6]
+    home = os.path.expanduser("~/small.gguf")
+    assert [parsed("run", "-m", model)["temperature"] for model in ("small", home)] == [0.7, 0.7]
+    values = parsed("run", "other.gguf")
+    wanted = {"top_k": 5, "stop": ("a", "b"), "max_tokens": 7, "raw": True, "seed": 3, "top_p": None}
+    assert {name: values[name] for name in wanted} == wanted
+    monkeypatch.setenv("LOCALLLM_TEMP", "0.8")
+    monkeypatch.setenv("LOCALLLM_STOP", "c d")
+    monkeypatch.setenv("LOCALLLM_RAW", "off")
+    values = parsed("run", "small")
+    assert (values["temperature"], values["stop"], values["raw"]) == (0.8, ("c d",), False)
+    assert parsed("run", "small", "--temp", "0.9", "-r", "e")["temperature"] == 0.9
+    assert parsed("run", "small", "--temp", "0.9", "-r", "e")["stop"] == ("e",)
+
+
+def test_a_model_by_default(configure, monkeypatch):
+    configure('[defaults]\nmodel = "small"\n[model.small]\ntop-k = 3\n')
+    assert (parsed("run")["model"], parsed("run")["top_k"]) == ("small", 3)
+    assert (parsed("run", "big")["model"], parsed("run", "big")["top_k"]) == ("big", None)
+    monkeypatch.setenv("LOCALLLM_MODEL", "big")
+    assert (parsed("run")["model"], parsed("run")["top_k"]) == ("big", None)
+
+
+def test_a_flag_silences_defaults_that_do_not_go_with_it(configure):
+    configure('[defaults]\nsystem = "x"\nchat-template = "phi3"\ntemp = 0.1\nseed = 4\nkv-type = "k=f16,v=f32"\n')
+    assert parsed("run", "m")["system"] == "x"
+    assert [parsed("run", "m", "--raw")[name] for name in ("system", "chat_template")] == [None, None]
+    assert parsed("run", "m", "-sysf", "f")["system"] is None
+    assert [parsed("run", "m", "--beams", 2)[name] for name in ("temperature", "seed")] == [None, None]
+    assert parsed("run", "m", "-ctk", "f32")["kv_type"] == "f16"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "told"),
+    [
+        ("cache_gb = 1\n[", 2, ".*"),
+        ("threads = 4\n", 1, "there is no 'threads'; there are cache_gb, .*"),
+        ("\ncache_gb = -1\n", 2, "cache_gb should be a number from 0 up"),
+        ("cache_gb = true\n", 1, "cache_gb should be a number.*"),
+        ("aliases = 3", 1, "aliases should be a table.*"),
+        ("[aliases]\na = 'b'\nc = 3\n", 3, "an alias stands for .*"),
+        ("[model]\nsmall = 3\n", 2, r"model holds tables: \[model.small\] or so"),
+        ("[defaults]\n# nothing\ntempp = 1\n", 3, "no command has an option --tempp"),
+        ("[command.run]\ntemp = 1\nmd = true\n", 3, "run has no option --md"),
+        ("[command.rnu]\n", 1, "there is no command rnu"),
+        ("[defaults]\ntemp = 'cold'\n", 2, "temp: 'cold' is not a valid float."),
+        ("[defaults]\ntemp = true\n", 2, "temp: should have a value, not true or false"),
+        ("[defaults]\nraw = 1\n", 2, "raw: should be true or false"),
+        ("[defaults]\nthreads = [1, 2]\n", 2, "threads: should be a text or a number"),
+        ("[model.'a.b']\ntop_k = 1.5\n", 2, "top_k: '1.5' is not a valid integer."),
+        ("[model]\n'a.b'.top-k = 'x'\n", 2, "top-k: 'x' is not a valid integer."),
+    ],
+)
+def test_errors_in_the_file_name_the_line(cli, configure, text: str, line: int, told: str):
+    path = configure(text)
+    code, out, err = cli("config")
+    assert (code, out) == (2, "")
+    assert re.fullmatch(rf"localllm: error: {path}, line {line}: {told}\n", err)
+    assert cli("run", "--help")[0] == 0
+
+
+def test_a_file_that_cannot_be_read(cli, configure):
+    configure("").write_bytes(b"# \n# \xff\n")
+    assert re.search(r"config.toml, line 2: this is not UTF-8\n$", cli("config")[2])
+    configure("").unlink()
+    assert settings().aliases == {}
+    configure("").unlink()
+    (settings().path).mkdir()
+    assert cli("config")[0] == 2
+
+
+def test_an_error_in_the_environment_names_the_variable(cli, monkeypatch):
+    monkeypatch.setenv("LOCALLLM_TEMP", "cold")
+    assert cli("run", "x", "-p", "y") == (2, "", "localllm: error: LOCALLLM_TEMP: 'cold' is not a valid float.\n")
+
+
+@pytest.mark.parametrize("folder", ["", "relative"])
+def test_a_relative_folder_is_ignored(monkeypatch, tmp_path: Path, folder: str):
+    monkeypatch.setenv("XDG_CONFIG_HOME", folder)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert settings().path == tmp_path / ".config" / "localllm" / "config.toml"
+
+
+def test_config_tells_what_holds_and_why(cli, configure, monkeypatch):
+    configure(CONFIG)
+    monkeypatch.delenv("LOCALLLM_PREFIX_GB")
+    monkeypatch.setenv("LOCALLLM_TOP_K", "6")
+    code, out, err = cli("config")
+    assert (code, err) == (0, "")
+    lines = [re.split(" {2,}", line) for line in out.splitlines()]
+    assert ["prompts kept", "500.0 MB", "config.toml, line 1"] in lines
+    assert ["alias small", os.path.expanduser("~/small.gguf"), "config.toml, line 3"] in lines
+    assert ["--max-tokens", "7", "config.toml, line 10: run"] in lines
+    assert ["--top-k", "6", "LOCALLLM_TOP_K: run, chat, map"] in lines
+    _, out, _ = cli("config", "run", "small")
+    lines = [re.split(" {2,}", line) for line in out.splitlines()]
+    for line in (
+        ["MODEL", "small", "typed"],
+        ["--temp", "0.7", "config.toml, line 13"],
+        ["--raw", "on", "config.toml, line 11"],
+        ["--json", "off", "default"],
+        ["--top-p", "0.95", "default"],
+    ):
+        assert line in lines
+    assert {line[0] for line in lines} >= {f"--{names(param)[0]}" for param in params_of("run")[1:] if names(param)}
+    monkeypatch.setenv("LOCALLLM_PREFIX_GB", "1")
+    assert re.search(r"prompts kept +1.0 GB +LOCALLLM_PREFIX_GB\n", cli("config")[1])
+
+
+# Help.
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_help_fits_the_terminal_and_loses_nothing(name: str | None, width: int):
+    context = context_of(name)
+    text = context.command.plain_help(context, width)
+    assert max(map(len, text.splitlines())) <= width or width < 80
+    assert max(len(line) for line in text.splitlines() if " " in line.strip()) <= width + 2
+    words = " ".join(text.split())
+    for param in context.command.get_params(context):
+        assert " ".join((param.help or "").split()) in words
+        for option_name in (*param.opts, *param.secondary_opts):
+            assert param.param_type_name == "argument" or option_name in words
+
+
+def test_docs_show_the_help():
+    assert FILE.read_text(encoding="utf-8") == document(), "scripts/write_help.py writes it anew"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_are_commands(name: str):
+    context = context_of(name)
+    examples = context.command.help.partition("\n\nExamples:\n")[2].splitlines()
+    assert examples
+    for example in examples:
+        lexer = shlex.shlex(example, posix=True, punctuation_chars="|;<>")
+        lexer.whitespace_split = True
+        parts = [[]]
+        for word in lexer:
+            parts[-1].append(word) if word not in ("|", ";") else parts.append([])
+        ours = [part[part.index("localllm") + 1 :] for part in parts if "localllm" in part[:2]]
+        assert ours, example
+        for typed in ours:
+            typed = typed[: next((place for place, word in enumerate(typed) if word[0] in "<>"), None)]
+            assert read_words(typed[1:], params_of(typed[0]), typed[0]) if typed else example == "  localllm"
+
+
+def test_help_by_both_ways(cli):
+    assert cli("help") == cli("--help") == cli("-h")
+    for name in ("run", "help"):
+        assert cli("help", name) == cli(name, "--help")
+
+
+def test_versions(cli):
+    assert cli("-V") == cli("--version") == (0, f"{localllm.__version__}\n", "")
+
+
+@posix
+def test_help_has_colours_on_a_terminal_only(cli):
+    shown = Terminal("help", "cache")
+    assert shown.end() == 0
+    assert b"\x1b[1mUsage:" in shown.seen and b"\x1b[36m--help" in shown.seen
+    assert re.sub(rb"\x1b\[[0-9;]*m", b"", shown.seen).replace(b"\r\n", b"\n").startswith(b"Usage: localllm cache")
+    assert "\x1b" not in cli("help", "cache")[1]
+
+
+# Completion.
+
+
+@pytest.mark.parametrize(
+    ("before", "begun", "kind", "words"),
+    [
+        ([], "ru", "nothing", ["run"]),
+        ([], "--v", "nothing", ["--version"]),
+        (["help"], "war", "nothing", ["warmup"]),
+        (["run"], "--temp", "nothing", ["--temp"]),
+        (["run"], "-ct", "nothing", ["-ctk", "-ctv"]),
+        (["run", "x", "--on-overflow"], "", "nothing", ["error", "drop-turns", "shift"]),
+        (["run", "x", "-f"], "a", "files", []),
+        (["run", "x", "-n"], "", "nothing", []),
+        (["run", "-n", "3", "--raw"], "sm", "models", ["small"]),
+        (["run", "-m"], "sm", "models", ["small"]),
+        (["perplexity"], "", "models", ["small"]),
+        (["perplexity", "x"], "", "files", []),
+        (["completion"], "z", "nothing", ["zsh"]),
+        (["cache"], "", "nothing", ["clear"]),
+    ],
+)
+def test_what_could_come_next(configure, before: list[str], begun: str, kind: str, words: list[str]):
+    configure('[aliases]\nsmall = "x.gguf"\n')
+    found, told = possible(before, begun)
+    assert (found, [word for word, _ in told]) == (kind, words)
+
+
+SHELLS = {
+    "bash": "source <(localllm completion bash)\n"
+    'ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _localllm; printf "%s\\n" "${COMPREPLY[@]}"; }\n'
+    "compopt() { :; }\n",
+    "fish": "localllm completion fish | source\nfunction ask; complete -C (string join -- ' ' $argv); end\n",
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_completes(tmp_path: Path, shell: str):
+    if not shutil.which(shell):
+        pytest.skip(f"needs {shell}")
+    program = tmp_path / "bin" / "localllm"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m localllm "$@"\n')
+    program.chmod(0o755)
+    for name in ("a.gguf", "b.txt", "c d.gguf"):
+        (tmp_path / name).touch()
+    script = SHELLS[shell] + "ask localllm war\nask localllm run ''\nask localllm run x -f b\nask localllm run --no-c\n"
+    environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    done = subprocess.run([shell, "-c", script], cwd=tmp_path, env=os.environ | environment, capture_output=True)
+    told = [line.partition("\t")[0].replace("\\", "") for line in done.stdout.decode().splitlines()]
+    assert {"warmup", "a.gguf", "c d.gguf", "b.txt", "--no-cache"} == set(told) - {"bin", "bin/"}
