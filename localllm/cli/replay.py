@@ -20,6 +20,11 @@ def replay(
 
     Exit code 0 if it does; 1 if not, with the first place where it differs. What has changed since the receipt was made
     is told on stderr: the model's file, versions, the processor.
+
+    Examples:
+      localllm run model.gguf -p "Name a color." --receipt color.json
+      localllm replay color.json
+      localllm replay color.json -m elsewhere/model.gguf
     """
     from localllm.services import receipts
 
