@@ -70,6 +70,12 @@ class Model:
         self._threads, self._opening = threads, threading.Lock()
         self._draft_models: dict[str, Model] = {}
 
+    @property
+    def files(self) -> list[str]:
+        """All that it was read from, those of draft models too."""
+        drafts = [path for model in self._draft_models.values() for path in model.files]
+        return [*self.file.parts, *drafts]
+
     def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
         """Token ids of a text; see Tokenizer.encode."""
         return self.tokenizer.encode(text, special, bos)

@@ -428,7 +428,7 @@ def test_ctrl_c_and_again(cli, monkeypatch, tmp_path, tiny, text):
         (2, ["TINY", "TEXT", "-o", "missing/x"], "no folder"),
         (2, ["TINY", "missing.txt", "-o", "OUT"], "missing.txt"),
         (3, ["missing.gguf", "TEXT", "-o", "OUT"], "missing.gguf"),
-        (3, ["-o", "OUT", "--in-file", "missing"], "missing: No such file"),
+        (2, ["-o", "OUT", "--in-file", "missing"], "missing: cannot be read: No such file"),
         (3, ["TINY", "TEXT", "-o", "OUT", "--in-file", "TINY"], "not an importance matrix"),
     ],
 )

@@ -3,10 +3,14 @@
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from tiny_model import write_tiny_model
 
 import localllm
@@ -128,6 +132,21 @@ def test_an_interrupted_answer_is_compared_as_far_as_it_came(tiny: str, cli, tmp
     change(path, "options", "max_tokens", to=None)
     change(path, "result", "finish_reason", to="interrupted")
     assert receipts.options_of(receipts.read(path)).max_tokens == 8
+    assert cli("replay", path)[:2] == (0, "the same text\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_ctrl_c_leaves_a_receipt(tiny: str, tmp_path: Path, cli):
+    path, command = tmp_path / "r.json", [sys.executable, "-m", "localllm", "run", tiny, "-p", "Hi", "--no-stdin"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([*command, "--receipt", str(path), "-s", "1"], stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None and process.stdout.read(10)
+    process.send_signal(signal.SIGINT)
+    text = process.communicate(timeout=30)[0]
+    assert process.returncode == 130
+    result = json.loads(path.read_bytes())["result"]
+    assert result["finish_reason"] == "interrupted"
+    assert result["text"].encode().endswith(text[:-1])
     assert cli("replay", path)[:2] == (0, "the same text\n")
 
 

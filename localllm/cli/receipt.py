@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from localllm.cli import terminal
 from localllm.cli.terminal import ProgressLine
 
 if TYPE_CHECKING:
@@ -11,12 +12,15 @@ if TYPE_CHECKING:
     from localllm.text.plain import Message
 
 
-def prepared(path: str, chosen: "GenerationOptions", inputs: tuple[str | None, ...]) -> "GenerationOptions":
-    """The options with which the answer can be had again. Raises UsageError for a receipt that cannot be written."""
+def prepared(path: str, chosen: "GenerationOptions", model: "Model", file: str | None) -> "GenerationOptions":
+    """The options with which the answer can be had again. Raises UsageError for a receipt that cannot be written.
+
+    file: with the prompt; the receipt must not replace it, nor a file of a model.
+    """
     from localllm.files.safe_file import checked_target
     from localllm.services.receipts import plain_options, seeded
 
-    checked_target(path, tuple(name for name in inputs if name is not None))
+    checked_target(path, (*model.files, *([] if file is None else [file])))
     plain_options(chosen)
     return seeded(chosen)
 
@@ -32,6 +36,7 @@ def keep(
     """Write the receipt; choices: n, beams, speculate and chat_template."""
     from localllm.services import receipts
 
+    terminal.end_output()  # hashing the model may take a while
     line = ProgressLine()
     try:
         receipts.write(path, receipts.make(model, asked, chosen, choices, result, hashing(line)))

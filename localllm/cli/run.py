@@ -70,9 +70,10 @@ def run(
         raise UsageError("--raw switches off what --chat-template chooses")
     if n != 1 or beams:
         require_sense(n, beams, choices)
-    chosen = chosen if receipt is None else prepared(receipt, chosen, (model, file))
     with options.open_model(model, engine, chat_template, no_cache) as opened:
         chosen = options.with_draft_model(opened, chosen, choices.speculate)
+        if receipt is not None:
+            chosen = prepared(receipt, chosen, opened, file)
         load_s = perf_counter() - started
         asked, interrupted = request(opened, text, system, raw), False
         if n > 1 or beams:
