@@ -18,7 +18,8 @@ from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation.draft_model import Drafter
 from localllm.generation.generate import Generation, GenerationOptions
-from localllm.generation.sampling import SamplingOptions
+from localllm.generation.recommended import recommended
+from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
 from localllm.text.plain import Message
@@ -64,9 +65,10 @@ class Model:
         self.name = name if isinstance(name, str) else ""
         self.context, self.trained_context = engine.context, engine.hyperparameters.context
         self.tokenizer, self.engine = tokenizer, engine
-        self.warnings = [warning for warning in (tokenizer.warning, engine.warning) if warning]
+        advice, ignored = recommended(file.metadata, str(file.path))
+        self.warnings = [warning for warning in (tokenizer.warning, engine.warning, *ignored) if warning]
         self.prefixes = prefixes
-        self.session = Session(Sequences(engine, prefixes), tokenizer, chat_template)
+        self.session = Session(Sequences(engine, prefixes), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
         self._draft_models: dict[str, Model] = {}
 

@@ -22,7 +22,7 @@ from localllm.cli import app, main, terminal
 from localllm.cli.run import whole_prompt
 from localllm.errors import UsageError
 from localllm.generation.answers import Answer
-from localllm.generation.sampling import SamplingOptions
+from localllm.generation.sampling_options import DEFAULTS, LETTERS
 from localllm.generation.session import Session
 
 PROGRAM = [sys.executable, "-m", "localllm"]
@@ -57,10 +57,7 @@ def answer_of(cli, *arguments: str, stdin: bytes = b"") -> dict:
 # Help, versions, refusals.
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["run", "chat", "map", "inspect", "tokenize", "quantize", "bench", "imatrix", "perplexity", "warmup", "cache"],
-)
+@pytest.mark.parametrize("command", app.COMMANDS)
 def test_every_command_explains_itself(cli, command: str):
     code, out, err = cli(command, "--help")
     assert (code, err) == (0, "")
@@ -69,17 +66,16 @@ def test_every_command_explains_itself(cli, command: str):
 
 
 def test_the_help_tells_the_true_defaults():
-    defaults = SamplingOptions()
+    numbers = {name: value for name, value in DEFAULTS.items() if type(value) in (int, float)}
     for command in (app.localllm.get_command(None, name) for name in ("run", "chat")):
-        told = {
-            option.name: re.search(r"\[default: ([0-9.]+)\]", option.help or "")
-            for option in command.params
-            if option.name in SamplingOptions.__dataclass_fields__ and option.name != "seed"
-        }
-        assert told.keys() == SamplingOptions.__dataclass_fields__.keys() - {"seed"}
-        assert {name: float(match[1]) for name, match in told.items()} == {
-            name: getattr(defaults, name) for name in told
-        }
+        help_of = {option.name: option.help or "" for option in command.params}
+        told = {name: re.search(r"\[default: (-?[0-9.]+)[],]", help_of[name]) for name in numbers}
+        assert {name: float(match[1]) for name, match in told.items()} == numbers
+        assert f"[default: {';'.join(DEFAULTS['samplers'])}]" in help_of["samplers"]
+        assert f"[default: {''.join(LETTERS[name] for name in DEFAULTS['samplers'])}]" in help_of["letters"]
+        assert '[default: a line break, :, ", *]' in help_of["dry_sequence_breakers"]
+        assert DEFAULTS["dry_sequence_breakers"] == ("\n", ":", '"', "*")
+        assert DEFAULTS.keys() - help_of.keys() == set(), "an option for each"
 
 
 def test_version(cli):

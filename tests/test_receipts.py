@@ -17,7 +17,7 @@ import localllm
 from localllm.errors import UsageError
 from localllm.files import file_hash
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling import SamplingOptions
+from localllm.generation.sampling_options import SamplingOptions
 from localllm.services import receipts
 
 
@@ -55,6 +55,19 @@ def change(path: Path, *place: str | int, to: object) -> None:
         ["-p", "Hi", "--raw", "--temp", "2", "--top-k", "0", "-s", "5", "--kv-type", "q8_0", "-t", "1", "-c", "300"],
         ["-p", "Hi", "-sys", "Be brief", "--chat-template", "phi3", "-r", "zz", "--speculate", "off"],
         ["-p", "Hi", "--n", "2", "--temp", "1.5"],
+        [
+            "-p",
+            "Hi",
+            "-l",
+            "20-inf",
+            "-l",
+            "21+2.5",
+            "--samplers",
+            "top_k;temperature",
+            "--mirostat",
+            "2",
+            "--ignore-eos",
+        ],
         ["-p", "Hi", "--beams", "2", "--n", "2"],
         [],
     ],

@@ -1,19 +1,16 @@
 """Sampling: each step against its definition, the chain against the distribution it should draw from."""
 
 import random
-from collections import Counter, deque
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation import sampling
-from localllm.generation.sampling import (
-    CHAIN,
-    PENALTY_WINDOW,
-    Candidates,
-    Sampler,
-    SamplingOptions,
+from localllm.generation.candidates import Candidates
+from localllm.generation.sampling import Sampler
+from localllm.generation.sampling_options import LETTERS, SamplingOptions
+from localllm.generation.sampling_steps import (
     draw,
     likeliest,
     min_p,
@@ -128,19 +125,17 @@ def test_noise_is_uniform():
 
 def test_penalties_follow_llama_cpp():
     candidates = everything(np.array([2.0, -2.0, 3.0, 4.0], np.float32))
-    options = SamplingOptions(repeat_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
-    changed = penalties(candidates, deque([0, 0, 0, 1]), options)
+    changed = penalties(candidates, np.array([0, 0, 0, 1]), repeat=2.0, presence=0.5, frequency=0.25)
     assert changed.logits.tolist() == [2 / 2 - 3 * 0.25 - 0.5, -2 * 2 - 0.25 - 0.5, 3.0, 4.0]
     assert candidates.logits.tolist() == [2.0, -2.0, 3.0, 4.0]
-    assert penalties(candidates, deque([0]), SamplingOptions()) is candidates
+    assert penalties(candidates, np.array([], int), repeat=2.0) is candidates
 
 
 @pytest.mark.parametrize(
     "candidates", [ranked([0.4, 0.3, 0.2, 0.1]), everything(random_logits(13))], ids=["few", "all"]
 )
 def test_penalties_anywhere_in_the_chain(candidates: Candidates):
-    options = SamplingOptions(presence_penalty=5.0)
-    changed = penalties(candidates, deque([10, 12, 5000]), options)
+    changed = penalties(candidates, np.array([10, 12, 5000]), presence=5.0)
     old = dict(zip(candidates.ids.tolist(), candidates.logits.tolist(), strict=True))
     expected = {token: logit - 5 * (token in (10, 12)) for token, logit in old.items()}
     assert dict(zip(changed.ids.tolist(), changed.logits.tolist(), strict=True)) == pytest.approx(expected)
@@ -157,12 +152,11 @@ def test_steps_that_keep_some_agree_on_ranked_and_unranked_candidates():
     assert likeliest(unranked).ids.tolist() == likeliest(unranked.rank()).ids.tolist()
 
 
-def test_the_order_of_the_chain_is_data(monkeypatch: pytest.MonkeyPatch):
+def test_the_order_of_the_chain_is_data():
     logits = random_logits(2000)
-    options = SamplingOptions(temperature=3.0)
-    first = Sampler(options, 2000).distribution(logits)[0]
-    monkeypatch.setattr(sampling, "CHAIN", ("temperature", *CHAIN[:-1]))
-    second = Sampler(options, 2000).distribution(logits)[0]
+    first = Sampler(SamplingOptions(temperature=3.0), 2000).distribution(logits)[0]
+    hot_first = SamplingOptions(temperature=3.0, samplers="temperature;top_k;top_p;min_p")
+    second = Sampler(hot_first, 2000).distribution(logits)[0]
     assert len(second) > len(first), "a flatter distribution has a larger nucleus"
     assert set(first.tolist()) < set(second.tolist())
 
@@ -172,7 +166,7 @@ def test_penalties_forget():
     logits = np.array([1.0, 2.0, 0.0, 0.0], np.float32)
     sampler.accept(1)
     assert sampler.sample(logits) == 0
-    for _ in range(PENALTY_WINDOW):
+    for _ in range(64):
         sampler.accept(2)
     assert sampler.sample(logits) == 1
 
@@ -210,7 +204,7 @@ def test_a_seed_reproduces():
     "options", [EVERYTHING, {**EVERYTHING, "temperature": 0.7}, {}, {"typical": 0.8, "top_k": 12}], ids=str
 )
 def test_the_chain_draws_from_its_distribution(options: dict):
-    chosen = SamplingOptions(seed=3, **options)
+    chosen = SamplingOptions(seed=3, **options).complete
     logits = random_logits(30, seed=5)
     kept = top_k(everything(logits), chosen.top_k)
     for step, value in ((typical, chosen.typical), (top_p, chosen.top_p), (min_p, chosen.min_p)):
@@ -322,14 +316,28 @@ def test_logits_that_are_not_numbers(t: float, bad: float):
         Sampler(SamplingOptions(temperature=t), 1000).sample(np.full(1000, -np.inf, np.float32))
 
 
-@pytest.mark.parametrize("first", CHAIN)
+ALL_ON = {
+    "typical": 0.9,
+    "presence_penalty": 1.0,
+    "top_n_sigma": 2.0,
+    "xtc_probability": 1.0,
+    "dynatemp_range": 0.5,
+    "adaptive_target": 0.5,
+    "dry_multiplier": 1.0,
+    "dry_allowed_length": 1,
+    "dry_sequence_breakers": (),
+}
+
+
+@pytest.mark.parametrize(
+    "options", [*({"samplers": (first,)} for first in LETTERS), {"mirostat": 1}, {"mirostat": 2}], ids=str
+)
 @pytest.mark.parametrize("count", [1, 100])
-def test_no_step_hides_a_nan(monkeypatch: pytest.MonkeyPatch, first: str, count: int):
-    monkeypatch.setattr(sampling, "CHAIN", (first, "top_k", "typical", "top_p", "min_p"))
+def test_no_step_hides_a_nan(options: dict, count: int):
     logits = random_logits(6500)
     logits[-count:] = np.nan
-    sampler = Sampler(SamplingOptions(typical=0.9, presence_penalty=1.0), 6500)
-    sampler.accept(5)
+    sampler = Sampler(SamplingOptions(**ALL_ON, **options), 6500)
+    sampler.read([5, 6, 5])
     with pytest.raises(LocalllmError, match="not numbers"):
         sampler.sample(logits)
 
@@ -350,6 +358,24 @@ def test_no_step_hides_a_nan(monkeypatch: pytest.MonkeyPatch, first: str, count:
         {"presence_penalty": float("inf")},
         {"seed": -1},
         {"seed": "x"},
+        {"top_k": True},
+        {"temperature": 10**400},
+        {"temperature": 1j},
+        {"mirostat": 3},
+        {"repeat_last_n": -2},
+        {"dry_base": 0.5},
+        {"dry_multiplier": -1},
+        {"dry_sequence_breakers": [""]},
+        {"dry_sequence_breakers": 5},
+        {"adaptive_target": 1.5},
+        {"adaptive_decay": 1.0},
+        {"logit_bias": {-1: 2.0}},
+        {"logit_bias": {1: float("inf")}},
+        {"logit_bias": {"x": 1.0}},
+        {"logit_bias": [1]},
+        {"ignore_eos": 1},
+        {"samplers": "top_k;best"},
+        {"samplers": 5},
     ],
     ids=str,
 )

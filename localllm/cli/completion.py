@@ -69,7 +69,9 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], argument("SHELL", "bash, zsh or fish.")]) -> None:
-    """Print a script that makes a shell complete commands, options, models and files.
+    """Print a script with which a shell completes what is typed.
+
+    Commands, options and their values, aliases of models, files.
 
     Examples:
       localllm completion bash >> ~/.bashrc

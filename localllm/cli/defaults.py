@@ -5,8 +5,8 @@ LOCALLLM_ and an option's long name in capitals is the variable: LOCALLLM_THREAD
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 from localllm.errors import UsageError
 from localllm.files.settings import Settings, settings
@@ -14,8 +14,7 @@ from localllm.files.settings import Settings, settings
 PREFIX = "LOCALLLM_"
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(NamedTuple):
     """A value, of the option's type, and where it is from."""
 
     value: Any
@@ -42,8 +41,7 @@ def chosen_before(command: str, params: Sequence[Any], model: str | None, typed:
     return {name: value for name, value in chosen.items() if name not in silent}
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A line of the file: the table, its name in [command.NAME] and [model.NAME], and the key as it is written."""
 
     tables: tuple[str, ...]
@@ -150,9 +148,9 @@ def converted(param: Any, value: Any) -> Any:
 def silenced(name: str) -> tuple[str, ...]:
     """Parameters that do not go with one that was typed: what is only a default for them is forgotten."""
     if name == "beams":
-        from localllm.cli.options import Sampling
+        from localllm.cli.options import Sampling, Steps
 
-        return tuple(field.name for field in fields(Sampling))
+        return tuple(field.name for group in (Sampling, Steps) for field in fields(group))
     return {
         "system": ("system_file",),
         "system_file": ("system",),

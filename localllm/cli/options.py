@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from localllm.cli import terminal
-from localllm.cli.command import argument, number_or_default, option
+from localllm.cli.command import argument, group, number_or_default, option
+from localllm.cli.sampling import Steps
 from localllm.cli.terminal import ProgressLine, say
 from localllm.errors import UsageError
 
@@ -59,7 +59,7 @@ def how_to_guess(text: str) -> str:
     raise ValueError(f"{text!r} is not ngram, off or draft:MODEL")
 
 
-@dataclass(frozen=True)
+@group
 class Cache:
     """What numbers are stored in the cache."""
 
@@ -87,7 +87,7 @@ class Cache:
         return f"k={self.keys or self.kv_type},v={self.values or self.kv_type}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@group
 class Engine:
     """How the model is held and computed."""
 
@@ -111,7 +111,7 @@ def number(*names: str, help: str, **more: Any) -> Any:
     return option(*names, metavar="N", help=help, **more)
 
 
-@dataclass(frozen=True)
+@group
 class Sampling:
     """How tokens are drawn. The fields are those of SamplingOptions, whose defaults the help repeats: to ask them would
     import NumPy. A test compares.
@@ -127,12 +127,17 @@ class Sampling:
         ),
     ] = None
     temperature: Annotated[
-        float | None, number("--temp", help="Lower is soberer; 0: always the likeliest token.  [default: 0.8]")
+        float | None,
+        number("--temp", "--temperature", help="Lower is soberer; 0: always the likeliest token.  [default: 0.8]"),
     ] = None
     top_k: Annotated[int | None, number("--top-k", help="Choose among the N likeliest; 0: all.  [default: 40]")] = None
     typical: Annotated[
         float | None,
-        number("--typical", help="Choose among the most typical that together have probability N.  [default: 1.0]"),
+        number(
+            "--typical",
+            "--typical-p",
+            help="Choose among the most typical that together have probability N.  [default: 1.0]",
+        ),
     ] = None
     top_p: Annotated[
         float | None,
@@ -159,7 +164,7 @@ class Sampling:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
+@group
 class Answers:
     """What answers are like."""
 
@@ -183,9 +188,14 @@ class Answers:
         bool, option("-e/--no-escape", "--escape", help=r"\n, \t, \xNN and the like in TEXT mean one character.")
     ] = False
     sampling: Sampling
+    steps: Steps
+
+    def drawing(self) -> dict[str, Any]:
+        """What the user has chosen of how tokens are drawn, by field of SamplingOptions. Raises UsageError."""
+        return self.sampling.given() | self.steps.given()
 
 
-@dataclass(frozen=True, kw_only=True)
+@group
 class Generation(Answers):
     """What one answer is like, and how it is found."""
 
@@ -219,9 +229,9 @@ def generation_options(on_progress: Callable[[int, int], None] | None, choices: 
     Of a draft model they know nothing until `with_draft_model`. Mere Answers guess nothing.
     """
     from localllm.generation.generate import GenerationOptions
-    from localllm.generation.sampling import SamplingOptions
+    from localllm.generation.sampling_options import SamplingOptions
 
-    sampling = SamplingOptions(**choices.sampling.given())
+    sampling = SamplingOptions(**choices.drawing())
     limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
     if not isinstance(choices, Generation):
         return GenerationOptions(limit, stop, sampling, on_progress, "off")

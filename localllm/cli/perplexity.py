@@ -43,7 +43,7 @@ def perplexity(
     cache: options.Cache,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure how well a model predicts a text, as llama-perplexity does.
+    """Measure how well a model predicts texts, as llama-perplexity does.
 
     TEXT is a file. The perplexity is the exponential of the mean negative logarithm of the probability of its tokens:
     lower is better, and only models with the same vocabulary compare. To tell what a smaller file of the same model has

@@ -18,11 +18,12 @@ def prepared(path: str, chosen: "GenerationOptions", model: "Model", file: str |
     file: with the prompt; the receipt must not replace it, nor a file of a model.
     """
     from localllm.files.safe_file import checked_target
-    from localllm.services.receipts import plain_options, seeded
+    from localllm.services.receipts import plain_options, repeatable
 
     checked_target(path, (*model.files, *([] if file is None else [file])))
+    chosen = repeatable(model, chosen)
     plain_options(chosen)
-    return seeded(chosen)
+    return chosen
 
 
 def keep(

@@ -104,7 +104,7 @@ def require_sense(n: int, beams: int, choices: options.Generation) -> None:
     require_counts(n, beams)
     if options.is_draft_model(choices.speculate):
         raise UsageError("a draft model guesses for one answer only: leave out --n, --beams or --speculate")
-    drawing = choices.sampling.given()
+    drawing = choices.drawing()
     if beams and drawing:
         raise UsageError(f"{next(iter(drawing))} makes no sense with --beams, which draws nothing")
 

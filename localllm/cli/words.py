@@ -3,7 +3,7 @@ value, and better answers to what does not exist.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,12 +128,12 @@ def no_such_option(name: str, known: Sequence[str], command: str) -> str:
     return f"there is no option {name}; {did_you_mean(name, known) or f'localllm {command} --help lists them'}"
 
 
-def did_you_mean(name: str, known: Sequence[str], form: Callable[[str], str] = str) -> str:
-    """A question with the names that are like it, "" if none is."""
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A question with the name that is most like it, "" if none is."""
     from difflib import get_close_matches  # seldom needed
 
-    close = get_close_matches(name, known, n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(map(form, close))}?" if close else ""
+    close = get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def as_typed(message: str, params: list[Any], words: Sequence[str]) -> str:

@@ -14,9 +14,12 @@ import numpy as np
 
 from localllm.engine.runs import LONG
 from localllm.errors import UsageError
+from localllm.generation.candidates import Candidates
 from localllm.generation.generate import GenerationOptions, StopFilter, require_room
 from localllm.generation.prefill import read_prompt
-from localllm.generation.sampling import PENALTY_WINDOW, Candidates, Sampler, SamplingOptions, top_k
+from localllm.generation.sampling import Sampler
+from localllm.generation.sampling_options import SamplingOptions
+from localllm.generation.sampling_steps import top_k
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 from localllm.values import whole_number
 
@@ -89,7 +92,7 @@ class Search:
 
     Attributes:
         prompt, options: what is answered, and how.
-        limit: the most tokens that an answer may have.
+        tokenizer: the model's.  limit: the most tokens that an answer may have.
         vocab: how many tokens exist.  end_ids: those that end an answer.
     """
 
@@ -104,7 +107,7 @@ class Search:
     ):
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
         require_room(prompt, engine.context)
-        self.prompt, self.options = prompt, options
+        self.prompt, self.options, self.tokenizer = prompt, options, tokenizer
         self.limit = options.limit(engine.context - len(prompt))
         self.vocab, self.end_ids = min(engine.vocab_size, tokenizer.vocab_size), tokenizer.end_ids
         self._engine, self._decoder, self._prefixes = engine, decoder, prefixes
@@ -186,7 +189,7 @@ def answers(
 
 def n_best(search: Search, n: int) -> list[Answer]:
     """n sampled answers, best first. Each is what it would be alone: they have the seeds seed, seed + 1, and so on."""
-    samplers = seeded(search.options.sampling, search.prompt, search.vocab, n)
+    samplers = seeded(search.options.sampling, search.prompt, search.vocab, n, search.tokenizer)
     hypotheses = [search.read()] * n
     going = list(range(n))
     for length in range(search.limit):
@@ -208,14 +211,15 @@ def drawn(hypothesis: Hypothesis, sampler: Sampler, end_ids: frozenset[int]) -> 
     return hypothesis.then(token, float(hypothesis.logits[token]) - log_total(hypothesis.logits), end_ids)
 
 
-def seeded(options: SamplingOptions, prompt: list[int], vocab: int, n: int) -> list[Sampler]:
+def seeded(
+    options: SamplingOptions, prompt: list[int], vocab: int, n: int, tokenizer: Tokenizer | None = None
+) -> list[Sampler]:
     """n samplers that know the prompt, with seeds that count up from the options' one or a random one."""
-    first = Sampler(options, vocab)
-    samplers = [first, *(Sampler(replace(options, seed=first.seed + number), vocab) for number in range(1, n))]
-    for sampler in samplers:
-        for token in prompt[-PENALTY_WINDOW:]:
-            sampler.accept(token)
-    return samplers
+    first = Sampler(options, vocab, tokenizer)
+    others = [Sampler(replace(options, seed=first.seed + number), vocab, tokenizer) for number in range(1, n)]
+    for sampler in (first, *others):
+        sampler.read(prompt)
+    return [first, *others]
 
 
 def beam_search(search: Search, beams: int) -> list[Answer]:

@@ -61,7 +61,7 @@ class Batch:
         """
         self.running, self.waiting = list[Answering](), deque[Answering]()
         self.written = self.preempted = 0
-        self._engine, self._end_ids = engine, tokenizer.end_ids
+        self._engine, self._tokenizer, self._end_ids = engine, tokenizer, tokenizer.end_ids
         self._vocab = min(engine.vocab_size, tokenizer.vocab_size)
         self._requests, self._finished = iter(requests), list[Request]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
@@ -108,7 +108,7 @@ class Batch:
                 return None
             try:
                 require_room(request.prompt, self._engine.context)
-                samplers = seeded(request.options.sampling, request.prompt, self._vocab, request.n)
+                samplers = seeded(request.options.sampling, request.prompt, self._vocab, request.n, self._tokenizer)
                 request.answers = [Answering(request, sampler, self._engine.context) for sampler in samplers]
             except LocalllmError as error:
                 request.error = error

@@ -14,7 +14,8 @@ from localllm.generation.draft_model import Drafter
 from localllm.generation.ngrams import from_text
 from localllm.generation.overflow import SINKS, Rolling, require_choice, require_shift
 from localllm.generation.prefill import read_prompt
-from localllm.generation.sampling import PENALTY_WINDOW, Sampler, SamplingOptions
+from localllm.generation.sampling import Sampler
+from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Begun, Sequences
 from localllm.generation.speculation import Guesses, Proposer
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
@@ -136,7 +137,7 @@ class Generation:
         self.steps = self.drafted = self.accepted = 0
         self._sequences, self._decoder, self._options = sequences, decoder, options
         self._end_ids, self._ended = tokenizer.end_ids, False
-        self._sampler = Sampler(options.sampling, sequences.vocab_size)
+        self._sampler = Sampler(options.sampling, sequences.vocab_size, tokenizer)
         self.seed = self._sampler.seed
         self._pieces = self._generate()
 
@@ -245,8 +246,7 @@ class Generation:
         if logits is None:
             logits = read_prompt(sequence, self.prompt, self._options.on_progress)
             self._sequences.was_read(sequence, self.cached_tokens, logits)
-        for token in self.prompt[-PENALTY_WINDOW:]:
-            self._sampler.accept(token)
+        self._sampler.read(self.prompt)
         return logits
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.overflow import SINKS
+from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences, common
 from localllm.text.messages import checked
 from localllm.text.plain import Message
@@ -29,9 +30,18 @@ class Session:
         forgotten: how many turns the latest `ask` or `chat` dropped from the conversation, to fit the context.
     """
 
-    def __init__(self, sequences: Sequences, tokenizer: Tokenizer, chat_template: str | None = None):
-        """chat_template: the choice of one, instead of the file's; see ChatTemplate.of."""
+    def __init__(
+        self,
+        sequences: Sequences,
+        tokenizer: Tokenizer,
+        chat_template: str | None = None,
+        recommended: SamplingOptions | None = None,
+    ):
+        """chat_template: the choice of one, instead of the file's; see ChatTemplate.of. recommended: how to sample, as
+        far as options do not say.
+        """
         self.sequences, self.tokenizer, self._choice = sequences, tokenizer, chat_template
+        self._recommended = recommended or SamplingOptions()
         self.system: str | None = None
         self.forgotten = 0
         self._history: list[Message] = []
@@ -69,8 +79,8 @@ class Session:
 
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
         """Go on with the text (or the token ids) as it is, without a chat template."""
-        decoder = self.tokenizer.stream(continued=True)
-        return Generation(self.sequences, self.tokenizer, self._ids(prompt), decoder, options or GenerationOptions())
+        decoder, chosen = self.tokenizer.stream(continued=True), self.completed(options)
+        return Generation(self.sequences, self.tokenizer, self._ids(prompt), decoder, chosen)
 
     def candidates(
         self,
@@ -106,7 +116,7 @@ class Session:
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers do not go with on_overflow={options.on_overflow}")
         prompt = self.encode_chat(asked) if is_chat else self._ids(asked)  # type: ignore[arg-type]
-        chosen = options or GenerationOptions()
+        chosen = self.completed(options)
         return prompt, self.tokenizer.stream(continued=not is_chat), self._stopping(chosen) if is_chat else chosen
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
@@ -150,7 +160,13 @@ class Session:
         return max(common(first, second), SINKS)
 
     def _generation(self, prompt: list[int], options: GenerationOptions) -> Generation:
-        return Generation(self.sequences, self.tokenizer, prompt, self.tokenizer.stream(), self._stopping(options))
+        chosen = self._stopping(self.completed(options))
+        return Generation(self.sequences, self.tokenizer, prompt, self.tokenizer.stream(), chosen)
+
+    def completed(self, options: GenerationOptions | None) -> GenerationOptions:
+        """With what is recommended where nobody has chosen."""
+        options = options or GenerationOptions()
+        return replace(options, sampling=options.sampling.over(self._recommended))
 
     def _stopping(self, options: GenerationOptions) -> GenerationOptions:
         return replace(options, stop=(*options.stop, *self.template.stops)) if self.template.stops else options
