@@ -55,19 +55,8 @@ def change(path: Path, *place: str | int, to: object) -> None:
         ["-p", "Hi", "--raw", "--temp", "2", "--top-k", "0", "-s", "5", "--kv-type", "q8_0", "-t", "1", "-c", "300"],
         ["-p", "Hi", "-sys", "Be brief", "--chat-template", "phi3", "-r", "zz", "--speculate", "off"],
         ["-p", "Hi", "--n", "2", "--temp", "1.5"],
-        [
-            "-p",
-            "Hi",
-            "-l",
-            "20-inf",
-            "-l",
-            "21+2.5",
-            "--samplers",
-            "top_k;temperature",
-            "--mirostat",
-            "2",
-            "--ignore-eos",
-        ],
+        ["-p", "Hi", "-l", "20-inf", "-l", "21+2.5", "--samplers", "top_k;temperature", "--ignore-eos"],
+        ["-p", "Hi", "--mirostat", "2", "--dry-multiplier", "0.8", "--dry-sequence-breaker", "x"],
         ["-p", "Hi", "--beams", "2", "--n", "2"],
         [],
     ],
@@ -177,7 +166,7 @@ def test_what_is_no_receipt(tiny: str, cli, tmp_path: Path):
     for field, value, problem in (
         ("receipt", 99, "a receipt of another version"),
         ("options", good["options"] | {"new": 1}, "'new'"),
-        ("options", good["options"] | {"sampling": {"top_k": -1}}, "top_k should be"),
+        ("options", good["options"] | {"sampling": good["options"]["sampling"] | {"top_k": -1}}, "top_k should be"),
     ):
         path.write_text(json.dumps({**good, field: value}))
         code, out, err = cli("replay", path)

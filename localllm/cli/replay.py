@@ -31,7 +31,7 @@ def replay(
     kept = receipts.read(receipt)
     chosen, line = receipts.options_of(kept), ProgressLine()
     opening, path = kept["opening"], model or kept["model"]["files"][0]["path"]
-    cache = options.Cache(opening["kv_type"])
+    cache = options.Cache(kv_type=opening["kv_type"])
     engine = options.Engine(context=opening["context"], threads=opening["threads"], cache=cache)
     with options.open_model(path, engine, opening["chat_template"], no_cache=True) as opened:
         chosen = options.with_draft_model(opened, chosen, kept["options"]["speculate"])

@@ -56,9 +56,7 @@ Receipt = dict[str, Any]
 
 
 def repeatable(model: "Model", options: GenerationOptions) -> GenerationOptions:
-    """The same with everything chosen that the model's file and defaults leave open, and with a seed, drawn now if there
-    is none.
-    """
+    """The same with nothing left to what the file recommends, to defaults or to chance: a seed is drawn now."""
     sampling = model.session.completed(options).sampling.complete
     if sampling.seed is None:
         sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
@@ -217,7 +215,11 @@ def changes(receipt: Receipt, model: "Model", on_progress: OnProgress | None = N
 
 
 def difference(then: Receipt, now: Receipt) -> str | None:
-    """Where the texts of two results differ first, None if they are the same."""
+    """Where the texts of two results differ first, None if they are the same. Of an answer that was interrupted only
+    what came is compared: a character may have been half said.
+    """
+    if then.get("finish_reason") == "interrupted":
+        now = {**now, "text": now["text"][: len(then["text"])]}
     old, new = answers_of(then), answers_of(now)
     if len(old) != len(new):
         return f"there were {len(old)} answers, now there are {len(new)}"
