@@ -57,6 +57,7 @@ def change(path: Path, *place: str | int, to: object) -> None:
         ["-p", "Hi", "--n", "2", "--temp", "1.5"],
         ["-p", "Hi", "-l", "20-inf", "-l", "21+2.5", "--samplers", "top_k;temperature", "--ignore-eos"],
         ["-p", "Hi", "--mirostat", "2", "--dry-multiplier", "0.8", "--dry-sequence-breaker", "x"],
+        ["-p", "Hi", "--grammar", 'root ::= "yes" | "no"'],
         ["-p", "Hi", "--beams", "2", "--n", "2"],
         [],
     ],

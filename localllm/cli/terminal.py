@@ -91,6 +91,13 @@ def dim_text(text: str) -> None:
         print(coloured(printable(text), "2"), file=sys.stderr, flush=True)
 
 
+def dim_piece(text: str) -> None:
+    """The same with what was dim before it on one line."""
+    if is_terminal(sys.stderr):
+        plain = "NO_COLOR" in os.environ
+        print(printable(text) if plain else f"\x1b[2m{printable(text)}\x1b[0m", end="", file=sys.stderr, flush=True)
+
+
 class ProgressLine:
     """One line on stderr that is written over, and gone in the end. Silent if stderr is no terminal that can do so."""
 

@@ -129,6 +129,8 @@ def plain_options(options: GenerationOptions) -> dict[str, Any]:
         if isinstance(value, SamplingOptions):
             biases = [[token, str(bias)] for token, bias in (value.logit_bias or {}).items()]  # some are infinite
             value = {each.name: getattr(value, each.name) for each in fields(value)} | {"logit_bias": biases}
+        if field.name == "constraint" and value is not None:
+            value = {"kind": value.kind, "grammar": value.grammar}
         if isinstance(value, Drafter):
             continue
         try:
@@ -148,6 +150,10 @@ def options_of(receipt: Receipt) -> GenerationOptions:
         drawn = given.pop("sampling")
         biases = {token: float(bias) for token, bias in drawn.pop("logit_bias")}
         sampling = SamplingOptions(**drawn, logit_bias=biases)
+        if given.get("constraint") is not None:
+            from localllm.generation.constraints import Constraint  # llguidance takes 30 ms to import
+
+            given["constraint"] = Constraint(**given["constraint"])
         kind = "ngram" if speculate.startswith("draft:") else speculate
         return GenerationOptions(**given, sampling=sampling, speculate=kind)
     except (TypeError, ValueError, KeyError) as error:
