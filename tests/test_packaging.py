@@ -1,5 +1,6 @@
 """The wheel holds the whole program and its data, and the data says what is true."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -11,31 +12,21 @@ from conftest import ROOT
 
 import localllm
 
-CATALOGUE = tomllib.loads((ROOT / "localllm/data/models.toml").read_text(encoding="utf-8"))["model"]
-
 
 def test_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert localllm.__version__ == project["version"]
 
 
-def test_catalogue_names_are_unique():
-    assert len({model["name"] for model in CATALOGUE}) == len(CATALOGUE)
-
-
-@pytest.mark.parametrize("model", CATALOGUE, ids=lambda model: model["name"])
-def test_catalogue_entry(model: dict):
-    source = set() if model["name"] == "guide" else {"repository"}
-    assert model.keys() == {"name", "description", "file", "parameters", "megabytes", "license"} | source
-    assert model["file"].endswith(".gguf")
-    assert "\n" not in model["description"]
-
-
-def test_catalogue_tells_the_size_of_the_built_in_model():
-    (guide,) = (model for model in CATALOGUE if model["name"] == "guide")
-    size = (ROOT / "localllm/data" / guide["file"]).stat().st_size
-    assert size <= 6_000_000
-    assert guide["megabytes"] == round(size / 1e6)
+def test_a_file_of_the_users_may_be_called_quant(tmp_path: Path):
+    """Or like any other folder of this repository."""
+    for name in ("quant", "scripts", "tests"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
+    script = tmp_path / "script.py"
+    script.write_text("import localllm, localllm.services.quantize, sys\nprint(localllm.open, 'quant' in sys.modules)")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and done.stdout.endswith(" False\n"), done
 
 
 @pytest.mark.slow
@@ -47,12 +38,14 @@ def test_wheel(tmp_path: Path):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
         commands = archive.read(entry_points).decode()
+        registry = archive.read("localllm/data/models.toml")
     sources = {
         path.relative_to(ROOT).as_posix()
-        for package in ("localllm", "quant")
-        for path in (ROOT / package).rglob("*")
+        for folder in ("localllm", "localllm/quant")
+        for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert names == sources
     assert {"localllm/data/guide.gguf", "localllm/data/models.toml"} <= names
+    assert registry == (ROOT / "models.toml").read_bytes()
     assert "localllm = localllm.cli.main:main" in commands

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli import options
 from localllm.cli.command import argument, option
+from localllm.cli.pulling import located
 from localllm.cli.remaining import Remaining
 from localllm.cli.terminal import ProgressLine, dim, say
 from localllm.errors import UsageError
@@ -45,8 +46,10 @@ def imatrix(
     if model is not None and not texts:
         raise UsageError("there is no text: name a file")
     from localllm.files.imatrix_file import write_imatrix
+    from localllm.files.safe_file import checked_target
     from localllm.services import imatrix as service
 
+    checked_target(output, tuple(in_files or ()))
     merged = service.merge(in_files) if in_files else None
     if model is None:
         assert merged is not None
@@ -55,7 +58,9 @@ def imatrix(
     line = ProgressLine()
     size = 512 if context is None else context
     choices = size, chunks, parse_special, process_output, threads
-    with service.Collector(model, tuple(texts or ()), output, *choices, progress=options.compiling(line)) as collector:
+    with service.Collector(
+        located(model), tuple(texts or ()), output, *choices, progress=options.compiling(line)
+    ) as collector:
         line.clear()
         options.warn(collector.warnings)
         if size > collector.trained_context:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import options
 from localllm.cli.command import argument, option
+from localllm.cli.pulling import located
 from localllm.cli.remaining import Remaining
 from localllm.cli.render import table
 from localllm.cli.terminal import ProgressLine, say, write
@@ -57,15 +58,19 @@ def perplexity(
     """
     check(text, context, save_logits, kl_divergence, base)
     from localllm.files.logits_file import Logits
-    from localllm.services.chunks import cut, read_text
+    from localllm.files.safe_file import checked_target
+    from localllm.files.text_file import read_text
+    from localllm.services.chunks import cut
     from localllm.services.perplexity import Reader
 
+    if save_logits is not None:
+        checked_target(save_logits, tuple(name for name in (model, text) if name is not None))
     line = ProgressLine()
     logits = Logits.open(base) if base else None
     content = read_text(text) if text else ""
     size = logits.chunks.shape[1] if logits else 512 if context is None else context
     known = None
-    with Reader(model, size, threads, options.compiling(line), cache.types()) as reader:
+    with Reader(located(model), size, threads, options.compiling(line), cache.types()) as reader:
         line.clear()
         options.warn(reader.warnings)
         if size > reader.trained_context:
