@@ -25,13 +25,13 @@ from localllm.files.gguf_writer import Output, write_gguf
 from localllm.files.safe_file import SafeFile
 from localllm.files.source import row_count
 from localllm.kernels.widen import Widener, can_widen
+from localllm.quant.encode import ENCODERS, encode
+from localllm.quant.formats import BY_NAME, FORMATS
+from localllm.quant.recipes import RECIPES, Options
 from localllm.services import quantize as service
 from localllm.services import quantize_plan
 from localllm.services.quantize import default_output, open_source, parse_override, run
 from localllm.services.quantize_plan import CHUNK, COPY, Request, make_plan
-from quant.encode import ENCODERS, encode
-from quant.formats import BY_NAME, FORMATS
-from quant.recipes import RECIPES, Options
 
 MADE = {
     "general.architecture": "made",
@@ -593,7 +593,7 @@ def test_the_order_of_llama_quantize(arguments: list[str], model: Path, tmp_path
         (["Q8_0", "--tensor-type", "(=Q8_0"], "--tensor-type (=Q8_0:"),
         (["Q8_0", "--output-tensor-type", "Q4_K_M"], "Q4_K_M is no format of a tensor"),
         (["Q8_0", "--override-kv", "a"], "expected KEY=TYPE:VALUE"),
-        (["Q8_0", "-t", "0"], "threads should be from 1 to 1024"),
+        (["Q8_0", "-t", "0"], "-t should be from 1 to 1024"),
         (["Q8_0", "--include-weights", "a"], "give --imatrix"),
         (["/nowhere/x.gguf", "Q8_0"], "there is no folder /nowhere"),
     ],

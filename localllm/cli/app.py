@@ -16,7 +16,7 @@ from localllm.errors import UsageError
 
 COMMANDS = (
     "run", "chat", "map", "inspect", "tokenize", "quantize", "imatrix", "perplexity", "bench", "warmup", "cache",
-    "list", "pull", "rm", "fit", "sessions", "config", "completion", "help",
+    "replay", "list", "pull", "rm", "fit", "sessions", "config", "completion", "help",
 )  # fmt: skip
 
 

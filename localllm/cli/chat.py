@@ -5,13 +5,14 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import localllm
 from localllm.cli import options
 from localllm.cli.command import option
 from localllm.cli.conversation import Conversation
-from localllm.cli.prompt import begin, warn_of_template, whole_prompt
+from localllm.cli.prompt import Encoding, begin, request, warn_of_template, whole_prompt
 from localllm.cli.render import file_stem, stream
 from localllm.cli.terminal import ProgressLine, dim, exit_on_sigterm, is_terminal, say
 from localllm.errors import LocalllmError, UsageError
@@ -57,6 +58,7 @@ def chat(
     system: options.System = None,
     system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
+    encoding: Encoding = None,
     look: Look,
     engine: options.Engine,
     no_cache: options.NoCache = False,
@@ -75,7 +77,10 @@ def chat(
     """
     session = look.name()
     interactive = is_terminal(sys.stdin)
-    text = "" if interactive else whole_prompt(None, None)
+    own = model_of(session) if session and model is None else model
+    path = str(localllm.builtin_model()) if own is None else own
+    most_bytes = partial(options.most_bytes, path, engine, choices.on_overflow)
+    text = "" if interactive else whole_prompt(None, None, encoding=encoding, most_bytes=most_bytes)
     system = options.system_message(system, system_file)
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), choices)
@@ -86,13 +91,13 @@ def chat(
             found.engine.require_shift()
         return found
 
-    first = opened(model or (session and model_of(session)) or str(localllm.builtin_model()))
+    first = opened(path)
     with ExitStack() as leaving:
         conversation = Conversation(first, chosen, line, look.markdown, look.stats)
         leaving.push(lambda *error: conversation.model.__exit__(*error))
         chosen = conversation.options = options.with_draft_model(first, chosen, choices.speculate)
         if not interactive:
-            if stream(begin(first, text, system, False, chosen), line):
+            if stream(begin(first, request(first, text, system, False), chosen), line):
                 raise KeyboardInterrupt
             return options.settle(first)
         exit_on_sigterm()

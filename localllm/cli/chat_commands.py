@@ -135,7 +135,7 @@ def read(conversation: "Conversation", argument: str, tools: Tools) -> None:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if len(data) > most:
         raise UsageError(f"{path} does not fit a context of {conversation.model.context} tokens")
-    text = text_of(data)
+    text = text_of(data, path)
     conversation.texts.append(text)
     dim(f"{len(text)} characters of {os.path.basename(path)} go with the next question")
 

@@ -1,12 +1,14 @@
 """localllm run: one answer on stdout, then the end."""
 
 import json
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import options
 from localllm.cli.command import option
-from localllm.cli.prompt import begin, request, whole_prompt
+from localllm.cli.prompt import Encoding, begin, request, whole_prompt
+from localllm.cli.receipt import keep, prepared
 from localllm.cli.render import stream
 from localllm.cli.shape import HideThinking, tell_cut
 from localllm.cli.terminal import ProgressLine, say, write
@@ -24,14 +26,19 @@ def run(
     *,
     prompt: Annotated[str | None, option("-p", "--prompt", metavar="TEXT", help="The prompt.")] = None,
     file: Annotated[
-        str | None, option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt.")
+        str | None, option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt; - is stdin.")
     ] = None,
     system: options.System = None,
     system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
+    encoding: Encoding = None,
+    no_stdin: Annotated[bool, option("--no-stdin", help="Leave stdin to others.")] = False,
     raw: Annotated[bool, option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
     as_json: options.AsJson = False,
     stats: Annotated[bool, option("--stats", help="Tell on stderr how long it took.")] = False,
+    receipt: Annotated[
+        str | None, option("--receipt", metavar="FILE", help="Write what the answer came from, for `localllm replay`.")
+    ] = None,
     hide_thinking: HideThinking = False,
     n: Annotated[int, option("--n", metavar="N", help="Answers to give, best first.  [default: 1]")] = 1,
     beams: Annotated[
@@ -53,9 +60,12 @@ def run(
       localllm run model.gguf -f letter.txt -sys "Translate into French." --temp 0
       localllm run model.gguf -p "Once upon a time" --raw --stats
       localllm run model.gguf -p "A name for a cat?" --n 3 --json | jq -r ".answers[].text"
+      localllm run model.gguf -p "Invent a person." --json-schema person.json | jq .name
+      localllm run model.gguf -p "Is water wet?" --grammar 'root ::= "yes" | "no"'
     """
     started = perf_counter()
-    text = whole_prompt(prompt, file)
+    most_bytes = partial(options.most_bytes, model, engine, choices.on_overflow)
+    text = whole_prompt(prompt, file, not no_stdin, encoding, most_bytes)
     system = options.system_message(system, system_file)
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), choices)
@@ -69,16 +79,18 @@ def run(
         require_sense(n, beams, choices)
     with options.open_model(model, engine, chat_template, no_cache) as opened:
         chosen = options.with_draft_model(opened, chosen, choices.speculate)
+        if receipt is not None:
+            chosen = prepared(receipt, chosen, opened, file)
         load_s = perf_counter() - started
+        asked, interrupted = request(opened, text, system, raw), False
         if n > 1 or beams:
-            asked, interrupted = request(opened, text, system, raw), False
             answers = several(opened, asked, chosen, n, beams, line)
             if not as_json:
                 write("\n\n".join(answer.text for answer in answers) + "\n")
             result = report_several(opened, answers, load_s, perf_counter() - started)
             tell_cut(chosen, [answer.finish_reason for answer in answers])
         else:
-            answer = begin(opened, text, system, raw, chosen)
+            answer = begin(opened, asked, chosen)
             interrupted = stream(answer, line, silent=as_json, thoughts=not hide_thinking)
             tell_cut(chosen, [answer.finish_reason])
             result = report(opened, answer, load_s, perf_counter() - started)
@@ -86,6 +98,9 @@ def run(
             write(json.dumps(result, ensure_ascii=False) + "\n")
         if stats:
             (tell if "text" in result else tell_several)(result)
+        if receipt is not None:
+            kinds = {"n": n, "beams": beams, "speculate": choices.speculate, "chat_template": chat_template}
+            keep(receipt, opened, asked, chosen, kinds, result)
         if interrupted:
             raise KeyboardInterrupt
         options.settle(opened)
@@ -100,7 +115,7 @@ def require_sense(n: int, beams: int, choices: options.Generation) -> None:
         raise UsageError("a draft model guesses for one answer only: leave out --n, --beams or --speculate")
     drawing = choices.drawing()
     if beams and drawing:
-        raise UsageError(f"--beams draws nothing, so {next(iter(drawing))} makes no sense with it")
+        raise UsageError(f"{next(iter(drawing))} makes no sense with --beams, which draws nothing")
 
 
 def several(

@@ -64,7 +64,7 @@ def text_of(given: str | None, sign: str) -> str | None:
 
 @group
 class Thoughts:
-    """Whether a model thinks before it answers, and what else its template is told."""
+    """Thinking before the answer, and what else the chat template is told."""
 
     think: Annotated[
         Literal["auto", "on", "off", "low", "medium", "high"],

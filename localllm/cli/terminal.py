@@ -37,8 +37,6 @@ def is_terminal(stream: object) -> bool:
 
 def write(text: str) -> None:
     """A part of the answer to stdout, at once: exact UTF-8, or only printable characters if it is a terminal."""
-    if sys.stdout is None:
-        return
     if is_terminal(sys.stdout):
         text = printable(text)
     sys.stdout.buffer.write(text.encode(errors="replace"))
@@ -47,9 +45,8 @@ def write(text: str) -> None:
 
 def end_output() -> None:
     """Nothing more will be written: who reads stdout sees its end."""
-    if sys.stdout is not None:
-        sys.stdout.flush()
-        discard_output()
+    sys.stdout.flush()
+    discard_output()
 
 
 def discard_output() -> None:

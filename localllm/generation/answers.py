@@ -22,6 +22,7 @@ from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sampling_steps import only, top_k
 from localllm.generation.thinking import Thinking
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
+from localllm.values import whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.model import Engine
@@ -164,10 +165,8 @@ class Search:
 
 def require_counts(n: int, beams: int) -> None:
     """Raises UsageError for numbers of answers and beams that make no sense."""
-    if n < 1:
-        raise UsageError(f"n should be 1 or above, not {n}")
-    if beams < 0:
-        raise UsageError(f"beams should be 0 or above, not {beams}")
+    whole_number("n", n, 1)
+    whole_number("beams", beams)
     if beams and n > beams:
         raise UsageError(f"{beams} beams cannot give {n} answers")
 
@@ -189,6 +188,9 @@ def answers(
     probability per token. Raises UsageError and ContextError.
     """
     require_counts(n, beams)
+    for name in ("logit_bias", "ignore_eos"):
+        if beams and getattr(options.sampling, name):
+            raise UsageError(f"beams draw nothing, so {name} makes no sense with them")
     with Search(engine, tokenizer, prompt, decoder, options, prefixes, thinking) as search, search:
         return beam_search(search, beams)[:n] if beams else n_best(search, n)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.program import BATCH, PRECISE_TOKENS
 from localllm.engine.runs import Runs
-from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.errors import ConstraintError, LocalllmError, MemoryLimitError
 from localllm.generation.answering import Answering, Request
 from localllm.generation.answers import seeded
 from localllm.generation.generate import guide_of, require_room
@@ -218,8 +218,14 @@ class Batch:
 
     def _take(self, answering: Answering, row: "np.ndarray") -> None:
         """A token for an answer; it may leave then."""
+        if answering.request.error:
+            return
         before = len(answering.ids)
-        answering.take(row, self._end_ids)
+        try:
+            answering.take(row, self._end_ids)
+        except ConstraintError as error:
+            self._fail(answering.request, error)
+            return
         self.written += len(answering.ids) - before
         if answering.finish_reason:
             self.running.remove(answering)

@@ -6,6 +6,7 @@ next, in some ten microseconds. It is imported only when it is needed.
 """
 
 import json
+import re
 import threading
 from collections.abc import Mapping
 from copy import copy
@@ -15,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from localllm.errors import LocalllmError, UsageError
+from localllm.errors import ConstraintError, UsageError
 from localllm.generation.gbnf import lark_of
 from localllm.generation.schemas import exact
 from localllm.generation.thinking import THOUGHT, Thinking
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 # model may go on with spaces for ever.
 _WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 _SHOWN = 300  # characters of an error
+_KEPT = 64  # constraints that are ready for another answer
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,21 @@ class Constraint:
     grammar: str
 
     def __post_init__(self) -> None:
-        """Raises UsageError for what is no such thing, or needs more than llguidance can do."""
-        from llguidance import LLMatcher
+        """Raises UsageError for what is no such thing, allows no text, or needs more than llguidance can do."""
+        from llguidance import LLTokenizer
 
-        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(self.grammar)
-        if is_wrong or messages:
-            raise UsageError(f"the {self.kind} cannot be used: {_reason(messages[0])}")
+        self.beginning(LLTokenizer("byte"))
+
+    def beginning(self, vocabulary: "LLTokenizer") -> "LLMatcher":
+        """Where an answer in such tokens begins. Raises UsageError."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        matcher = LLMatcher(vocabulary, self.grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher.compute_bitmask()
+        problems = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
+        if problems:
+            raise UsageError(f"the {self.kind} cannot be used: {_reason(problems[0])}")
+        return matcher
 
     @classmethod
     def of_schema(cls, schema: Any) -> "Constraint":
@@ -109,8 +120,12 @@ def _reason(message: str) -> str:
     """An error's message in one line."""
     if message.startswith("NoExtension"):
         return "there is no text that it allows"
+    if message.startswith("oneOf constraints"):
+        return "oneOf is supported for schemas that obviously exclude each other only"
+    if keys := re.fullmatch(r"Unimplemented keys: \[(.*)\]", message):
+        return f"{keys[1]} {'are' if ', ' in keys[1] else 'is'} not supported"
     if "regex parse error" in message or "invalid regex" in message:
-        message = message.partition("\n   1 |")[0]
+        message = re.split(r"\n +1 \|", message)[0]
         if "error: " in message:
             message = "the regular expression is invalid: " + message.rpartition("error: ")[2]
     return " ".join(message.split())[:_SHOWN]
@@ -134,7 +149,7 @@ class Matcher:
     def allowed(self) -> np.ndarray:
         """The tokens that may come next, bool [vocab]: those that end the answer too, when it may end here.
 
-        Raises LocalllmError if that takes more than llguidance's limits allow.
+        Raises ConstraintError if that takes more than llguidance's limits allow.
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._require_sound()
@@ -170,7 +185,7 @@ class Matcher:
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():
-            raise LocalllmError(f"the answer cannot be constrained any further: {_reason(self._matcher.get_error())}")
+            raise ConstraintError(f"the answer cannot be constrained any further: {_reason(self._matcher.get_error())}")
 
 
 class _Wrapped:
@@ -209,20 +224,15 @@ def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Ma
 
     vocab: the model's tokens, perhaps more than the tokenizer's. Raises UsageError for a vocabulary without an end.
     """
-    from llguidance import LLMatcher, LLParserLimits
-
     if not tokenizer.end_ids:
         raise UsageError("the model's vocabulary has no token that ends an answer, which a constraint needs")
     with _LOCK:
         known = _KNOWN.setdefault(tokenizer, _Known())
         if constraint not in known.beginnings:
             vocabulary = _vocabulary(known, constraint.kind, tokenizer, max(vocab, tokenizer.vocab_size))
-            limits = LLParserLimits(verbose_errors=False)
-            beginning = LLMatcher(vocabulary, constraint.grammar, log_level=0, limits=limits)
-            beginning.compute_bitmask()
-            if beginning.is_error():
-                raise UsageError(f"the {constraint.kind} cannot be used: {_reason(beginning.get_error())}")
-            known.beginnings[constraint] = beginning
+            if len(known.beginnings) >= _KEPT:
+                del known.beginnings[next(iter(known.beginnings))]
+            known.beginnings[constraint] = constraint.beginning(vocabulary)
         return Matcher(known.beginnings[constraint].deep_copy(), max(vocab, tokenizer.vocab_size), tokenizer)
 
 

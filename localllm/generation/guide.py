@@ -68,7 +68,7 @@ class Guide:
         return sampler.sample(logits, self.allowed(sampler.vocab))
 
     def allowed(self, vocab: int) -> np.ndarray | None:
-        """The tokens that may come next, bool [vocab]; None: all. Raises LocalllmError if the constraint gives up."""
+        """The tokens that may come next, bool [vocab]; None: all. Raises ConstraintError."""
         if self._forced:
             return _only(self._forced[:1], vocab)
         matcher, transcript = self._matcher, self.transcript

@@ -1,7 +1,7 @@
 """A conversation with a model: its history, and what to do when it gets too long."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.overflow import SINKS
+from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences, common
 from localllm.generation.thinking import Thinking, format_of, template_variables
+from localllm.text.messages import checked
 from localllm.text.plain import Message
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
+from localllm.values import require_text, token_ids
 
 if TYPE_CHECKING:
     from localllm.generation.answering import Request
@@ -147,7 +150,7 @@ class Session:
 
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
         """Go on with the text (or the token ids) as it is, without a chat template."""
-        decoder, chosen = self.tokenizer.stream(continued=True), self._completed(options)
+        decoder, chosen = self.tokenizer.stream(continued=True), self.completed(options)
         return Generation(self.sequences, self.tokenizer, self._ids(prompt), decoder, chosen)
 
     def candidates(
@@ -178,6 +181,10 @@ class Session:
         prompt, decoder, chosen, thinking = self._prepared(asked, options)
         return Request(prompt, decoder, chosen, n, key, thinking)
 
+    def require_sense(self, options: GenerationOptions) -> None:
+        """Raises UsageError for options that make no sense with this model, whatever the prompt."""
+        Sampler(self._completed(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
+
     def _prepared(
         self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None
     ) -> tuple[list[int], StreamDecoder, GenerationOptions, Thinking]:
@@ -185,7 +192,7 @@ class Session:
         is_chat = not isinstance(asked, str) and any(isinstance(item, dict) for item in asked)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers do not go with on_overflow={options.on_overflow}")
-        chosen = self._completed(options)
+        chosen = self.completed(options)
         decoder = self._decoder(chosen) if is_chat else self.tokenizer.stream(continued=True)
         if not is_chat:
             return self._ids(asked), decoder, chosen, Thinking()  # type: ignore[arg-type]
@@ -193,20 +200,22 @@ class Session:
         return prompt, decoder, self._stopping(chosen), thinking
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
-        return self.tokenizer.encode(prompt, special=True, bos=True) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, special=True, bos=True)
+        if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Iterable):
+            require_text("the prompt", prompt)
+        return token_ids(prompt)
 
     def encode_chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> list[int]:
         """Token ids of a conversation up to where the answer begins. Raises UsageError if it is not one.
 
         options: have the template's variables. What messages say is text: only the template writes control tokens.
         """
-        for message in messages:
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-                raise UsageError('a message should be {"role": ..., "content": ...}' + f", not {message!r}")
         chosen = options or GenerationOptions()
         variables = template_variables(self.template.source, chosen.think, chosen.think_budget)
         variables |= chosen.template_variables
-        return self.tokenizer.encode_rendered(self.tokenizer.markers.render(self.template, messages, **variables))
+        text = self.tokenizer.markers.render(self.template, checked(messages), **variables)
+        return self.tokenizer.encode_rendered(text)
 
     def _thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
         """A conversation's tokens and how thoughts are marked behind them; "off" closes one that the template opens."""
@@ -248,14 +257,14 @@ class Session:
 
     def _generation(self, prompt: list[int], options: GenerationOptions) -> Generation:
         prompt, thinking = self._thinking(prompt, options)
-        decoder, chosen = self._decoder(options), self._stopping(self._completed(options))
+        decoder, chosen = self._decoder(options), self._stopping(self.completed(options))
         return Generation(self.sequences, self.tokenizer, prompt, decoder, chosen, thinking)
 
     def _decoder(self, options: GenerationOptions) -> StreamDecoder:
         """For an answer to a conversation; a constraint speaks of every space."""
         return self.tokenizer.stream(continued=options.constraint is not None)
 
-    def _completed(self, options: GenerationOptions | None) -> GenerationOptions:
+    def completed(self, options: GenerationOptions | None) -> GenerationOptions:
         """With what is recommended where nobody has chosen."""
         options = options or GenerationOptions()
         return replace(options, sampling=options.sampling.over(self._recommended))

@@ -8,7 +8,7 @@ import numpy as np
 
 from localllm.kernels.arguments import in_order
 from localllm.kernels.library import Library, Progress
-from quant.formats import Format
+from localllm.quant.formats import Format
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 NUMBERS = ("F32", "I8", "I16", "I32", "I64", "F64")  # need no kernel, or have none
@@ -20,12 +20,17 @@ def can_widen(format: Format) -> bool:
 
 
 class Widener:
-    """Kernels for some formats. Several threads may use it at once; it does not hold Python's lock."""
+    """Kernels for some formats. Several threads may use it at once; it does not hold Python's lock.
+
+    Attributes:
+        warning: why they could not be kept, in one line, or None.
+    """
 
     def __init__(self, formats: Iterable[Format], progress: Progress | None = None):
         names = {format: f"embed-{format.name}" for format in formats if format.name not in NUMBERS}
         self._local = threading.local()
         self._library = Library(sorted(names.values()), progress) if names else None
+        self.warning = self._library.warning if self._library else None
         self._kernels = {
             format: KERNEL(self._library.addresses[name]) for format, name in names.items() if self._library
         }

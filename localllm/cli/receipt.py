@@ -1,0 +1,50 @@
+"""Receipts of `run`, which `replay` reads: what the options and the answer become there."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from localllm.cli import terminal
+from localllm.cli.terminal import ProgressLine
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.generate import GenerationOptions
+    from localllm.text.plain import Message
+
+
+def prepared(path: str, chosen: "GenerationOptions", model: "Model", file: str | None) -> "GenerationOptions":
+    """The options with which the answer can be had again. Raises UsageError for a receipt that cannot be written.
+
+    file: with the prompt; the receipt must not replace it, nor a file of a model.
+    """
+    from localllm.files.safe_file import checked_target
+    from localllm.services.receipts import plain_options, repeatable
+
+    checked_target(path, (*model.files, *([] if file is None else [file])))
+    chosen = repeatable(model, chosen)
+    plain_options(chosen)
+    return chosen
+
+
+def keep(
+    path: str,
+    model: "Model",
+    asked: "str | list[Message]",
+    chosen: "GenerationOptions",
+    choices: dict[str, Any],
+    result: dict[str, Any],
+) -> None:
+    """Write the receipt; choices: n, beams, speculate and chat_template."""
+    from localllm.services import receipts
+
+    terminal.end_output()  # hashing the model may take a while
+    line = ProgressLine()
+    try:
+        receipts.write(path, receipts.make(model, asked, chosen, choices, result, hashing(line)))
+    finally:
+        line.clear()
+
+
+def hashing(line: ProgressLine) -> Callable[[int, int], None]:
+    """A callback for what hashes the model's files, which shows its progress on the line."""
+    return lambda done, total: line.show(f"hashing the model, once: {100 * done // total} %")
