@@ -119,7 +119,7 @@ class Session:
         else:
             prompt, is_thought = self._repeated(begun, history[:-1], options), False
         thinking = replace(Thinking.of(self._thought_format, self.tokenizer, prompt, None), is_open=True)
-        decoder, chosen = self.tokenizer.stream(continued=True), self._stopping(self._completed(options))
+        decoder, chosen = self.tokenizer.stream(continued=True), self._stopping(self.completed(options))
         answer = Generation(
             self.sequences, self.tokenizer, prompt, decoder, chosen, thinking if is_thought else Thinking()
         )
@@ -183,7 +183,7 @@ class Session:
 
     def require_sense(self, options: GenerationOptions) -> None:
         """Raises UsageError for options that make no sense with this model, whatever the prompt."""
-        Sampler(self._completed(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
+        Sampler(self.completed(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
 
     def _prepared(
         self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None
