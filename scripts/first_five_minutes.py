@@ -75,7 +75,7 @@ class User:
 
 def drawn(text: str) -> str:
     """What is to be seen: lines that were written over are gone."""
-    return plain(re.sub("[^\n]*\r\x1b\\[K", "", text))
+    return plain(re.sub("[^\n]*\r\x1b\\[2?K", "", text))
 
 
 def main(model: str) -> None:
