@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from localllm.errors import LocalllmError
-from quant.cache import absolute
+from localllm.quant.cache import absolute
 
 
 def data_folder() -> Path:
