@@ -77,7 +77,7 @@ def has_colour() -> bool:
 
 def coloured(text: str, code: str) -> str:
     """The text as it looks with an attribute of a terminal (ECMA-48's SGR): "1" bold, "2" dim, "36" cyan."""
-    return f"\x1b[{code}m{text}\x1b[0m" if has_colour() else text
+    return f"\x1b[{code}m{text}\x1b[0m" if text and has_colour() else text
 
 
 def dim(line: str) -> None:
@@ -94,8 +94,7 @@ def dim_text(text: str) -> None:
 def dim_piece(text: str) -> None:
     """The same with what was dim before it on one line."""
     if is_terminal(sys.stderr):
-        plain = "NO_COLOR" in os.environ
-        print(printable(text) if plain else f"\x1b[2m{printable(text)}\x1b[0m", end="", file=sys.stderr, flush=True)
+        print(coloured(printable(text), "2"), end="", file=sys.stderr, flush=True)
 
 
 def width_of(stream: Any) -> int:
