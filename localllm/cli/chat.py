@@ -77,7 +77,7 @@ def chat(
     """
     session = look.name()
     interactive = is_terminal(sys.stdin)
-    path = (session and model_of(session)) or str(localllm.builtin_model()) if model is None else model
+    path = model if model is not None else (session and model_of(session)) or str(localllm.builtin_model())
     most_bytes = partial(options.most_bytes, path, engine, choices.on_overflow)
     text = "" if interactive else whole_prompt(None, None, encoding=encoding, most_bytes=most_bytes)
     system = options.system_message(system, system_file)
