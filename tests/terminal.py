@@ -18,12 +18,26 @@ class Terminal:
     seen: all that came so far.  drawn: what came of the latest thing that was said.
     """
 
-    def __init__(self, *arguments: str, columns: int = 120, program: Sequence[str] = PROGRAM, **environment: str):
+    def __init__(
+        self,
+        *arguments: str,
+        columns: int = 120,
+        program: Sequence[str] = PROGRAM,
+        alone: bool = False,
+        timeout: float = 30,
+        **environment: str,
+    ):
+        """environment: variables besides those of this process, or instead of them if alone; timeout: seconds."""
         self.seen = self.drawn = ""
-        known = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+        known = {} if alone else {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
         known |= {"PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm", **environment}
         self._process = pexpect.spawn(
-            program[0], [*program[1:], *arguments], env=known, dimensions=(50, columns), encoding="utf-8", timeout=30
+            program[0],
+            [*program[1:], *arguments],
+            env=known,
+            dimensions=(50, columns),
+            encoding="utf-8",
+            timeout=timeout,
         )
         self._process.delaybeforesend = None
         self._process.delayafterclose = self._process.ptyproc.delayafterclose = 0.01

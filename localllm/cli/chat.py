@@ -77,7 +77,8 @@ def chat(
     """
     session = look.name()
     interactive = is_terminal(sys.stdin)
-    path = model if model is not None else (session and model_of(session)) or str(localllm.builtin_model())
+    own = model_of(session) if session and model is None else model
+    path = str(localllm.builtin_model()) if own is None else own
     most_bytes = partial(options.most_bytes, path, engine, choices.on_overflow)
     text = "" if interactive else whole_prompt(None, None, encoding=encoding, most_bytes=most_bytes)
     system = options.system_message(system, system_file)

@@ -2,7 +2,7 @@
 
 from time import localtime, strftime
 
-from localllm.cli.render import one_line, table
+from localllm.cli.render import columns, one_line
 from localllm.services import sessions
 
 TITLE = 40  # characters of the first question
@@ -20,12 +20,5 @@ def session_lines() -> list[str]:
         name = listed.chat.model.name or listed.chat.model.path
         about = (one_line(name), title) if not listed.damage else ("", "damaged")
         rows.append((listed.name, when, str(len(messages)), *about))
-    return aligned(rows) if rows else []
-
-
-def aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Names, models and questions to the left, numbers to the right."""
     header = ("session", "last used", "messages", "model", "first question")
-    models = max(len(row[3]) for row in (header, *rows))
-    left = [(row[0], row[1], row[2], row[3].ljust(models)) for row in (header, *rows)]
-    return [f"{line}  {row[4]}".rstrip() for line, row in zip(table(left[0], left[1:]), (header, *rows), strict=True)]
+    return columns(header, rows, "<<><<") if rows else []
