@@ -24,6 +24,7 @@ from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
 from localllm.text.plain import Message
 from localllm.text.tokenizer import Tokenizer
+from localllm.values import plain, require_text, token_ids, whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.model import Engine
@@ -98,7 +99,7 @@ class Model:
         """
         sequence = self.sequence()
         try:
-            return sequence.append([int(token) for token in ids], "all")
+            return sequence.append(token_ids(ids), "all")
         finally:
             sequence.close()
 
@@ -142,6 +143,8 @@ class Model:
             if kind != "draft":
                 return speculate
             speculate = self._draft_model(path, progress)
+        if not isinstance(speculate, Model):
+            raise UsageError(f"speculate should be 'ngram', 'off', 'draft:PATH' or a Model, not {speculate!r}")
         drafter = Drafter(speculate.session.sequences, speculate.tokenizer)
         drafter.require_vocabulary(self.tokenizer)
         return drafter
@@ -183,6 +186,7 @@ class Model:
         `generate`, at the answer in question.
         """
         chosen = options(max_tokens, stop, sampling)
+        parallel = None if parallel is None else whole_number("parallel", parallel, 1)
         requests = (self.session.request(prompt, chosen, key=number) for number, prompt in enumerate(prompts))
         made: dict[int, Request] = {}
         wanted = 0
@@ -248,12 +252,10 @@ def open_model(
     if chat_template is not None:
         from localllm.text.builtin_templates import chosen_template  # seldom needed
 
-        chosen_template(chat_template)
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads should be 1 or above, not {threads}")
-    if context is not None and context < 0:
-        raise UsageError(f"context should be 0 or above, not {context}")
-    KVType.of(kv_type)
+        chosen_template(require_text("chat_template", chat_template))
+    threads = None if threads is None else whole_number("threads", threads, 1)
+    context = None if context is None else whole_number("context", context)
+    KVType.of(require_text("kv_type", kv_type))
     file = GGUFFile.open(path)
     architecture(file)  # refuses what is not supported, before anything else is read
     tokenizer = tokenizer_of(file)
@@ -283,15 +285,26 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         return tokenizer_of(file)
 
 
+def most_prompt_bytes(path: str | os.PathLike[str], context: int | None = None) -> int:
+    """No prompt of more bytes of UTF-8 fits a context, None or 0 for what the model was trained for. Raises ModelError.
+
+    Reads the file's header and vocabulary.
+    """
+    with GGUFFile.open(path) as file:
+        _, hyperparameters = architecture(file)
+        return tokenizer_of(file).most_bytes(context or hyperparameters.context)
+
+
 def options(
     max_tokens: int | None, stop: Ids[str], sampling: dict[str, Any], speculate: str | Drafter = "ngram"
 ) -> GenerationOptions:
     """One object out of a method's arguments. Raises UsageError for an unknown name."""
+    sampling = {name: plain(value) for name, value in sampling.items()}
     overflow = {name: sampling.pop(name) for name in ("on_overflow", "keep") if name in sampling}
     unknown = sampling.keys() - SamplingOptions.__dataclass_fields__.keys()
     if unknown:
         raise UsageError(f"there is no option {sorted(unknown)[0]!r}")
-    return GenerationOptions(max_tokens, stop, SamplingOptions(**sampling), None, speculate, **overflow)
+    return GenerationOptions(plain(max_tokens), stop, SamplingOptions(**sampling), None, speculate, **overflow)
 
 
 def main_format(file: GGUFFile) -> str:

@@ -21,7 +21,10 @@ class LocalllmError(Exception):
 
 
 class UsageError(LocalllmError):
-    """The arguments make no sense, alone or together."""
+    """The arguments make no sense, alone or together.
+
+    A message about one begins with its name in Python, top_p say, in whose place the command line puts --top-p.
+    """
 
     exit_code = 2
 

@@ -7,8 +7,8 @@ key of everything that the machine code depends on: all sources of this package,
 import hashlib
 import os
 import platform
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -32,9 +32,21 @@ def compiled(function: Callable) -> Any:
     A folder that cannot be written costs compiling in every process, nothing else.
     """
     dispatcher: Any = numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy")(function)
-    with suppress(OSError):
+    with noting():
         dispatcher._cache = _Cache(function)
     return dispatcher
+
+
+problems: list[str] = []  # why machine code could not be kept, in one line, once it was so
+
+
+@contextmanager
+def noting() -> Iterator[None]:
+    """What the system refuses costs time, and is told to whoever asks for `problems`."""
+    try:
+        yield
+    except OSError as error:
+        problems[:] = [f"compiled searches cannot be kept in {code_folder()}: {error.strerror}"]
 
 
 def inlined(function: Callable) -> Any:
@@ -87,5 +99,5 @@ class _Cache(FunctionCache):
             return None
 
     def save_overload(self, signature: Any, data: Any) -> None:
-        with suppress(OSError):  # a full disk
+        with noting():  # a full disk, say
             super().save_overload(signature, data)

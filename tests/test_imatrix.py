@@ -19,8 +19,9 @@ from localllm.engine.sequence import Sequence
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, load_imatrix, read_imatrix, write_imatrix
+from localllm.files.text_file import read_text
 from localllm.services import imatrix
-from localllm.services.chunks import cut, read_text
+from localllm.services.chunks import cut
 from localllm.services.imatrix import Collector, merge
 from localllm.text.tokenizer import Tokenizer
 
@@ -425,7 +426,7 @@ def test_ctrl_c_and_again(cli, monkeypatch, tmp_path, tiny, text):
         (2, ["TINY", "TEXT", "-o", "TINY"], "the output is an input"),
         (2, ["TINY", "TEXT", "-o", "TEXT"], "the output is an input"),
         (2, ["TINY", "TEXT", "-o", "missing/x"], "no folder"),
-        (1, ["TINY", "missing.txt", "-o", "OUT"], "missing.txt"),
+        (2, ["TINY", "missing.txt", "-o", "OUT"], "missing.txt"),
         (3, ["missing.gguf", "TEXT", "-o", "OUT"], "missing.gguf"),
         (3, ["-o", "OUT", "--in-file", "missing"], "missing: No such file"),
         (3, ["TINY", "TEXT", "-o", "OUT", "--in-file", "TINY"], "not an importance matrix"),

@@ -19,6 +19,7 @@ LAYERS = [
     ["localllm.engine", "localllm.text"],
     ["localllm.arch", "localllm.kernels"],
     ["localllm.files"],
+    ["localllm.values"],
     ["localllm.errors"],
     ["quant"],
 ]

@@ -20,8 +20,9 @@ from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files import logits_file
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, scored, unpack
+from localllm.files.text_file import read_text
 from localllm.services import perplexity
-from localllm.services.chunks import as_read, cut, read_text
+from localllm.services.chunks import as_read, cut
 from localllm.services.perplexity import Reader
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
 
@@ -75,7 +76,7 @@ def test_chunks():
 
 @pytest.mark.parametrize(
     ("tokens", "size", "most", "reason"),
-    [(4, 5, None, "4 tokens.* 5"), (9, 3, None, "4 tokens or more"), (9, 5, 0, "1 or above")],
+    [(4, 5, None, "4 tokens.* 5"), (9, 3, None, "context should be 4 or above"), (9, 5, 0, "1 or above")],
 )
 def test_chunks_that_cannot_be(tokens, size, most, reason):
     with pytest.raises(UsageError, match=reason):
@@ -88,9 +89,7 @@ def test_the_first_token_becomes_bos(adds_bos, bos_id, first):
     assert as_read(np.array([1, 2, 3]), tokenizer) == [first, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("data", "text"), [(b"\xef\xbb\xbfa\n", "a"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b"\xff", "�"), (b"", "")]
-)
+@pytest.mark.parametrize(("data", "text"), [(b"\xef\xbb\xbfa\n", "a"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b"", "")])
 def test_a_text_file(tmp_path, data, text):
     (tmp_path / "x").write_bytes(data)
     assert read_text(tmp_path / "x") == text
@@ -328,15 +327,15 @@ def test_the_comparison(cli, tiny, other, text, tmp_path):
     ("code", "arguments", "reason"),
     [
         (2, ["TINY"], "there is no text"),
-        (2, ["TINY", "TEXT", "-c", "3"], "4 tokens or more"),
-        (2, ["TINY", "TEXT", "-c", "0"], "4 tokens or more"),
+        (2, ["TINY", "TEXT", "-c", "3"], "-c should be 4 or above"),
+        (2, ["TINY", "TEXT", "-c", "0"], "-c should be 4 or above"),
         (2, ["TINY", "TEXT", "--chunks", "0"], "1 or above"),
         (2, ["TINY", "TEXT", "-c", "100000"], "a chunk takes 100000"),
         (2, ["TINY", "--kl-divergence"], "go together"),
         (2, ["TINY", "--base", "x"], "go together"),
         (2, ["TINY", "TEXT", "--kl-divergence", "--base", "x"], "do not go with it"),
         (2, ["TINY", "TEXT", "--save-logits", "missing/x"], "no folder"),
-        (1, ["TINY", "missing.txt"], "missing.txt: No such file"),
+        (2, ["TINY", "missing.txt"], "missing.txt: cannot be read: No such file"),
         (3, ["TINY", "--kl-divergence", "--base", "missing"], "missing: No such file"),
         (3, ["TINY", "--kl-divergence", "--base", "TINY"], "not a file of logits"),
         (3, ["missing.gguf", "TEXT"], "missing.gguf"),

@@ -16,7 +16,7 @@ from localllm.errors import UsageError
 
 COMMANDS = (
     "run", "chat", "map", "inspect", "tokenize", "quantize", "imatrix", "perplexity", "bench", "warmup", "cache",
-    "config", "completion", "help",
+    "replay", "config", "completion", "help",
 )  # fmt: skip
 
 

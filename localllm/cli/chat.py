@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import localllm
 from localllm.cli import options
-from localllm.cli.prompt import begin, warn_of_template, whole_prompt
+from localllm.cli.prompt import Encoding, begin, request, warn_of_template, whole_prompt
 from localllm.cli.render import file_stem, stream
 from localllm.cli.terminal import ProgressLine, dim, dim_text, exit_on_sigterm, is_terminal, say
 from localllm.errors import LocalllmError
@@ -30,6 +31,7 @@ def chat(
     system: options.System = None,
     system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
+    encoding: Encoding = None,
     engine: options.Engine,
     no_cache: options.NoCache = False,
     choices: options.Generation,
@@ -44,11 +46,12 @@ def chat(
       localllm chat model.gguf -c 8192 -ctk q8_0 -ctv q8_0
     """
     interactive = is_terminal(sys.stdin)
-    text = "" if interactive else whole_prompt(None, None)
+    path = str(localllm.builtin_model()) if model is None else model
+    most_bytes = partial(options.most_bytes, path, engine, choices.on_overflow)
+    text = "" if interactive else whole_prompt(None, None, encoding=encoding, most_bytes=most_bytes)
     system = options.system_message(system, system_file)
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), choices)
-    path = model or str(localllm.builtin_model())
     with options.open_model(path, engine, chat_template, no_cache) as opened:
         if chosen.on_overflow == "shift":
             opened.engine.require_shift()
@@ -57,7 +60,7 @@ def chat(
             exit_on_sigterm()
             warn_of_template(opened)
             Conversation(opened, system, chosen, line).hold()
-        elif stream(begin(opened, text, system, False, chosen), line):
+        elif stream(begin(opened, request(opened, text, system, False), chosen), line):
             raise KeyboardInterrupt
         options.settle(opened)
 

@@ -11,7 +11,10 @@ from typer.core import TyperArgument, TyperCommand
 
 from localllm.cli.defaults import chosen_before
 from localllm.cli.help_text import columns, command_help, finished
-from localllm.cli.words import read_words
+from localllm.cli.words import as_typed, read_words
+from localllm.errors import UsageError
+
+TYPED = "localllm.typed"  # under which a context has the options that were typed, with their values
 
 T = TypeVar("T")
 
@@ -135,9 +138,17 @@ class Command(Light, TyperCommand):
         """[OPTIONS] and the arguments' names, in which brackets say what may be left out."""
         return ["[OPTIONS]", *(param.metavar or "" for param in self.params if isinstance(param, TyperArgument))]
 
+    def invoke(self, ctx: Any) -> Any:
+        """Errors say options as they were typed."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            raise UsageError(as_typed(str(error), self.params, ctx.meta[TYPED])) from error
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         name, params = self.name or "", self.get_params(ctx)
         words = read_words(args, params, name)
+        ctx.meta[TYPED] = words.options
         model = next(iter(words.placed()), None) if any(param.name == "model" for param in params) else None
         chosen = {} if "help" in words.given else chosen_before(name, params, model, words.given)
         ctx.default_map = {name: each.value for name, each in chosen.items()}

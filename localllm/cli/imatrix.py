@@ -45,8 +45,10 @@ def imatrix(
     if model is not None and not texts:
         raise UsageError("there is no text: name a file")
     from localllm.files.imatrix_file import write_imatrix
+    from localllm.files.safe_file import checked_target
     from localllm.services import imatrix as service
 
+    checked_target(output, tuple(in_files or ()))
     merged = service.merge(in_files) if in_files else None
     if model is None:
         assert merged is not None

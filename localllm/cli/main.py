@@ -12,15 +12,17 @@ import os
 import signal
 import sys
 
+LEAST_MEMORY = 1 << 28  # bytes of address space
+
 
 def main() -> None:
     """Run the command line, then exit."""
     try:
+        require_surroundings()
         from localllm.cli.app import execute  # here, so that Ctrl-C during imports is an interruption like any other
 
         code = execute(sys.argv[1:])
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BaseException as error:
         ignore_ctrl_c()
         code = report(error)
@@ -28,6 +30,39 @@ def main() -> None:
             os._exit(code)  # a Python that was interrupted while it imported NumPy may crash when it tidies up
     ignore_ctrl_c()
     sys.exit(code)
+
+
+def require_surroundings() -> None:
+    """Standard streams that are open, and memory for more than imports. Raises LocalllmError.
+
+    A file that is opened gets the lowest free number: it must not become the stdout or stderr of some library. And
+    OpenBLAS, which NumPy loads, ends the process by itself where it gets no memory, of which it wants a share for each
+    thread; a run of the smallest model takes more than LEAST_MEMORY.
+    """
+    from localllm.errors import LocalllmError, MemoryLimitError
+
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        raise LocalllmError("stdout is closed: there is nowhere to write to")
+    limit = address_limit()
+    if limit is not None:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        if limit < LEAST_MEMORY:
+            raise MemoryLimitError("not enough memory")
+
+
+def address_limit() -> int | None:
+    """The most bytes of address space that this process may have (`ulimit -v`), None if nobody has set a limit."""
+    try:
+        import resource
+    except ImportError:  # another system
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def ignore_ctrl_c() -> None:

@@ -67,6 +67,7 @@ def map(
       jq -c "{prompt: .title}" books.json | localllm map model.gguf --fast > books.jsonl
     """
     from localllm.files.line_file import LineFile
+    from localllm.files.text_file import decoded
     from localllm.services.map import Job, unfinished
     from localllm.services.map import shortest_first as sorted_by_length
     from localllm.services.records import Prompts, read_records
@@ -74,7 +75,7 @@ def map(
     if raw and chat_template is not None:
         raise UsageError("--raw switches off what --chat-template chooses")
     system = options.system_message(system, system_file)
-    prompts = Prompts(prompt, None if file is None else content(file).decode(errors="replace"), system, raw)
+    prompts = Prompts(prompt, None if file is None else decoded(content(file), file), system, raw)
     chosen = options.generation_options(None, choices)
     held = engine.context, engine.threads, engine.cache.types()
     job = Job(os.path.abspath(model), prompts, chosen, n, not fast, *held, chat_template)

@@ -1,5 +1,6 @@
 """Arguments that several commands have, and what they become."""
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -244,9 +245,9 @@ def system_message(text: str | None, file: str | None) -> str | None:
         return text
     if text is not None:
         raise UsageError("-sys and -sysf exclude each other")
-    from localllm.cli.prompt import read_text
+    from localllm.files.text_file import read_text
 
-    return read_text(file, "the system message")
+    return read_text(file)
 
 
 def is_draft_model(speculate: str) -> bool:
@@ -264,6 +265,13 @@ def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str
         return replace(chosen, speculate=model.drafter(speculate, compiling(line)))
     finally:
         line.clear()
+
+
+def most_bytes(path: str, engine: Engine, on_overflow: str | None) -> int:
+    """How many bytes of UTF-8 a prompt may have at most. Raises ModelError, UsageError."""
+    from localllm.api import most_prompt_bytes
+
+    return sys.maxsize if on_overflow == "shift" else most_prompt_bytes(path, engine.context)
 
 
 def open_model(path: str, engine: Engine, chat_template: str | None = None, no_cache: bool = False) -> "Model":

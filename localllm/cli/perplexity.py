@@ -57,9 +57,13 @@ def perplexity(
     """
     check(text, context, save_logits, kl_divergence, base)
     from localllm.files.logits_file import Logits
-    from localllm.services.chunks import cut, read_text
+    from localllm.files.safe_file import checked_target
+    from localllm.files.text_file import read_text
+    from localllm.services.chunks import cut
     from localllm.services.perplexity import Reader
 
+    if save_logits is not None:
+        checked_target(save_logits, tuple(name for name in (model, text) if name is not None))
     line = ProgressLine()
     logits = Logits.open(base) if base else None
     content = read_text(text) if text else ""

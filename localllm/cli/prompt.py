@@ -1,43 +1,105 @@
 """What is asked: from options, files and pipes to a prompt, and to the answer in the making."""
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
+from localllm.cli.command import option
 from localllm.cli.terminal import is_terminal, say
-from localllm.errors import UsageError
+from localllm.errors import ContextError, UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import Generation, GenerationOptions
     from localllm.text.plain import Message
 
+Encoding = Annotated[
+    str | None,
+    option("--encoding", metavar="NAME", help="How -f and stdin are written.  [default: UTF-8, marked UTF-16]"),
+]
+ALWAYS = 1 << 20  # bytes of a prompt that are read before anybody asks how many could fit
 
-def whole_prompt(prompt: str | None, file: str | None) -> str:
-    """The text of -p, the file of -f and what is piped to stdin, with blank lines between. Raises UsageError."""
-    parts = [] if prompt is None else [prompt.encode(errors="surrogateescape").decode(errors="replace")]
-    if file is not None:
-        parts.append(read_text(file, "the prompt"))
-    if sys.stdin is not None and not is_terminal(sys.stdin):
-        parts.append(text_of(sys.stdin.buffer.read()))
+
+def whole_prompt(
+    prompt: str | None,
+    file: str | None,
+    use_stdin: bool = True,
+    encoding: str | None = None,
+    most_bytes: Callable[[], int] = lambda: sys.maxsize,
+    exact: str | None = None,
+) -> str:
+    """The text of -p, the file of -f and what is piped to stdin, with blank lines between; "-" is stdin's name.
+
+    encoding: of the file and of stdin, see files.text_file. most_bytes: how many bytes of UTF-8 could fit the context;
+    only asked for more than ALWAYS. Raises UsageError, and ContextError for more than could fit, as soon as so much has
+    been read.  exact: a file that keeps the line break at its end.
+    """
+    if encoding is not None:
+        from localllm.files.text_file import require_encoding
+
+        require_encoding(encoding)
+    parts = [] if prompt is None else [typed(prompt, "-p")]
+    if file not in (None, "-"):
+        assert file is not None
+        parts.append(text_of(content(file, most_bytes, encoding), file, encoding))
+    if exact is not None:
+        parts.append(text_of(content(exact, most_bytes, encoding), exact, encoding, whole=True))
+    if file == "-" and sys.stdin is None:
+        raise UsageError("-f -: stdin is closed")
+    if file == "-" or (use_stdin and sys.stdin is not None and not is_terminal(sys.stdin)):
+        parts.append(text_of(read_bounded(sys.stdin.buffer, most_bytes, encoding), "stdin", encoding))
     text = "\n\n".join(part for part in parts if part)
     if not text:
         raise UsageError("there is no prompt: give one with -p TEXT, -f FILE or through a pipe")
     return text
 
 
-def read_text(file: str, what: str) -> str:
-    """A file's text. Raises UsageError, which says what it should have been."""
+def content(file: str, most_bytes: Callable[[], int], encoding: str | None) -> bytes:
+    """A file's bytes. Raises as read_bounded, and UsageError if it cannot be read."""
     try:
-        return text_of(Path(file).read_bytes())
-    except OSError as error:
-        raise UsageError(f"cannot read {what} from {file}: {error.strerror}") from None
+        with open(file, "rb") as source:
+            return read_bounded(source, most_bytes, encoding)
+    except (OSError, ValueError) as error:  # a name with a NUL in it is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read the prompt from {file}: {reason}") from None
 
 
-def text_of(data: bytes) -> str:
-    """A text file's text: UTF-8, with or without a byte order mark, less the line break at its end."""
-    text = data.decode("utf-8-sig", errors="replace")
-    return text.removesuffix("\n").removesuffix("\r")
+def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str | None = None) -> bytes:
+    """Everything that comes from a source. Raises ContextError when it is more than could fit the context."""
+    data = source.read(ALWAYS)
+    if len(data) < ALWAYS:
+        return data
+    pieces, size, most = [data], len(data), most_bytes()
+    widest = 1 if encoding is None and not data.startswith((b"\xff\xfe", b"\xfe\xff")) else 4  # bytes for one of UTF-8
+    while size <= most * widest and (data := source.read(ALWAYS)):
+        pieces.append(data)
+        size += len(data)
+    if size > most * widest:
+        raise ContextError(f"the prompt is too long: not even its first {size} bytes can fit the context")
+    return b"".join(pieces)
+
+
+def text_of(data: bytes, name: str, encoding: str | None = None, whole: bool = False) -> str:
+    """A text file's text, less the line break at its end unless the whole is wanted. Raises UsageError if it is not in
+    the encoding.
+    """
+    from localllm.files.text_file import decoded, without_line_break
+
+    try:
+        text = decoded(data, name, encoding)
+        return text if whole else without_line_break(text)
+    except UsageError as error:
+        raise UsageError(f"{error}; --encoding NAME reads another") from None
+
+
+def typed(text: str, name: str) -> str:
+    """A text from the command line. Raises UsageError if it is not in the terminal's encoding."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        wrong = ord(text[error.start]) & 0xFF  # Python's surrogate of a byte that is none of UTF-8
+        raise UsageError(f"{name}: not UTF-8 at character {error.start} (0x{wrong:02x})") from None
+    return text
 
 
 def request(model: "Model", text: str, system: str | None, raw: bool) -> "str | list[Message]":
@@ -54,7 +116,6 @@ def warn_of_template(model: "Model") -> None:
         say(f"localllm: warning: {warning}; --chat-template names another, `run --raw` continues a text as it is")
 
 
-def begin(model: "Model", text: str, system: str | None, raw: bool, chosen: "GenerationOptions") -> "Generation":
-    """The answer to the prompt, in the making."""
-    asked = request(model, text, system, raw)
+def begin(model: "Model", asked: "str | list[Message]", chosen: "GenerationOptions") -> "Generation":
+    """The answer in the making."""
     return model.session.complete(asked, chosen) if isinstance(asked, str) else model.session.chat(asked, chosen)

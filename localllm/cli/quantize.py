@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from localllm.cli import options
 from localllm.cli.command import argument, option
 from localllm.cli.render import count, one_line, size, table
-from localllm.cli.terminal import ProgressLine, exit_on_sigterm, is_terminal, say, write
+from localllm.cli.terminal import ProgressLine, exit_on_sigterm, is_dumb, is_terminal, say, write
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def quantize(
     strict: Annotated[
         bool, option("--strict", help="Fail where rows do not fit the format and another would take its place.")
     ] = False,
+    force: Annotated[bool, option("--force", help="Replace a file that OUT's default name has already.")] = False,
     dry_run: Annotated[bool, option("--dry-run", help="Show the plan, write nothing.")] = False,
 ) -> None:
     """Make a small model file from a big one.
@@ -115,10 +116,13 @@ def quantize(
     plan = make_plan(source, request)
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
+    is_asked_for = target is not None or force
     target = service.default_output(path, recipe) if target is None else target
     if dry_run:
         write(described(plan, target))
     else:
+        if not is_asked_for:
+            service.require_new(plan.paths(target))
         execute(plan, target, request, threads)
 
 
@@ -152,14 +156,17 @@ def execute(plan: "Plan", target: str, request: "Request", threads: int | None) 
 
     if threads is not None and not 1 <= threads <= 1024:
         raise UsageError(f"threads should be from 1 to 1024, not {threads}")
-    start, line = perf_counter(), ProgressLine()
+    start, line, warnings = perf_counter(), ProgressLine(), list[str]()
     service.check_output(plan, target, request)
     end_on_bus_error(plan.source.path)
     try:
         with progress_bar(plan) as on_progress:
-            service.run(plan, target, request, threads or usable_cores(), on_progress, options.compiling(line))
+            service.run(
+                plan, target, request, threads or usable_cores(), on_progress, options.compiling(line), warnings
+            )
     finally:
         line.clear()
+    options.warn(warnings)
     seconds = perf_counter() - start
     paths = plan.paths(target)
     name = one_line(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
@@ -168,7 +175,7 @@ def execute(plan: "Plan", target: str, request: "Request", threads: int | None) 
 
 def progress_bar(plan: "Plan") -> AbstractContextManager["OnProgress"]:
     """What shows how far it is, on stderr, if that is a terminal."""
-    return _Bar(plan) if is_terminal(sys.stderr) else nullcontext(lambda done, name: None)
+    return _Bar(plan) if is_terminal(sys.stderr) and not is_dumb() else nullcontext(lambda done, name: None)
 
 
 class _Bar:

@@ -1,12 +1,14 @@
 """localllm run: one answer on stdout, then the end."""
 
 import json
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import options
 from localllm.cli.command import option
-from localllm.cli.prompt import begin, request, whole_prompt
+from localllm.cli.prompt import Encoding, begin, request, whole_prompt
+from localllm.cli.receipt import keep, prepared
 from localllm.cli.render import stream
 from localllm.cli.terminal import ProgressLine, say, write
 from localllm.errors import UsageError
@@ -23,14 +25,22 @@ def run(
     *,
     prompt: Annotated[str | None, option("-p", "--prompt", metavar="TEXT", help="The prompt.")] = None,
     file: Annotated[
-        str | None, option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt.")
+        str | None, option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt; - is stdin.")
+    ] = None,
+    binary_file: Annotated[
+        str | None, option("-bf", "--binary-file", metavar="FILE", help="The same, with the line break at its end.")
     ] = None,
     system: options.System = None,
     system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
+    encoding: Encoding = None,
+    no_stdin: Annotated[bool, option("--no-stdin", help="Leave stdin to others.")] = False,
     raw: Annotated[bool, option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
     as_json: options.AsJson = False,
     stats: Annotated[bool, option("--stats", help="Tell on stderr how long it took.")] = False,
+    receipt: Annotated[
+        str | None, option("--receipt", metavar="FILE", help="Write what the answer came from, for `localllm replay`.")
+    ] = None,
     n: Annotated[int, option("--n", metavar="N", help="Answers to give, best first.  [default: 1]")] = 1,
     beams: Annotated[
         int, option("--beams", metavar="N", help="Find the likeliest answers among N.  [default: 0, off]")
@@ -52,7 +62,8 @@ def run(
       localllm run model.gguf -p "A name for a cat?" --n 3 --json | jq -r ".answers[].text"
     """
     started = perf_counter()
-    text = whole_prompt(prompt, file)
+    most_bytes = partial(options.most_bytes, model, engine, choices.on_overflow)
+    text = whole_prompt(prompt, file, not no_stdin, encoding, most_bytes, binary_file)
     system = options.system_message(system, system_file)
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), choices)
@@ -62,23 +73,27 @@ def run(
         raise UsageError("--raw switches off what --chat-template chooses")
     if n != 1 or beams:
         require_sense(n, beams, choices)
+    chosen = chosen if receipt is None else prepared(receipt, chosen, (model, file, binary_file))
     with options.open_model(model, engine, chat_template, no_cache) as opened:
         chosen = options.with_draft_model(opened, chosen, choices.speculate)
         load_s = perf_counter() - started
+        asked, interrupted = request(opened, text, system, raw), False
         if n > 1 or beams:
-            asked, interrupted = request(opened, text, system, raw), False
             answers = several(opened, asked, chosen, n, beams, line)
             if not as_json:
                 write("\n\n".join(answer.text for answer in answers) + "\n")
             result = report_several(opened, answers, load_s, perf_counter() - started)
         else:
-            answer = begin(opened, text, system, raw, chosen)
+            answer = begin(opened, asked, chosen)
             interrupted = stream(answer, line, silent=as_json)
             result = report(opened, answer, load_s, perf_counter() - started)
         if as_json:
             write(json.dumps(result, ensure_ascii=False) + "\n")
         if stats:
             (tell if "text" in result else tell_several)(result)
+        if receipt is not None:
+            kinds = {"n": n, "beams": beams, "speculate": choices.speculate, "chat_template": chat_template}
+            keep(receipt, opened, asked, chosen, kinds, result)
         if interrupted:
             raise KeyboardInterrupt
         options.settle(opened)
@@ -93,7 +108,7 @@ def require_sense(n: int, beams: int, choices: options.Generation) -> None:
         raise UsageError("a draft model guesses for one answer only: leave out --n, --beams or --speculate")
     drawing = choices.drawing()
     if beams and drawing:
-        raise UsageError(f"--beams draws nothing, so {next(iter(drawing))} makes no sense with it")
+        raise UsageError(f"{next(iter(drawing))} makes no sense with --beams, which draws nothing")
 
 
 def several(

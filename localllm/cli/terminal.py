@@ -37,8 +37,6 @@ def is_terminal(stream: object) -> bool:
 
 def write(text: str) -> None:
     """A part of the answer to stdout, at once: exact UTF-8, or only printable characters if it is a terminal."""
-    if sys.stdout is None:
-        return
     if is_terminal(sys.stdout):
         text = printable(text)
     sys.stdout.buffer.write(text.encode(errors="replace"))
@@ -47,9 +45,8 @@ def write(text: str) -> None:
 
 def end_output() -> None:
     """Nothing more will be written: who reads stdout sees its end."""
-    if sys.stdout is not None:
-        sys.stdout.flush()
-        discard_output()
+    sys.stdout.flush()
+    discard_output()
 
 
 def discard_output() -> None:
@@ -66,6 +63,23 @@ def say(line: str) -> None:
         return
 
 
+def is_dumb() -> bool:
+    """Whether the terminal knows no escape sequences."""
+    return os.environ.get("TERM") in ("dumb", "unknown")
+
+
+def has_colour() -> bool:
+    """Whether to use colours on a terminal, by the conventions of TERM and of no-color.org: an empty NO_COLOR means
+    nothing.
+    """
+    return not os.environ.get("NO_COLOR") and not is_dumb()
+
+
+def coloured(text: str, code: str) -> str:
+    """The text as it looks with an attribute of a terminal (ECMA-48's SGR): "1" bold, "2" dim, "36" cyan."""
+    return f"\x1b[{code}m{text}\x1b[0m" if has_colour() else text
+
+
 def dim(line: str) -> None:
     """A line of decoration, only on a terminal; whatever is in the text, it stays one."""
     dim_text(" ".join(line.split()))
@@ -74,18 +88,17 @@ def dim(line: str) -> None:
 def dim_text(text: str) -> None:
     """The same as it is, lines and columns."""
     if is_terminal(sys.stderr):
-        plain = "NO_COLOR" in os.environ
-        print(printable(text) if plain else f"\x1b[2m{printable(text)}\x1b[0m", file=sys.stderr, flush=True)
+        print(coloured(printable(text), "2"), file=sys.stderr, flush=True)
 
 
 class ProgressLine:
-    """One line on stderr that is written over, and gone in the end. Silent if stderr is not a terminal."""
+    """One line on stderr that is written over, and gone in the end. Silent if stderr is no terminal that can do so."""
 
     def __init__(self) -> None:
         self._shown = ""
 
     def show(self, text: str) -> None:
-        if text != self._shown and is_terminal(sys.stderr):
+        if text != self._shown and is_terminal(sys.stderr) and not is_dumb():
             self._shown = text
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 

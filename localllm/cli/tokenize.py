@@ -6,7 +6,7 @@ from typing import Annotated
 
 from localllm.cli import options
 from localllm.cli.command import argument, option
-from localllm.cli.prompt import text_of
+from localllm.cli.prompt import Encoding, text_of, typed
 from localllm.cli.terminal import is_terminal, say, write
 from localllm.errors import UsageError
 
@@ -14,6 +14,7 @@ from localllm.errors import UsageError
 def tokenize(
     model: options.ModelName,
     text: Annotated[str | None, argument("[TEXT]", "What to cut.  [default: stdin]")] = None,
+    encoding: Encoding = None,
     as_json: Annotated[bool, option("--json", help='Print a list of {"id", "piece"} instead.')] = False,
 ) -> None:
     """Show the tokens of a text.
@@ -31,11 +32,12 @@ def tokenize(
     tokenizer = open_tokenizer(model)
     if tokenizer.warning:
         say(f"localllm: warning: {tokenizer.warning}")
-    if text is None:
+    given = None if text is None else typed(text, "TEXT")
+    if given is None:
         if sys.stdin is None or is_terminal(sys.stdin):
             raise UsageError("there is no text: give one, or pipe it to stdin")
-        text = text_of(sys.stdin.buffer.read())
-    ids = tokenizer.encode(text.encode(errors="surrogateescape").decode(errors="replace"), special=True, bos=True)
+        given = text_of(sys.stdin.buffer.read(), "stdin", encoding)
+    ids = tokenizer.encode(given, special=True, bos=True)
     pieces = [tokenizer.token_bytes(token, special=True).decode(errors="backslashreplace") for token in ids]
     tokens = [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]
     if as_json:

@@ -18,7 +18,7 @@ def warmup(model: options.OptionalModelName = None) -> None:
 
     line = ProgressLine()
     try:
-        compile_kernels(model or localllm.builtin_model(), options.compiling(line))
+        compile_kernels(localllm.builtin_model() if model is None else model, options.compiling(line))
     finally:
         line.clear()
     dim("the kernels are ready")

@@ -2,6 +2,7 @@
 value, and better answers to what does not exist.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,3 +134,24 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
     close = get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else ""
+
+
+def as_typed(message: str, params: list[Any], words: Sequence[str]) -> str:
+    """A message with the options in it as the user has typed them, where it has their names in Python: the word that it
+    begins with, and others with a "_". An option that was not typed gets its longest name.
+    """
+    names = {param.name: param.opts for param in params if param.param_type_name == "option"}
+
+    def typed(found: re.Match[str]) -> str:
+        name = found[0]
+        if name not in names or not (found.start() == 0 or "_" in name):
+            return name
+        given = [opt for opt in names[name] if any(is_option(word, opt) for word in words)]
+        return given[0] if given else max(names[name], key=len)
+
+    return re.sub(r"(?<![\w./-])\w+(?![\w./-])", typed, message)
+
+
+def is_option(word: str, name: str) -> bool:
+    """Whether a word of the command line is this option, perhaps with its value: -n5, --temp=0."""
+    return word == name or word.startswith(f"{name}=" if name.startswith("--") else name)

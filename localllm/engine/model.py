@@ -123,7 +123,7 @@ class Engine:
     Attributes:
         hyperparameters: the model's.  context: the most tokens of a sequence.  vocab_size: length of a row of logits.
         operations: what is done with tokens.  kv_type: how keys and values are kept.  runs: in which prompts are read.
-        lock: held by whoever runs the model or changes its sequences.
+        thread_count: how many compute.  lock: held by whoever runs the model or changes its sequences.
         abandoned: what was kept for sequences that were forgotten without being closed.
         warning: what the user should know, in one line, or None.
     """
@@ -171,6 +171,7 @@ class Engine:
             forward = partial(model.forward, w=weights, h=self.hyperparameters)
             computing = ReferenceBackend(forward, kept_as, self.context, observer)
         self._backend: Backend | None = computing
+        self.thread_count = count
         self._turns = partial(turns, operations, self.hyperparameters.states())
         self._shifts = False
         self.warning = computing.warning

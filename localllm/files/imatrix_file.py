@@ -137,7 +137,8 @@ def read_legacy(path: str) -> ImportanceMatrix:
             values, data = number(data)
             if values < 1 or calls < 0 or 4 * values > len(data):
                 raise ValueError
-            sums = np.frombuffer(data[: 4 * values], "<f4")[None] * np.float32(CHUNK_SIZE)
+            with np.errstate(over="ignore"):  # what is infinite is refused
+                sums = np.frombuffer(data[: 4 * values], "<f4")[None] * np.float32(CHUNK_SIZE)
             squares[name], data = Squares(sums, np.array([max(calls, 1) * CHUNK_SIZE], float)), data[4 * values :]
         chunks, data = number(data) if data else (0, data)
         dataset, data = text(data) if data else ("", data)

@@ -21,6 +21,7 @@ from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sampling_steps import top_k
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
+from localllm.values import whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.model import Engine
@@ -160,10 +161,8 @@ class Search:
 
 def require_counts(n: int, beams: int) -> None:
     """Raises UsageError for numbers of answers and beams that make no sense."""
-    if n < 1:
-        raise UsageError(f"n should be 1 or above, not {n}")
-    if beams < 0:
-        raise UsageError(f"beams should be 0 or above, not {beams}")
+    whole_number("n", n, 1)
+    whole_number("beams", beams)
     if beams and n > beams:
         raise UsageError(f"{beams} beams cannot give {n} answers")
 

@@ -1,7 +1,7 @@
 """One answer: the prompt is read (prefill), then token follows token (decode) until there is a reason to stop."""
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -19,6 +19,7 @@ from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Begun, Sequences
 from localllm.generation.speculation import Guesses, Proposer
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
+from localllm.values import require_text, whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
@@ -40,15 +41,18 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         """Raises UsageError for values that make no sense."""
-        if self.max_tokens is not None and self.max_tokens < 0:
-            raise UsageError(f"max_tokens should be 0 or above, not {self.max_tokens}")
+        if self.max_tokens is not None:
+            whole_number("max_tokens", self.max_tokens)
         if not isinstance(self.speculate, Drafter) and self.speculate not in SPECULATE:
             raise UsageError(f"speculate should be {' or '.join(SPECULATE)}, not {self.speculate!r}")
         require_choice(self.on_overflow, self.keep)
-        if isinstance(self.stop, str):
+        if isinstance(self.stop, str | bytes):
             object.__setattr__(self, "stop", (self.stop,))
-        if not all(isinstance(text, str) and text for text in self.stop):
-            raise UsageError("a stop string cannot be empty")
+        if not isinstance(self.stop, Iterable):
+            raise UsageError(f"stop should be a list of texts, not {self.stop!r}")
+        for text in self.stop:
+            if not require_text("stop", text):
+                raise UsageError("stop should not be empty")
 
     def limit(self, room: int) -> int:
         """The most tokens of an answer for which the context has this much room."""

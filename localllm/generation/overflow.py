@@ -13,6 +13,7 @@ import numpy as np
 
 from localllm.errors import ContextError, UsageError
 from localllm.kernels.arguments import PAGE
+from localllm.values import whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
@@ -25,8 +26,10 @@ def require_choice(on_overflow: str | None, keep: int | None) -> None:
     """Raises UsageError."""
     if on_overflow is not None and on_overflow not in CHOICES:
         raise UsageError(f"on_overflow should be {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, not {on_overflow!r}")
-    if keep is not None and (on_overflow != "shift" or keep < 0):
-        raise UsageError(f"keep={keep} makes no sense: it is how many of the first tokens stay with on_overflow=shift")
+    if keep is not None and on_overflow != "shift":
+        raise UsageError("keep makes no sense without on_overflow=shift: it is how many of the first tokens stay then")
+    if keep is not None:
+        whole_number("keep", keep)
 
 
 def require_shift(keep: int, context: int) -> None:

@@ -1,7 +1,7 @@
 """A conversation with a model: its history, and what to do when it gets too long."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,10 @@ from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.overflow import SINKS
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences, common
+from localllm.text.messages import checked
 from localllm.text.plain import Message
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
+from localllm.values import require_text, token_ids
 
 if TYPE_CHECKING:
     from localllm.generation.answering import Request
@@ -118,17 +120,18 @@ class Session:
         return prompt, self.tokenizer.stream(continued=not is_chat), self._stopping(chosen) if is_chat else chosen
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
-        return self.tokenizer.encode(prompt, special=True, bos=True) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, special=True, bos=True)
+        if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Iterable):
+            require_text("the prompt", prompt)
+        return token_ids(prompt)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation up to where the answer begins. Raises UsageError if it is not one.
 
         What messages say is text: only the template can write control tokens.
         """
-        for message in messages:
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-                raise UsageError('a message should be {"role": ..., "content": ...}' + f", not {message!r}")
-        return self.tokenizer.encode_rendered(self.tokenizer.markers.render(self.template, messages))
+        return self.tokenizer.encode_rendered(self.tokenizer.markers.render(self.template, checked(messages)))
 
     @cached_property
     def template(self) -> "ChatTemplate":

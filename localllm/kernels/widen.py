@@ -20,12 +20,17 @@ def can_widen(format: Format) -> bool:
 
 
 class Widener:
-    """Kernels for some formats. Several threads may use it at once; it does not hold Python's lock."""
+    """Kernels for some formats. Several threads may use it at once; it does not hold Python's lock.
+
+    Attributes:
+        warning: why they could not be kept, in one line, or None.
+    """
 
     def __init__(self, formats: Iterable[Format], progress: Progress | None = None):
         names = {format: f"embed-{format.name}" for format in formats if format.name not in NUMBERS}
         self._local = threading.local()
         self._library = Library(sorted(names.values()), progress) if names else None
+        self.warning = self._library.warning if self._library else None
         self._kernels = {
             format: KERNEL(self._library.addresses[name]) for format, name in names.items() if self._library
         }

@@ -1,6 +1,5 @@
 """Texts as chunks of equally many tokens, cut as llama-perplexity and llama-imatrix cut them."""
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,21 +8,15 @@ from localllm.errors import UsageError
 from localllm.text.tokenizer import Tokenizer
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
-    """A text file, less the line break at its end. Raises OSError."""
-    with open(path, "rb") as file:
-        return file.read().decode("utf-8-sig", errors="replace").removesuffix("\n").removesuffix("\r")
-
-
 def cut(tokens: Sequence[int], size: int, most: int | None = None) -> np.ndarray:
     """int32 [chunks, size], at most `most` of them; tokens that fill no chunk are left out.
 
     Raises UsageError if there is not even one.
     """
     if size < 4:
-        raise UsageError(f"a chunk should have 4 tokens or more, not {size}")
+        raise UsageError(f"context should be 4 or above for a chunk of so many tokens, not {size}")
     if most is not None and most < 1:
-        raise UsageError(f"the number of chunks should be 1 or above, not {most}")
+        raise UsageError(f"chunks should be 1 or above, not {most}")
     count = len(tokens) // size
     if count == 0:
         raise UsageError(f"the text has {len(tokens)} tokens, and a chunk takes {size}")

@@ -20,8 +20,9 @@ from localllm.engine.observe import Squares as Observer
 from localllm.errors import ModelError, UsageError
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
 from localllm.files.safe_file import checked_target
+from localllm.files.text_file import read_text
 from localllm.kernels.library import Progress
-from localllm.services.chunks import as_read, cut, read_text
+from localllm.services.chunks import as_read, cut
 
 SAVE_EVERY = 10  # seconds
 
@@ -54,12 +55,15 @@ class Collector:
         """Read `texts` in chunks of `size` tokens, at most `most` of them, for the file `out`.
 
         special: <|im_end|> and the like in a text are tokens; output: what the output matrix meets is wanted too;
-        progress(done, total) is called while kernels are compiled. Raises as api.open_model does, and OSError.
+        progress(done, total) is called while kernels are compiled. Raises as api.open_model and read_text do.
         """
-        checked_target(out, tuple(map(os.fsdecode, (path, *texts))))
+        self._part = Path(f"{os.fsdecode(out)}.part")
+        for target in (out, self._part):
+            checked_target(target, tuple(map(os.fsdecode, (path, *texts))))
         contents = [read_text(text) for text in texts]
         self._observer = Observer()
         self._model = open_model(path, threads, size, progress=progress, observer=self._observer)
+        checked_target(out, tuple(self._model.file.parts))
         self.path, self.trained_context, self.warnings = (
             self._model.path, self._model.trained_context, self._model.warnings,
         )  # fmt: skip
@@ -71,7 +75,6 @@ class Collector:
             repr((size, output, [(t.name, t.shape, t.format.name) for t in self._model.file.tensors.values()])).encode()
         )
         self._known = ImportanceMatrix({}, list(map(os.fsdecode, texts)), 0, size, key.hexdigest())
-        self._part = Path(f"{os.fsdecode(out)}.part")
         self._resume()
 
     @property

@@ -17,6 +17,7 @@ from localllm.engine.program import PRECISE_TOKENS
 from localllm.engine.threads import usable_cores
 from localllm.errors import ModelError, UsageError
 from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, unpack
+from localllm.files.safe_file import checked_target
 from localllm.kernels.library import Progress
 from localllm.services.chunks import as_read
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
@@ -57,9 +58,12 @@ class Reader:
     def predict(self, chunks: np.ndarray, save: str | os.PathLike[str] | None = None) -> Iterator[Prediction]:
         """What is known after each of the chunks, int32 [chunks, size].
 
-        save: a file for the logits, which is there when all chunks are done. Raises as LogitsWriter does.
+        save: a file for the logits, which is there when all chunks are done. Raises as LogitsWriter does,
+        and UsageError if that would be one of the model's.
         """
         known, vocab_size = Prediction(), self._sequence.vocab_size
+        if save:
+            checked_target(save, tuple(self._model.file.parts))
         with LogitsWriter(save, chunks, vocab_size) if save else nullcontext() as writer:
             for chunk in chunks:
                 scores = []

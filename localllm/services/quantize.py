@@ -31,6 +31,7 @@ from localllm.kernels.library import Progress
 from localllm.kernels.widen import Widener, can_widen
 from localllm.services.quantize_plan import COPY, SPLIT_KEYS, Job, Plan, Request
 from localllm.services.validity import require_valid
+from quant.compiled import problems
 from quant.encode import encode
 from quant.formats import BY_NAME
 from quant.recipes import RECIPES, Recipe, recipe_named
@@ -65,6 +66,12 @@ def default_output(path: str, recipe: Recipe) -> str:
     stem = match["stem"] if match else name.removesuffix(".gguf")
     suffix = "copy" if recipe == COPY else recipe.name
     return os.path.join(folder, f"{TYPE_IN_NAME.sub('', stem)}-{suffix}.gguf")
+
+
+def require_new(paths: Sequence[str]) -> None:
+    """Raises UsageError if one of the files is there. For names that nobody has given."""
+    for path in filter(os.path.lexists, paths):
+        raise UsageError(f"{path}: this file exists; --force replaces it, OUT gives another name")
 
 
 def type_named(text: str) -> Recipe | None:
@@ -150,28 +157,36 @@ def check_output(plan: Plan, path: str, request: Request) -> list[str]:
 
 
 def run(
-    plan: Plan, path: str, request: Request, threads: int, on_progress: OnProgress, compiling: Progress | None = None
+    plan: Plan,
+    path: str,
+    request: Request,
+    threads: int,
+    on_progress: OnProgress,
+    compiling: Progress | None = None,
+    warnings: list[str] | None = None,
 ) -> list[str]:
     """Write the files; their paths. They appear when all is done, or not at all.
 
-    threads: that search, beside this one, which writes. Raises ModelError for a weight that is no finite number,
-    UsageError, LocalllmError.
+    threads: that search, beside this one, which writes.  warnings: gets lines that the user should see. Raises
+    ModelError for a weight that is no finite number, UsageError, LocalllmError.
     """
     targets = check_output(plan, path, request)
     with ExitStack() as stack:
         for target in targets:
             stack.enter_context(OnlyWriter(target))
         try:
-            write(plan, targets, threads, on_progress, compiling)
+            trouble = write(plan, targets, threads, on_progress, compiling)
         except ModelError as error:
             raise type(error)(f"{plan.source.path}: {error}") from None
+    if warnings is not None and trouble:
+        warnings.append(trouble)
     return targets
 
 
 def write(
     plan: Plan, targets: Sequence[str], threads: int, on_progress: OnProgress, compiling: Progress | None
-) -> None:
-    """The work of `run`."""
+) -> str | None:
+    """The work of `run`; why compiled code could not be kept, if so."""
     widener = Widener({job.tensor.format for job in plan.jobs}, compiling)
     with ExitStack() as stack:
         pipeline = stack.enter_context(Pipeline(plan.jobs, widener, threads))
@@ -180,6 +195,7 @@ def write(
             write_body(file, metadata, [replace(job.output, pieces=pipeline.pieces(job, on_progress)) for job in jobs])
             file.sync()
         finish(files)
+    return widener.warning or next(iter(problems), None)
 
 
 def finish(files: Sequence[SafeFile]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.errors import LocalllmError, UsageError
+from localllm.files.text_file import UTF16_MARKS, decoded
 from localllm.text.plain import Message
 
 Asked = str | list[Message]
@@ -32,7 +33,9 @@ class Record:
 
 
 def read_records(data: bytes, name: str = "") -> list[Record]:
-    """The records of an input, of which `name` is the file's."""
+    """The records of an input, of which `name` is the file's. Raises UsageError for a damaged one in UTF-16."""
+    if data.startswith(UTF16_MARKS):
+        data = decoded(data, name or "stdin").encode()
     lines = [(number, line.removesuffix(b"\r")) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     if lines and lines[0][0] == 1:
         lines[0] = 1, lines[0][1].removeprefix(b"\xef\xbb\xbf")
@@ -42,7 +45,11 @@ def read_records(data: bytes, name: str = "") -> list[Record]:
 
 
 def plain(number: int, line: bytes) -> Record:
-    return Record(number, line.decode(errors="replace"))
+    """The record of a plain line."""
+    try:
+        return Record(number, line.decode())
+    except UnicodeDecodeError as error:
+        return Record(number, line.decode(errors="replace"), f"line {number} is not UTF-8 at byte {error.start}")
 
 
 def parsed(number: int, line: bytes) -> Record:

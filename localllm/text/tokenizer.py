@@ -5,6 +5,7 @@ The ids are those that llama.cpp gives, whose vocabularies with test vectors are
 
 import codecs
 import copy
+import sys
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from os import PathLike
@@ -17,6 +18,9 @@ from localllm.text.plain import BREAK, Markers, without_surrogates
 from localllm.text.special import SpecialTokens
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
 from localllm.text.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary, of_kinds, read_vocabulary
+from localllm.values import require_text, token_ids
+
+MOST_UTF8 = 4  # bytes of a character, such as an unknown one, which is a token
 
 
 class Tokenizer:
@@ -45,6 +49,7 @@ class Tokenizer:
         self._puts_space = vocabulary.adds_space and vocabulary.model != "t5"
         self._strips_space = vocabulary.adds_space or vocabulary.merges_spaces
         self._strips_before, self._strips_after = vocabulary.strips_before, vocabulary.strips_after
+        self._swallows = vocabulary.model == "t5" or bool(self._strips_before or self._strips_after)
         types = vocabulary.types
         self._special_types = {token: types[token] for token in of_kinds(types, USER_DEFINED, CONTROL, UNKNOWN)}
         control = [token for token, kind in self._special_types.items() if kind != USER_DEFINED]
@@ -68,6 +73,7 @@ class Tokenizer:
         With `bos`, a BOS token comes first if the file asks for one and the text does not begin with it already. With
         `eos`, an EOS token comes last if the file asks for one; after it, a model would begin something new.
         """
+        require_text("text", text)
         known = self._special if special else self._always_special
         tokens = self._encode_fragments(known.cut(without_surrogates(text)))
         if eos and self.adds_eos and self.eos_id is not None:
@@ -112,7 +118,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of token ids; control tokens are left out, or shown with `special`. UsageError for an unknown id."""
         stream = self.stream(special)
-        return "".join([stream.push(token) for token in ids]) + stream.flush()
+        return "".join([stream.push(token) for token in token_ids(ids)]) + stream.flush()
 
     def stream(self, special: bool = False, continued: bool = False) -> "StreamDecoder":
         """A decoder for tokens that come one by one; `continued` if they go on with a text that others have begun."""
@@ -123,6 +129,14 @@ class Tokenizer:
         if not 0 <= token < self.vocab_size:
             raise UsageError(f"token {token} does not exist: the vocabulary has {self.vocab_size} tokens")
         return self._subwords.token_bytes(token, special)
+
+    def most_bytes(self, tokens: int) -> int:
+        """No text of more bytes of UTF-8 becomes only so many tokens; sys.maxsize where a token may be of any number.
+
+        That is so where normalizing, or special tokens, swallow white space.
+        """
+        longest = max(len(piece.encode(errors="replace")) for piece in self.pieces)  # "▁" has more than a space
+        return sys.maxsize if self._swallows else tokens * max(longest, MOST_UTF8)
 
     def _encode_fragments(self, fragments: Iterable[str | int]) -> list[int]:
         tokens: list[int] = []

@@ -1,0 +1,44 @@
+"""Receipts of `run`, which `replay` reads: what the options and the answer become there."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from localllm.cli.terminal import ProgressLine
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.generate import GenerationOptions
+    from localllm.text.plain import Message
+
+
+def prepared(path: str, chosen: "GenerationOptions", inputs: tuple[str | None, ...]) -> "GenerationOptions":
+    """The options with which the answer can be had again. Raises UsageError for a receipt that cannot be written."""
+    from localllm.files.safe_file import checked_target
+    from localllm.services.receipts import plain_options, seeded
+
+    checked_target(path, tuple(name for name in inputs if name is not None))
+    plain_options(chosen)
+    return seeded(chosen)
+
+
+def keep(
+    path: str,
+    model: "Model",
+    asked: "str | list[Message]",
+    chosen: "GenerationOptions",
+    choices: dict[str, Any],
+    result: dict[str, Any],
+) -> None:
+    """Write the receipt; choices: n, beams, speculate and chat_template."""
+    from localllm.services import receipts
+
+    line = ProgressLine()
+    try:
+        receipts.write(path, receipts.make(model, asked, chosen, choices, result, hashing(line)))
+    finally:
+        line.clear()
+
+
+def hashing(line: ProgressLine) -> Callable[[int, int], None]:
+    """A callback for what hashes the model's files, which shows its progress on the line."""
+    return lambda done, total: line.show(f"hashing the model, once: {100 * done // total} %")

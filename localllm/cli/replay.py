@@ -1,0 +1,48 @@
+"""localllm replay: whether an answer comes again."""
+
+from typing import Annotated
+
+import typer
+
+from localllm.cli import options
+from localllm.cli.command import argument, option
+from localllm.cli.receipt import hashing
+from localllm.cli.terminal import ProgressLine, say, write
+
+
+def replay(
+    receipt: Annotated[str, argument("FILE", "A receipt, of `run --receipt FILE`.")],
+    model: Annotated[
+        str | None, option("-m", "--model", metavar="MODEL", help="The model.  [default: where it was]")
+    ] = None,
+) -> None:
+    """Answer a prompt again, and tell whether the same text comes out.
+
+    Exit code 0 if it does; 1 if not, with the first place where it differs. What has changed since the receipt was made
+    is told on stderr: the model's file, versions, the processor.
+
+    Examples:
+      localllm run model.gguf -p "Name a color." --receipt color.json
+      localllm replay color.json
+      localllm replay color.json -m elsewhere/model.gguf
+    """
+    from localllm.services import receipts
+
+    kept = receipts.read(receipt)
+    chosen, line = receipts.options_of(kept), ProgressLine()
+    opening, path = kept["opening"], model or kept["model"]["files"][0]["path"]
+    cache = options.Cache(kv_type=opening["kv_type"])
+    engine = options.Engine(context=opening["context"], threads=opening["threads"], cache=cache)
+    with options.open_model(path, engine, opening["chat_template"], no_cache=True) as opened:
+        chosen = options.with_draft_model(opened, chosen, kept["options"]["speculate"])
+        try:
+            now = receipts.again(opened, kept, chosen, lambda count: line.show(f"answering again: {count} tokens"))
+            changed = receipts.changes(kept, opened, hashing(line))
+        finally:
+            line.clear()
+    for change in changed:
+        say(f"localllm: {change}")
+    if place := receipts.difference(kept["result"], now):
+        write(f"another text, from {place}\n")
+        raise typer.Exit(1)
+    write("the same text\n")

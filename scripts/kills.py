@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Kills localllm while it writes, again and again: python scripts/kills.py quantize|cache [--times N]
+
+Each process is forked from this one, which has imported everything, and killed at a random moment of its work. What was
+there before has to be there after, or what should take its place, whole; and when one process was not killed, there is
+no file too many. The cache is deleted now and then, so that processes write it anew; answers have to be the same.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from tiny_model import write_tiny_model  # noqa: E402
+
+from localllm.cli import main as program  # noqa: E402
+from localllm.cli import quantize, run  # noqa: E402, F401  what the children need
+from quant.cache import cache_folder  # noqa: E402
+
+
+def start(*arguments: object, out: Path | None = None) -> int:
+    """A process that runs a command, with its answer in a file; its number."""
+    if child := os.fork():
+        return child
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600) if out else null, 1)
+    sys.argv = ["localllm", *map(str, arguments)]
+    try:
+        program.main()
+    except SystemExit as end:
+        os._exit(end.code if isinstance(end.code, int) else 1)
+    os._exit(0)
+
+
+def finished(child: int) -> None:
+    """Wait for it. Raises SystemExit if it failed."""
+    if status := os.waitpid(child, 0)[1]:
+        raise SystemExit(f"a command that nobody killed ended with {os.waitstatus_to_exitcode(status)}")
+
+
+def seconds(*arguments: object, out: Path | None = None) -> float:
+    """Of a whole run."""
+    began = time.monotonic()
+    finished(start(*arguments, out=out))
+    return time.monotonic() - began
+
+
+def killed(wait: float, *arguments: object) -> bool:
+    """Whether it was still at work then."""
+    child = start(*arguments)
+    time.sleep(wait)
+    os.kill(child, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def kill_quantize(folder: Path, times: int) -> int:
+    """How many were killed at work. The old file is another model, so that both can be told apart."""
+    model, out = write_tiny_model(folder / "m.gguf"), folder / "out"
+    out.mkdir()
+    command = ["quantize", model, out / "x.gguf", "Q8_0"]
+    took = [seconds(*command) for _ in range(3)][-1]
+    new, old = (out / "x.gguf").read_bytes(), model.read_bytes()
+    hit = 0
+    for number in range(times):
+        (out / "x.gguf").write_bytes(old)
+        hit += killed(random.random() * took, *command)
+        require((out / "x.gguf").read_bytes() in (old, new), f"kill {number}: the file is neither old nor new")
+    seconds(*command)
+    require([file.name for file in out.iterdir()] == ["x.gguf"], "something was left over")
+    return hit
+
+
+def kill_cache(folder: Path, times: int) -> int:
+    """The same for files of prompts, which are written behind the answer."""
+    os.environ["LOCALLLM_PREFIX_GB"] = "1"
+    model, said, kept = (
+        write_tiny_model(folder / "m.gguf", context=2000),
+        folder / "said",
+        folder / "cache" / "prefixes",
+    )
+    command = ["run", model, "--raw", "-p", "abcdefgh" * 150, "-n", "8", "--temp", "0"]
+    seconds(*command, "--no-cache", out=said)
+    expected = said.read_bytes()
+    took = [seconds(*command) + 0 * bool(shutil.rmtree(kept)) for _ in range(3)][-1]
+    hit = 0
+    for number in range(times):
+        if random.random() < 0.5:
+            shutil.rmtree(kept, ignore_errors=True)
+        hit += killed(random.random() * took, *command)
+        seconds(*command, out=said)
+        require(said.read_bytes() == expected, f"kill {number}: another answer")
+    require(not list(kept.glob(".*")), "something was left over")
+    return hit
+
+
+def require(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise SystemExit(otherwise)
+
+
+def main() -> None:
+    """Parse, kill, tell."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=["quantize", "cache"])
+    parser.add_argument("--times", type=int, default=200)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "cache").mkdir()
+        (Path(name) / "cache" / "kernels").symlink_to(cache_folder() / "kernels")
+        os.environ["LOCALLLM_CACHE"] = str(Path(name) / "cache")
+        hit = {"quantize": kill_quantize, "cache": kill_cache}[options.what](Path(name), options.times)
+    print(f"{options.times} times, {hit} killed at work: nothing lost, nothing left over")
+
+
+if __name__ == "__main__":
+    main()

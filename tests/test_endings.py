@@ -1,0 +1,549 @@
+"""How the program begins and ends where something is wrong: inputs, outputs, closed streams, no room, mistakes."""
+
+import io
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from tiny_model import write_tiny_model
+
+import localllm
+from localllm.cli import prompt as prompts
+from localllm.cli import terminal
+from localllm.cli.command import command
+from localllm.cli.main import LEAST_MEMORY
+from localllm.cli.run import run
+from localllm.cli.words import as_typed
+from localllm.errors import ContextError, UsageError
+from localllm.files import text_file
+from localllm.files.safe_file import OnlyWriter
+from localllm.services.records import read_records
+from localllm.text.messages import checked
+
+PROGRAM = [sys.executable, "-m", "localllm"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+GREEDY = ["--temp", "0", "-n", "4"]
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and streams of POSIX")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=200_000)
+    localllm.open(path).close()  # compiles the kernels, once
+    return str(path)
+
+
+@pytest.fixture
+def folder(tiny: str, tmp_path: Path) -> Path:
+    """A folder with one of everything that a command reads: model.gguf, text, lines, imatrix."""
+    shutil.copy(tiny, tmp_path / "model.gguf")
+    (tmp_path / "text").write_text("hello world " * 40)
+    (tmp_path / "lines").write_text("Hi\n")
+    return tmp_path
+
+
+def shell(script: str, *arguments: object, **more) -> subprocess.CompletedProcess[bytes]:
+    """A line of sh, in which "$@" is the program with the arguments."""
+    command = ["sh", "-c", script, "sh", *PROGRAM, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, timeout=120, env=ENVIRONMENT, **more)
+
+
+def states(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# Outputs.
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "perplexity model.gguf text -c 16 --save-logits model.gguf",
+        "perplexity model.gguf text -c 16 --save-logits text",
+        "perplexity model.gguf text -c 16 --save-logits link",
+        "imatrix model.gguf text -c 16 -o model.gguf",
+        "imatrix model.gguf text -c 16 -o text",
+        "imatrix model.gguf link.part -c 16 -o link",  # where it keeps what it knows so far
+        "imatrix --in-file imatrix --in-file imatrix -o imatrix",
+        "imatrix model.gguf text -c 16 --in-file imatrix -o imatrix",
+        "map model.gguf lines -o lines",
+        "map model.gguf lines -o model.gguf",
+        "map model.gguf lines -f text -o text",
+        "quantize model.gguf model.gguf Q8_0",
+        "quantize model.gguf link Q8_0",
+        "quantize model.gguf imatrix Q8_0 --imatrix imatrix",
+        "run model.gguf -p x --receipt model.gguf",
+        "run model.gguf -p x --receipt link",
+        "run model.gguf -f text --receipt text",
+    ],
+)
+def test_no_output_replaces_an_input(folder: Path, cli, monkeypatch, arguments: str):
+    (folder / "link").symlink_to(folder / "model.gguf")
+    (folder / "link.part").write_text("hello world " * 40)
+    monkeypatch.chdir(folder)
+    if "imatrix imatrix" in arguments or "file imatrix" in arguments:
+        assert cli("imatrix", "model.gguf", "text", "-c", "16", "--chunks", "2", "-o", "imatrix")[0] == 0
+    before = states(folder)
+    code, out, err = cli(*arguments.split())
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"localllm: error: .*the output is an input; give it another name\n", err)
+    assert states(folder) == before
+
+
+def test_quantize_replaces_its_default_output_only_when_asked(folder: Path, cli):
+    model, target = folder / "model.gguf", folder / "model-Q8_0.gguf"
+    assert cli("quantize", model, "Q8_0")[0] == 0
+    whole = target.read_bytes()
+    target.write_bytes(b"precious")
+    code, out, err = cli("quantize", model, "Q8_0")
+    assert (code, out) == (2, "")
+    assert err == f"localllm: error: {target}: this file exists; --force replaces it, OUT gives another name\n"
+    assert target.read_bytes() == b"precious"
+    assert cli("quantize", model, "Q8_0", "--dry-run")[0] == 0
+    assert cli("quantize", model, "Q8_0", "--force")[0] == 0 and target.read_bytes() == whole
+    target.write_bytes(b"named by the user")
+    assert cli("quantize", model, target, "Q8_0")[0] == 0 and target.read_bytes() == whole
+
+
+def test_two_quantizes_with_one_output(folder: Path, cli):
+    with OnlyWriter(str(folder / "out.gguf")):
+        code, out, err = cli("quantize", folder / "model.gguf", folder / "out.gguf", "Q8_0")
+    assert (code, out) == (2, "")
+    assert err == f"localllm: error: {folder}/out.gguf: another localllm is writing this file\n"
+    assert not (folder / "out.gguf").exists()
+
+
+@posix
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("how", ["run TINY -p Hi -n 4 --json", "inspect TINY", "--version"])
+def test_an_answer_that_cannot_be_written(tiny: str, how: str):
+    done = shell('"$@" >/dev/full', *how.replace("TINY", tiny).split(), stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stderr) == (1, b"localllm: error: No space left on device\n")
+
+
+@posix
+@pytest.mark.parametrize("streams", [">&-", ">&- <&-", ">&- 2>&-"])
+def test_a_closed_stdout_is_no_success(tiny: str, streams: str):
+    done = shell(f'"$@" {streams}', "run", tiny, "-p", "Hi", *GREEDY)
+    told = b"" if "2>&-" in streams else b"localllm: error: stdout is closed: there is nowhere to write to\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
+@posix
+def test_no_file_becomes_a_closed_stream(folder: Path):
+    """A file that is opened takes the lowest free number: with stderr closed, warnings would go into the output."""
+    done = shell('"$@" 2>&- <&-', "quantize", folder / "model.gguf", folder / "out.gguf", "Q8_0")
+    assert done.returncode == 0
+    shell('"$@"', "quantize", folder / "model.gguf", folder / "again.gguf", "Q8_0")
+    assert (folder / "out.gguf").read_bytes() == (folder / "again.gguf").read_bytes()
+
+
+# The prompt.
+
+
+class Endless(io.RawIOBase):
+    """A pipe of which no end comes."""
+
+    def __init__(self, piece: bytes):
+        self.given, self._piece = 0, piece
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
+        data = (self._piece * (len(buffer) // len(self._piece) + 1))[: len(buffer)]
+        buffer[:] = data
+        self.given += len(data)
+        return len(data)
+
+
+@pytest.mark.parametrize(("encoding", "factor"), [(None, 1), ("latin-1", 4)])
+def test_a_prompt_that_cannot_fit_is_refused_while_it_comes(encoding: str | None, factor: int):
+    source, most = Endless(b"hello "), 5 * prompts.ALWAYS
+    with pytest.raises(ContextError, match="not even its first"):
+        prompts.read_bounded(io.BufferedReader(source), lambda: most, encoding)
+    assert most * factor < source.given <= most * factor + 2 * prompts.ALWAYS
+    with pytest.raises(ContextError):
+        prompts.read_bounded(io.BytesIO(b"\xff\xfe" + b"a\0" * 5 * prompts.ALWAYS), lambda: prompts.ALWAYS)
+    long = b"x" * (3 * prompts.ALWAYS)
+    assert prompts.read_bounded(io.BytesIO(long), lambda: len(long)) == long
+
+
+def test_nobody_asks_what_fits_for_a_short_prompt():
+    def asked() -> int:
+        raise AssertionError
+
+    assert prompts.read_bounded(io.BytesIO(b"short"), asked) == b"short"
+
+
+@posix
+def test_an_endless_pipe(tiny: str):
+    done = shell('yes | "$@"', "run", tiny, "-c", "100", *GREEDY)
+    assert done.returncode == 4
+    assert re.fullmatch(rb"localllm: error: the prompt is too long: not even its first \d+ bytes can .*\n", done.stderr)
+
+
+def test_how_many_bytes_can_fit(tiny: str):
+    from localllm.api import most_prompt_bytes
+
+    with localllm.open(tiny) as model:
+        text = "<|endoftext|> world" * 50
+        assert len(text.encode()) <= model.tokenizer.most_bytes(len(model.tokenize(text, special=True)))
+    longest = len("<|endoftext|>")
+    assert (most_prompt_bytes(tiny, 30), most_prompt_bytes(tiny)) == (30 * longest, 200_000 * longest)
+
+
+def test_every_text_is_shorter_than_its_tokens_can_be(shared: Path):
+    for path in (shared / "vocabs" / f"ggml-vocab-{name}.gguf" for name in ("gpt-2", "llama-spm")):
+        tokenizer = localllm.Tokenizer.from_file(path)
+        for text in path.with_name(path.name + ".inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n"):
+            assert len(text.encode()) <= tokenizer.most_bytes(len(tokenizer.encode(text)))
+
+
+TEXTS = [
+    ("für 👍".encode(), None, "für 👍"),
+    (b"\xef\xbb\xbfx", None, "x"),
+    ("für 👍".encode("utf-16"), None, "für 👍"),
+    (b"\xfe\xff" + "für 👍".encode("utf-16-be"), None, "für 👍"),
+    (b"f\xfcr", "latin-1", "für"),
+    (b"\x93x\x94", "cp1252", "“x”"),
+    ("für".encode("utf-16-le"), "utf-16-le", "für"),
+    (b"\xef\xbb\xbfx", "utf-8", "x"),
+    (b"", None, ""),
+]
+
+
+@pytest.mark.parametrize(("data", "encoding", "text"), TEXTS)
+def test_encodings(data: bytes, encoding: str | None, text: str):
+    assert text_file.decoded(data, "name", encoding) == text
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "problem"),
+    [
+        (b"abc\xffd", None, r"name: not UTF-8 at byte 3 \(0xff\)"),
+        (b"ab\xc3", None, r"name: not UTF-8 at byte 2 \(0xc3\)"),
+        (b"\xff\xfea\0b", None, r"name: not UTF-16 at byte 4 \(0x62\)"),
+        (b"\x81", "cp1252", r"name: not CP1252 at byte 0 \(0x81\)"),
+    ],
+)
+def test_what_is_in_no_encoding(data: bytes, encoding: str | None, problem: str):
+    with pytest.raises(UsageError, match=problem):
+        text_file.decoded(data, "name", encoding)
+
+
+def test_encodings_of_prompts(tiny: str, cli, folder: Path):
+    expected = cli("run", tiny, "-p", "für", *GREEDY)
+    assert expected[0] == 0
+    latin, marked = folder / "latin", folder / "marked"
+    latin.write_bytes(b"f\xfcr\n")
+    marked.write_bytes("für\r\n".encode("utf-16"))
+    assert cli("run", tiny, "-f", marked, *GREEDY) == expected
+    assert cli("run", tiny, *GREEDY, stdin=marked.read_bytes()) == expected
+    assert cli("run", tiny, *GREEDY, "-f", latin, "--encoding", "latin-1") == expected
+    assert cli("chat", tiny, *GREEDY, "--encoding", "latin-1", stdin=b"f\xfcr") == expected
+    for source, name in ((["-f", latin], str(latin)), ([], "stdin")):
+        told = f"localllm: error: {name}: not UTF-8 at byte 1 (0xfc); --encoding NAME reads another\n"
+        assert cli("run", tiny, *source, stdin=b"f\xfcr") == (2, "", told)
+    assert cli("run", tiny, "-p", "f\udcfcr") == (2, "", "localllm: error: -p: not UTF-8 at character 1 (0xfc)\n")
+    for unknown in ("utf-9", "hex", "a\0b", ""):
+        code, out, err = cli("run", tiny, "-p", "x", "--encoding", unknown)
+        assert (code, out) == (2, "") and re.match("localllm: error: --encoding .* is not known", err), err
+
+
+@pytest.mark.parametrize("arguments", ["perplexity TINY latin -c 16", "imatrix TINY latin -o out", "tokenize TINY"])
+def test_other_commands_refuse_the_same_texts(tiny: str, cli, folder: Path, monkeypatch, arguments: str):
+    monkeypatch.chdir(folder)
+    Path("latin").write_bytes(b"f\xfcr" * 100)
+    code, out, err = cli(*arguments.replace("TINY", tiny).split(), stdin=b"f\xfcr" * 100)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"localllm: error: (latin|stdin): not UTF-8 at byte 1 \(0xfc\).*\n", err)
+
+
+def test_lines_of_map():
+    first, second = read_records(b"f\xfcr\nf\xc3\xbcr\n")
+    assert first.error == "line 1 is not UTF-8 at byte 1" and (second.input, second.error) == ("für", "")
+    assert [record.input for record in read_records("für\nx".encode("utf-16"))] == ["für", "x"]
+
+
+def test_stdin_by_name_and_not_at_all(tiny: str, cli):
+    expected = cli("run", tiny, "-p", "Hi", *GREEDY)
+    assert cli("run", tiny, "-f", "-", *GREEDY, stdin=b"Hi\n") == expected
+    assert cli("run", tiny, "-p", "Hi", "--no-stdin", *GREEDY, stdin=b"more") == expected
+    assert cli("run", tiny, "-p", "Hi", "-f", "-", *GREEDY, stdin=b"more") == cli(
+        "run", tiny, "-p", "Hi", *GREEDY, stdin=b"more"
+    )
+    assert cli("run", tiny, "--no-stdin", stdin=b"Hi")[0] == 2
+
+
+@posix
+def test_a_loop_over_lines_keeps_its_stdin(tiny: str):
+    loop = 'while read -r word; do "$@" -p "$word" --no-stdin >/dev/null || exit; echo "$word"; done'
+    assert shell(f'printf "a\\nb\\n" | {loop}', "run", tiny, *GREEDY).stdout == b"a\nb\n"
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "inspect", "tokenize", "perplexity", "imatrix", "bench", "warmup"])
+@pytest.mark.parametrize("model", ["", "missing.gguf", "."])
+def test_a_model_that_is_none(cli, folder: Path, monkeypatch, command: str, model: str):
+    """The same exit code in every command; an empty name is not the built-in model's."""
+    monkeypatch.chdir(folder)
+    more = {"perplexity": ["text"], "imatrix": ["text", "-o", "out"], "tokenize": ["x"]}.get(command, [])
+    code, out, err = cli(command, model, *more, stdin=b"Hi")
+    assert (code, out) == (3, "")
+    assert re.fullmatch(r"localllm: error: .*(no such file|a directory).*\n", err)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "run TINY -f missing", "run TINY -f .", "map TINY missing", "map TINY -f missing", "perplexity TINY missing",
+        "perplexity TINY .", "imatrix TINY missing -o out", "replay missing", "run TINY -p x --receipt no/r",
+        "perplexity TINY text --save-logits no/x", "imatrix TINY text -o no/x", "map TINY lines -o no/x",
+        "quantize TINY no/x Q8_0", "run TINY -p x -t 0", "perplexity TINY text -t 0", "imatrix TINY text -o x -t 0",
+        "bench TINY -t 0", "quantize TINY x Q8_0 -t 0", "map TINY lines -t 0", "chat TINY -t 0", "run TINY -p x -c -1",
+        "chat TINY -c -1", "map TINY lines -c -1", "perplexity TINY text -c -1",
+    ],
+)  # fmt: skip
+def test_the_same_mistake_has_the_same_exit_code(tiny: str, cli, folder: Path, monkeypatch, arguments: str):
+    monkeypatch.chdir(folder)
+    code, out, err = cli(*arguments.replace("TINY", tiny).split(), stdin=b"Hi")
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"localllm: error: .+\n", err)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-n", "-2"], "-n should be 0 or above, not -2"),
+        (["-n-2"], "-n should be 0 or above, not -2"),
+        (["--max-tokens=-2"], "--max-tokens should be 0 or above, not -2"),
+        (["--top-p", "2"], "--top-p should be above 0 and at most 1, not 2.0"),
+        (["--temp", "nan"], "--temp should be a number, not nan"),
+        (["--keep", "5"], "--keep makes no sense without --on-overflow=shift: it is how many of the first tokens stay"),
+    ],
+)
+def test_errors_say_options_as_they_were_typed(tiny: str, cli, words: list[str], told: str):
+    code, out, err = cli("run", tiny, "-p", "x", *words)
+    assert (code, out) == (2, "") and err.startswith(f"localllm: error: {told}")
+
+
+def test_an_option_that_was_not_typed_has_its_longest_name():
+    params = command(run).params
+    assert as_typed("max_tokens should be less", params, ["run", "x"]) == "--max-tokens should be less"
+    assert as_typed("the file max_tokens.gguf", params, []) == "the file max_tokens.gguf"
+    assert as_typed("model of a prompt", params, []) == "model of a prompt"
+
+
+# The Python API.
+
+
+@pytest.fixture(scope="module")
+def model(tiny: str):
+    with localllm.open(tiny, context=512) as opened:
+        yield opened
+
+
+def said(generation) -> str:
+    return "".join(generation)
+
+
+def test_numbers_of_numpy_are_numbers(model, tiny: str):
+    expected = said(model.generate([10, 11], 5, temperature=0.5, seed=7, top_k=9))
+    ids = np.array([10, 11])
+    assert said(model.generate(ids, np.int64(5), temperature=np.float32(0.5), seed=np.int64(7), top_k=np.int32(9)))
+    assert said(model.generate(ids, np.int32(5), temperature=np.float64(0.5), seed=7, top_k=np.int8(9))) == expected
+    assert model.detokenize(ids) == model.detokenize([10, 11])
+    with localllm.open(tiny, threads=np.int64(1), context=np.int16(300)) as other:
+        assert (other.context, type(other.context)) == (300, int)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"prompt": b"Hi"}, "the prompt should be a str, not bytes: decode it first"),
+        ({"prompt": None}, "the prompt should be a str, not NoneType"),
+        ({"prompt": ["Hi"]}, "token ids should be a list of whole numbers"),
+        ({"prompt": [1.5]}, "token ids should be a list of whole numbers"),
+        ({"stop": [1]}, "stop should be a str, not int"),
+        ({"stop": b"x"}, "stop should be a str, not bytes"),
+        ({"stop": 1}, "stop should be a list of texts, not 1"),
+        ({"stop": [""]}, "stop should not be empty"),
+        ({"max_tokens": "3"}, "max_tokens should be a whole number, not '3'"),
+        ({"max_tokens": 3.0}, "max_tokens should be a whole number, not 3.0"),
+        ({"max_tokens": True}, "max_tokens should be a whole number, not True"),
+        ({"temperature": "1"}, "temperature should be a number, not '1'"),
+        ({"top_k": 3.5}, "top_k should be a whole number"),
+        ({"on_overflow": "shift", "keep": "4"}, "keep should be a whole number, not '4'"),
+        ({"speculate": 5}, "speculate should be .*, not 5"),
+    ],
+)
+def test_arguments_that_make_no_sense(model, arguments: dict, problem: str):
+    with pytest.raises(UsageError, match=problem):
+        said(model.generate(**{"prompt": "Hi", "max_tokens": 2} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"threads": "2"}, "threads should be a whole number"), ({"threads": 1.5}, "threads should be a whole number"),
+        ({"context": "9"}, "context should be a whole number"), ({"context": -1}, "context should be 0 or above"),
+        ({"kv_type": 5}, "kv_type should be a str"), ({"chat_template": b"x"}, "chat_template should be a str"),
+    ],
+)  # fmt: skip
+def test_openings_that_make_no_sense(tiny: str, arguments: dict, problem: str):
+    with pytest.raises(UsageError, match=problem):
+        localllm.open(tiny, **arguments)
+
+
+def test_the_rest_of_the_interface(model):
+    for call, problem in (
+        (lambda: model.tokenize(b"x"), "text should be a str, not bytes"),
+        (lambda: model.detokenize("ab"), "token ids should be a list of numbers, not str"),
+        (lambda: model.logits("x"), "token ids should be a list of numbers, not str"),
+        (lambda: model.candidates("x", n="2"), "n should be a whole number"),
+        (lambda: list(model.map(["x"], parallel=0)), "parallel should be 1 or above"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            call()
+
+
+def test_contents_in_parts(model):
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    whole = model.session.encode_chat([{"role": "user", "content": "one\ntwo"}])
+    assert model.session.encode_chat([{"role": "user", "content": parts}]) == whole
+    assert checked([{"role": "assistant", "content": None}]) == [{"role": "assistant", "content": None}]
+    for content, problem in (
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "'image_url': only text can be read"),
+        ([{"type": "text"}], "should have a text"),
+        ([5], "a part of a content should be"),
+        (None, "not NoneType"),
+        (5, "not int"),
+        (b"x", "not bytes"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            model.chat([{"role": "user", "content": content}])
+    for messages in ("Hi", {"role": "user", "content": "x"}, [{"content": "x"}], [5]):
+        with pytest.raises(UsageError, match="message"):
+            model.chat(messages)
+
+
+def test_map_takes_parts_and_refuses_images(tiny: str, cli, tmp_path: Path):
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(
+        '{"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}\n'
+        '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}\n'
+    )
+    code, out, _ = cli("map", tiny, lines, *GREEDY)
+    first, second = out.splitlines()
+    assert code == 6 and '"output"' in first and "only text can be read" in second
+
+
+def test_the_package_is_typed_and_has_the_command_lines_context(tiny: str, cli):
+    assert (ROOT / "localllm" / "py.typed").exists()
+    with localllm.open(tiny) as model:
+        assert model.context == model.trained_context == 200_000
+    code, _, err = cli("run", tiny, "-p", "x" * 200_000, "-n", "1")
+    assert code == 4 and "context of 200000" in err
+
+
+# The terminal's conventions.
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("term", "no_color", "shown"),
+    [
+        ("xterm", None, "\x1b[2mhello\x1b[0m\n\r\x1b[Kworking\r\x1b[K"),
+        ("xterm", "", "\x1b[2mhello\x1b[0m\n\r\x1b[Kworking\r\x1b[K"),
+        ("xterm", "1", "hello\n\r\x1b[Kworking\r\x1b[K"),
+        ("dumb", None, "hello\n"),
+    ],
+)
+def test_decoration(monkeypatch, term: str, no_color: str | None, shown: str):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color is not None:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys, "stderr", Screen())
+    line = terminal.ProgressLine()
+    terminal.dim("hello")
+    line.show("working")
+    line.clear()
+    assert sys.stderr.getvalue() == shown
+
+
+# Signals, memory, files that change.
+
+
+@posix
+def test_a_model_that_gets_shorter_while_it_is_used(tiny: str, tmp_path: Path):
+    path = tmp_path / "model.gguf"
+    shutil.copy(tiny, path)
+    command = [*PROGRAM, "run", str(path), "-p", "Hi", "--no-stdin", "--temp", "0", "-n", "100000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    assert process.stdout is not None and process.stdout.read(10)
+    os.truncate(path, 8192)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 3
+    told = f"localllm: error: {path}: the file got shorter, or its disk failed, while it was in use\n"
+    assert err.decode() == told
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_sigterm_while_compiling_leaves_no_processes(tiny: str, tmp_path: Path):
+    process = subprocess.Popen(
+        [*PROGRAM, "run", tiny, "-p", "Hi", "--no-stdin", *GREEDY],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**ENVIRONMENT, "LOCALLLM_CACHE": str(tmp_path)},
+    )  # fmt: skip
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline, compilers = time.monotonic() + 60, list[str]()
+    while not compilers and time.monotonic() < deadline:
+        time.sleep(0.05)
+        compilers = children.read_text().split()
+    assert compilers, "nothing was compiled"
+    time.sleep(0.3)
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (-signal.SIGTERM, b"")
+    while any(is_running(pid) for pid in compilers):
+        assert time.monotonic() < deadline, "compilers go on"
+        time.sleep(0.05)
+    assert [path for path in tmp_path.rglob("*.tmp") if path.is_file()] == []
+
+
+def is_running(pid: str) -> bool:
+    """Whether a process is there that computes; not one that only waits for somebody to ask how it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is limited as on Linux")
+def test_little_memory(tiny: str):
+    """Ten limits from what Python itself takes to where it just works: one line and exit code 5, or the answer."""
+    least = LEAST_MEMORY >> 10  # kB
+    sizes = [20_000, 60_000, 80_000, 120_000, least - 1, least + 20_000, 290_000, 310_000, 350_000, 1_000_000]
+    results = []
+    for size in sizes:
+        done = shell(f'ulimit -v {size}; "$@"', "run", tiny, "-p", "Hi", "--no-stdin", *GREEDY)
+        told = re.fullmatch(rb"localllm: error: .*memory.*\n", done.stderr)
+        assert done.returncode == 0 or (done.returncode == 5 and done.stdout == b"" and told), (size, done)
+        results.append(done.returncode)
+    assert results[:5] == [5] * 5 and results[-1] == 0

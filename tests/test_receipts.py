@@ -1,0 +1,190 @@
+"""Receipts: everything that an answer came from is in them, and replay tells the same text from another."""
+
+import hashlib
+import json
+import os
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from tiny_model import write_tiny_model
+
+import localllm
+from localllm.errors import UsageError
+from localllm.files import file_hash
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.sampling import SamplingOptions
+from localllm.services import receipts
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=2048))
+
+
+@pytest.fixture(autouse=True)
+def hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder for hashes alone."""
+    monkeypatch.setattr(file_hash, "cache_folder", lambda: tmp_path / "cache")
+    return tmp_path / "cache" / "sha256"
+
+
+def made(cli, path: Path, *arguments: object, stdin: bytes = b"") -> dict:
+    code, _, err = cli("run", *arguments, "--receipt", path, stdin=stdin)
+    assert (code, err) == (0, "")
+    return json.loads(path.read_bytes())
+
+
+def change(path: Path, *place: str | int, to: object) -> None:
+    """Another value at a place of a receipt."""
+    receipt = inner = json.loads(path.read_bytes())
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = to
+    path.write_text(json.dumps(receipt))
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ["-p", "Hi"],
+        ["-p", "Hi", "--raw", "--temp", "2", "--top-k", "0", "-s", "5", "--kv-type", "q8_0", "-t", "1", "-c", "300"],
+        ["-p", "Hi", "-sys", "Be brief", "--chat-template", "phi3", "-r", "zz", "--speculate", "off"],
+        ["-p", "Hi", "--n", "2", "--temp", "1.5"],
+        ["-p", "Hi", "--beams", "2", "--n", "2"],
+        [],
+    ],
+    ids=" ".join,
+)
+def test_the_same_text_comes_again(tiny: str, cli, tmp_path: Path, choices: list[str]):
+    made(cli, tmp_path / "r.json", tiny, *choices, "-n", "8", stdin=b"" if choices else "für [\n1,\n2\n] 👍".encode())
+    assert cli("replay", tmp_path / "r.json") == (0, "the same text\n", "")
+
+
+def test_what_a_receipt_has(tiny: str, cli, tmp_path: Path):
+    text = "für 👍 [ 1, 2 ]"
+    receipt = made(cli, tmp_path / "r.json", tiny, "-p", text, "-n", "6", "--top-p", "0.5", "-r", "x\ny")
+    data = Path(tiny).read_bytes()
+    file = {"path": tiny, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert receipt["model"] == {"arch": "llama", "format": "F32", "files": [file]}
+    asked = [{"role": "user", "content": text}]
+    assert receipt["prompt"] == {"asked": asked, "sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest()}
+    assert receipt["opening"].pop("threads") >= 1
+    assert receipt["opening"] == {"context": 2048, "kv_type": "k=f16,v=f16", "chat_template": None}
+    options = receipt["options"]
+    assert options.keys() == {field.name for field in fields(GenerationOptions)} - {"on_progress"} | {"n", "beams"}
+    assert options["sampling"].keys() == {field.name for field in fields(SamplingOptions)}
+    assert (options["max_tokens"], options["stop"], options["sampling"]["top_p"]) == (6, ["x\ny"], 0.5)
+    assert options["sampling"]["seed"] == receipt["result"]["seed"] is not None
+    assert receipt["made_by"]["localllm"] == localllm.__version__
+    assert {"numpy", "numba", "processor", "instructions", "kernels"} < receipt["made_by"].keys()
+    result = receipt["result"]
+    assert result["completion_tokens"] == len(result["tokens"]) == 6 and result["timings"]["total_s"] > 0
+    with localllm.open(tiny) as model:
+        answer = model.chat(asked, max_tokens=6, stop=["x\ny"], top_p=0.5, seed=result["seed"])
+        assert ("".join(answer), answer.tokens) == (result["text"], result["tokens"])
+
+
+def test_another_text_is_told(tiny: str, cli, tmp_path: Path):
+    path = tmp_path / "r.json"
+    result = made(cli, path, tiny, "-p", "Hi", "-n", "8", "-s", "3")["result"]
+    tokens, text = [*result["tokens"][:4], 5, *result["tokens"][5:]], result["text"]
+    change(path, "result", "tokens", to=tokens)
+    assert cli("replay", path)[:2] == (0, "the same text\n")
+    change(path, "result", "text", to=text[:-1] + "…")
+    code, out, err = cli("replay", path)
+    assert (code, err) == (1, "")
+    assert out == f"another text, from token 5, character {len(text)}: it was '…' and is {text[-1]!r}\n"
+
+
+def test_another_seed_gives_another_text(tiny: str, cli, tmp_path: Path):
+    """What replay says comes from answering, not from the receipt."""
+    path = tmp_path / "r.json"
+    made(cli, path, tiny, "-p", "Hi", "-n", "30", "-s", "3", "--temp", "2")
+    change(path, "options", "sampling", "seed", to=4)
+    assert cli("replay", path)[0] == 1
+
+
+def test_what_has_changed_is_told(tiny: str, cli, tmp_path: Path):
+    path, other = tmp_path / "r.json", write_tiny_model(tmp_path / "other.gguf", seed=1, context=2048)
+    made(cli, path, tiny, "-p", "Hi", "-n", "8", "--temp", "0")
+    change(path, "made_by", "numpy", to="1.0")
+    change(path, "made_by", "processor", to="an abacus")
+    code, out, err = cli("replay", path)
+    assert (code, out) == (0, "the same text\n")
+    told = err.splitlines()
+    assert [line.split(" was ")[0] for line in told] == ["localllm: numpy", "localllm: processor"]
+    assert told[1].startswith("localllm: processor was an abacus, is ")
+    code, out, err = cli("replay", path, "-m", other)
+    assert code == 1 and out.startswith("another text, from token 1, character 1: it was ")
+    assert "localllm: the model is another one: its SHA-256 was " in err
+    change(path, "model", "files", 0, "path", to=str(tmp_path / "gone.gguf"))
+    assert cli("replay", path)[0] == 3
+
+
+def test_an_interrupted_answer_is_compared_as_far_as_it_came(tiny: str, cli, tmp_path: Path):
+    path = tmp_path / "r.json"
+    made(cli, path, tiny, "-p", "Hi", "-n", "8", "-s", "1")
+    change(path, "options", "max_tokens", to=None)
+    change(path, "result", "finish_reason", to="interrupted")
+    assert receipts.options_of(receipts.read(path)).max_tokens == 8
+    assert cli("replay", path)[:2] == (0, "the same text\n")
+
+
+def test_what_is_no_receipt(tiny: str, cli, tmp_path: Path):
+    path = tmp_path / "r.json"
+    good = made(cli, path, tiny, "-p", "Hi", "-n", "2")
+    broken = [b"", b"[]", b"{}", b"\xff", b'{"receipt": 1}', b"[" * 100_000]
+    for place in ("model", "prompt", "opening", "options", "made_by", "result"):
+        broken += [json.dumps({**good, place: None}).encode(), json.dumps({**good, place: {}}).encode()]
+    broken.remove(json.dumps({**good, "made_by": {}}).encode())  # of which all is told to be new
+    for data in broken:
+        path.write_bytes(data)
+        code, out, err = cli("replay", path)
+        assert (code, out, err) == (2, "", f"localllm: error: {path}: not a receipt; run --receipt FILE writes one\n")
+    for field, value, problem in (
+        ("receipt", 99, "a receipt of another version"),
+        ("options", good["options"] | {"new": 1}, "'new'"),
+        ("options", good["options"] | {"sampling": {"top_k": -1}}, "top_k should be"),
+    ):
+        path.write_text(json.dumps({**good, field: value}))
+        code, out, err = cli("replay", path)
+        assert (code, out) == (2, "") and problem in err and err.count("\n") == 1
+    assert cli("replay", tmp_path / "missing.json")[0] == 2
+
+
+def test_a_receipt_replaces_no_input(tiny: str, cli, tmp_path: Path):
+    prompt, link = tmp_path / "prompt.txt", tmp_path / "link.json"
+    prompt.write_text("Hi")
+    link.symlink_to(tiny)
+    before = Path(tiny).read_bytes()
+    for target in (tiny, link, prompt, tmp_path / "no folder" / "r.json", tmp_path):
+        code, out, err = cli("run", tiny, "-f", prompt, "-n", "2", "--receipt", target)
+        assert (code, out) == (2, "") and err.count("\n") == 1
+    assert Path(tiny).read_bytes() == before and prompt.read_text() == "Hi"
+
+
+def test_options_that_json_cannot_have():
+    options = GenerationOptions()
+    object.__setattr__(options, "keep", object())
+    with pytest.raises(UsageError, match="keep cannot be written to a receipt"):
+        receipts.plain_options(options)
+
+
+def test_hashes_are_remembered_while_a_file_stays_as_it_is(tmp_path: Path, hashes: Path):
+    path, heard = tmp_path / "file", []
+    path.write_bytes(b"a" * 100)
+    assert file_hash.sha256_of(path, lambda *told: heard.append(told)) == hashlib.sha256(b"a" * 100).hexdigest()
+    assert heard == [(100, 100)]
+    file_hash.sha256_of(path, lambda *told: heard.append(told))
+    assert len(heard) == 1 and len(os.listdir(hashes)) == 1
+    state = os.stat(path)
+    path.write_bytes(b"b" * 100)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert file_hash.sha256_of(path) == hashlib.sha256(b"b" * 100).hexdigest()
+    (kept,) = [file for file in hashes.iterdir() if file.read_text() == hashlib.sha256(b"b" * 100).hexdigest()]
+    kept.write_text("nonsense")
+    assert file_hash.sha256_of(path) == hashlib.sha256(b"b" * 100).hexdigest()
+    hashes.chmod(0o777)  # others may have written there
+    kept.write_text("0" * 64)
+    assert file_hash.sha256_of(path) == hashlib.sha256(b"b" * 100).hexdigest()
