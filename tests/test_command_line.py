@@ -21,6 +21,7 @@ from localllm.cli.command import argument, command, option
 from localllm.cli.completion import possible
 from localllm.cli.defaults import names
 from localllm.cli.escapes import unescaped
+from localllm.cli.prompt import whole_prompt
 from localllm.cli.words import read_words
 from localllm.errors import UsageError
 from localllm.files.settings import settings
@@ -168,6 +169,13 @@ def test_wrong_words(cli, words: str, told: str):
     assert re.fullmatch(rf"localllm: error: .*{told}.*\n", err)
 
 
+def test_a_prompt_with_the_line_break_at_its_end(tmp_path: Path):
+    path = tmp_path / "prompt"
+    path.write_bytes(b"a\r\n")
+    assert whole_prompt(None, str(path), use_stdin=False) == "a"
+    assert whole_prompt(None, None, use_stdin=False, exact=str(path)) == "a\r\n"
+
+
 # Defaults from elsewhere.
 
 
@@ -275,6 +283,14 @@ def test_a_file_that_cannot_be_read(cli, configure):
     configure("").unlink()
     (settings().path).mkdir()
     assert cli("config")[0] == 2
+
+
+def test_values_that_a_command_refuses_have_their_source(cli, configure, monkeypatch):
+    configure("[defaults]\ntop-p = 2\n")
+    assert re.match(r"localllm: error: --top-p \(config.toml, line 2\) should be", cli("run", "x", "-p", "y")[2])
+    assert re.match("localllm: error: --top-p should be", cli("run", "x", "-p", "y", "--top-p", "3")[2])
+    monkeypatch.setenv("LOCALLLM_TOP_P", "4")
+    assert re.match(r"localllm: error: --top-p \(LOCALLLM_TOP_P\) should be", cli("run", "x", "-p", "y")[2])
 
 
 def test_an_error_in_the_environment_names_the_variable(cli, monkeypatch):

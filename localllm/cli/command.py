@@ -14,7 +14,8 @@ from localllm.cli.help_text import columns, command_help, finished
 from localllm.cli.words import as_typed, read_words
 from localllm.errors import UsageError
 
-TYPED = "localllm.typed"  # under which a context has the options that were typed, with their values
+# What a context has under these names: the options that were typed, with their values; where others have theirs from.
+TYPED, SOURCES = "localllm.typed", "localllm.sources"
 
 T = TypeVar("T")
 
@@ -143,7 +144,7 @@ class Command(Light, TyperCommand):
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            raise UsageError(as_typed(str(error), self.params, ctx.meta[TYPED])) from error
+            raise UsageError(as_typed(str(error), self.params, ctx.meta[TYPED], ctx.meta[SOURCES])) from error
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         name, params = self.name or "", self.get_params(ctx)
@@ -152,6 +153,7 @@ class Command(Light, TyperCommand):
         model = next(iter(words.placed()), None) if any(param.name == "model" for param in params) else None
         chosen = {} if "help" in words.given else chosen_before(name, params, model, words.given)
         ctx.default_map = {name: each.value for name, each in chosen.items()}
+        ctx.meta[SOURCES] = {name: each.source for name, each in chosen.items()}
         rest = super().parse_args(ctx, words.for_typer())
         if ctx.params.get("escape"):
             self._unescape(ctx.params)
