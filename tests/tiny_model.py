@@ -31,11 +31,17 @@ def vocabulary() -> list[str]:
     return SPECIAL_TOKENS + byte_pieces() + [merge.replace(" ", "") for merge in MERGES]
 
 
-def write_tiny_model(path: Path, context: int = 512, chat_template: str | None = CHATML, seed: int = 0) -> Path:
-    """Write the model to `path` (about 440 KB, F32) and return the path; `context`: what it was "trained" for."""
+def write_tiny_model(
+    path: Path, context: int = 512, chat_template: str | None = CHATML, seed: int = 0, metadata: dict | None = None
+) -> Path:
+    """Write the model to `path` (about 440 KB, F32) and return the path; `context`: what it was "trained" for;
+    metadata: more of it, numbers and texts.
+    """
     writer = gguf.GGUFWriter(str(path), "llama")
     add_hyperparameters(writer, context)
     add_vocabulary(writer, chat_template)
+    for key, value in (metadata or {}).items():
+        writer.add_string(key, value) if isinstance(value, str) else writer.add_float32(key, value)
     add_weights(writer, np.random.default_rng(seed))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

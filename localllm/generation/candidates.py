@@ -31,6 +31,8 @@ class Candidates(NamedTuple):
 
     def keep(self, index: np.ndarray | slice) -> "Candidates":
         """Those at the index, which is a slice, a mask or ascending."""
+        if isinstance(index, np.ndarray) and index.dtype == np.bool_:
+            index = np.flatnonzero(index)  # a mask itself, twice, takes twice as long
         return Candidates(self.ids[index], self.logits[index], self.ranked)
 
     def rank(self, count: int | None = None) -> "Candidates":

@@ -8,6 +8,7 @@ import numpy as np
 
 from localllm.errors import UsageError
 from localllm.files.checked import Checked
+from localllm.generation.candidates import LARGEST
 from localllm.generation.sampling_options import LETTERS, SamplingOptions
 
 OPTIONS = {each.name: each.metadata for each in fields(SamplingOptions) if each.metadata["key"]}
@@ -42,7 +43,7 @@ def expected(name: str) -> str:
 
 def meant(key: str, value: Any) -> Any:
     """The value as its author wrote it: 0.6 and not the float32 next to it; a top_k below 0, too, is none."""
-    if isinstance(value, float):
+    if isinstance(value, float) and abs(value) <= LARGEST:
         return float(str(np.float32(value)))
     if key == "top_k" and isinstance(value, int):
         return max(value, 0)

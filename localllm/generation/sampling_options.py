@@ -26,7 +26,6 @@ LETTERS = {
 }
 OTHER_NAMES = {"typ_p": "typical", "typical_p": "typical", "typ": "typical", "temp": "temperature", "nucleus": "top_p"}
 ORDER = tuple(LETTERS)  # llama.cpp's default one
-NUMBERS: Any = (int, float, np.integer, np.floating)
 ABOVE_0 = math.nextafter(0, 1)
 
 
@@ -40,12 +39,19 @@ class Range(NamedTuple):
 
     def number(self, name: str, value: Any) -> float:
         """The value as a Python number. Raises UsageError, which names the option."""
-        if isinstance(value, bool) or not isinstance(value, NUMBERS) or not abs(value) <= sys.float_info.max:
+        number = value_of(value)
+        if number is None or not abs(number) <= sys.float_info.max:
             raise UsageError(f"{name} should be a number, not {value!r}")
-        number = float(value) if isinstance(value, float | np.floating) else int(value)
         if not self.least <= number <= self.most or (self.whole and number != int(number)):
             raise UsageError(f"{name} should be {self.text}, not {value}")
         return int(number) if self.whole else float(number)
+
+
+def value_of(number: Any) -> float | None:
+    """Of Python's or NumPy's number, in Python's type; None if it is none."""
+    if isinstance(number, float | np.floating):
+        return float(number)
+    return int(number) if isinstance(number, int | np.integer) and not isinstance(number, bool) else None
 
 
 NUMBER = Range("a number")
@@ -174,6 +180,4 @@ def biases(value: Any) -> dict[int, float]:
 
 
 def bias_of(bias: Any) -> float:
-    if isinstance(bias, NUMBERS) and bias == -math.inf:
-        return -math.inf
-    return NUMBER.number("logit_bias", bias)
+    return -math.inf if value_of(bias) == -math.inf else NUMBER.number("logit_bias", bias)

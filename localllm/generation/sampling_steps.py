@@ -14,6 +14,7 @@ from localllm.generation.history import Breakers
 
 COLDEST, HOTTEST = 1e-200, 1e300  # temperatures beyond do the same, but would leave float64's range
 LARGEST_POWER = math.log(LARGEST)  # the logarithm of the largest power that is worth computing
+IMPOSSIBLE = 1e-300  # a probability that is as good as 0
 ZIPF_TOKENS = 100  # from which mirostat estimates the shape of the distribution
 MOST_MU = 1e300  # bits; what mirostat aims at stays finite
 
@@ -136,7 +137,7 @@ def typical(candidates: Candidates, p: float) -> Candidates:
     if p >= 1:
         return candidates
     probabilities = candidates.probabilities()
-    surprise = -np.log(np.maximum(probabilities, 1e-300))
+    surprise = -np.log(np.maximum(probabilities, IMPOSSIBLE))
     expected = float(probabilities @ surprise)
     order = np.argsort(np.abs(surprise - expected), kind="stable")
     count = int(np.searchsorted(np.cumsum(probabilities[order]), p, side="right")) + 1
@@ -171,7 +172,7 @@ def xtc(candidates: Candidates, probability: float, threshold: float, chance: fl
     """
     if chance > probability:
         return candidates
-    top = np.flatnonzero(candidates.probabilities() >= threshold)
+    top = np.flatnonzero(candidates.probabilities() >= max(threshold, IMPOSSIBLE))
     if len(top) < 2:
         return candidates
     least = top[::-1][np.argmin(candidates.logits[top[::-1]])]
@@ -213,11 +214,10 @@ def mirostat_1(candidates: Candidates, mu: float, vocab: int) -> Candidates:
 
     Where a power is out of float32's range, or not a number, llama.cpp has another k.
     """
-    candidates = candidates if candidates.ranked else candidates.rank()
-    logits = candidates.logits[:ZIPF_TOKENS].astype(np.float64)
-    logits = logits[np.isfinite(logits)]
+    first = top_k(candidates, ZIPF_TOKENS)
+    logits = first.logits[np.isfinite(first.logits)].astype(np.float64)
     if len(logits) < 2:
-        return candidates.keep(slice(1))
+        return first.keep(slice(1))
     falls, steps = logits[:-1] - logits[1:], np.log1p(1 / np.arange(1.0, len(logits)))
     exponent = float(falls @ steps / (steps @ steps))
     excess = exponent - 1
@@ -225,21 +225,22 @@ def mirostat_1(candidates: Candidates, mu: float, vocab: int) -> Candidates:
     power = math.log(factor) + mu * math.log(2)  # the logarithm of k ** exponent
     log_k = power / exponent if exponent > 0 else math.copysign(math.inf, power)
     k = int(math.exp(log_k)) if log_k < LARGEST_POWER else len(candidates.ids)
-    return candidates.keep(slice(max(1, k)))
+    return top_k(candidates if k > ZIPF_TOKENS else first, max(1, k))
 
 
 def mirostat_2(candidates: Candidates, mu: float) -> Candidates:
     """Keep tokens that surprise by at most mu bits, and the most likely one (Basu et al. 2021, arXiv 2007.14966)."""
-    probabilities, best = candidates.probabilities(), candidates.best
-    kept = probabilities > 0
-    kept[kept] = -np.log2(probabilities[kept]) <= mu
+    best = candidates.best
+    below = candidates.logits - candidates.logits[best]
+    total = float(np.exp(below).sum(dtype=np.float64))
+    kept = below >= within(math.log(total) - mu * math.log(2))
     kept[best] = True
     return candidates.keep(kept)
 
 
 def learnt_mu(mu: float, probability: float, target: float, rate: float) -> float:
     """Mirostat's mu after a token that was drawn with this probability: nearer to a surprise of `target` bits."""
-    error = -math.log2(max(probability, 1e-300)) - target
+    error = -math.log2(max(probability, IMPOSSIBLE)) - target
     return min(max(mu - rate * error, -MOST_MU), MOST_MU)
 
 

@@ -1,0 +1,466 @@
+"""The steps of sampling by their properties: each against a plain twin of its definition, and all of them together with
+any options, forks, guesses and files.
+"""
+
+import math
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from tiny_model import write_tiny_model
+
+import localllm
+from localllm.errors import LocalllmError, UsageError
+from localllm.generation import sampling_steps as steps
+from localllm.generation.candidates import Candidates
+from localllm.generation.history import Breakers, History
+from localllm.generation.recommended import recommended
+from localllm.generation.sampling import Sampler
+from localllm.generation.sampling_options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
+from localllm.generation.speculation import Costs
+
+PLENTY = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+PIECES = [b"a", b"b", b"ab", b"c", b"\n", b'x"', b"ba", b"d"]
+SPEAKER = SimpleNamespace(token_bytes=lambda token, special: PIECES[token % len(PIECES)], end_ids=frozenset([3]))
+
+# Steps that are on together, and those that learn from what they drew.
+MANY = {
+    "repeat_penalty": 1.1,
+    "dry_multiplier": 0.5,
+    "dry_penalty_last_n": -1,
+    "top_n_sigma": 2.0,
+    "typical": 0.95,
+    "xtc_probability": 0.5,
+    "dynatemp_range": 0.3,
+    "adaptive_target": 0.4,
+    "logit_bias": {5: 1.0, 7: -math.inf},
+}
+LEARNING = [{"mirostat": 1}, {"mirostat": 2, "temperature": 1.2}, MANY, {"adaptive_target": 0.3, "top_k": 5}]
+
+
+def everything(logits: np.ndarray) -> Candidates:
+    return Candidates(np.arange(len(logits)), logits)
+
+
+def random_logits(vocab: int, seed: int = 0) -> np.ndarray:
+    return np.random.RandomState(seed).normal(0, 3, vocab).astype(np.float32)
+
+
+@some.composite
+def rows(draw) -> np.ndarray:
+    """Logits float32 [1 to 80]: few and many, equal and very different ones, impossible ones, but not all."""
+    count, spread = draw(some.integers(1, 80)), draw(some.sampled_from([0.0, 1e-3, 1.0, 10.0, 1e30]))
+    random = np.random.RandomState(draw(some.integers(0, 999)))
+    row = (random.randint(-40, 40, count) / 8 * spread).astype(np.float32)
+    row[random.rand(count) < draw(some.sampled_from([0.0, 0.5]))] = -np.inf
+    row[0] = 0
+    return row
+
+
+# Each step by itself.
+
+
+@PLENTY
+@given(rows(), some.floats(0.01, 5))
+def test_top_n_sigma_keeps_what_is_near_the_best(row: np.ndarray, n: float):
+    possible = row[np.isfinite(row)].astype(float)
+    kept = steps.top_n_sigma(everything(row), n)
+    assert kept.logits.tolist() == [x for x in row.tolist() if x >= np.float32(possible.max() - n * possible.std())]
+
+
+@PLENTY
+@given(rows(), some.floats(0, 1))
+def test_xtc_keeps_the_last_of_the_top_choices(row: np.ndarray, threshold: float):
+    candidates = everything(row)
+    p = candidates.probabilities()
+    above = sorted(np.flatnonzero(p >= max(threshold, 1e-300)), key=lambda i: (-row[i], i))
+    kept = set(range(len(row))) - set(above[:-1])
+    assert set(steps.xtc(candidates, 1.0, threshold, chance=0.9).ids.tolist()) == kept
+    assert steps.xtc(candidates, 0.5, threshold, chance=0.51) is candidates
+    ranked = candidates.rank()
+    assert len(steps.xtc(ranked, 1.0, threshold, chance=0.0).ids) == len(kept)
+
+
+@PLENTY
+@given(
+    some.lists(some.integers(0, 4), min_size=1, max_size=25),
+    some.integers(0, 4),
+    some.sampled_from([1.0, 1.1, 1.75, 1e300]),
+    some.sampled_from([(), ("\n",), ("ab",), ("bc", "\n")]),
+)
+def test_dry_finds_the_longest_repetition(text: list[int], allowed: int, base: float, texts: tuple[str, ...]):
+    breakers = Breakers(texts, SPEAKER)
+    for token in text:
+        breakers.push(token)
+    # Whole tokens since the last place where a breaker ends.
+    said = [b"".join(PIECES[token] for token in text[:end]) for end in range(len(text) + 1)]
+    ends = [
+        end
+        for end in range(1, len(text) + 1)
+        for breaker in texts
+        if said[end].rfind(breaker.encode()) + len(breaker) > len(said[end - 1]) and breaker.encode() in said[end]
+    ]
+    since = len(text) - max(ends, default=0)
+    assert breakers.since == since
+    candidates = everything(np.zeros(8, np.float32))
+    changed = steps.dry(candidates, np.array(text), breakers, 0.5, base, allowed).logits
+    for token in range(8):
+        lengths = [
+            n
+            for n in range(allowed, since + 1)
+            for end in range(max(n, 1), len(text))
+            if text[end] == token and text[end - n : end] == text[len(text) - n :]
+        ]
+        exempt = len(text) <= allowed or any(breaker.encode() in PIECES[token] for breaker in texts)
+        most = math.log(np.finfo(np.float32).max) / math.log(base) if base > 1 else 0
+        loss = 0.5 * base ** min(max(lengths) - allowed, int(most)) if lengths and not exempt else 0.0
+        assert changed[token] == pytest.approx(-loss)
+
+
+def test_dry_of_one_token_for_ever_is_quick():
+    """The number of comparisons is bounded by the largest power that is worth computing."""
+    breakers = Breakers((), None)
+    breakers.since = 100_000
+    changed = steps.dry(everything(np.zeros(8, np.float32)), np.zeros(100_000, int), breakers, 1.0, 1.75, 2)
+    assert -3.5e38 < float(changed.logits[0]) < -1e38
+    assert not changed.logits[1:].any()
+
+
+@PLENTY
+@given(rows(), some.floats(0, 3), some.floats(0, 2), some.floats(0, 3))
+def test_dynamic_temperature_follows_the_entropy(row: np.ndarray, t: float, range: float, exponent: float):
+    candidates = everything(row)
+    p = candidates.probabilities()
+    entropy = -sum(x * math.log(x) for x in p if x > 0) / math.log(max(len(row), 2))
+    wanted = max(0.0, t - range) + (t + range - max(0.0, t - range)) * min(max(entropy, 0), 1) ** exponent
+    found = steps.dynamic_temperature(candidates, t, range, exponent)
+    expected = steps.temperature(candidates, wanted) if len(row) > 1 else candidates
+    if len(expected.ids) == len(found.ids):  # with a temperature of nearly 0, rounding decides
+        np.testing.assert_allclose(found.probabilities(), expected.probabilities(), rtol=1e-5, atol=1e-9)
+    else:
+        assert wanted < 1e-6
+
+
+@PLENTY
+@given(rows(), some.floats(-5, 30))
+def test_mirostat_2_keeps_what_does_not_surprise(row: np.ndarray, mu: float):
+    kept = steps.mirostat_2(everything(row), mu)
+    p = everything(row).probabilities()
+    surprising = [i for i, x in enumerate(p) if x == 0 or -math.log2(x) > mu]
+    assert set(kept.ids.tolist()) == set(range(len(row))) - set(surprising) | {int(np.argmax(row))}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("tau", [1.0, 3.0])
+def test_mirostat_keeps_the_surprise(version: int, tau: float):
+    """Of Zipf's distribution, which the first version supposes."""
+    row = (-1.1 * np.log(np.arange(1, 1001))).astype(np.float32)
+    options = SamplingOptions(mirostat=version, mirostat_tau=tau, mirostat_eta=0.1, temperature=1.0, seed=1)
+    sampler, surprises = Sampler(options, 1000), []
+    for _ in range(1500):
+        ids, p = sampler.distribution(row)
+        token = sampler.sample(row)
+        surprises.append(-math.log2(p[ids == token][0]))
+        sampler.accept(token)
+    assert np.mean(surprises[200:]) == pytest.approx(tau, abs=0.1)
+
+
+@pytest.mark.parametrize("target", [0.2, 0.5])
+def test_adaptive_p_keeps_the_probability(target: float):
+    sampler = Sampler(SamplingOptions(adaptive_target=target, temperature=1.0, seed=1), 500)
+    chosen = []
+    for number in range(400):
+        row = random_logits(500, number % 50)
+        plain = steps.min_p(steps.top_p(steps.top_k(everything(row), 40), 0.95), 0.05)
+        token = sampler.sample(row)
+        chosen.append(plain.probability(token))
+        sampler.accept(token)
+    assert np.mean(chosen) == pytest.approx(target, abs=0.1)
+
+
+def test_adaptive_p_prefers_what_is_at_the_target():
+    row = np.log(np.array([0.6, 0.3, 0.1], np.float32))
+    for target, likeliest in ((0.6, 0), (0.3, 1), (0.0, 2)):
+        assert np.argmax(steps.adaptive_p(everything(row), target).logits) == likeliest
+
+
+def test_biases():
+    row = random_logits(50)
+    sampler = Sampler(SamplingOptions(logit_bias={3: 50.0, 4: -math.inf}, temperature=0), 50)
+    assert sampler.sample(row) == 3
+    assert 4 not in Sampler(SamplingOptions(logit_bias={4: -math.inf}, **OFF), 50).distribution(row)[0]
+    assert Sampler(SamplingOptions(logit_bias={3: 1e300}, temperature=0), 50).sample(row) == 3
+    with pytest.raises(UsageError, match="token 50 does not exist"):
+        Sampler(SamplingOptions(logit_bias={50: 1.0}), 50)
+    with pytest.raises(LocalllmError, match="no token is allowed"):
+        Sampler(SamplingOptions(logit_bias=dict.fromkeys(range(50), -math.inf)), 50).sample(row)
+    assert 3 not in Sampler(SamplingOptions(ignore_eos=True, **OFF), 50, SPEAKER).distribution(row)[0]
+
+
+OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+# All together.
+
+EXTREMES = {
+    "temperature": [0.8, 0, -1, 1e-300, 1e300, 1],
+    "top_k": [40, 0, 1, 10**30],
+    "top_p": [0.95, 1, 1e-300],
+    "min_p": [0.05, 0, 1, 1e-300],
+    "typical": [1, 0.5, 1e-300],
+    "top_n_sigma": [-1, 1.0, 1e-300, 1e300],
+    "xtc_probability": [0, 1.0, 0.5],
+    "xtc_threshold": [0.1, 0.0, 0.5],
+    "repeat_penalty": [1, 1.3, 1e-300, 1e300],
+    "presence_penalty": [0, 1e300, -1e300],
+    "frequency_penalty": [0, 1e300, -1e308, 0.3],
+    "repeat_last_n": [64, -1, 1],
+    "dry_multiplier": [0, 0.5, 1e300],
+    "dry_base": [1.75, 1, 1e300, 1.0000001],
+    "dry_allowed_length": [2, 0, 1],
+    "dry_penalty_last_n": [64, -1, 3],
+    "dynatemp_range": [0, 0.5, 1e300],
+    "dynatemp_exponent": [1, 0, 1e300],
+    "mirostat": [0, 0, 0, 1, 2],
+    "mirostat_tau": [5, 0, 1e300],
+    "mirostat_eta": [0.1, 0, 1e300],
+    "adaptive_target": [-1, 0, 1, 0.4],
+    "adaptive_decay": [0.9, 0, 0.99],
+    "logit_bias": [{}, {0: -5.0}, {0: 1e300}, {0: -1e300}],
+    "samplers": [tuple(LETTERS), tuple(LETTERS)[::-1], ("temperature", "penalties", "dry"), ()],
+}
+
+
+@PLENTY
+@given(rows(), some.fixed_dictionaries({name: some.sampled_from(values) for name, values in EXTREMES.items()}))
+def test_no_options_break_it(row: np.ndarray, options: dict):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sampler = Sampler(SamplingOptions(seed=5, **options), len(row), SPEAKER)
+        sampler.read([0, 1, 0, 1, 0])
+        twin = sampler.copy()
+        for _ in range(4):
+            ids, probabilities = sampler.distribution(row)
+            assert probabilities.sum() == pytest.approx(1)
+            token = sampler.sample(row)
+            assert twin.sample(row) == token
+            assert probabilities[ids == token] > 0
+            assert np.isfinite(row[token])
+            sampler.accept(token)
+            twin.accept(token)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0, "mirostat": 2}], ids=str)
+def test_a_temperature_of_0_needs_no_other_steps(options: dict):
+    names = Sampler(SamplingOptions(**options), 10)._chain
+    assert len(names) == 1
+    row = random_logits(10)
+    assert Sampler(SamplingOptions(**options), 10).sample(row) == np.argmax(row)
+
+
+def test_with_xtc_the_top_choices_go_as_often_as_it_says():
+    row = np.log(np.array([0.5, 0.3, 0.2], np.float32))
+    sampler = Sampler(SamplingOptions(**OFF, temperature=1.0, xtc_probability=0.4, seed=1), 3)
+    drawn = np.array([sampler.sample(row) for _ in range(5000)])
+    assert np.mean(drawn == 2) == pytest.approx(0.4 + 0.6 * 0.2, abs=0.03), "the chance has nothing to do with the draw"
+    assert np.mean(drawn == 0) == pytest.approx(0.6 * 0.5, abs=0.03)
+
+
+# What is known of the text so far.
+
+
+def test_history_keeps_what_is_asked():
+    for most in (-1, 0, 1, 7, 300):
+        history, whole = History(most), []
+        for token in range(1500):
+            history.append(token)
+            whole.append(token)
+        expected = whole if most < 0 else whole[len(whole) - most :]
+        assert history.last(most).tolist() == expected
+        twin = history.copy()
+        twin.append(-5)
+        history.append(7)
+        assert history.last(1).tolist() == [7] * (most != 0)
+
+
+@pytest.mark.parametrize("options", LEARNING, ids=str)
+def test_a_fork_leaves_no_trace(options: dict):
+    """As with a draft that is thrown away, and logits that are looked at."""
+
+    def go_on(sampler: Sampler, disturbed: bool) -> list[int]:
+        tokens = []
+        for number in range(30):
+            row = random_logits(300, number % 7)
+            if disturbed:
+                fork = sampler.copy(200)
+                for guess in range(5):
+                    fork.accept(fork.sample(random_logits(300, guess)))
+                sampler.distribution(row)
+            tokens.append(sampler.sample(row))
+            sampler.accept(tokens[-1])
+        return tokens
+
+    samplers = [Sampler(SamplingOptions(seed=2, **options), 300, SPEAKER) for _ in range(2)]
+    for sampler in samplers:
+        sampler.read([1, 2, 3] * 5)
+    assert go_on(samplers[0], False) == go_on(samplers[1], True)
+
+
+@pytest.mark.parametrize("options", [{"mirostat": 2}, {"adaptive_target": 0.5}], ids=str)
+def test_a_token_that_was_not_drawn_teaches_nothing(options: dict):
+    sampler, row = Sampler(SamplingOptions(seed=2, **options), 300), random_logits(300)
+    before = sampler._state.mu, sampler._state.mean
+    token = sampler.sample(row)
+    sampler.accept(token + 1)
+    assert (sampler._state.mu, sampler._state.mean) == before
+    sampler.accept(sampler.sample(row))
+    assert (sampler._state.mu, sampler._state.mean) != before
+
+
+# Options.
+
+
+def test_numbers_of_numpy_are_numbers():
+    options = SamplingOptions(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.uint8(7), ignore_eos=np.True_)
+    assert [type(options.chosen[name]) for name in options.chosen] == [float, int, bool, int]
+    for wrong in (np.True_, np.float32("nan"), np.array(1.0), np.complex64(1), "1"):
+        with pytest.raises(UsageError, match="temperature should be a number"):
+            SamplingOptions(temperature=wrong)
+
+
+def test_what_is_not_chosen_is_recommended_or_the_default():
+    chosen, advice = SamplingOptions(top_k=5, top_p=0.95), SamplingOptions(top_k=7, top_p=0.5, min_p=0.2)
+    assert chosen.over(advice) == SamplingOptions(top_k=5, top_p=0.95, min_p=0.2)
+    assert chosen.over(advice).complete.chosen == {
+        **{name: value for name, value in DEFAULTS.items() if value is not None},
+        "top_k": 5,
+        "top_p": 0.95,
+        "min_p": 0.2,
+    }
+    assert SamplingOptions(temperature=None) == SamplingOptions()
+
+
+def test_steps_by_llama_cpps_names():
+    theirs = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature"
+    assert SamplingOptions(samplers=theirs).samplers == DEFAULTS["samplers"][:-1] == steps_lettered("edskypmxt")
+    assert SamplingOptions(samplers=["top-k", "temp", "typical-p"]).samplers == ("top_k", "temperature", "typical")
+    assert SamplingOptions(samplers="").samplers == ()
+    with pytest.raises(UsageError, match="there is no 'i'"):
+        steps_lettered("ki")
+
+
+# What files recommend.
+
+ADVICE = {
+    "sequence": "top_k;temperature",
+    "top_k": 20,
+    "top_p": np.float32(0.8).item(),
+    "min_p": 0.0,
+    "xtc_probability": 0.1,
+    "xtc_threshold": 0.2,
+    "temp": np.float32(0.6).item(),
+    "penalty_last_n": 32,
+    "penalty_repeat": 1.05,
+    "mirostat": 0,
+    "mirostat_tau": 4.0,
+    "mirostat_eta": 0.2,
+}
+
+
+def test_a_file_recommends():
+    options, ignored = recommended({f"general.sampling.{key}": value for key, value in ADVICE.items()})
+    assert not ignored
+    assert len(options.chosen) == len(ADVICE)
+    assert (options.temperature, options.top_p, options.samplers) == (0.6, 0.8, ("top_k", "temperature"))
+    assert recommended({"general.sampling.top_k": -1})[0].top_k == 0
+
+
+MEANT = {("temp", -5.5)}
+
+
+@pytest.mark.parametrize("key", ADVICE)
+@pytest.mark.parametrize(
+    "value", [True, math.nan, -5.5, math.inf, "x\x1b" * 99, b"", np.zeros(3), [1]], ids=lambda x: str(x)[:5]
+)
+def test_advice_that_makes_no_sense(key: str, value):
+    options, ignored = recommended({f"general.sampling.{key}": value}, "a.gguf")
+    if isinstance(value, float) and (key, value) in MEANT:
+        assert options.chosen and not ignored
+        return
+    assert not options.chosen
+    (line,) = ignored
+    assert line.startswith(f"a.gguf: general.sampling.{key} should be ")
+    assert len(line) < 500 and line.isprintable()
+
+
+@pytest.fixture(scope="module")
+def opinionated(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose author wants the likeliest token, always."""
+    advice = {"general.sampling.temp": 0.0, "general.sampling.top_k": "many"}
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "advice.gguf", metadata=advice))
+
+
+def test_the_users_options_win_over_the_files(opinionated: str):
+    with localllm.open(opinionated, threads=1) as model:
+        (warning,) = model.warnings
+        assert "general.sampling.top_k should be a whole number, 0 or above, is many" in warning
+
+        def said(**options) -> list[int]:
+            answer = model.generate("hello", 8, **options)
+            list(answer)
+            return answer.tokens
+
+        assert said() == said(temperature=0) == said(temperature=None) != said(temperature=5.0, top_k=0, seed=1)
+        several = model.candidates("hello", n=2, max_tokens=8)
+        assert several[0].tokens == several[1].tokens == said()
+        (mapped,) = model.map(["hello"], max_tokens=8)
+        assert mapped.tokens == said()
+
+
+# With guesses, forks and others beside: always the same text.
+
+PROMPT = "one two three four five six seven eight nine ten\n" * 3 + "one two three"
+
+
+@pytest.fixture(scope="module")
+def model():
+    with localllm.open(localllm.builtin_model(), threads=2) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("options", LEARNING, ids=str)
+@pytest.mark.parametrize("how", ["ngram", "itself"])
+def test_guesses_change_no_text(model, how: str, options: dict, monkeypatch: pytest.MonkeyPatch):
+    took = Costs.took
+    monkeypatch.setattr(Costs, "took", lambda costs, tokens, _: took(costs, tokens, 1.0))  # whatever the machine does
+    expected = model.generate(PROMPT, 40, speculate="off", seed=3, **options)
+    text = "".join(expected)
+    answer = model.generate(PROMPT, 40, speculate=model if how == "itself" else how, seed=3, **options)
+    assert ("".join(answer), answer.tokens) == (text, expected.tokens)
+    assert answer.drafted > 0
+    if how == "itself":
+        assert answer.accepted >= len(answer.tokens) // 2, "the copy knows what the sampler has learnt"
+
+
+@pytest.mark.parametrize("options", LEARNING[1:3], ids=str)
+def test_answers_are_the_same_alone_and_among_others(model, options: dict):
+    alone = {}
+    for seed in (3, 4):
+        answer = model.generate(PROMPT, 10, seed=seed, **options)
+        "".join(answer)
+        alone[seed] = answer.tokens
+    together = model.candidates(PROMPT, n=2, max_tokens=10, seed=3, **options)
+    assert {answer.seed: answer.tokens for answer in together} == alone
+    (mapped,) = model.map([PROMPT], max_tokens=10, seed=3, **options)
+    assert mapped.tokens == alone[3]
+
+
+def test_an_answer_that_never_ends(model):
+    ends = model.generate("Hi", 300, temperature=0)
+    list(ends)
+    answer = model.generate("Hi", len(ends.tokens) + 5, temperature=0, ignore_eos=True)
+    list(answer)
+    assert len(answer.tokens) == len(ends.tokens) + 5
