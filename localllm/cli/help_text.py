@@ -38,14 +38,17 @@ def coloured(text: str) -> str:
     return shown.get()
 
 
-def command_help(usage: str, doc: str, params: Iterable[Any], width: int) -> str:
-    """All about a command.  params: Typer's; an option's rich_help_panel is the title that it stands under."""
+def command_help(usage: str, doc: str, params: Iterable[Any], commands: list[tuple[str, str]], width: int) -> str:
+    """All about a command.  params: Typer's; an option's rich_help_panel is the title that it stands under.  commands:
+    names and meanings of those behind it.
+    """
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in params:
         if not param.hidden:
             is_argument = param.param_type_name == "argument"
             title = "Arguments" if is_argument else param.rich_help_panel or "Options"
             sections.setdefault(title, []).append(argument_row(param) if is_argument else option_row(param))
+    sections["Commands"] = commands
     text, examples = doc.partition("\n\nExamples:\n")[::2]
     lines = [*usage_lines(usage, width), "", *paragraphs(text, width)]
     indent = indentation([row for rows in sections.values() for row in rows], width)
