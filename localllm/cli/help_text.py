@@ -48,13 +48,14 @@ def command_help(usage: str, doc: str, params: Iterable[Any], commands: list[tup
             is_argument = param.param_type_name == "argument"
             title = "Arguments" if is_argument else param.rich_help_panel or "Options"
             sections.setdefault(title, []).append(argument_row(param) if is_argument else option_row(param))
-    sections["Commands"] = commands
     text, examples = doc.partition("\n\nExamples:\n")[::2]
     lines = [*usage_lines(usage, width), "", *paragraphs(text, width)]
     indent = indentation([row for rows in sections.values() for row in rows], width)
     for title, rows in sections.items():
         if rows:
             lines += ["", *wrap(f"{title}:", width), *table(rows, width, indent)]
+    if commands:
+        lines += ["", "Commands:", *table(commands, width, indentation(commands, width))]
     if examples:
         lines += ["", "Examples:", *(line for row in examples.splitlines() for line in command_line(row, width))]
     return "\n".join(lines)
