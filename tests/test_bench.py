@@ -29,7 +29,8 @@ from localllm.errors import UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.reference import Reference, Remembered
 from localllm.services import bench
-from localllm.services.bench import Bench, Costs, Course, Result, Test, plan
+from localllm.services.bench import Bench, Course, Result, Test, plan
+from localllm.services.costs import Costs
 
 Test.__test__ = False  # type: ignore[attr-defined]  # no test case
 COSTS = Costs(weight_bytes=2_000_000, per_token=3_000_000, per_logits=1_000_000)

@@ -11,31 +11,10 @@ from conftest import ROOT
 
 import localllm
 
-CATALOGUE = tomllib.loads((ROOT / "localllm/data/models.toml").read_text(encoding="utf-8"))["model"]
-
 
 def test_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert localllm.__version__ == project["version"]
-
-
-def test_catalogue_names_are_unique():
-    assert len({model["name"] for model in CATALOGUE}) == len(CATALOGUE)
-
-
-@pytest.mark.parametrize("model", CATALOGUE, ids=lambda model: model["name"])
-def test_catalogue_entry(model: dict):
-    source = set() if model["name"] == "guide" else {"repository"}
-    assert model.keys() == {"name", "description", "file", "parameters", "megabytes", "license"} | source
-    assert model["file"].endswith(".gguf")
-    assert "\n" not in model["description"]
-
-
-def test_catalogue_tells_the_size_of_the_built_in_model():
-    (guide,) = (model for model in CATALOGUE if model["name"] == "guide")
-    size = (ROOT / "localllm/data" / guide["file"]).stat().st_size
-    assert size <= 6_000_000
-    assert guide["megabytes"] == round(size / 1e6)
 
 
 @pytest.mark.slow
@@ -47,6 +26,7 @@ def test_wheel(tmp_path: Path):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
         commands = archive.read(entry_points).decode()
+        registry = archive.read("localllm/data/models.toml")
     sources = {
         path.relative_to(ROOT).as_posix()
         for package in ("localllm", "quant")
@@ -55,4 +35,5 @@ def test_wheel(tmp_path: Path):
     }
     assert names == sources
     assert {"localllm/data/guide.gguf", "localllm/data/models.toml"} <= names
+    assert registry == (ROOT / "models.toml").read_bytes()
     assert "localllm = localllm.cli.main:main" in commands

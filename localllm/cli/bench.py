@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import options
 from localllm.cli.command import option
+from localllm.cli.pulling import located
 from localllm.cli.render import count, file_stem, one_line, size
 from localllm.cli.terminal import ProgressLine, is_terminal, write
 from localllm.errors import UsageError
@@ -85,7 +86,7 @@ def bench(
 
     tests, line = service.plan(prompt, generate, combined or (), depth), ProgressLine()
     results: list[Result] = []
-    opened = service.Bench(model, lambda step: line.show(f"measuring {step}"), options.compiling(line))
+    opened = service.Bench(located(model), lambda step: line.show(f"measuring {step}"), options.compiling(line))
     try:
         for result in opened.run(tests, threads, repetitions, cache.types()):
             results.append(result)

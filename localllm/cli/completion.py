@@ -107,13 +107,13 @@ def possible(before: Sequence[str], begun: str) -> tuple[str, list[Word]]:
     params = params_of(before[0])
     options = {name: param for param in params for name in (*param.opts, *param.secondary_opts) if name[:1] == "-"}
     if (asked := options.get(before[-1])) and not asked.is_flag:
-        return of_value(asked, begun)
+        return of_value(asked, begun, before[0])
     if begun.startswith("-"):
         words = [(name, help_of(param)) for name, param in options.items()]
         return "nothing", starting(begun, words)
     arguments = [param for param in params if param.param_type_name == "argument"]
     return (
-        of_value(arguments[min(place_of(before[1:], options), len(arguments) - 1)], begun)
+        of_value(arguments[min(place_of(before[1:], options), len(arguments) - 1)], begun, before[0])
         if arguments
         else ("nothing", [])
     )
@@ -132,22 +132,30 @@ def place_of(before: Sequence[str], options: dict[str, Any]) -> int:
     return count
 
 
-def of_value(param: Any, begun: str) -> tuple[str, list[Word]]:
+def of_value(param: Any, begun: str, command: str) -> tuple[str, list[Word]]:
     """The values that an option or argument may have."""
     if choices := param.type_descriptor.choices:
         return "nothing", starting(begun, [(str(choice), "") for choice in choices])
-    if param.param_type_name == "argument" and param.name == "model":
-        return "models", starting(begun, models())
+    if param.param_type_name == "argument" and param.metavar in ("MODEL", "[MODEL]"):
+        return "models", starting(begun, models(known=command in ("pull", "fit")))
     if param.param_type_name == "argument" or "FILE" in (param.metavar or ""):
         return "files", []
     return "nothing", []
 
 
-def models() -> list[Word]:
-    """Names of models, with what they stand for."""
-    from localllm.files.settings import settings
+def models(known: bool) -> list[Word]:
+    """Names of models, with what they stand for: the user's, those on the disk, and if wanted those that are known.
 
-    return list(settings().aliases.items())
+    Without those that have a colon, where bash begins a new word.
+    """
+    from localllm.files.settings import settings
+    from localllm.services.catalogue import known_models, models_on_disk
+
+    names: dict[str, str] = {}
+    if known:
+        names |= {name: model.description for name, model in known_models().items()}
+    names |= {model.name: str(model.path) for model in models_on_disk() if ":" not in model.name}
+    return sorted((names | dict(settings().aliases)).items())
 
 
 def starting(begun: str, words: Sequence[Word], needed: str = "") -> list[Word]:

@@ -50,10 +50,13 @@ def config(
 def general(held: Settings) -> Iterator[Row]:
     """The files, the cache and the aliases."""
     from localllm.files import prefix_files
+    from localllm.files.models_folder import chosen_folder
 
     yield "config file", str(held.path), "" if held.text else "there is none"
     variable, default = prefix_files.SIZE_VARIABLE, "" if held.cache_gb is None else place(held, CACHE_SIZE)
     yield "prompts kept", size(prefix_files.limit()), variable if os.environ.get(variable) else default or "default"
+    folder, chosen_by = chosen_folder()
+    yield "models", str(folder), chosen_by or "default"
     for name, target in held.aliases.items():
         yield f"alias {name}", target, place(held, "aliases", name)
 

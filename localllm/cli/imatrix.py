@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli import options
 from localllm.cli.command import argument, option
+from localllm.cli.pulling import located
 from localllm.cli.remaining import Remaining
 from localllm.cli.terminal import ProgressLine, dim, say
 from localllm.errors import UsageError
@@ -57,7 +58,9 @@ def imatrix(
     line = ProgressLine()
     size = 512 if context is None else context
     choices = size, chunks, parse_special, process_output, threads
-    with service.Collector(model, tuple(texts or ()), output, *choices, progress=options.compiling(line)) as collector:
+    with service.Collector(
+        located(model), tuple(texts or ()), output, *choices, progress=options.compiling(line)
+    ) as collector:
         line.clear()
         options.warn(collector.warnings)
         if size > collector.trained_context:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from localllm.cli import options
 from localllm.cli.command import option
+from localllm.cli.pulling import located
 from localllm.cli.render import count, one_line, size, table
 from localllm.cli.terminal import write
 
@@ -27,11 +28,12 @@ def inspect(
     from localllm.errors import ModelError
     from localllm.services.inspect import inspect_model
 
+    path = located(model)
     if check:
         from localllm.kernels.faults import end_on_bus_error  # slow to import
 
-        end_on_bus_error(model)
-    facts = inspect_model(model, check)
+        end_on_bus_error(path)
+    facts = inspect_model(path, check)
     if as_json:
         write(json.dumps(facts, ensure_ascii=False) + "\n")
     else:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from localllm.cli import terminal
 from localllm.cli.command import argument, group, number_or_default, option
+from localllm.cli.pulling import located
 from localllm.cli.sampling import Steps
 from localllm.cli.terminal import ProgressLine, say
 from localllm.errors import UsageError
@@ -14,11 +15,10 @@ if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import GenerationOptions
 
-NAMED = ("-m", "--model")
-ModelName = Annotated[str, argument("MODEL", "A GGUF file.", also=NAMED)]
-OptionalModelName = Annotated[
-    str | None, argument("[MODEL]", "A GGUF file.  [default: the built-in model]", also=NAMED)
-]
+DRAFT, NAMED = "draft:", ("-m", "--model")
+A_MODEL = "A GGUF file, or a name: see `localllm list`."
+ModelName = Annotated[str, argument("MODEL", A_MODEL, also=NAMED)]
+OptionalModelName = Annotated[str | None, argument("[MODEL]", f"{A_MODEL}  [default: the built-in model]", also=NAMED)]
 System = Annotated[
     str | None,
     option(
@@ -251,7 +251,7 @@ def system_message(text: str | None, file: str | None) -> str | None:
 
 
 def is_draft_model(speculate: str) -> bool:
-    return speculate.startswith("draft:")
+    return speculate.startswith(DRAFT)
 
 
 def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str) -> "GenerationOptions":
@@ -262,20 +262,22 @@ def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str
 
     line = ProgressLine()
     try:
-        return replace(chosen, speculate=model.drafter(speculate, compiling(line)))
+        draft = located(speculate.removeprefix(DRAFT))
+        return replace(chosen, speculate=model.drafter(f"{DRAFT}{draft}", compiling(line)))
     finally:
         line.clear()
 
 
-def most_bytes(path: str, engine: Engine, on_overflow: str | None) -> int:
-    """How many bytes of UTF-8 a prompt may have at most. Raises ModelError, UsageError."""
+def most_bytes(model: str, engine: Engine, on_overflow: str | None) -> int:
+    """How many bytes of UTF-8 a prompt may have at most. Raises as located, and ModelError."""
     from localllm.api import most_prompt_bytes
 
-    return sys.maxsize if on_overflow == "shift" else most_prompt_bytes(path, engine.context)
+    return sys.maxsize if on_overflow == "shift" else most_prompt_bytes(located(model), engine.context)
 
 
-def open_model(path: str, engine: Engine, chat_template: str | None = None, no_cache: bool = False) -> "Model":
-    """Open a model; progress and warnings go to stderr."""
+def open_model(model: str, engine: Engine, chat_template: str | None = None, no_cache: bool = False) -> "Model":
+    """Open a model, a path or a name; progress and warnings go to stderr."""
+    path = located(model)
     from localllm import api
 
     line = ProgressLine()

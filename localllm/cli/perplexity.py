@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import options
 from localllm.cli.command import argument, option
+from localllm.cli.pulling import located
 from localllm.cli.remaining import Remaining
 from localllm.cli.render import table
 from localllm.cli.terminal import ProgressLine, say, write
@@ -69,7 +70,7 @@ def perplexity(
     content = read_text(text) if text else ""
     size = logits.chunks.shape[1] if logits else 512 if context is None else context
     known = None
-    with Reader(model, size, threads, options.compiling(line), cache.types()) as reader:
+    with Reader(located(model), size, threads, options.compiling(line), cache.types()) as reader:
         line.clear()
         options.warn(reader.warnings)
         if size > reader.trained_context:

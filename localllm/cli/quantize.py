@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import options
 from localllm.cli.command import argument, option
+from localllm.cli.pulling import located
 from localllm.cli.render import count, one_line, size, table
 from localllm.cli.terminal import ProgressLine, exit_on_sigterm, is_dumb, is_terminal, say, write
 from localllm.errors import UsageError
@@ -90,7 +91,8 @@ def quantize(
     from quant.recipes import Options
 
     exit_on_sigterm()
-    path, target, recipe, last = understood(tuple(arguments))
+    source_name, target, recipe, last = understood(tuple(arguments))
+    path = located(source_name)
     threads = last if threads is None else threads
     chosen = Options(
         pure=pure,

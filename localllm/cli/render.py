@@ -37,11 +37,15 @@ def tell_overflow(answer: "Generation") -> None:
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Lines of columns: the first to the left, numbers to the right."""
+    return columns(header, rows, "<" + ">" * (len(header) - 1))
+
+
+def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str) -> list[str]:
+    """Lines of columns, each to the left (<) or to the right (>)."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    layout = [*zip(sides, widths, strict=True)]
     return [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
+        "  ".join(f"{cell:{side}{width}}" for cell, (side, width) in zip(row, layout, strict=True)).rstrip()
         for row in (header, *rows)
     ]
 

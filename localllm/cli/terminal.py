@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # C0 and C1 controls except tab and newline, DEL, separators of lines, and the marks that turn the direction of the text
 # around: to be seen as what they are not.
@@ -91,6 +91,27 @@ def dim_text(text: str) -> None:
         print(coloured(printable(text), "2"), file=sys.stderr, flush=True)
 
 
+def width_of(stream: Any) -> int:
+    """Columns of a terminal; 80 if it does not tell."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError, AttributeError):
+        return 80
+
+
+def beginning(text: str, width: int) -> str:
+    """What of a text fits so many columns; most characters of East Asia and emoji take two."""
+    if text.isascii():
+        return text[:width]
+    from unicodedata import east_asian_width
+
+    for end, character in enumerate(text):
+        width -= 2 if east_asian_width(character) in "WF" else 1
+        if width < 0:
+            return text[:end]
+    return text
+
+
 class ProgressLine:
     """One line on stderr that is written over, and gone in the end. Silent if stderr is no terminal that can do so."""
 
@@ -98,6 +119,8 @@ class ProgressLine:
         self._shown = ""
 
     def show(self, text: str) -> None:
+        """As much of the text as the line has room for."""
+        text = beginning(text, width_of(sys.stderr) - 1)
         if text != self._shown and is_terminal(sys.stderr) and not is_dumb():
             self._shown = text
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ from typing import Annotated
 from localllm.cli import options
 from localllm.cli.command import argument, option
 from localllm.cli.prompt import Encoding, text_of, typed
+from localllm.cli.pulling import located
 from localllm.cli.terminal import is_terminal, say, write
 from localllm.errors import UsageError
 
@@ -29,7 +30,7 @@ def tokenize(
     """
     from localllm.api import open_tokenizer
 
-    tokenizer = open_tokenizer(model)
+    tokenizer = open_tokenizer(located(model))
     if tokenizer.warning:
         say(f"localllm: warning: {tokenizer.warning}")
     given = None if text is None else typed(text, "TEXT")

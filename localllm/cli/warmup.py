@@ -2,6 +2,7 @@
 
 import localllm
 from localllm.cli import options
+from localllm.cli.pulling import located
 from localllm.cli.terminal import ProgressLine, dim
 
 
@@ -14,11 +15,12 @@ def warmup(model: options.OptionalModelName = None) -> None:
       localllm warmup
       localllm warmup model.gguf
     """
+    path = localllm.builtin_model() if model is None else located(model)
     from localllm.api import warmup as compile_kernels
 
     line = ProgressLine()
     try:
-        compile_kernels(localllm.builtin_model() if model is None else model, options.compiling(line))
+        compile_kernels(path, options.compiling(line))
     finally:
         line.clear()
     dim("the kernels are ready")

@@ -7,9 +7,8 @@ cache before. Tokens are random and always the same; nothing is sampled.
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 from statistics import mean, stdev
 from time import perf_counter
 from typing import Any
@@ -17,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from localllm.api import Model, open_model
-from localllm.arch.weights import Weights
 from localllm.engine.bandwidth import read_bandwidth
 from localllm.engine.program import BATCH
 from localllm.engine.sequence import Sequence as AnySequence
 from localllm.engine.threads import read_text, usable_cores
 from localllm.errors import UsageError
-from localllm.files.gguf_file import Tensor
 from localllm.kernels.library import Progress
 from localllm.kernels.target import cpu_name
+from localllm.services.costs import Costs
 
 OnStep = Callable[[str], None]  # told what is being done
 
@@ -64,34 +62,6 @@ def plan(
     if not tests:
         raise UsageError("there is nothing to measure: give -p, -n or -pg a number above 0")
     return tests
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What the matrix products of a model cost, one matrix after the other; norms and attention are not counted."""
-
-    weight_bytes: int  # that one token of decode reads
-    per_token: int  # multiply-adds of all matrices but the output matrix
-    per_logits: int  # multiply-adds of the output matrix, for a token whose logits are made
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], experts_used: int = 0) -> "Costs":
-        """Of the embedding matrix, one row is read, unless it is the output matrix too; of experts, those that a token
-        goes to. Raises ModelError."""
-        weights = Weights(tensors)
-        output = (weights.get("output") or weights.token_embd).tensor
-        ends = {"token_embd.weight", output.name}
-        experts = [tensor for tensor in tensors.values() if "_exps." in tensor.name and len(tensor.shape) == 3]
-        others = [tensor for tensor in tensors.values() if len(tensor.shape) > 1 and tensor.name not in ends]
-        layers = [tensor for tensor in others if tensor not in experts]
-        return cls(
-            output.nbytes
-            + sum(tensor.nbytes for tensor in layers)
-            + sum(tensor.nbytes // tensor.shape[0] * experts_used for tensor in experts),
-            sum(prod(tensor.shape) for tensor in layers)
-            + sum(prod(tensor.shape[1:]) * experts_used for tensor in experts),
-            prod(output.shape),
-        )
 
 
 @dataclass(frozen=True)
@@ -209,7 +179,7 @@ class Bench:
         for count in threads or [usable_cores()]:
             with open_model(self._path, count, context, kv_type, progress=self._on_compile) as model:
                 self.model = facts(model)
-                costs = Costs.of(model.file.tensors, model.file.metadata.get(f"{model.arch}.expert_used_count", 0))
+                costs = Costs.of_file(model.file)
                 course = Course(model.sequence(), count, costs, self._on_step)
                 for test in tests:
                     yield course.measure(test, repetitions)

@@ -47,7 +47,7 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False) -> dict[str
             "vocabulary": vocabulary(metadata),
             "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
             "formats": formats(file),
-            "memory": memory(h, file.nbytes) if h else [],
+            "memory": memory(h, file.nbytes, KVType()) if h else [],
             "tensors": [
                 {"name": t.name, "format": t.format.name, "shape": list(t.shape), "bytes": t.nbytes}
                 for t in file.tensors.values()
@@ -105,10 +105,10 @@ def formats(file: GGUFFile) -> dict[str, dict[str, int]]:
     return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
 
 
-def memory(h: Hyperparameters, weight_bytes: int) -> list[dict[str, int]]:
-    """What conversations need: weights and a cache in f16, for lengths that double up to the model's context."""
+def memory(h: Hyperparameters, weight_bytes: int, kv_type: KVType) -> list[dict[str, int]]:
+    """What conversations need: weights and a cache, for lengths that double up to the model's context."""
     lengths = [SHORTEST << n for n in range(24) if SHORTEST << n < h.context] + [h.context]
-    caches = [(n, cache_bytes(h.states(), n, KVType())) for n in lengths]
+    caches = [(n, cache_bytes(h.states(), n, kv_type)) for n in lengths]
     return [{"context": n, "cache_bytes": cache, "total_bytes": weight_bytes + cache} for n, cache in caches]
 
 

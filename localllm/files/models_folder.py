@@ -1,0 +1,115 @@
+"""The folder of models that were pulled: plain files, OWNER/REPOSITORY/FILE.gguf, for people and other programs too.
+
+Other GGUF files that lie in it are models as well. What is on its way is beside its place, with the ending .partial
+(see localllm.files.partial).
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from localllm.errors import UsageError
+from quant.cache import absolute
+
+FOLDER_VARIABLE = "LOCALLLM_MODELS"  # in the environment: the folder
+ENDING, PARTIAL = ".gguf", ".partial"
+SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+# Of a file's name: Q4_K_M, IQ4_XS, UD-Q4_K_XL, BF16, MXFP4, ... between marks that are no letters or digits.
+QUANTIZATION = re.compile(
+    r"(?<![A-Za-z0-9])((?:UD-)?I?Q[0-9](?:_[A-Z0-9]+)+|TQ[0-9]_[0-9]|B?F16|F32|FP16|FP32|MXFP4(?:_MOE)?|NVFP4)"
+    r"(?![A-Za-z0-9])",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model in a repository or in the folder: one file, or all the files of a split one.
+
+    Attributes:
+        name: of the file, without the number of a part and the ending; folders before it are set off by slashes.
+        files: names of the files, in order.
+        is_whole: whether no part is missing.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    is_whole: bool
+
+    @property
+    def quantization(self) -> str:
+        """What its name says, as Q4_K_M; "" if that is nothing."""
+        for part in reversed(PurePosixPath(self.name).parts):
+            if found := QUANTIZATION.findall(part):
+                return normal(found[-1])
+        return ""
+
+
+def normal(quantization: str) -> str:
+    """One way of writing it: q4_k_m as Q4_K_M, fp16 as F16."""
+    return quantization.upper().replace("FP", "F") if "MXFP" not in quantization.upper() else quantization.upper()
+
+
+def model_files(names: Iterable[str]) -> list[ModelFile]:
+    """The models among files, by name. What sees or hears (mmproj) and importance matrices are none."""
+    groups: dict[tuple[str, int], list[str]] = {}
+    for name in sorted(names):
+        base = PurePosixPath(name).name.lower()
+        if not base.endswith(ENDING) or base.startswith(("mmproj", ".")) or "imatrix" in base:
+            continue
+        split = SPLIT.fullmatch(name)
+        stem, count = (split["stem"], int(split["count"])) if split else (name[: -len(ENDING)], 0)
+        groups.setdefault((stem, count), []).append(name)
+    return [
+        ModelFile(stem, tuple(files), len(files) == max(count, 1)) for (stem, count), files in sorted(groups.items())
+    ]
+
+
+def models_folder() -> Path:
+    """Where models are. Raises as chosen_folder."""
+    return chosen_folder()[0]
+
+
+def chosen_folder() -> tuple[Path, str]:
+    """Where models are, and the variable in the environment that says so; "" if none does.
+
+    LOCALLLM_MODELS names the folder, XDG_DATA_HOME one that it is in: the XDG specification has a relative one ignored.
+    Raises UsageError if LOCALLLM_MODELS is relative.
+    """
+    if chosen := os.path.expanduser(os.environ.get(FOLDER_VARIABLE, "")):
+        if not os.path.isabs(chosen):
+            raise UsageError(f"{FOLDER_VARIABLE} should be an absolute path, not {chosen!r}")
+        return Path(chosen), FOLDER_VARIABLE
+    below = Path("localllm") / "models"
+    if data := absolute(os.environ.get("XDG_DATA_HOME")):
+        return data / below, "XDG_DATA_HOME"
+    return (absolute(os.path.expanduser("~/.local/share")) or Path("/")) / below, ""
+
+
+def files_below(folder: Path) -> list[str]:
+    """The names of all files in a folder and the folders in it, set off by slashes; none if it is not there."""
+    return [
+        (Path(place) / name).relative_to(folder).as_posix() for place, _, names in os.walk(folder) for name in names
+    ]
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 if it has just gone, or got its name."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def remove_empty_folders(folder: Path) -> None:
+    """Remove a folder in the folder of models if nothing is in it, and those above that are empty then."""
+    while models_folder() in folder.parents:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            pass
+        except OSError:  # not empty
+            return
+        folder = folder.parent

@@ -1,0 +1,162 @@
+"""A large file that comes in pieces, perhaps over several processes, and has its name only when it is whole and right.
+
+What has come is in a file beside the target, NAME.CHECKSUM.partial. A process that is killed leaves it, and the next
+one goes on behind its last byte. Whatever its end looks like then (a system that went down may have written zeros):
+the file gets its name only if its SHA-256 is the one that was promised.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.files.models_folder import PARTIAL
+from localllm.files.safe_file import lock, sync_folder
+
+CHUNK = 1 << 22  # bytes that are read at once
+
+
+class Partial:
+    """What has come of a file, open for more in a `with` block; nobody else can open it in the meantime.
+
+    Attributes:
+        path: where it is until it is whole.  position: how many bytes there are.
+    """
+
+    def __init__(self, target: Path, size: int, sha256: str, on_read: Callable[[int], None] = lambda done: None):
+        """size, in bytes, and sha256, in hexadecimal digits: of the whole file; on_read(bytes) is told of what an
+        earlier process has left while it is read."""
+        self.target, self.size, self.sha256 = target, size, sha256
+        self.path = target.with_name(f"{target.name}.{sha256[:16]}{PARTIAL}")
+        self.position = 0
+        self._on_read = on_read
+
+    def __enter__(self) -> Self:
+        """Raises UsageError if another process has it open, LocalllmError if the folder cannot be written to."""
+        try:
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = self._locked()
+            self._remove_others()
+            if os.fstat(self._descriptor).st_size > self.size:
+                os.ftruncate(self._descriptor, 0)
+            self._read()
+        except OSError as error:
+            raise self._failure(error) from None
+        return self
+
+    def _locked(self) -> int:
+        """The file, which may have got its name, and another one its place, while it was waited for."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        while True:
+            descriptor = os.open(self.path, flags, 0o666)
+            if not lock(descriptor):
+                os.close(descriptor)
+                raise UsageError(f"{self.target}: another localllm is pulling this file")
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.lstat(self.path)):
+                    return descriptor
+            os.close(descriptor)
+
+    def _remove_others(self) -> None:
+        """What is left of earlier versions of the file."""
+        for path in partials(self.target):
+            if path != self.path:
+                remove_unlocked(path)
+
+    def _read(self) -> None:
+        """Go behind the last byte; what is there counts for the checksum."""
+        self._hash, self.position = hashlib.sha256(), 0
+        while data := os.pread(self._descriptor, CHUNK, self.position):
+            self._hash.update(data)
+            self.position += len(data)
+            self._on_read(self.position)
+
+    def write(self, data: bytes) -> None:
+        """Add bytes at the end. Raises LocalllmError if the disk is full or refuses."""
+        rest = memoryview(data)
+        try:
+            while rest:
+                written = os.pwrite(self._descriptor, rest, self.position)
+                self._hash.update(rest[:written])
+                self.position += written
+                rest = rest[written:]
+        except OSError as error:
+            raise self._failure(error) from None
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it has the size and the checksum of the whole file."""
+        return self.position == self.size and self._hash.hexdigest() == self.sha256
+
+    def restart(self) -> None:
+        """Forget what has come."""
+        os.ftruncate(self._descriptor, 0)
+        self._read()
+
+    def finish(self, check: Callable[[str], object]) -> None:
+        """Give the file its name, if `check(path)` finds nothing to object to. What is not right is removed.
+
+        Raises ModelError, what `check` raises, LocalllmError.
+        """
+        try:
+            if not self.is_right:
+                raise ModelError(f"{self.target}: what came is damaged: its size or SHA-256 is not what was promised")
+            check(str(self.path))
+        except ModelError as error:
+            self.restart()  # an empty file goes at the end
+            raise type(error)(str(error).replace(str(self.path), str(self.target))) from None
+        try:
+            os.fsync(self._descriptor)
+            os.replace(self.path, self.target)
+            sync_folder(str(self.target.parent))
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """What has come stays, if it is anything."""
+        if self.position == 0:
+            with suppress(OSError):
+                os.unlink(self.path)
+        os.close(self._descriptor)
+
+    def _failure(self, error: OSError) -> LocalllmError:
+        return LocalllmError(f"{self.target}: cannot be written: {error.strerror or error}")
+
+
+def partials(target: Path) -> list[Path]:
+    """What there is of a file that was begun."""
+    with suppress(OSError):
+        return [
+            path
+            for path in target.parent.iterdir()
+            if path.name.startswith(f"{target.name}.") and path.name.endswith(PARTIAL)
+        ]
+    return []
+
+
+def remove_unlocked(path: Path) -> None:
+    """Remove a file unless a process has it open and locked."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        try:
+            if lock(descriptor):
+                os.unlink(path)
+        finally:
+            os.close(descriptor)
+
+
+def sha256_of(path: Path, on_read: Callable[[int], None]) -> str:
+    """The checksum of a file that is there, in hexadecimal digits; on_read(bytes) is told how far it is."""
+    found, done = hashlib.sha256(), 0
+    with open(path, "rb", buffering=0) as file:
+        while data := file.read(CHUNK):
+            found.update(data)
+            done += len(data)
+            on_read(done)
+    return found.hexdigest()

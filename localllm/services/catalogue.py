@@ -1,0 +1,287 @@
+"""Models by name: those that localllm knows (models.toml), those of the Hugging Face hub, those on the disk.
+
+    qwen3-4b                      a known one, in its usual quantization
+    qwen3-4b:Q8_0                 in another
+    hf:OWNER/REPOSITORY           any on the hub; :QUANTIZATION, if there are several, or /FILE.gguf
+    mine                          a file in the folder of models, as `localllm list` shows it
+
+Every command that is given no path asks here: nothing that this module imports is slow.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from localllm.errors import ModelError, UsageError
+from localllm.files.models_folder import PARTIAL, ModelFile, files_below, model_files, models_folder, normal, size_of
+from localllm.files.partial import partials
+from localllm.files.settings import settings
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+USUAL = "Q4_K_M"  # of a repository that has it
+HUB = "hf:"
+REPOSITORY = re.compile(
+    r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(?P<file>.+)|:(?P<quantization>[\w-]+))?"
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    """An entry of models.toml, which says what the fields mean."""
+
+    name: str
+    description: str
+    architecture: str
+    parameters: str
+    file: str
+    megabytes: int
+    context: int
+    license: str
+    repository: str = ""
+    quantization: str = ""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A model of the hub that a text names.
+
+    Attributes:
+        text: what the user wrote.  repository: OWNER/REPOSITORY.  pattern: of the file's name, a star for anything.
+        quantization: wanted, "" for the usual one.  usual: the usual one.
+        megabytes: about, 0 if that is not known.
+    """
+
+    text: str
+    repository: str
+    pattern: str = "*"
+    quantization: str = ""
+    usual: str = USUAL
+    megabytes: int = 0
+
+    @property
+    def size(self) -> str:
+        """Of the file, for people; "" if that is not known."""
+        if not self.megabytes:
+            return ""
+        return f"about {self.megabytes / 1000:.1f} GB" if self.megabytes >= 1000 else f"about {self.megabytes} MB"
+
+
+class MissingError(ModelError):
+    """A model that is not on this computer, but could be pulled."""
+
+    def __init__(self, reference: Reference):
+        self.reference = reference
+        size = f" ({reference.size})" if reference.size else ""
+        super().__init__(f"{reference.text}: not on this computer; `localllm pull {reference.text}` gets it{size}")
+
+
+@cache
+def known_models() -> dict[str, Known]:
+    """The models of models.toml, by name."""
+    import tomllib
+
+    with open(DATA / "models.toml", "rb") as file:
+        return {entry["name"]: Known(**entry) for entry in tomllib.load(file)["model"]}
+
+
+def resolve(model: str | os.PathLike[str]) -> str:
+    """The file of a model: a path that is there is itself; else what the name stands for, if it is on the disk.
+
+    Raises MissingError for a model that can be pulled, ModelError for a name that means nothing, UsageError.
+    """
+    path = os.fspath(model)
+    if os.path.lexists(path):
+        return path
+    name = aliased(path)
+    if os.path.lexists(name):
+        return name
+    if (known := known_models().get(name.lower())) and not known.repository:
+        return str(DATA / known.file)
+    reference = referred(name)
+    if reference is None:
+        return of_folder(name)
+    if found := on_disk(reference):
+        return str(found[0])
+    raise MissingError(reference)
+
+
+def aliased(name: str) -> str:
+    """What the user's settings say that a name stands for; itself if they say nothing. Raises UsageError."""
+    return settings().aliases.get(name, name)
+
+
+def referred(text: str) -> Reference | None:
+    """The model of the hub that a text names, None if it names none. Raises UsageError for a strange hf:..."""
+    if text.startswith(HUB):
+        match = REPOSITORY.fullmatch(text.removeprefix(HUB))
+        if not match:
+            raise UsageError(f"{text!r}: expected hf:OWNER/REPOSITORY, with :QUANTIZATION or /FILE.gguf behind it")
+        file = re.sub(r"([*?[])", r"[\1]", match["file"] or "")
+        return Reference(text, match["repository"], file or "*", match["quantization"] or "")
+    name, _, quantization = text.partition(":")
+    if known := known_models().get(name.lower()):
+        if not known.repository:
+            return None
+        usual = known.quantization
+        megabytes = known.megabytes if quantization.upper() in ("", usual) else 0
+        return Reference(text, known.repository, known.file, quantization, usual, megabytes)
+    return None
+
+
+def chosen(names: Iterable[str], reference: Reference) -> tuple[str, ...]:
+    """The files that a reference means, of those of a repository. Raises ModelError, which lists what there is."""
+    pattern, whose = reference.pattern.lower(), f"{reference.text}: {reference.repository}"
+    models = [
+        model
+        for model in model_files(names)
+        if any(fnmatchcase(name.lower(), pattern) for name in (*model.files, f"{model.name}.gguf"))
+    ]
+    if not models:
+        raise ModelError(f"{whose} has no such GGUF file")
+    wanted = normal(reference.quantization or reference.usual)
+    exact = [model for model in models if model.quantization == wanted]
+    near = [model for model in models if model.quantization == f"UD-{wanted}"]
+    found = exact or near or ([] if reference.quantization else models)
+    if len({model.name for model in found}) != 1:  # one model may be there as one file, and as several
+        what = "several files" if exact or near else f"no {wanted}" if not found else "several quantizations"
+        raise ModelError(f"{whose} has {what}; there are {listed(models)}")
+    if not found[0].is_whole:
+        raise ModelError(f"{whose} lacks parts of {found[0].name}")
+    return found[0].files
+
+
+def listed(models: Iterable[ModelFile]) -> str:
+    """Models of a repository, by quantization where that tells them apart."""
+    models = list(models)
+    kinds = [model.quantization for model in models]
+    return ", ".join(
+        kind if kind and kinds.count(kind) == 1 else f"{model.name}.gguf"
+        for kind, model in zip(kinds, models, strict=True)
+    )
+
+
+def on_disk(reference: Reference) -> list[Path]:
+    """The files of a model that was pulled, in order; [] if it is not here, or not all of it."""
+    folder = models_folder() / reference.repository
+    names = files_below(folder)
+    if not names:
+        return []
+    try:
+        return [folder / name for name in chosen(names, reference)]
+    except ModelError:
+        return []
+
+
+def of_folder(name: str) -> str:
+    """The file of a model in the folder, by the name that lists show. Raises ModelError."""
+    for model in models_on_disk():
+        if model.name == name and model.is_whole:
+            return str(model.path)
+    raise of_nothing(name)
+
+
+def of_nothing(name: str) -> ModelError:
+    """About a name that means nothing."""
+    return ModelError(f"{name}: there is no such file{suggestion(name)}")
+
+
+def suggestion(name: str) -> str:
+    """The end of a message about a name that means nothing: names that are like it."""
+    if "/" in name or name.endswith(".gguf") or not name.strip():
+        return ""
+    from difflib import get_close_matches
+
+    base = name.partition(":")[0].lower()
+    names = {*known_models(), *(model.name for model in models_on_disk())}
+    close = get_close_matches(base, names, cutoff=0.7)
+    meant = f"; did you mean {' or '.join(close)}?" if close else ""
+    return f" and no model of that name{meant} (`localllm list --all` shows the known ones)"
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A model in the folder of models; sizes in bytes.
+
+    Attributes:
+        name: by which it can be called.  path: of its first file.  files: all of them.
+        is_whole: false for one whose pull has not finished.
+    """
+
+    name: str
+    path: Path
+    files: tuple[Path, ...]
+    size: int
+    quantization: str
+    is_whole: bool = True
+
+    def facts(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "name": self.name,
+            "path": str(self.path),
+            "bytes": self.size,
+            "quantization": self.quantization or None,
+            "files": [str(path) for path in self.files],
+            "complete": self.is_whole,
+        }
+
+
+def models_on_disk() -> list[OnDisk]:
+    """All models in the folder, by name; also what has come of those that were not pulled to the end."""
+    folder = models_folder()
+    repositories: dict[str, list[str]] = {}
+    for name in files_below(folder):
+        parts = name.split("/")
+        repository = "/".join(parts[:2]) if len(parts) > 2 else ""
+        # NAME.gguf.CHECKSUM.partial is NAME.gguf on its way
+        name = name.removesuffix(PARTIAL).rpartition(".")[0] if name.endswith(PARTIAL) else name
+        repositories.setdefault(repository, []).append(name.removeprefix(f"{repository}/"))
+    found = [model for repository, names in repositories.items() for model in of_repository(folder, repository, names)]
+    return sorted(found, key=lambda model: model.name)
+
+
+def of_repository(folder: Path, repository: str, names: list[str]) -> Iterator[OnDisk]:
+    """The models among the files of one repository; "" for what lies elsewhere in the folder."""
+
+    models = model_files(set(names))
+    for model in models:
+        targets = tuple(folder / repository / file for file in model.files)
+        begun = [path for target in targets for path in partials(target)]
+        files = tuple(target for target in targets if target.is_file())
+        size = sum(map(size_of, (*files, *begun)))
+        whole = model.is_whole and len(files) == len(targets)
+        name = called(repository, model, [other.quantization for other in models])
+        yield OnDisk(name, targets[0], (*files, *begun), size, model.quantization, whole)
+
+
+def called(repository: str, model: ModelFile, quantizations: list[str]) -> str:
+    """The shortest name by which a model in the folder can be called."""
+    if not repository:
+        return model.name
+    for known in known_models().values():
+        if known.repository == repository and fnmatchcase(f"{model.name}.gguf".lower(), known.file.lower()):
+            return known.name if model.quantization == known.quantization else f"{known.name}:{model.quantization}"
+    if model.quantization and quantizations.count(model.quantization) == 1:
+        return f"{HUB}{repository}:{model.quantization}"
+    return f"{HUB}{repository}/{model.files[0]}"
+
+
+def removable(name: str) -> OnDisk:
+    """The model in the folder of models that `localllm rm NAME` removes. Raises ModelError if there is none."""
+    models, wanted = models_on_disk(), aliased(name).lower()
+    for model in models:
+        if model.name.lower() == wanted:
+            return model
+    try:
+        path = Path(resolve(name)).absolute()
+    except ModelError:
+        path = Path(name).absolute()
+    for model in models:
+        if path in model.files:
+            return model
+    raise ModelError(f"{name}: not in the folder of models, {models_folder()}")

@@ -1,0 +1,109 @@
+"""Whether a model fits this computer and how fast it may be, from its header alone: behind `localllm fit`.
+
+Of a model on the Hugging Face hub, some megabytes are fetched for it, and nothing is kept.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from localllm.arch import architecture
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.states import cache_bytes
+from localllm.arch.storage import KVType
+from localllm.engine.memory import available_memory
+from localllm.errors import ModelError
+from localllm.files.gguf_file import GGUFFile
+from localllm.services.catalogue import MissingError, Reference, chosen, resolve
+from localllm.services.costs import Costs
+from localllm.services.inspect import memory
+
+TYPES = (
+    "f16",
+    "q8_0",
+    "q4_0",
+)  # of caches; of the others, f32 takes twice as much as f16, q4_1 a little more than q4_0
+# What a process needs besides weights and cache. Models of 0.1 to 1.3 billion weights took 0.05 to 0.19 GB while they
+# read 1024 tokens; wider ones have larger buffers.
+WORKING = 300_000_000  # bytes
+# Of the memory's bandwidth, decode gets so much: 0.64 to 0.87, by format and processor (docs/models.md).
+SHARE = 0.7
+
+
+def fit(model: str, on_read: Callable[[str], None] = lambda what: None) -> dict[str, Any]:
+    """Facts about a model and this computer, ready for JSON; sizes in bytes. `on_read` hears what is being done.
+
+    For each length of context and type of cache: what it needs, whether that is there, and the tokens per second that
+    may be expected when the context is full. Raises ModelError, and LocalllmError if the hub cannot be reached.
+    """
+    try:
+        path = resolve(model)
+    except MissingError as error:
+        return of_hub(error.reference, on_read)
+    with GGUFFile.open(path, needed=()) as file:
+        return {"model": model, "path": path, "fetched_bytes": 0} | of_file(file, on_read)
+
+
+def of_hub(reference: Reference, on_read: Callable[[str], None]) -> dict[str, Any]:
+    """The same of a model that is not on this computer."""
+    from localllm.services.hub import Repository
+    from localllm.services.pull import remote_model
+
+    on_read(f"reading the header of {reference.text}")
+    repository = Repository(reference.repository)
+    files = [repository.files[name] for name in chosen(repository.files, reference)]
+    with remote_model(repository, files) as (model, fetched):
+        facts = of_file(model, on_read)
+        return {"model": reference.text, "path": model.path, "fetched_bytes": fetched} | facts
+
+
+def of_file(file: GGUFFile, on_read: Callable[[str], None]) -> dict[str, Any]:
+    """What the header tells, and this computer."""
+    _, h = architecture(file)
+    if not file.tensors:
+        raise ModelError(f"{file.path}: the file has a vocabulary only")
+    costs = Costs.of_file(file)
+    on_read("measuring the memory's bandwidth")
+    bandwidth = measured_bandwidth()
+    available = available_memory()
+    rows = [
+        row | {"kv_type": kind} | verdict(row, costs, available, bandwidth)
+        for kind in TYPES
+        for row in memory(h, file.nbytes, KVType.of(kind))
+    ]
+    return {
+        "architecture": h.arch,
+        "parameters": file.parameters,
+        "weight_bytes": file.nbytes,
+        "weight_bytes_per_token": costs.weight_bytes,
+        "context": h.context,
+        "working_bytes": WORKING,
+        "available_bytes": available,
+        "bandwidth_gbs": bandwidth / 1e9,
+        "longest": {kind: longest(h, file.nbytes, KVType.of(kind), available) for kind in TYPES},
+        "rows": rows,
+    }
+
+
+def verdict(row: dict[str, int], costs: Costs, available: int, bandwidth: float) -> dict[str, Any]:
+    """Whether a row of `memory` fits, and how fast tokens come: each reads the weights once, and all of the cache."""
+    needed = row["total_bytes"] + WORKING
+    speed = SHARE * bandwidth / (costs.weight_bytes + row["cache_bytes"])
+    return {"needed_bytes": needed, "fits": needed <= available, "tokens_per_s": speed}
+
+
+def longest(h: Hyperparameters, weight_bytes: int, kv_type: KVType, available: int) -> int:
+    """The longest context that fits, up to what the model was trained for; 0 if none does."""
+    room = available - weight_bytes - WORKING
+    least, most = 0, h.context
+    while least < most:
+        tokens = (least + most + 1) // 2
+        least, most = (tokens, most) if cache_bytes(h.states(), tokens, kv_type) <= room else (least, tokens - 1)
+    return least
+
+
+def measured_bandwidth() -> float:
+    """Of the memory, in bytes per second, with as many threads as other commands use."""
+    from localllm.engine.bandwidth import read_bandwidth
+    from localllm.engine.threads import usable_cores
+
+    return read_bandwidth(usable_cores())

@@ -1,0 +1,194 @@
+"""The Hugging Face hub: what is in a repository, and the bytes of its files, however often the connection breaks.
+
+HF_ENDPOINT, HF_TOKEN (or what `hf auth login` has stored) and HF_HUB_OFFLINE hold as in all programs that use
+huggingface_hub, whose HTTP client this is; tokens do not go where the hub redirects to. Its own download compares no
+checksums and has folders of its own beside the files: localllm.services.pull writes them instead.
+
+Importing huggingface_hub takes 0.2 s: only what needs the network does.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.errors import LocalllmError, ModelError
+
+TRIES = 6  # in a row without a new byte, before it is given up
+FIRST_TRIES = 3  # to be told what there is: without a network, nobody wants to wait for long
+WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds before the next try; doubled each time
+TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that may be others soon
+CHECKSUM = re.compile("[0-9a-f]{64}")
+RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+
+OnBreak = Callable[[str], None]  # told why there is another try
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a repository; size in bytes, the checksum in hexadecimal digits."""
+
+    name: str
+    size: int
+    sha256: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it makes sense, and its name, which a stranger gave, leads into the repository's own folder."""
+        parts = self.name.split("/")
+        return (
+            self.name.isprintable()
+            and "\\" not in self.name
+            and not any(part in ("", ".", "..") for part in parts)
+            and self.size > 0
+            and bool(CHECKSUM.fullmatch(self.sha256))
+        )
+
+
+class BrokenError(Exception):
+    """The connection broke; another try may succeed."""
+
+
+class Repository:
+    """A repository as it is now: what is read later is of the same commit.
+
+    Attributes:
+        name: OWNER/REPOSITORY.  files: those that it keeps as large files, by name.
+    """
+
+    def __init__(self, name: str, on_break: OnBreak = lambda reason: None):
+        """Raises ModelError if there is none, or none for this user, LocalllmError if the hub cannot be reached."""
+        self.name, self._on_break = name, on_break
+        self._commit, self.files = self._patiently(self._listed)
+
+    def _listed(self) -> tuple[str, dict[str, RemoteFile]]:
+        """The commit, and what it has. What a server tells that is no hub makes no sense: LocalllmError."""
+        from huggingface_hub import HfApi, constants
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        try:
+            found = HfApi().model_info(self.name, files_metadata=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+            files = [
+                RemoteFile(file.rfilename, file.lfs.size, file.lfs.sha256) for file in found.siblings or () if file.lfs
+            ]
+            return found.sha or "main", {file.name: file for file in files if file.is_plain}
+        except (HfHubHTTPError, HFValidationError):
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise LocalllmError(f"{self.name}: {constants.ENDPOINT} does not answer as the hub does") from None
+
+    def _patiently(self, action: Callable[[], Any]) -> Any:
+        """What the action returns, which is tried again after failures that may pass."""
+        failures = 0
+        while True:
+            try:
+                return self._explained(action)
+            except BrokenError as error:
+                failures += 1
+                if failures == FIRST_TRIES:
+                    raise LocalllmError(f"{self.name}: {error}") from None
+                self._wait(error, failures)
+
+    def _wait(self, error: BrokenError, failures: int) -> None:
+        self._on_break(str(error))
+        time.sleep(min(LONGEST_WAIT, WAIT * 2**failures))
+
+    def _explained(self, action: Callable[[], Any]) -> Any:
+        """The action's errors as those of this program. Raises BrokenError, ModelError, LocalllmError."""
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
+
+        try:
+            return action()
+        except OfflineModeIsEnabled:
+            raise LocalllmError(f"{self.name}: HF_HUB_OFFLINE is set: nothing can be fetched") from None
+        except HFValidationError:
+            raise ModelError(f"{self.name}: not a name that a repository can have") from None
+        except HfHubHTTPError as error:
+            status = error.response.status_code
+            if status in TRANSIENT:
+                raise BrokenError(f"the hub answers with HTTP status {status}") from None
+            raise ModelError(f"{self.name}: {self._refusal(error)}") from None
+        except HTTPError as error:
+            raise BrokenError(f"the hub cannot be reached: {error or type(error).__name__}") from None
+
+    def _refusal(self, error: Any) -> str:
+        """Why the hub does not give something, and what to do."""
+        from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RepositoryNotFoundError
+
+        status, page = error.response.status_code, f"https://huggingface.co/{self.name}"
+        if isinstance(error, GatedRepoError):
+            return f"gated: accept its conditions on {page}, and set HF_TOKEN to a token of yours"
+        if isinstance(error, RemoteEntryNotFoundError):
+            return "the hub has lost a file that it lists; try again"
+        if status == 404:
+            return "the hub has no such repository"
+        if isinstance(error, RepositoryNotFoundError) or status == 401:
+            return "the hub has no such repository, or it is private: set HF_TOKEN to a token that may read it"
+        if status == 403:
+            return "the hub refuses: your HF_TOKEN may not read this"
+        return f"the hub answers with HTTP status {status}"
+
+    def receive(self, file: RemoteFile, start: int, end: int, take: Callable[[bytes], object]) -> None:
+        """Hand bytes `start` to end - 1 of a file to `take`, piece by piece; each once, in order.
+
+        After a broken connection it goes on where it was. Raises LocalllmError if the hub gives no more bytes,
+        ModelError if it has another file, or none for this user, and what `take` raises.
+        """
+        position, failures = start, 0
+        while position < end:
+            before, problem = position, BrokenError("the hub sends less than it promised")
+            try:
+                for piece in self._pieces(file, position, end):
+                    take(piece)
+                    position += len(piece)
+            except BrokenError as error:
+                problem = error
+            if position == end:
+                return
+            failures = failures + 1 if position == before else 0
+            if failures == TRIES:
+                raise LocalllmError(f"{self.name}: {file.name}: {problem}; the same command goes on where it stopped")
+            self._wait(problem, failures)
+
+    def read(self, file: RemoteFile, start: int, end: int) -> bytes:
+        """Bytes `start` to end - 1 of a file. Raises as `receive`."""
+        pieces: list[bytes] = []
+        self.receive(file, start, end, pieces.append)
+        return b"".join(pieces)
+
+    def _pieces(self, file: RemoteFile, start: int, end: int) -> Iterator[bytes]:
+        """Bytes of one answer, until it ends or breaks: then BrokenError. Raises ModelError, LocalllmError."""
+        from contextlib import ExitStack
+
+        from huggingface_hub import constants, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+        url = hf_hub_url(self.name, file.name, revision=self._commit)
+        last = "" if end == file.size else end - 1
+        headers = build_hf_headers() | {"Accept-Encoding": "identity", "Range": f"bytes={start}-{last}"}
+        with ExitStack() as stack:
+
+            def answered() -> Any:
+                session, timeout = get_session(), constants.HF_HUB_DOWNLOAD_TIMEOUT
+                answer = stack.enter_context(session.stream("GET", url, headers=headers, timeout=timeout))
+                hf_raise_for_status(answer)
+                return answer
+
+            answer = self._explained(answered)
+            skip, pieces = start - first_byte(answer, file), answer.iter_raw()
+            while start < end and (piece := self._explained(lambda: next(pieces, None))) is not None:
+                skipped = min(skip, len(piece))
+                skip -= skipped
+                if piece := piece[skipped : skipped + end - start]:
+                    start += len(piece)
+                    yield piece
+
+
+def first_byte(answer: Any, file: RemoteFile) -> int:
+    """Where in the file the answer begins, whatever was asked for. Raises ModelError if it is another file."""
+    match = RANGE.fullmatch(answer.headers.get("Content-Range", "")) if answer.status_code == 206 else None
+    total = match[2] if match else answer.headers.get("Content-Length", "*")
+    if total not in ("*", str(file.size)):
+        raise ModelError(f"{file.name}: the hub sends a file of {total} bytes, and says that it has {file.size}")
+    return int(match[1]) if match else 0

@@ -1,0 +1,276 @@
+"""Models by name: what models.toml says, what names stand for, what is in the folder of models."""
+
+import os
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from localllm.arch import ARCHITECTURES
+from localllm.errors import ModelError, UsageError
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.models_folder import QUANTIZATION, model_files, models_folder, normal
+from localllm.services import catalogue
+from localllm.services.catalogue import (
+    REPOSITORY,
+    Known,
+    MissingError,
+    Reference,
+    chosen,
+    known_models,
+    models_on_disk,
+    referred,
+    removable,
+    resolve,
+)
+
+KNOWN = known_models()
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path) -> Path:
+    """An empty folder of models, and no settings."""
+    monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "models"
+
+
+def put(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x" * len(name))
+
+
+# ---- models.toml
+
+
+def test_the_installed_program_finds_the_registry_of_the_repository():
+    assert (ROOT / "models.toml").read_text(encoding="utf-8") == (catalogue.DATA / "models.toml").read_text("utf-8")
+    assert len(KNOWN) >= 40
+
+
+@pytest.mark.parametrize("model", KNOWN.values(), ids=list(KNOWN))
+def test_an_entry(model: Known):
+    assert re.fullmatch(r"[a-z0-9][a-z0-9.-]*", model.name)
+    assert model.architecture in ARCHITECTURES
+    assert model.context >= 1024 and model.megabytes > 0 and model.license
+    assert len(model.description) < 70 and model.description.isprintable()
+    if model.repository:
+        assert (match := REPOSITORY.fullmatch(model.repository)) and match["repository"] == model.repository
+        assert model.file.count("*") == 1 and model.file.endswith("*.gguf")
+        assert QUANTIZATION.fullmatch(model.quantization) and normal(model.quantization) == model.quantization
+
+
+def test_entries_do_not_overlap():
+    files = [(model.repository, model.file.replace("*", model.quantization)) for model in KNOWN.values()]
+    assert len(set(files)) == len(files)
+    for model in KNOWN.values():
+        pattern, own = model.file.lower(), model.file.replace("*", model.quantization).lower()
+        others = [file.lower() for repository, file in files if repository == model.repository and file.lower() != own]
+        assert not any(fnmatchcase(file, pattern) for file in others)
+
+
+def test_the_built_in_model():
+    guide = KNOWN["guide"]
+    path = resolve("guide")
+    assert os.path.getsize(path) <= 6_000_000 and guide.megabytes == round(os.path.getsize(path) / 1e6)
+    with GGUFFile.open(path) as file:
+        assert (file.metadata["general.architecture"], file.metadata["llama.context_length"]) == (
+            guide.architecture,
+            guide.context,
+        )
+
+
+# ---- names of files
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [
+        ("Qwen3-4B-Q4_K_M", "Q4_K_M"),
+        ("qwen2.5-7b-instruct-q4_k_m", "Q4_K_M"),
+        ("phi-2.Q8_0", "Q8_0"),
+        ("gemma-3-4b-it-f16", "F16"),
+        ("model-fp16", "F16"),
+        ("Qwen3-30B-A3B-UD-Q4_K_XL", "UD-Q4_K_XL"),
+        ("gpt-oss-20b-mxfp4", "MXFP4"),
+        ("BF16/Model-BF16", "BF16"),
+        ("Q4_K_M/Model", "Q4_K_M"),
+        ("IQ2_XXS-Q8_0", "Q8_0"),
+        ("Model-IQ4_NL", "IQ4_NL"),
+        ("tiny-TQ1_0", "TQ1_0"),
+        ("Model-Q4_0_4_4", "Q4_0_4_4"),
+        ("Model-7B-v0.3", ""),
+        ("q4", ""),
+    ],
+)
+def test_quantizations_in_names(name, quantization):
+    (found,) = model_files([f"{name}.gguf"])
+    assert found.quantization == quantization
+
+
+def test_files_of_a_split_model_are_one_model():
+    parts = [f"a/Big-Q8_0-0000{number}-of-00003.gguf" for number in (2, 1, 3)]
+    (found,) = model_files([*parts, "README.md", "mmproj-Big-F16.gguf", "Big.imatrix.gguf", ".hidden.gguf"])
+    assert (found.name, found.files, found.is_whole) == ("a/Big-Q8_0", tuple(sorted(parts)), True)
+    assert not model_files(parts[:2])[0].is_whole
+
+
+# ---- what a name stands for
+
+
+def test_a_path_that_is_there_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("qwen3-4b", "hf:owner", "qwen3-4b:Q8_0"):
+        (tmp_path / name).touch()
+        assert resolve(name) == name
+
+
+def test_a_known_model(folder):
+    with pytest.raises(MissingError, match=r"`localllm pull qwen3-4b` gets it \(about 2.5 GB\)") as failure:
+        resolve("qwen3-4b")
+    assert failure.value.exit_code == 3
+    put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf")
+    with pytest.raises(MissingError, match=r"`localllm pull Qwen3-4B:q5_0` gets it$"):
+        resolve("Qwen3-4B:q5_0")
+    assert resolve("qwen3-4b") == resolve("QWEN3-4B:q8_0") == f"{folder}/Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf"
+    put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf", "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q2_K.gguf.abc.partial")
+    assert resolve("qwen3-4b").endswith("Q4_K_M.gguf")
+    assert [model.name for model in models_on_disk()] == ["qwen3-4b", "qwen3-4b:Q2_K", "qwen3-4b:Q8_0"]
+    assert [model.is_whole for model in models_on_disk()] == [True, False, True]
+
+
+def test_a_model_of_the_hub(folder):
+    with pytest.raises(MissingError, match="`localllm pull hf:me/Mine` gets it"):
+        resolve("hf:me/Mine")
+    put(folder, "me/Mine/a-Q4_0.gguf", "me/Mine/b-Q4_0.gguf", "me/Mine/sub/b-Q8_0.gguf")
+    assert resolve("hf:me/Mine:Q8_0") == resolve("hf:me/Mine/sub/b-Q8_0.gguf") == f"{folder}/me/Mine/sub/b-Q8_0.gguf"
+    with pytest.raises(MissingError):  # which of the two?
+        resolve("hf:me/Mine:Q4_0")
+    names = ["hf:me/Mine/a-Q4_0.gguf", "hf:me/Mine/b-Q4_0.gguf", "hf:me/Mine:Q8_0"]
+    assert [model.name for model in models_on_disk()] == names
+    for model in models_on_disk():
+        assert resolve(model.name) == str(model.path)
+
+
+def test_files_that_were_put_into_the_folder(folder):
+    put(folder, "mine.gguf", "sub/big-00001-of-00002.gguf", "sub/big-00002-of-00002.gguf", "notes.txt")
+    assert {model.name: model.path for model in models_on_disk()} == {
+        "mine": folder / "mine.gguf",
+        "sub/big": folder / "sub/big-00001-of-00002.gguf",
+    }
+    for model in models_on_disk():
+        assert resolve(model.name) == str(model.path)
+    (folder / "sub/big-00002-of-00002.gguf").unlink()
+    with pytest.raises(ModelError, match="there is no such file"):
+        resolve("sub/big")
+
+
+def test_users_own_names(folder, tmp_path):
+    config = tmp_path / "config/localllm/config.toml"
+    config.parent.mkdir(parents=True)
+    put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf")
+    config.write_text(f'[aliases]\nbig = "qwen3-4b:Q8_0"\nfile = "{folder}/x.gguf"\nqwen3-8b = "big"\n')
+    assert resolve("big") == f"{folder}/Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf"
+    with pytest.raises(ModelError, match=f"{folder}/x.gguf: there is no such file"):
+        resolve("file")
+    with pytest.raises(ModelError, match="big: there is no such file"):  # one name does not stand for another one
+        resolve("qwen3-8b")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("qwen3-4", "no model of that name; did you mean qwen3-4b"),
+        ("nothing-like-it", r"nothing-like-it: there is no such file and no model of that name \(`localllm list"),
+        ("models/qwen3-4b.gguf", "models/qwen3-4b.gguf: there is no such file$"),
+        ("../evil", "../evil: there is no such file$"),
+        ("", ": there is no such file$"),
+    ],
+)
+def test_names_that_mean_nothing(name, message):
+    with pytest.raises(ModelError, match=message) as failure:
+        resolve(name)
+    assert not isinstance(failure.value, MissingError) and failure.value.exit_code == 3
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:me", "hf:me/", "hf:../x", "hf:me/..", "hf:me/x:", "hf:-a/b"])
+def test_names_that_no_repository_has(name):
+    with pytest.raises(UsageError, match="expected hf:OWNER/REPOSITORY"):
+        resolve(name)
+
+
+# ---- which file of a repository
+
+
+def test_which_file_is_meant():
+    files = ["M-Q4_K_M.gguf", "M-Q8_0.gguf", "M-UD-Q3_K_XL.gguf", "M-Q6_K.gguf", "M-Q6_K-00001-of-00001.gguf"]
+
+    def meant(text: str, names: list[str]) -> tuple[str, ...]:
+        reference = referred(text)
+        assert reference
+        return chosen(names, reference)
+
+    assert meant("hf:a/b", files) == ("M-Q4_K_M.gguf",)
+    assert meant("hf:a/b:q8_0", files) == ("M-Q8_0.gguf",)
+    assert meant("hf:a/b:Q3_K_XL", files) == ("M-UD-Q3_K_XL.gguf",)
+    assert meant("hf:a/b:Q6_K", files) == ("M-Q6_K.gguf",)
+    assert meant("hf:a/b", files[1:2]) == ("M-Q8_0.gguf",)
+    for text, names, message in (
+        ("hf:a/b", files[1:3], "several quantizations; there are Q8_0, UD-Q3_K_XL"),
+        ("hf:a/b:Q5_0", files[:2], "no Q5_0; there are Q4_K_M, Q8_0"),
+        ("hf:a/b:Q8_0", ["A-Q8_0.gguf", "B-Q8_0.gguf"], "several files; there are A-Q8_0.gguf, B-Q8_0.gguf"),
+        ("hf:a/b/M-[Q]8_0.gguf", files, "no such GGUF file"),
+        ("hf:a/b", ["README.md"], "no such GGUF file"),
+        ("hf:a/b:Q8_0", ["M-Q8_0-00001-of-00002.gguf"], "lacks parts of M-Q8_0"),
+    ):
+        with pytest.raises(ModelError, match=re.escape(message)):
+            meant(text, names)
+
+
+def test_every_known_model_finds_its_usual_file():
+    for model in KNOWN.values():
+        if model.repository:
+            names = [model.file.replace("*", kind) for kind in ("Q2_K", model.quantization, "Q5_K_M")]
+            reference = referred(model.name)
+            assert isinstance(reference, Reference)
+            assert chosen(names, reference) == (names[1],)
+
+
+# ---- the folder
+
+
+def test_where_the_folder_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", "/home/me")
+    for variables, expected in (
+        ({}, "/home/me/.local/share/localllm/models"),
+        ({"XDG_DATA_HOME": "/data"}, "/data/localllm/models"),
+        ({"XDG_DATA_HOME": "data"}, "/home/me/.local/share/localllm/models"),
+        ({"XDG_DATA_HOME": "/data", "LOCALLLM_MODELS": "~/m"}, "/home/me/m"),
+        ({"LOCALLLM_MODELS": "/m"}, "/m"),
+    ):
+        for name in ("XDG_DATA_HOME", "LOCALLLM_MODELS"):
+            monkeypatch.setenv(name, variables.get(name, ""))
+        assert models_folder() == Path(expected)
+    monkeypatch.setenv("LOCALLLM_MODELS", "models")
+    with pytest.raises(UsageError, match="LOCALLLM_MODELS should be an absolute path"):
+        models_folder()
+    (tmp_path / "there.gguf").touch()
+    assert resolve(tmp_path / "there.gguf") == str(tmp_path / "there.gguf")
+
+
+def test_what_can_be_removed(folder, tmp_path):
+    put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf", "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf.abc.partial")
+    put(folder, "mine.gguf")
+    assert len(removable("qwen3-4b").files) == 2
+    assert removable("mine").files == (folder / "mine.gguf",)
+    assert removable(str(folder / "mine.gguf")).name == "mine"
+    (tmp_path / "other.gguf").touch()
+    for name in (str(tmp_path / "other.gguf"), "guide"):
+        with pytest.raises(ModelError, match="not in the folder of models"):
+            removable(name)
+    for name in ("qwen3-8b", "nothing"):
+        with pytest.raises(ModelError, match="not in the folder of models"):
+            removable(name)

@@ -1,0 +1,549 @@
+"""Pulling models from a server that speaks the hub's protocol, whatever happens on the way."""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+from conftest import ROOT
+from hub_server import COMMIT, Hub
+from tiny_model import write_tiny_model
+
+from localllm.cli import pulling, rm, terminal
+from localllm.cli.render import size
+from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageError
+from localllm.files import hollow
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.models_folder import files_below, models_folder
+from localllm.files.partial import Partial
+from localllm.services import hub as hub_service
+from localllm.services import pull as service
+from localllm.services.catalogue import Reference, referred, resolve
+from localllm.services.fit import fit
+from localllm.services.pull import Pulled, Watcher, pull
+
+KILLS = int(os.environ.get("LOCALLLM_KILLS", "20"))  # 200 take about a minute
+REPOSITORY = "tiny/Tiny-GGUF"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> tuple[bytes, bytes]:
+    """Two versions of a model."""
+    folder = tmp_path_factory.mktemp("models")
+    first, second = (write_tiny_model(folder / f"{seed}.gguf", seed=seed).read_bytes() for seed in (0, 1))
+    return first, second
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path, models) -> Iterator[Hub]:
+    """The hub, with one repository; waiting is short, and models are in a folder that is not there yet."""
+    from huggingface_hub import constants
+
+    with Hub().serving() as hub:
+        hub.repositories[REPOSITORY] = {
+            "README.md": b"# Tiny",
+            "Tiny-Q4_K_M.gguf": models[0],
+            "Tiny-Q8_0.gguf": models[1],
+            "mmproj-Tiny-F16.gguf": b"GGUF",
+        }
+        monkeypatch.setenv("HF_TOKEN", "")
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path / "models"))
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf/token"))
+        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 2)
+        monkeypatch.setattr(hub_service, "WAIT", 0.0)
+        yield hub
+
+
+def of(text: str) -> Reference:
+    reference = referred(text)
+    assert reference
+    return reference
+
+
+def pulled(quantization: str = ":Q4_K_M", watcher: Watcher | None = None) -> Pulled:
+    return pull(of(f"hf:{REPOSITORY}{quantization}"), watcher)
+
+
+def there() -> dict[str, bytes]:
+    """All files in the folder of models, and their bytes."""
+    return {name: (models_folder() / name).read_bytes() for name in files_below(models_folder())}
+
+
+def partial_of(data: bytes, length: int, quantization: str = "Q4_K_M") -> Path:
+    """What a killed process has left of a file: its first bytes."""
+    target = models_folder() / REPOSITORY / f"Tiny-{quantization}.gguf"
+    path = Partial(target, len(data), hashlib.sha256(data).hexdigest()).path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data[:length])
+    return path
+
+
+def test_a_plain_readable_folder(hub, models):
+    done = pulled()
+    assert done == Pulled(models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf", len(models[0]), len(models[0]))
+    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+    assert not done.path.is_symlink()
+    assert resolve(f"hf:{REPOSITORY}") == resolve(f"hf:{REPOSITORY}:q4_k_m") == str(done.path)
+    assert any(f"/resolve/{COMMIT}/" in path for _, path, _, _ in hub.requests)
+
+
+def test_what_is_there_is_checked_and_not_fetched_again(hub, models):
+    path = pulled().path
+    hub.requests.clear()
+    assert pulled().received == 0
+    assert [path for _, path, _, _ in hub.requests if "resolve" in path] == []
+    path.write_bytes(models[1][:-1] + b"!")  # as long as the right one
+    assert pulled().received == len(models[0])
+    assert path.read_bytes() == models[0]
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_broken_connections(hub, models, has_ranges):
+    hub.has_ranges = has_ranges
+    length = len(models[0])
+    # Without ranges the server starts anew each time, so only what comes later than before is new.
+    hub.cuts = [length, 1000, 0, 70_000, 200_001, length - 1] if has_ranges else [length, 1000, 0, 70_000, 200_001]
+    reasons: list[str] = []
+    watcher = Watcher()
+    watcher.interrupted = reasons.append
+    assert pulled(watcher=watcher).received == length
+    assert len(reasons) >= 4
+    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+    starts = [int(text.removeprefix("bytes=").split("-")[0]) for _, _, text, _ in hub.requests if text]
+    assert {1000, 71_000} <= set(starts) if has_ranges else {1000, 70_000} <= set(starts)
+
+
+def test_a_server_that_is_busy(hub, models):
+    hub.api_statuses, hub.statuses = [503, 429], [0, 503, 500, 429]
+    assert pulled().received == len(models[0])
+
+
+def test_a_connection_that_never_gets_through(hub, models):
+    hub.cuts = [len(models[0]), 1000, *[0] * 50]
+    with pytest.raises(LocalllmError, match="the same command goes on where it stopped") as failure:
+        pulled()
+    assert failure.value.exit_code == 1
+    ((name, begun),) = there().items()
+    assert name.endswith(".partial") and begun == models[0][:1000]
+    hub.cuts = []
+    assert pulled().received == len(models[0]) - 1000
+    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+
+
+def test_no_server(hub, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(LocalllmError, match="cannot be reached") as failure:
+        pulled()
+    assert (failure.value.exit_code, there()) == (1, {})
+
+
+def test_slow_bytes_and_a_timeout(hub, models, monkeypatch):
+    from huggingface_hub import constants
+
+    hub.pause = 0.01
+    assert pulled().received == len(models[0])
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.05)
+    monkeypatch.setattr(hub_service, "TRIES", 2)
+    hub.pause = 0.2
+    with pytest.raises(LocalllmError, match="cannot be reached"):
+        pulled(":Q8_0")
+
+
+@pytest.mark.parametrize("wrong", ["checksum", "size", "body", "header"])
+def test_what_is_wrong_leaves_nothing(hub, models, wrong):
+    name, data = "Tiny-Q4_K_M.gguf", models[0]
+    if wrong == "checksum":
+        hub.checksums[name] = "0" * 64
+    elif wrong == "size":
+        hub.sizes[name] = len(data) + 1
+    elif wrong == "body":
+        hub.bodies[name] = data[:-1] + bytes([data[-1] ^ 1])
+    else:
+        hub.repositories[REPOSITORY][name] = b"<!doctype html>" + data[15:]
+    with pytest.raises(ModelError) as failure:
+        pulled()
+    assert "\n" not in str(failure.value) and failure.value.exit_code == 3
+    assert not models_folder().exists() or list(models_folder().iterdir()) == []
+
+
+def test_an_earlier_file_stays_until_the_new_one_is_whole_and_right(hub, models):
+    path = pulled().path
+    hub.repositories[REPOSITORY]["Tiny-Q4_K_M.gguf"] = models[1]
+    hub.bodies["Tiny-Q4_K_M.gguf"] = models[1][:-1] + bytes([models[1][-1] ^ 1])
+    with pytest.raises(ModelError, match="SHA-256"):
+        pulled()
+    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+    hub.bodies = {}
+    pulled()
+    assert path.read_bytes() == models[1]
+
+
+def test_what_was_left_and_is_wrong_is_fetched_again(hub, models):
+    partial_of(bytes(len(models[0])), 100_000).rename(partial_of(models[0], 0))
+    assert pulled().received == len(models[0]) - 100_000 + len(models[0])
+    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+
+
+def test_what_was_left_of_another_version_goes(hub, models):
+    partial_of(models[1], 1000)
+    assert pulled().received == len(models[0])
+    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+
+
+def test_only_one_process_pulls_a_file(hub, models):
+    path = partial_of(models[0], 1000)
+    with (
+        Partial(
+            models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf", len(models[0]), hashlib.sha256(models[0]).hexdigest()
+        ),
+        pytest.raises(UsageError, match="another localllm is pulling this file"),
+    ):
+        pulled()
+    assert path.read_bytes() == models[0][:1000]
+
+
+def test_tokens_go_to_the_hub_only(hub, monkeypatch):
+    hub.gated.add(REPOSITORY)
+    with pytest.raises(ModelError, match=f"gated: accept its conditions on https://huggingface.co/{REPOSITORY}"):
+        pulled()
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(ModelError, match="gated"):
+        pulled()
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    pulled()
+    for _, path, _, authorization in hub.requests[-5:]:
+        assert authorization == (None if "signature" in path else f"Bearer {hub.token}")
+
+
+def test_missing_repositories_files_and_quantizations(hub, monkeypatch):
+    for text, message in (
+        ("hf:tiny/none", "no such repository, or it is private"),
+        (f"hf:{REPOSITORY}:Q5_0", "no Q5_0; there are Q4_K_M, Q8_0"),
+        (f"hf:{REPOSITORY}/Tiny-Q5_0.gguf", "no such GGUF file"),
+    ):
+        with pytest.raises(ModelError, match=message) as failure:
+            pull(of(text))
+        assert failure.value.exit_code == 3
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    with pytest.raises(ModelError, match=r"the hub has no such repository$"):
+        pull(of("hf:tiny/none"))
+    with pytest.raises(UsageError, match="expected hf:OWNER/REPOSITORY"):
+        referred("hf:nothing")
+    assert there() == {}
+
+
+def test_offline(hub, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(LocalllmError, match="HF_HUB_OFFLINE is set"):
+        pulled()
+    assert hub.requests == []
+
+
+def test_a_disk_that_is_too_small_is_found_before(hub, monkeypatch):
+    monkeypatch.setattr(service, "SPARE", 1 << 60)
+    with pytest.raises(LocalllmError, match=r"GB are needed, .* GB are free on this disk"):
+        pulled()
+    assert hub.sent == 0
+
+
+def test_a_disk_that_fills_up(hub, monkeypatch, models):
+    def full(descriptor: int, data: bytes, position: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    partial_of(models[0], 1000)
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(LocalllmError, match="cannot be written: No space left on device"):
+        pulled()
+    assert list(there().values()) == [models[0][:1000]]
+
+
+def test_what_is_not_supported_is_found_by_its_header(hub, models):
+    strange = models[0].replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0lamal")
+    hub.repositories[REPOSITORY]["Tiny-Q4_K_M.gguf"] = strange + bytes(16 << 20)
+    with pytest.raises(ModelError):
+        pulled()
+    hub.repositories[REPOSITORY]["Tiny-Q4_K_M.gguf"] = strange
+    with pytest.raises(UnsupportedError, match="architecture lamal is not supported"):
+        pulled()
+    assert there() == {}
+
+
+def split(path: Path, parts: int) -> dict[str, bytes]:
+    """A model as several files, by name."""
+    from localllm.files.gguf_writer import Output, Packed, write_gguf
+
+    found = {}
+    with GGUFFile.open(path) as file:
+        packed = {key: Packed(value) for key, value in file.packed.items()}
+        tensors = list(file.tensors.values())
+        for number in range(parts):
+            mine = tensors[number::parts]
+            numbers = {"split.no": number, "split.count": parts, "split.tensors.count": len(tensors)}
+            metadata = (packed if number == 0 else {}) | numbers
+            name = f"Tiny-Q6_K-{number + 1:05d}-of-{parts:05d}.gguf"
+            write_gguf(path.with_name(name), metadata, [Output(t.name, t.format, t.shape, (t.data,)) for t in mine])
+            found[name] = path.with_name(name).read_bytes()
+    return found
+
+
+def test_a_split_model(hub, models, tmp_path):
+    path = tmp_path / "whole.gguf"
+    path.write_bytes(models[0])
+    parts = split(path, 3)
+    hub.repositories[REPOSITORY] |= parts
+    done = pulled(":Q6_K")
+    assert there() == {f"{REPOSITORY}/{name}": data for name, data in parts.items()}
+    assert resolve(f"hf:{REPOSITORY}:Q6_K") == str(done.path)
+    (models_folder() / REPOSITORY / list(parts)[1]).unlink()
+    with pytest.raises(ModelError, match="localllm pull"):
+        resolve(f"hf:{REPOSITORY}:Q6_K")
+    assert pulled(":Q6_K").received == len(list(parts.values())[1])
+    del hub.repositories[REPOSITORY][list(parts)[2]]
+    with pytest.raises(ModelError, match="lacks parts of Tiny-Q6_K"):
+        pulled(":Q6_K")
+
+
+def test_hostile_names_lead_nowhere(hub, models):
+    hub.repositories["tiny/evil"] = {"../../../evil-Q4_K_M.gguf": models[0], "/tmp/a-Q8_0.gguf": models[0]}
+    with pytest.raises(ModelError, match="no such GGUF file"):
+        pull(of("hf:tiny/evil"))
+    for checksum in ("../../../../evil" + "0" * 48, "0" * 63, "é" * 64):
+        hub.checksums["Tiny-Q4_K_M.gguf"] = checksum
+        with pytest.raises(ModelError, match="no Q4_K_M; there are Q8_0"):
+            pulled()
+    assert there() == {}
+
+
+@pytest.mark.parametrize("answer", [b"<html>log in to this network</html>", b"[]", b'{"id": 3}', b'{"siblings": [{}]}'])
+def test_a_server_that_is_no_hub(hub, answer):
+    hub.api_answer = answer
+    with pytest.raises(LocalllmError) as failure:
+        pulled()
+    assert "\n" not in str(failure.value)
+    assert there() == {}
+
+
+def test_fit_of_a_model_on_the_hub_reads_the_header_only(hub, models, monkeypatch):
+    from localllm.services import fit as fit_service
+
+    monkeypatch.setattr(fit_service, "measured_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(hollow, "FIRST", 1 << 12)
+    facts = fit(f"hf:{REPOSITORY}:Q4_K_M")
+    assert there() == {}
+    assert facts["fetched_bytes"] == hub.sent < len(models[0]) / 4
+    assert len([path for _, path, _, _ in hub.requests if "signature" in path]) > 1  # so many pieces
+    local = fit(str(pulled().path))
+    assert {**facts, **dict.fromkeys(("model", "path", "fetched_bytes", "available_bytes"))} == {
+        **local,
+        **dict.fromkeys(("model", "path", "fetched_bytes", "available_bytes")),
+    }
+
+
+# Forks a process for each line of stdin, which it kills after so many seconds: it has imported everything before.
+KILLER = """
+import os, sys, time
+import huggingface_hub.hf_api, localllm.arch.llama
+from localllm.services.catalogue import referred
+from localllm.services.pull import pull
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        pull(referred(sys.argv[1]))
+        os._exit(0)
+    end, ended = time.monotonic() + float(line), False
+    while not ended and time.monotonic() < end:
+        time.sleep(0.001)
+        ended = os.waitpid(child, os.WNOHANG)[0] == child
+    if not ended:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    print("killed", flush=True)
+"""
+
+
+def test_kill_at_any_moment(hub, models, tmp_path):
+    """kill -9, again and again: a new start goes on and completes, nothing is left over, nothing earlier is lost.
+
+    Every time that a pull was finished there is another version of the file to be pulled.
+    """
+    command = [sys.executable, "-c", KILLER, f"hf:{REPOSITORY}:Q4_K_M"]
+    (tmp_path / "temporary").mkdir()
+    places = {"HF_ENDPOINT": hub.url, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
+    generator, versions, kills, finished, begun = random.Random(KILLS), list(models), 0, 0, 0
+    target = models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf"
+    hub.pause = 0.005
+    with subprocess.Popen(command, env=os.environ | places, stdin=-1, stdout=-1, text=True, bufsize=1) as killer:
+        assert killer.stdin and killer.stdout
+        while kills < KILLS or not (finished and begun):  # how much a process does in a moment nobody knows
+            kills += 1
+            assert kills < 10 * KILLS
+            hub.repositories[REPOSITORY][target.name] = versions[0]
+            killer.stdin.write(f"{generator.uniform(0, 0.2) * (1 + kills % 4)}\n")
+            assert killer.stdout.readline() == "killed\n"
+            begun += any(name.endswith(".partial") for name in there())
+            if finished or target.exists():
+                assert target.read_bytes() in versions
+                if target.read_bytes() == versions[0]:
+                    finished += 1
+                    versions.reverse()
+        killer.stdin.close()
+    print(f"{kills} kills: {finished} after the end, {begun} when something had come")
+    assert not list((tmp_path / "temporary").iterdir())
+    hub.pause = 0
+    wanted = hub.repositories[REPOSITORY][target.name]
+    pulled()
+    assert there() == {f"{REPOSITORY}/{target.name}": wanted}
+
+
+# ---- the command line
+
+
+def test_pull_list_run_rm(cli, hub, models):
+    name, path = f"hf:{REPOSITORY}:Q4_K_M", models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf"
+    assert cli("pull", name) == (0, f"{path}\n", "")
+    assert cli("pull", name) == (0, f"{path}\n", "")
+    code, out, _ = cli("list", "--json")
+    (listed,) = json.loads(out)["models"]
+    assert (code, listed["name"], listed["path"], listed["quantization"]) == (0, name, str(path), "Q4_K_M")
+    assert (listed["bytes"], listed["complete"], listed["files"]) == (len(models[0]), True, [str(path)])
+    code, out, _ = cli("list")
+    assert out.splitlines()[1].split() == [name, *size(len(models[0])).split(), "Q4_K_M", str(path)]
+    _, by_name, _ = cli("run", name, "-p", "hello", "--temp", "0", "-n", "3")
+    assert by_name and cli("run", path, "-p", "hello", "--temp", "0", "-n", "3")[1] == by_name
+    assert cli("inspect", name, "--json")[:2] == cli("inspect", path, "--json")[:2]
+    assert cli("tokenize", name, "hello")[1] == cli("tokenize", path, "hello")[1]
+    code, _, err = cli("rm", name)
+    assert (code, path.exists()) == (2, True) and "--force" in err
+    assert cli("rm", name, "--force")[0] == 0
+    assert there() == {} and not path.parent.parent.exists()
+    code, _, err = cli("run", name, "-p", "hello")
+    assert (code, err) == (3, f"localllm: error: {name}: not on this computer; `localllm pull {name}` gets it\n")
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 3), (b"\n", 3), (b"", 3)])
+def test_on_a_terminal_a_missing_model_can_be_pulled(cli, hub, monkeypatch, answer, code):
+    monkeypatch.setattr(pulling, "is_terminal", lambda stream: True)
+    found, _, err = cli("inspect", f"hf:{REPOSITORY}:Q4_K_M", stdin=answer)
+    assert found == code
+    assert f"hf:{REPOSITORY}:Q4_K_M is not on this computer. Pull it? [y/N] " in err
+    assert bool(there()) == (code == 0)
+
+
+@pytest.mark.parametrize(("answer", "stays"), [(b"yes\n", False), (b"no\n", True), (b"", True)])
+def test_on_a_terminal_rm_asks(cli, hub, models, monkeypatch, answer, stays):
+    monkeypatch.setattr(rm, "is_terminal", lambda stream: True)
+    pulled()
+    code, out, err = cli("rm", f"hf:{REPOSITORY}", stdin=answer)
+    assert (code, out, bool(there())) == (0, "", stays)
+    assert f"Remove hf:{REPOSITORY}:Q4_K_M ({size(len(models[0]))}, " in err
+
+
+def test_fit_on_the_command_line(cli, hub, monkeypatch):
+    from localllm.services import fit as fit_service
+
+    monkeypatch.setattr(fit_service, "measured_bandwidth", lambda: 1e9)
+    name = f"hf:{REPOSITORY}:Q8_0"
+    facts = json.loads(cli("fit", name, "--json")[1])
+    code, out, err = cli("fit", name)
+    assert (code, err, there()) == (0, "", {})
+    assert out.endswith("It fits, with its whole context of 512 tokens.\n")
+    assert facts["path"] == f"hf:{REPOSITORY}/Tiny-Q8_0.gguf" and facts["longest"] == dict.fromkeys(
+        fit_service.TYPES, 512
+    )
+    monkeypatch.setattr(fit_service, "available_memory", lambda: 1000)
+    out = cli("fit", name)[1]
+    assert "too much" in out and out.endswith("This model does not fit.\n")
+    needed = fit_service.WORKING + facts["weight_bytes"]
+    monkeypatch.setattr(fit_service, "available_memory", lambda: needed + 100 * (2 * 2 * 2 * 16 * 2))
+    assert "It fits with 100 tokens (f16), " in cli("fit", name)[1]
+
+
+def test_errors_are_one_line(cli, hub, monkeypatch):
+    hub.gated.add(REPOSITORY)
+    for arguments, code in (
+        (("pull", "hf:tiny/none"), 3),
+        (("pull", f"hf:{REPOSITORY}:Q5_0"), 3),
+        (("pull", f"hf:{REPOSITORY}:Q8_0"), 3),
+        (("fit", f"hf:{REPOSITORY}:Q8_0"), 3),
+        (("pull", "nothing"), 3),
+        (("pull", "guide"), 2),
+        (("pull", "hf:x"), 2),
+        (("rm", "nothing"), 3),
+        (("fit", "nothing"), 3),
+    ):
+        found, out, err = cli(*arguments)
+        assert (found, out, err.count("\n")) == (code, "", 1), err
+    monkeypatch.setattr(service, "SPARE", 1 << 60)
+    hub.gated.clear()
+    assert cli("pull", f"hf:{REPOSITORY}")[0] == 1
+
+
+def test_progress_is_shown_on_a_terminal_only(cli, hub, monkeypatch, models):
+    partial_of(models[0], 1000)
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr(pulling, "LEAST", 0)
+    hub.cuts = [len(models[0]), 200_000]
+    code, _, err = cli("pull", f"hf:{REPOSITORY}")
+    assert code == 0
+    whole = size(len(models[0]))
+    for text in (
+        f"checking 1.0 kB of {whole}: Tiny-Q4_K_M.gguf",
+        f"{whole} of {whole}, ",
+        "trying again",
+        "0:00 to go",
+    ):
+        assert text in err
+    assert "\n" not in err.removesuffix("\n")
+
+
+@pytest.fixture
+def spawn(hub, tmp_path):
+    """The program on a terminal of so many columns: spawn(columns, arguments...)."""
+
+    def start(columns: int, *arguments: str) -> pexpect.spawn:
+        environment = os.environ | {"HF_ENDPOINT": hub.url, "PYTHONPATH": str(ROOT), "TERM": "xterm", "NO_COLOR": "1"}
+        command = [sys.executable, "-m", "localllm", *arguments]
+        size = (24, columns)
+        child = pexpect.spawn(command[0], command[1:], env=environment, dimensions=size, encoding="utf-8", timeout=30)
+        child.delaybeforesend = None
+        return child
+
+    return start
+
+
+def test_a_terminal_offers_what_is_missing(spawn, models):
+    child = spawn(120, "run", f"hf:{REPOSITORY}", "-p", "hi", "--temp", "0", "-n", "2")
+    child.expect_exact("[y/N] ")
+    child.sendline("y")
+    child.expect_exact(f"hf:{REPOSITORY}: {size(len(models[0]))}\r\n")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert (child.exitstatus, list(there())) == (0, [f"{REPOSITORY}/Tiny-Q4_K_M.gguf"])
+
+
+def test_ctrl_c_keeps_what_has_come(spawn, hub, models):
+    hub.pause = 0.1
+    child = spawn(40, "pull", f"hf:{REPOSITORY}:Q8_0")
+    child.expect("[0-9.]+ kB of [0-9.]+ kB, [^\r]*\r")
+    assert all(len(line) < 40 for line in (child.before + child.after).replace("\x1b[K", "").split("\r"))
+    child.sendintr()
+    child.expect_exact("what has come is kept: the same command goes on where it stopped")
+    child.expect(pexpect.EOF)
+    child.close()
+    ((name, begun),) = there().items()
+    assert child.exitstatus == 130 and name.endswith(".partial") and models[1].startswith(begun)
