@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from localllm.generation.answers import Answer
     from localllm.generation.batch import Batch
 
+OPTIONS = ("on_overflow", "keep", "think", "think_budget", "template_variables")  # of GenerationOptions
+CONSTRAINTS = ("schema", "grammar", "regex")  # of which one can be given
+
 
 class Model:
     """A model that is open. Use it in a `with` statement, or close it.
@@ -71,6 +74,12 @@ class Model:
         self.session = Session(Sequences(engine, prefixes), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
         self._draft_models: dict[str, Model] = {}
+
+    @property
+    def files(self) -> list[str]:
+        """All that it was read from, those of draft models too."""
+        drafts = [path for model in self._draft_models.values() for path in model.files]
+        return [*self.file.parts, *drafts]
 
     def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
         """Token ids of a text; see Tokenizer.encode."""
@@ -115,7 +124,9 @@ class Model:
 
         stop: strings that end the text; speculate: "ngram", "off", or what guesses besides, "draft:PATH" or an open
         Model (see `drafter`); `sampling`: fields of SamplingOptions, as temperature=0 or seed=1, and what is done when
-        the context is full, on_overflow and keep of GenerationOptions. Raises ContextError if the prompt does not fit,
+        the context is full, on_overflow and keep of GenerationOptions. What the answer must look like: schema, a JSON
+        schema (a dict, its text or a class with model_json_schema, as pydantic's), grammar, a text in GBNF, or regex;
+        it is then of that form whenever its finish_reason is "stop". Raises ContextError if the prompt does not fit,
         UsageError for options that make no sense, and what open_model raises.
         """
         return self.session.complete(prompt, options(max_tokens, stop, sampling, self.drafter(speculate)))
@@ -128,7 +139,12 @@ class Model:
         speculate: "str | Model" = "ngram",
         **sampling: Any,
     ) -> Generation:
-        """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` does."""
+        """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` does.
+
+        Besides: think="on", "off", "auto" or how much, "low", "medium" or "high"; think_budget, the most tokens of
+        thoughts, which are not among the pieces (see Generation.parts and .thinking); template_variables, a dict for
+        the chat template.
+        """
         return self.session.chat(messages, options(max_tokens, stop, sampling, self.drafter(speculate)))
 
     def drafter(self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None) -> "str | Drafter":
@@ -300,11 +316,16 @@ def options(
 ) -> GenerationOptions:
     """One object out of a method's arguments. Raises UsageError for an unknown name."""
     sampling = {name: plain(value) for name, value in sampling.items()}
-    overflow = {name: sampling.pop(name) for name in ("on_overflow", "keep") if name in sampling}
+    others = {name: sampling.pop(name) for name in OPTIONS if name in sampling}
+    given = {name: sampling.pop(name) for name in CONSTRAINTS if sampling.get(name) is not None}
+    if given:
+        from localllm.generation.constraints import constraint_of  # llguidance takes 30 ms to import
+
+        others["constraint"] = constraint_of(**given)
     unknown = sampling.keys() - SamplingOptions.__dataclass_fields__.keys()
     if unknown:
         raise UsageError(f"there is no option {sorted(unknown)[0]!r}")
-    return GenerationOptions(plain(max_tokens), stop, SamplingOptions(**sampling), None, speculate, **overflow)
+    return GenerationOptions(plain(max_tokens), stop, SamplingOptions(**sampling), None, speculate, **others)
 
 
 def main_format(file: GGUFFile) -> str:

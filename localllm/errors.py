@@ -4,6 +4,7 @@
     ├── UsageError       2    arguments that make no sense together
     ├── ModelError       3    a model file that cannot be read, is invalid, or is not supported
     │   └── UnsupportedError  a file that may well be valid
+    ├── ConstraintError  1    an answer got into more alternatives than can be followed
     ├── ContextError     4    the prompt does not fit the context
     ├── MemoryLimitError 5    the computer has not enough memory
     └── RecordsError     6    some of many records could not be answered
@@ -37,6 +38,10 @@ class ModelError(LocalllmError):
 
 class UnsupportedError(ModelError):
     """The model file needs something that localllm does not do; other programs may."""
+
+
+class ConstraintError(LocalllmError):
+    """A constrained answer has got where its grammar is too complex to go on."""
 
 
 class ContextError(LocalllmError):

@@ -19,7 +19,7 @@ import llvmlite.binding as llvm
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvidedCacheLocator
 
-from quant.cache import cache_folder
+from localllm.quant.cache import cache_folder
 
 # Sums may be taken in any order, products added without rounding, quotients made of reciprocals: that is what makes
 # vectors of loops. NaN and infinity keep their meaning. The order is fixed when a loop is compiled.

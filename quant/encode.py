@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from quant import floats, iq1, iq2, iq3, iq4, mxfp4, q2_k, q3_k, q4_0, q4_1, q4_k, q6_k, q8_0, ternary
-from quant.formats import BY_NAME
+from localllm.quant import floats, iq1, iq2, iq3, iq4, mxfp4, q2_k, q3_k, q4_0, q4_1, q4_k, q6_k, q8_0, ternary
+from localllm.quant.formats import BY_NAME
 
 # An encoder of rows: (weights float32 [rows, columns], importance float32 [columns] or None, out uint8 [rows, bytes]).
 Encoder = Callable[[NDArray, NDArray | None, NDArray], None]

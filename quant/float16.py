@@ -6,7 +6,7 @@ infinite one. Written without branches, so that loops over it become vectors.
 
 import numpy as np
 
-from quant.compiled import compiled, inlined
+from localllm.quant.compiled import compiled, inlined
 
 LARGEST_HALF = np.float32(65504)
 SMALLEST_HALF = np.float32(2.0**-24)

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.float16 import narrow_to_bf16, narrow_to_half
+from localllm.quant.float16 import narrow_to_bf16, narrow_to_half
 
 
 def encode_f32(weights: NDArray, importance: NDArray | None, out: NDArray) -> None:

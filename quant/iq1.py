@@ -19,7 +19,7 @@ In both, weight = d * (1 + 2 * scale) * (grid[code] ± 1/8).
 
 import numpy as np
 
-from quant.codebook import half_bytes, pairs, search
+from localllm.quant.codebook import half_bytes, pairs, search
 
 SHIFT = np.float32(0.125)
 # What the largest weight of a group may be divided by its scale; the largest of the grid, shifted, is 1 1/8.

@@ -24,7 +24,7 @@ In all of them, weight = d * (scale + 0.5) / 4 * grid[code] * sign.
 
 import numpy as np
 
-from quant.codebook import half_bytes, pairs, search, signs_and_scales
+from localllm.quant.codebook import half_bytes, pairs, search, signs_and_scales
 
 # What the largest weight of a group may be divided by its scale; the largest of a grid is 43.
 TARGETS = np.array([24, 30, 36, 41, 46, 53, 63, 80], dtype=np.float32)

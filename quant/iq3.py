@@ -22,7 +22,7 @@ IQ3_XXS has 256 weights in 98 bytes (3.06 bits each), groups of 32, an even numb
 
 import numpy as np
 
-from quant.codebook import half_bytes, pairs, search, signs_and_scales
+from localllm.quant.codebook import half_bytes, pairs, search, signs_and_scales
 
 # What the largest weight of a group may be divided by its scale.
 IQ3_S_TARGETS = np.array([8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18.5, 21], dtype=np.float32)

@@ -26,9 +26,9 @@ import math
 
 import numpy as np
 
-from quant.compiled import compiled, inlined
-from quant.float16 import SMALLEST_HALF, nearest_half, put_half
-from quant.units import normalize
+from localllm.quant.compiled import compiled, inlined
+from localllm.quant.float16 import SMALLEST_HALF, nearest_half, put_half
+from localllm.quant.units import normalize
 
 VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 BORDERS = (VALUES[1:] + VALUES[:-1]) / 2

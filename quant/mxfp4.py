@@ -13,7 +13,7 @@ those around it: one more does not cut off the largest weight, fewer serve the s
 
 import numpy as np
 
-from quant.compiled import compiled
+from localllm.quant.compiled import compiled
 
 SIZES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
 BORDERS = (SIZES[1:] + SIZES[:-1]) / 2

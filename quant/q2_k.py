@@ -6,8 +6,8 @@ A block: 16 bytes with k in the lower and m in the upper 4 bits, one per sub-blo
 
 import numpy as np
 
-from quant import affine
-from quant.compiled import compiled, inlined
+from localllm.quant import affine
+from localllm.quant.compiled import compiled, inlined
 
 f32 = np.float32
 BLOCKS, SIZE, TOP, STEPS = 16, 16, f32(3), f32(15)

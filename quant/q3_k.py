@@ -9,8 +9,8 @@ The 12 bytes: byte i < 8 holds the lower 4 bits of k[i] and above them those of 
 
 import numpy as np
 
-from quant import symmetric
-from quant.compiled import compiled, inlined
+from localllm.quant import symmetric
+from localllm.quant.compiled import compiled, inlined
 
 f32 = np.float32
 BLOCKS, SIZE, BOTTOM, TOP, STEPS = 16, 16, f32(-4), f32(3), f32(32)

@@ -6,10 +6,10 @@ A block: float16 scale; Q5_0 only: 4 bytes with the codes' fifth bits, weight i'
 
 import numpy as np
 
-from quant import symmetric
-from quant.compiled import compiled, inlined
-from quant.float16 import put_half
-from quant.units import load_block
+from localllm.quant import symmetric
+from localllm.quant.compiled import compiled, inlined
+from localllm.quant.float16 import put_half
+from localllm.quant.units import load_block
 
 f32 = np.float32
 

@@ -6,10 +6,10 @@ number; 16 bytes with their lower 4 bits, byte i holds weight i in its lower hal
 
 import numpy as np
 
-from quant import affine
-from quant.compiled import compiled, inlined
-from quant.float16 import put_half
-from quant.units import load_block
+from localllm.quant import affine
+from localllm.quant.compiled import compiled, inlined
+from localllm.quant.float16 import put_half
+from localllm.quant.units import load_block
 
 f32 = np.float32
 

@@ -10,8 +10,8 @@ of m[4 + b], whose upper 2 bits are at the top of bytes b and 4 + b.
 
 import numpy as np
 
-from quant import affine
-from quant.compiled import compiled, inlined
+from localllm.quant import affine
+from localllm.quant.compiled import compiled, inlined
 
 f32 = np.float32
 BLOCKS, SIZE, STEPS = 8, 32, f32(63)

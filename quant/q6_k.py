@@ -7,8 +7,8 @@ its lowest bits up; k, int8 [16]; float16 d.
 
 import numpy as np
 
-from quant import symmetric
-from quant.compiled import compiled, inlined
+from localllm.quant import symmetric
+from localllm.quant.compiled import compiled, inlined
 
 f32 = np.float32
 BLOCKS, SIZE, BOTTOM, TOP = 16, 16, f32(-32), f32(31)

@@ -6,9 +6,9 @@ its multiples: of some scales a little above the least, the best takes a sixth o
 
 import numpy as np
 
-from quant.compiled import compiled, inlined
-from quant.float16 import SMALLEST_HALF, nearest_half, put_half
-from quant.units import largest_of, unit_of
+from localllm.quant.compiled import compiled, inlined
+from localllm.quant.float16 import SMALLEST_HALF, nearest_half, put_half
+from localllm.quant.units import largest_of, unit_of
 
 f32 = np.float32
 BYTES, TOP, HUGE = 34, f32(127), f32(3e38)

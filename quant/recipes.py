@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from quant.formats import BY_NAME
+from localllm.quant.formats import BY_NAME
 
 
 class Recipe(NamedTuple):

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.compiled import compiled, inlined
-from quant.float16 import nearest_half, put_half
-from quant.units import load_block
+from localllm.quant.compiled import compiled, inlined
+from localllm.quant.float16 import nearest_half, put_half
+from localllm.quant.units import load_block
 
 f32 = np.float32
 ZERO, ONE, TWO, HUGE = f32(0), f32(1), f32(2), f32(3e38)

@@ -21,9 +21,9 @@ d / 2 do the rest.
 
 import numpy as np
 
-from quant.compiled import compiled, inlined
-from quant.float16 import nearest_half, put_half
-from quant.units import normalize
+from localllm.quant.compiled import compiled, inlined
+from localllm.quant.float16 import nearest_half, put_half
+from localllm.quant.units import normalize
 
 # Borders tried first, in units of the root mean square: 0.6 is best for a normal distribution, more for heavy tails and
 # for rare weights among zeros.

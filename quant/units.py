@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from quant.compiled import inlined
+from localllm.quant.compiled import inlined
 
 f32 = np.float32
 

@@ -23,8 +23,8 @@ import gguf
 import numpy as np
 
 from localllm.files.gguf_file import GGUFFile
-from quant.encode import ENCODERS, encode
-from quant.formats import BY_NAME
+from localllm.quant.encode import ENCODERS, encode
+from localllm.quant.formats import BY_NAME
 
 TIMES = 3
 

@@ -23,7 +23,7 @@ from tiny_model import write_tiny_model  # noqa: E402
 
 from localllm.cli import main as program  # noqa: E402
 from localllm.cli import quantize, run  # noqa: E402, F401  what the children need
-from quant.cache import cache_folder  # noqa: E402
+from localllm.quant.cache import cache_folder  # noqa: E402
 
 
 def start(*arguments: object, out: Path | None = None) -> int:

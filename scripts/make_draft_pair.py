@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from make_synthetic import MIXES, SHAPES, Plan, Shape, Weights, random_weights, write_model
 
-from quant.encode import encode
+from localllm.quant.encode import encode
 
 VOCABULARY = 32000
 DRAFT = Shape(4, 512, 8, 2, 1536, VOCABULARY, 131072, 500000.0, tied=False)

@@ -22,7 +22,7 @@ from synthetic_blocks import PLAIN, random_matrix
 from synthetic_recurrent import ALWAYS_F32, RecurrentShape, sizes_of
 from synthetic_recurrent import SHAPES as RECURRENT
 
-from quant.formats import BY_NAME, Format
+from localllm.quant.formats import BY_NAME, Format
 
 
 class Shape(NamedTuple):

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from quant.formats import Format
+from localllm.quant.formats import Format
 
 CHUNK = 16 << 20  # bytes made at a time
 

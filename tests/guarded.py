@@ -22,7 +22,7 @@ if __name__ == "__main__":
 from localllm.engine import cpu, tape
 from localllm.engine.model import Engine
 from localllm.files.gguf_file import Tensor
-from quant.formats import BY_NAME
+from localllm.quant.formats import BY_NAME
 
 BATCHES = [1, 5, 9, 13, 129]
 # width, heads, key-value heads, head dimension, feed-forward width, vocabulary

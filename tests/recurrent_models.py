@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from localllm.files.gguf_file import Tensor
-from quant.formats import BY_NAME
+from localllm.quant.formats import BY_NAME
 
 Parts = tuple[dict, dict[str, np.ndarray]]
 VOCABULARY = 45

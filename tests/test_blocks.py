@@ -11,7 +11,7 @@ from localllm.kernels.cpu.blocks import UNPACK
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.reference import dequantized_bits
 from localllm.kernels.simd import load_u8, store_f32
-from quant.formats import BY_NAME, FORMATS
+from localllm.quant.formats import BY_NAME, FORMATS
 
 BLOCKS = 16
 GOLDEN_FILES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}

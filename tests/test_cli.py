@@ -177,6 +177,7 @@ def test_the_json_object(tiny: str, cli):
     assert answer.keys() == {
         *(
             "text",
+            "thinking",
             "tokens",
             "finish_reason",
             "prompt_tokens",
@@ -282,8 +283,8 @@ def test_several_answers_as_json(tiny: str, cli, asked: list[tuple]):
     result = answer_of(cli, tiny, "-p", "Hi", "--beams", "1")
     assert result.keys() == {"answers", "model", "timings"}
     assert result["answers"] == [
-        {"text": "two\nlines", "logprob": -1.5, "tokens": [5, 6], "finish_reason": "stop", "seed": 8},
-        {"text": "über", "logprob": -2.0, "tokens": [7], "finish_reason": "length", "seed": 7},
+        {"text": "two\nlines", "thinking": "", "logprob": -1.5, "tokens": [5, 6], "finish_reason": "stop", "seed": 8},
+        {"text": "über", "thinking": "", "logprob": -2.0, "tokens": [7], "finish_reason": "length", "seed": 7},
     ]
     assert result["timings"]["total_s"] > result["timings"]["load_s"] > 0
 

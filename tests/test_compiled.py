@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from quant.cache import cache_folder
+from localllm.quant.cache import cache_folder
 
 PROGRAM = """
 import numpy as np
-from quant import float16
+from localllm.quant import float16
 out = np.empty(2, np.uint16)
 float16.narrow_to_half(np.array([1, -2], np.float32), out)
 print(out.tolist(), sum(float16.narrow_to_half.stats.cache_hits.values()))
@@ -59,7 +59,7 @@ def test_the_cache_is_never_in_the_current_folder(tmp_path: Path, monkeypatch: p
 
 
 def test_every_source_and_the_cpu_are_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from quant import compiled
+    from localllm.quant import compiled
 
     monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
     folders = set()

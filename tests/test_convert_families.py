@@ -23,9 +23,9 @@ import localllm
 from localllm.arch import ARCHITECTURES
 from localllm.convert import Checkpoint, open_folder
 from localllm.convert.tensors import as_float32
+from localllm.quant.recipes import recipe_named
 from localllm.services.quantize import open_source, run
 from localllm.services.quantize_plan import COPY, Request, make_plan
-from quant.recipes import recipe_named
 
 VARIANTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("checkpoints.json").read_text())
 

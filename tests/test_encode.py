@@ -4,8 +4,8 @@ import gguf
 import numpy as np
 import pytest
 
-from quant.encode import ENCODERS, encode
-from quant.formats import BY_NAME
+from localllm.quant.encode import ENCODERS, encode
+from localllm.quant.formats import BY_NAME
 
 FLOATS = {"F32": 0.0, "F16": 2.0**-11, "BF16": 2.0**-8}  # largest relative errors
 # Format: (weights that share a scale, codes, whether they also share a minimum).
@@ -185,7 +185,7 @@ def test_blocks_of_unusual_shape(name: str, shape: str):
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_threads_and_the_input_array_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("quant.encode.RANGE", 3 * COLUMNS)
+    monkeypatch.setattr("localllm.quant.encode.RANGE", 3 * COLUMNS)
     weights = MATRICES["uneven"]
     blocks = encode(name, weights, IMPORTANCE)
     assert blocks.shape == (24, BY_NAME[name].row_bytes(COLUMNS)) and blocks.dtype == np.uint8

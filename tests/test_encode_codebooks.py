@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, dequantize
 
-from quant import encode
-from quant.codebook import codebook
-from quant.formats import BY_NAME
+from localllm.quant import encode
+from localllm.quant.codebook import codebook
+from localllm.quant.formats import BY_NAME
 
 ENCODERS = {
     name: encode.ENCODERS[name] for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, dequantize, quantize
 
-from quant import encode as encoding
-from quant.formats import BY_NAME
+from localllm.quant import encode as encoding
+from localllm.quant.formats import BY_NAME
 
 ENCODERS = {name: encoding.ENCODERS[name] for name in ("IQ4_NL", "IQ4_XS", "MXFP4", "TQ1_0", "TQ2_0")}
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float64)

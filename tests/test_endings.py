@@ -308,7 +308,9 @@ def test_a_model_that_is_none(cli, folder: Path, monkeypatch, command: str, mode
 @pytest.mark.parametrize(
     "arguments",
     [
-        "run TINY -f missing", "run TINY -f .", "map TINY missing", "map TINY -f missing", "perplexity TINY missing",
+        "run TINY -f missing", "quantize TINY x Q8_0 --imatrix missing", "imatrix --in-file missing -o out",
+        "perplexity TINY --kl-divergence --base missing", "run TINY -f .", "map TINY missing",
+        "map TINY -f missing", "perplexity TINY missing",
         "perplexity TINY .", "imatrix TINY missing -o out", "replay missing", "run TINY -p x --receipt no/r",
         "perplexity TINY text --save-logits no/x", "imatrix TINY text -o no/x", "map TINY lines -o no/x",
         "quantize TINY no/x Q8_0", "run TINY -p x -t 0", "perplexity TINY text -t 0", "imatrix TINY text -o x -t 0",

@@ -14,7 +14,7 @@ from tiny_model import HEADS, HIDDEN, KV_HEADS, WIDTH, write_tiny_model
 
 from localllm.errors import ContextError, MemoryLimitError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile, Tensor
-from quant.formats import BY_NAME
+from localllm.quant.formats import BY_NAME
 
 BACKENDS = ["cpu", "reference"]
 TOKENS = np.random.default_rng(0).integers(0, 260, 700)

@@ -10,8 +10,8 @@ from localllm.arch import architecture
 from localllm.engine.model import Engine
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile, Tensor
-from quant.encode import encode
-from quant.formats import BY_NAME
+from localllm.quant.encode import encode
+from localllm.quant.formats import BY_NAME
 
 TOKENS = np.arange(40) * 7 % 250
 

@@ -7,9 +7,10 @@ from fake_engine import FakeEngine, saying
 from tiny_model import write_tiny_model
 
 from localllm.errors import ContextError, LocalllmError, UsageError
-from localllm.generation.generate import Generation, GenerationOptions, StopFilter
+from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences, common
+from localllm.generation.transcript import StopFilter
 from localllm.text.tokenizer import Tokenizer
 
 GREEDY = SamplingOptions(temperature=0)

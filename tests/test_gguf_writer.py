@@ -9,7 +9,7 @@ import pytest
 from localllm.errors import LocalllmError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_writer import Output, Packed, packed, write_gguf
-from quant.formats import BY_NAME
+from localllm.quant.formats import BY_NAME
 
 VALUES = {
     "a.uint32": 7,

@@ -28,8 +28,8 @@ from localllm.kernels.cpu.linear_quantized import FEW, FEW_WITH_CHUNKS
 from localllm.kernels.cpu.quantized_formats import QUANTIZED
 from localllm.kernels.cpu.rescale import BYTE_OFFSET, span
 from localllm.kernels.target import cpu_features
-from quant.encode import encode
-from quant.formats import BY_NAME
+from localllm.quant.encode import encode
+from localllm.quant.formats import BY_NAME
 
 HAS_BF16 = "avx512bf16" in cpu_features()
 PLAIN = ["F32", "F16", "BF16"]

@@ -21,14 +21,14 @@ LAYERS = [
     ["localllm.files"],
     ["localllm.values"],
     ["localllm.errors"],
-    ["quant"],
+    ["localllm.quant"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
 SOURCES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text(encoding="utf-8")
-    for package in ("localllm", "quant")
-    for path in sorted((ROOT / package).rglob("*.py"))
+    for folder in ("localllm", "localllm/quant")  # a link, which rglob does not follow
+    for path in sorted((ROOT / folder).rglob("*.py"))
 }
 
 
@@ -68,12 +68,20 @@ def prints(module: str, source: str) -> list[str]:
 
 
 def test_the_table_names_every_room():
-    rooms = {".".join(module.split(".")[:2]) if module.startswith("localllm.") else "quant" for module in SOURCES}
-    assert rooms - {"quant"} <= LEVEL.keys(), "put the new module on its line of LAYERS"
+    rooms = {".".join(module.split(".")[:2]) for module in SOURCES}
+    assert rooms <= LEVEL.keys(), "put the new module on its line of LAYERS"
 
 
 def test_imports_go_downward():
     assert [line for module, source in SOURCES.items() for line in upward(module, source)] == []
+
+
+def test_nothing_is_called_quant():
+    """The folder quant/ is localllm.quant: what is installed as `quant` would be a quant.py beside a user's script."""
+    names = {name for module, source in SOURCES.items() for name in imported(module, source)}
+    for file in [*(ROOT / "tests").glob("*.py"), *(ROOT / "scripts").glob("*.py")]:
+        names |= {*imported(file.stem, file.read_text(encoding="utf-8"))}
+    assert [name for name in sorted(names) if name.partition(".")[0] == "quant"] == []
 
 
 @pytest.mark.parametrize(
@@ -83,7 +91,7 @@ def test_imports_go_downward():
         ("localllm.kernels.reference", "def build():\n    import localllm.engine.tape"),
         ("localllm.text.tokenizer", "from ..engine.model import Engine"),
         ("localllm.generation.session", "from localllm import open"),
-        ("quant.formats", "from localllm.errors import ModelError"),
+        ("localllm.quant.formats", "from localllm.errors import ModelError"),
     ],
 )
 def test_an_upward_import_is_seen(module: str, source: str):

@@ -1,5 +1,6 @@
 """The wheel holds the whole program and its data, and the data says what is true."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -17,6 +18,17 @@ def test_version():
     assert localllm.__version__ == project["version"]
 
 
+def test_a_file_of_the_users_may_be_called_quant(tmp_path: Path):
+    """Or like any other folder of this repository."""
+    for name in ("quant", "scripts", "tests"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
+    script = tmp_path / "script.py"
+    script.write_text("import localllm, localllm.services.quantize, sys\nprint(localllm.open, 'quant' in sys.modules)")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and done.stdout.endswith(" False\n"), done
+
+
 @pytest.mark.slow
 def test_wheel(tmp_path: Path):
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
@@ -29,8 +41,8 @@ def test_wheel(tmp_path: Path):
         registry = archive.read("localllm/data/models.toml")
     sources = {
         path.relative_to(ROOT).as_posix()
-        for package in ("localllm", "quant")
-        for path in (ROOT / package).rglob("*")
+        for folder in ("localllm", "localllm/quant")
+        for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert names == sources

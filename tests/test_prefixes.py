@@ -31,7 +31,7 @@ from localllm.files.safe_file import SafeFile
 from localllm.generation.prefill import read_prompt
 from localllm.generation.sequences import Sequences
 from localllm.kernels.arguments import PAGE
-from quant.cache import cache_folder
+from localllm.quant.cache import cache_folder
 
 CONTEXT = 3000
 FEW_POSITIONS = {"gpt2", "mpt", "starcoder2"}  # of these goldens, fewer than the prompts here have tokens

@@ -25,13 +25,13 @@ from localllm.files.gguf_writer import Output, write_gguf
 from localllm.files.safe_file import SafeFile
 from localllm.files.source import row_count
 from localllm.kernels.widen import Widener, can_widen
+from localllm.quant.encode import ENCODERS, encode
+from localllm.quant.formats import BY_NAME, FORMATS
+from localllm.quant.recipes import RECIPES, Options
 from localllm.services import quantize as service
 from localllm.services import quantize_plan
 from localllm.services.quantize import default_output, open_source, parse_override, run
 from localllm.services.quantize_plan import CHUNK, COPY, Request, make_plan
-from quant.encode import ENCODERS, encode
-from quant.formats import BY_NAME, FORMATS
-from quant.recipes import RECIPES, Options
 
 MADE = {
     "general.architecture": "made",

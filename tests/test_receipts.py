@@ -3,17 +3,21 @@
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from tiny_model import write_tiny_model
 
 import localllm
 from localllm.errors import UsageError
 from localllm.files import file_hash
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling import SamplingOptions
+from localllm.generation.sampling_options import SamplingOptions
 from localllm.services import receipts
 
 
@@ -51,6 +55,9 @@ def change(path: Path, *place: str | int, to: object) -> None:
         ["-p", "Hi", "--raw", "--temp", "2", "--top-k", "0", "-s", "5", "--kv-type", "q8_0", "-t", "1", "-c", "300"],
         ["-p", "Hi", "-sys", "Be brief", "--chat-template", "phi3", "-r", "zz", "--speculate", "off"],
         ["-p", "Hi", "--n", "2", "--temp", "1.5"],
+        ["-p", "Hi", "-l", "20-inf", "-l", "21+2.5", "--samplers", "top_k;temperature", "--ignore-eos"],
+        ["-p", "Hi", "--mirostat", "2", "--dry-multiplier", "0.8", "--dry-sequence-breaker", "x"],
+        ["-p", "Hi", "--grammar", 'root ::= "yes" | "no"'],
         ["-p", "Hi", "--beams", "2", "--n", "2"],
         [],
     ],
@@ -131,6 +138,21 @@ def test_an_interrupted_answer_is_compared_as_far_as_it_came(tiny: str, cli, tmp
     assert cli("replay", path)[:2] == (0, "the same text\n")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_ctrl_c_leaves_a_receipt(tiny: str, tmp_path: Path, cli):
+    path, command = tmp_path / "r.json", [sys.executable, "-m", "localllm", "run", tiny, "-p", "Hi", "--no-stdin"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([*command, "--receipt", str(path), "-s", "1"], stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None and process.stdout.read(10)
+    process.send_signal(signal.SIGINT)
+    text = process.communicate(timeout=30)[0]
+    assert process.returncode == 130
+    result = json.loads(path.read_bytes())["result"]
+    assert result["finish_reason"] == "interrupted"
+    assert result["text"].encode().endswith(text[:-1])
+    assert cli("replay", path)[:2] == (0, "the same text\n")
+
+
 def test_what_is_no_receipt(tiny: str, cli, tmp_path: Path):
     path = tmp_path / "r.json"
     good = made(cli, path, tiny, "-p", "Hi", "-n", "2")
@@ -145,7 +167,7 @@ def test_what_is_no_receipt(tiny: str, cli, tmp_path: Path):
     for field, value, problem in (
         ("receipt", 99, "a receipt of another version"),
         ("options", good["options"] | {"new": 1}, "'new'"),
-        ("options", good["options"] | {"sampling": {"top_k": -1}}, "top_k should be"),
+        ("options", good["options"] | {"sampling": good["options"]["sampling"] | {"top_k": -1}}, "top_k should be"),
     ):
         path.write_text(json.dumps({**good, field: value}))
         code, out, err = cli("replay", path)

@@ -12,8 +12,8 @@ import re
 import pytest
 from conftest import ROOT
 
-from quant.formats import BY_NAME
-from quant.recipes import (
+from localllm.quant.formats import BY_NAME
+from localllm.quant.recipes import (
     ALIASES,
     RECIPES,
     Facts,

@@ -12,7 +12,7 @@ from localllm.engine.program import Span
 from localllm.files.gguf_file import Tensor
 from localllm.kernels.arguments import SEQUENCE
 from localllm.kernels.reference import Reference, Remembered
-from quant.formats import BY_NAME
+from localllm.quant.formats import BY_NAME
 
 COUNTS = [[1], [7], [5, 1, 3, 40]]  # tokens of each sequence
 KERNELS = ["multiply", "sigmoid", "softplus", "convolve", "selective_scan", "head_scan-plain", "head_scan-delta"]

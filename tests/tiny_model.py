@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm.files.gguf_file import GGUFFile, Tensor
 from localllm.kernels.reference import dequantize
-from quant.formats import BY_NAME
+from localllm.quant.formats import BY_NAME
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "Ġw o", "r l", "rl d", "Ġwo rld"]

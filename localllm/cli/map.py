@@ -58,8 +58,9 @@ def map(
 
     INPUT has a record in every line, plain text or a JSON object with "prompt", "messages" or the fields that -p or -f
     name; without INPUT it is read from stdin. For every line there is one of JSON in the output: "id" (the record's, or
-    the line's number), "output", "finish_reason", "prompt_tokens", "completion_tokens", "input"; or "id", "error",
-    "input". An interrupted command goes on where it stopped when it is started again with the same -o.
+    the line's number), "output", "thinking" if it has thought, "finish_reason", "prompt_tokens", "completion_tokens",
+    "input"; or "id", "error", "input". An interrupted command goes on where it stopped when it is started again with
+    the same -o.
 
     Examples:
       localllm map model.gguf questions.jsonl -o answers.jsonl
@@ -74,6 +75,8 @@ def map(
 
     if raw and chat_template is not None:
         raise UsageError("--raw switches off what --chat-template chooses")
+    if raw and not choices.thoughts.are_usual:
+        raise UsageError("--raw switches off the chat template, which thoughts and variables are for")
     system = options.system_message(system, system_file)
     prompts = Prompts(prompt, None if file is None else decoded(content(file), file), system, raw)
     chosen = options.generation_options(None, choices)

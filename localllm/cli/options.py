@@ -8,6 +8,7 @@ from localllm.cli import terminal
 from localllm.cli.command import argument, group, number_or_default, option
 from localllm.cli.pulling import located
 from localllm.cli.sampling import Steps
+from localllm.cli.shape import Shape, Thoughts
 from localllm.cli.terminal import ProgressLine, say
 from localllm.errors import UsageError
 
@@ -189,6 +190,8 @@ class Answers:
     ] = False
     sampling: Sampling
     steps: Steps
+    shape: Shape
+    thoughts: Thoughts
 
     def drawing(self) -> dict[str, Any]:
         """What the user has chosen of how tokens are drawn, by field of SamplingOptions. Raises UsageError."""
@@ -233,10 +236,11 @@ def generation_options(on_progress: Callable[[int, int], None] | None, choices: 
 
     sampling = SamplingOptions(**choices.drawing())
     limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
+    more = {**choices.thoughts.given(), "constraint": choices.shape.constraint()}
     if not isinstance(choices, Generation):
-        return GenerationOptions(limit, stop, sampling, on_progress, "off")
+        return GenerationOptions(limit, stop, sampling, on_progress, "off", **more)
     kind = "ngram" if is_draft_model(choices.speculate) else choices.speculate
-    return GenerationOptions(limit, stop, sampling, on_progress, kind, choices.on_overflow, choices.keep)
+    return GenerationOptions(limit, stop, sampling, on_progress, kind, choices.on_overflow, choices.keep, **more)
 
 
 def system_message(text: str | None, file: str | None) -> str | None:

@@ -86,9 +86,9 @@ def quantize(
       localllm quantize big.gguf small.gguf IQ3_S --imatrix big.imatrix
       localllm quantize big.gguf Q4_K_M --dry-run
     """
+    from localllm.quant.recipes import Options
     from localllm.services import quantize as service
     from localllm.services.quantize_plan import Request, make_plan
-    from quant.recipes import Options
 
     exit_on_sigterm()
     source_name, target, recipe, last = understood(tuple(arguments))

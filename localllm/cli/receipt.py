@@ -1,8 +1,9 @@
 """Receipts of `run`, which `replay` reads: what the options and the answer become there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from localllm.cli import terminal
 from localllm.cli.terminal import ProgressLine
 
 if TYPE_CHECKING:
@@ -11,14 +12,20 @@ if TYPE_CHECKING:
     from localllm.text.plain import Message
 
 
-def prepared(path: str, chosen: "GenerationOptions", inputs: tuple[str | None, ...]) -> "GenerationOptions":
-    """The options with which the answer can be had again. Raises UsageError for a receipt that cannot be written."""
-    from localllm.files.safe_file import checked_target
-    from localllm.services.receipts import plain_options, seeded
+def prepared(
+    path: str, chosen: "GenerationOptions", model: "Model", inputs: Iterable[str | None]
+) -> "GenerationOptions":
+    """The options with which the answer can be had again. Raises UsageError for a receipt that cannot be written.
 
-    checked_target(path, tuple(name for name in inputs if name is not None))
+    inputs: files with the prompt; the receipt must not replace them, nor a file of a model.
+    """
+    from localllm.files.safe_file import checked_target
+    from localllm.services.receipts import plain_options, repeatable
+
+    checked_target(path, (*model.files, *(name for name in inputs if name is not None)))
+    chosen = repeatable(model, chosen)
     plain_options(chosen)
-    return seeded(chosen)
+    return chosen
 
 
 def keep(
@@ -32,6 +39,7 @@ def keep(
     """Write the receipt; choices: n, beams, speculate and chat_template."""
     from localllm.services import receipts
 
+    terminal.end_output()  # hashing the model may take a while
     line = ProgressLine()
     try:
         receipts.write(path, receipts.make(model, asked, chosen, choices, result, hashing(line)))

@@ -3,20 +3,29 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from localllm.cli.terminal import ProgressLine, printable, say, write
+from localllm.cli.terminal import ProgressLine, dim_piece, printable, say, write
+from localllm.generation.thinking import ANSWER, THOUGHT
 
 if TYPE_CHECKING:
     from localllm.generation.generate import Generation
 
 
-def stream(answer: "Generation", line: ProgressLine, silent: bool = False) -> bool:
-    """Write the answer as it comes and a line break; True if Ctrl-C cut it short. What was said stays."""
-    interrupted = False
+def stream(answer: "Generation", line: ProgressLine, silent: bool = False, thoughts: bool = True) -> bool:
+    """Write the answer as it comes and a line break; True if Ctrl-C cut it short. What was said stays.
+
+    thoughts: show them, on a terminal.
+    """
+    interrupted, shown = False, ""
     try:
-        for piece in answer:
+        for kind, piece in answer.parts:
             line.clear()
-            if not silent:
+            if kind == THOUGHT and thoughts:
+                dim_piece(piece)
+            elif kind == ANSWER and shown == THOUGHT and thoughts:
+                dim_piece("\n\n")
+            if kind == ANSWER and not silent:
                 write(piece)
+            shown = kind
     except KeyboardInterrupt:
         interrupted = True
     finally:

@@ -10,6 +10,7 @@ from localllm.cli.command import option
 from localllm.cli.prompt import Encoding, begin, request, whole_prompt
 from localllm.cli.receipt import keep, prepared
 from localllm.cli.render import stream
+from localllm.cli.shape import HideThinking, tell_cut
 from localllm.cli.terminal import ProgressLine, say, write
 from localllm.errors import UsageError
 
@@ -41,6 +42,7 @@ def run(
     receipt: Annotated[
         str | None, option("--receipt", metavar="FILE", help="Write what the answer came from, for `localllm replay`.")
     ] = None,
+    hide_thinking: HideThinking = False,
     n: Annotated[int, option("--n", metavar="N", help="Answers to give, best first.  [default: 1]")] = 1,
     beams: Annotated[
         int, option("--beams", metavar="N", help="Find the likeliest answers among N.  [default: 0, off]")
@@ -51,8 +53,9 @@ def run(
 ) -> None:
     """Answer one prompt.
 
-    Text that is piped to stdin is added to the prompt after a blank line. The answer goes to stdout, nothing else does.
-    Several answers have an empty line between them.
+    Text that is piped to stdin is added to the prompt after a blank line. The answer goes to stdout, nothing else does:
+    what a model thinks before it is shown dim on stderr, if that is a terminal. Several answers have an empty line
+    between them.
 
     Examples:
       localllm run model.gguf -p "Why is the sky blue?"
@@ -60,6 +63,8 @@ def run(
       localllm run model.gguf -f letter.txt -sys "Translate into French." --temp 0
       localllm run model.gguf -p "Once upon a time" --raw --stats
       localllm run model.gguf -p "A name for a cat?" --n 3 --json | jq -r ".answers[].text"
+      localllm run model.gguf -p "Invent a person." --json-schema person.json | jq .name
+      localllm run model.gguf -p "Is water wet?" --grammar 'root ::= "yes" | "no"'
     """
     started = perf_counter()
     most_bytes = partial(options.most_bytes, model, engine, choices.on_overflow)
@@ -71,11 +76,14 @@ def run(
         raise UsageError("-sys needs a chat template, which --raw switches off")
     if raw and chat_template is not None:
         raise UsageError("--raw switches off what --chat-template chooses")
+    if raw and not choices.thoughts.are_usual:
+        raise UsageError("--raw switches off the chat template, which thoughts and variables are for")
     if n != 1 or beams:
         require_sense(n, beams, choices)
-    chosen = chosen if receipt is None else prepared(receipt, chosen, (model, file, binary_file))
     with options.open_model(model, engine, chat_template, no_cache) as opened:
         chosen = options.with_draft_model(opened, chosen, choices.speculate)
+        if receipt is not None:
+            chosen = prepared(receipt, chosen, opened, (file, binary_file))
         load_s = perf_counter() - started
         asked, interrupted = request(opened, text, system, raw), False
         if n > 1 or beams:
@@ -83,9 +91,11 @@ def run(
             if not as_json:
                 write("\n\n".join(answer.text for answer in answers) + "\n")
             result = report_several(opened, answers, load_s, perf_counter() - started)
+            tell_cut(chosen, [answer.finish_reason for answer in answers])
         else:
             answer = begin(opened, asked, chosen)
-            interrupted = stream(answer, line, silent=as_json)
+            interrupted = stream(answer, line, silent=as_json, thoughts=not hide_thinking)
+            tell_cut(chosen, [answer.finish_reason])
             result = report(opened, answer, load_s, perf_counter() - started)
         if as_json:
             write(json.dumps(result, ensure_ascii=False) + "\n")
@@ -135,6 +145,7 @@ def report(model: "Model", answer: "Generation", load_s: float, total_s: float) 
     }
     return {
         "text": answer.text,
+        "thinking": answer.thinking,
         "tokens": answer.tokens,
         "finish_reason": answer.finish_reason,
         "prompt_tokens": len(answer.prompt),
@@ -152,6 +163,7 @@ def report_several(model: "Model", answers: "list[Answer]", load_s: float, total
     told = [
         {
             "text": answer.text,
+            "thinking": answer.thinking,
             "logprob": answer.logprob,
             "tokens": answer.tokens,
             "finish_reason": answer.finish_reason,

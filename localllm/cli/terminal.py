@@ -112,6 +112,12 @@ def beginning(text: str, width: int) -> str:
     return text
 
 
+def dim_piece(text: str) -> None:
+    """The same with what was dim before it on one line."""
+    if is_terminal(sys.stderr):
+        print(coloured(printable(text), "2"), end="", file=sys.stderr, flush=True)
+
+
 class ProgressLine:
     """One line on stderr that is written over, and gone in the end. Silent if stderr is no terminal that can do so."""
 

@@ -15,7 +15,7 @@ from localllm.convert.tensors import Shape, Source, as_float32, in_float32, kept
 from localllm.convert.weights import Stored
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
-from quant.formats import BY_NAME, Format
+from localllm.quant.formats import BY_NAME, Format
 
 # What old checkpoints store and nobody reads.
 LEFT_OUT = re.compile(r".*\.(inv_freq|cos_cached|sin_cached|masked_bias)|(transformer\.)?h\.[0-9]+\.attn\.bias")

@@ -16,7 +16,7 @@ from localllm.convert.tensors import kept
 from localllm.convert.vocabulary import vocabulary_metadata
 from localllm.convert.weights import open_weights
 from localllm.errors import ModelError
-from quant.recipes import recipe_named
+from localllm.quant.recipes import recipe_named
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from quant.cache import cache_folder, is_private
+from localllm.quant.cache import cache_folder, is_private
 
 PIECE = 1 << 23  # bytes read at once
 HEX_DIGITS = 64  # of a hash

@@ -18,7 +18,7 @@ import numpy as np
 
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.files.gguf_header import MAGIC, NEEDED, Entry, Metadata, read_header, shown
-from quant.formats import Format
+from localllm.quant.formats import Format
 
 SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from localllm.errors import ModelError
-from quant.formats import FORMATS, Format
+from localllm.quant.formats import FORMATS, Format
 
 MAGIC = b"GGUF"
 ALIGNMENT = "general.alignment"

@@ -15,7 +15,7 @@ import numpy as np
 
 from localllm.files.gguf_header import ALIGNMENT, ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, SCALARS, STRING
 from localllm.files.safe_file import SafeFile
-from quant.formats import BY_NAME, Format
+from localllm.quant.formats import BY_NAME, Format
 
 VERSION = 3
 UINT32, INT32, FLOAT32, UINT64, INT64 = 4, 5, 6, 10, 11

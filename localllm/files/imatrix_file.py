@@ -78,13 +78,13 @@ def load_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
-    """An importance matrix in either layout. Raises ModelError."""
+    """An importance matrix in either layout. Raises ModelError, and UsageError for a file that cannot be read."""
     path = os.fsdecode(path)
     try:
         with open(path, "rb") as file:
             is_gguf = file.read(4) == MAGIC
     except OSError as error:
-        raise ModelError(f"{shown(path, 4096)}: {error.strerror}") from None
+        raise UsageError(f"{shown(path, 4096)}: cannot be read: {error.strerror}") from None
     matrix = read_gguf(path) if is_gguf else read_legacy(path)
     for name, squares in matrix.squares.items():
         if not (np.isfinite(squares.sums).all() and (squares.sums >= 0).all()):

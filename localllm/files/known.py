@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from quant.cache import cache_folder, is_private
+from localllm.quant.cache import cache_folder, is_private
 
 MOST = 1000  # remembered; more than that, and the oldest half is forgotten
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from localllm.errors import LocalllmError, ModelError
+from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf_header import shown
 from localllm.files.safe_file import SafeFile, checked_target
 
@@ -90,14 +90,14 @@ class Logits(NamedTuple):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Logits":
-        """Raises ModelError for a file that is none, or not complete."""
+        """Raises ModelError for a file that is none, or not complete, UsageError for one that cannot be read."""
         name = shown(os.fsdecode(path), 4096)
         try:
             with open(path, "rb") as file:
                 beginning = file.read(20)
                 length = os.fstat(file.fileno()).st_size
         except OSError as error:
-            raise ModelError(f"{name}: {error.strerror}") from None
+            raise UsageError(f"{name}: cannot be read: {error.strerror}") from None
         if len(beginning) < 20 or beginning[:8] != MAGIC:
             raise ModelError(f"{name}: not a file of logits; --save-logits writes one")
         size, vocab_size, count = struct.unpack("<3i", beginning[8:])

@@ -27,7 +27,7 @@ import numpy as np
 from localllm.errors import LocalllmError
 from localllm.files.safe_file import SafeFile
 from localllm.files.settings import settings
-from quant.cache import cache_folder
+from localllm.quant.cache import cache_folder
 
 MAGIC = b"LLPREFX1"
 MOST_HEADER = 1 << 16  # bytes

@@ -12,7 +12,7 @@ import numpy as np
 
 from localllm.files.gguf_file import GGUFFile, Tensor
 from localllm.files.gguf_writer import Packed
-from quant.formats import Format
+from localllm.quant.formats import Format
 
 
 class SourceTensor(Protocol):

@@ -7,8 +7,10 @@ import numpy as np
 
 from localllm.errors import LocalllmError
 from localllm.generation.answers import log_total
-from localllm.generation.generate import GenerationOptions, StopFilter
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.guide import Guide
 from localllm.generation.sampling import Sampler
+from localllm.generation.thinking import Thinking
 from localllm.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ class Request:
     """A prompt that is to be answered n times.
 
     Attributes:
-        decoder: one that has decoded nothing yet.  key: what the caller knows it by.
+        decoder, thinking: as for a Generation.  key: what the caller knows it by.
         answers: in the making, then made; with n > 1 best first when all are.
         begun: whether the prompt has been read.  error: why there are no answers.
     """
@@ -30,6 +32,7 @@ class Request:
     options: GenerationOptions
     n: int = 1
     key: Any = None
+    thinking: Thinking = field(default_factory=Thinking)
     answers: list["Answering"] = field(default_factory=list)
     begun: bool = False
     error: LocalllmError | None = None
@@ -44,21 +47,29 @@ class Answering:
 
     Attributes:
         ids: the prompt and what was said, without what ended it.
-        text: what was said.  finish_reason: "stop" or "length", "" before.
+        text, thinking: what was said, and thought before.  finish_reason: "stop" or "length", "" before.
         seed: with which it is drawn again.
         logprob: the natural logarithm of its probability, what ended it included; 0 of an only answer.
         sequence: what has been read of `ids`; None while it waits.
     """
 
-    def __init__(self, request: Request, sampler: Sampler, context: int):
+    def __init__(self, request: Request, sampler: Sampler, guide: Guide, context: int):
         self.request, self.seed, self.ids = request, sampler.seed, list(request.prompt)
-        self.text, self.finish_reason, self.logprob = "", "", 0.0
+        self.finish_reason, self.logprob = "", 0.0
         self.sequence: Sequence | None = None
-        self._sampler, self._decoder, self._stops = sampler, request.decoder.copy(), StopFilter(request.options.stop)
+        self._sampler, self._guide = sampler, guide
         self._limit = len(self.ids) + request.options.limit(context - len(self.ids))
         self._chosen = 0
         if self._limit == len(self.ids):
             self.finish_reason = "length"
+
+    @property
+    def text(self) -> str:
+        return self._guide.transcript.text
+
+    @property
+    def thinking(self) -> str:
+        return self._guide.transcript.thinking
 
     @property
     def tokens(self) -> list[int]:
@@ -92,7 +103,7 @@ class Answering:
 
     def take(self, row: np.ndarray, end_ids: frozenset[int]) -> None:
         """Go on with the token that is drawn from logits float32 [vocab]. Raises LocalllmError if there is none."""
-        token = self._sampler.sample(row)
+        token = self._guide.choose(self._sampler, row)
         self._chosen += 1
         if self.request.n > 1:
             self.logprob += float(row[token]) - log_total(row)
@@ -101,13 +112,13 @@ class Answering:
             return
         self._sampler.accept(token)
         self.ids.append(token)
-        self.text += self._stops.push(self._decoder.push(token))
-        if self._stops.found:
-            self.finish_reason = "stop"
+        self._guide.accept(token)
+        if self._guide.has_ended:
+            self._finish("stop")
         elif len(self.ids) == self._limit:
             self._finish("length")
 
     def _finish(self, reason: str) -> None:
         """Say what was held back."""
-        self.text += self._stops.push(self._decoder.flush()) + self._stops.flush()
+        self._guide.transcript.flush()
         self.finish_reason = reason

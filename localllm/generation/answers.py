@@ -6,7 +6,6 @@ engine takes all of them one token further.
 
 import math
 from collections import Counter
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
@@ -15,11 +14,13 @@ import numpy as np
 from localllm.engine.runs import LONG
 from localllm.errors import UsageError
 from localllm.generation.candidates import Candidates
-from localllm.generation.generate import GenerationOptions, StopFilter, require_room
+from localllm.generation.generate import GenerationOptions, guide_of, require_room
+from localllm.generation.guide import Guide
 from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import SamplingOptions
-from localllm.generation.sampling_steps import top_k
+from localllm.generation.sampling_steps import only, top_k
+from localllm.generation.thinking import Thinking
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 from localllm.values import whole_number
 
@@ -34,7 +35,7 @@ class Answer:
     """One of several answers to a prompt.
 
     Attributes:
-        text, tokens: as of a Generation, without what ended it.
+        text, tokens, thinking: as of a Generation, without what ended it.
         logprob: the natural logarithm of its probability by the model's own logits, whatever it was chosen by; the
             token that ended it counts.
         finish_reason: "stop" or "length".
@@ -46,6 +47,7 @@ class Answer:
     logprob: float
     finish_reason: str
     seed: int | None = None
+    thinking: str = ""
 
 
 @dataclass
@@ -54,10 +56,8 @@ class Hypothesis:
 
     sequence: "Sequence"  # holds the prompt and all tokens but the last, until Search.advance
     logits: np.ndarray  # float32 [vocab], after what the sequence holds; good until the engine runs again
-    decoder: StreamDecoder
-    stops: StopFilter
+    guide: Guide
     tokens: list[int] = field(default_factory=list)
-    text: str = ""
     logprob: float = 0.0
     length: int = 0
     finished: bool = False
@@ -69,20 +69,22 @@ class Hypothesis:
 
     def then(self, token: int, logprob: float, end_ids: frozenset[int]) -> "Hypothesis":
         """This one with a token more, which may finish it."""
-        twin = replace(self, decoder=self.decoder.copy(), stops=copy(self.stops))
+        twin = replace(self, guide=self.guide.copy())
         twin.logprob, twin.length = self.logprob + logprob, self.length + 1
         if token in end_ids:
             twin.finished = True
             return twin
         twin.tokens = [*self.tokens, token]
-        twin.text += twin.stops.push(twin.decoder.push(token))
-        twin.finished = twin.stops.found
+        twin.guide.accept(token)
+        twin.finished = twin.guide.has_ended
         return twin
 
     def answer(self, seed: int | None = None) -> Answer:
         """What has become of it, with the text that was held back."""
-        rest = "" if self.stops.found else self.stops.push(self.decoder.flush()) + self.stops.flush()
-        return Answer(self.text + rest, self.tokens, self.logprob, "stop" if self.finished else "length", seed)
+        said = self.guide.transcript
+        said.flush()
+        reason = "stop" if self.finished else "length"
+        return Answer(said.text, self.tokens, self.logprob, reason, seed, said.thinking)
 
 
 class Search:
@@ -104,13 +106,15 @@ class Search:
         decoder: StreamDecoder,
         options: GenerationOptions,
         prefixes: "Prefixes | None" = None,
+        thinking: Thinking | None = None,
     ):
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
         require_room(prompt, engine.context)
         self.prompt, self.options, self.tokenizer = prompt, options, tokenizer
         self.limit = options.limit(engine.context - len(prompt))
         self.vocab, self.end_ids = min(engine.vocab_size, tokenizer.vocab_size), tokenizer.end_ids
-        self._engine, self._decoder, self._prefixes = engine, decoder, prefixes
+        self._engine, self._prefixes = engine, prefixes
+        self._guide = guide_of(tokenizer, engine.vocab_size, decoder, options, thinking)
         self._held: list[Sequence] = []
         self._end: tuple[Sequence, np.ndarray] | None = None  # of a prompt that was read, to be written
 
@@ -134,7 +138,7 @@ class Search:
             logits = read_prompt(self._held[0], self.prompt, self.options.on_progress)
             if self._prefixes and len(self.prompt) > LONG:
                 self._end = self._held[0].fork(), logits
-        return Hypothesis(self._held[0], logits[-1, : self.vocab], self._decoder, StopFilter(self.options.stop))
+        return Hypothesis(self._held[0], logits[-1, : self.vocab], self._guide)
 
     def advance(self, hypotheses: list[Hypothesis]) -> None:
         """Run the last token of each in a sequence of its own, and close the sequences that none of them needs.
@@ -176,14 +180,15 @@ def answers(
     n: int = 1,
     beams: int = 0,
     prefixes: "Prefixes | None" = None,
+    thinking: Thinking | None = None,
 ) -> list[Answer]:
     """The n best of several answers, best first: n sampled ones, or with `beams` what beam search finds.
 
-    decoder: one that has decoded nothing yet, as for a Generation; prefixes: what is kept of prompts, or None. Best is
-    the highest log probability per token. Raises UsageError and ContextError.
+    decoder, thinking: as for a Generation; prefixes: what is kept of prompts, or None. Best is the highest log
+    probability per token. Raises UsageError and ContextError.
     """
     require_counts(n, beams)
-    with Search(engine, tokenizer, prompt, decoder, options, prefixes) as search, search:
+    with Search(engine, tokenizer, prompt, decoder, options, prefixes, thinking) as search, search:
         return beam_search(search, beams)[:n] if beams else n_best(search, n)
 
 
@@ -206,7 +211,7 @@ def n_best(search: Search, n: int) -> list[Answer]:
 
 def drawn(hypothesis: Hypothesis, sampler: Sampler, end_ids: frozenset[int]) -> Hypothesis:
     """The hypothesis with a token more, which the sampler chooses."""
-    token = sampler.sample(hypothesis.logits)
+    token = hypothesis.guide.choose(sampler, hypothesis.logits)
     sampler.accept(token)
     return hypothesis.then(token, float(hypothesis.logits[token]) - log_total(hypothesis.logits), end_ids)
 
@@ -276,7 +281,8 @@ def continuations(hypotheses: list[Hypothesis], count: int) -> list[tuple[float,
     found = list[tuple[float, int, int, float]]()
     ids = np.arange(len(hypotheses[0].logits))
     for number, hypothesis in enumerate(hypotheses):
-        candidates = top_k(Candidates(ids, hypothesis.logits), count)
+        candidates, allowed = Candidates(ids, hypothesis.logits), hypothesis.guide.allowed(len(ids))
+        candidates = top_k(candidates if allowed is None else only(candidates, allowed), count)
         total = log_total(hypothesis.logits)
         for token, logit in zip(candidates.ids.tolist(), candidates.logits.tolist(), strict=True):
             if logit > -math.inf:

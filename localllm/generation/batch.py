@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.program import BATCH, PRECISE_TOKENS
 from localllm.engine.runs import Runs
-from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.errors import ConstraintError, LocalllmError, MemoryLimitError
 from localllm.generation.answering import Answering, Request
 from localllm.generation.answers import seeded
-from localllm.generation.generate import require_room
+from localllm.generation.generate import guide_of, require_room
 from localllm.generation.reading import piece, shareable, stretch
 from localllm.generation.sequences import common
 from localllm.kernels.arguments import PAGE
@@ -109,7 +109,10 @@ class Batch:
             try:
                 require_room(request.prompt, self._engine.context)
                 samplers = seeded(request.options.sampling, request.prompt, self._vocab, request.n, self._tokenizer)
-                request.answers = [Answering(request, sampler, self._engine.context) for sampler in samplers]
+                guide = guide_of(self._tokenizer, self._vocab, request.decoder, request.options, request.thinking)
+                request.answers = [
+                    Answering(request, sampler, guide.copy(), self._engine.context) for sampler in samplers
+                ]
             except LocalllmError as error:
                 request.error = error
             if request.finished:
@@ -215,8 +218,14 @@ class Batch:
 
     def _take(self, answering: Answering, row: "np.ndarray") -> None:
         """A token for an answer; it may leave then."""
+        if answering.request.error:
+            return
         before = len(answering.ids)
-        answering.take(row, self._end_ids)
+        try:
+            answering.take(row, self._end_ids)
+        except ConstraintError as error:
+            self._fail(answering.request, error)
+            return
         self.written += len(answering.ids) - before
         if answering.finish_reason:
             self.running.remove(answering)

@@ -22,6 +22,7 @@ from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
+    from localllm.generation.guide import Guide
     from localllm.generation.overflow import Rolling
 
 PADDING = 128  # tokens that one vocabulary may have more at its end, as in llama.cpp: models of one family are padded
@@ -47,7 +48,9 @@ class Drafter:
             )
 
     @contextmanager
-    def proposer(self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int]) -> Iterator["DraftModel"]:
+    def proposer(
+        self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int], guide: "Guide | None" = None
+    ) -> Iterator["DraftModel"]:
         """Its guesses behind a text that begins with these tokens, which are read first."""
         vocab = min(sampler.vocab, len(self._pieces))
         with self._sequences.beginning_with(tokens) as begun:
@@ -55,19 +58,25 @@ class Drafter:
             known = next((i for i, token in enumerate(tokens) if token >= vocab), len(tokens))
             if len(sequence.tokens) < known - 1 < self._sequences.context:
                 read_prompt(sequence, list(tokens[: known - 1]), None)
-            yield DraftModel(sequence, tokens, sampler, vocab, end_ids)
+            yield DraftModel(sequence, tokens, sampler, vocab, end_ids, guide)
 
 
 class DraftModel:
     """A proposer: what a model would write."""
 
     def __init__(
-        self, sequence: "Tokens | Rolling", tokens: Sequence[int], sampler: Sampler, vocab: int, end_ids: frozenset[int]
+        self,
+        sequence: "Tokens | Rolling",
+        tokens: Sequence[int],
+        sampler: Sampler,
+        vocab: int,
+        end_ids: frozenset[int],
+        guide: "Guide | None" = None,
     ):
-        """sequence: holds some of the tokens; sampler: of the other model, which has drawn all of them; vocab: tokens
-        that both models know; end_ids: behind which nothing comes."""
+        """sequence: holds some of the tokens; sampler, guide: of the other model, which have drawn all of them; vocab:
+        tokens that both models know; end_ids: behind which nothing comes."""
         self._sequence, self._text, self._right = sequence, list(tokens), len(sequence.tokens)
-        self._sampler, self._vocab, self._end_ids = sampler, vocab, end_ids
+        self._sampler, self._guide, self._vocab, self._end_ids = sampler, guide, vocab, end_ids
         self._readable = all(token < vocab for token in tokens)
 
     def push(self, tokens: Sequence[int]) -> None:
@@ -82,14 +91,22 @@ class DraftModel:
             self._right += 1
         self._sequence.truncate(self._right)
         sampler, unread = self._sampler.copy(self._vocab), self._text[self._right :]
+        guide = self._guide and self._guide.copy()
         self._right = len(self._text)
         while self._readable and len(held) + len(unread) <= self._sequence.engine.context:
             logits = self._sequence.append(unread)[0, : self._vocab]
-            token = sampler.sample(logits)
+            allowed = guide.allowed(self._vocab) if guide else None
+            if allowed is not None and not allowed.any():
+                return
+            token = sampler.sample(logits, allowed)
             yield Guess(token, trust(logits, token))
             if token in self._end_ids:
                 return
             sampler.accept(token)
+            if guide:
+                guide.accept(token)
+                if guide.has_ended:
+                    return
             unread = [token]
 
 

@@ -1,16 +1,17 @@
 """One answer: the prompt is read (prefill), then token follows token (decode) until there is a reason to stop."""
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from localllm.errors import ContextError, UsageError
 from localllm.generation.draft_model import Drafter
+from localllm.generation.guide import Expected, Guide
 from localllm.generation.ngrams import from_text
 from localllm.generation.overflow import SINKS, Rolling, require_choice, require_shift
 from localllm.generation.prefill import read_prompt
@@ -18,11 +19,15 @@ from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Begun, Sequences
 from localllm.generation.speculation import Guesses, Proposer
+from localllm.generation.thinking import ANSWER, Part, Thinking
+from localllm.generation.thinking import require_choice as require_thinking
+from localllm.generation.transcript import Transcript
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 from localllm.values import require_text, whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
+    from localllm.generation.constraints import Constraint
 
 SPECULATE = ("ngram", "off")
 
@@ -38,6 +43,10 @@ class GenerationOptions:
     speculate: str | Drafter = "ngram"  # where guesses come from: the text, a smaller model besides, nowhere ("off")
     on_overflow: str | None = None  # see generation.overflow; None: drop-turns where a Session asks, else error
     keep: int | None = None  # the first tokens that stay with "shift"; None: the system message, 4 at least
+    think: str = "auto"  # whether the model thinks before it answers, or with which effort: see generation.thinking
+    think_budget: int | None = None  # the most tokens of a thought, which is closed then; None: as many as it takes
+    template_variables: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
+    constraint: "Constraint | None" = None  # what an answer must look like
 
     def __post_init__(self) -> None:
         """Raises UsageError for values that make no sense."""
@@ -46,6 +55,9 @@ class GenerationOptions:
         if not isinstance(self.speculate, Drafter) and self.speculate not in SPECULATE:
             raise UsageError(f"speculate should be {' or '.join(SPECULATE)}, not {self.speculate!r}")
         require_choice(self.on_overflow, self.keep)
+        require_thinking(self.think, self.think_budget)
+        if self.constraint and self.stop:
+            raise UsageError(f"a stop string would cut the answer short, which its {self.constraint.kind} forbids")
         if isinstance(self.stop, str | bytes):
             object.__setattr__(self, "stop", (self.stop,))
         if not isinstance(self.stop, Iterable):
@@ -68,44 +80,26 @@ def require_room(prompt: Sequence[int], context: int) -> None:
         raise ContextError(f"the prompt has {len(prompt)} tokens, which leaves no room in a context of {context}")
 
 
-class StopFilter:
-    """Lets text pass up to the first stop string, and holds back what may become one."""
+def guide_of(
+    tokenizer: Tokenizer, vocab: int, decoder: StreamDecoder, options: GenerationOptions, thinking: Thinking | None
+) -> Guide:
+    """What follows an answer that has not begun; vocab: the model's tokens. Raises UsageError for a bad constraint."""
+    matcher, thinking = None, thinking or Thinking()
+    if options.constraint:
+        from localllm.generation.constraints import matcher_of  # llguidance, where it is needed
 
-    def __init__(self, stops: Sequence[str]):
-        self.found = False
-        self._stops = tuple(stops)
-        self._held = ""
-
-    def push(self, text: str) -> str:
-        """The text that can be shown now. Sets `found` at a stop string; what comes after it is dropped."""
-        self._held += text
-        ends = [index for stop in self._stops if (index := self._held.find(stop)) >= 0]
-        if ends:
-            self.found = True
-            shown, self._held = self._held[: min(ends)], ""
-            return shown
-        safe = len(self._held) - max((self._overlap(stop) for stop in self._stops), default=0)
-        shown, self._held = self._held[:safe], self._held[safe:]
-        return shown
-
-    def flush(self) -> str:
-        """The rest, when no more text comes."""
-        held, self._held = self._held, ""
-        return held
-
-    def _overlap(self, stop: str) -> int:
-        """How many characters at the end of the held text may be the beginning of the stop string."""
-        longest = min(len(stop) - 1, len(self._held))
-        return next((size for size in range(longest, 0, -1) if self._held.endswith(stop[:size])), 0)
+        matcher = matcher_of(options.constraint, tokenizer, vocab)
+    return Guide(Transcript(decoder, options.stop, thinking), thinking, matcher)
 
 
 class Generation:
     """An answer in the making: iterate over it for pieces of text, str, as they come; then read what happened.
 
     Attributes:
+        parts: to iterate over instead, for pieces of thoughts too: (kind, text), see generation.thinking.
         prompt: the prompt's token ids.
         tokens: ids chosen so far, without the token that ended the answer.
-        text: what the pieces so far are together.
+        text: what the pieces so far are together.  thinking: what was thought before, "" if nothing.
         finish_reason: "stop" (the model ended, or a stop string), "length" (max_tokens, or the context is full);
             "interrupted" as long as neither has happened.
         seed: with which the sampler gives the same answer again.
@@ -124,6 +118,7 @@ class Generation:
         prompt: list[int],
         decoder: StreamDecoder,
         options: GenerationOptions,
+        thinking: Thinking | None = None,
     ):
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
         self.kept, self.dropped, self.is_full = None, 0, False
@@ -132,38 +127,35 @@ class Generation:
             require_shift(self.kept, sequences.context)
             sequences.engine.require_shift()
         require_room(prompt, sys.maxsize if self.kept is not None else sequences.context)
-        self.prompt, self.tokens, self.text, self.finish_reason = prompt, list[int](), "", "interrupted"
+        self.prompt, self.tokens, self.finish_reason = prompt, list[int](), "interrupted"
         self.cached_tokens, self.prefill_s, self.ttft_s, self.decode_s = 0, 0.0, 0.0, 0.0
         self.steps = self.drafted = self.accepted = 0
-        self._sequences, self._decoder, self._options = sequences, decoder, options
+        self._sequences, self._options = sequences, options
+        self._guide = guide_of(tokenizer, sequences.vocab_size, decoder, options, thinking)
         self._end_ids, self._ended = tokenizer.end_ids, False
         self._sampler = Sampler(options.sampling, sequences.vocab_size, tokenizer)
         self.seed = self._sampler.seed
-        self._pieces = self._generate()
+        self.parts = self._decode()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        for kind, text in self.parts:
+            if kind == ANSWER:
+                return text
+        raise StopIteration
 
-    def _generate(self) -> Generator[str]:
-        """Text instead of tokens: without stop strings and half characters."""
-        stops = StopFilter(self._options.stop)
-        for token in self._decode():
-            yield from self._said(stops.push(self._decoder.push(token)))
-            if stops.found:
-                self.finish_reason = "stop"
-                return
-        yield from self._said(stops.push(self._decoder.flush()) + stops.flush())
+    @property
+    def text(self) -> str:
+        return self._guide.transcript.text
 
-    def _said(self, text: str) -> Iterator[str]:
-        if text:
-            self.text += text
-            yield text
+    @property
+    def thinking(self) -> str:
+        return self._guide.transcript.thinking
 
-    def _decode(self) -> Iterator[int]:
-        """Tokens as they are chosen, until one ends the answer or there is no room for more."""
+    def _decode(self) -> Generator[Part]:
+        """Text as tokens are chosen, until one ends the answer or there is no room for more."""
         started = perf_counter()
         with (
             self._sequences.beginning_with(self.prompt, self.kept) as begun,
@@ -184,15 +176,17 @@ class Generation:
                     self._learn(sequence, draft, before, guesses)
         self.finish_reason = "stop" if self._ended else "length"
         self.is_full = not self._ended and len(self.tokens) != self._options.max_tokens
+        yield from self._guide.transcript.flush()
 
     def _guesses(self, held: ExitStack) -> Guesses | None:
         """What drafts come from, made when the first token is on its way; held: has what it needs."""
         speculate, tokens = self._options.speculate, [*self.prompt, *self.tokens]
         if speculate == "off":
             return None
-        proposers: list[Proposer] = [*from_text(tokens)]
+        proposers: list[Proposer] = [Expected(self._guide)] if self._guide.is_needed else []
+        proposers += from_text(tokens)
         if isinstance(speculate, Drafter):
-            proposers.append(held.enter_context(speculate.proposer(tokens, self._sampler, self._end_ids)))
+            proposers.append(held.enter_context(speculate.proposer(tokens, self._sampler, self._end_ids, self._guide)))
         return Guesses(proposers)
 
     @contextmanager
@@ -213,11 +207,11 @@ class Generation:
             guesses.took(len(rows), perf_counter() - started)
         return rows
 
-    def _drawn(self, rows: np.ndarray, draft: list[int], started: float) -> Iterator[int]:
-        """The tokens that are drawn, as far as the draft is right and one beyond."""
+    def _drawn(self, rows: np.ndarray, draft: list[int], started: float) -> Iterator[Part]:
+        """What the tokens say that are drawn, as far as the draft is right and one beyond."""
         self.drafted += len(draft)
         for row, guess in zip(rows, [*draft, None], strict=True):
-            token = self._sampler.sample(row)
+            token = self._guide.choose(self._sampler, row)
             elapsed = perf_counter() - started
             self.ttft_s = self.ttft_s or elapsed
             self.decode_s = elapsed - self.ttft_s
@@ -227,8 +221,9 @@ class Generation:
             self._sampler.accept(token)
             self.tokens.append(token)
             self.accepted += token == guess
-            yield token
-            if token != guess:
+            yield from self._guide.accept(token)
+            self._ended = self._guide.has_ended
+            if token != guess or self._ended:
                 return
 
     def _learn(self, sequence: "Tokens | Rolling", draft: list[int], before: int, guesses: Guesses) -> None:
@@ -251,4 +246,4 @@ class Generation:
 
     def close(self) -> None:
         """Stop here, and let others have the sequence."""
-        self._pieces.close()
+        self.parts.close()

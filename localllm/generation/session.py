@@ -11,6 +11,7 @@ from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.overflow import SINKS
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences, common
+from localllm.generation.thinking import Thinking, format_of, template_variables
 from localllm.text.messages import checked
 from localllm.text.plain import Message
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
@@ -19,6 +20,7 @@ from localllm.values import require_text, token_ids
 if TYPE_CHECKING:
     from localllm.generation.answering import Request
     from localllm.generation.answers import Answer
+    from localllm.generation.thinking import Format
     from localllm.text.templates import ChatTemplate
 
 
@@ -79,7 +81,7 @@ class Session:
 
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
         """Go on with the text (or the token ids) as it is, without a chat template."""
-        decoder, chosen = self.tokenizer.stream(continued=True), self._completed(options)
+        decoder, chosen = self.tokenizer.stream(continued=True), self.completed(options)
         return Generation(self.sequences, self.tokenizer, self._ids(prompt), decoder, chosen)
 
     def candidates(
@@ -92,9 +94,10 @@ class Session:
         """The n best of several answers to a conversation, or ways to go on with a text: see generation.answers."""
         from localllm.generation.answers import answers
 
-        prompt, decoder, chosen = self._prepared(asked, options)
+        prompt, decoder, chosen, thinking = self._prepared(asked, options)
         sequences = self.sequences
-        return answers(sequences.engine, self.tokenizer, prompt, decoder, chosen, n, beams, sequences.prefixes)
+        engine, prefixes, tokenizer = sequences.engine, sequences.prefixes, self.tokenizer
+        return answers(engine, tokenizer, prompt, decoder, chosen, n, beams, prefixes, thinking)
 
     def request(
         self,
@@ -106,18 +109,22 @@ class Session:
         """The same for a Batch, which answers many."""
         from localllm.generation.answering import Request
 
-        return Request(*self._prepared(asked, options), n, key)
+        prompt, decoder, chosen, thinking = self._prepared(asked, options)
+        return Request(prompt, decoder, chosen, n, key, thinking)
 
     def _prepared(
         self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None
-    ) -> tuple[list[int], StreamDecoder, GenerationOptions]:
-        """Token ids, a decoder for the answer, and how to generate it."""
+    ) -> tuple[list[int], StreamDecoder, GenerationOptions, Thinking]:
+        """Token ids, a decoder for the answer, how to generate it, and how the model thinks."""
         is_chat = not isinstance(asked, str) and any(isinstance(item, dict) for item in asked)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers do not go with on_overflow={options.on_overflow}")
-        prompt = self.encode_chat(asked) if is_chat else self._ids(asked)  # type: ignore[arg-type]
-        chosen = self._completed(options)
-        return prompt, self.tokenizer.stream(continued=not is_chat), self._stopping(chosen) if is_chat else chosen
+        chosen = self.completed(options)
+        decoder = self._decoder(chosen) if is_chat else self.tokenizer.stream(continued=True)
+        if not is_chat:
+            return self._ids(asked), decoder, chosen, Thinking()  # type: ignore[arg-type]
+        prompt, thinking = self._thinking(self.encode_chat(asked, chosen), chosen)  # type: ignore[arg-type]
+        return prompt, decoder, self._stopping(chosen), thinking
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -126,12 +133,28 @@ class Session:
             require_text("the prompt", prompt)
         return token_ids(prompt)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> list[int]:
         """Token ids of a conversation up to where the answer begins. Raises UsageError if it is not one.
 
-        What messages say is text: only the template can write control tokens.
+        options: have the template's variables. What messages say is text: only the template writes control tokens.
         """
-        return self.tokenizer.encode_rendered(self.tokenizer.markers.render(self.template, checked(messages)))
+        chosen = options or GenerationOptions()
+        variables = template_variables(self.template.source, chosen.think, chosen.think_budget)
+        variables |= chosen.template_variables
+        text = self.tokenizer.markers.render(self.template, checked(messages), **variables)
+        return self.tokenizer.encode_rendered(text)
+
+    def _thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
+        """A conversation's tokens and how thoughts are marked behind them; "off" closes one that the template opens."""
+        budget = 0 if options.think == "off" else options.think_budget
+        thinking = Thinking.of(self._thought_format, self.tokenizer, prompt, budget)
+        if options.think == "off" and thinking.is_open:
+            return [*prompt, *thinking.closing], replace(thinking, is_open=False)
+        return prompt, thinking
+
+    @cached_property
+    def _thought_format(self) -> "Format | None":
+        return format_of(self.template.source, self.tokenizer)
 
     @cached_property
     def template(self) -> "ChatTemplate":
@@ -147,29 +170,36 @@ class Session:
         if on_overflow == "drop-turns":
             kept, prompt = self._fitting(system, history, options)
         else:
-            kept, prompt = history, self.encode_chat(system + history)
+            kept, prompt = history, self.encode_chat(system + history, options)
         if on_overflow == "shift" and options.keep is None:
-            options = replace(options, keep=self._standing(system))
+            options = replace(options, keep=self._standing(system, options))
         answer = self._generation(prompt, options)
         self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(kept)])
         return kept, answer
 
-    def _standing(self, system: list[Message]) -> int:
+    def _standing(self, system: list[Message], options: GenerationOptions) -> int:
         """How many tokens all conversations with the same system message begin with, SINKS at least."""
-        first, second = (self.encode_chat([*system, {"role": "user", "content": text}]) for text in ("a", "b"))
+        first, second = (self.encode_chat([*system, {"role": "user", "content": text}], options) for text in ("a", "b"))
         return max(common(first, second), SINKS)
 
     def _generation(self, prompt: list[int], options: GenerationOptions) -> Generation:
-        chosen = self._stopping(self._completed(options))
-        return Generation(self.sequences, self.tokenizer, prompt, self.tokenizer.stream(), chosen)
+        prompt, thinking = self._thinking(prompt, options)
+        decoder, chosen = self._decoder(options), self._stopping(self.completed(options))
+        return Generation(self.sequences, self.tokenizer, prompt, decoder, chosen, thinking)
 
-    def _completed(self, options: GenerationOptions | None) -> GenerationOptions:
+    def _decoder(self, options: GenerationOptions) -> StreamDecoder:
+        """For an answer to a conversation; a constraint speaks of every space."""
+        return self.tokenizer.stream(continued=options.constraint is not None)
+
+    def completed(self, options: GenerationOptions | None) -> GenerationOptions:
         """With what is recommended where nobody has chosen."""
         options = options or GenerationOptions()
         return replace(options, sampling=options.sampling.over(self._recommended))
 
     def _stopping(self, options: GenerationOptions) -> GenerationOptions:
-        return replace(options, stop=(*options.stop, *self.template.stops)) if self.template.stops else options
+        if options.constraint or not self.template.stops:
+            return options
+        return replace(options, stop=(*options.stop, *self.template.stops))
 
     def _system(self) -> list[Message]:
         return [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -180,7 +210,8 @@ class Session:
         if answer is None:
             return self._history
         if answer.text or answer.finish_reason != "interrupted":
-            return [*self._history, {"role": "assistant", "content": answer.text}]
+            thought = {"reasoning_content": answer.thinking} if answer.thinking else {}
+            return [*self._history, {"role": "assistant", "content": answer.text, **thought}]
         return self._history[:-1]
 
     def _fitting(
@@ -194,14 +225,14 @@ class Session:
         """
         context = self.sequences.context
         answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)
-        prompt = self.encode_chat(system + history)
+        prompt = self.encode_chat(system + history, options)
         if len(prompt) + answer_room <= context:
             return history, prompt
         turns = [index for index, message in enumerate(history) if message["role"] == "user"]
 
         def fits(turn: int) -> bool:
-            return len(self.encode_chat(system + history[turns[turn] :])) <= context // 2
+            return len(self.encode_chat(system + history[turns[turn] :], options)) <= context // 2
 
         first = bisect_left(range(len(turns) - 1), True, key=fits)  # at least the last turn stays
         kept = history[turns[first] :]
-        return kept, self.encode_chat(system + kept)
+        return kept, self.encode_chat(system + kept, options)

@@ -10,7 +10,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
-import quant.formats
 from localllm.errors import LocalllmError
 
 LARGE = ("attend", "linear")  # kernels that take seconds to compile
@@ -21,7 +20,7 @@ class Compiler:
 
     def __init__(self) -> None:
         # It has to compile these sources, not those of another localllm that the current folder may hold.
-        root = str(Path(quant.formats.__file__).parent.parent)
+        root = str(Path(__file__).parents[2])
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "localllm.kernels.compile"],

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import llvmlite
 
-import quant.formats
 from localllm.files.safe_file import lock, remove_abandoned, temporary_prefix
 from localllm.kernels.target import cpu_feature_string, cpu_name
-from quant.cache import cache_folder, is_private
+from localllm.quant import formats
+from localllm.quant.cache import cache_folder, is_private
 
 SHARED_SOURCES = (
     "arguments",
@@ -41,7 +41,7 @@ def object_folder() -> Path:
     """The folder of this computer's object files, named by the key."""
     kernels, key = Path(__file__).parent, hashlib.sha256()
     shared = [kernels / f"{name}.py" for name in SHARED_SOURCES]
-    for source in [*sorted((kernels / "cpu").rglob("*.py")), *shared, Path(quant.formats.__file__)]:
+    for source in [*sorted((kernels / "cpu").rglob("*.py")), *shared, Path(formats.__file__)]:
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     for part in (numba_version(), llvmlite.__version__.encode(), cpu_name().encode(), cpu_feature_string().encode()):
         key.update(part + b"\0")

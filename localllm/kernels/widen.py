@@ -8,7 +8,7 @@ import numpy as np
 
 from localllm.kernels.arguments import in_order
 from localllm.kernels.library import Library, Progress
-from quant.formats import Format
+from localllm.quant.formats import Format
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 NUMBERS = ("F32", "I8", "I16", "I32", "I64", "F64")  # need no kernel, or have none

@@ -63,7 +63,7 @@ class Collector:
         contents = [read_text(text) for text in texts]
         self._observer = Observer()
         self._model = open_model(path, threads, size, progress=progress, observer=self._observer)
-        checked_target(out, tuple(self._model.file.parts))
+        checked_target(out, tuple(self._model.files))
         self.path, self.trained_context, self.warnings = (
             self._model.path, self._model.trained_context, self._model.warnings,
         )  # fmt: skip
@@ -89,7 +89,7 @@ class Collector:
         """Take over what an interrupted run for the same matrix has left."""
         try:
             left = read_imatrix(self._part)
-        except ModelError:
+        except (ModelError, UsageError):
             return
         if left.run == self._known.run and left.chunks <= self.total:
             self._known = replace(self._known, squares=left.squares, chunks=left.chunks)

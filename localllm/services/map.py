@@ -98,6 +98,7 @@ def success(request: "Request") -> Result:
     return {
         "id": request.key.id,
         "output": told(lambda answer: answer.text),
+        **({"thinking": told(lambda answer: answer.thinking)} if any(one.thinking for one in request.answers) else {}),
         "finish_reason": told(lambda answer: answer.finish_reason),
         "prompt_tokens": len(request.prompt),
         "completion_tokens": told(lambda answer: len(answer.tokens)),

@@ -63,7 +63,7 @@ class Reader:
         """
         known, vocab_size = Prediction(), self._sequence.vocab_size
         if save:
-            checked_target(save, tuple(self._model.file.parts))
+            checked_target(save, tuple(self._model.files))
         with LogitsWriter(save, chunks, vocab_size) if save else nullcontext() as writer:
             for chunk in chunks:
                 scores = []

@@ -29,12 +29,12 @@ from localllm.files.safe_file import OnlyWriter, SafeFile, checked_target
 from localllm.files.source import GGUFSource, Source, SourceTensor, row_count
 from localllm.kernels.library import Progress
 from localllm.kernels.widen import Widener, can_widen
+from localllm.quant.compiled import problems
+from localllm.quant.encode import encode
+from localllm.quant.formats import BY_NAME
+from localllm.quant.recipes import RECIPES, Recipe, recipe_named
 from localllm.services.quantize_plan import COPY, SPLIT_KEYS, Job, Plan, Request
 from localllm.services.validity import require_valid
-from quant.compiled import problems
-from quant.encode import encode
-from quant.formats import BY_NAME
-from quant.recipes import RECIPES, Recipe, recipe_named
 
 TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)
 

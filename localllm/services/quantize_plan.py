@@ -16,9 +16,9 @@ from localllm.files.gguf_writer import Output, Packed, header, packed
 from localllm.files.imatrix_file import ImportanceMatrix, read_imatrix
 from localllm.files.source import Source, SourceTensor, row_count
 from localllm.kernels.widen import can_widen
-from quant.encode import ENCODERS
-from quant.formats import BY_NAME, Format
-from quant.recipes import Facts, Options, Planner, Recipe, needs_importance, ordered, role_of
+from localllm.quant.encode import ENCODERS
+from localllm.quant.formats import BY_NAME, Format
+from localllm.quant.recipes import Facts, Options, Planner, Recipe, needs_importance, ordered, role_of
 
 COPY = Recipe(-1, "COPY", "")
 CHUNK = 1 << 20  # weights that are converted and searched at once: 4 MB in float32

@@ -25,7 +25,7 @@ from localllm.files.gguf_header import shown
 from localllm.files.safe_file import SafeFile
 from localllm.generation.draft_model import Drafter
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling import SamplingOptions
+from localllm.generation.sampling_options import SamplingOptions
 from localllm.kernels.objects import object_folder
 from localllm.kernels.target import cpu_features
 from localllm.services.bench import processor
@@ -55,11 +55,12 @@ Asked = str | list[Message]
 Receipt = dict[str, Any]
 
 
-def seeded(options: GenerationOptions) -> GenerationOptions:
-    """The same options with a seed, drawn now if there is none: so that the answer can be had again."""
-    if options.sampling.seed is not None:
-        return options
-    return replace(options, sampling=replace(options.sampling, seed=secrets.randbelow(SEEDS)))
+def repeatable(model: "Model", options: GenerationOptions) -> GenerationOptions:
+    """The same with nothing left to what the file recommends, to defaults or to chance: a seed is drawn now."""
+    sampling = model.session.completed(options).sampling.complete
+    if sampling.seed is None:
+        sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
+    return replace(options, sampling=sampling)
 
 
 def make(
@@ -126,7 +127,10 @@ def plain_options(options: GenerationOptions) -> dict[str, Any]:
         if field.name == "on_progress":
             continue
         if isinstance(value, SamplingOptions):
-            value = {each.name: getattr(value, each.name) for each in fields(value)}
+            biases = [[token, str(bias)] for token, bias in (value.logit_bias or {}).items()]  # some are infinite
+            value = {each.name: getattr(value, each.name) for each in fields(value)} | {"logit_bias": biases}
+        if field.name == "constraint" and value is not None:
+            value = {"kind": value.kind, "grammar": value.grammar}
         if isinstance(value, Drafter):
             continue
         try:
@@ -143,10 +147,16 @@ def options_of(receipt: Receipt) -> GenerationOptions:
     if receipt["result"].get("finish_reason") == "interrupted":
         given["max_tokens"] = len(receipt["result"]["tokens"])
     try:
-        sampling = SamplingOptions(**given.pop("sampling"))
+        drawn = given.pop("sampling")
+        biases = {token: float(bias) for token, bias in drawn.pop("logit_bias")}
+        sampling = SamplingOptions(**drawn, logit_bias=biases)
+        if given.get("constraint") is not None:
+            from localllm.generation.constraints import Constraint  # llguidance takes 30 ms to import
+
+            given["constraint"] = Constraint(**given["constraint"])
         kind = "ngram" if speculate.startswith("draft:") else speculate
         return GenerationOptions(**given, sampling=sampling, speculate=kind)
-    except TypeError as error:
+    except (TypeError, ValueError, KeyError) as error:
         raise UsageError(f"the receipt is of another version of localllm: {error}") from None
 
 
@@ -211,7 +221,11 @@ def changes(receipt: Receipt, model: "Model", on_progress: OnProgress | None = N
 
 
 def difference(then: Receipt, now: Receipt) -> str | None:
-    """Where the texts of two results differ first, None if they are the same."""
+    """Where the texts of two results differ first, None if they are the same. Of an answer that was interrupted only
+    what came is compared: a character may have been half said.
+    """
+    if then.get("finish_reason") == "interrupted":
+        now = {**now, "text": now["text"][: len(then["text"])]}
     old, new = answers_of(then), answers_of(now)
     if len(old) != len(new):
         return f"there were {len(old)} answers, now there are {len(new)}"

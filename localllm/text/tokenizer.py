@@ -29,7 +29,7 @@ class Tokenizer:
     Attributes:
         pieces: the text of every token as the file has it.
         bos_id, eos_id: begin and end of text, None if the vocabulary has none.
-        end_ids: every token that ends an answer.
+        end_ids: every token that ends an answer.  control_ids: those that stand for no text.
         adds_bos, adds_eos: what the file asks for around a text.
         chat_template: the file's Jinja template, or None.
         warning: one line that the user should see, or None.
@@ -53,6 +53,7 @@ class Tokenizer:
         types = vocabulary.types
         self._special_types = {token: types[token] for token in of_kinds(types, USER_DEFINED, CONTROL, UNKNOWN)}
         control = [token for token, kind in self._special_types.items() if kind != USER_DEFINED]
+        self.control_ids = frozenset(control)
         self._control_pieces = {self.pieces[token] for token in control}
 
     @classmethod
@@ -90,6 +91,18 @@ class Tokenizer:
                 fragments.append(fragment)
         tokens = self._encode_fragments(fragments)
         return tokens if tokens[:1] == [self.bos_id] else self._with_bos(tokens)
+
+    def encode_inside(self, text: str) -> list[int]:
+        """The token ids of plain text that stands inside another: nothing is put in front of it."""
+        return self._subwords.encode(text)
+
+    def special_id(self, text: str) -> int | None:
+        """The token, of a control or another special one, that has just this text; None if there is none."""
+        return self._special_ids.get(text)
+
+    @cached_property
+    def _special_ids(self) -> dict[str, int]:
+        return {self.pieces[token]: token for token in self._special_types}
 
     @cached_property
     def _special(self) -> SpecialTokens:

@@ -49,4 +49,4 @@ UNPACK = {
     "IQ3_XXS": blocks_iq.unpack_iq3_xxs,
     "IQ3_S": blocks_iq.unpack_iq3_s,
 }
-"""Name of a format in `quant.formats` -> its function (int64 block, int64 out) -> None, compiled at its first call."""
+"""Name of a format in quant/formats.py -> its function (int64 block, int64 out) -> None, compiled at its first call."""

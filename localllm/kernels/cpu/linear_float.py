@@ -70,7 +70,7 @@ def make_plain(width, load_one, load_16):
 def make_blocks(format_name):
     """`load_row` for a block format, one block after the other."""
     from localllm.kernels.cpu.blocks import UNPACK
-    from quant.formats import BY_NAME
+    from localllm.quant.formats import BY_NAME
 
     unpack, block, block_bytes = UNPACK[format_name], BY_NAME[format_name].block, BY_NAME[format_name].bytes
 
@@ -183,7 +183,7 @@ def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
 
 def block_of(format_name):
     """Weights and bytes of a block."""
-    from quant.formats import BY_NAME
+    from localllm.quant.formats import BY_NAME
 
     return BY_NAME[format_name].block, BY_NAME[format_name].bytes
 

@@ -1,0 +1,81 @@
+"""JSON schemas as llguidance gets them right: what it would take for something else is written anew, or refused."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from localllm.errors import UsageError
+
+Schema = dict[str, Any]
+
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")  # keywords with schemas by names
+_VALUES = ("enum", "const", "default", "examples", "example")  # keywords with values, which are no schemas
+_BOUNDS = (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1))
+_LEAST = 1e-9  # a bound is moved by so much, relative to it
+
+
+def exact(schema: Schema) -> Schema:
+    """A schema whose answers by llguidance (1.9) are all valid by the given one. Raises UsageError.
+
+    Bounds: for "more than 0, at most 0.5" it allows 0, because both begin with the same whole number. Such a bound
+    becomes an inclusive one beside it, which leaves out next to nothing; so do all where schemas are merged (allOf, a
+    $ref with other keywords), because there the other bound may be elsewhere. In draft 4 exclusiveMinimum says whether
+    the minimum is excluded; a list of items is draft 7's, which only its $schema tells.
+    """
+    parts, draft = [*_schemas(schema)], str(schema.get("$schema", ""))
+    is_old = any(number in draft for number in ("draft-04", "draft-06", "draft-07", "2019-09"))
+    if not is_old and any(isinstance(part.get("items"), list) for part in parts):
+        raise UsageError("the schema cannot be used: items is a list, as in draft 7, and its $schema does not say so")
+    merges = any("allOf" in part or ("$ref" in part and len(part) > 1) for part in parts)
+    return _exact(schema, merges)
+
+
+def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """This one and all within it."""
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _schemas(item)
+    elif isinstance(schema, Mapping):
+        yield schema
+        for word, value in schema.items():
+            if word in _BY_NAME and isinstance(value, Mapping):
+                for part in value.values():
+                    yield from _schemas(part)
+            elif word not in _VALUES:
+                yield from _schemas(value)
+
+
+def _exact(schema: Any, merges: bool) -> Any:
+    if isinstance(schema, list):
+        return [_exact(item, merges) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    changed = {}
+    for word, value in schema.items():
+        if word in _BY_NAME and isinstance(value, Mapping):
+            changed[word] = {name: _exact(part, merges) for name, part in value.items()}
+        else:
+            changed[word] = value if word in _VALUES else _exact(value, merges)
+    return _bounded(changed, merges)
+
+
+def _bounded(schema: Schema, merges: bool) -> Schema:
+    """With bounds as said above."""
+    for exclusive, inclusive, _ in _BOUNDS:
+        is_excluded = schema.get(exclusive)
+        if isinstance(is_excluded, bool):
+            del schema[exclusive]
+            if is_excluded and _is_number(schema.get(inclusive)):
+                schema[exclusive] = schema.pop(inclusive)
+    numbers = [schema[word] for bound in _BOUNDS for word in bound[:2] if _is_number(schema.get(word))]
+    for exclusive, inclusive, up in _BOUNDS:
+        bound = schema.get(exclusive, 0.5)
+        if not _is_number(bound) or bound % 1 or inclusive in schema:
+            continue
+        if merges or any(0 < abs(number - bound) < 1 for number in numbers):
+            del schema[exclusive]
+            schema[inclusive] = bound + up * _LEAST * max(1, abs(bound))
+    return schema
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

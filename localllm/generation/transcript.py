@@ -1,0 +1,103 @@
+"""An answer's text out of its tokens: thoughts and answer apart, without stop strings and half characters."""
+
+from collections.abc import Sequence
+from copy import copy
+
+from localllm.generation.thinking import ANSWER, SIGN, THOUGHT, Part, Splitter, Thinking, overlap
+from localllm.text.tokenizer import StreamDecoder
+
+
+class StopFilter:
+    """Lets text pass up to the first stop string, and holds back what may become one."""
+
+    def __init__(self, stops: Sequence[str]):
+        self.found = False
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The text that can be shown now. Sets `found` at a stop string; what comes after it is dropped."""
+        self._held += text
+        ends = [index for stop in self._stops if (index := self._held.find(stop)) >= 0]
+        if ends:
+            self.found = True
+            shown, self._held = self._held[: min(ends)], ""
+            return shown
+        safe = len(self._held) - max((overlap(self._held, stop) for stop in self._stops), default=0)
+        shown, self._held = self._held[:safe], self._held[safe:]
+        return shown
+
+    def flush(self) -> str:
+        """The rest, when no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+
+class Transcript:
+    """What the tokens so far say. Stop strings end the answer, not a thought.
+
+    Attributes:
+        text: the answer, as far as it is certain.  thinking: what was thought before it.
+        has_stopped: whether a stop string was found; nothing comes behind it.
+    """
+
+    def __init__(self, decoder: StreamDecoder, stops: Sequence[str] = (), thinking: Thinking | None = None):
+        """decoder: one that has decoded nothing yet, and is copied."""
+        self._thinking = thinking or Thinking()
+        self._decoder, self._splitter, self._stops = decoder.copy(), Splitter(self._thinking), StopFilter(stops)
+        self.text = self.thinking = ""
+
+    def copy(self) -> "Transcript":
+        """One that goes on from here by itself."""
+        twin = copy(self)
+        twin._decoder, twin._splitter, twin._stops = self._decoder.copy(), self._splitter.copy(), copy(self._stops)
+        return twin
+
+    @property
+    def has_stopped(self) -> bool:
+        return self._stops.found
+
+    @property
+    def kind(self) -> str | None:
+        """Of what comes next: see Splitter."""
+        return self._splitter.kind
+
+    @property
+    def is_between(self) -> bool:
+        """Whether neither a thought nor the answer has begun, nor a head of one."""
+        return self._splitter.is_between
+
+    def begin_answer(self) -> None:
+        """What comes next is answer, with its white space."""
+        self._splitter.begin_answer()
+
+    def push(self, token: int) -> list[Part]:
+        """The parts that are complete with this token."""
+        text = self._decoder.push(token)
+        return self._said(self._splitter.push(self._thinking.shown.get(token, text)))
+
+    def flush(self) -> list[Part]:
+        """The rest, when no more comes; nothing behind a stop string."""
+        if self.has_stopped:
+            return []
+        parts = self._said([*self._splitter.push(self._decoder.flush()), *self._splitter.flush()])
+        return parts + self._kept(ANSWER, self._stops.flush())
+
+    def _said(self, parts: list[Part]) -> list[Part]:
+        """The parts without a stop string and what comes after it."""
+        said = list[Part]()
+        for kind, text in parts:
+            if self.has_stopped:
+                break
+            if SIGN in text:
+                for mark, plain in self._thinking.plain.items():
+                    text = text.replace(mark, plain)
+            said += self._kept(kind, text if kind == THOUGHT else self._stops.push(text))
+        return said
+
+    def _kept(self, kind: str, text: str) -> list[Part]:
+        if kind == THOUGHT:
+            self.thinking += text
+        else:
+            self.text += text
+        return [Part(kind, text)] if text else []

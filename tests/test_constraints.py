@@ -1,0 +1,435 @@
+"""Constrained answers: of the form that was asked for whenever they are finished, and refused what cannot be had."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from fake_engine import FakeEngine, saying
+from tiny_model import write_tiny_model
+
+import localllm
+from localllm.errors import ConstraintError, UsageError
+from localllm.generation.constraints import Constraint, Matcher, constraint_of, matcher_of
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.sampling import SamplingOptions
+from localllm.generation.schemas import exact
+from localllm.generation.sequences import Sequences
+from localllm.generation.session import Session
+from localllm.text.tokenizer import Tokenizer
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from check_schemas import Schemas, check, problem
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 1, "maximum": 120},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+ASKED = [{"role": "user", "content": "Who?"}]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=4096)
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Path) -> Iterator[localllm.Model]:
+    with localllm.open(tiny, cache=False) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny: Path) -> Tokenizer:
+    return Tokenizer.from_file(tiny)
+
+
+def takes(constraint: Constraint, text: str, tokenizer: Tokenizer) -> bool:
+    """Whether a text can be an answer, whole."""
+    matcher = matcher_of(constraint, tokenizer, tokenizer.vocab_size)
+    for token in tokenizer.encode(text):
+        if not matcher.allowed()[token]:
+            return False
+        matcher.accept(token)
+    return bool(matcher.allowed()[list(tokenizer.end_ids)].any())
+
+
+# Finished answers are valid.
+
+
+@pytest.mark.parametrize("temperature", [0.8, 1000.0])
+def test_answers_by_many_schemas(model: localllm.Model, temperature: float):
+    """scripts/check_schemas.py has more of them, and models that know words."""
+    schemas = [schema for schema, _ in zip(Schemas(7), range(45), strict=False)]
+    counts = check(model, schemas, temperature, 1, 120)
+    assert counts["invalid"] == counts["failed"] == 0
+    assert counts["valid"] > 35, "otherwise this shows nothing"
+
+
+def test_an_answer_of_a_real_model(shared: Path):
+    with localllm.open(shared / "models" / "smollm2-135m-instruct-q4_1.gguf", cache=False) as model:
+        answers = {
+            speculate: model.chat(ASKED, 60, speculate=speculate, temperature=0, schema=PERSON)
+            for speculate in ("off", "ngram")
+        }
+        for answer in answers.values():
+            assert problem(PERSON, "".join(answer)) is None
+            assert answer.finish_reason == "stop"
+        assert answers["off"].tokens == answers["ngram"].tokens
+        assert answers["ngram"].steps < answers["off"].steps, "tokens that must come are guessed"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_guesses_change_nothing(model: localllm.Model, seed: int):
+    schema = {"type": "array", "items": PERSON, "minItems": 2, "maxItems": 3}
+    said = [model.chat(ASKED, 150, speculate=how, seed=seed, schema=schema) for how in ("off", "ngram", model)]
+    texts = ["".join(answer) for answer in said]
+    assert texts[0] == texts[1] == texts[2]
+    assert said[1].accepted and said[2].accepted
+
+
+def test_several_answers(model: localllm.Model):
+    for answers in (model.candidates(ASKED, 4, max_tokens=80, seed=1, schema=PERSON),
+                    model.candidates("x", 2, beams=3, max_tokens=80, schema=PERSON),
+                    list(model.map([ASKED, "x", ASKED], 80, seed=1, schema=PERSON))):  # fmt: skip
+        assert {answer.finish_reason for answer in answers} == {"stop"}
+        assert [problem(PERSON, answer.text) for answer in answers] == [None] * len(answers)
+
+
+def test_batches_say_what_single_answers_say(model: localllm.Model):
+    alone = "".join(model.chat(ASKED, 80, seed=5, schema=PERSON))
+    assert [answer.text for answer in model.map([ASKED, ASKED], 80, seed=5, schema=PERSON)] == [alone, alone]
+
+
+def test_what_is_cut_says_so(model: localllm.Model):
+    answer = model.chat(ASKED, 5, seed=1, schema=PERSON)
+    assert len("".join(answer)) >= 5 and answer.finish_reason == "length"
+
+
+def test_an_answer_ends_without_a_step_for_its_end(model: localllm.Model):
+    answer = model.generate("x", 9, seed=1, regex="abc", speculate="off")
+    assert ("".join(answer), answer.finish_reason, answer.steps) == ("abc", "stop", 2)
+
+
+def test_a_record_whose_grammar_gets_too_complex(model: localllm.Model, monkeypatch):
+    """Only it fails."""
+
+    def allowed(matcher: Matcher) -> np.ndarray:
+        raise ConstraintError("the answer cannot be constrained any further")
+
+    chosen = [GenerationOptions(80, sampling=SamplingOptions(seed=1), constraint=shape)
+              for shape in (None, Constraint.of_schema(PERSON), None)]  # fmt: skip
+    monkeypatch.setattr(Matcher, "allowed", allowed)
+    requests = [model.session.request(ASKED, options, n) for options, n in zip(chosen, (1, 2, 1), strict=True)]
+    finished = [request for some in model.batch(iter(requests)) for request in some]
+    assert len(finished) == 3
+    assert [request.error is None for request in requests] == [True, False, True]
+    with pytest.raises(ConstraintError):
+        "".join(model.chat(ASKED, 80, schema=PERSON))
+
+
+def test_a_class_that_knows_its_schema(model: localllm.Model):
+    class Person:
+        @classmethod
+        def model_json_schema(cls) -> dict:
+            return PERSON
+
+    assert problem(PERSON, "".join(model.chat(ASKED, 80, seed=2, schema=Person))) is None
+    pydantic = pytest.importorskip("pydantic")
+    made = pydantic.create_model("Made", n=(int, pydantic.Field(ge=3, le=5)))
+    assert made.model_validate_json("".join(model.generate("x", 80, seed=2, schema=made))).n in (3, 4, 5)
+
+
+# Thoughts come first.
+
+TURNS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+GREEDY = SamplingOptions(temperature=0)
+
+
+def thinking(tokenizer: Tokenizer, template: str, script: str, **options) -> tuple[str, str, str]:
+    """(thought, answer, how it ended) with an engine that wants to say the script."""
+    fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, script))
+    chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"), **options)
+    answer = Session(Sequences(fake), tokenizer, template).chat(ASKED, chosen)
+    return "".join(text for kind, text in answer.parts if kind == "thought"), answer.text, answer.finish_reason
+
+
+@pytest.mark.parametrize("speculate", ["off", "ngram"])
+def test_a_thought_is_free_and_the_answer_is_not(tokenizer: Tokenizer, speculate: str):
+    opening = TURNS + "<think>\n{# </think> #}"
+    script = "<think>\nFree > thought.</think>yes"
+    assert thinking(tokenizer, opening, script, speculate=speculate) == ("Free > thought.", "yes", "stop")
+    assert thinking(tokenizer, opening, "<think>\nHm</think>yesterday")[1:] == ("yes", "stop")
+    assert thinking(tokenizer, opening, "<think>\n" + "ab" * 50, think_budget=4)[::2] == ("abab", "stop")
+
+
+def test_a_thought_does_not_end_the_answer(tokenizer: Tokenizer):
+    """The model would end within it; it is kept from that, and goes on until it is cut."""
+    said = thinking(tokenizer, TURNS + "<think>\n{# </think> #}", "<think>\nHm")
+    assert said[0].startswith("Hm") and said[1:] == ("", "length")
+
+
+def test_a_model_that_opens_its_thought_with_a_token(tmp_path: Path, monkeypatch):
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+    monkeypatch.setattr("tiny_model.SPECIAL_TOKENS", special)
+    tokenizer = Tokenizer.from_file(write_tiny_model(tmp_path / "tiny.gguf"))
+    text = "<think>I write </think> so.</think>no"
+    parts = ["<think>", "I write <", "/think> so.", "</think>", "no"]  # the mark in the middle is text, not the token
+    script = [token for part in parts for token in tokenizer.encode(part, special=part in special)] + [2]
+    start = len(tokenizer.encode_rendered("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"))
+    fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(len(tokens) - start, len(script) - 1)])
+    chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"))
+    answer = Session(Sequences(fake), tokenizer, TURNS).chat(ASKED, chosen)
+    assert ("".join(answer), answer.thinking) == ("no", text[7:-10])
+    off = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"), think="off")
+    fake.say = lambda tokens: script[0]
+    answer = Session(Sequences(fake), tokenizer, TURNS).chat(ASKED, off)
+    assert ("".join(answer) in ("yes", "no"), answer.thinking) == (True, "")
+
+
+def test_channels(tmp_path: Path, monkeypatch):
+    """gpt-oss: heads come, and thoughts, until the head of an answer; within that its marks are not said."""
+    marks = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|return|>", "<|call|>"]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *marks]
+    monkeypatch.setattr("tiny_model.SPECIAL_TOKENS", special)
+    tokenizer = Tokenizer.from_file(write_tiny_model(tmp_path / "tiny.gguf"))
+    text = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>yes"
+    script = [*tokenizer.encode(text, special=True), 2]
+    template = TURNS + "{# <|start|><|channel|>analysis<|message|><|end|> #}"
+    start = len(tokenizer.encode_rendered("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"))
+    fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(len(tokens) - start, len(script) - 1)])
+    chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"))
+    answer = Session(Sequences(fake), tokenizer, template).chat(ASKED, chosen)
+    assert ("".join(answer), answer.thinking, answer.finish_reason) == ("yes", "Hm", "stop")
+
+
+# Grammars and regular expressions.
+
+JSON_GRAMMAR = r"""
+root   ::= value  # of llama.cpp's json.gbnf
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) # escapes
+  )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+
+
+@pytest.mark.parametrize(
+    ("grammar", "yes", "no"),
+    [
+        ('root ::= "yes" | "no" why?\nwhy ::= ", because " [^\\n]{1,8}', ["no", "no, because é"], ["no, ", "nob"]),
+        (JSON_GRAMMAR, ['{"a": [1, -2.5e3, "\\u00e9é"], "b":{}}', "[]", "true "], ["{a:1}", "[1,]", '"\n"', "01"]),
+        ('root ::= "(" root ")" | ""', ["", "(())"], ["(()", ")"]),
+        ('root ::= root "a" | "b"', ["b", "baa"], ["a", "ab"]),
+        ('root ::= [a-c-]{2} . "/" [\\]^]', ["a--/]", "bc\n/^", "aa😀/]"], ["aa/]", "dax/]"]),
+        ('root ::= [^a-z]* "x"{2,} "\\x41\\u00e9\\U0001F600"?', ["xx", "1é xxxAé😀"], ["x", "axx"]),
+        ('root ::=\n  "a" |\n  "b"\n# done', ["a", "b"], ["ab"]),
+        ("root ::= ab-c\nab-c ::= x_1 x_1\nx_1 ::= \"\\\"\" | \"\\t\"", ['""', '"\t'], ['"']),
+        ('root ::= a*\na ::= "ab" | "abc" | "cd"', ["abcd", "abccd", ""], ["abd"]),
+    ],
+)  # fmt: skip
+def test_what_a_grammar_produces(tokenizer: Tokenizer, grammar: str, yes: list[str], no: list[str]):
+    constraint = Constraint.of_grammar(grammar)
+    assert [takes(constraint, text, tokenizer) for text in yes] == [True] * len(yes)
+    assert [takes(constraint, text, tokenizer) for text in no] == [False] * len(no)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ("", "has no rule named root"),
+        ('rot ::= "a"', "has no rule named root"),
+        ("root ::= other", "in line 1: there is no rule 'other'"),
+        ('root ::= "a"\nroot = "b"', "in line 2: this cannot be read: '= \"b\"'"),
+        ('root ::= ("a"', r"in line 1: expected \), found the end"),
+        ('root ::= "a" )', r"in line 1: expected a rule's name, found '\)'"),
+        ('\nroot ::= "a\\q"', r"in line 2: there is no escape \\q"),
+        ("root ::= [z-a]", "in line 1: the range z-a runs backwards"),
+        ("root ::= []", "in line 1: a class of characters is empty"),
+        ('root ::= "\\uD800"', "in line 1: there is no character"),
+        ("root ::= <think> [a]", "in line 1: this cannot be read: '<think>"),
+        (b"root", "should be a text"),
+    ],
+)
+def test_grammars_that_are_none(grammar: str, reason: str):
+    with pytest.raises(UsageError, match=reason):
+        Constraint.of_grammar(grammar)
+
+
+def test_a_grammar_that_produces_nothing(tokenizer: Tokenizer):
+    with pytest.raises(UsageError, match="there is no text that it allows"):
+        takes(Constraint.of_grammar("root ::= a\na ::= root"), "", tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("regex", "yes", "no"),
+    [
+        (r"\d{3}-\d{4}", ["555-1234"], ["555-123", "555-12345"]),
+        (r"(?i)yes|no", ["YES", "no"], ["n"]),
+        ("", [""], ["a"]),
+        (r"[^\s/]+\.(png|jpe?g)", ["ä.png", "a.b.jpg"], ["a b.png", "a.gif"]),
+    ],
+)
+def test_what_a_regular_expression_matches(tokenizer: Tokenizer, regex: str, yes: list[str], no: list[str]):
+    constraint = Constraint.of_regex(regex)
+    assert [takes(constraint, text, tokenizer) for text in yes] == [True] * len(yes)
+    assert [takes(constraint, text, tokenizer) for text in no] == [False] * len(no)
+
+
+def test_control_tokens_are_no_text(model: localllm.Model):
+    for seed in range(9):
+        answer = model.generate("x", 40, seed=seed, temperature=1000.0, top_k=0, top_p=1.0, min_p=0.0, regex=".{9}")
+        said = "".join(answer)
+        assert len(said) == 9 and not set(answer.tokens) & model.tokenizer.control_ids
+
+
+# What cannot be had is refused, by name and in one line.
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"uniqueItems": True, "type": "array"}, "uniqueItems"),
+        ({"not": {"type": "string"}}, 'the schema cannot be used: "not" is not supported'),
+        ({"properties": {"a": {"if": {"type": "string"}, "then": {"minLength": 2}}}}, '"if", "then"'),
+        ({"contains": {"type": "string"}, "type": "array"}, "contains"),
+        ({"propertyNames": {"pattern": "a"}}, "propertyNames"),
+        ({"dependentRequired": {"a": ["b"]}}, "dependentRequired"),
+        ({"dependentSchemas": {"a": {}}}, "dependentSchemas"),
+        ({"unevaluatedProperties": False}, "unevaluatedProperties"),
+        ({"unevaluatedItems": False}, "unevaluatedItems"),
+        ({"$dynamicRef": "#a"}, "dynamicRef"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"type": "string", "format": "regex"}, "Unknown format: regex"),
+        ({"type": "strin"}, "Invalid type: strin"),
+        ({"$ref": "http://nowhere.invalid/x"}, "nowhere.invalid"),
+        ({"$ref": "#/$defs/a"}, "/[$]defs/a"),
+        ({"enum": []}, "Unsatisfiable"),
+        ({"minimum": 5, "maximum": 3, "type": "integer"}, "minimum"),
+        ({"type": "string", "pattern": "a("}, "unclosed group"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ({"items": [{}]}, "items is a list"),
+        ({"x-guidance": {"lenient": True}, "not": {}}, '"not"'),
+        ("{", "the schema is no JSON"),
+        ("[]", "should be an object"),
+        (7, "should be an object"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)  # fmt: skip
+def test_schemas_that_are_refused(schema, reason: str):
+    with pytest.raises(UsageError, match=reason) as refused:
+        Constraint.of_schema(schema)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+
+
+def test_a_schema_that_nothing_fits(tokenizer: Tokenizer):
+    for schema in ({"type": "object", "required": ["a"], "additionalProperties": False},
+                   {"type": "string", "format": "date", "maxLength": 5}):  # fmt: skip
+        with pytest.raises(UsageError, match="Unsatisfiable"):
+            takes(Constraint.of_schema(schema), "", tokenizer)
+
+
+@pytest.mark.parametrize("regex", ["a(", r"\bword\b", r"(a)\1", "[", 5])
+def test_regular_expressions_that_are_refused(regex):
+    with pytest.raises(UsageError, match=r"regex|regular") as refused:
+        Constraint.of_regex(regex)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_does_not_go_together(model: localllm.Model):
+    with pytest.raises(UsageError, match="schema and regex do not go together"):
+        constraint_of(schema={}, regex="a")
+    with pytest.raises(UsageError, match="stop string"):
+        model.generate("x", stop=["a"], regex="a+")
+    assert constraint_of() is None
+
+
+def test_bounds_that_begin_with_the_same_number(tokenizer: Tokenizer):
+    """llguidance alone would take the first."""
+    for schema, outside, inside in (
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, "0", "0.25"),
+        ({"minimum": -2.5, "exclusiveMaximum": -2}, "-2", "-2.25"),
+        ({"allOf": [{"exclusiveMinimum": 2}, {"maximum": 2.5}]}, "2", "2.5"),
+        ({"minimum": 3, "exclusiveMinimum": True}, "3", "3.5"),
+    ):
+        constraint = Constraint.of_schema({"type": "number", **schema})
+        assert (takes(constraint, outside, tokenizer), takes(constraint, inside, tokenizer)) == (False, True)
+
+
+def test_values_and_names_are_no_keywords():
+    schema = {
+        "properties": {"exclusiveMinimum": {"type": "string"}, "enum": {"exclusiveMinimum": 0, "maximum": 9}},
+        "enum": [{"exclusiveMinimum": 0, "maximum": 0.5, "items": []}],
+    }
+    assert exact(json.loads(json.dumps(schema))) == schema
+
+
+def test_it_is_imported_only_when_it_is_needed():
+    for path in (ROOT / "localllm").rglob("*.py"):
+        assert not re.search(r"^(import|from) llguidance", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+# The command line.
+
+PROMPT = ("-p", "Who?", "-n", "99", "-s", "1")
+
+
+def test_run_with_a_schema(tiny: Path, tmp_path: Path, cli):
+    (tmp_path / "person.json").write_text(json.dumps(PERSON))
+    for schema in (tmp_path / "person.json", json.dumps(PERSON)):
+        code, out, err = cli("run", tiny, *PROMPT, "--json-schema", schema)
+        assert (code, problem(PERSON, out), err) == (0, None, "")
+    code, out, _ = cli("run", tiny, *PROMPT, "-j", json.dumps(PERSON), "--n", "2", "--json")
+    assert [problem(PERSON, answer["text"]) for answer in json.loads(out)["answers"]] == [None, None]
+
+
+def test_map_with_a_schema(tiny: Path, cli):
+    code, out, _ = cli("map", tiny, "-n", "99", "-s", "1", "-j", json.dumps(PERSON), stdin=b"a\nb\n")
+    assert [problem(PERSON, json.loads(line)["output"]) for line in out.splitlines()] == [None, None]
+    assert code == 0
+
+
+def test_run_with_a_grammar_and_a_regular_expression(tiny: Path, tmp_path: Path, cli):
+    (tmp_path / "answer.gbnf").write_text('root ::= "yes" | "no"')
+    assert cli("run", tiny, *PROMPT, "--grammar", tmp_path / "answer.gbnf")[1] in ("yes\n", "no\n")
+    assert cli("run", tiny, *PROMPT, "--grammar", 'root ::= "maybe"')[1] == "maybe\n"
+    assert re.fullmatch(r"[ab]{7}\n", cli("run", tiny, *PROMPT, "--regex", "[ab]{7}")[1])
+
+
+def test_a_warning_for_what_was_cut(tiny: Path, cli):
+    code, out, err = cli("run", tiny, *PROMPT, "--regex", "[ab]{7}", "-n", "3")
+    assert (code, len(out)) == (0, 4)
+    assert err == "localllm: warning: the answer was cut, so it is not what its regex matches\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--json-schema", '{"not": {}}'), "not"),
+        (("--json-schema", "missing.json"), "cannot read missing.json: No such file or directory"),
+        (("--grammar", 'rot ::= "a"'), "no rule named root"),
+        (("--regex", "a("), "unclosed group"),
+        (("--regex", "a", "-j", "{}"), "do not go together"),
+    ],
+)
+def test_what_is_refused_before_the_model_is_opened(arguments: tuple[str, ...], reason: str, cli):
+    code, out, err = cli("run", "missing.gguf", "-p", "Hi", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("localllm: error: ") and reason in err and err.count("\n") == 1

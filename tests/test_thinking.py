@@ -1,0 +1,326 @@
+"""Thoughts: found however they are cut into tokens, shown apart, limited, and not sent back."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine, saying
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_model import write_tiny_model
+
+from localllm.cli.terminal import printable
+from localllm.errors import UsageError
+from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.sampling import SamplingOptions
+from localllm.generation.sequences import Sequences
+from localllm.generation.session import Session
+from localllm.generation.thinking import (
+    ANSWER,
+    FORMATS,
+    THOUGHT,
+    Splitter,
+    Tags,
+    Thinking,
+    format_of,
+    template_variables,
+)
+from localllm.text.templates import ChatTemplate
+from localllm.text.tokenizer import Tokenizer
+
+GREEDY = GenerationOptions(sampling=SamplingOptions(temperature=0))
+THINK, GPT_OSS = Tags("<think>", "</think>"), FORMATS[0]
+TURNS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+OPENING = TURNS + "<think>\n{# </think> #}"
+ASKING = TURNS + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+
+
+def parted(format, *pieces: str, is_open: bool = False) -> tuple[str, str]:
+    """The thought and the answer."""
+    splitter = Splitter(Thinking(format, is_open))
+    parts = [part for piece in pieces for part in splitter.push(piece)] + splitter.flush()
+    assert all(part.text for part in parts)
+    return tuple("".join(part.text for part in parts if part.kind == kind) for kind in (THOUGHT, ANSWER))
+
+
+SAID = [
+    (THINK, False, "<think>\nHm.\n\n</think>\n\nYes.", ("Hm.", "Yes.")),
+    (THINK, True, "Hm. A < b </thin\n</think>\n\nYes. ", ("Hm. A < b </thin", "Yes. ")),
+    (THINK, True, "\n\n</think>Yes", ("", "Yes")),
+    (THINK, True, "Hm", ("Hm", "")),
+    (THINK, False, " \n<think>a</think>b", ("a", "b")),
+    (THINK, False, " I write <think>so</think>.", ("", " I write <think>so</think>.")),
+    (THINK, False, "<thin ice", ("", "<thin ice")),
+    (THINK, False, "<thi", ("", "<thi")),
+    (THINK, False, "<think>a</think><think>b</think>", ("a", "<think>b</think>")),
+    (None, False, "<think>a</think>b", ("", "<think>a</think>b")),
+    (Tags("<|channel>thought", "<channel|>"), False, "<|channel>thought\nHm<channel|>Yes", ("Hm", "Yes")),
+    (GPT_OSS, False, "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Yes",
+     ("Hm", "Yes")),
+    (GPT_OSS, False, "<|channel|>commentary<|message|>Wait. <|end|><|start|>assistant<|channel|>analysis<|message|>Hm"
+     "<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>{}", ("Hm", "Wait. {}")),
+    (GPT_OSS, False, "Yes <|", ("", "Yes <|")),
+    (GPT_OSS, False, "<|channel|>fin", ("", "")),
+    (FORMATS[1], False, "<|think|>Hm<|end|><|begin|>assistant<|content|>Yes", ("Hm", "Yes")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("format", "is_open", "text", "expected"), SAID)
+def test_thought_and_answer(format, is_open: bool, text: str, expected: tuple[str, str]):
+    assert parted(format, text, is_open=is_open) == expected
+    assert parted(format, *text, is_open=is_open) == expected, "character by character"
+
+
+@given(st.sampled_from(SAID), st.data())
+def test_it_does_not_matter_how_the_text_is_cut(said: tuple, data):
+    format, is_open, text, expected = said
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)) | {0, len(text)})
+    pieces = [text[start:end] for start, end in pairwise(cuts)]
+    assert parted(format, *pieces, is_open=is_open) == expected
+
+
+def test_text_comes_as_soon_as_it_is_certain():
+    splitter = Splitter(Thinking(THINK))
+    said = [splitter.push(piece) for piece in ("<thi", "nk>", "Hm", " a <", "b", "\n</think", ">", "\n\n", "Yes")]
+    assert said == [[], [], [(THOUGHT, "Hm")], [(THOUGHT, " a")], [(THOUGHT, " <b")], [], [], [], [(ANSWER, "Yes")]]
+
+
+class NoTokens:
+    def special_id(self, text: str) -> None:
+        return None
+
+
+THINKERS = {
+    "Cohere2MoE": "<|START_THINKING|>", "CohereForAI": "<|START_THINKING|>", "ByteDance": "<seed:think>",
+    "MiniMax-M3": "<mm:think>", "google-gemma-4": "<|channel>thought", "mistralai-Ministral": "[THINK]",
+    "openai-gpt-oss": "<|channel|>analysis<|message|>", "upstage-Solar": "<|think|>", "Apertus": "<|inner_prefix|>",
+    "Apriel-1.6": "Here are my reasoning steps:", "Qwen3.5": "<think>", "deepseek-ai": "<think>", "GLM": "<think>",
+}  # fmt: skip
+SILENT = ("meta-llama", "google-gemma-2", "Qwen-Qwen2.5", "LFM2-8B", "Mistral-Small", "ibm-granite-granite-4.0")
+
+
+def test_the_marks_of_released_templates(shared: Path):
+    templates = sorted((shared / "templates").glob("*.jinja"))
+    assert len(templates) > 40
+    for path in templates:
+        format = format_of(path.read_text(encoding="utf-8"), NoTokens())
+        marks = [marks for name, marks in THINKERS.items() if path.name.startswith(name)]
+        assert not marks or (format and format.opens == marks[0]), path.name
+        assert not path.name.startswith(SILENT) or format is None, path.name
+
+
+@pytest.mark.parametrize(
+    ("name", "off", "on"),
+    [
+        ("Qwen3.5-4B", "<think>\n\n</think>\n\n", "<think>\n"),
+        ("deepseek-ai-DeepSeek-V3.1", "<think></think>", "<think>"),
+        ("google-gemma-4-31B-it-interleaved", "<|channel>thought\n<channel|>", "<|turn>model\n"),
+        ("MiniMax-M3", "</mm:think>", "<mm:think>"),
+        ("upstage-Solar-Open-100B", "<|think|><|end|><|begin|>assistant", "<|begin|>assistant"),
+        ("ByteDance-Seed-OSS", "</seed:think>", "assistant\n"),
+        ("Cohere2MoE", "<|START_THINKING|><|END_THINKING|>", "<|START_THINKING|>"),
+    ],
+)
+def test_a_choice_reaches_the_template(shared: Path, name: str, off: str, on: str):
+    source = (shared / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    for choice, end in (("off", off), ("on", on), ("high", on)):
+        text = ChatTemplate(source).render(
+            [{"role": "user", "content": "Hi"}], **template_variables(source, choice, None)
+        )
+        assert text.endswith(end), choice
+
+
+def test_an_effort_reaches_the_template(shared: Path):
+    source = (shared / "templates" / "openai-gpt-oss-120b.jinja").read_text(encoding="utf-8")
+    for choice, effort in (("low", "low"), ("high", "high"), ("off", "low"), ("auto", "medium"), ("on", "medium")):
+        variables = template_variables(source, choice, None)
+        assert f"Reasoning: {effort}" in ChatTemplate(source).render([{"role": "user", "content": "Hi"}], **variables)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.from_file(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf"))
+
+
+def conversation(tokenizer: Tokenizer, template: str, *answers: str) -> Session:
+    return Session(Sequences(FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers))), tokenizer, template)
+
+
+def test_an_answer_without_its_thought(tokenizer: Tokenizer):
+    session = conversation(tokenizer, OPENING, "<think>\nHm, hello.\n</think>\n\nhello world")
+    answer = session.ask("Hi", GREEDY)
+    assert "".join(answer) == answer.text == "hello world"
+    assert (answer.thinking, answer.finish_reason) == ("Hm, hello.", "stop")
+    parts = list(session.ask("Hi", GREEDY).parts)
+    assert [kind for kind, _ in parts] == sorted((kind for kind, _ in parts), reverse=True)
+    assert "".join(text for kind, text in parts if kind == THOUGHT) == "Hm, hello."
+
+
+def test_a_thought_is_not_sent_back_but_the_template_can_have_it(tokenizer: Tokenizer):
+    source = TURNS.replace(
+        "{{ m.content }}", "{{ '(' ~ m.reasoning_content ~ ')' if m.reasoning_content }}{{ m.content }}"
+    )
+    for template, expected in (
+        (OPENING, "assistant\nb<|im_end|>"),
+        (source + "{# </think> #}", "assistant\n(a)b<|im_end|>"),
+    ):
+        session = conversation(tokenizer, template, "<think>\na</think>\n\nb")
+        "".join(session.ask("Hi", GREEDY))
+        assert expected in tokenizer.decode(session.ask("And?", GREEDY).prompt, special=True)
+        assert session.messages[1] == {"role": "assistant", "content": "b", "reasoning_content": "a"}
+
+
+def test_a_stop_string_ends_an_answer_and_no_thought(tokenizer: Tokenizer):
+    session = conversation(tokenizer, OPENING, "<think>\nfirst. second</think>third. fourth")
+    answer = session.ask("Hi", replace(GREEDY, stop=(".",)))
+    assert ("".join(answer), answer.thinking, answer.finish_reason) == ("third", "first. second", "stop")
+
+
+@pytest.mark.parametrize("speculate", ["off", "ngram"])
+@pytest.mark.parametrize("budget", [0, 1, 5])
+def test_a_budget_closes_the_thought(tokenizer: Tokenizer, budget: int, speculate: str):
+    session = conversation(tokenizer, OPENING, "<think>\n" + "abcdefgh" * 9)
+    answer = session.ask("Hi", replace(GREEDY, think_budget=budget, max_tokens=40, speculate=speculate))
+    closing = tokenizer.encode("\n</think>\n\n")
+    assert len("".join(answer)) == 40 - budget - len(closing)
+    assert answer.thinking == "abcde"[:budget]
+    assert answer.tokens[budget : budget + len(closing)] == closing
+
+
+def test_a_budget_for_a_model_that_begins_to_think_by_itself(tokenizer: Tokenizer):
+    session = conversation(tokenizer, ASKING, "<think>abcdefgh" * 9)
+    answer = session.ask("Hi", replace(GREEDY, think_budget=2, max_tokens=40))
+    assert ("".join(answer)[:3], answer.thinking) == ("k>a", "ab")  # the script goes on behind "\n</think>\n\n"
+
+
+def test_no_thinking_where_the_template_asks_and_where_it_does_not(tokenizer: Tokenizer):
+    off = replace(GREEDY, think="off", max_tokens=30)
+    for template in (ASKING, OPENING):
+        answer = conversation(tokenizer, template, "abc").ask("Hi", off)
+        text = tokenizer.decode(answer.prompt, special=True)
+        assert text.endswith("</think>\n\n") and text.count("<think>") == 1
+        assert (answer.thinking, "".join(answer)) == ("", "")  # the script has ended
+    answer = conversation(tokenizer, TURNS + "{# </think> #}", "<think>abcdefgh ijkl" * 3).ask("Hi", off)
+    "".join(answer)
+    assert answer.thinking == ""
+
+
+def test_variables_of_the_user(tokenizer: Tokenizer):
+    session = conversation(tokenizer, TURNS + "{{ mood }}{{ enable_thinking }}", "abc")
+    chosen = replace(GREEDY, think="off", template_variables={"mood": "sad", "enable_thinking": 1})
+    assert tokenizer.decode(session.ask("Hi", chosen).prompt).endswith("sad1")
+
+
+def test_several_answers(tokenizer: Tokenizer):
+    session = conversation(tokenizer, OPENING, "<think>\nHm</think>\n\nYes")
+    for answer in session.candidates([{"role": "user", "content": "Hi"}], GREEDY, 2):
+        assert (answer.thinking, answer.text) == ("Hm", "Yes")
+    assert session.candidates([{"role": "user", "content": "Hi"}], GREEDY, 1, 2)[0].thinking == "Hm"
+
+
+def test_a_text_that_goes_on_has_no_thoughts(tokenizer: Tokenizer):
+    session = conversation(tokenizer, OPENING, "<think>a</think>b")
+    answer = session.complete("x", GREEDY)
+    assert isinstance(answer, Generation)
+    assert ("".join(answer), answer.thinking) == ("<think>a</think>b", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"think": "maybe"}, "think should be auto, on, off, low, medium or high, not 'maybe'"),
+        ({"think_budget": -1}, "think_budget should be a whole number, 0 or above, not -1"),
+        ({"think_budget": True}, "think_budget should be a whole number, 0 or above, not True"),
+    ],
+)
+def test_what_makes_no_sense(options: dict, reason: str):
+    with pytest.raises(UsageError, match=reason):
+        GenerationOptions(**options)
+
+
+def test_marks_that_are_control_tokens(tmp_path: Path, monkeypatch):
+    """They have no text of their own, and are found all the same."""
+    monkeypatch.setattr(
+        "tiny_model.SPECIAL_TOKENS", ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "[THINK]", "[/THINK]"]
+    )
+    tokenizer = Tokenizer.from_file(write_tiny_model(tmp_path / "tiny.gguf"))
+    script = [*tokenizer.encode("[THINK]Hm[/THINK]Yes", special=True), tokenizer.eos_id]
+    assert len(script) == 8
+    fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(max(0, len(tokens) - start), 7)])
+    session = Session(Sequences(fake), tokenizer, TURNS)
+    start = len(session.encode_chat([{"role": "user", "content": "Hi"}]))
+    answer = session.ask("Hi", GREEDY)
+    assert ("".join(answer), answer.thinking) == ("Yes", "Hm")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_closes_a_thought_begins_the_answer(format):
+    assert parted(format, f"{format.opens}a{format.closing}b") == ("a", "b")
+
+
+# The command line.
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that opens a thought, and never ends it by itself."""
+    template = TURNS + "{{ mood }}{% if enable_thinking is not false %}<think>\n{# </think> #}{% endif %}"
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "thinker.gguf", chat_template=template)
+
+
+ASKED = ("-p", "Hi", "--temp", "0", "--no-cache")
+
+
+def test_run_writes_the_answer_and_not_the_thought(thinker: Path, cli):
+    told = json.loads(cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5", "--json")[1])
+    code, out, err = cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5")
+    assert (code, out, err) == (0, told["text"] + "\n", "")
+    assert told["thinking"] and told["text"] and "think>" not in told["thinking"] + told["text"]
+    assert json.loads(cli("run", thinker, *ASKED, "-n", "4", "--json")[1])["text"] == ""
+    assert json.loads(cli("run", thinker, *ASKED, "-n", "4", "--json", "--think", "off")[1])["thinking"] == ""
+
+
+def test_thoughts_on_a_terminal(thinker: Path, cli, monkeypatch):
+    monkeypatch.setattr("localllm.cli.terminal.is_terminal", lambda stream: stream is sys.stderr)
+    told = json.loads(cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5", "--json")[1])
+    _, out, err = cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5")
+    assert out == told["text"] + "\n"
+    assert printable(told["thinking"]) in re.sub("\x1b\\[[0-9]*[mK]|\r", "", err)
+    hidden = cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5", "--hide-thinking")[2]
+    assert "\x1b[2m" in err and "\x1b[2m" not in hidden
+
+
+def test_variables_of_the_template(thinker: Path, cli):
+    def asked(*arguments: str) -> int:
+        return json.loads(cli("run", thinker, *ASKED, "-n", "1", "--json", *arguments)[1])["prompt_tokens"]
+
+    plain = asked()
+    assert asked("--template-var", "mood=sad") == plain + 3
+    assert asked("--template-var", "mood=[1]") == plain + 3
+    assert asked("--template-var", '{"mood": 12, "enable_thinking": false}') == plain + 2 - len("<think>\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--think", "maybe"), "'maybe' is not one of"),
+        (("--think-budget", "-2"), "should be a whole number, 0 or above, not -2"),
+        (("--template-var", "x"), "should be NAME=VALUE or a JSON object, not 'x'"),
+        (("--raw", "--think", "on"), "--raw switches off"),
+    ],
+)
+def test_choices_that_are_refused(arguments: tuple[str, ...], reason: str, cli):
+    code, out, err = cli("run", "missing.gguf", "-p", "Hi", *arguments)
+    assert (code, out) == (2, "")
+    assert reason in err and err.count("\n") == 1
+
+
+def test_map_tells_thoughts(thinker: Path, cli):
+    _, out, _ = cli("map", thinker, "-n", "40", "--temp", "0", "--think-budget", "5", stdin=b"Hi\n")
+    assert json.loads(out)["thinking"] and json.loads(out)["output"]
