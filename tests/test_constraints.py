@@ -69,10 +69,10 @@ def takes(constraint: Constraint, text: str, tokenizer: Tokenizer) -> bool:
 @pytest.mark.parametrize("temperature", [0.8, 1000.0])
 def test_answers_by_many_schemas(model: localllm.Model, temperature: float):
     """scripts/check_schemas.py has more of them, and models that know words."""
-    schemas = [schema for schema, _ in zip(Schemas(7), range(45), strict=False)]
+    schemas = [schema for schema, _ in zip(Schemas(7), range(30), strict=False)]
     counts = check(model, schemas, temperature, 1, 120)
     assert counts["invalid"] == counts["failed"] == 0
-    assert counts["valid"] > 35, "otherwise this shows nothing"
+    assert counts["valid"] > 22, "otherwise this shows nothing"
 
 
 def test_an_answer_of_a_real_model(shared: Path):
@@ -88,7 +88,7 @@ def test_an_answer_of_a_real_model(shared: Path):
         assert answers["ngram"].steps < answers["off"].steps, "tokens that must come are guessed"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_guesses_change_nothing(model: localllm.Model, seed: int):
     schema = {"type": "array", "items": PERSON, "minItems": 2, "maxItems": 3}
     said = [model.chat(ASKED, 150, speculate=how, seed=seed, schema=schema) for how in ("off", "ngram", model)]
@@ -273,9 +273,9 @@ def test_grammars_that_are_none(grammar: str, reason: str):
         Constraint.of_grammar(grammar)
 
 
-def test_a_grammar_that_produces_nothing(tokenizer: Tokenizer):
+def test_a_grammar_that_produces_nothing():
     with pytest.raises(UsageError, match="there is no text that it allows"):
-        takes(Constraint.of_grammar("root ::= a\na ::= root"), "", tokenizer)
+        Constraint.of_grammar("root ::= a\na ::= root")
 
 
 @pytest.mark.parametrize(
@@ -322,6 +322,8 @@ def test_control_tokens_are_no_text(model: localllm.Model):
         ({"$ref": "http://nowhere.invalid/x"}, "nowhere.invalid"),
         ({"$ref": "#/$defs/a"}, "/[$]defs/a"),
         ({"enum": []}, "Unsatisfiable"),
+        ({"type": "object", "required": ["a"], "additionalProperties": False}, "Unsatisfiable"),
+        ({"type": "string", "format": "date", "maxLength": 5}, "Unsatisfiable"),
         ({"minimum": 5, "maximum": 3, "type": "integer"}, "minimum"),
         ({"type": "string", "pattern": "a("}, "unclosed group"),
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
@@ -337,13 +339,6 @@ def test_schemas_that_are_refused(schema, reason: str):
     with pytest.raises(UsageError, match=reason) as refused:
         Constraint.of_schema(schema)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
-
-
-def test_a_schema_that_nothing_fits(tokenizer: Tokenizer):
-    for schema in ({"type": "object", "required": ["a"], "additionalProperties": False},
-                   {"type": "string", "format": "date", "maxLength": 5}):  # fmt: skip
-        with pytest.raises(UsageError, match="Unsatisfiable"):
-            takes(Constraint.of_schema(schema), "", tokenizer)
 
 
 @pytest.mark.parametrize("regex", ["a(", r"\bword\b", r"(a)\1", "[", 5])

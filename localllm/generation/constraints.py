@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # model may go on with spaces for ever.
 _WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 _SHOWN = 300  # characters of an error
+_KEPT = 64  # constraints that are ready for another answer
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,21 @@ class Constraint:
     grammar: str
 
     def __post_init__(self) -> None:
-        """Raises UsageError for what is no such thing, or needs more than llguidance can do."""
-        from llguidance import LLMatcher
+        """Raises UsageError for what is no such thing, allows no text, or needs more than llguidance can do."""
+        from llguidance import LLTokenizer
 
-        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(self.grammar)
-        if is_wrong or messages:
-            raise UsageError(f"the {self.kind} cannot be used: {_reason(messages[0])}")
+        self.beginning(LLTokenizer("byte"))
+
+    def beginning(self, vocabulary: "LLTokenizer") -> "LLMatcher":
+        """Where an answer in such tokens begins. Raises UsageError."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        matcher = LLMatcher(vocabulary, self.grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher.compute_bitmask()
+        problems = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
+        if problems:
+            raise UsageError(f"the {self.kind} cannot be used: {_reason(problems[0])}")
+        return matcher
 
     @classmethod
     def of_schema(cls, schema: Any) -> "Constraint":
@@ -115,7 +125,7 @@ def _reason(message: str) -> str:
     if keys := re.fullmatch(r"Unimplemented keys: \[(.*)\]", message):
         return f"{keys[1]} {'are' if ', ' in keys[1] else 'is'} not supported"
     if "regex parse error" in message or "invalid regex" in message:
-        message = message.partition("\n   1 |")[0]
+        message = re.split(r"\n +1 \|", message)[0]
         if "error: " in message:
             message = "the regular expression is invalid: " + message.rpartition("error: ")[2]
     return " ".join(message.split())[:_SHOWN]
@@ -214,20 +224,15 @@ def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Ma
 
     vocab: the model's tokens, perhaps more than the tokenizer's. Raises UsageError for a vocabulary without an end.
     """
-    from llguidance import LLMatcher, LLParserLimits
-
     if not tokenizer.end_ids:
         raise UsageError("the model's vocabulary has no token that ends an answer, which a constraint needs")
     with _LOCK:
         known = _KNOWN.setdefault(tokenizer, _Known())
         if constraint not in known.beginnings:
             vocabulary = _vocabulary(known, constraint.kind, tokenizer, max(vocab, tokenizer.vocab_size))
-            limits = LLParserLimits(verbose_errors=False)
-            beginning = LLMatcher(vocabulary, constraint.grammar, log_level=0, limits=limits)
-            beginning.compute_bitmask()
-            if beginning.is_error():
-                raise UsageError(f"the {constraint.kind} cannot be used: {_reason(beginning.get_error())}")
-            known.beginnings[constraint] = beginning
+            if len(known.beginnings) >= _KEPT:
+                del known.beginnings[next(iter(known.beginnings))]
+            known.beginnings[constraint] = constraint.beginning(vocabulary)
         return Matcher(known.beginnings[constraint].deep_copy(), max(vocab, tokenizer.vocab_size), tokenizer)
 
 

@@ -238,11 +238,12 @@ class Thinking:
             return cls(format, is_open, tokens, closing=closing, budget=budget)
         shown = {token: SIGN + mark for token, mark in tokens.items()}
         plain = {SIGN + mark: "" if token in tokenizer.control_ids else mark for token, mark in tokens.items()}
-        opening = tokenizer.encode(format.opens, special=True)
-        starts, continuing = tuple(opening[:1]), tuple(opening[1:])
         if format.repeats:
-            starts, continuing = tuple(token for token, mark in tokens.items() if mark != format.end(THOUGHT)), ()
-        return cls(format.signed(), is_open, shown, plain, starts, continuing, closing, budget)
+            starts, continuing = [token for token, mark in tokens.items() if mark != format.end(THOUGHT)], []
+        else:
+            first, *continuing = tokenizer.encode(format.opens, special=True)
+            starts = [first]
+        return cls(format.signed(), is_open, shown, plain, tuple(starts), tuple(continuing), closing, budget)
 
 
 class Splitter:
