@@ -19,7 +19,7 @@ from localllm.cli import llama_names
 from localllm.cli.app import COMMANDS, context_of, params_of
 from localllm.cli.command import argument, command, option
 from localllm.cli.completion import possible
-from localllm.cli.defaults import names
+from localllm.cli.defaults import names, variables
 from localllm.cli.escapes import unescaped
 from localllm.cli.prompt import whole_prompt
 from localllm.cli.words import read_words
@@ -296,6 +296,11 @@ def test_values_that_a_command_refuses_have_their_source(cli, configure, monkeyp
 def test_an_error_in_the_environment_names_the_variable(cli, monkeypatch):
     monkeypatch.setenv("LOCALLLM_TEMP", "cold")
     assert cli("run", "x", "-p", "y") == (2, "", "localllm: error: LOCALLLM_TEMP: 'cold' is not a valid float.\n")
+
+
+def test_no_option_has_the_variable_of_something_else():
+    others = {f"LOCALLLM_{name}" for name in ("CACHE", "DEBUG", "MODELS", "PREFIX_GB")}
+    assert not others & {name for command in COMMANDS for param in params_of(command) for name in variables(param)}
 
 
 @pytest.mark.parametrize("folder", ["", "relative"])
