@@ -19,7 +19,7 @@ from localllm.cli import llama_names
 from localllm.cli.app import COMMANDS, context_of, params_of
 from localllm.cli.command import argument, command, option
 from localllm.cli.completion import possible
-from localllm.cli.defaults import names, variables
+from localllm.cli.defaults import names, silenced, variables
 from localllm.cli.escapes import unescaped
 from localllm.cli.prompt import whole_prompt
 from localllm.cli.words import read_words
@@ -244,6 +244,11 @@ def test_a_flag_silences_defaults_that_do_not_go_with_it(configure):
     assert parsed("run", "m", "-sysf", "f")["system"] is None
     assert [parsed("run", "m", "--beams", 2)[name] for name in ("temperature", "seed")] == [None, None]
     assert parsed("run", "m", "-ctk", "f32")["kv_type"] == "f16"
+
+
+def test_what_is_silenced_exists():
+    known = {param.name for command in COMMANDS for param in params_of(command)}
+    assert {other for name in known for other in silenced(name)} <= known
 
 
 @pytest.mark.parametrize(

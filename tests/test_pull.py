@@ -386,7 +386,7 @@ def test_kill_at_any_moment(hub, models, tmp_path):
     places = {"HF_ENDPOINT": hub.url, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
     generator, versions, kills, finished, begun = random.Random(KILLS), list(models), 0, 0, 0
     target = models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf"
-    hub.pause = 0.005
+    hub.pause = 0.02
     with subprocess.Popen(command, env=os.environ | places, stdin=-1, stdout=-1, text=True, bufsize=1) as killer:
         assert killer.stdin and killer.stdout
         while kills < KILLS or not (finished and begun):  # how much a process does in a moment nobody knows

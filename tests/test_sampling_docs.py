@@ -81,3 +81,6 @@ def test_the_command_line(cli, tmp_path):
         code, out, err = cli(*hello, *wrong)
         assert (code, out) == (2, "")
         assert reason in err
+    code, out, err = cli("map", model, "--raw", "-l", "100000+1", "-t", "1", stdin=b"hello\n")
+    assert (code, out) == (2, "")
+    assert "token 100000 does not exist" in err

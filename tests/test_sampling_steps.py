@@ -2,6 +2,7 @@
 any options, forks, guesses and files.
 """
 
+import json
 import math
 import warnings
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
 from localllm.generation.speculation import Costs
 
-PLENTY = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+PLENTY = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 PIECES = [b"a", b"b", b"ab", b"c", b"\n", b'x"', b"ba", b"d"]
 SPEAKER = SimpleNamespace(token_bytes=lambda token, special: PIECES[token % len(PIECES)], end_ids=frozenset([3]))
 
@@ -68,7 +69,7 @@ def rows(draw) -> np.ndarray:
 def test_top_n_sigma_keeps_what_is_near_the_best(row: np.ndarray, n: float):
     possible = row[np.isfinite(row)].astype(float)
     kept = steps.top_n_sigma(everything(row), n)
-    assert kept.logits.tolist() == [x for x in row.tolist() if x >= np.float32(possible.max() - n * possible.std())]
+    assert kept.logits.tolist() == [x for x in row.tolist() if x >= possible.max() - n * possible.std()]
 
 
 @PLENTY
@@ -399,8 +400,15 @@ def test_advice_that_makes_no_sense(key: str, value):
 @pytest.fixture(scope="module")
 def opinionated(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model whose author wants the likeliest token, always."""
-    advice = {"general.sampling.temp": 0.0, "general.sampling.top_k": "many"}
+    keys = {"temp": 0.0, "top_k": "many", "sequence": "top_k;temperature"}
+    advice = {f"general.sampling.{key}": value for key, value in keys.items()}
     return str(write_tiny_model(tmp_path_factory.mktemp("models") / "advice.gguf", metadata=advice))
+
+
+def test_inspect_shows_the_advice(opinionated: str, cli):
+    assert "\nsampling      temperature 0.0, samplers top_k;temperature\n" in cli("inspect", opinionated)[1]
+    advice = json.loads(cli("inspect", opinionated, "--json")[1])["sampling"]
+    assert advice == {"temperature": 0.0, "samplers": ["top_k", "temperature"]}
 
 
 def test_the_users_options_win_over_the_files(opinionated: str):
@@ -464,3 +472,5 @@ def test_an_answer_that_never_ends(model):
     answer = model.generate("Hi", len(ends.tokens) + 5, temperature=0, ignore_eos=True)
     list(answer)
     assert len(answer.tokens) == len(ends.tokens) + 5
+    with pytest.raises(UsageError, match="ignore_eos makes no sense"):
+        model.candidates("Hi", beams=2, ignore_eos=True)

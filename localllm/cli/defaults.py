@@ -154,10 +154,17 @@ def silenced(name: str) -> tuple[str, ...]:
     return {
         "system": ("system_file",),
         "system_file": ("system",),
-        "raw": ("system", "system_file", "chat_template"),
+        "raw": ("system", "system_file", "chat_template", "think", "think_budget", "template_var"),
+        "json_schema": ("grammar", "regex"),
+        "grammar": ("json_schema", "regex"),
+        "regex": ("json_schema", "grammar"),
+        "samplers": ("letters",),
+        "letters": ("samplers",),
         "kv_type": ("keys", "values"),
         "keys": ("kv_type",),
         "values": ("kv_type",),
+        "samplers": ("letters",),
+        "letters": ("samplers",),
         "as_json": ("as_markdown",),
         "as_markdown": ("as_json",),
     }.get(name, ())

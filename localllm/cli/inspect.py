@@ -57,8 +57,14 @@ def summary(facts: dict[str, Any]) -> list[str]:
         ("context", facts["context"] and f"{facts['context']} tokens"),
         ("vocabulary", vocabulary["size"] and f"{vocabulary['size']} tokens, {vocabulary['kind']}"),
         ("chat template", template),
+        ("sampling", ", ".join(f"{name} {advice(value)}" for name, value in facts["sampling"].items())),
     ]
     return [f"{label:<14}{one_line(value)}" for label, value in lines if value]
+
+
+def advice(value: Any) -> str:
+    """A value that the author recommends for an option of sampling."""
+    return ";".join(value) if isinstance(value, tuple) else str(value)
 
 
 SHAPE = [("layers", "layers"), ("width", "wide"), ("heads", "heads"), ("kv_heads", "key-value heads")]

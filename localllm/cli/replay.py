@@ -30,7 +30,7 @@ def replay(
 
     kept = receipts.read(receipt)
     chosen, line = receipts.options_of(kept), ProgressLine()
-    opening, path = kept["opening"], model or kept["model"]["files"][0]["path"]
+    opening, path = kept["opening"], kept["model"]["files"][0]["path"] if model is None else model
     cache = options.Cache(kv_type=opening["kv_type"])
     engine = options.Engine(context=opening["context"], threads=opening["threads"], cache=cache)
     with options.open_model(path, engine, opening["chat_template"], no_cache=True) as opened:

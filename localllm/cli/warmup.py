@@ -15,7 +15,7 @@ def warmup(model: options.OptionalModelName = None) -> None:
       localllm warmup
       localllm warmup model.gguf
     """
-    path = localllm.builtin_model() if model is None else located(model)
+    path = str(localllm.builtin_model()) if model is None else located(model)
     from localllm.api import warmup as compile_kernels
 
     line = ProgressLine()

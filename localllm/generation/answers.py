@@ -188,6 +188,9 @@ def answers(
     probability per token. Raises UsageError and ContextError.
     """
     require_counts(n, beams)
+    for name in ("logit_bias", "ignore_eos"):
+        if beams and getattr(options.sampling, name):
+            raise UsageError(f"beams draw nothing, so {name} makes no sense with them")
     with Search(engine, tokenizer, prompt, decoder, options, prefixes, thinking) as search, search:
         return beam_search(search, beams)[:n] if beams else n_best(search, n)
 

@@ -25,7 +25,7 @@ class State:
     Attributes:
         random: where the keys come from.  vocab: how many tokens exist.
         history: of tokens.  breakers: of dry.
-        mu: of mirostat, in bits.  mean: of adaptive_p, of the probabilities of the tokens so far, newer ones first.
+        mu: of mirostat, in bits.  mean: of adaptive_p, of the tokens' probabilities so far; newer ones count more.
         key: of the noise for the token, 64 bits.
         watched: candidates by whose probabilities mirostat or adaptive_p learns from it.  drawn: the token.
     """

@@ -127,7 +127,7 @@ def top_n_sigma(candidates: Candidates, n: float) -> Candidates:
     """Keep tokens whose logits are within n standard deviations of the largest (Tang et al. 2024, arXiv 2411.07641)."""
     best = float(candidates.logits[candidates.best])
     finite = candidates.logits[np.isfinite(candidates.logits)]
-    return candidates.keep(candidates.logits >= best - n * float(finite.std(dtype=np.float64)))
+    return candidates.keep(candidates.logits >= np.float64(best - n * float(finite.std(dtype=np.float64))))
 
 
 def typical(candidates: Candidates, p: float) -> Candidates:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.overflow import SINKS
+from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences, common
 from localllm.generation.thinking import Thinking, format_of, template_variables
@@ -111,6 +112,10 @@ class Session:
 
         prompt, decoder, chosen, thinking = self._prepared(asked, options)
         return Request(prompt, decoder, chosen, n, key, thinking)
+
+    def require_sense(self, options: GenerationOptions) -> None:
+        """Raises UsageError for options that make no sense with this model, whatever the prompt."""
+        Sampler(self.completed(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
 
     def _prepared(
         self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None

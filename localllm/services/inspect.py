@@ -12,6 +12,7 @@ from localllm.arch.storage import KVType
 from localllm.errors import ModelError
 from localllm.files.checked import number_of_strings
 from localllm.files.gguf_file import GGUFFile
+from localllm.generation.recommended import recommended
 from localllm.services.validity import Validity, require_numbers, validity
 
 SHORTEST = 2048  # tokens: where the table of memory needs begins
@@ -46,6 +47,7 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False) -> dict[str
             "context": h and h.context,
             "vocabulary": vocabulary(metadata),
             "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
+            "sampling": recommended(metadata)[0].chosen,
             "formats": formats(file),
             "memory": memory(h, file.nbytes, KVType()) if h else [],
             "tensors": [

@@ -53,6 +53,7 @@ class Mapping:
         self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
         self._failed: list[tuple[Record, LocalllmError]] = []
         self.done = 0
+        model.session.require_sense(job.options)
         self._batch: Batch = model.batch(self._requests(), precise=job.precise)
 
     @property
