@@ -163,8 +163,6 @@ def silenced(name: str) -> tuple[str, ...]:
         "kv_type": ("keys", "values"),
         "keys": ("kv_type",),
         "values": ("kv_type",),
-        "samplers": ("letters",),
-        "letters": ("samplers",),
         "as_json": ("as_markdown",),
         "as_markdown": ("as_json",),
     }.get(name, ())
