@@ -37,6 +37,9 @@ class FakeEngine:
     def require_shift(self) -> None:
         """It can."""
 
+    def places(self) -> tuple[int, int]:
+        return sum(len(sequence.tokens) for sequence in self.open_sequences), 16 * self.context
+
     @property
     def open_sequences(self) -> list["FakeSequence"]:
         return [sequence for sequence in self.sequences if not sequence.closed]

@@ -15,7 +15,8 @@ from statistics import mean, stdev
 import numpy as np
 import pytest
 from fake_engine import FakeEngine, FakeSequence
-from test_cli import ENVIRONMENT, PROGRAM, Terminal, posix
+from terminal import Terminal
+from test_cli import ENVIRONMENT, PROGRAM, posix
 from tiny_model import write_tiny_model
 
 from localllm.arch import architecture
@@ -308,7 +309,7 @@ def test_a_pipe_gets_markdown(tiny: str):
 def test_a_terminal_gets_a_table_and_progress(tiny: str):
     terminal = Terminal("bench", tiny, "-p", "16", "-n", "0", "-r", "1", "-t", "1")
     assert terminal.end() == 0
-    seen = terminal.seen.decode()
+    seen = terminal.seen
     assert "measuring pp16 (threads: 1): run 1 of 1" in seen
     assert re.search(rf"│ pp16 │       1 │ {NUMBER} │ +\d+ GOPS │", seen)
     assert "tiny: llama F32" in seen
@@ -318,7 +319,7 @@ def test_a_terminal_gets_a_table_and_progress(tiny: str):
 def test_markdown_on_a_terminal(tiny: str):
     terminal = Terminal("bench", tiny, "-p", "16", "-n", "0", "-r", "1", "-t", "1", "--md")
     assert terminal.end() == 0
-    assert re.search(READING, terminal.seen.decode().replace("\r\n", "\n"))
+    assert re.search(READING, terminal.seen.replace("\r\n", "\n"))
 
 
 @posix
@@ -329,7 +330,7 @@ def test_ctrl_c_shows_what_was_measured(tmp_path: Path, form: str):
     terminal.expect("tg900000 .*: run 1 of 1")
     terminal.signal(signal.SIGINT)
     assert terminal.end() == 130
-    seen = terminal.seen.decode().replace("\r\n", "\n")
+    seen = terminal.seen.replace("\r\n", "\n")
     assert "Traceback" not in seen
     if form == "--md":
         assert re.search(READING + "$", seen)
@@ -343,8 +344,8 @@ def test_ctrl_c_before_the_first_result(tiny: str):
     terminal.expect("filling the cache, 512 of 9000000")
     terminal.signal(signal.SIGINT)
     assert terminal.end() == 130
-    assert b"Traceback" not in terminal.seen
-    assert b"tokens/s" not in terminal.seen
+    assert "Traceback" not in terminal.seen
+    assert "tokens/s" not in terminal.seen
 
 
 def test_a_name_cannot_break_the_table(tiny: str, tmp_path: Path):

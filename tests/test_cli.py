@@ -4,9 +4,7 @@ import io
 import json
 import os
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from terminal import Terminal
 from tiny_model import damage, write_tiny_model
 
 import localllm
@@ -522,130 +521,7 @@ def test_chat_through_a_pipe_is_run(tiny: str, cli):
     assert cli("chat", tiny, *GREEDY, stdin=b"Hi\n") == cli("run", tiny, *GREEDY, stdin=b"Hi\n")
 
 
-# A terminal.
-
-PROMPT = "\x1b\\[0m>"  # as the editor draws it; then it moves the cursor
-
-
-class Terminal:
-    """The program on a pseudo-terminal, with the user's fingers and eyes."""
-
-    def __init__(self, *arguments: str):
-        import fcntl
-        import pty
-        import termios
-
-        self.seen = b""
-        self._new = 0
-        self._process, self._terminal = pty.fork()
-        if self._process == 0:
-            os.execve(sys.executable, [*PROGRAM, *arguments], ENVIRONMENT)
-
-        size = struct.pack("4H", 50, 200, 0, 0)  # lines and columns
-        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, size)
-
-    def read(self, seconds: float) -> bool:
-        """Take what comes; False if nothing does."""
-        if not select.select([self._terminal], [], [], seconds)[0]:
-            return False
-        try:
-            data = os.read(self._terminal, 65536)
-        except OSError:  # the program has ended
-            data = b""
-        self.seen += data
-        return data != b""
-
-    def expect(self, pattern: str) -> bytes:
-        """Wait until something new matches; what came before and in the match."""
-        deadline = time.monotonic() + 60
-        while not (match := re.search(pattern.encode(), self.seen[self._new :], re.DOTALL)):
-            assert time.monotonic() < deadline and self.read(60), f"{pattern!r} did not come: {self.seen[self._new :]}"
-        new = self.seen[self._new : self._new + match.end()]
-        self._new += match.end()
-        return new
-
-    def type(self, text: str) -> None:
-        os.write(self._terminal, text.encode())
-
-    def end(self) -> int:
-        """Wait for the end; the exit code, negative for a signal."""
-        while self.read(60):
-            pass
-        _, status = os.waitpid(self._process, 0)
-        os.close(self._terminal)
-        return os.waitstatus_to_exitcode(status)
-
-    def signal(self, number: int) -> None:
-        os.kill(self._process, number)
-
-
-@posix
-def test_a_conversation(tiny: str):
-    chat = Terminal("chat", tiny, *GREEDY)
-    chat.expect("Tiny Test · F32 · 200000 tokens of context")
-    chat.expect(PROMPT)
-    chat.type("Hi\r")
-    chat.expect("Hi.*\r\n.*\r\n.*" + PROMPT)
-    chat.type("/help\r")
-    assert b"/clear" in chat.expect("Ctrl-C  .*" + PROMPT)
-    chat.type("/nonsense\r")
-    chat.expect("no such command.*" + PROMPT)
-    chat.type("/system Be brief\r")
-    chat.expect("the system message is set.*" + PROMPT)
-    chat.type("/clear\r")
-    chat.expect("a new conversation.*" + PROMPT)
-    chat.type("first\\\rsecond\x1b\rthird\r")
-    chat.expect("second.*third.*\n.*\n.*" + PROMPT)
-    chat.type("\x03")
-    chat.expect("Ctrl-D or /exit leaves.*" + PROMPT)
-    chat.type("\x04")
-    assert chat.end() == 0
-    assert b"Traceback" not in chat.seen
-
-
-@posix
-@pytest.mark.parametrize(
-    ("choice", "told"),
-    [
-        ([], "its first .* forgotten"),
-        (["--on-overflow", "shift"], "(64|128) tokens behind the first .* were dropped"),
-        (["--on-overflow", "error"], "error: the prompt has .* no room"),
-    ],
-)
-def test_a_conversation_that_gets_too_long(tiny: str, choice: list[str], told: str):
-    chat = Terminal("chat", tiny, *GREEDY, "-c", "192", *choice)
-    chat.expect(PROMPT)
-    for _ in range(2):
-        chat.type("x" * 60 + "\r")
-        chat.expect("\r\n.*\r\n.*" + PROMPT)
-    chat.type("y" * 60 + "\r")
-    chat.expect(told + ".*" + PROMPT)
-    chat.type("\x04")
-    assert chat.end() == 0
-    assert b"Traceback" not in chat.seen
-
-
-@posix
-def test_ctrl_c_stops_an_answer_and_not_the_conversation(tiny: str):
-    chat = Terminal("chat", tiny, *LONG)
-    chat.expect(PROMPT)
-    chat.type("Hi\r")
-    chat.expect("Hi.{400}")
-    chat.type("\x03")
-    chat.expect("\r\n.*" + PROMPT)
-    chat.type("/exit\r")
-    assert chat.end() == 0
-    assert b"Traceback" not in chat.seen
-
-
-@posix
-def test_sigterm_gives_the_terminal_back(tiny: str):
-    chat = Terminal("chat", tiny)
-    chat.expect(PROMPT)
-    chat.signal(signal.SIGTERM)
-    assert chat.end() == 128 + signal.SIGTERM
-    assert b"Traceback" not in chat.seen
-    assert b"\x1b[?2004l" in chat.seen, "bracketed paste is still on"
+# A terminal: see test_chat.py too.
 
 
 @posix
@@ -656,6 +532,6 @@ def test_a_terminal_gets_no_control_characters(tiny: str):
     shown = Terminal("run", tiny, *wild)
     shown.type("\x04")  # nobody reads it
     assert shown.end() == 0
-    answer = shown.seen.replace(b"\r\n", b"\n").replace(b"^D\b\b", b"")
-    assert not re.search(rb"[\x00-\x08\x0b-\x1f\x7f]", answer)
-    assert answer.decode() == terminal.printable(exact.decode())
+    answer = shown.seen.replace("\r\n", "\n").replace("^D\b\b", "")
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", answer)
+    assert answer == terminal.printable(exact.decode())

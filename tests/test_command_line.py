@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import pytest
 from conftest import ROOT
-from test_cli import Terminal, posix
+from terminal import Terminal
+from test_cli import posix
 
 import localllm
 from localllm.cli import llama_names
@@ -167,6 +168,17 @@ def test_wrong_words(cli, words: str, told: str):
     code, out, err = cli(*words.split())
     assert (code, out) == (2, "")
     assert re.fullmatch(rf"localllm: error: .*{told}.*\n", err)
+
+
+def test_a_chat_template_in_a_file(tmp_path: Path):
+    path = tmp_path / "template"
+    path.write_text("{{ messages }}\n")
+    given = [
+        parsed("run", "m", "--chat-template", text)["chat_template"] for text in (path, "granite-4.0", "{{ 1/2 }}")
+    ]
+    assert given == ["{{ messages }}", "granite-4.0", "{{ 1/2 }}"]
+    with pytest.raises(UsageError, match=r"no\.jinja"):
+        parsed("run", "m", "--chat-template-file", "no.jinja")
 
 
 def test_a_prompt_with_the_line_break_at_its_end(tmp_path: Path):
@@ -394,8 +406,8 @@ def test_versions(cli):
 def test_help_has_colours_on_a_terminal_only(cli):
     shown = Terminal("help", "cache")
     assert shown.end() == 0
-    assert b"\x1b[1mUsage:" in shown.seen and b"\x1b[36m--help" in shown.seen
-    assert re.sub(rb"\x1b\[[0-9;]*m", b"", shown.seen).replace(b"\r\n", b"\n").startswith(b"Usage: localllm cache")
+    assert "\x1b[1mUsage:" in shown.seen and "\x1b[36m--help" in shown.seen
+    assert re.sub("\x1b\\[[0-9;]*m", "", shown.seen).replace("\r\n", "\n").startswith("Usage: localllm cache")
     assert "\x1b" not in cli("help", "cache")[1]
 
 

@@ -116,6 +116,7 @@ def test_no_command_imports_another():
         "quantize",
         "rm",
         "run",
+        "sessions",
         "tokenize",
         "warmup",
     }

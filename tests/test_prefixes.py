@@ -378,7 +378,8 @@ def test_what_is_read_of_long_prompts():
     assert calls(ids) == []
     assert calls([*ids[:900], 1, 1]) == [(512, 390)]
     assert calls([*ids[:900], 1, 1, 2, 2]) == [(902, 2)]
-    assert calls([*ids[:900], 1, 1, 3, 3]) == [(512, 392)]
+    assert calls([*ids[:900], 1, 1, 3, 3]) == [(902, 2)], "another turn instead of the last one"
+    assert calls([*ids[:900], 1, 4]) == [(512, 390)]
     assert calls(ids[:100]) == [(0, 100)], "what was read in 8 bits does not begin what is read in 16"
     assert calls([*ids[:90], 1, 2]) == [(90, 2)]
     assert calls(ids[:170]) == [(0, 170)]

@@ -16,7 +16,7 @@ from localllm.errors import UsageError
 
 COMMANDS = (
     "run", "chat", "map", "inspect", "tokenize", "quantize", "imatrix", "perplexity", "bench", "warmup", "cache",
-    "replay", "list", "pull", "rm", "fit", "config", "completion", "help",
+    "replay", "list", "pull", "rm", "fit", "sessions", "config", "completion", "help",
 )  # fmt: skip
 
 

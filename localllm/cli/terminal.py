@@ -77,7 +77,7 @@ def has_colour() -> bool:
 
 def coloured(text: str, code: str) -> str:
     """The text as it looks with an attribute of a terminal (ECMA-48's SGR): "1" bold, "2" dim, "36" cyan."""
-    return f"\x1b[{code}m{text}\x1b[0m" if has_colour() else text
+    return f"\x1b[{code}m{text}\x1b[0m" if text and has_colour() else text
 
 
 def dim(line: str) -> None:

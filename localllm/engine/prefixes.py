@@ -3,6 +3,8 @@
 A piece is what a whole run has read (localllm.engine.runs): so what is behind it is read in the same runs, whether it
 was found or not, and every bit is the same. The last piece of a prompt has its logits, too. The key of a
 piece is a chain of all tokens up to its end, which begins with the model's fingerprint.
+
+A conversation, whose turns are read in other runs, has keys of its own: who goes on with it gets what was read then.
 """
 
 import hashlib
@@ -45,6 +47,14 @@ class Read(NamedTuple):
     logits: np.ndarray | None
 
 
+class Waiting(NamedTuple):
+    """The same, to be written."""
+
+    sequence: Sequence
+    logits: np.ndarray | None
+    is_conversation: bool
+
+
 class Prefixes:
     """The files of one model. Writing is done by a thread of its own.
 
@@ -64,7 +74,7 @@ class Prefixes:
         self._window = max((state.window or 0 for state in states if isinstance(state, Paged)), default=0)
         self._is_recurrent = any(isinstance(state, Recurrent) for state in states)
         self._lock, self._thread = threading.Lock(), None  # type: tuple[threading.Lock, threading.Thread | None]
-        self._waiting: Read | None = None
+        self._waiting: Waiting | None = None
 
     # ---- finding ----
 
@@ -82,6 +92,23 @@ class Prefixes:
                     return self._found(ids, pieces, known)
                 except DamagedError as error:
                     remove(str(error))
+        return None
+
+    def find_conversation(self, ids: Ids[int], known: int) -> Sequence | None:
+        """A new sequence that has read these tokens, or some at their beginning but more than `known`, turn by turn."""
+        if len(ids) <= LONG or self._ended:
+            return None
+        with suppress(OSError):
+            pieces = self._pieces(ids, is_conversation=True)
+            while True:
+                try:
+                    read = self._found([*ids, -1], pieces, known)
+                except DamagedError as error:
+                    remove(str(error))
+                    continue
+                if read:
+                    read.sequence.aligned = 0
+                return read and read.sequence
         return None
 
     def _found(self, ids: Ids[int], pieces: list[Piece], known: int) -> Read | None:
@@ -140,7 +167,7 @@ class Prefixes:
         sequence.aligned = engine.runs.last_end(end)
         return Read(sequence, logits)
 
-    def _pieces(self, ids: Ids[int]) -> list[Piece]:
+    def _pieces(self, ids: Ids[int], is_conversation: bool = False) -> list[Piece]:
         """All whole runs of a prompt, and what is behind them, which may be nothing. Raises OSError."""
         if state_of(self._file) != self._state:
             raise OSError(f"{self._file.path} has changed")
@@ -150,7 +177,8 @@ class Prefixes:
         while (end := self._engine.runs.next_end(places[-1])) <= len(ids):
             places.append(end)
         places.append(len(ids))
-        pieces, key, tokens = list[Piece](), self._root, np.asarray(ids, np.int64)
+        root = hashlib.blake2b(self._root, person=b"conversation").digest() if is_conversation else self._root
+        pieces, key, tokens = list[Piece](), root, np.asarray(ids, np.int64)
         for first, last in pairwise(places):
             is_end = len(pieces) == len(places) - 2
             chain = hashlib.blake2b(tokens[first:last].tobytes(), digest_size=32, key=key, person=b"end" * is_end)
@@ -160,14 +188,14 @@ class Prefixes:
 
     # ---- keeping ----
 
-    def keep(self, sequence: Sequence, logits: np.ndarray | None) -> None:
+    def keep(self, sequence: Sequence, logits: np.ndarray | None, is_conversation: bool = False) -> None:
         """Write what a sequence has read, a prompt, soon; it belongs to this object now.
 
-        logits: float32 [1, vocab], after the prompt; None: keep only the whole runs at its beginning. What waits for
-        being written already is given up.
+        logits: float32 [1, vocab], after the prompt; None: keep only the whole runs at its beginning, or all of it if
+        it is a conversation. What waits for being written already is given up.
         """
         with self._lock:
-            unwanted, self._waiting = self._waiting, Read(sequence, logits)
+            unwanted, self._waiting = self._waiting, Waiting(sequence, logits, is_conversation)
             if self._ended:
                 unwanted, self._waiting = self._waiting, None
             elif self._thread is None:
@@ -193,17 +221,17 @@ class Prefixes:
             finally:
                 read.sequence.close()
 
-    def _write_pieces(self, read: Read) -> None:
+    def _write_pieces(self, read: Waiting) -> None:
         """Those that no file has. Raises OSError, LocalllmError."""
-        room, before, pieces = allowed(0), "", self._pieces(read.sequence.tokens)
+        room, before, pieces = allowed(0), "", self._pieces(read.sequence.tokens, read.is_conversation)
         for piece in pieces:
             is_known = read.logits is not None if piece is pieces[-1] else piece.last <= read.sequence.aligned
-            if self._ended or room < 0 or not is_known:
+            if self._ended or room < 0 or not (is_known or read.is_conversation):
                 break
             room -= self._write_piece(piece, before, read, read.logits if piece is pieces[-1] else None)
             before = piece.key
 
-    def _write_piece(self, piece: Piece, before: str, read: Read, logits: np.ndarray | None) -> int:
+    def _write_piece(self, piece: Piece, before: str, read: Waiting, logits: np.ndarray | None) -> int:
         """If no file has it, or has less of it; its bytes."""
         store = read.sequence.store
         names = {*store.parts(piece.first, piece.last)}  # type: ignore[attr-defined]

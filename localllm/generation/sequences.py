@@ -7,13 +7,16 @@ Other prompts go on only where a whole run ended, in memory or, if they have mor
 earlier process: so they are read in the same runs as by a model that has read nothing before, and the answer is the
 same to the bit. After prompts of up to PRECISE_TOKENS, which are read in 16 bits in any pieces, such ones go on
 anywhere.
+
+A conversation that goes back, to where any of its turns ended, is as it was then: what was read up to there is not read
+again. So is one that was left for another (`hold`).
 """
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 from contextlib import contextmanager
-from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
 
 
+HELD = 4  # conversations that wait beside the latest
+
+
 class Begun(NamedTuple):
     """A sequence that holds the beginning of a prompt, or all of it: then with its logits, float32 [1, vocab]."""
 
@@ -44,6 +50,13 @@ class End(NamedTuple):
     logits: np.ndarray
 
 
+class Turn(NamedTuple):
+    """How many tokens a sequence held when a prompt was read, and when its answer had ended (None: not yet)."""
+
+    prompt: int
+    end: int | None = None
+
+
 class Sequences:
     """The sequences of one engine. Several generations may go on at the same time, each with its own.
 
@@ -56,10 +69,12 @@ class Sequences:
         self.engine, self.context, self.vocab_size = engine, engine.context, engine.vocab_size
         self._kept: Sequence | Rolling | None = None  # nobody's, for the next one
         self._busy: WeakSet[Sequence | Rolling] = WeakSet()
-        self._prompts: WeakKeyDictionary[Sequence | Rolling, int] = WeakKeyDictionary()  # lengths
+        self._held: deque[Sequence | Rolling] = deque()  # those that others have left, to come back to them
+        self._turns: WeakKeyDictionary[Sequence | Rolling, list[Turn]] = WeakKeyDictionary()
         self.prefixes = prefixes
         self._end: End | None = None  # where the latest prompt of more than PRECISE_TOKENS ends
         self._is_new = False  # that one, so that it is to be written
+        self._resumed = 0  # tokens of an earlier process's conversation that goes on
         self.lock: threading.Lock | Refusal = threading.Lock()
         refuse_forks(self)
 
@@ -99,8 +114,12 @@ class Sequences:
                 if found:
                     begun.sequence.close()
                     begun = Begun(found.sequence, found.logits)
+            if said := self._earlier(ids, len(begun.sequence.tokens)) if keep is None else None:
+                begun.sequence.close()
+                begun = Begun(said)
             self._busy.add(begun.sequence)
-            self._prompts[begun.sequence] = len(ids)
+            turns = [turn for turn in self._ended(begun.sequence) if turn.prompt <= len(begun.sequence.tokens)]
+            self._turns[begun.sequence] = [*turns, Turn(len(ids))]
             return begun
 
     def _at_end(self, ids: Ids[int]) -> Begun | None:
@@ -124,31 +143,88 @@ class Sequences:
 
     def _in_memory(self, ids: Ids[int], keep: int | None) -> "Sequence | Rolling":
         kept, self._kept = self._kept, None
-        known = max(self._busy, key=lambda sequence: self._usable(sequence, ids), default=None)
+        known = max((*self._busy, *self._held), key=lambda sequence: self._usable(sequence, ids), default=None)
         if known and self._usable(known, ids) > (self._usable(kept, ids) if kept else 0):
             if kept:
                 kept.close()
-            kept = known.fork()
-            self._prompts[kept] = self._prompts[known]
+            kept = self._again(known)
         sequence = rolling(kept or self.engine.sequence(), keep)
         usable = self._usable(sequence, ids)
-        if usable < common(sequence.tokens, ids) and not isinstance(sequence, Rolling):
+        if isinstance(sequence, Rolling) or usable == common(sequence.tokens, ids):
+            sequence.truncate(usable)
+        elif usable == self.engine.runs.last_end(min(usable, sequence.aligned)):
             sequence.rewind(usable)
         else:
             sequence.truncate(usable)
         return sequence
 
+    def _again(self, known: "Sequence | Rolling") -> "Sequence | Rolling":
+        """One that waits, or a fork of one in use."""
+        if known in self._held:
+            self._held.remove(known)
+            return known
+        return self._forked(known)
+
+    def _forked(self, sequence: "Sequence | Rolling") -> "Sequence | Rolling":
+        twin = sequence.fork()
+        self._turns[twin] = self._ended(sequence)
+        return twin
+
+    def _ended(self, sequence: "Sequence | Rolling") -> list[Turn]:
+        """Its turns; none ends further than it goes now."""
+        held = len(sequence.tokens)
+        return [Turn(prompt, held if end is None else min(end, held)) for prompt, end in self._turns.get(sequence, [])]
+
     def _usable(self, sequence: "Sequence | Rolling", ids: Ids[int]) -> int:
-        """How many of its tokens are worth something: a turn goes on where the last one ended; see above for others."""
-        same, before = common(sequence.tokens, ids), self._prompts.get(sequence, inf)
-        if isinstance(sequence, Rolling) or same >= before or max(len(ids), before) <= PRECISE_TOKENS:
+        """How many of its tokens are worth something: a turn goes on where one ended; see above for others."""
+        same, turns = common(sequence.tokens, ids), self._turns.get(sequence, [])
+        if isinstance(sequence, Rolling) or (turns and max(len(ids), turns[-1].prompt) <= PRECISE_TOKENS):
             return same
-        return self.engine.runs.last_end(min(same, sequence.aligned))
+        ended = max((same if end is None else min(end, same) for prompt, end in turns if prompt <= same), default=0)
+        return max(ended, self.engine.runs.last_end(min(same, sequence.aligned)))
+
+    def resume(self, held: int) -> None:
+        """The next prompt goes on with a conversation of an earlier process, which held so many tokens in the end."""
+        self._resumed = held
+
+    def _earlier(self, ids: Ids[int], known: int) -> "Sequence | None":
+        """That one, if it is the case, and if files hold more than `known` tokens of it."""
+        held, self._resumed, best = self._resumed, 0, None
+        for length in (held - 1, held):  # the last token of an answer may not have been read
+            if self.prefixes and known < length < len(ids):
+                found = self.prefixes.find_conversation(ids[:length], known)
+                if found and best:
+                    best.close()
+                best = found or best
+                known = len(best.tokens) if best else known
+        if best:
+            self._turns[best] = [Turn(known, known)]
+        return best
+
+    def write_conversation(self) -> None:
+        """What the latest has read goes to files, for `resume`."""
+        with self.lock:
+            if self.prefixes and self._kept and not isinstance(self._kept, Rolling) and len(self._kept.tokens) > LONG:
+                self.prefixes.keep(self._kept.fork(), None, is_conversation=True)
+
+    def hold(self) -> None:
+        """Somebody else comes, and one may come back: keep what the latest has read besides. Of those left so the HELD
+        latest are kept, as long as there is room for a whole one more.
+        """
+        with self.lock:
+            used, places = self.engine.places()
+            if self._kept is None or isinstance(self._kept, Rolling) or used + self.context > places:
+                return
+            self._held.append(self._forked(self._kept))
+            forgotten = self._held.popleft() if len(self._held) > HELD else None
+        if forgotten:
+            forgotten.close()
 
     def _give_back(self, sequence: "Sequence | Rolling") -> None:
         """Keep it for the next one, instead of what was kept before; a prompt that was read goes to files."""
         with self.lock:
             self._busy.discard(sequence)
+            self._turns[sequence] = self._ended(sequence)
             before, self._kept = self._kept, sequence
             self._write_end()
         if before:

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from localllm.generation.answers import Answer
     from localllm.generation.thinking import Format
     from localllm.text.templates import ChatTemplate
+
+
+class SoFar(NamedTuple):
+    """What was said and thought of an answer before."""
+
+    text: str = ""
+    thinking: str = ""
+
+
+NOTHING = SoFar()
 
 
 class Session:
@@ -49,11 +59,22 @@ class Session:
         self.forgotten = 0
         self._history: list[Message] = []
         self._answer: Generation | None = None  # to the last message in the history, perhaps still being said
+        self._begun = NOTHING  # of the latest answer, which goes on with it
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation so far, with the system message and the latest answer as far as it was said."""
+        """The conversation so far, with the system message and the latest answer as far as it was said.
+
+        It can be set: then the conversation is another one.
+        """
         return self._system() + self._settled()
+
+    @messages.setter
+    def messages(self, messages: Sequence[Message]) -> None:
+        self.clear()
+        has_system = bool(messages) and messages[0]["role"] == "system"
+        self.system = messages[0]["content"] if has_system else None
+        self._history = list(messages[has_system:])
 
     def ask(self, text: str, options: GenerationOptions | None = None) -> Generation:
         """Go on with the conversation. When it has become too long, the oldest turns are dropped if `options` say
@@ -63,16 +84,63 @@ class Session:
         withdrawn. Raises ContextError if the text alone does not fit; the conversation is then as before.
         """
         options = options or GenerationOptions()
-        if self._answer is not None:
-            self._answer.close()
-        history = [*self._settled(), {"role": "user", "content": text}]
+        history = [*self._stopped(), {"role": "user", "content": text}]
         kept, answer = self._answered(self._system(), history, options, options.on_overflow or "drop-turns")
-        self._history, self._answer = kept, answer
+        self._history, self._answer, self._begun = kept, answer, NOTHING
         return answer
+
+    def undo(self) -> str | None:
+        """Take back the last question and its answer; the question, None if there is none. What stays is known still:
+        the next one costs its own tokens only.
+        """
+        history = self._stopped()
+        asked = next((place for place in reversed(range(len(history))) if history[place]["role"] == "user"), None)
+        if asked is None:
+            return None
+        question = history[asked]["content"]
+        self._history, self._answer, self._begun = history[:asked], None, NOTHING
+        return question
+
+    def resume(self, options: GenerationOptions | None = None) -> Generation:
+        """Go on with the latest answer, of which what comes is a part.
+
+        Raises UsageError if there is none, or if it must look like something, and ContextError if there is no room.
+        """
+        options, latest, history = options or GenerationOptions(), self._answer, self._stopped()
+        if not history or history[-1]["role"] != "assistant":
+            raise UsageError("there is no answer to go on with")
+        if options.constraint:
+            raise UsageError(f"an answer with a {options.constraint.kind} cannot go on where it was cut")
+        begun = SoFar(history[-1]["content"], history[-1].get("reasoning_content", ""))
+        if options.on_overflow == "shift" and options.keep is None:
+            options = replace(options, keep=self._standing(self._system(), options))
+        if latest and latest.tokens and self._is_said_by(latest):
+            prompt, is_thought = [*latest.prompt, *latest.tokens], not begun.text and bool(begun.thinking)
+        else:
+            prompt, is_thought = self._repeated(begun, history[:-1], options), False
+        thinking = replace(Thinking.of(self._thought_format, self.tokenizer, prompt, None), is_open=True)
+        decoder, chosen = self.tokenizer.stream(continued=True), self._stopping(self.completed(options))
+        answer = Generation(
+            self.sequences, self.tokenizer, prompt, decoder, chosen, thinking if is_thought else Thinking()
+        )
+        self._history, self._answer, self._begun, self.forgotten = history[:-1], answer, begun, 0
+        return answer
+
+    def _is_said_by(self, answer: Generation) -> bool:
+        """Whether its tokens say all of an answer and nothing behind it, as a stop string."""
+        return bool(answer.thinking) or self.tokenizer.decode(answer.tokens) == answer.text
+
+    def _repeated(self, begun: "SoFar", history: list[Message], options: GenerationOptions) -> list[int]:
+        """The tokens up to where an answer goes on of which only the text is known."""
+        prompt = self.encode_chat(self._system() + history, options)
+        thinking = Thinking.of(self._thought_format, self.tokenizer, prompt, None)
+        if thinking.is_open:
+            prompt = [*prompt, *self.tokenizer.encode(begun.thinking), *thinking.closing]
+        return [*prompt, *self.tokenizer.encode(begun.text)]
 
     def clear(self) -> None:
         """Begin a new conversation with the same system message."""
-        self._history, self._answer = [], None
+        self._history, self._answer, self._begun = [], None, NOTHING
 
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
         """Answer the given conversation, which is not added to this one. Raises ContextError if it does not fit."""
@@ -214,10 +282,16 @@ class Session:
         answer = self._answer
         if answer is None:
             return self._history
-        if answer.text or answer.finish_reason != "interrupted":
-            thought = {"reasoning_content": answer.thinking} if answer.thinking else {}
-            return [*self._history, {"role": "assistant", "content": answer.text, **thought}]
+        said, thought = self._begun.text + answer.text, self._begun.thinking + answer.thinking
+        if said or answer.finish_reason != "interrupted":
+            return [*self._history, assistant(said, thought)]
         return self._history[:-1]
+
+    def _stopped(self) -> list[Message]:
+        """The same, when the latest answer says no more."""
+        if self._answer is not None:
+            self._answer.close()
+        return self._settled()
 
     def _fitting(
         self, system: list[Message], history: list[Message], options: GenerationOptions
@@ -241,3 +315,9 @@ class Session:
         first = bisect_left(range(len(turns) - 1), True, key=fits)  # at least the last turn stays
         kept = history[turns[first] :]
         return kept, self.encode_chat(system + kept, options)
+
+
+def assistant(text: str, thinking: str = "") -> Message:
+    """An answer as a message, with the thoughts in front of it, if there are any."""
+    thought = {"reasoning_content": thinking} if thinking else {}
+    return {"role": "assistant", "content": text, **thought}

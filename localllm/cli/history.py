@@ -1,0 +1,65 @@
+"""What the user has typed in earlier chats: a private and bounded file in the user's state folder, a text a line."""
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from prompt_toolkit.history import History
+
+from localllm.errors import LocalllmError
+from localllm.files.folders import make_private, state_folder
+from localllm.files.safe_file import SafeFile
+
+MOST_BYTES, MOST_TEXT = 1_000_000, 50_000  # of the file, of which then the newer half stays; of a text that is kept
+
+
+class FileHistory(History):
+    """For prompt_toolkit. Without a file, because there can be none, texts are known until the program ends."""
+
+    def __init__(self, path: Path | None = None):
+        super().__init__()
+        self.path = path or state_folder() / "history"
+
+    def load_history_strings(self) -> Iterable[str]:
+        """The latest first; lines that are no text are left out."""
+        for line in reversed(self._lines()):
+            with suppress(ValueError, RecursionError):
+                text = json.loads(line)
+                if isinstance(text, str):
+                    yield text
+
+    def _lines(self) -> list[bytes]:
+        try:
+            return self.path.read_bytes().splitlines(keepends=True)
+        except OSError:
+            return []
+
+    def store_string(self, string: str) -> None:
+        """Behind the others; several programs may do that at once."""
+        line = json.dumps(string).encode() + b"\n"
+        if len(line) > MOST_TEXT:
+            return
+        with suppress(OSError, LocalllmError):
+            make_private(self.path.parent)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            descriptor = os.open(self.path, flags, 0o600)
+            try:
+                os.write(descriptor, line)
+                size = os.fstat(descriptor).st_size
+            finally:
+                os.close(descriptor)
+            if size > MOST_BYTES:
+                self._shorten()
+
+    def _shorten(self) -> None:
+        kept, size = list[bytes](), 0
+        for line in reversed(self._lines()):
+            size += len(line)
+            if size > MOST_BYTES // 2:
+                break
+            kept.append(line)
+        with SafeFile(self.path) as file:
+            file.write(b"".join(reversed(kept)))
+        self.path.chmod(0o600)

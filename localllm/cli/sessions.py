@@ -1,0 +1,37 @@
+"""localllm sessions: conversations that `chat` keeps."""
+
+from typing import Annotated, Literal
+
+from localllm.cli.command import argument
+from localllm.cli.session_list import session_lines
+from localllm.cli.terminal import dim, write
+from localllm.errors import UsageError
+
+
+def sessions(
+    action: Annotated[Literal["show", "rm"] | None, argument("[show|rm]", "Print one, or remove it.")] = None,
+    name: Annotated[str | None, argument("[NAME]", "Which.")] = None,
+) -> None:
+    """List the sessions of `chat`, print one or remove it.
+
+    They are files of JSON lines in the user's data folder, ~/.local/share/localllm/sessions.
+
+    Examples:
+      localllm sessions
+      localllm sessions show trip
+      localllm sessions rm trip
+    """
+    from localllm.services import sessions as kept
+
+    if action is None:
+        lines = session_lines()
+        if not lines:
+            return dim("there are no sessions: `localllm chat --session NAME` begins one")
+        return write("\n".join(lines) + "\n")
+    if name is None:
+        raise UsageError(f"sessions {action} needs the NAME of a session")
+    if action == "rm":
+        kept.remove(name)
+        return dim(f"the session {name} is removed")
+    said = [f"{message['role']}: {message['content']}" for message in kept.read(name).messages]
+    write("\n\n".join(said) + "\n")

@@ -1,0 +1,83 @@
+"""Kill processes that write sessions, and see that nothing is lost: python scripts/kill_sessions.py [200]
+
+Each process says how many turns it has written, and goes on until it is killed. What is in the file then must be those
+turns, to the byte, and at most one more. Part of the turns replaces the file, as /undo does. Exits with 1 at a loss.
+"""
+
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from localllm.services.sessions import SessionFile, path_of, read
+
+
+def turn(number: int) -> list[dict[str, str]]:
+    """Its messages, some of them long."""
+    text = f"Turn {number}: über 狐 " * (1 + number * 7 % 300)
+    return [{"role": "user", "content": f"question {number}"}, {"role": "assistant", "content": text}]
+
+
+def turns(count: int) -> list[dict[str, str]]:
+    return [message for number in range(count) for message in turn(number)]
+
+
+def write(name: str, first: int, report: int) -> None:
+    """Turns from `first` on, each told when it is written; every fifth replaces another one."""
+    with SessionFile(name) as file:
+        for number in range(first, sys.maxsize):
+            if number % 5 == 4:
+                file.write([*turns(number), *turn(number + 1000)])
+            file.write(turns(number + 1))
+            os.write(report, (number + 1).to_bytes(8, "little"))
+
+
+def kill_one(name: str, first: int, count: int, seconds: float) -> tuple[int, int]:
+    """Let a process write so many turns, and for so long; how many it has told, and how many the file has."""
+    told, report = os.pipe()
+    process = os.fork()
+    if process == 0:
+        write(name, first, report)
+    os.close(report)
+    data = os.read(told, 8 * count)
+    while len(data) < 8 * count:
+        data += os.read(told, 8 * count - len(data))
+    time.sleep(seconds)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    while part := os.read(told, 1 << 16):
+        data += part
+    os.close(told)
+    written = int.from_bytes(data[-8:], "little") if data else first
+    if not path_of(name).exists():
+        assert written == 0, f"{written} turns are lost with the file"
+        return 0, 0
+    messages = read(name).messages
+    whole = [*turns(written), *turn(written + 1000)]
+    assert messages[: 2 * written] == turns(written), f"something of {written} turns is lost"
+    assert messages in (turns(written), turns(written + 1), whole), "there is what nobody has said"
+    with SessionFile(name) as file:
+        file.write(turns(written))
+    return written, len(messages) // 2
+
+
+def main(count: int) -> None:
+    random.seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_DATA_HOME"] = folder
+        first = further = total = 0
+        for number in range(count):
+            name = f"session {number // 20}"
+            first = 0 if number % 20 == 0 else first
+            before = first
+            first, found = kill_one(name, first, random.randint(0, 2), random.uniform(0, 0.01))
+            total, further = total + first - before, further + (found > first)
+        print(f"{count} processes killed, none of {total} turns lost; {further} had written a turn more than they told")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if sys.argv[1:] else 200)

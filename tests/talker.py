@@ -1,0 +1,66 @@
+"""The program with a model whose words are known, for terminals: what it answers to a question is in ANSWERS, and to
+any other question the question itself, in capitals. Run as a script it takes the program's arguments.
+"""
+
+import time
+from types import SimpleNamespace
+
+from fake_engine import FakeEngine
+
+from localllm import api
+from localllm.cli import main
+from localllm.files.gguf_file import GGUFFile
+from localllm.text.tokenizer import Tokenizer
+
+MIXED = (
+    "The quick brown fox 狐狸は怠け者の犬を飛び越える。そして、もう一度跳びます。 and 👩\u200d🔬👍🏽🇩🇪 emoji, "
+    "naïve café words that go on and on"
+)
+MARKDOWN = "# Colours\n\n- **red**\n- blue\n\n```python\nx = 1\n```\n\n" + "One line of text. " * 12
+ANSWERS = {
+    "mixed": MIXED,
+    "colours": MARKDOWN,
+    "slowly": "one two three four five six seven eight nine ten",
+    "think": "<think>Let me see, what is it?</think>It is four.",
+    "count": " ".join(str(number) for number in range(400)),
+}
+PAUSES = {"slowly": 0.01, "waiting": 2.0}  # seconds before each of its tokens
+HEADER = "<|im_start|>assistant\n"
+
+
+class Talker(FakeEngine):
+    """Says what ANSWERS say."""
+
+    def __init__(self, tokenizer: Tokenizer, context: int):
+        super().__init__(tokenizer.vocab_size, self.next_token, context)
+        self._tokenizer, self.tail = tokenizer, tokenizer.encode(HEADER, special=True)
+        self.hyperparameters = SimpleNamespace(arch="llama", context=512, states=tuple)
+        self.warning, self._answers = None, dict[str, list[int]]()
+
+    def answer(self, question: str) -> list[int]:
+        if question not in self._answers:
+            said = ANSWERS.get(question, question.upper())
+            self._answers[question] = [*self._tokenizer.encode(said), self._tokenizer.eos_id]
+        return self._answers[question]
+
+    def next_token(self, tokens: list[int]) -> int:
+        size = len(self.tail)
+        place = next((end for end in range(len(tokens), size - 1, -1) if tokens[end - size : end] == self.tail), 0)
+        question = (
+            self._tokenizer.decode(tokens[:place], special=True).rpartition("user\n")[2].partition("<|im_end|>")[0]
+        )
+        time.sleep(PAUSES.get(question, 0))
+        said, answer = len(tokens) - place, self.answer(question)
+        return answer[said] if said < len(answer) else answer[-1]
+
+
+def open_talker(path: str, threads: object = None, context: int | None = None, *_: object, **more: object) -> api.Model:
+    """In place of api.open_model."""
+    file = GGUFFile.open(path)
+    tokenizer = api.tokenizer_of(file)
+    return api.Model(file, tokenizer, Talker(tokenizer, context or 4096), more.get("chat_template"))  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    api.open_model = open_talker  # type: ignore[assignment]
+    main.main()

@@ -1,0 +1,92 @@
+"""A terminal for tests: the program on a pseudo-terminal of some size, with the user's fingers and eyes."""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+
+import pexpect
+from conftest import ROOT
+
+PROGRAM = [sys.executable, "-m", "localllm"]
+PROMPT = "\x1b\\[[0-9;]*m> "  # as the editor draws it
+ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|[=>])")
+
+
+class Terminal:
+    """Attributes:
+    seen: all that came so far.  drawn: what came of the latest thing that was said.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        columns: int = 120,
+        program: Sequence[str] = PROGRAM,
+        alone: bool = False,
+        timeout: float = 30,
+        **environment: str,
+    ):
+        """environment: variables besides those of this process, or instead of them if alone; timeout: seconds."""
+        self.seen = self.drawn = ""
+        known = {} if alone else {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+        known |= {"PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm", **environment}
+        self._process = pexpect.spawn(
+            program[0],
+            [*program[1:], *arguments],
+            env=known,
+            dimensions=(50, columns),
+            encoding="utf-8",
+            timeout=timeout,
+        )
+        self._process.delaybeforesend = None
+        self._process.delayafterclose = self._process.ptyproc.delayafterclose = 0.01
+
+    def expect(self, pattern: str) -> str:
+        """Wait until something new matches; what came before and in the match."""
+        try:
+            self._process.expect(pattern)
+        except (pexpect.TIMEOUT, pexpect.EOF):
+            raise AssertionError(f"{pattern!r} did not come: {self._process.before!r}") from None
+        found = self._process.before + self._process.after
+        self.seen += found
+        return found
+
+    def prompt(self) -> str:
+        """Wait until one may type; what came before."""
+        return self.expect(PROMPT)
+
+    def type(self, text: str) -> None:
+        self._process.send(text)
+
+    def say(self, text: str) -> str:
+        """Type a line; what came until the next prompt, as it is to be read."""
+        return self.press(f"{text}\r")
+
+    def press(self, keys: str) -> str:
+        """The same with keys that send a line."""
+        self.type(keys)
+        self.expect("\x1b\\[\\?2004l")  # the editor has taken it
+        self.drawn = self.prompt()
+        return plain(self.drawn)
+
+    def resize(self, columns: int) -> None:
+        """Be as wide, once the editor has drawn its prompt anew."""
+        if self._process.getwinsize() != (50, columns):
+            self._process.setwinsize(50, columns)
+            self.prompt()
+
+    def signal(self, number: int) -> None:
+        self._process.kill(number)
+
+    def end(self) -> int:
+        """Wait for the end; the exit code, negative for a signal."""
+        self._process.expect(pexpect.EOF)
+        self.seen += self._process.before
+        self._process.close()
+        return -self._process.signalstatus if self._process.signalstatus else self._process.exitstatus
+
+
+def plain(text: str) -> str:
+    """What a terminal shows of it, as far as nothing is drawn over."""
+    return ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "")

@@ -1,0 +1,378 @@
+"""A conversation on a terminal: every command and key, at 40 and 120 columns, with characters of all widths."""
+
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from talker import MIXED
+from terminal import PROMPT, Terminal, plain
+from tiny_model import CHATML, write_tiny_model
+from wcwidth import wcswidth
+
+import localllm
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
+
+TALKER = [sys.executable, str(ROOT / "tests" / "talker.py")]
+GREEDY = ["--temp", "0", "-n", "12"]
+LONG = ["--temp", "0", "-n", "100000"]  # would take minutes
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=200_000)
+    localllm.open(path).close()  # compiles the kernels, once
+    return str(path)
+
+
+@pytest.fixture
+def talk(tmp_path: Path, tiny: str, monkeypatch):
+    """Begins a chat with tests/talker.py; the user's folders are in tmp_path."""
+    chats: list[Terminal] = []
+
+    def begin(*arguments: str, **more: str | int) -> Terminal:
+        folders = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_STATE_HOME": str(tmp_path / "state")}
+        chat = Terminal("chat", tiny, *arguments, program=TALKER, **{**folders, **more})
+        chats.append(chat)
+        return chat
+
+    yield begin
+    for chat in chats:
+        assert "Traceback" not in chat.seen
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's folders, and an editor that always writes the same."""
+    folder = tmp_path_factory.mktemp("home")
+    editor = folder / "editor"
+    editor.write_text('#!/bin/sh\nprintf "written elsewhere" > "$1"\n')
+    editor.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def running():
+    chats: dict[str, Terminal] = {}
+    yield chats
+    for chat in chats.values():
+        chat.type("\x04")
+        assert chat.end() == 0
+
+
+@pytest.fixture
+def chat(running: dict[str, Terminal], home: Path, tiny: str, request: pytest.FixtureRequest):
+    """A chat for several tests, each of which begins a new conversation; after one that failed, another chat."""
+    if "chat" not in running:
+        folders = {"XDG_DATA_HOME": str(home / "data"), "XDG_STATE_HOME": str(home / "state")}
+        editor = {name: str(home / "editor") for name in ("EDITOR", "VISUAL")}
+        thinks = ["--chat-template", CHATML + "{# </think> #}"]
+        running["chat"] = Terminal("chat", tiny, *thinks, program=TALKER, **folders, **editor)
+        running["chat"].prompt()
+    failed = request.session.testsfailed
+    assert "a new conversation" in running["chat"].say("/clear")
+    yield running["chat"]
+    assert "Traceback" not in running["chat"].seen
+    if request.session.testsfailed > failed:
+        del running["chat"]
+
+
+def session_of(tmp_path: Path, name: str) -> list[dict]:
+    path = tmp_path / "data" / "localllm" / "sessions" / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def contents(lines: list[dict]) -> list[str]:
+    return [line["content"] for line in lines[1:]]
+
+
+# ---- with a real model ----------------------------------------------------------------------------------------------
+
+
+def test_a_conversation(tiny: str, tmp_path: Path):
+    chat = Terminal("chat", tiny, *GREEDY, XDG_STATE_HOME=str(tmp_path))
+    assert "Tiny Test · F32 · 200000 tokens of context · /help" in chat.prompt()
+    assert "the answer was cut after 12 tokens" in chat.say("Hi")
+    assert chat.say("/continue").count("\n") >= 3
+    assert "Ctrl-D or /exit leaves" in chat.press("\x03")
+    chat.signal(signal.SIGTERM)
+    assert chat.end() == 128 + signal.SIGTERM
+    assert "Traceback" not in chat.seen
+    assert "\x1b[?2004l" in chat.seen[chat.seen.rindex("/exit leaves") :], "bracketed paste is still on"
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ([], "its first .* forgotten"),
+        (["--on-overflow", "shift"], "(64|128) tokens behind the first .* were dropped"),
+        (["--on-overflow", "error"], "error: the prompt has .* no room"),
+    ],
+)
+def test_a_conversation_that_gets_too_long(tiny: str, tmp_path: Path, choice: list[str], told: str):
+    chat = Terminal("chat", tiny, *GREEDY, "-c", "192", *choice, XDG_STATE_HOME=str(tmp_path))
+    chat.prompt()
+    for _ in range(2):
+        chat.say("x" * 60)
+    assert re.search(told, chat.say("y" * 60), re.DOTALL)
+    chat.type("\x04")
+    assert chat.end() == 0
+    assert "Traceback" not in chat.seen
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_conversation(tiny: str, tmp_path: Path):
+    chat = Terminal("chat", tiny, *LONG, XDG_STATE_HOME=str(tmp_path))
+    chat.prompt()
+    chat.type("Hi\r")
+    chat.expect("Hi(?s:.{400})")
+    chat.type("\x03")
+    chat.prompt()
+    chat.type("/exit\r")
+    assert chat.end() == 0
+    assert "Traceback" not in chat.seen
+
+
+# ---- how it looks ---------------------------------------------------------------------------------------------------
+
+
+def test_words_stay_whole(talk):
+    """At every width, also one that the window is given in between."""
+    chat = talk(columns=40)
+    chat.prompt()
+    words = [word for word in MIXED.split() if word.isascii() or "é" in word]
+    for columns in (40, 120, 60):
+        chat.resize(columns)
+        shown = chat.say("mixed").split("> ")[0].strip("\n")
+        assert max(map(wcswidth, shown.split("\n"))) <= columns
+        assert shown.count("\n") == wcswidth(MIXED) // columns
+        assert re.sub(r"\s+", "", shown) == re.sub(r"\s+", "", MIXED)
+        assert all(word in shown for word in words)
+        assert max(map(len, chat.say("/help").split("\n"))) <= columns
+    chat.type("\x04")
+    assert chat.end() == 0
+
+
+def test_markdown(talk):
+    chat = talk("--markdown", columns=40)
+    chat.prompt()
+    for columns in (40, 120):
+        chat.resize(columns)
+        shown = chat.say("colours")
+        assert "\x1b[1mred\x1b[0m" in chat.drawn and "• " in shown
+        assert "**" not in shown and "```" not in shown and "x = 1" in shown
+        assert max(map(wcswidth, shown.split("\n"))) <= columns
+        assert " ".join(shown.split()).count("One line of text.") >= 12
+    chat.type("bye\r")
+    assert chat.end() == 0
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"NO_COLOR": ""}, {"TERM": "dumb"}])
+def test_colours_as_the_user_likes(talk, environment: dict[str, str]):
+    chat = talk(**environment)
+    if environment == {"TERM": "dumb"}:
+        chat.expect("> ")
+        chat.type('hello\n"""\na\nb\n"""\n')
+        chat.expect("HELLO")
+        chat.expect("A\r\nB\r\n")
+        chat.type("quit\n")
+    else:
+        chat.expect(">")
+        chat.type("quit\r")
+    assert chat.end() == 0
+    colours = re.findall("\x1b\\[[0-9;]*[1-9][0-9;]*m", chat.seen)
+    assert bool(colours) == (environment == {"NO_COLOR": ""})
+    assert ("\x1b" in chat.seen) == ("TERM" not in environment)
+
+
+def test_thoughts(chat: Terminal):
+    chat.say("think")
+    drawn = chat.drawn
+    assert "\x1b[2mLet\x1b[0m" in drawn and "<think>" not in plain(drawn)
+    assert "Let me see, what is it?\n\nIt is four.\n" in plain(drawn)
+    assert "thoughts are hidden" in chat.say("/think hide")
+    shown = chat.say("think")
+    assert "Let me see" not in shown and "It is four." in shown
+    assert "thinking is off" in chat.say("/think off")
+    assert "thinking is auto, thoughts are shown" in chat.say("/think auto")
+    assert "/think auto|on" in chat.say("/think perhaps")
+
+
+# ---- keys -----------------------------------------------------------------------------------------------------------
+
+
+def test_keys(chat: Terminal, home: Path, talk):
+    assert "FIRST\nSECOND\nTHIRD\n" in chat.say("first\\\rsecond\x1b\rthird")
+    assert "\nA\nB\n\n" in chat.say('"""\ra\rb\r"""')
+    assert "PASTED\n  LINES\n" in chat.say("\x1b[200~pasted\r  lines\x1b[201~")
+    assert "taken back: pasted lines" in chat.say("/und\t")
+    assert "FIRST\nSECOND\nTHIRD\n" in chat.press("\x12econd\r")  # Ctrl-R
+    assert "THIRDUP\n" in chat.press("\x1b[Aup\r"), "what was typed before can be changed"
+    history = home / "state" / "localllm" / "history"
+    assert history.stat().st_mode & 0o777 == 0o600
+    assert history.parent.stat().st_mode & 0o777 == 0o700
+    typed = [json.loads(line) for line in history.read_text().splitlines()]
+    assert "first\nsecond\nthird" in typed and typed[-1].endswith("up")
+    again = talk(XDG_STATE_HOME=str(home / "state"))
+    again.prompt()
+    assert "PASTED\n  LINES\n" in again.press("\x12pasted\r")
+    again.type("exit\r")
+    assert again.end() == 0
+
+
+def test_what_is_typed_meanwhile_waits(chat: Terminal):
+    chat.type("slowly\r")
+    chat.expect("one two")
+    chat.type("after\\\r\x1b[200~it\rall\x1b[201~\r")
+    rest = plain(chat.expect("ten\r\n.*?" + PROMPT))
+    assert re.sub(r"\s+", " ", rest).startswith(" three four five six seven eight nine ten")
+    assert "AFTER\nIT\nALL\n" in plain(chat.expect("ALL\r\n"))
+    chat.prompt()
+    chat.type("slowly\r")
+    chat.expect("one")
+    chat.type("forgotten")
+    chat.type("\x03")
+    chat.prompt()
+    assert "NEXT" in chat.say("next"), "Ctrl-C forgets what was typed"
+
+
+def test_the_editor(chat: Terminal):
+    chat.type("draft\x18\x05")  # what is written there is sent, as in a shell
+    chat.expect("WRITTEN ELSEWHERE")
+    chat.prompt()
+    chat.say("/edit")
+    assert "nothing was changed" in chat.press("\x03")
+    chat.say("/edit")
+    assert "WRITTEN ELSEWHERE NOW" in chat.say(" now")
+    assert "taken back: written elsewhere now" in chat.say("/undo")
+    assert "nothing to take back" in chat.say("/undo")
+    assert "no question yet" in chat.say("/edit")
+    assert "no question yet" in chat.say("/retry")
+    assert "no answer to go on with" in chat.say("/continue")
+
+
+# ---- commands -------------------------------------------------------------------------------------------------------
+
+
+def test_commands(talk, tmp_path: Path, tiny: str):
+    (tmp_path / "notes über.txt").write_text("what is in it")
+    chat = talk("-n", "600", "--temp", "0", columns=120)
+    chat.prompt()
+    chat.say("one")
+    assert "temperature = 0.5" in chat.say("/set temp 0.5")
+    assert "top_p should be above 0" in chat.say("/set top_p 7")
+    assert "there is no option 'colour'" in chat.say("/set colour 7")
+    assert "seed should be a whole number" in chat.say("/set seed x")
+    assert "/set OPTION VALUE" in chat.say("/set")
+    assert "statistics are on" in chat.say("/stats")
+    assert re.search(r"tokens said · .* tokens/s · context \d+ of 4096", chat.say("two"))
+    assert "/stats on|off" in chat.say("/stats perhaps")
+    assert "statistics are off" in chat.say("/stats off")
+    assert "\nTWO\n" in chat.say("/retry")
+    assert "taken back: two" in chat.say("/undo")
+    assert "13 characters of notes über.txt" in chat.say(f"/read {tmp_path}/not\t")
+    assert "13 characters go with the next question" in chat.say("/show")
+    assert "THREE\n\nWHAT IS IN IT\n" in chat.say("three")
+    assert "cannot read" in chat.say(f"/read {tmp_path}/nothing")
+    chat.say("/set max_tokens 5")
+    assert "\nABCDE\nlocalllm: the answer was cut after 5 tokens, as -n says; /continue goes on\n" in chat.say(
+        "abcdefghij"
+    )
+    assert "\nFGHIJ\nlocalllm: the answer was cut" in chat.say("/continue")
+    assert "system message is set" in chat.say("/system Be brief.")
+    shown = chat.say("/show")
+    for words in ("Tiny Test · F32", "Be brief.", "max_tokens = 5, temperature = 0.5", "context   "):
+        assert words in shown
+    chat.say("/set max_tokens default")
+    assert "no such command" in chat.say("/nonsense")
+    assert "a new conversation" in chat.say("/clear")
+    assert "0 of 4096 tokens, in 1 message" in chat.say("/show")
+    assert "\n /FOUR\n" in chat.say(" /four")
+    assert "Tiny Test" in chat.say(f"/model {tiny}")
+    assert "error" in chat.say("/model nothing.gguf")
+    assert "\nFIVE\n" in chat.say("five")
+    assert "in 5 messages" in chat.say("/show"), "the conversation goes on with the other model"
+    assert "no longer" not in chat.say("/system")
+    chat.type("quit\r")
+    assert chat.end() == 0
+
+
+def test_sessions(talk, tmp_path: Path, cli, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    chat = talk("--session", "trip", "-sys", "Be brief.", "--temp", "0")
+    chat.prompt()
+    chat.say("one")
+    saved = session_of(tmp_path, "trip")
+    assert saved[0]["model"]["name"] == "Tiny Test" and saved[0]["settings"] == {"temperature": 0.0}
+    assert contents(saved) == ["Be brief.", "one", "ONE"]
+    chat.say("two")
+    chat.say("/undo")
+    assert contents(session_of(tmp_path, "trip")) == ["Be brief.", "one", "ONE"]
+    assert "a branch other" in chat.say("/branch other")
+    chat.say("three")
+    assert "  trip" in (listed := chat.say("/branch")) and "* other" in listed
+    assert "back in the branch trip" in chat.say("/branch trip")
+    chat.say("four")
+    assert contents(session_of(tmp_path, "trip"))[-2:] == ["four", "FOUR"]
+    assert contents(session_of(tmp_path, "other")) == ["Be brief.", "one", "ONE", "three", "THREE"]
+    second = talk("--session", "trip")
+    assert "error: the session 'trip' is open in another chat" in second.expect("chat\r\n")
+    assert second.end() == 2
+    assert "is open in another chat" not in chat.say("/load trip")
+    assert "Tiny Test" in chat.say("/sessions")
+    assert "there is a session 'other' already" in chat.say("/save other")
+    assert "no name for a session" in chat.say("/save ../evil")
+    assert "there is no session 'none'" in chat.say("/load none")
+    assert "session   other · 5 messages" in chat.say("/load oth\t")
+    chat.signal(signal.SIGKILL)
+    assert chat.end() == -signal.SIGKILL
+    again = Terminal("chat", "--continue", program=TALKER, XDG_DATA_HOME=str(tmp_path / "data"))  # its model
+    assert "Tiny Test" in (begun := again.prompt()) and "session other · 5 messages" in begun
+    assert "taken back: three" in again.say("/undo"), "the latest that was used, not written"
+    assert "temperature = 0.0" in again.say("/show"), "a session's options hold again"
+    again.type("/exit\r")
+    assert again.end() == 0
+    code, out, _ = cli("sessions")
+    assert code == 0 and re.search(r"^trip +\d{4}-\d\d-\d\d \d\d:\d\d +5  Tiny Test  one$", out, re.MULTILINE)
+    code, out, _ = cli("sessions", "show", "trip")
+    assert (code, out) == (0, "system: Be brief.\n\nuser: one\n\nassistant: ONE\n\nuser: four\n\nassistant: FOUR\n")
+    assert cli("sessions", "rm", "trip")[0] == 0
+    assert cli("sessions", "show", "trip")[0] == 2
+
+
+def test_branches_without_a_session(chat: Terminal, home: Path):
+    chat.say("one")
+    chat.say("/branch wild")
+    chat.say("two")
+    assert "back in the branch main" in chat.say("/branch main")
+    assert "taken back: one" in chat.say("/undo")
+    chat.say("/branch wild")
+    assert "taken back: two" in chat.say("/undo")
+    assert "this is the session kept now" in chat.say("/save kept")
+    assert contents(session_of(home, "kept")) == ["one", "ONE"]
+    assert "the session kept stays as it is" in chat.say("/clear")
+
+
+def test_a_session_needs_a_terminal(cli, tiny: str):
+    code, out, err = cli("chat", tiny, "--session", "x", stdin=b"Hi")
+    assert (code, out) == (2, "") and "a session needs a terminal" in err
+    assert cli("chat", tiny, "--session", "x", "--continue", stdin=b"Hi")[0] == 2
+
+
+def test_a_question_without_an_answer_is_withdrawn(chat: Terminal, home: Path):
+    """Nothing was said when Ctrl-C came, or the question does not fit: what was said before is all that there is."""
+    chat.say("/save short")
+    chat.say("one")
+    chat.say("/set on_overflow error")
+    assert "error: the prompt has" in chat.press(f"\x1b[200~{'x' * 4200}\x1b[201~\r")
+    chat.say("/set on_overflow default")
+    assert "\nONE\n" in chat.say("/retry")
+    chat.type("waiting\r")
+    chat.expect("\x1b\\[\\?2004l\x1b\\[\\?2004h")
+    chat.type("\x03")
+    chat.prompt()
+    assert contents(session_of(home, "short")) == ["one", "ONE"]
+    assert "in 2 messages" in chat.say("/show")

@@ -1,0 +1,258 @@
+"""Sessions on disk: what a person can read, what survives a kill, what is refused; and what is typed, and drawn."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+from wcwidth import wcswidth
+
+from localllm.cli import chat_options, history
+from localllm.cli.chat_commands import COMMANDS
+from localllm.cli.drawing import Wrapper, blocks, clusters
+from localllm.cli.line_editor import is_open, without_quotes
+from localllm.errors import LocalllmError, UsageError
+from localllm.generation.generate import GenerationOptions
+from localllm.services import sessions
+from localllm.services.sessions import SessionFile
+
+TURN = [{"role": "user", "content": "Hi \N{SLICE OF PIZZA}\nyou"}, {"role": "assistant", "content": "Hello! «ü»"}]
+OTHER = [{"role": "user", "content": "More?"}, {"role": "assistant", "content": "Yes.", "finish": "stop", "tokens": 9}]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "data" / "localllm" / "sessions"
+
+
+def written(name: str, *turns: list[dict]) -> Path:
+    with SessionFile(name) as file:
+        file.chat.model = sessions.About("Tiny", "/tiny.gguf", "0123456789abcdef")
+        for number in range(len(turns)):
+            file.write([message for turn in turns[: number + 1] for message in turn])
+    return sessions.path_of(name)
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_person_can_read_it(folder: Path):
+    path = written("a trip", TURN, OTHER)
+    assert path == folder / "a trip.jsonl" and folder.stat().st_mode & 0o777 == 0o700
+    header, *lines = path.read_text(encoding="utf-8").splitlines()
+    assert "🍕" in lines[0] and [json.loads(line) for line in lines] == [*TURN, *OTHER]
+    assert json.loads(header).keys() == {"session", "created", "model", "settings"}
+    assert sessions.read("a trip").messages == [*TURN, *OTHER]
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))  # by an editor
+    assert sessions.read("a trip").messages == [*TURN, *OTHER]
+    with SessionFile("a trip") as file:
+        file.write(TURN)
+    assert path.read_bytes().count(b"\n") == 3
+
+
+def test_wherever_a_write_is_cut_off_whole_turns_stay():
+    path = written("cut", TURN)
+    before = path.read_bytes()
+    whole = written("cut", TURN, OTHER).read_bytes()
+    assert whole.startswith(before)
+    for length in range(len(before), len(whole) - 1):  # without its line break the last line is whole, too
+        chat, kept = sessions.parsed(whole[:length], "it")
+        assert (chat.messages, kept) == (TURN, len(before))
+    path.write_bytes(whole[:-5])
+    with SessionFile("cut") as file:
+        assert file.lost and file.chat.messages == TURN
+        assert path.read_bytes() == before
+        file.write([*TURN, *OTHER])
+    assert path.read_bytes() == whole
+
+
+def test_processes_that_are_killed():
+    """The whole of it: scripts/kill_sessions.py."""
+    script = ROOT / "scripts" / "kill_sessions.py"
+    done = subprocess.run([sys.executable, str(script), "25"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("25 processes killed, none of ") and "none of 0 " not in done.stdout
+
+
+@pytest.mark.parametrize("error", ["append", "replace"])
+def test_a_full_disk_loses_nothing(monkeypatch, error: str):
+    path = written("full", TURN)
+    before = path.read_bytes()
+
+    def full(*arguments: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with SessionFile("full") as file:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync" if error == "append" else "write", full)
+            with pytest.raises(LocalllmError, match="No space left"):
+                file.write([*TURN, *OTHER] if error == "append" else OTHER)
+            assert path.read_bytes() == before
+        file.write([*TURN, *OTHER, *TURN])
+    assert sessions.read("full").messages == [*TURN, *OTHER, *TURN]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [(1, "{}"), (1, "[]"), (1, '{"session": 2}'), (1, '{"session": 1, "created": "", "model": 3, "settings": {}}'),
+     (2, "nonsense"), (3, '{"role": "user"}'), (3, '{"role": "king", "content": "x"}'),
+     (2, '{"role": "user", "content": 1}'),
+     (3, '{"role": "system", "content": "x"}'), (4, "\0\0\0"), (3, "")],
+)  # fmt: skip
+def test_a_damaged_file_is_refused(line: int, text: str):
+    path = written("bad", TURN, OTHER)
+    lines = path.read_text().split("\n")
+    lines[line - 1] = text
+    path.write_text("\n".join(lines))
+    before = path.read_bytes()
+    for reading in (lambda: sessions.read("bad"), lambda: SessionFile("bad")):
+        with pytest.raises(UsageError, match=f"^the session 'bad' is damaged: line {line} "):
+            reading()
+    assert path.read_bytes() == before
+    assert [listed.damage != "" for listed in sessions.listed()] == [True]
+    sessions.remove("bad")
+    assert sessions.names() == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "/etc/passwd", "a\\b", ".hidden", "a\0b", "x" * 61, " a", "a.", "a\n", "-"]
+)
+def test_names_stay_in_the_folder(name: str):
+    for use in (sessions.read, SessionFile, sessions.remove, sessions.exists):
+        with pytest.raises(UsageError, match="is no name for a session"):
+            use(name)
+
+
+def test_names_that_are_good(folder: Path):
+    for name in ("a", "A b", "v1.2", "über_狐", "狐" * 60, "x" * 60):
+        written(name, TURN)
+        assert sessions.exists(name) and (folder / f"{name}.jsonl").is_file()
+    os.utime(sessions.path_of("v1.2"), (2e9, 2e9))
+    assert sessions.latest() == sessions.names()[0] == "v1.2"
+
+
+def test_one_chat_at_a_time():
+    with SessionFile("mine"):
+        with pytest.raises(UsageError, match="open in another chat"):
+            SessionFile("mine")
+        with pytest.raises(UsageError, match="there is no session"):
+            sessions.remove("mine")
+        written("yours", TURN)
+    with SessionFile("mine") as file:
+        assert file.is_new
+
+
+def test_without_sessions(monkeypatch, tmp_path: Path):
+    assert (sessions.names(), sessions.listed()) == ([], [])
+    with pytest.raises(UsageError, match="there is no session yet"):
+        sessions.latest()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    with pytest.raises(LocalllmError, match="cannot be made"):
+        SessionFile("x")
+
+
+# ---- what was typed -------------------------------------------------------------------------------------------------
+
+
+def test_the_history_is_bounded(monkeypatch):
+    monkeypatch.setattr(history, "MOST_BYTES", 1000)
+    kept = history.FileHistory()
+    for number in range(200):
+        kept.store_string(f"line {number}\nwith a break")
+    kept.store_string("x" * (history.MOST_TEXT + 1))
+    texts = list(history.FileHistory().load_history_strings())
+    assert texts[0] == "line 199\nwith a break" and 10 < len(texts) < 40
+    assert kept.path.stat().st_size <= 1000 and kept.path.stat().st_mode & 0o777 == 0o600
+    with kept.path.open("ab") as file:
+        file.write(b'\xff torn\n{"no": "text"}\n"last"\n')
+    assert list(kept.load_history_strings())[:2] == ["last", "line 199\nwith a break"]
+
+
+def test_a_history_that_cannot_be_written(monkeypatch, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    kept = history.FileHistory(tmp_path / "file" / "history")
+    kept.append_string("text")
+    assert kept.get_strings() == ["text"]
+
+
+def test_quotes():
+    assert [is_open(text) for text in ('"""', '"""a\nb', '"""a"""', '"""\n"""', '""', 'a """', '""""""')] == [
+        True, True, False, False, False, False, False,
+    ]  # fmt: skip
+    assert without_quotes('"""\na\n b\n"""') == "a\n b"
+    assert without_quotes('say """x"""') == 'say """x"""'
+
+
+def test_options_by_name():
+    options = GenerationOptions()
+    for name, text, expected in [
+        ("temperature", "0.5", 0.5), ("top-k", "7", 7), ("--seed", "3", 3), ("seed", "default", None),
+        ("min_p", "0", 0.0), ("temp", "default", None),
+        ("samplers", "top_k;temperature", ("top_k", "temperature")), ("ignore_eos", "on", True),
+        ("ignore_eos", "default", None), ("samplers", "default", None),
+    ]:  # fmt: skip
+        options = chat_options.changed(options, name, text)
+        name = chat_options.OTHER_NAMES.get(name, name.strip("-").replace("-", "_"))
+        assert getattr(options.sampling, name) == expected
+    options = chat_options.changed(chat_options.changed(options, "n", "5"), "stop", "END")
+    assert (options.max_tokens, options.stop) == (5, ("END",))
+    assert chat_options.changed(options, "max_tokens", "-1").max_tokens is None
+    own = {name: value for name, value, usual in chat_options.told(options) if not usual}
+    assert own == {"max_tokens": 5, "stop": ["END"], "top_k": 7, "min_p": 0.0}
+    own |= {"nonsense": 1, "top_p": "wrong", "temperature": 0.25}
+    again = chat_options.with_settings(GenerationOptions(max_tokens=8), own)
+    assert (again.max_tokens, again.stop, again.sampling.top_k, again.sampling.top_p) == (8, ("END",), 7, None)
+    assert again.sampling.temperature == 0.25
+
+
+def test_every_command_says_what_it_does():
+    assert all(name.startswith("/") and command.help for name, command in COMMANDS.items())
+    wanted = "help clear system undo retry edit continue read save load sessions branch set show stats think model exit"
+    assert {f"/{name}" for name in wanted.split()} <= COMMANDS.keys()
+
+
+# ---- what is drawn --------------------------------------------------------------------------------------------------
+
+PIECES = st.sampled_from(
+    ["word", "a", " ", "  ", "\n", "longer-word", "狐", "日本", "。", "é", "e\u0301", "👩\u200d🔬", "👍🏽", "🇩🇪",
+     "❤\ufe0f", "```", "\t", "x" * 30, "\xa0"]
+)  # fmt: skip
+
+
+@given(st.lists(PIECES, max_size=60), st.integers(8, 40), st.lists(st.integers(1, 9), min_size=1, max_size=9))
+def test_wrapping(pieces: list[str], width: int, cuts: list[int]):
+    """However it comes, the same is shown; nothing is lost but white space where a line ends."""
+    text = "".join(pieces)
+    whole = Wrapper(lambda: width)
+    expected = whole.push(text) + whole.flush()
+    piecemeal, shown, place = Wrapper(lambda: width), "", 0
+    while place < len(text):
+        cut = cuts[place % len(cuts)]
+        shown += piecemeal.push(text[place : place + cut])
+        place += cut
+    shown += piecemeal.flush()
+    assert shown == expected
+    assert "".join(shown.split()) == "".join(text.split())
+    if "```" not in text:
+        for line in shown.split("\n"):
+            assert wcswidth(line.replace("\t", "")) <= width or any(len(word) > width - 8 for word in line.split())
+
+
+def test_clusters():
+    assert clusters("a👩\u200d🔬e\u0301🇩🇪🇫🇷👍🏽❤\ufe0f\n\u0301") == [
+        "a", "👩\u200d🔬", "e\u0301", "🇩🇪", "🇫🇷", "👍🏽", "❤\ufe0f", "\n", "\u0301",
+    ]  # fmt: skip
+
+
+def test_blocks_of_markdown():
+    text = "# a\n\ntext\nmore\n\n```\ncode\n\ncode\n```\n\nlast"
+    assert blocks(text) == ["# a\n\n", "text\nmore\n\n", "```\ncode\n\ncode\n```\n\n", "last"]
+    assert "".join(blocks(text)) == text
