@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.chat_options import changed, names, told
 from localllm.cli.drawing import columns
-from localllm.cli.prompt import text_of
 from localllm.cli.render import file_stem
 from localllm.cli.session_list import session_lines
 from localllm.cli.terminal import dim, dim_text
 from localllm.errors import UsageError
+from localllm.files.text_file import decoded, without_line_break
 from localllm.services import sessions
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def read(conversation: "Conversation", argument: str, tools: Tools) -> None:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if len(data) > most:
         raise UsageError(f"{path} does not fit a context of {conversation.model.context} tokens")
-    text = text_of(data, path)
+    text = without_line_break(decoded(data, path))
     conversation.texts.append(text)
     dim(f"{len(text)} characters of {os.path.basename(path)} go with the next question")
 
