@@ -20,8 +20,9 @@ from localllm.cli import llama_names
 from localllm.cli.app import COMMANDS, context_of, params_of
 from localllm.cli.command import argument, command, option
 from localllm.cli.completion import possible
-from localllm.cli.defaults import names
+from localllm.cli.defaults import names, silenced, variables
 from localllm.cli.escapes import unescaped
+from localllm.cli.prompt import whole_prompt
 from localllm.cli.words import read_words
 from localllm.errors import UsageError
 from localllm.files.settings import settings
@@ -169,6 +170,24 @@ def test_wrong_words(cli, words: str, told: str):
     assert re.fullmatch(rf"localllm: error: .*{told}.*\n", err)
 
 
+def test_a_chat_template_in_a_file(tmp_path: Path):
+    path = tmp_path / "template"
+    path.write_text("{{ messages }}\n")
+    given = [
+        parsed("run", "m", "--chat-template", text)["chat_template"] for text in (path, "granite-4.0", "{{ 1/2 }}")
+    ]
+    assert given == ["{{ messages }}", "granite-4.0", "{{ 1/2 }}"]
+    with pytest.raises(UsageError, match=r"no\.jinja"):
+        parsed("run", "m", "--chat-template-file", "no.jinja")
+
+
+def test_a_prompt_with_the_line_break_at_its_end(tmp_path: Path):
+    path = tmp_path / "prompt"
+    path.write_bytes(b"a\r\n")
+    assert whole_prompt(None, str(path), use_stdin=False) == "a"
+    assert whole_prompt(None, None, use_stdin=False, exact=str(path)) == "a\r\n"
+
+
 # Defaults from elsewhere.
 
 
@@ -239,6 +258,11 @@ def test_a_flag_silences_defaults_that_do_not_go_with_it(configure):
     assert parsed("run", "m", "-ctk", "f32")["kv_type"] == "f16"
 
 
+def test_what_is_silenced_exists():
+    known = {param.name for command in COMMANDS for param in params_of(command)}
+    assert {other for name in known for other in silenced(name)} <= known
+
+
 @pytest.mark.parametrize(
     ("text", "line", "told"),
     [
@@ -278,9 +302,22 @@ def test_a_file_that_cannot_be_read(cli, configure):
     assert cli("config")[0] == 2
 
 
+def test_values_that_a_command_refuses_have_their_source(cli, configure, monkeypatch):
+    configure("[defaults]\ntop-p = 2\n")
+    assert re.match(r"localllm: error: --top-p \(config.toml, line 2\) should be", cli("run", "x", "-p", "y")[2])
+    assert re.match("localllm: error: --top-p should be", cli("run", "x", "-p", "y", "--top-p", "3")[2])
+    monkeypatch.setenv("LOCALLLM_TOP_P", "4")
+    assert re.match(r"localllm: error: --top-p \(LOCALLLM_TOP_P\) should be", cli("run", "x", "-p", "y")[2])
+
+
 def test_an_error_in_the_environment_names_the_variable(cli, monkeypatch):
     monkeypatch.setenv("LOCALLLM_TEMP", "cold")
     assert cli("run", "x", "-p", "y") == (2, "", "localllm: error: LOCALLLM_TEMP: 'cold' is not a valid float.\n")
+
+
+def test_no_option_has_the_variable_of_something_else():
+    others = {f"LOCALLLM_{name}" for name in ("CACHE", "DEBUG", "MODELS", "PREFIX_GB")}
+    assert not others & {name for command in COMMANDS for param in params_of(command) for name in variables(param)}
 
 
 @pytest.mark.parametrize("folder", ["", "relative"])

@@ -343,9 +343,9 @@ def test_errors_say_options_as_they_were_typed(tiny: str, cli, words: list[str],
 
 def test_an_option_that_was_not_typed_has_its_longest_name():
     params = command(run).params
-    assert as_typed("max_tokens should be less", params, ["run", "x"]) == "--max-tokens should be less"
-    assert as_typed("the file max_tokens.gguf", params, []) == "the file max_tokens.gguf"
-    assert as_typed("model of a prompt", params, []) == "model of a prompt"
+    assert as_typed("max_tokens should be less", params, ["run", "x"], {}) == "--max-tokens should be less"
+    assert as_typed("the file max_tokens.gguf", params, [], {}) == "the file max_tokens.gguf"
+    assert as_typed("model of a prompt", params, [], {}) == "model of a prompt"
 
 
 # The Python API.

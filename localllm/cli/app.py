@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from localllm.cli.command import Light, command, option
-from localllm.cli.help_text import indentation, table
+from localllm.cli.command import command, option
 from localllm.cli.terminal import write
+from localllm.cli.typer_command import Light
 from localllm.cli.words import did_you_mean
 from localllm.errors import UsageError
 
@@ -27,11 +27,8 @@ class Commands(Light, TyperGroup):
         return list(COMMANDS)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        if (
-            args
-            and args[0].startswith("-")
-            and args[0] not in {name for param in self.get_params(ctx) for name in param.opts}
-        ):
+        known = {name for param in self.get_params(ctx) for name in param.opts}
+        if args and args[0].startswith("-") and args[0] not in known:
             raise UsageError(f"{args[0]} stands behind a command: localllm run MODEL {args[0]} ..., say")
         return super().parse_args(ctx, args)
 
@@ -40,17 +37,13 @@ class Commands(Light, TyperGroup):
         if name not in COMMANDS:
             if name.endswith(".gguf"):
                 raise UsageError(f"there is no command {name}; to talk with that model: localllm chat {name}")
-            raise UsageError(
-                f"there is no command {name}; {did_you_mean(name, COMMANDS) or 'localllm --help lists them'}"
-            )
+            meant = did_you_mean(name, COMMANDS) or "localllm --help lists them"
+            raise UsageError(f"there is no command {name}; {meant}")
         return name, self.get_command(ctx, name), args[1:]
 
-    def plain_help(self, ctx: Any, width: int) -> str:
-        """The first line of every command's docstring: to make commands of all would take 30 ms."""
-        rows = [(name, (function(name).__doc__ or "").partition("\n")[0]) for name in COMMANDS]
-        return "\n".join(
-            [super().plain_help(ctx, width), "", "Commands:", *table(rows, width, indentation(rows, width))]
-        )
+    def behind(self) -> list[tuple[str, str]]:
+        """The first line of every docstring: to make commands of all functions would take 30 ms."""
+        return [(name, (function(name).__doc__ or "").partition("\n")[0]) for name in COMMANDS]
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:  # type: ignore[override]
         if cmd_name not in COMMANDS:
@@ -94,6 +87,11 @@ def begin(
     Exit codes: 0 done, 1 other errors, 2 usage, 3 model unreadable or invalid,
     4 prompt does not fit the context, 5 not enough memory, 6 some records failed,
     130 interrupted.
+
+    Examples:
+      localllm chat
+      localllm run model.gguf -p "Why is the sky blue?"
+      localllm help run
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)

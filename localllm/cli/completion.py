@@ -8,7 +8,7 @@ each other line is a word, a tab, and what the word means.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from localllm.cli.app import COMMANDS, COMPLETE, function, params_of
+from localllm.cli.app import COMMANDS, COMPLETE, localllm, params_of
 from localllm.cli.command import argument
 from localllm.cli.terminal import write
 
@@ -98,8 +98,10 @@ def possible(before: Sequence[str], begun: str) -> tuple[str, list[Word]]:
     Raises LocalllmError if what stands before makes no sense.
     """
     if not before:
-        words = [(name, (function(name).__doc__ or "").partition("\n")[0]) for name in COMMANDS]
-        return "nothing", [*starting(begun, words), *starting(begun, [("--help", ""), ("--version", "")], "-")]
+        return "nothing", [
+            *starting(begun, localllm.behind()),
+            *starting(begun, [("--help", ""), ("--version", "")], "-"),
+        ]
     if before[0] == "help":
         return "nothing", starting(begun, [(name, "") for name in COMMANDS])
     params = params_of(before[0])

@@ -61,7 +61,7 @@ class Entry(NamedTuple):
     def converted(self, param: Any, held: Settings) -> Any:
         """Raises UsageError."""
         try:
-            return converted(param, as_typed(self.value, param))
+            return converted(param, texts_of(self.value, param))
         except ValueError as error:
             raise self.error(held, f"{self.written}: {error}") from None
 
@@ -113,7 +113,7 @@ def is_known(entry: Entry, known: Mapping[str, Any], held: Settings) -> bool:
     return False
 
 
-def as_typed(value: Any, param: Any) -> Any:
+def texts_of(value: Any, param: Any) -> Any:
     """A value of TOML as the text that would have been typed, or texts; a flag's is a bool. Raises ValueError."""
     is_flag = getattr(param, "is_flag", False)
     if is_flag or isinstance(value, bool):
@@ -154,12 +154,15 @@ def silenced(name: str) -> tuple[str, ...]:
     return {
         "system": ("system_file",),
         "system_file": ("system",),
-        "raw": ("system", "system_file", "chat_template"),
+        "raw": ("system", "system_file", "chat_template", "think", "think_budget", "template_var"),
+        "json_schema": ("grammar", "regex"),
+        "grammar": ("json_schema", "regex"),
+        "regex": ("json_schema", "grammar"),
+        "samplers": ("letters",),
+        "letters": ("samplers",),
         "kv_type": ("keys", "values"),
         "keys": ("kv_type",),
         "values": ("kv_type",),
-        "samplers": ("letters",),
-        "letters": ("samplers",),
         "as_json": ("as_markdown",),
         "as_markdown": ("as_json",),
     }.get(name, ())

@@ -38,8 +38,10 @@ def coloured(text: str) -> str:
     return shown.get()
 
 
-def command_help(usage: str, doc: str, params: Iterable[Any], width: int) -> str:
-    """All about a command.  params: Typer's; an option's rich_help_panel is the title that it stands under."""
+def command_help(usage: str, doc: str, params: Iterable[Any], commands: list[tuple[str, str]], width: int) -> str:
+    """All about a command.  params: Typer's; an option's rich_help_panel is the title that it stands under.  commands:
+    names and meanings of those behind it.
+    """
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in params:
         if not param.hidden:
@@ -52,6 +54,8 @@ def command_help(usage: str, doc: str, params: Iterable[Any], width: int) -> str
     for title, rows in sections.items():
         if rows:
             lines += ["", *wrap(f"{title}:", width), *table(rows, width, indent)]
+    if commands:
+        lines += ["", "Commands:", *table(commands, width, indentation(commands, width))]
     if examples:
         lines += ["", "Examples:", *(line for row in examples.splitlines() for line in command_line(row, width))]
     return "\n".join(lines)

@@ -29,12 +29,28 @@ System = Annotated[
 SystemFile = Annotated[
     str | None, option("-sysf", "--system-prompt-file", metavar="FILE", help="A file with the system message.")
 ]
+
+
+def template_text(choice: str) -> str:
+    """A chat template's name or text; of a file, whose name ends in .jinja or has a slash, what it says.
+
+    Raises UsageError if it cannot be read.
+    """
+    if "{" in choice or not ("/" in choice or choice.endswith(".jinja")):
+        return choice
+    from localllm.files.text_file import read_text
+
+    return read_text(choice)
+
+
 ChatTemplate = Annotated[
     str | None,
     option(
         "--chat-template",
-        metavar="NAME",
-        help="How messages are written, by llama.cpp's name or in Jinja.  [default: the file's]",
+        "--chat-template-file",
+        metavar="NAME|FILE",
+        parser=template_text,
+        help="How messages are written: llama.cpp's name, a file in Jinja, or Jinja itself.  [default: the model's]",
     ),
 ]
 AsJson = Annotated[bool, option("--json", help="Print JSON instead.")]
@@ -272,11 +288,11 @@ def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str
         line.clear()
 
 
-def most_bytes(path: str, engine: Engine, on_overflow: str | None) -> int:
-    """How many bytes of UTF-8 a prompt may have at most. Raises ModelError, UsageError."""
+def most_bytes(model: str, engine: Engine, on_overflow: str | None) -> int:
+    """How many bytes of UTF-8 a prompt may have at most. Raises as located, and ModelError."""
     from localllm.api import most_prompt_bytes
 
-    return sys.maxsize if on_overflow == "shift" else most_prompt_bytes(located(path), engine.context)
+    return sys.maxsize if on_overflow == "shift" else most_prompt_bytes(located(model), engine.context)
 
 
 def open_model(model: str, engine: Engine, chat_template: str | None = None, no_cache: bool = False) -> "Model":

@@ -26,12 +26,13 @@ def whole_prompt(
     use_stdin: bool = True,
     encoding: str | None = None,
     most_bytes: Callable[[], int] = lambda: sys.maxsize,
+    exact: str | None = None,
 ) -> str:
     """The text of -p, the file of -f and what is piped to stdin, with blank lines between; "-" is stdin's name.
 
     encoding: of the file and of stdin, see files.text_file. most_bytes: how many bytes of UTF-8 could fit the context;
     only asked for more than ALWAYS. Raises UsageError, and ContextError for more than could fit, as soon as so much has
-    been read.
+    been read.  exact: a file that keeps the line break at its end.
     """
     if encoding is not None:
         from localllm.files.text_file import require_encoding
@@ -41,6 +42,8 @@ def whole_prompt(
     if file not in (None, "-"):
         assert file is not None
         parts.append(text_of(content(file, most_bytes, encoding), file, encoding))
+    if exact is not None:
+        parts.append(text_of(content(exact, most_bytes, encoding), exact, encoding, whole=True))
     if file == "-" and sys.stdin is None:
         raise UsageError("-f -: stdin is closed")
     if file == "-" or (use_stdin and sys.stdin is not None and not is_terminal(sys.stdin)):
@@ -76,12 +79,15 @@ def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str 
     return b"".join(pieces)
 
 
-def text_of(data: bytes, name: str, encoding: str | None = None) -> str:
-    """A text file's text, less the line break at its end. Raises UsageError if it is not in the encoding."""
+def text_of(data: bytes, name: str, encoding: str | None = None, whole: bool = False) -> str:
+    """A text file's text, less the line break at its end unless the whole is wanted. Raises UsageError if it is not in
+    the encoding.
+    """
     from localllm.files.text_file import decoded, without_line_break
 
     try:
-        return without_line_break(decoded(data, name, encoding))
+        text = decoded(data, name, encoding)
+        return text if whole else without_line_break(text)
     except UsageError as error:
         raise UsageError(f"{error}; --encoding NAME reads another") from None
 

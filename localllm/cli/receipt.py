@@ -1,6 +1,6 @@
 """Receipts of `run`, which `replay` reads: what the options and the answer become there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli import terminal
@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     from localllm.text.plain import Message
 
 
-def prepared(path: str, chosen: "GenerationOptions", model: "Model", file: str | None) -> "GenerationOptions":
+def prepared(
+    path: str, chosen: "GenerationOptions", model: "Model", inputs: Iterable[str | None]
+) -> "GenerationOptions":
     """The options with which the answer can be had again. Raises UsageError for a receipt that cannot be written.
 
-    file: with the prompt; the receipt must not replace it, nor a file of a model.
+    inputs: files with the prompt; the receipt must not replace them, nor a file of a model.
     """
     from localllm.files.safe_file import checked_target
     from localllm.services.receipts import plain_options, repeatable
 
-    checked_target(path, (*model.files, *([] if file is None else [file])))
+    checked_target(path, (*model.files, *(name for name in inputs if name is not None)))
     chosen = repeatable(model, chosen)
     plain_options(chosen)
     return chosen

@@ -28,6 +28,9 @@ def run(
     file: Annotated[
         str | None, option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt; - is stdin.")
     ] = None,
+    binary_file: Annotated[
+        str | None, option("-bf", "--binary-file", metavar="FILE", help="The same, with the line break at its end.")
+    ] = None,
     system: options.System = None,
     system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
@@ -65,7 +68,7 @@ def run(
     """
     started = perf_counter()
     most_bytes = partial(options.most_bytes, model, engine, choices.on_overflow)
-    text = whole_prompt(prompt, file, not no_stdin, encoding, most_bytes)
+    text = whole_prompt(prompt, file, not no_stdin, encoding, most_bytes, binary_file)
     system = options.system_message(system, system_file)
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), choices)
@@ -80,7 +83,7 @@ def run(
     with options.open_model(model, engine, chat_template, no_cache) as opened:
         chosen = options.with_draft_model(opened, chosen, choices.speculate)
         if receipt is not None:
-            chosen = prepared(receipt, chosen, opened, file)
+            chosen = prepared(receipt, chosen, opened, (file, binary_file))
         load_s = perf_counter() - started
         asked, interrupted = request(opened, text, system, raw), False
         if n > 1 or beams:

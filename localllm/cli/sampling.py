@@ -1,10 +1,9 @@
 """Options of the steps of sampling that few people need, under llama.cpp's names. docs/sampling.md explains them."""
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Any
 
-from localllm.cli.command import option
+from localllm.cli.command import group, option
 from localllm.errors import UsageError
 
 
@@ -24,7 +23,7 @@ def token_bias(text: str) -> tuple[int, float]:
     return int(token), -amount if sign == "-" else amount
 
 
-@dataclass(frozen=True)
+@group
 class Steps:
     """How tokens are drawn, more exactly. As in Sampling, a test compares the defaults in the help."""
 

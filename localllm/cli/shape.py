@@ -71,6 +71,7 @@ class Thoughts:
         option(
             "--think",
             "--reasoning",
+            "-rea",
             metavar="HOW",
             help="Think before the answer: on, off, low, medium, high, or as the template wants.  [default: auto]",
         ),

@@ -91,12 +91,6 @@ def dim_text(text: str) -> None:
         print(coloured(printable(text), "2"), file=sys.stderr, flush=True)
 
 
-def dim_piece(text: str) -> None:
-    """The same with what was dim before it on one line."""
-    if is_terminal(sys.stderr):
-        print(coloured(printable(text), "2"), end="", file=sys.stderr, flush=True)
-
-
 def width_of(stream: Any) -> int:
     """Columns of a terminal; 80 if it does not tell."""
     try:
@@ -116,6 +110,12 @@ def beginning(text: str, width: int) -> str:
         if width < 0:
             return text[:end]
     return text
+
+
+def dim_piece(text: str) -> None:
+    """The same with what was dim before it on one line."""
+    if is_terminal(sys.stderr):
+        print(coloured(printable(text), "2"), end="", file=sys.stderr, flush=True)
 
 
 class ProgressLine:

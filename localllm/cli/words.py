@@ -3,7 +3,7 @@ value, and better answers to what does not exist.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,9 +136,9 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
-def as_typed(message: str, params: list[Any], words: Sequence[str]) -> str:
+def as_typed(message: str, params: list[Any], words: Sequence[str], sources: Mapping[str, str]) -> str:
     """A message with the options in it as the user has typed them, where it has their names in Python: the word that it
-    begins with, and others with a "_". An option that was not typed gets its longest name.
+    begins with, and others with a "_". An option that was not typed gets its longest name, and the source of its value.
     """
     names = {param.name: param.opts for param in params if param.param_type_name == "option"}
 
@@ -147,7 +147,8 @@ def as_typed(message: str, params: list[Any], words: Sequence[str]) -> str:
         if name not in names or not (found.start() == 0 or "_" in name):
             return name
         given = [opt for opt in names[name] if any(is_option(word, opt) for word in words)]
-        return given[0] if given else max(names[name], key=len)
+        source = f" ({sources[name]})" if name in sources else ""
+        return given[0] if given else max(names[name], key=len) + source
 
     return re.sub(r"(?<![\w./-])\w+(?![\w./-])", typed, message)
 
