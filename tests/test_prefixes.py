@@ -453,14 +453,15 @@ def test_who_reads_the_answer_does_not_wait(warm: Path, environment, tmp_path):
     assert not list((Path(environment["LOCALLLM_CACHE"]) / "prefixes").glob(".*"))
 
 
-def kill_at_random(warm: Path, environment: dict[str, str], times: int) -> None:
+def test_killed_while_writing(warm: Path, environment):
+    """Three times; scripts/kills.py does it as often as wanted."""
     expected = answer(command(warm, "--no-cache"), environment).stdout
     started = time.monotonic()
     answer(command(warm), environment)
     took, random_ = time.monotonic() - started, random.Random(5)
     kept = Path(environment["LOCALLLM_CACHE"]) / "prefixes"
     assert len(list(kept.iterdir())) > 1
-    for _ in range(times):
+    for _ in range(3):
         if random_.random() < 0.5:
             shutil.rmtree(kept, ignore_errors=True)
         arguments = command(warm)
@@ -470,15 +471,6 @@ def kill_at_random(warm: Path, environment: dict[str, str], times: int) -> None:
         process.kill()
         process.wait()
         assert answer(command(warm), environment).stdout == expected
-
-
-def test_killed_while_writing(warm: Path, environment):
-    kill_at_random(warm, environment, 3)
-
-
-@pytest.mark.slow
-def test_killed_while_writing_often(warm: Path, environment):
-    kill_at_random(warm, environment, 60)
 
 
 def test_several_processes_at_once(warm: Path, environment):
