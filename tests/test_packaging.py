@@ -29,6 +29,16 @@ def test_a_file_of_the_users_may_be_called_quant(tmp_path: Path):
     assert done.returncode == 0 and done.stdout.endswith(" False\n"), done
 
 
+def test_what_is_installed_here_is_localllm_alone(tmp_path: Path):
+    """In place, as for these tests, or as a wheel."""
+    program = (
+        "import localllm, importlib.util as u; print([n for n in ('quant', 'tests', 'scripts') if u.find_spec(n)])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, env=environment)
+    assert done.stdout == b"[]\n", done
+
+
 @pytest.mark.slow
 def test_wheel(tmp_path: Path):
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]

@@ -1,6 +1,5 @@
 """localllm chat: a conversation in the terminal."""
 
-import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import localllm
 from localllm.cli import options
 from localllm.cli.command import option
-from localllm.cli.conversation import Conversation
 from localllm.cli.prompt import Encoding, begin, request, warn_of_template, whole_prompt
 from localllm.cli.render import file_stem, stream
 from localllm.cli.terminal import ProgressLine, dim, exit_on_sigterm, is_terminal, say
-from localllm.errors import LocalllmError, UsageError
-from localllm.services import sessions
+from localllm.errors import LocalllmError
 
 if TYPE_CHECKING:
     from localllm.api import Model
+    from localllm.cli.conversation import Conversation
 
 
 @dataclass(frozen=True)
@@ -39,17 +37,6 @@ class Look:
     stats: Annotated[bool, option("--stats", help="A line about every answer: tokens per second, context in use.")] = (
         False
     )
-
-    def name(self) -> str | None:
-        """Of the session. Raises UsageError."""
-        if self.session is not None and self.latest:
-            raise UsageError("--session names a session and --continue means another one: leave one out")
-        name = sessions.latest() if self.latest else self.session
-        if name is not None:
-            sessions.path_of(name)
-            if not is_terminal(sys.stdin):
-                raise UsageError("a session needs a terminal: what is piped in is answered as by `run`")
-        return name
 
 
 def chat(
@@ -75,7 +62,10 @@ def chat(
       localllm chat --continue
       localllm chat model.gguf -c 8192 -ctk q8_0 -ctv q8_0
     """
-    session = look.name()
+    from localllm.cli.chat_session import model_of, session_name, start  # here, because `localllm --help` imports chat
+    from localllm.cli.conversation import Conversation
+
+    session = session_name(look.session, look.latest)
     interactive = is_terminal(sys.stdin)
     own = model_of(session) if session and model is None else model
     path = str(localllm.builtin_model()) if own is None else own
@@ -111,33 +101,12 @@ def chat(
         options.settle(conversation.model)
 
 
-def model_of(session: str) -> str | None:
-    """The file that a session was last held with, None for a new one. Raises UsageError if it is not there."""
-    if not sessions.exists(session):
-        return None
-    about = sessions.read(session).model
-    if about.path and not os.path.exists(about.path):
-        raise UsageError(f"the model of the session {session!r} is not there any more: {about.path}; name another one")
-    return about.path or None
-
-
 def tell_model(model: "Model") -> None:
     name = model.name or file_stem(model.path)
     dim(f"{name} · {model.format} · {model.context} tokens of context · /help")
 
 
-def start(conversation: Conversation, session: str | None, system: str | None) -> None:
-    """Go on with the session, or begin it; a system message of the command line is newer than the session's."""
-    if session is not None and sessions.exists(session):
-        conversation.load(session)
-        dim(f"session {session} · {len(conversation.lines)} messages")
-    elif session is not None:
-        conversation.save(session)
-    if system is not None:
-        conversation.set_system(system)
-
-
-def hold(conversation: Conversation, open_other: "Callable[[str], Model]") -> None:
+def hold(conversation: "Conversation", open_other: "Callable[[str], Model]") -> None:
     """Answer until the user leaves."""
     from localllm.cli.chat_commands import Leaving, Tools, execute, offered
     from localllm.cli.line_editor import editor

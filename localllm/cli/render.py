@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from localllm.cli.terminal import ProgressLine, dim_piece, printable, say, write
-from localllm.generation.thinking import ANSWER, THOUGHT
 
 if TYPE_CHECKING:
     from localllm.generation.generate import Generation
@@ -15,6 +14,8 @@ def stream(answer: "Generation", line: ProgressLine, silent: bool = False, thoug
 
     thoughts: show them, on a terminal.
     """
+    from localllm.generation.thinking import ANSWER, THOUGHT  # here, because every command imports this module
+
     interrupted, shown = False, ""
     try:
         for kind, piece in answer.parts:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from localllm.errors import UsageError
+from localllm.files.folders import data_folder
 from localllm.quant.cache import absolute
 
 FOLDER_VARIABLE = "LOCALLLM_MODELS"  # in the environment: the folder
@@ -82,10 +83,7 @@ def chosen_folder() -> tuple[Path, str]:
         if not os.path.isabs(chosen):
             raise UsageError(f"{FOLDER_VARIABLE} should be an absolute path, not {chosen!r}")
         return Path(chosen), FOLDER_VARIABLE
-    below = Path("localllm") / "models"
-    if data := absolute(os.environ.get("XDG_DATA_HOME")):
-        return data / below, "XDG_DATA_HOME"
-    return (absolute(os.path.expanduser("~/.local/share")) or Path("/")) / below, ""
+    return data_folder() / "models", "XDG_DATA_HOME" if absolute(os.environ.get("XDG_DATA_HOME")) else ""
 
 
 def files_below(folder: Path) -> list[str]:

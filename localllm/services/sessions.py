@@ -9,7 +9,6 @@ A turn is appended in one piece and given to the disk before the next begins: wh
 in the making, of which a torn line may be left, which is cut off. Whatever else changes replaces the file as a whole.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -291,6 +290,8 @@ def plain(messages: Sequence[Line]) -> list[Line]:
 
 def fingerprint(file: "GGUFFile") -> str:
     """What tells a model from others: shapes and formats of its tensors, and samples of them; 16 hexadecimal digits."""
+    import hashlib
+
     from localllm.engine.fingerprint import sample
 
     key = hashlib.blake2b(digest_size=8)
