@@ -162,7 +162,7 @@ def execute(plan: "Plan", target: str, request: "Request", threads: int | None) 
     service.check_output(plan, target, request)
     end_on_bus_error(plan.source.path)
     try:
-        with progress_bar(plan) as on_progress:
+        with progress_bar(plan, line) as on_progress:
             service.run(
                 plan, target, request, threads or usable_cores(), on_progress, options.compiling(line), warnings
             )
@@ -175,27 +175,29 @@ def execute(plan: "Plan", target: str, request: "Request", threads: int | None) 
     write(f"{name}: {summary(plan)}, {seconds:.1f} s\n")
 
 
-def progress_bar(plan: "Plan") -> AbstractContextManager["OnProgress"]:
-    """What shows how far it is, on stderr, if that is a terminal."""
-    return _Bar(plan) if is_terminal(sys.stderr) and not is_dumb() else nullcontext(lambda done, name: None)
+def progress_bar(plan: "Plan", line: ProgressLine) -> AbstractContextManager["OnProgress"]:
+    """What shows how far it is, on stderr, if that is a terminal; line: where compilers have shown theirs."""
+    return _Bar(plan, line) if is_terminal(sys.stderr) and not is_dumb() else nullcontext(lambda done, name: None)
 
 
 class _Bar:
-    def __init__(self, plan: "Plan"):
+    def __init__(self, plan: "Plan", line: ProgressLine):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
         columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._progress.add_task("", total=plan.weights)
+        self._task, self._line = self._progress.add_task("", total=plan.weights), line
 
     def __enter__(self) -> "OnProgress":
-        self._progress.start()
         return self.show
 
     def show(self, done: int, name: str) -> None:
         from rich.markup import escape
 
+        if not self._progress.live.is_started:
+            self._line.clear()
+            self._progress.start()
         self._progress.update(self._task, completed=done, description=escape(one_line(name)))
 
     def __exit__(self, *error: object) -> None:
