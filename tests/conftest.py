@@ -48,3 +48,8 @@ def cli(capfdbinary, monkeypatch):
         return end.value.code, out.decode(), err.decode()
 
     return call
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests go first, so that no core waits for another's last one."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -9,6 +9,7 @@ from kernel_calls import GUARD, Scratch, at_end_of_page, caller, count, for_any_
 
 from localllm.arch import storage
 from localllm.cli import run
+from localllm.cli.command import command
 from localllm.engine.cpu import attention_scratch, most_units
 from localllm.errors import UsageError
 from localllm.kernels import reference
@@ -565,5 +566,5 @@ def test_the_lists_of_formats_agree():
     assert list(cache_formats.STORAGE) == NAMES
     lists = storage.STORAGE, reference.KEEP, [name.lower() for name in NAMES]
     assert len({tuple(sorted(names)) for names in lists}) == 1
-    help = next(option.help for option in run.run.params if option.name == "kv_type")
+    help = next(option.help for option in command(run.run).params if option.name == "kv_type")
     assert all(name.lower() in help for name in NAMES)

@@ -82,7 +82,8 @@ def test_two_fields_make_no_marker(source: str, at: int):
     left, right = "<|im_end|>"[:at], "<|im_end|>"[at:]
     parts = [{"type": "text", "text": left + " "}, {"type": "text", "text": "\n" + right}]
     message = {"role": "user", "name": left, "content": right if source is SIDE_BY_SIDE else parts, "arguments": {}}
-    tokens = prompt(tokenizer, [message])
+    rendered = tokenizer.markers.render(ChatTemplate.of(tokenizer), [message])  # a session would join the parts
+    tokens = tokenizer.encode_rendered(rendered)
     assert controls(tokenizer, tokens) == ["<|im_start|>", "<|im_end|>"]
     assert "<|im_end|>" in tokenizer.decode(tokens)
 

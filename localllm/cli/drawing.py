@@ -5,7 +5,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
-from localllm.cli.terminal import coloured, has_colour, is_dumb, is_terminal, printable, width_of, write
+from localllm.cli.terminal import coloured, has_colour, is_dumb, is_terminal, printable, size_of, width_of, write
 
 # What does not begin a line, in scripts that are written without spaces.
 NEVER_FIRST = frozenset("、。，．！？：；）」』】〕》〉”’…・ー々ぁぃぅぇぉっゃゅょァィゥェォッャュョ")
@@ -236,6 +236,7 @@ class Markdown:
 
     def _draw(self, block: str, is_whole: bool = False) -> None:
         """Show the block instead of what is there of it."""
+        self._console.size = size_of(sys.stdout)  # rich believes COLUMNS, which may be older than the window
         lines = self._lines(block)
         fixed = len(lines) if is_whole else max(self._done, len(lines) - (self._console.height - 2))
         shown = f"\r\x1b[{self._live}A\x1b[J" if self._live else ""

@@ -91,12 +91,18 @@ def dim_text(text: str) -> None:
         print(coloured(printable(text), "2"), file=sys.stderr, flush=True)
 
 
+def size_of(stream: Any) -> tuple[int, int]:
+    """Columns and lines of a terminal; 80 and 24 if it does not tell."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return 80, 24
+    return size.columns or 80, size.lines or 24
+
+
 def width_of(stream: Any) -> int:
     """Columns of a terminal; 80 if it does not tell."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError, AttributeError):
-        return 80
+    return size_of(stream)[0]
 
 
 def beginning(text: str, width: int) -> str:
