@@ -176,8 +176,8 @@ class BytesHandler(Handler):
         for start in range(0, min(cut, len(body)), 1 << 16):
             piece = body[start : min(start + (1 << 16), cut)]
             time.sleep(hub.pause)
+            hub.sent += len(piece)  # before whoever reads it can ask
             self.wfile.write(piece)
-            hub.sent += len(piece)
         if cut < len(body):
             self.wfile.flush()
             self.close_connection = True
