@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_model import write_tiny_model
 
+import localllm
 from localllm.cli import main, terminal
 
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # nor are they bothered by the user's config.toml
@@ -30,6 +32,14 @@ def shared() -> Path:
         missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         missing(f"needs the shared folder, which is missing: {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of a small model, whose kernels are compiled."""
+    path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=200_000)
+    localllm.open(path).close()  # compiles the kernels, once
+    return str(path)
 
 
 @pytest.fixture

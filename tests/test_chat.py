@@ -10,23 +10,14 @@ import pytest
 from conftest import ROOT
 from talker import MIXED
 from terminal import PROMPT, Terminal, plain
-from tiny_model import CHATML, write_tiny_model
+from tiny_model import CHATML
 from wcwidth import wcswidth
-
-import localllm
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
 
 TALKER = [sys.executable, str(ROOT / "tests" / "talker.py")]
 GREEDY = ["--temp", "0", "-n", "12"]
 LONG = ["--temp", "0", "-n", "100000"]  # would take minutes
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=200_000)
-    localllm.open(path).close()  # compiles the kernels, once
-    return str(path)
 
 
 @pytest.fixture

@@ -32,13 +32,6 @@ LONG = ["--temp", "0", "-n", "100000"]  # would take minutes
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals of POSIX")
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=200_000)
-    localllm.open(path).close()  # compiles the kernels, once
-    return str(path)
-
-
 def localllm_process(*arguments: str, stdin=b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
     """The whole program in a process of its own; stdin: bytes for a pipe, or a file."""
     source = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT
-from tiny_model import write_tiny_model
 
 import localllm
 from localllm.cli import prompt as prompts
@@ -33,13 +32,6 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 GREEDY = ["--temp", "0", "-n", "4"]
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and streams of POSIX")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=200_000)
-    localllm.open(path).close()  # compiles the kernels, once
-    return str(path)
 
 
 @pytest.fixture

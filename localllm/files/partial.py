@@ -15,7 +15,7 @@ from typing import Self
 
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.models_folder import PARTIAL
-from localllm.files.safe_file import lock, sync_folder
+from localllm.files.safe_file import lock, remove_unlocked, sync_folder
 
 CHUNK = 1 << 22  # bytes that are read at once
 
@@ -138,17 +138,6 @@ def partials(target: Path) -> list[Path]:
             if path.name.startswith(f"{target.name}.") and path.name.endswith(PARTIAL)
         ]
     return []
-
-
-def remove_unlocked(path: Path) -> None:
-    """Remove a file unless a process has it open and locked."""
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-        try:
-            if lock(descriptor):
-                os.unlink(path)
-        finally:
-            os.close(descriptor)
 
 
 def sha256_of(path: Path, on_read: Callable[[int], None]) -> str:

@@ -164,14 +164,18 @@ def remove_abandoned(folder: str) -> None:
     """What processes that were killed have left: temporary files that nobody has locked any more."""
     with suppress(OSError):
         for name in filter(TEMPORARY.fullmatch, os.listdir(folder)):
-            path = os.path.join(folder, name)
-            with suppress(OSError):
-                descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-                try:
-                    if lock(descriptor):
-                        os.unlink(path)
-                finally:
-                    os.close(descriptor)
+            remove_unlocked(os.path.join(folder, name))
+
+
+def remove_unlocked(path: str | os.PathLike[str]) -> None:
+    """Remove a file unless a process has it open and locked."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        try:
+            if lock(descriptor):
+                os.unlink(path)
+        finally:
+            os.close(descriptor)
 
 
 class OnlyWriter:
