@@ -2,11 +2,13 @@
 
 To check sizes cannot help: the file may shrink between the check and the kernel that reads it, and kernels read for
 seconds. So the signal has a handler, in native code, because Python's run later, on the main thread, and that may be
-the one that waits for the kernel. It writes one line and ends the process with the exit code of a bad file.
+the one that waits for the kernel. It writes one line and ends the process with the exit code of a bad file; a second
+thread that gets there meanwhile waits for that end.
 """
 
 import ctypes
 import signal
+import zlib
 from contextlib import suppress
 
 import llvmlite.binding as llvm
@@ -20,15 +22,24 @@ SIZE = 1 << 13  # bytes for the line
 HANDLER = f"""
 declare i64 @write(i32, ptr, i64)
 declare void @_exit(i32)
+declare i32 @pause()
 
 @length = global i64 0
 @message = global [{SIZE} x i8] zeroinitializer
 
 define void @handle(i32 %signal) {{
-  %length = load i64, ptr @length
+  %length = atomicrmw xchg ptr @length, i64 0 seq_cst
+  %is_first = icmp ne i64 %length, 0
+  br i1 %is_first, label %tell, label %wait
+
+tell:
   %written = call i64 @write(i32 2, ptr @message, i64 %length)
   call void @_exit(i32 {ModelError.exit_code})
   unreachable
+
+wait:
+  %never = call i32 @pause()
+  br label %wait
 }}
 
 define ptr @place_of_length() {{
@@ -63,7 +74,7 @@ def end_on_bus_error(path: str) -> None:
 
 def handler() -> bytes:
     """An object file, compiled once per computer as kernels are: compiling takes 9 MB of memory."""
-    path = object_file("handle_bus_error")
+    path = object_file(f"handle_bus_error_{zlib.crc32(HANDLER.encode()):08x}")
     if code := read_object(path):
         return code
     llvm.initialize_native_target()
