@@ -127,7 +127,7 @@ def run(shape: tuple[int, ...], format: str) -> None:
 if __name__ == "__main__":
     tape.place_buffers = place_buffers
     without_guard = cpu.padded
-    cpu.padded = lambda vector: guarded_copy(without_guard(vector))
+    cpu.padded = lowering.padded = lambda vector: guarded_copy(without_guard(vector))
     for number in map(int, sys.argv[3:]):
         print(SHAPES[number], flush=True)
         run(SHAPES[number], sys.argv[1])
