@@ -19,7 +19,7 @@ from localllm.engine import program
 if __name__ == "__main__":
     program.BATCH = int(sys.argv[2])  # before others take it over
 
-from localllm.engine import cpu, tape
+from localllm.engine import cpu, lowering, tape
 from localllm.engine.model import Engine
 from localllm.files.gguf_file import Tensor
 from localllm.quant.formats import BY_NAME
