@@ -30,15 +30,35 @@ def once(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(1, 1, block_threads())
 
 
+def warp_each(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A warp for each row of a matrix."""
+    warps = block_threads() // warp_lanes()
+    return Grid(-(-arguments["rows"] // warps), 1, block_threads())
+
+
+def words(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for every few words, up to 64 blocks."""
+    return Grid(min(-(-arguments["words"] // block_threads()), 64), 1, block_threads())
+
+
 def block_threads() -> int:
     from localllm.kernels.cuda.device import BLOCK  # imports Numba
 
     return BLOCK
 
 
+def warp_lanes() -> int:
+    from localllm.kernels.cuda.device import WARP
+
+    return WARP
+
+
 # Of each kernel its file and its grid, from its arguments by name and the most rows that it will meet.
 MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "rms_norm": ("norms", by_row),
+    "fetch": ("fetch", words),
+    "embed": ("embed", by_row),
+    "linear_float": ("linear_float", warp_each),
 }
 
 
