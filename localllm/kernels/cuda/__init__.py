@@ -30,12 +30,6 @@ def once(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(1, 1, block_threads())
 
 
-def warp_each(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A warp for each row of a matrix."""
-    warps = block_threads() // warp_lanes()
-    return Grid(-(-arguments["rows"] // warps), 1, block_threads())
-
-
 def words(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A thread for every few words, up to 64 blocks."""
     return Grid(min(-(-arguments["words"] // block_threads()), 64), 1, block_threads())
@@ -47,18 +41,13 @@ def block_threads() -> int:
     return BLOCK
 
 
-def warp_lanes() -> int:
-    from localllm.kernels.cuda.device import WARP
-
-    return WARP
-
-
 # Of each kernel its file and its grid, from its arguments by name and the most rows that it will meet.
 MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "rms_norm": ("norms", by_row),
     "fetch": ("fetch", words),
-    "embed": ("embed", by_row),
-    "linear_float": ("linear_float", warp_each),
+    "halve": ("halves", by_row),
+    "rescale": ("halves", by_row),
+    "split_bf16": ("halves", by_row),
 }
 
 

@@ -250,6 +250,22 @@ def warp_max(x):
 
 
 @device
+def block_max(x):
+    """The largest of the float32 x of all threads of the block, NaN if one is; all of them get it."""
+    found = cuda.shared.array(32, float32)
+    x = warp_max(x)
+    cuda.syncthreads()  # an earlier one has been read
+    if lane() == 0:
+        found[cuda.threadIdx.x // WARP] = x
+    cuda.syncthreads()
+    largest = found[0]
+    for warp in range(1, cuda.blockDim.x // WARP):
+        y = found[warp]
+        largest = y if y > largest or y != y else largest
+    return largest
+
+
+@device
 def block_sum(x):
     """The sum of the float32 x of all threads of the block; all of them get it, and have to be here."""
     sums = cuda.shared.array(32, float32)
