@@ -159,8 +159,11 @@ SIGMOID_GATE = arguments("count x gate gate_stride y stride columns")
 SWIGLU_LIMITED = arguments("count gate up sharpness limit y stride columns")
 # The exclusive or of all 64-byte words of a part of the memory, of `size` bytes; results: 64 bytes a part.
 STREAM = arguments("memory size results")
+# On a card: int64 words from memory of the host to the card's own.
+FETCH = arguments("source target words")
 
 KERNELS: dict[str, Any] = {
+    "fetch": FETCH,
     "embed": EMBED,
     "select": SELECT,
     "columns": COLUMNS,

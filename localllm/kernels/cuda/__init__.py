@@ -30,7 +30,7 @@ def by_four(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(rows, -(-arguments["columns"] // (4 * block_threads())), block_threads())
 
 
-def by_number(arguments: Mapping[str, Any], rows: int) -> Grid:
+def by_entry(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A thread for each column of a row."""
     return Grid(rows, -(-arguments["columns"] // block_threads()), block_threads())
 
@@ -55,10 +55,27 @@ def once(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(1, 1, block_threads())
 
 
+def warp_each(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A warp for each row of a matrix."""
+    warps = block_threads() // warp_lanes()
+    return Grid(-(-arguments["rows"] // warps), 1, block_threads())
+
+
+def words(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for every few words, up to 64 blocks."""
+    return Grid(min(-(-arguments["words"] // block_threads()), 64), 1, block_threads())
+
+
 def block_threads() -> int:
     from localllm.kernels.cuda.device import BLOCK  # imports Numba
 
     return BLOCK
+
+
+def warp_lanes() -> int:
+    from localllm.kernels.cuda.device import WARP
+
+    return WARP
 
 
 ELEMENTWISE = (
@@ -73,13 +90,16 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "select": ("moves", by_row),
     "columns": ("moves", by_row),
     "join": ("moves", by_head),
-    "logits": ("moves", by_number),
+    "logits": ("moves", by_entry),
     "angles": ("rotations", by_row),
     "rope": ("rotations", by_head),
     "hadamard": ("rotations", by_matrix),
     "store": ("cache_store", by_head),
     "recall": ("cache_recall", by_head),
     "add_squares": ("collect", by_column),
+    "fetch": ("fetch", words),
+    "embed": ("embed", by_row),
+    "linear_float": ("linear_float", warp_each),
 }
 
 

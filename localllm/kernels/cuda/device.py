@@ -11,9 +11,9 @@ import math
 import threading
 
 import numpy as np
-from numba import config, cuda, float32, float64, int32, int64
+from numba import config, cuda, float32
 
-SIMULATED = bool(config.ENABLE_CUDASIM)
+SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 WARP = 32  # lanes; tests with the simulator set a smaller power of two before kernels are imported
 BLOCK = 256  # threads of a block, for kernels that do not say otherwise; a multiple of WARP
 
@@ -23,21 +23,21 @@ if SIMULATED:
         """A function that kernels call; needed where it says `cuda`."""
         return cuda.jit(device=True)(function)
 
-    def loader(kind):
+    def peek(kind):
         return lambda address: kind.from_address(int(address)).value
 
-    def storer(kind, convert):
+    def poke(kind, convert):
         def store(address, value):
             kind.from_address(int(address)).value = convert(value)
 
         return store
 
-    load_f32, load_f64 = loader(ctypes.c_float), loader(ctypes.c_double)
-    load_i8, load_u8 = loader(ctypes.c_int8), loader(ctypes.c_uint8)
-    load_u16, load_i32, load_i64 = loader(ctypes.c_uint16), loader(ctypes.c_int32), loader(ctypes.c_int64)
-    store_f32, store_i8 = storer(ctypes.c_float, float), storer(ctypes.c_int8, int)
-    store_i32, store_i64 = storer(ctypes.c_int32, int), storer(ctypes.c_int64, int)
-    store_u16 = storer(ctypes.c_uint16, int)
+    load_f32, load_f64 = peek(ctypes.c_float), peek(ctypes.c_double)
+    load_i8, load_u8 = peek(ctypes.c_int8), peek(ctypes.c_uint8)
+    load_u16, load_i32, load_i64 = peek(ctypes.c_uint16), peek(ctypes.c_int32), peek(ctypes.c_int64)
+    store_f32, store_i8 = poke(ctypes.c_float, float), poke(ctypes.c_int8, int)
+    store_i32, store_i64 = poke(ctypes.c_int32, int), poke(ctypes.c_int64, int)
+    store_u16 = poke(ctypes.c_uint16, int)
 
     def load_4i32(address):
         """Four int32 at once, at a multiple of 16 bytes."""
