@@ -7,6 +7,7 @@ take its size from WARP.
 """
 
 import ctypes
+import math
 import threading
 
 import numpy as np
@@ -52,6 +53,30 @@ if SIMULATED:
         """Four float32 at once, at a multiple of 16 bytes."""
         assert address % 16 == 0, "a vector load that is not aligned"
         return tuple((ctypes.c_float * 4).from_address(int(address)))
+
+    def store_4f32(address, a, b, c, d):
+        """Four float32 at once, to a multiple of 16 bytes."""
+        assert address % 16 == 0, "a vector store that is not aligned"
+        (ctypes.c_float * 4).from_address(int(address))[:] = float(a), float(b), float(c), float(d)
+
+    def quiet(function):
+        """A function of NumPy that gives infinity and NaN without a word."""
+
+        def call(x):
+            with np.errstate(all="ignore"):
+                return function(x)
+
+        return call
+
+    exp, log, log1p, tanh = map(quiet, (np.exp, np.log, np.log1p, np.tanh))  # of a float32, or of a float64
+
+    def cosine_of_turns(x):
+        """The cosine of 2 pi x, a float64."""
+        return math.cos(2 * math.pi * (x % 1))
+
+    def sine_of_turns(x):
+        """The sine of 2 pi x, a float64."""
+        return math.sin(2 * math.pi * (x % 1))
 
     def dot4(a, b, c):
         """C plus the products of four signed bytes each of a and b, int32 (dp4a)."""
@@ -110,7 +135,10 @@ if SIMULATED:
 else:
     from llvmlite import ir
     from numba import types
+    from numba.cuda import libdevice
     from numba.cuda.extending import intrinsic
+
+    exp, log, log1p, tanh = math.exp, math.log, math.log1p, math.tanh
 
     I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
     F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -175,6 +203,17 @@ else:
     load_4i32, load_2i32 = vector_loader(I32, types.int32, 4), vector_loader(I32, types.int32, 2)
     load_4f32 = vector_loader(F32, types.float32, 4)
 
+    @intrinsic
+    def store_4f32(typing_context, address, a, b, c, d):
+        def code(context, builder, signature, arguments):
+            vector = ir.Constant(ir.VectorType(F32, 4), ir.Undefined)
+            for place, number in enumerate(arguments[1:]):
+                vector = builder.insert_element(vector, number, I32(place))
+            builder.store(vector, pointer(builder, arguments[0], vector.type), align=16)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, *[types.float32] * 4), code
+
     def assembly(text, constraints, result, *kinds, volatile=False):
         """A function that is some instructions of PTX; `volatile`: which stay where they are."""
 
@@ -220,6 +259,14 @@ else:
     @device
     def synchronize_warp():
         cuda.syncwarp()
+
+    @device
+    def cosine_of_turns(x):
+        return libdevice.cospi(x + x)
+
+    @device
+    def sine_of_turns(x):
+        return libdevice.sinpi(x + x)
 
 
 @device
@@ -278,4 +325,3 @@ def block_sum(x):
     for warp in range(cuda.blockDim.x // WARP):
         total += sums[warp]
     return total
-
