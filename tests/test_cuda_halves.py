@@ -11,7 +11,6 @@ def test_halves_keep_eleven_bits_of_any_size():
     y, scales = np.zeros((4, 48), np.float16), np.zeros(4, np.float32)
     launch("halve", 5, count=np.array([4]), x=x, stride=192, columns=48, y=y, y_stride=96, scales=scales)
     back = y.astype(np.float32)
-    np.testing.assert_allclose(back * scales[:, None], x, atol=1e-3 * np.abs(x).max(axis=1, keepdims=True).max(), rtol=0)
     for row in range(3):
         np.testing.assert_allclose(back[row] * scales[row], x[row], rtol=2.0**-11, atol=np.abs(x[row]).max() * 1e-7)
     launch("rescale", 4, count=np.array([4]), y=back, stride=192, columns=48, scales=scales)

@@ -161,8 +161,8 @@ class CudaLowering(AttentionLowering, Lowering):
         """On tensor cores."""
         kind, width = CardWeights.format(weight), CardWeights.row_bytes(weight)
         if kind == "F32":
-            source = self._buffers[x]
-            self._product("f32", self._weights(weight), width // 4, source, source.stride // 4, x, y, 0, weight.shape[0])
+            source, matrix = self._buffers[x], self._weights(weight)
+            self._product("f32", matrix, width // 4, source, source.stride // 4, x, y, 0, weight.shape[0])
         elif kind == "BF16":
             high, low = self._parts(x)
             for part in (high, low):
@@ -193,8 +193,8 @@ class CudaLowering(AttentionLowering, Lowering):
         )
 
     def _product(
-        self, kind: str, matrix: Buffer | int, matrix_stride: int, source: Buffer, stride: int, x: Activation, y: Buffer,
-        first: int, rows: int, adds: bool = False,
+        self, kind: str, matrix: Buffer | int, matrix_stride: int, source: Buffer, stride: int, x: Activation,
+        y: Buffer, first: int, rows: int, adds: bool = False,
     ) -> None:  # fmt: skip
         """y, from column `first` on, = source times a matrix; strides in numbers."""
         arguments: dict[str, Any] = {"kind": kind, "a": matrix, "b": source, "c": Within(y, 4 * first), "m": rows}

@@ -11,7 +11,6 @@ import numpy as np
 from localllm.kernels.cuda import Grid
 from localllm.kernels.library import Progress
 
-
 CHUNK = 32 << 20  # bytes that go to a card at a time, at most
 
 
@@ -70,9 +69,9 @@ class Card(Protocol):
         ...
 
     def feed(self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int) -> None:
-        """Bring chunks of at most CHUNK bytes, uint8, to the card, where work(address, chunk) says what becomes of each.
+        """Bring chunks of at most CHUNK bytes, uint8, to the card.
 
-        Without work, chunks go to `place`, one behind the other.
+        work(address, chunk) says what becomes of each; if nothing, they go to `place`, one behind the other.
         """
         ...
 
