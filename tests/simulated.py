@@ -25,7 +25,7 @@ def encoded(value) -> int:
     return int(np.float32(value).view(np.int32)) if isinstance(value, float) else int(value)
 
 
-def launch(name: str, rows: int, **arguments) -> None:
+def launch(name: str, rows: int, /, **arguments) -> None:
     """Run a kernel whose arguments, by name, are numbers and arrays; rows: the most that there may be."""
     simulate(name, grid(name, arguments, rows), [encoded(arguments[key]) for key in parameters(name)])
 
