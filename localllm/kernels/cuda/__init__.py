@@ -60,10 +60,52 @@ def words(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(min(-(-arguments["words"] // block_threads()), 64), 1, block_threads())
 
 
+def by_number(count: int) -> Grid:
+    """A thread for each of `count` things."""
+    return Grid(-(-count // block_threads()), 1, block_threads())
+
+
+def by_unit(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for each 32 weights of some blocks."""
+    return by_number((arguments["last"] - arguments["first"]) // 32)
+
+
+def by_unpacked_unit(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """Four threads for each 32 weights of the matrix's rows."""
+    return by_number(arguments["rows"] * arguments["columns"] // 8)
+
+
+def by_activations(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """Four threads for each 32 activations."""
+    return by_number(rows * arguments["columns"] // 8)
+
+
+def experts(arguments: Mapping[str, Any], rows: int) -> int:
+    """How many may have something to do; 1: a matrix that belongs to no expert."""
+    return min(arguments["experts"], rows) if arguments["active_count"] else 1
+
+
+def by_two_rows(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for every two rows of the matrix, as wide as they are long, up to 4 warps."""
+    warp, units = warp_lanes(), arguments["columns"] // 32
+    return Grid(-(-arguments["rows"] // 2), experts(arguments, rows), warp * min(4, -(-units // warp)))
+
+
+def by_warp(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A warp for each row of the matrix."""
+    return Grid(-(-arguments["rows"] * warp_lanes() // block_threads()), experts(arguments, rows), block_threads())
+
+
 def block_threads() -> int:
     from localllm.kernels.cuda.device import BLOCK  # imports Numba
 
     return BLOCK
+
+
+def warp_lanes() -> int:
+    from localllm.kernels.cuda.device import WARP  # imports Numba
+
+    return WARP
 
 
 ELEMENTWISE = (
@@ -89,6 +131,12 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "halve": ("halves", by_row),
     "rescale": ("halves", by_row),
     "split_bf16": ("halves", by_row),
+    "to_planes": ("to_planes", by_unit),
+    "quantize_planes": ("quantize", by_activations),
+    "linear_planes": ("linear_planes", by_two_rows),
+    "linear_plain": ("linear_plain", by_warp),
+    "unpack": ("unpack", by_unpacked_unit),
+    "embed": ("embed", by_row),
 }
 
 
