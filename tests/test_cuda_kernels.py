@@ -24,5 +24,7 @@ def test_rms_norm(columns, group):
     )  # fmt: skip
     groups = x[:, :columns].reshape(COUNT, -1, group).astype(np.float64)
     expected = groups / np.sqrt((groups**2).mean(axis=2, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(y[:COUNT, :columns], expected.reshape(COUNT, -1) * weight[:columns], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        y[:COUNT, :columns], expected.reshape(COUNT, -1) * weight[:columns], rtol=1e-5, atol=1e-6
+    )
     assert not y[COUNT].any()

@@ -30,6 +30,18 @@ def once(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(1, 1, block_threads())
 
 
+def attend_few(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for each token, bundle of heads, and part of a context."""
+    from localllm.kernels.cuda.attend_few import THREADS
+
+    return Grid(rows, arguments["kv_heads"] * arguments["bundles"] * arguments["parts"], THREADS)
+
+
+def by_head(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for each head of a row."""
+    return Grid(rows, arguments["heads"], block_threads())
+
+
 def block_threads() -> int:
     from localllm.kernels.cuda.device import BLOCK  # imports Numba
 
@@ -39,6 +51,8 @@ def block_threads() -> int:
 # Of each kernel its file and its grid, from its arguments by name and the most rows that it will meet.
 MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "rms_norm": ("norms", by_row),
+    "attend_few": ("attend_few", attend_few),
+    "merge_few": ("attend_few", by_head),
 }
 
 
