@@ -69,6 +69,39 @@ NoCache = Annotated[
 ]
 
 
+Device = Annotated[
+    str,
+    option(
+        "-dev",
+        "--device",
+        metavar="NAME",
+        help="What computes: cpu, cuda, cuda:N, or auto: a graphics card if there is one that works.  [default: auto]",
+    ),
+]
+
+
+def layers(text: str) -> int | str:
+    """A number, all or auto. Raises ValueError."""
+    if text in ("all", "auto", "-1"):
+        return "all" if text == "-1" else text
+    if text.isdecimal() and len(text) < 8:
+        return int(text)
+    raise ValueError(f"{text!r} is not a number, all or auto")
+
+
+GpuLayers = Annotated[
+    int | str,
+    option(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        metavar="N",
+        parser=layers,
+        help="Layers that the card computes: a number, all, or auto: as many as it has room for.  [default: auto]",
+    ),
+]
+
+
 def how_to_guess(text: str) -> str:
     """ngram, off or draft:MODEL. Raises ValueError."""
     if text in ("ngram", "off") or (text.startswith("draft:") and text != "draft:"):
@@ -120,6 +153,8 @@ class Engine:
         ),
     ] = None
     threads: Threads = None
+    device: Device = "auto"
+    gpu_layers: GpuLayers = "auto"
     cache: Cache
 
 
@@ -309,7 +344,9 @@ def open_model(model: str, engine: Engine, chat_template: str | None = None, no_
             engine.cache.types(),
             progress=compiling(line),
             chat_template=chat_template,
+            backend=engine.device,
             cache=not no_cache,
+            gpu_layers=engine.gpu_layers,
         )
     finally:
         line.clear()

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from localllm.arch.states import Latent, Paged
-from localllm.engine.cache import KVCache, Streams
+from localllm.engine.cache import Streams
 from localllm.engine.lowering import Lowering
 from localllm.engine.recorder import ALL, Activation, Operation
-from localllm.engine.recurrent import Layout
 from localllm.engine.tape import Buffer, Step
 
 BLOCKS = 264  # that fill a card of 132 multiprocessors, two each
@@ -49,17 +48,11 @@ class Few:
 
 
 class AttentionLowering(Lowering):
-    """Attention becomes steps.
+    """Attention becomes steps, for a program of `tokens` tokens at most."""
 
-    Attributes:
-        tokens: the most of a run, which this program is for.
-    """
-
-    tokens: int
-
-    def __init__(self, operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int):
+    def __init__(self, *arguments: Any) -> None:
         self._in_cache: dict[int, list[Buffer]] = {}  # by layer, what stands for its keys and values
-        super().__init__(operations, cache, layout, threads)
+        super().__init__(*arguments)
 
     def _attend(
         self,
@@ -89,12 +82,9 @@ class AttentionLowering(Lowering):
     def _of_cache(self, sides: tuple[Streams, Streams]) -> dict[str, Any]:
         """Where keys and values are, and which of them belong to a token."""
         keys, values = sides
-        where: dict[str, Any] = {
-            "count": self._count(ALL),
-            "positions": self.header.positions,
-            "owners": self.header.owners,
-        }
-        where |= {"sequences": self.header.sequences, "key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
+        where: dict[str, Any] = {"count": self._count(ALL), "positions": self.header.positions}
+        where |= {"owners": self.header.owners, "sequences": self.header.sequences}
+        where |= {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
         where |= {"keys": self._cache.address(keys), "key_head_stride": self._cache.head_stride(keys)}
         return where | {"values": self._cache.address(values), "value_head_stride": self._cache.head_stride(values)}
 
@@ -112,5 +102,5 @@ class AttentionLowering(Lowering):
         merged |= {"value_dim": state.value_dim, "sinks": sinks, "y": y, "y_stride": y.stride}
         kinds = "-".join(side.kind.upper() for side in self._cache.sides(state))
         kernel = f"attend_few-{kinds}-{few.bundle}-{few.key_dim}-{few.value_dim}"
-        self.tape.append(Step(kernel, arguments | {"bundles": few.bundles}, 1, None, reads, [partial]))
-        self.tape.append(Step("merge_few", merged, 1, None, [partial], [y]))
+        self.tape.append(Step(kernel, arguments | {"bundles": few.bundles}, self.tokens, None, reads, [partial]))
+        self.tape.append(Step("merge_few", merged, self.tokens, None, [partial], [y]))

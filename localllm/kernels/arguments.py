@@ -168,8 +168,19 @@ SIGMOID_GATE = arguments("count x gate gate_stride y stride columns")
 SWIGLU_LIMITED = arguments("count gate up sharpness limit y stride columns")
 # The exclusive or of all 64-byte words of a part of the memory, of `size` bytes; results: 64 bytes a part.
 STREAM = arguments("memory size results")
+# On a card: y = x / scale in float16, scales float32 [tokens]; and y = y * scale.
+HALVE = arguments("count x stride columns y y_stride scales")
+RESCALE = arguments("count y stride columns scales")
+# On a card: x = high + low, both BF16.
+SPLIT_BF16 = arguments("count x stride columns high low y_stride")
+# On a card: int64 words from memory of the host to the card's own.
+FETCH = arguments("source target words")
 
 KERNELS: dict[str, Any] = {
+    "fetch": FETCH,
+    "halve": HALVE,
+    "rescale": RESCALE,
+    "split_bf16": SPLIT_BF16,
     "embed": EMBED,
     "select": SELECT,
     "columns": COLUMNS,

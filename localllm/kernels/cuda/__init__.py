@@ -25,6 +25,31 @@ def by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(rows, 1, block_threads())
 
 
+def by_four(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for four columns of a row."""
+    return Grid(rows, -(-arguments["columns"] // (4 * block_threads())), block_threads())
+
+
+def by_entry(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for each column of a row."""
+    return Grid(rows, -(-arguments["columns"] // block_threads()), block_threads())
+
+
+def by_head(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A small block for each head of a row."""
+    return Grid(rows, arguments["heads"], min(64, block_threads()))
+
+
+def by_matrix(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A small block for each `block` columns of a row."""
+    return Grid(rows, arguments["columns"] // arguments["block"], min(64, block_threads()))
+
+
+def by_column(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for each column of all rows."""
+    return Grid(-(-arguments["columns"] // block_threads()), 1, block_threads())
+
+
 def once(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A single block."""
     return Grid(1, 1, block_threads())
@@ -37,9 +62,9 @@ def attend_few(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(rows, arguments["kv_heads"] * arguments["bundles"] * arguments["parts"], THREADS)
 
 
-def by_head(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A block for each head of a row."""
-    return Grid(rows, arguments["heads"], block_threads())
+def words(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for every few words, up to 64 blocks."""
+    return Grid(min(-(-arguments["words"] // block_threads()), 64), 1, block_threads())
 
 
 def block_threads() -> int:
@@ -48,11 +73,31 @@ def block_threads() -> int:
     return BLOCK
 
 
+ELEMENTWISE = (
+    "add", "multiply", "swiglu", "geglu", "swiglu_limited", "gelu", "relu_squared", "sigmoid", "softplus", "scale",
+    "clamp", "softcap", "temper", "sigmoid_gate",
+)  # fmt: skip
 # Of each kernel its file and its grid, from its arguments by name and the most rows that it will meet.
 MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "rms_norm": ("norms", by_row),
     "attend_few": ("attend_few", attend_few),
     "merge_few": ("attend_few", by_head),
+    "layer_norm": ("norms", by_row),
+    **dict.fromkeys(ELEMENTWISE, ("elementwise", by_four)),
+    "select": ("moves", by_row),
+    "columns": ("moves", by_row),
+    "join": ("moves", by_head),
+    "logits": ("moves", by_entry),
+    "angles": ("rotations", by_row),
+    "rope": ("rotations", by_head),
+    "hadamard": ("rotations", by_matrix),
+    "store": ("cache_store", by_head),
+    "recall": ("cache_recall", by_head),
+    "add_squares": ("collect", by_column),
+    "fetch": ("fetch", words),
+    "halve": ("halves", by_row),
+    "rescale": ("halves", by_row),
+    "split_bf16": ("halves", by_row),
 }
 
 

@@ -7,12 +7,13 @@ take its size from WARP.
 """
 
 import ctypes
+import math
 import threading
 
 import numpy as np
-from numba import config, cuda, float32, float64, int32, int64
+from numba import config, cuda, float32
 
-SIMULATED = bool(config.ENABLE_CUDASIM)
+SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 WARP = 32  # lanes; tests with the simulator set a smaller power of two before kernels are imported
 BLOCK = 256  # threads of a block, for kernels that do not say otherwise; a multiple of WARP
 
@@ -22,21 +23,21 @@ if SIMULATED:
         """A function that kernels call; needed where it says `cuda`."""
         return cuda.jit(device=True)(function)
 
-    def loader(kind):
+    def peek(kind):
         return lambda address: kind.from_address(int(address)).value
 
-    def storer(kind, convert):
+    def poke(kind, convert):
         def store(address, value):
             kind.from_address(int(address)).value = convert(value)
 
         return store
 
-    load_f32, load_f64 = loader(ctypes.c_float), loader(ctypes.c_double)
-    load_i8, load_u8 = loader(ctypes.c_int8), loader(ctypes.c_uint8)
-    load_u16, load_i32, load_i64 = loader(ctypes.c_uint16), loader(ctypes.c_int32), loader(ctypes.c_int64)
-    store_f32, store_i8 = storer(ctypes.c_float, float), storer(ctypes.c_int8, int)
-    store_i32, store_i64 = storer(ctypes.c_int32, int), storer(ctypes.c_int64, int)
-    store_u16 = storer(ctypes.c_uint16, int)
+    load_f32, load_f64 = peek(ctypes.c_float), peek(ctypes.c_double)
+    load_i8, load_u8 = peek(ctypes.c_int8), peek(ctypes.c_uint8)
+    load_u16, load_i32, load_i64 = peek(ctypes.c_uint16), peek(ctypes.c_int32), peek(ctypes.c_int64)
+    store_f32, store_i8 = poke(ctypes.c_float, float), poke(ctypes.c_int8, int)
+    store_i32, store_i64 = poke(ctypes.c_int32, int), poke(ctypes.c_int64, int)
+    store_u16 = poke(ctypes.c_uint16, int)
 
     def load_4i32(address):
         """Four int32 at once, at a multiple of 16 bytes."""
@@ -52,6 +53,30 @@ if SIMULATED:
         """Four float32 at once, at a multiple of 16 bytes."""
         assert address % 16 == 0, "a vector load that is not aligned"
         return tuple((ctypes.c_float * 4).from_address(int(address)))
+
+    def store_4f32(address, a, b, c, d):
+        """Four float32 at once, to a multiple of 16 bytes."""
+        assert address % 16 == 0, "a vector store that is not aligned"
+        (ctypes.c_float * 4).from_address(int(address))[:] = float(a), float(b), float(c), float(d)
+
+    def quiet(function):
+        """A function of NumPy that gives infinity and NaN without a word."""
+
+        def call(x):
+            with np.errstate(all="ignore"):
+                return function(x)
+
+        return call
+
+    exp, log, log1p, tanh = map(quiet, (np.exp, np.log, np.log1p, np.tanh))  # of a float32, or of a float64
+
+    def cosine_of_turns(x):
+        """The cosine of 2 pi x, a float64."""
+        return math.cos(2 * math.pi * (x % 1))
+
+    def sine_of_turns(x):
+        """The sine of 2 pi x, a float64."""
+        return math.sin(2 * math.pi * (x % 1))
 
     def dot4(a, b, c):
         """C plus the products of four signed bytes each of a and b, int32 (dp4a)."""
@@ -119,7 +144,10 @@ if SIMULATED:
 else:
     from llvmlite import ir
     from numba import types
+    from numba.cuda import libdevice
     from numba.cuda.extending import intrinsic
+
+    exp, log, log1p, tanh = math.exp, math.log, math.log1p, math.tanh
 
     I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
     F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -184,6 +212,17 @@ else:
     load_4i32, load_2i32 = vector_loader(I32, types.int32, 4), vector_loader(I32, types.int32, 2)
     load_4f32 = vector_loader(F32, types.float32, 4)
 
+    @intrinsic
+    def store_4f32(typing_context, address, a, b, c, d):
+        def code(context, builder, signature, arguments):
+            vector = ir.Constant(ir.VectorType(F32, 4), ir.Undefined)
+            for place, number in enumerate(arguments[1:]):
+                vector = builder.insert_element(vector, number, I32(place))
+            builder.store(vector, pointer(builder, arguments[0], vector.type), align=16)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, *[types.float32] * 4), code
+
     def assembly(text, constraints, result, *kinds, volatile=False):
         """A function that is some instructions of PTX; `volatile`: which stay where they are."""
 
@@ -243,6 +282,14 @@ else:
     def synchronize_warp():
         cuda.syncwarp()
 
+    @device
+    def cosine_of_turns(x):
+        return libdevice.cospi(x + x)
+
+    @device
+    def sine_of_turns(x):
+        return libdevice.sinpi(x + x)
+
 
 @device
 def lane():
@@ -269,6 +316,22 @@ def warp_max(x):
         x = y if y > x or y != y else x
         mask //= 2
     return x
+
+
+@device
+def block_max(x):
+    """The largest of the float32 x of all threads of the block, NaN if one is; all of them get it."""
+    found = cuda.shared.array(32, float32)
+    x = warp_max(x)
+    cuda.syncthreads()  # an earlier one has been read
+    if lane() == 0:
+        found[cuda.threadIdx.x // WARP] = x
+    cuda.syncthreads()
+    largest = found[0]
+    for warp in range(1, cuda.blockDim.x // WARP):
+        y = found[warp]
+        largest = y if y > largest or y != y else largest
+    return largest
 
 
 @device
