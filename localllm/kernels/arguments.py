@@ -100,6 +100,15 @@ ATTEND = arguments(
     " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked slopes sinks partial scratch"
     " scratch_bytes"
 )
+# The same on a card, for few tokens: see cuda/attend_few.py. A token's context is cut in up to `parts` parts; a group's
+# query heads are dealt with in `bundles`, one block each. partial f32 [tokens, heads, parts, partial_bytes / 4]: the
+# largest score and the sum of the weights, 4 numbers, then the values.
+ATTEND_FEW = arguments(
+    "count positions owners sequences q q_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
+    " heads kv_heads scale softcap window chunked slopes bundles parts partial partial_bytes"
+)
+# y = the parts put together, and the heads' sinks.
+MERGE_FEW = arguments("count positions heads value_dim window chunked sinks parts partial partial_bytes y y_stride")
 # y = x * z.
 MULTIPLY = arguments("count x z y stride columns")
 # y = 1 / (1 + e^-x).
@@ -217,6 +226,8 @@ KERNELS: dict[str, Any] = {
     "plan": PLAN,
     "attend": ATTEND,
     "merge": ATTEND,
+    "attend_few": ATTEND_FEW,
+    "merge_few": MERGE_FEW,
     "route": ROUTE,
     "plan_experts": PLAN_EXPERTS,
     "gather": GATHER,

@@ -55,6 +55,13 @@ def once(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(1, 1, block_threads())
 
 
+def attend_few(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for each token, bundle of heads, and part of a context."""
+    from localllm.kernels.cuda.attend_few import THREADS
+
+    return Grid(rows, arguments["kv_heads"] * arguments["bundles"] * arguments["parts"], THREADS)
+
+
 def words(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A thread for every few words, up to 64 blocks."""
     return Grid(min(-(-arguments["words"] // block_threads()), 64), 1, block_threads())
@@ -115,6 +122,8 @@ ELEMENTWISE = (
 # Of each kernel its file and its grid, from its arguments by name and the most rows that it will meet.
 MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "rms_norm": ("norms", by_row),
+    "attend_few": ("attend_few", attend_few),
+    "merge_few": ("attend_few", by_head),
     "layer_norm": ("norms", by_row),
     **dict.fromkeys(ELEMENTWISE, ("elementwise", by_four)),
     "select": ("moves", by_row),

@@ -119,6 +119,15 @@ if SIMULATED:
         """The number whose float16 has these bits, float32."""
         return float(np.array([int(bits) & 0xFFFF], np.uint16).view(np.float16)[0])
 
+    def f16_pair(bits):
+        """The two numbers whose float16s have the low and the high half of these bits, float32."""
+        return f16_value(bits), f16_value(bits >> 16)
+
+    def exp2(x):
+        """2 to the power of x, float32, with an error of 2 units in the last place."""
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            return float(np.exp2(np.float32(x)))
+
     def f16_bits(x):
         """The bits of x rounded to float16."""
         with np.errstate(over="ignore"):
@@ -332,6 +341,19 @@ else:
     def f16_value(typing_context, bits):
         text = "{ .reg .b16 h; cvt.u16.u32 h, $1; cvt.f32.f16 $0, h; }"
         return assembly(text, "=f,r", types.float32, types.int32)
+
+    @intrinsic
+    def f16_pair(typing_context, bits):
+        def code(context, builder, signature, arguments):
+            halves = builder.bitcast(arguments[0], ir.VectorType(F16, 2))
+            numbers = [builder.fpext(builder.extract_element(halves, I32(i)), F32) for i in range(2)]
+            return context.make_tuple(builder, signature.return_type, numbers)
+
+        return types.UniTuple(types.float32, 2)(types.int32), code
+
+    @intrinsic
+    def exp2(typing_context, x):
+        return assembly("ex2.approx.ftz.f32 $0, $1;", "=f,f", types.float32, types.float32)
 
     @intrinsic
     def f16_bits(typing_context, x):
