@@ -101,6 +101,9 @@ class CudaLowering(AttentionLowering):
     ) -> None:
         self._step(kernel, {"count": self._count(rows), **arguments}, self._most(rows), reads, writes)
 
+    def _in_parts(self, kernel: str, rows: Rows, arguments: dict[str, Any], parts: int, reads: list[Buffer]) -> None:
+        self._step(kernel, arguments, self._most(rows), reads, [])
+
     def _step(
         self, kernel: str, arguments: dict[str, Any], rows: int, reads: list[Buffer], writes: list[Buffer]
     ) -> None:
