@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from localllm.kernels.arguments import KERNELS
 
+MOST_EXPERTS = 1024  # that a router may choose from
+
 
 class Grid(NamedTuple):
     """Blocks of a launch, in x and y, and threads of a block."""
@@ -48,6 +50,16 @@ def by_matrix(arguments: Mapping[str, Any], rows: int) -> Grid:
 def by_column(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A thread for each column of all rows."""
     return Grid(-(-arguments["columns"] // block_threads()), 1, block_threads())
+
+
+def by_pair(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for each expert of a token."""
+    return Grid(rows, arguments["used"], block_threads())
+
+
+def warp_by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A warp for each row."""
+    return Grid(rows, 1, warp_lanes())
 
 
 def once(arguments: Mapping[str, Any], rows: int) -> Grid:
@@ -97,6 +109,12 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "store": ("cache_store", by_head),
     "recall": ("cache_recall", by_head),
     "add_squares": ("collect", by_column),
+    "route": ("routing", warp_by_row),
+    "plan_experts": ("routing", once),
+    "gather": ("experts", by_entry),
+    "collect": ("experts", by_pair),
+    "scatter": ("experts", by_four),
+    "add_by_expert": ("experts", by_four),
     "fetch": ("fetch", words),
     "embed": ("embed", by_row),
     "linear_float": ("linear_float", warp_each),
