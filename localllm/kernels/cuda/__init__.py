@@ -62,6 +62,21 @@ def warp_by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(rows, 1, warp_lanes())
 
 
+def by_column_and_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for each column, of a few that share the tokens."""
+    return Grid(-(-arguments["columns"] // block_threads()), 4, block_threads())
+
+
+def by_state(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for every few columns of recurrent states, which lie in groups of 16."""
+    from localllm.kernels.cuda.sequences import ACROSS  # imports Numba
+
+    heads, width = (
+        (arguments[key] for key in ("heads", "value_dim")) if "heads" in arguments else (1, arguments["columns"])
+    )
+    return Grid(heads * -(-width // 16) * 16 // ACROSS, 1, block_threads())
+
+
 def once(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A single block."""
     return Grid(1, 1, block_threads())
@@ -115,6 +130,9 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "collect": ("experts", by_pair),
     "scatter": ("experts", by_four),
     "add_by_expert": ("experts", by_four),
+    "convolve": ("convolution", by_column_and_tokens),
+    "selective_scan": ("selective_scan", by_state),
+    "head_scan": ("head_scan", by_state),
     "fetch": ("fetch", words),
     "embed": ("embed", by_row),
     "linear_float": ("linear_float", warp_each),
