@@ -14,7 +14,7 @@ from localllm.kernels.cuda import device
 WARP, BLOCK = 4, 8
 device.WARP, device.BLOCK = WARP, BLOCK
 
-from localllm.engine.cuda_card import Launch, Product, Work  # noqa: E402
+from localllm.engine.cuda_card import CHUNK, Launch, Product, Work  # noqa: E402
 from localllm.errors import MemoryLimitError  # noqa: E402
 from localllm.kernels.cuda import Grid, grid, kernel, parameters  # noqa: E402
 from localllm.kernels.library import Progress  # noqa: E402
@@ -73,6 +73,19 @@ class SimulatedCard:
 
     def upload(self, address: int, data: np.ndarray) -> None:
         self._bytes(address, data.nbytes)[:] = data
+
+    def feed(self, chunks, work, place: int) -> None:
+        for chunk in chunks:
+            assert len(chunk) <= CHUNK
+            raw = self.allocate(len(chunk))
+            self.upload(raw, chunk)
+            to_do = work(raw, chunk)
+            if to_do:
+                self.do([to_do])
+            else:
+                self.copy(place, raw, len(chunk))
+            place += len(chunk)
+            self.free(raw)
 
     def download(self, address: int, size: int) -> np.ndarray:
         return self._bytes(address, size).copy()

@@ -6,7 +6,7 @@ memory, which is what bounds decode; for more they are unpacked to float16 and m
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,19 @@ from localllm.engine.recorder import WANTED, Activation, Choice, Operation, Rows
 from localllm.engine.recurrent import Layout
 from localllm.engine.tape import Buffer, Step, assign_stages, offsets, padded
 from localllm.kernels.cuda import grid, parameters
+from localllm.kernels.cuda.planes import PLAIN
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens that there are programs for
 FEW_TOKENS = 8  # up to so many are multiplied with the weights as they are
+UNPACKED = 64 << 20  # bytes of a matrix that are unpacked at a time
+DENSE = {"active": 0, "active_count": 0, "expert_bytes": 0, "experts": 1}  # a matrix that belongs to no expert
+
+
+class Within(NamedTuple):
+    """A place in a buffer."""
+
+    buffer: Buffer
+    offset: int  # bytes
 
 
 class CudaLowering(AttentionLowering, Lowering):
@@ -36,7 +46,9 @@ class CudaLowering(AttentionLowering, Lowering):
         """tokens, wanted: the most of a run, and of those whose logits are wanted."""
         self.tokens = self.buffer_rows = tokens
         self._wanted, self._on_card = wanted, weights
+        self._integers: dict[Activation, tuple[Buffer, Buffer, Buffer]] = {}
         self._halves: dict[Activation, tuple[Buffer, Buffer]] = {}
+        self._bf16: dict[Activation, tuple[Buffer, Buffer]] = {}
         super().__init__(operations, cache, layout, 1, header, taken)
 
     def work(self, place: Callable[[Any], int], memory: int) -> list[Work]:
@@ -57,7 +69,7 @@ class CudaLowering(AttentionLowering, Lowering):
     def _work(self, step: Step, place: Callable[[Any], int], memory: int) -> Work:
         values = {name: encoded(value, place, memory) for name, value in step.arguments.items()}
         if step.kernel == "product":
-            return Product(**values | {"kind": step.arguments["kind"]})
+            return Product(**values | {"kind": step.arguments["kind"], "adds": step.arguments["adds"]})
         names = parameters(step.kernel)
         if missing := values.keys() ^ set(names):
             raise TypeError(f"{step.kernel}: {', '.join(sorted(missing))}")
@@ -68,6 +80,9 @@ class CudaLowering(AttentionLowering, Lowering):
 
     def _weights(self, weight: Weight) -> int:
         return self._on_card.address(weight)
+
+    def _layout_of(self, weight: Weight) -> tuple[str, int]:
+        return CardWeights.format(weight), CardWeights.row_bytes(weight)
 
     def _scratch_for(self, size: int) -> dict[str, Any]:
         """Kernels have memory of their own."""
@@ -95,36 +110,118 @@ class CudaLowering(AttentionLowering, Lowering):
     # ---- matrix products ----
 
     def _linear(self, operation: Operation, x: Activation, weight: Weight, bias: np.ndarray | None) -> None:
-        y, most = self._new(operation.output), self._most(x.rows)
-        if most <= FEW_TOKENS:
-            self._multiply_few(x, y, weight)
+        y = self._new(operation.output)
+        if self._most(x.rows) <= FEW_TOKENS:
+            self._multiply_few(x, y, weight, DENSE, [])
         else:
             self._multiply_many(x, y, weight)
         if bias is not None:
             arguments = {"x": y, "z": padded(bias), "z_stride": 0} | self._shape(operation.output, y)
             self._by_row("add", x.rows, arguments, [y], [y])
 
-    def _multiply_few(self, x: Activation, y: Buffer, weight: Weight) -> None:
-        """With the weights as they are."""
-        source, format = self._buffers[x], weight.tensor.format
-        arguments = {"count": self._count(x.rows), "weights": self._weights(weight), "rows": weight.shape[0]}
-        arguments |= {"columns": x.columns, "row_bytes": format.row_bytes(x.columns), "x": source, "y": y}
-        arguments |= {"x_stride": source.stride, "y_stride": y.stride, "bf16": 0, "bf16_stride": 0}
-        arguments |= {"most_precise": 0} | self._scratch_for(0)
-        self._step(f"linear_float-{format.name}", arguments, self._most(x.rows), [source], [y])
-
-    def _multiply_many(self, x: Activation, y: Buffer, weight: Weight) -> None:
-        """On tensor cores."""
-        source = self._buffers[x]
-        arguments = {"kind": "f32", "a": self._weights(weight), "b": source, "c": y, "m": weight.shape[0]}
-        arguments |= {"n": self._most(x.rows), "k": x.columns, "a_stride": x.columns}
-        arguments |= {"b_stride": source.stride // 4, "c_stride": y.stride // 4}
-        self._step("product", arguments, 0, [source], [y])
-
     def _expert_linear(
         self, operation: Operation, x: Activation, choice: Choice, weight: Weight, bias: np.ndarray | None
     ) -> None:
-        raise NotImplementedError
+        """Every expert's product, for groups of its rows."""
+        experts, y, count = self._experts[choice.routed], self._new(operation.output), weight.shape[0]
+        of_experts = {"active": experts.active, "active_count": experts.active_count, "experts": count}
+        of_experts["expert_bytes"] = weight.shape[1] * CardWeights.row_bytes(weight)
+        self._multiply_few(x, y, weight, of_experts, [experts.active])
+        if bias is not None:
+            self._add_by_expert(operation.output, y, experts, padded(bias))
+
+    def _multiply_few(
+        self, x: Activation, y: Buffer, weight: Weight, of_experts: dict[str, Any], reads: list[Buffer]
+    ) -> None:
+        """With the weights as they lie on the card."""
+        kind = CardWeights.format(weight)
+        arguments = {"count": self._count(x.rows), "weights": self._weights(weight), "rows": weight.shape[-2]}
+        arguments |= {"row_bytes": CardWeights.row_bytes(weight), "columns": x.columns, "y": y, "y_stride": y.stride}
+        if kind in PLAIN:
+            source = self._buffers[x]
+            arguments |= {"x": source, "x_stride": source.stride}
+            self._step(f"linear_plain-{kind}", arguments | of_experts, self._most(x.rows), [source, *reads], [y])
+        else:
+            codes, scales, sums = integers = self._as_integers(x)
+            arguments |= {"codes": codes, "scales": scales, "sums": sums}
+            self._step(f"linear_planes-{kind}", arguments | of_experts, self._most(x.rows), [*integers, *reads], [y])
+
+    def _as_integers(self, x: Activation) -> tuple[Buffer, Buffer, Buffer]:
+        """Codes, scales and sums, made once for all the matrices that x meets."""
+        if x not in self._integers:
+            most, source = self._most(x.rows), self._buffers[x]
+            sizes = 2 * x.columns, x.columns // 32 * 4, x.columns // 16 * 4  # bytes per token
+            codes, scales, sums = self._integers[x] = tuple(Buffer(most, size) for size in sizes)  # type: ignore
+            arguments = {"x": source, "stride": source.stride, "columns": x.columns}
+            arguments |= {"codes": codes, "scales": scales, "sums": sums}
+            self._by_row("quantize_planes", x.rows, arguments, [source], [codes, scales, sums])
+        return self._integers[x]
+
+    def _multiply_many(self, x: Activation, y: Buffer, weight: Weight) -> None:
+        """On tensor cores."""
+        kind, width = CardWeights.format(weight), CardWeights.row_bytes(weight)
+        if kind == "F32":
+            source, matrix = self._buffers[x], self._weights(weight)
+            self._product("f32", matrix, width // 4, source, source.stride // 4, x, y, 0, weight.shape[0])
+        elif kind == "BF16":
+            high, low = self._parts(x)
+            for part in (high, low):
+                stride, adds = part.stride // 2, part is low
+                self._product(
+                    "bf16", self._weights(weight), width // 2, part, stride, x, y, 0, weight.shape[0], adds=adds
+                )
+        else:
+            self._multiply_halves(x, y, weight, kind)
+
+    def _multiply_halves(self, x: Activation, y: Buffer, weight: Weight, kind: str) -> None:
+        """In float16, to which weights are unpacked, some rows at a time."""
+        halves, scales = self._as_halves(x)
+        rows, columns = weight.shape
+        step = rows if kind == "F16" else max(UNPACKED // (2 * columns), 1)
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
+            if kind == "F16":
+                matrix, stride = self._weights(weight), CardWeights.row_bytes(weight) // 2
+            else:
+                matrix, stride = Buffer(count, 2 * columns), columns
+                arguments = {"weights": self._weights(weight), "row_bytes": CardWeights.row_bytes(weight)}
+                arguments |= {"columns": columns, "first": first, "rows": count, "y": matrix}
+                self._step(f"unpack-{kind}", arguments, count, [], [matrix])
+            self._product("f16", matrix, stride, halves, halves.stride // 2, x, y, first, count)
+        self._by_row(
+            "rescale", x.rows, {"y": y, "stride": y.stride, "columns": rows, "scales": scales}, [y, scales], [y]
+        )
+
+    def _product(
+        self, kind: str, matrix: Buffer | int, matrix_stride: int, source: Buffer, stride: int, x: Activation,
+        y: Buffer, first: int, rows: int, adds: bool = False,
+    ) -> None:  # fmt: skip
+        """y, from column `first` on, = source times a matrix; strides in numbers."""
+        arguments: dict[str, Any] = {"kind": kind, "a": matrix, "b": source, "c": Within(y, 4 * first), "m": rows}
+        arguments |= {"n": self._most(x.rows), "k": x.columns, "a_stride": matrix_stride, "b_stride": stride}
+        arguments |= {"c_stride": y.stride // 4, "adds": adds}
+        reads = [source, matrix] if isinstance(matrix, Buffer) else [source]
+        self._step("product", arguments, 0, reads, [y])
+
+    def _as_halves(self, x: Activation) -> tuple[Buffer, Buffer]:
+        """x in float16, and the scale of each row, made once for all the matrices that x meets."""
+        if x not in self._halves:
+            most, source = self._most(x.rows), self._buffers[x]
+            y, scales = self._halves[x] = Buffer(most, source.stride // 2), Buffer(most, 4)
+            arguments = {"x": source, "stride": source.stride, "columns": x.columns, "y": y}
+            arguments |= {"y_stride": y.stride, "scales": scales}
+            self._by_row("halve", x.rows, arguments, [source], [y, scales])
+        return self._halves[x]
+
+    def _parts(self, x: Activation) -> tuple[Buffer, Buffer]:
+        """x as the sum of two numbers in BF16, made once for all the matrices that x meets."""
+        if x not in self._bf16:
+            most, source = self._most(x.rows), self._buffers[x]
+            high, low = self._bf16[x] = Buffer(most, source.stride // 2), Buffer(most, source.stride // 2)
+            arguments = {"x": source, "stride": source.stride, "columns": x.columns}
+            arguments |= {"high": high, "low": low, "y_stride": high.stride}
+            self._by_row("split_bf16", x.rows, arguments, [source], [high, low])
+        return self._bf16[x]
 
 
 def pinned_address(array: np.ndarray) -> int:
@@ -134,6 +231,8 @@ def pinned_address(array: np.ndarray) -> int:
 
 def encoded(value: Any, place: Callable[[Any], int], memory: int) -> int:
     """An argument as an int64: a number, the bits of a float32, or an address."""
+    if isinstance(value, Within):
+        return encoded(value.buffer, place, memory) + value.offset
     if isinstance(value, Buffer):
         return memory + value.address if value.rows else 0
     if isinstance(value, np.ndarray):

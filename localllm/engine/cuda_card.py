@@ -3,13 +3,15 @@
 The real one is in localllm.engine.cuda_device. Tests have one that is Numba's simulator.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from localllm.kernels.cuda import Grid
 from localllm.kernels.library import Progress
+
+CHUNK = 32 << 20  # bytes that go to a card at a time, at most
 
 
 class Launch(NamedTuple):
@@ -64,6 +66,13 @@ class Card(Protocol):
 
     def upload(self, address: int, data: np.ndarray) -> None:
         """Bytes of the host, contiguous, to the card's memory."""
+        ...
+
+    def feed(self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int) -> None:
+        """Bring chunks of at most CHUNK bytes, uint8, to the card.
+
+        work(address, chunk) says what becomes of each; if nothing, they go to `place`, one behind the other.
+        """
         ...
 
     def download(self, address: int, size: int) -> np.ndarray:

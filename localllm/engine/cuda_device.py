@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from localllm.engine.cuda_card import Launch, Product, Work
+from localllm.engine.cuda_card import CHUNK, Launch, Product, Work
 from localllm.engine.driver import has_driver
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.kernels.library import Progress
 
 WORKSPACE = 32 << 20  # bytes that cuBLAS may use
-CHUNK = 32 << 20  # bytes of an upload's pieces
 OLDEST = (7, 5)  # the first compute capability whose tensor cores take float16 as they are used here
 
 

@@ -87,11 +87,10 @@ class Lowering(ExpertLowering, RecurrentLowering):
         self._embed_rows(operation, weight, self.header.positions)
 
     def _embed_rows(self, operation: Operation, weight: Weight, ids: np.ndarray) -> None:
-        x, format = self._new(operation.output), weight.tensor.format
-        row_bytes = format.row_bytes(operation.output.columns)
+        x, (kind, row_bytes) = self._new(operation.output), self._layout_of(weight)
         arguments = {"weights": self._weights(weight), "row_bytes": row_bytes, "columns": operation.output.columns}
         arguments |= {"ids": ids, "x": x, "stride": x.stride}
-        self._by_row(f"embed-{format.name}", operation.output.rows, arguments, [], [x])
+        self._by_row(f"embed-{kind}", operation.output.rows, arguments, [], [x])
 
     def _select(self, operation: Operation, x: Activation) -> None:
         source, y = self._buffers[x], self._new(operation.output)

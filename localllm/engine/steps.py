@@ -41,6 +41,10 @@ class Steps:
         """What stands for a matrix among a kernel's arguments. Raises UnsupportedError for a format it cannot read."""
         raise NotImplementedError
 
+    def _layout_of(self, weight: Weight) -> tuple[str, int]:
+        """The format of a matrix, for this target, and the bytes from row to row."""
+        return weight.tensor.format.name, weight.tensor.format.row_bytes(weight.shape[-1])
+
     def _take(self, x: Activation, rows: np.ndarray) -> None:
         """Begin with an activation that another target has made, float32 [tokens, numbers of a buffer's row]."""
         raise NotImplementedError

@@ -82,15 +82,52 @@ def once(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(1, 1, block_threads())
 
 
-def warp_each(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A warp for each row of a matrix."""
-    warps = block_threads() // warp_lanes()
-    return Grid(-(-arguments["rows"] // warps), 1, block_threads())
+def attend_few(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for each token, bundle of heads, and part of a context."""
+    from localllm.kernels.cuda.attend_few import THREADS
+
+    return Grid(rows, arguments["kv_heads"] * arguments["bundles"] * arguments["parts"], THREADS)
 
 
 def words(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A thread for every few words, up to 64 blocks."""
     return Grid(min(-(-arguments["words"] // block_threads()), 64), 1, block_threads())
+
+
+def by_number(count: int) -> Grid:
+    """A thread for each of `count` things."""
+    return Grid(-(-count // block_threads()), 1, block_threads())
+
+
+def by_unit(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for each 32 weights of some blocks."""
+    return by_number((arguments["last"] - arguments["first"]) // 32)
+
+
+def by_unpacked_unit(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """Four threads for each 32 weights of the matrix's rows."""
+    return by_number(arguments["rows"] * arguments["columns"] // 8)
+
+
+def by_activations(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """Four threads for each 32 activations."""
+    return by_number(rows * arguments["columns"] // 8)
+
+
+def experts(arguments: Mapping[str, Any], rows: int) -> int:
+    """How many may have something to do; 1: a matrix that belongs to no expert."""
+    return min(arguments["experts"], rows) if arguments["active_count"] else 1
+
+
+def by_two_rows(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for every two rows of the matrix, as wide as they are long, up to 4 warps."""
+    warp, units = warp_lanes(), arguments["columns"] // 32
+    return Grid(-(-arguments["rows"] // 2), experts(arguments, rows), warp * min(4, -(-units // warp)))
+
+
+def by_warp(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A warp for each row of the matrix."""
+    return Grid(-(-arguments["rows"] * warp_lanes() // block_threads()), experts(arguments, rows), block_threads())
 
 
 def block_threads() -> int:
@@ -100,7 +137,7 @@ def block_threads() -> int:
 
 
 def warp_lanes() -> int:
-    from localllm.kernels.cuda.device import WARP
+    from localllm.kernels.cuda.device import WARP  # imports Numba
 
     return WARP
 
@@ -112,6 +149,8 @@ ELEMENTWISE = (
 # Of each kernel its file and its grid, from its arguments by name and the most rows that it will meet.
 MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "rms_norm": ("norms", by_row),
+    "attend_few": ("attend_few", attend_few),
+    "merge_few": ("attend_few", by_head),
     "layer_norm": ("norms", by_row),
     **dict.fromkeys(ELEMENTWISE, ("elementwise", by_four)),
     "select": ("moves", by_row),
@@ -134,8 +173,15 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "selective_scan": ("selective_scan", by_state),
     "head_scan": ("head_scan", by_state),
     "fetch": ("fetch", words),
+    "halve": ("halves", by_row),
+    "rescale": ("halves", by_row),
+    "split_bf16": ("halves", by_row),
+    "to_planes": ("to_planes", by_unit),
+    "quantize_planes": ("quantize", by_activations),
+    "linear_planes": ("linear_planes", by_two_rows),
+    "linear_plain": ("linear_plain", by_warp),
+    "unpack": ("unpack", by_unpacked_unit),
     "embed": ("embed", by_row),
-    "linear_float": ("linear_float", warp_each),
 }
 
 
