@@ -11,7 +11,7 @@ import math
 import threading
 
 import numpy as np
-from numba import config, cuda, float32
+from numba import config, cuda, float32, float64, int32, int64
 
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 WARP = 32  # lanes; tests with the simulator set a smaller power of two before kernels are imported
