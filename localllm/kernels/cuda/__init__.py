@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from localllm.kernels.arguments import KERNELS
 
+MOST_EXPERTS = 1024  # that a router may choose from
+
 
 class Grid(NamedTuple):
     """Blocks of a launch, in x and y, and threads of a block."""
@@ -48,6 +50,31 @@ def by_matrix(arguments: Mapping[str, Any], rows: int) -> Grid:
 def by_column(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A thread for each column of all rows."""
     return Grid(-(-arguments["columns"] // block_threads()), 1, block_threads())
+
+
+def by_pair(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for each expert of a token."""
+    return Grid(rows, arguments["used"], block_threads())
+
+
+def warp_by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A warp for each row."""
+    return Grid(rows, 1, warp_lanes())
+
+
+def by_column_and_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for each column, of a few that share the tokens."""
+    return Grid(-(-arguments["columns"] // block_threads()), 4, block_threads())
+
+
+def by_state(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for every few columns of recurrent states, which lie in groups of 16."""
+    from localllm.kernels.cuda.sequences import ACROSS  # imports Numba
+
+    heads, width = (
+        (arguments[key] for key in ("heads", "value_dim")) if "heads" in arguments else (1, arguments["columns"])
+    )
+    return Grid(heads * -(-width // 16) * 16 // ACROSS, 1, block_threads())
 
 
 def once(arguments: Mapping[str, Any], rows: int) -> Grid:
@@ -136,6 +163,15 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "store": ("cache_store", by_head),
     "recall": ("cache_recall", by_head),
     "add_squares": ("collect", by_column),
+    "route": ("routing", warp_by_row),
+    "plan_experts": ("routing", once),
+    "gather": ("experts", by_entry),
+    "collect": ("experts", by_pair),
+    "scatter": ("experts", by_four),
+    "add_by_expert": ("experts", by_four),
+    "convolve": ("convolution", by_column_and_tokens),
+    "selective_scan": ("selective_scan", by_state),
+    "head_scan": ("head_scan", by_state),
     "fetch": ("fetch", words),
     "halve": ("halves", by_row),
     "rescale": ("halves", by_row),
