@@ -141,11 +141,15 @@ class CudaLowering(AttentionLowering, Lowering):
         if kind in PLAIN:
             source = self._buffers[x]
             arguments |= {"x": source, "x_stride": source.stride}
-            self._step(f"linear_plain-{tokens}-{kind}", arguments | of_experts, self._most(x.rows), [source, *reads], [y])
+            self._step(
+                f"linear_plain-{tokens}-{kind}", arguments | of_experts, self._most(x.rows), [source, *reads], [y]
+            )
         else:
             codes, scales, sums = integers = self._as_integers(x)
             arguments |= {"codes": codes, "scales": scales, "sums": sums}
-            self._step(f"linear_planes-{tokens}-{kind}", arguments | of_experts, self._most(x.rows), [*integers, *reads], [y])
+            self._step(
+                f"linear_planes-{tokens}-{kind}", arguments | of_experts, self._most(x.rows), [*integers, *reads], [y]
+            )
 
     def _as_integers(self, x: Activation) -> tuple[Buffer, Buffer, Buffer]:
         """Codes, scales and sums, made once for all the matrices that x meets."""
