@@ -185,6 +185,11 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
 }
 
 
+def at_a_time(tokens: int) -> int:
+    """For how many tokens at a time a product's kernel is made, as linear_planes-4-Q4_K says it: 1, 2, 4 or 8."""
+    return min(1 << (tokens - 1).bit_length(), 8)
+
+
 def kernel(name: str) -> Callable[..., None]:
     """The function of that name, for Numba to compile; behind a hyphen stands the format that it is made for."""
     kind, _, format_name = name.partition("-")
