@@ -138,28 +138,17 @@ class CudaLowering(AttentionLowering):
     ) -> None:
         """With the weights as they lie on the card."""
         kind, most = CardWeights.format(weight), self._most(x.rows)
-        at_once = f"{min(most, FEW_TOKENS)}-{kind}"  # tokens
-        kind = CardWeights.format(weight)
-        tokens = at_a_time(min(self._most(x.rows), self.tokens))  # no expert has more rows than there are tokens
+        kernel = f"{at_a_time(min(most, self.tokens))}-{kind}"  # no expert has more rows than there are tokens
         arguments = {"count": self._count(x.rows), "weights": self._weights(weight), "rows": weight.shape[-2]}
         arguments |= {"row_bytes": CardWeights.row_bytes(weight), "columns": x.columns, "y": y, "y_stride": y.stride}
         if kind in PLAIN:
             source = self._buffers[x]
             arguments |= {"x": source, "x_stride": source.stride}
-            self._step(f"linear_plain-{at_once}", arguments | of_experts, most, [source, *reads], [y])
+            self._step(f"linear_plain-{kernel}", arguments | of_experts, most, [source, *reads], [y])
         else:
             codes, scales, sums = integers = self._as_integers(x)
             arguments |= {"codes": codes, "scales": scales, "sums": sums}
-            self._step(f"linear_planes-{at_once}", arguments | of_experts, most, [*integers, *reads], [y])
-            self._step(
-                f"linear_plain-{tokens}-{kind}", arguments | of_experts, self._most(x.rows), [source, *reads], [y]
-            )
-        else:
-            codes, scales, sums = integers = self._as_integers(x)
-            arguments |= {"codes": codes, "scales": scales, "sums": sums}
-            self._step(
-                f"linear_planes-{tokens}-{kind}", arguments | of_experts, self._most(x.rows), [*integers, *reads], [y]
-            )
+            self._step(f"linear_planes-{kernel}", arguments | of_experts, most, [*integers, *reads], [y])
 
     def _as_integers(self, x: Activation) -> tuple[Buffer, Buffer, Buffer]:
         """Codes, scales and sums, made once for all the matrices that x meets."""
