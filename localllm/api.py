@@ -263,7 +263,8 @@ def open_model(
     how keys and values are kept: f16, f32, q8_0, q4_0, q4_1, or each its own way as in "k=q8_0,v=q4_0"; backend: cpu,
     cuda or cuda:N for a graphics card, auto for a card if there is one that works, or reference for plain NumPy;
     gpu_layers: how many of the last layers the card gets, a number, "all", or "auto" for as many as it has room for;
-    progress(done, total): called while kernels are compiled, once per computer; observer:
+    progress(done, total): called while kernels are compiled, once per computer; uploading(bytes, of all): while weights
+    go to the card; observer:
     sums up what the matrices meet; chat_template: the name of one in text.builtin_templates, or Jinja, instead of the
     file's; cache: find what an earlier process has read of a long prompt in the user's cache folder, and keep there
     what this one reads. Raises ModelError, MemoryLimitError, UsageError.

@@ -181,7 +181,9 @@ class Engine:
 
             states, on_cpu = self.hyperparameters.states(), self.hyperparameters.layers - placed.layers
             assert placed.card
-            computing = CudaBackend(placed.card, operations, states, self.context, kept_as, count, progress, on_cpu)
+            computing = CudaBackend(
+                placed.card, operations, states, self.context, kept_as, count, progress, uploading, on_cpu
+            )
         else:
             from localllm.engine.reference import ReferenceBackend  # seldom needed
 
