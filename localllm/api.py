@@ -255,6 +255,7 @@ def open_model(
     chat_template: str | None = None,
     cache: bool = True,
     gpu_layers: int | str = "auto",
+    uploading: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
@@ -281,7 +282,9 @@ def open_model(
     tokenizer = tokenizer_of(file)
     from localllm.engine.model import Engine  # not needed to refuse a file
 
-    engine = Engine(file, threads, context or None, kv_type, backend, progress, observer, layers_of(gpu_layers))
+    engine = Engine(
+        file, threads, context or None, kv_type, backend, progress, observer, layers_of(gpu_layers), uploading
+    )
     if not cache or backend == "reference" or engine.device != "CPU" or observer:
         return Model(file, tokenizer, engine, chat_template, threads)
     from localllm.engine.prefixes import Prefixes
