@@ -15,12 +15,12 @@ from localllm.engine.cache import KVCache
 from localllm.engine.cuda_attention import AttentionLowering
 from localllm.engine.cuda_card import Launch, Product, Work
 from localllm.engine.cuda_weights import CardWeights
-from localllm.engine.lowering import Crossing, Lowering
+from localllm.engine.lowering import Crossing
 from localllm.engine.program import Header
 from localllm.engine.recorder import WANTED, Activation, Choice, Operation, Rows
 from localllm.engine.recurrent import Layout
 from localllm.engine.tape import Buffer, Step, assign_stages, offsets, padded
-from localllm.kernels.cuda import grid, parameters
+from localllm.kernels.cuda import at_a_time, grid, parameters
 from localllm.kernels.cuda.planes import PLAIN
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens that there are programs for
@@ -36,7 +36,7 @@ class Within(NamedTuple):
     offset: int  # bytes
 
 
-class CudaLowering(AttentionLowering, Lowering):
+class CudaLowering(AttentionLowering):
     """Steps for a card: matrix products, and what becomes of arguments."""
 
     def __init__(
@@ -101,6 +101,9 @@ class CudaLowering(AttentionLowering, Lowering):
     ) -> None:
         self._step(kernel, {"count": self._count(rows), **arguments}, self._most(rows), reads, writes)
 
+    def _in_parts(self, kernel: str, rows: Rows, arguments: dict[str, Any], parts: int, reads: list[Buffer]) -> None:
+        self._step(kernel, arguments, self._most(rows), reads, [])
+
     def _step(
         self, kernel: str, arguments: dict[str, Any], rows: int, reads: list[Buffer], writes: list[Buffer]
     ) -> None:
@@ -134,17 +137,18 @@ class CudaLowering(AttentionLowering, Lowering):
         self, x: Activation, y: Buffer, weight: Weight, of_experts: dict[str, Any], reads: list[Buffer]
     ) -> None:
         """With the weights as they lie on the card."""
-        kind = CardWeights.format(weight)
+        kind, most = CardWeights.format(weight), self._most(x.rows)
+        kernel = f"{at_a_time(min(most, self.tokens))}-{kind}"  # no expert has more rows than there are tokens
         arguments = {"count": self._count(x.rows), "weights": self._weights(weight), "rows": weight.shape[-2]}
         arguments |= {"row_bytes": CardWeights.row_bytes(weight), "columns": x.columns, "y": y, "y_stride": y.stride}
         if kind in PLAIN:
             source = self._buffers[x]
             arguments |= {"x": source, "x_stride": source.stride}
-            self._step(f"linear_plain-{kind}", arguments | of_experts, self._most(x.rows), [source, *reads], [y])
+            self._step(f"linear_plain-{kernel}", arguments | of_experts, most, [source, *reads], [y])
         else:
             codes, scales, sums = integers = self._as_integers(x)
             arguments |= {"codes": codes, "scales": scales, "sums": sums}
-            self._step(f"linear_planes-{kind}", arguments | of_experts, self._most(x.rows), [*integers, *reads], [y])
+            self._step(f"linear_planes-{kernel}", arguments | of_experts, most, [*integers, *reads], [y])
 
     def _as_integers(self, x: Activation) -> tuple[Buffer, Buffer, Buffer]:
         """Codes, scales and sums, made once for all the matrices that x meets."""
@@ -180,17 +184,20 @@ class CudaLowering(AttentionLowering, Lowering):
         step = rows if kind == "F16" else max(UNPACKED // (2 * columns), 1)
         for first in range(0, rows, step):
             count = min(step, rows - first)
-            if kind == "F16":
-                matrix, stride = self._weights(weight), CardWeights.row_bytes(weight) // 2
-            else:
-                matrix, stride = Buffer(count, 2 * columns), columns
-                arguments = {"weights": self._weights(weight), "row_bytes": CardWeights.row_bytes(weight)}
-                arguments |= {"columns": columns, "first": first, "rows": count, "y": matrix}
-                self._step(f"unpack-{kind}", arguments, count, [], [matrix])
+            whole = self._weights(weight), CardWeights.row_bytes(weight) // 2
+            matrix, stride = whole if kind == "F16" else (self._unpacked(weight, kind, first, count), columns)
             self._product("f16", matrix, stride, halves, halves.stride // 2, x, y, first, count)
         self._by_row(
             "rescale", x.rows, {"y": y, "stride": y.stride, "columns": rows, "scales": scales}, [y, scales], [y]
         )
+
+    def _unpacked(self, weight: Weight, kind: str, first: int, count: int) -> Buffer:
+        """Some rows of a matrix in float16."""
+        columns = weight.shape[-1]
+        y = Buffer(count, 2 * columns)
+        arguments = {"weights": self._weights(weight), "row_bytes": CardWeights.row_bytes(weight), "columns": columns}
+        self._step(f"unpack-{kind}", arguments | {"first": first, "rows": count, "y": y}, count, [], [y])
+        return y
 
     def _product(
         self, kind: str, matrix: Buffer | int, matrix_stride: int, source: Buffer, stride: int, x: Activation,

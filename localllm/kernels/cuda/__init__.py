@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from localllm.kernels.arguments import KERNELS
 
+MOST_EXPERTS = 1024  # that a router may choose from
+
 
 class Grid(NamedTuple):
     """Blocks of a launch, in x and y, and threads of a block."""
@@ -50,6 +52,31 @@ def by_column(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(-(-arguments["columns"] // block_threads()), 1, block_threads())
 
 
+def by_pair(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for each expert of a token."""
+    return Grid(rows, arguments["used"], block_threads())
+
+
+def warp_by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A warp for each row."""
+    return Grid(rows, 1, warp_lanes())
+
+
+def by_column_and_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for each column, of a few that share the tokens."""
+    return Grid(-(-arguments["columns"] // block_threads()), 4, block_threads())
+
+
+def by_state(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for every few columns of recurrent states, which lie in groups of 16."""
+    from localllm.kernels.cuda.sequences import ACROSS  # imports Numba
+
+    heads, width = (
+        (arguments[key] for key in ("heads", "value_dim")) if "heads" in arguments else (1, arguments["columns"])
+    )
+    return Grid(heads * -(-width // 16) * 16 // ACROSS, 1, block_threads())
+
+
 def once(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A single block."""
     return Grid(1, 1, block_threads())
@@ -76,10 +103,52 @@ def words(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(min(-(-arguments["words"] // block_threads()), 64), 1, block_threads())
 
 
+def by_number(count: int) -> Grid:
+    """A thread for each of `count` things."""
+    return Grid(-(-count // block_threads()), 1, block_threads())
+
+
+def by_unit(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for each 32 weights of some blocks."""
+    return by_number((arguments["last"] - arguments["first"]) // 32)
+
+
+def by_unpacked_unit(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """Four threads for each 32 weights of the matrix's rows."""
+    return by_number(arguments["rows"] * arguments["columns"] // 8)
+
+
+def by_activations(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """Four threads for each 32 activations."""
+    return by_number(rows * arguments["columns"] // 8)
+
+
+def busy_experts(arguments: Mapping[str, Any], rows: int) -> int:
+    """How many may have something to do; 1: a matrix that belongs to no expert."""
+    return min(arguments["experts"], rows) if arguments["active_count"] else 1
+
+
+def by_two_rows(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for every two rows of the matrix, as wide as they are long, up to 4 warps."""
+    warp, units = warp_lanes(), arguments["columns"] // 32
+    return Grid(-(-arguments["rows"] // 2), busy_experts(arguments, rows), warp * min(4, -(-units // warp)))
+
+
+def by_warp(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A warp for each row of the matrix."""
+    return Grid(-(-arguments["rows"] * warp_lanes() // block_threads()), busy_experts(arguments, rows), block_threads())
+
+
 def block_threads() -> int:
     from localllm.kernels.cuda.device import BLOCK  # imports Numba
 
     return BLOCK
+
+
+def warp_lanes() -> int:
+    from localllm.kernels.cuda.device import WARP  # imports Numba
+
+    return WARP
 
 
 ELEMENTWISE = (
@@ -104,11 +173,31 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "store": ("cache_store", by_head),
     "recall": ("cache_recall", by_head),
     "add_squares": ("collect", by_column),
+    "route": ("routing", warp_by_row),
+    "plan_experts": ("routing", once),
+    "gather": ("experts", by_entry),
+    "collect": ("experts", by_pair),
+    "scatter": ("experts", by_four),
+    "add_by_expert": ("experts", by_four),
+    "convolve": ("convolution", by_column_and_tokens),
+    "selective_scan": ("selective_scan", by_state),
+    "head_scan": ("head_scan", by_state),
     "fetch": ("fetch", words),
     "halve": ("halves", by_row),
     "rescale": ("halves", by_row),
     "split_bf16": ("halves", by_row),
+    "to_planes": ("to_planes", by_unit),
+    "quantize_planes": ("quantize", by_activations),
+    "linear_planes": ("linear_planes", by_two_rows),
+    "linear_plain": ("linear_plain", by_warp),
+    "unpack": ("unpack", by_unpacked_unit),
+    "embed": ("embed", by_row),
 }
+
+
+def at_a_time(tokens: int) -> int:
+    """For how many tokens at a time a product's kernel is made, as linear_planes-4-Q4_K says it: 1, 2, 4 or 8."""
+    return min(1 << (tokens - 1).bit_length(), 8)
 
 
 def kernel(name: str) -> Callable[..., None]:

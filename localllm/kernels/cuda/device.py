@@ -11,17 +11,30 @@ import math
 import threading
 
 import numpy as np
-from numba import config, cuda, float32
+from numba import config, cuda, float32, float64, int32, int64
 
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 WARP = 32  # lanes; tests with the simulator set a smaller power of two before kernels are imported
 BLOCK = 256  # threads of a block, for kernels that do not say otherwise; a multiple of WARP
 
 if SIMULATED:
+    from numba.cuda.simulator import kernel as simulator
+
+    class RunningKernel:
+        """`cuda` as device functions see it: as the kernel does that is running."""
+
+        def __getattr__(self, name):
+            return getattr(simulator._get_kernel_context(), name)
 
     def device(function):
-        """A function that kernels call; needed where it says `cuda`."""
-        return cuda.jit(device=True)(function)
+        """A function that kernels call; needed where it says `cuda`.
+
+        Numba's own simulator puts the kernel's `cuda` into the function's module while it is called, and takes it away
+        when the first of several threads has returned; numba-cuda's takes turns, which costs half of the time.
+        """
+        if "cuda" in function.__globals__:
+            function.__globals__["cuda"] = RunningKernel()
+        return function
 
     def peek(kind):
         return lambda address: kind.from_address(int(address)).value
@@ -77,6 +90,38 @@ if SIMULATED:
     def sine_of_turns(x):
         """The sine of 2 pi x, a float64."""
         return math.sin(2 * math.pi * (x % 1))
+
+    def stream_4i32(address):
+        """Four int32 at once, at a multiple of 16 bytes, of what is read only once: the cache near the core keeps others."""
+        return load_4i32(address)
+
+    def stream_2i32(address):
+        """Two int32 at once, at a multiple of 8 bytes, of what is read only once."""
+        return load_2i32(address)
+
+    def load_2f32(address):
+        """Two float32 at once, at a multiple of 8 bytes."""
+        assert address % 8 == 0, "a vector load that is not aligned"
+        return tuple((ctypes.c_float * 2).from_address(int(address)))
+
+    def store_4i32(address, a, b, c, d):
+        """Four int32 at once, to a multiple of 16 bytes."""
+        assert address % 16 == 0, "a vector store that is not aligned"
+        (ctypes.c_int32 * 4).from_address(int(address))[:] = [int(x) for x in (a, b, c, d)]
+
+    def bits(word, shift, mask):
+        """The int32 shifted right by `shift` places, zeros coming in, or left by -shift; of that what is in the mask."""
+        word = int(word) & 0xFFFFFFFF
+        return (word >> shift if shift >= 0 else word << -shift) & mask & 0xFFFFFFFF
+
+    def signed_byte(word, number):
+        """Byte 0 to 3 of the int32, as a signed number."""
+        return ((int(word) >> 8 * number & 0xFF) ^ 0x80) - 0x80
+
+    def permute(a, b, selector):
+        """Four bytes out of the eight of a and b, a's first; the last 3 bits of each nibble of the selector say which."""
+        both = (int(a) & 0xFFFFFFFF) | (int(b) & 0xFFFFFFFF) << 32
+        return sum((both >> 8 * (int(selector) >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))
 
     def dot4(a, b, c):
         """C plus the products of four signed bytes each of a and b, int32 (dp4a)."""
@@ -145,6 +190,8 @@ else:
     from llvmlite import ir
     from numba import types
     from numba.cuda import libdevice
+    from numba.cuda.compiler import compile_cuda
+    from numba.cuda.dispatcher import CUDADispatcher
     from numba.cuda.extending import intrinsic
 
     exp, log, log1p, tanh = math.exp, math.log, math.log1p, math.tanh
@@ -153,9 +200,21 @@ else:
     F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
     GLOBAL = 1  # address space
 
+    class DeviceFunction(CUDADispatcher):
+        """A function that kernels call. No card is asked for, as Numba would: what it makes is the same for all."""
+
+        def compile_device(self, arguments, return_type=None):
+            if arguments not in self.overloads:
+                result = compile_cuda(
+                    self.py_func, return_type, arguments, forceinline=True, nvvm_options={"opt": 3}, cc=(7, 5)
+                )
+                result.target_context.insert_user_function(result.entry_point, result.fndesc, [result.library])
+                self.overloads[arguments] = result
+            return self.overloads[arguments]
+
     def device(function):
-        """A function that kernels call, compiled into them."""
-        return cuda.jit(device=True, inline="always")(function)
+        """A function that kernels call; LLVM inlines it."""
+        return DeviceFunction(function, {"device": True})
 
     def pointer(builder, address, kind):
         return builder.inttoptr(address, ir.PointerType(kind, GLOBAL))
@@ -232,6 +291,60 @@ else:
             return builder.asm(function, text, constraints, arguments, volatile)
 
         return result(*kinds), code
+
+    load_2f32 = vector_loader(F32, types.float32, 2)
+
+    def streamer(count):
+        """A function that reads `count` int32 at once and leaves the cache near the core to what is read again."""
+        places = ", ".join(f"${i}" for i in range(count))
+        text = f"ld.global.nc.L1::no_allocate.v{count}.b32 {{{places}}}, [${count}];"
+        constraints = "=r," * count + "l"
+
+        @intrinsic
+        def load(typing_context, address):
+            def code(context, builder, signature, arguments):
+                function = ir.FunctionType(ir.LiteralStructType([I32] * count), [I64])
+                value = builder.asm(function, text, constraints, arguments, False)
+                items = [builder.extract_value(value, i) for i in range(count)]
+                return context.make_tuple(builder, signature.return_type, items)
+
+            return types.UniTuple(types.int32, count)(types.int64), code
+
+        return load
+
+    stream_4i32, stream_2i32 = streamer(4), streamer(2)
+
+    @intrinsic
+    def store_4i32(typing_context, address, a, b, c, d):
+        def code(context, builder, signature, arguments):
+            vector = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
+            for i in range(4):
+                vector = builder.insert_element(vector, arguments[1 + i], I32(i))
+            builder.store(vector, pointer(builder, arguments[0], vector.type), align=16)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, *[types.int32] * 4), code
+
+    @intrinsic
+    def bits(typing_context, word, shift, mask):
+        def code(context, builder, signature, arguments):
+            word, shift, mask = arguments
+            right, left = builder.lshr(word, shift), builder.shl(word, builder.neg(shift))
+            return builder.and_(builder.select(builder.icmp_signed("<", shift, I32(0)), left, right), mask)
+
+        return types.int32(types.int32, types.int32, types.int32), code
+
+    @intrinsic
+    def signed_byte(typing_context, word, number):
+        def code(context, builder, signature, arguments):
+            left = builder.shl(arguments[0], builder.sub(I32(24), builder.mul(arguments[1], I32(8))))
+            return builder.ashr(left, I32(24))
+
+        return types.int32(types.int32, types.int32), code
+
+    @intrinsic
+    def permute(typing_context, a, b, selector):
+        return assembly("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", types.int32, *[types.int32] * 3)
 
     @intrinsic
     def dot4(typing_context, a, b, c):

@@ -2,13 +2,12 @@
 
 import math
 
-from numba import cuda
+from numba import cuda, float64
 
 from localllm.kernels.cuda.device import (
     cosine_of_turns,
     f32_value,
     float32,
-    float64,
     load_f32,
     load_f64,
     load_i64,
