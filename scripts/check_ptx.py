@@ -28,7 +28,7 @@ from localllm.kernels.cuda.planes import LAYOUTS, PLAIN  # noqa: E402
 
 CAPABILITIES = ("7.5", "8.0", "8.9", "9.0", "10.0")
 REGISTERS = 128  # of a thread
-MORE_REGISTERS = {"attend_few": 176}  # its running sums are most of it
+MORE_REGISTERS = {"attend_few": 184, "attend_many": 255}  # running sums are most of it
 SHARED = 48 << 10  # bytes that every card gives without being asked
 CACHE = ("F32", "F16", "Q8_0", "Q4_0", "Q4_1")
 
@@ -42,6 +42,7 @@ FORMATS: dict[str, list[str]] = {
     "store": ["Q8_0", *CACHE],
     "recall": ["Q8_0", *CACHE],
     "attend_few": [f"{kind}-{kind}-4-128-128" for kind in ("F16", "Q8_0")],
+    "attend_many": ["F16-F16-64-64-8", "F16-F16-128-128-16", "Q8_0-Q8_0-128-128-16"],
 }
 # Those of them for several tokens that --quick takes.
 SEVERAL = {"linear_planes-8-Q2_K", "linear_planes-8-Q6_K", "linear_plain-8-F16"}
@@ -66,6 +67,8 @@ def names(quick: bool, capability: str) -> list[str]:
     if quick and capability != "8.0":
         return [formats[0] for formats in made.values()]
     names = [name for kind in MODULES for name in made.get(kind, [kind])]
+    if capability == "7.5":  # has no products of that depth
+        names = [name for name in names if not (name.startswith("attend_many") and name.endswith("-16"))]
     return [name for name in names if not (quick and re.match("linear_[a-z]+-[248]-", name)) or name in SEVERAL]
 
 

@@ -45,6 +45,7 @@ class CudaLowering(AttentionLowering):
     ):  # fmt: skip
         """tokens, wanted: the most of a run, and of those whose logits are wanted."""
         self.tokens = self.buffer_rows = tokens
+        self.depth = 16 if weights.capability >= (8, 0) else 8
         self._wanted, self._on_card = wanted, weights
         self._integers: dict[Activation, tuple[Buffer, Buffer, Buffer]] = {}
         self._halves: dict[Activation, tuple[Buffer, Buffer]] = {}
