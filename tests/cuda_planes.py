@@ -59,9 +59,9 @@ def k_header(planes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     scales = words[..., 0, :] >> 4 * unit & 15 | (words[..., 2, :] >> 2 * unit & 3) << 4
     minimums = words[..., 1, :] >> 4 * unit & 15 | (words[..., 2, :] >> 2 * unit + 16 & 3) << 4
     count = len(header), -1, 1
-    return (d[..., :1] * scales.astype(np.float32)).reshape(count), (
-        d[..., 1:] * minimums.astype(np.float32)
-    ).reshape(count)
+    return (d[..., :1] * scales.astype(np.float32)).reshape(count), (d[..., 1:] * minimums.astype(np.float32)).reshape(
+        count
+    )
 
 
 def factors(name: str, planes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

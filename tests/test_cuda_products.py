@@ -57,7 +57,9 @@ def matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     weights = random.normal(0, 1, (rows, columns)).astype(np.float32)
     if name == "BF16":
         weights = (weights.view(np.uint32) & 0xFFFF0000).view(np.float32)
-    data = {"F16": weights.astype(np.float16), "BF16": (weights.view(np.uint32) >> 16).astype(np.uint16)}.get(name, weights)
+    data = {"F16": weights.astype(np.float16), "BF16": (weights.view(np.uint32) >> 16).astype(np.uint16)}.get(
+        name, weights
+    )
     stored = aligned(rows, row_bytes(name, columns))
     stored[:, : data.itemsize * columns] = data.view(np.uint8)
     return stored, data.astype(np.float32) if name == "F16" else weights

@@ -20,7 +20,7 @@ from localllm.engine.program import Header
 from localllm.engine.recorder import WANTED, Activation, Choice, Operation, Rows
 from localllm.engine.recurrent import Layout
 from localllm.engine.tape import Buffer, Step, assign_stages, offsets, padded
-from localllm.kernels.cuda import grid, parameters
+from localllm.kernels.cuda import at_a_time, grid, parameters
 from localllm.kernels.cuda.planes import PLAIN
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens that there are programs for
@@ -101,6 +101,9 @@ class CudaLowering(AttentionLowering):
     ) -> None:
         self._step(kernel, {"count": self._count(rows), **arguments}, self._most(rows), reads, writes)
 
+    def _in_parts(self, kernel: str, rows: Rows, arguments: dict[str, Any], parts: int, reads: list[Buffer]) -> None:
+        self._step(kernel, arguments, self._most(rows), reads, [])
+
     def _step(
         self, kernel: str, arguments: dict[str, Any], rows: int, reads: list[Buffer], writes: list[Buffer]
     ) -> None:
@@ -135,17 +138,17 @@ class CudaLowering(AttentionLowering):
     ) -> None:
         """With the weights as they lie on the card."""
         kind, most = CardWeights.format(weight), self._most(x.rows)
-        at_once = f"{min(most, FEW_TOKENS)}-{kind}"  # tokens
+        kernel = f"{at_a_time(min(most, self.tokens))}-{kind}"  # no expert has more rows than there are tokens
         arguments = {"count": self._count(x.rows), "weights": self._weights(weight), "rows": weight.shape[-2]}
         arguments |= {"row_bytes": CardWeights.row_bytes(weight), "columns": x.columns, "y": y, "y_stride": y.stride}
         if kind in PLAIN:
             source = self._buffers[x]
             arguments |= {"x": source, "x_stride": source.stride}
-            self._step(f"linear_plain-{at_once}", arguments | of_experts, most, [source, *reads], [y])
+            self._step(f"linear_plain-{kernel}", arguments | of_experts, most, [source, *reads], [y])
         else:
             codes, scales, sums = integers = self._as_integers(x)
             arguments |= {"codes": codes, "scales": scales, "sums": sums}
-            self._step(f"linear_planes-{at_once}", arguments | of_experts, most, [*integers, *reads], [y])
+            self._step(f"linear_planes-{kernel}", arguments | of_experts, most, [*integers, *reads], [y])
 
     def _as_integers(self, x: Activation) -> tuple[Buffer, Buffer, Buffer]:
         """Codes, scales and sums, made once for all the matrices that x meets."""

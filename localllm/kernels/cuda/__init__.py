@@ -91,9 +91,18 @@ def once(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 def attend_few(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A block for each token, bundle of heads, and part of a context."""
-    from localllm.kernels.cuda.attend_few import THREADS
+    from localllm.kernels.cuda.attention import THREADS
 
     return Grid(rows, arguments["kv_heads"] * arguments["bundles"] * arguments["parts"], THREADS)
+
+
+def attend_many(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for some rows of a key-value head; where sequences are many, they have more than one to do."""
+    from localllm.kernels.cuda.attend_many import ROWS
+    from localllm.kernels.cuda.attention import THREADS
+
+    heads, kv_heads = arguments["heads"], arguments["kv_heads"]
+    return Grid(-(-rows * (heads // kv_heads) // ROWS) + min(rows, 16), kv_heads, THREADS)
 
 
 def words(arguments: Mapping[str, Any], rows: int) -> Grid:
@@ -160,6 +169,7 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "rms_norm_rope": ("norms", by_norm),
     "attend_few": ("attend_few", attend_few),
     "merge_few": ("attend_few", by_head),
+    "attend_many": ("attend_many", attend_many),
     "layer_norm": ("norms", by_norm),
     **dict.fromkeys(ELEMENTWISE, ("elementwise", by_four)),
     "select": ("moves", by_four),
@@ -192,6 +202,11 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "unpack": ("unpack", by_unpacked_unit),
     "embed": ("embed", by_row),
 }
+
+
+def at_a_time(tokens: int) -> int:
+    """For how many tokens at a time a product's kernel is made, as linear_planes-4-Q4_K says it: 1, 2, 4 or 8."""
+    return min(1 << (tokens - 1).bit_length(), 8)
 
 
 def kernel(name: str) -> Callable[..., None]:

@@ -6,14 +6,13 @@ bytes at a time. Activations are read for both rows at once: they come from the 
 bottleneck otherwise (68 bytes of them for 18 of Q4_0).
 """
 
-from numba import cuda
+from numba import cuda, int32
 
 from localllm.kernels.cuda.device import (
     WARP,
     device,
     dot4,
     float32,
-    int32,
     lane,
     load_2f32,
     load_4i32,
