@@ -79,7 +79,7 @@ if SIMULATED:
         return math.sin(2 * math.pi * (x % 1))
 
     def stream_4i32(address):
-        """Four int32 at once, at a multiple of 16 bytes, of what is read only once: the cache near the core keeps others."""
+        """Four int32 at once, at a multiple of 16 bytes, of what is read only once and not worth the nearest cache."""
         return load_4i32(address)
 
     def stream_2i32(address):
@@ -97,7 +97,7 @@ if SIMULATED:
         (ctypes.c_int32 * 4).from_address(int(address))[:] = [int(x) for x in (a, b, c, d)]
 
     def bits(word, shift, mask):
-        """The int32 shifted right by `shift` places, zeros coming in, or left by -shift; of that what is in the mask."""
+        """The int32 shifted right by `shift` places, zeros coming in, or left by -shift; of that what the mask has."""
         word = int(word) & 0xFFFFFFFF
         return (word >> shift if shift >= 0 else word << -shift) & mask & 0xFFFFFFFF
 
@@ -106,7 +106,7 @@ if SIMULATED:
         return ((int(word) >> 8 * number & 0xFF) ^ 0x80) - 0x80
 
     def permute(a, b, selector):
-        """Four bytes out of the eight of a and b, a's first; the last 3 bits of each nibble of the selector say which."""
+        """Four bytes out of the eight of a and b, a's first: by the last 3 bits of the selector's nibbles."""
         both = (int(a) & 0xFFFFFFFF) | (int(b) & 0xFFFFFFFF) << 32
         return sum((both >> 8 * (int(selector) >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))
 
