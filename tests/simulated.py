@@ -1,9 +1,11 @@
 """A card that is Numba's simulator: memory of the host, kernels as threads of Python.
 
-Import this before anything that imports kernels: their warps are of 4 lanes here, and their blocks of 8.
+Import this before anything that imports kernels: their warps are of 4 lanes here, and their blocks of two warps. Tensor
+cores need whole warps: SIMULATED_WARP=32 in the environment.
 """
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,7 +13,8 @@ from numba import cuda
 
 from localllm.kernels.cuda import device
 
-WARP, BLOCK = 4, 8
+WARP = int(os.environ.get("SIMULATED_WARP", "4"))
+BLOCK = 2 * WARP
 device.WARP, device.BLOCK = WARP, BLOCK
 
 from localllm.engine.cuda_card import CHUNK, Launch, Product, Work  # noqa: E402

@@ -1,5 +1,9 @@
 """Attention on the card, in Numba's simulator, against a NumPy twin."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import gguf
@@ -181,3 +185,11 @@ def test_few_tokens_see_what_they_may(given):
 def test_few_with_slopes_and_sinks():
     slopes, sinks = np.float32([0.5, 0.1, 0.02, 0.01]), np.float32([-20, 0, 3, 20])
     check_few(("F32", "F32"), Shape(16, 16, 2, 2), [(1, 200), (1, 3)], slopes=slopes, sinks=sinks)
+
+
+def test_many_on_tensor_cores():
+    """Which need whole warps, so a process of their own."""
+    tests = Path(__file__).with_name("whole_warps.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+    done = subprocess.run(command, env={**os.environ, "SIMULATED_WARP": "32"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

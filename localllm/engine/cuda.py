@@ -15,7 +15,7 @@ from localllm.engine.cache import KVCache
 from localllm.engine.cuda_attention import AttentionLowering
 from localllm.engine.cuda_card import Launch, Product, Work
 from localllm.engine.cuda_weights import CardWeights
-from localllm.engine.lowering import Crossing, Lowering
+from localllm.engine.lowering import Crossing
 from localllm.engine.program import Header
 from localllm.engine.recorder import WANTED, Activation, Choice, Operation, Rows
 from localllm.engine.recurrent import Layout
@@ -36,7 +36,7 @@ class Within(NamedTuple):
     offset: int  # bytes
 
 
-class CudaLowering(AttentionLowering, Lowering):
+class CudaLowering(AttentionLowering):
     """Steps for a card: matrix products, and what becomes of arguments."""
 
     def __init__(
@@ -101,6 +101,9 @@ class CudaLowering(AttentionLowering, Lowering):
     ) -> None:
         self._step(kernel, {"count": self._count(rows), **arguments}, self._most(rows), reads, writes)
 
+    def _in_parts(self, kernel: str, rows: Rows, arguments: dict[str, Any], parts: int, reads: list[Buffer]) -> None:
+        self._step(kernel, arguments, self._most(rows), reads, [])
+
     def _step(
         self, kernel: str, arguments: dict[str, Any], rows: int, reads: list[Buffer], writes: list[Buffer]
     ) -> None:
@@ -134,22 +137,18 @@ class CudaLowering(AttentionLowering, Lowering):
         self, x: Activation, y: Buffer, weight: Weight, of_experts: dict[str, Any], reads: list[Buffer]
     ) -> None:
         """With the weights as they lie on the card."""
-        kind = CardWeights.format(weight)
-        tokens = at_a_time(min(self._most(x.rows), self.tokens))  # no expert has more rows than there are tokens
+        kind, most = CardWeights.format(weight), self._most(x.rows)
+        kernel = f"{at_a_time(min(most, self.tokens))}-{kind}"  # no expert has more rows than there are tokens
         arguments = {"count": self._count(x.rows), "weights": self._weights(weight), "rows": weight.shape[-2]}
         arguments |= {"row_bytes": CardWeights.row_bytes(weight), "columns": x.columns, "y": y, "y_stride": y.stride}
         if kind in PLAIN:
             source = self._buffers[x]
             arguments |= {"x": source, "x_stride": source.stride}
-            self._step(
-                f"linear_plain-{tokens}-{kind}", arguments | of_experts, self._most(x.rows), [source, *reads], [y]
-            )
+            self._step(f"linear_plain-{kernel}", arguments | of_experts, most, [source, *reads], [y])
         else:
             codes, scales, sums = integers = self._as_integers(x)
             arguments |= {"codes": codes, "scales": scales, "sums": sums}
-            self._step(
-                f"linear_planes-{tokens}-{kind}", arguments | of_experts, self._most(x.rows), [*integers, *reads], [y]
-            )
+            self._step(f"linear_planes-{kernel}", arguments | of_experts, most, [*integers, *reads], [y])
 
     def _as_integers(self, x: Activation) -> tuple[Buffer, Buffer, Buffer]:
         """Codes, scales and sums, made once for all the matrices that x meets."""

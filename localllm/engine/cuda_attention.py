@@ -14,6 +14,8 @@ from localllm.engine.tape import Buffer, Step
 
 BLOCKS = 264  # that fill a card of 132 multiprocessors, two each
 DECODE = 8  # tokens; of so many, each has its context cut as if it were alone, and gets the same bits
+FEW_TOKENS = 16  # of a run; for more, tensor cores
+MOST_DIM = 256  # of a head, for tensor cores; beyond there are not enough registers
 LANES, NUMBERS = 32, 8  # that share a head at most, and numbers that each reads of it at once
 MOST_HEADS, MOST_NUMBERS = 8, 128  # of a bundle: query heads, and numbers of theirs and their results in registers
 
@@ -48,7 +50,13 @@ class Few:
 
 
 class AttentionLowering(Lowering):
-    """Attention becomes steps, for a program of `tokens` tokens at most."""
+    """Attention becomes steps, for a program of `tokens` tokens at most.
+
+    Attributes:
+        depth: of a product of tensor cores: 16, or 8 with compute capability 7.5.
+    """
+
+    depth: int = 16
 
     def __init__(self, *arguments: Any) -> None:
         self._in_cache: dict[int, list[Buffer]] = {}  # by layer, what stands for its keys and values
@@ -76,14 +84,21 @@ class AttentionLowering(Lowering):
         arguments |= {"kv_heads": state.kv_heads, "window": state.window or 0, "chunked": state.chunked}
         arguments["slopes"] = np.array(slopes, np.float32) if slopes else 0
         reads = [source, *self._in_cache[state.layer]]
-        self._attend_few(state, arguments, 0 if sinks is None else sinks, reads, y)
+        if self._are_few(state):
+            self._attend_few(state, arguments, 0 if sinks is None else sinks, reads, y)
+        else:
+            self._attend_many(state, arguments, 0 if sinks is None else sinks, reads, y)
         self._turn(operation.output, y, y, of_values)
 
+    def _are_few(self, state: Paged | Latent) -> bool:
+        """Whether float32 is used: for few tokens, for who wants a cache in float32, and for very long heads."""
+        is_exact = any(side.kind == "f32" for side in self._cache.sides(state))
+        return self.tokens <= FEW_TOKENS or is_exact or max(state.key_dim, state.value_dim) > MOST_DIM
+
     def _of_cache(self, sides: tuple[Streams, Streams]) -> dict[str, Any]:
-        """Where keys and values are, and which of them belong to a token."""
+        """Where keys and values are, and which of them belong to whom."""
         keys, values = sides
-        where: dict[str, Any] = {"count": self._count(ALL), "positions": self.header.positions}
-        where |= {"owners": self.header.owners, "sequences": self.header.sequences}
+        where: dict[str, Any] = {"sequences": self.header.sequences}
         where |= {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
         where |= {"keys": self._cache.address(keys), "key_head_stride": self._cache.head_stride(keys)}
         return where | {"values": self._cache.address(values), "value_head_stride": self._cache.head_stride(values)}
@@ -96,6 +111,7 @@ class AttentionLowering(Lowering):
         few = Few(state.key_dim, state.value_dim, heads // state.kv_heads)
         parts = few.parts(self.tokens, state.kv_heads)
         partial = Buffer(self.tokens * heads * parts, few.partial_bytes)
+        arguments |= {"count": self._count(ALL), "positions": self.header.positions, "owners": self.header.owners}
         arguments |= {"parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
         shared = ("count", "positions", "heads", "window", "chunked", "parts", "partial", "partial_bytes")
         merged = {name: arguments[name] for name in shared}
@@ -104,3 +120,12 @@ class AttentionLowering(Lowering):
         kernel = f"attend_few-{kinds}-{few.bundle}-{few.key_dim}-{few.value_dim}"
         self.tape.append(Step(kernel, arguments | {"bundles": few.bundles}, self.tokens, None, reads, [partial]))
         self.tape.append(Step("merge_few", merged, self.tokens, None, [partial], [y]))
+
+    def _attend_many(
+        self, state: Paged | Latent, arguments: dict[str, Any], sinks: Any, reads: list[Buffer], y: Buffer
+    ) -> None:
+        """Tokens of a sequence together, on tensor cores."""
+        arguments |= {"sequence_count": self.header.sequence_count, "sinks": sinks, "y": y, "y_stride": y.stride}
+        kinds = "-".join(side.kind.upper() for side in self._cache.sides(state))
+        kernel = f"attend_many-{kinds}-{state.key_dim}-{state.value_dim}-{self.depth}"
+        self.tape.append(Step(kernel, arguments, self.tokens, None, reads, [y]))

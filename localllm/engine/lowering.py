@@ -17,7 +17,7 @@ from localllm.engine.lowering_recurrent import RecurrentLowering
 from localllm.engine.program import Header
 from localllm.engine.recorder import ALL, Activation, Operation
 from localllm.engine.recurrent import Layout
-from localllm.engine.tape import Buffer, Step, padded
+from localllm.engine.tape import Buffer, padded
 
 Crossing = Mapping[Activation, np.ndarray]  # what goes from one target to another, float32 [BATCH, numbers of a row]
 
@@ -167,7 +167,7 @@ class Lowering(ExpertLowering, RecurrentLowering):
         source = self._buffers[x]
         arguments = {"count": self._count(x.rows), "x": source, "stride": source.stride, "sums": sums}
         parts = min(-(-x.columns // 64), 4 * self._threads)
-        self.tape.append(Step("add_squares", arguments | {"columns": x.columns}, parts, None, [source], []))
+        self._in_parts("add_squares", x.rows, arguments | {"columns": x.columns}, parts, [source])
 
     def _give(self, x: Activation, rows: np.ndarray) -> None:
         """An activation to another target."""
@@ -181,7 +181,7 @@ class Lowering(ExpertLowering, RecurrentLowering):
         source, header = self._buffers[x], self.header
         arguments = {"count": self._count(x.rows), "x": source, "stride": source.stride, "columns": x.columns}
         arguments |= {"y": header.logits, "flaws": header.flaws}
-        self.tape.append(Step("logits", arguments, 4 * self._threads, None, [source], []))
+        self._in_parts("logits", x.rows, arguments, 4 * self._threads, [source])
 
 
 def places(cache: KVCache, side: Streams, header: Header) -> dict[str, Any]:

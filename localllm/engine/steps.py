@@ -76,6 +76,10 @@ class Steps:
     def _shape(self, x: Activation, y: Buffer) -> dict[str, Any]:
         return {"y": y, "stride": y.stride, "columns": x.columns}
 
+    def _in_parts(self, kernel: str, rows: Rows, arguments: dict[str, Any], parts: int, reads: list[Buffer]) -> None:
+        """A step whose work is split otherwise, and that writes no buffer."""
+        self.tape.append(Step(kernel, arguments, parts, None, reads, []))
+
     def _by_row(
         self, kernel: str, rows: Rows, arguments: dict[str, Any], reads: list[Buffer], writes: list[Buffer]
     ) -> None:

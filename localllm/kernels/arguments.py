@@ -109,6 +109,11 @@ ATTEND_FEW = arguments(
 )
 # y = the parts put together, and the heads' sinks.
 MERGE_FEW = arguments("count positions heads value_dim window chunked sinks parts partial partial_bytes y y_stride")
+# The same on a card, for many tokens: see cuda/attend_many.py.
+ATTEND_MANY = arguments(
+    "sequences sequence_count q q_stride y y_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
+    " heads kv_heads scale softcap window chunked slopes sinks"
+)
 # y = x * z.
 MULTIPLY = arguments("count x z y stride columns")
 # y = 1 / (1 + e^-x).
@@ -228,6 +233,7 @@ KERNELS: dict[str, Any] = {
     "merge": ATTEND,
     "attend_few": ATTEND_FEW,
     "merge_few": MERGE_FEW,
+    "attend_many": ATTEND_MANY,
     "route": ROUTE,
     "plan_experts": PLAN_EXPERTS,
     "gather": GATHER,

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from localllm.kernels.arguments import KERNELS
 
+MOST_EXPERTS = 1024  # that a router may choose from
+
 
 class Grid(NamedTuple):
     """Blocks of a launch, in x and y, and threads of a block."""
@@ -50,6 +52,31 @@ def by_column(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(-(-arguments["columns"] // block_threads()), 1, block_threads())
 
 
+def by_pair(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for each expert of a token."""
+    return Grid(rows, arguments["used"], block_threads())
+
+
+def warp_by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A warp for each row."""
+    return Grid(rows, 1, warp_lanes())
+
+
+def by_column_and_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for each column, of a few that share the tokens."""
+    return Grid(-(-arguments["columns"] // block_threads()), 4, block_threads())
+
+
+def by_state(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for every few columns of recurrent states, which lie in groups of 16."""
+    from localllm.kernels.cuda.sequences import ACROSS  # imports Numba
+
+    heads, width = (
+        (arguments[key] for key in ("heads", "value_dim")) if "heads" in arguments else (1, arguments["columns"])
+    )
+    return Grid(heads * -(-width // 16) * 16 // ACROSS, 1, block_threads())
+
+
 def once(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A single block."""
     return Grid(1, 1, block_threads())
@@ -57,9 +84,18 @@ def once(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 def attend_few(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A block for each token, bundle of heads, and part of a context."""
-    from localllm.kernels.cuda.attend_few import THREADS
+    from localllm.kernels.cuda.attention import THREADS
 
     return Grid(rows, arguments["kv_heads"] * arguments["bundles"] * arguments["parts"], THREADS)
+
+
+def attend_many(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for some rows of a key-value head; where sequences are many, they have more than one to do."""
+    from localllm.kernels.cuda.attend_many import ROWS
+    from localllm.kernels.cuda.attention import THREADS
+
+    heads, kv_heads = arguments["heads"], arguments["kv_heads"]
+    return Grid(-(-rows * (heads // kv_heads) // ROWS) + min(rows, 16), kv_heads, THREADS)
 
 
 def words(arguments: Mapping[str, Any], rows: int) -> Grid:
@@ -124,6 +160,7 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "rms_norm": ("norms", by_row),
     "attend_few": ("attend_few", attend_few),
     "merge_few": ("attend_few", by_head),
+    "attend_many": ("attend_many", attend_many),
     "layer_norm": ("norms", by_row),
     **dict.fromkeys(ELEMENTWISE, ("elementwise", by_four)),
     "select": ("moves", by_row),
@@ -136,6 +173,15 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "store": ("cache_store", by_head),
     "recall": ("cache_recall", by_head),
     "add_squares": ("collect", by_column),
+    "route": ("routing", warp_by_row),
+    "plan_experts": ("routing", once),
+    "gather": ("experts", by_entry),
+    "collect": ("experts", by_pair),
+    "scatter": ("experts", by_four),
+    "add_by_expert": ("experts", by_four),
+    "convolve": ("convolution", by_column_and_tokens),
+    "selective_scan": ("selective_scan", by_state),
+    "head_scan": ("head_scan", by_state),
     "fetch": ("fetch", words),
     "halve": ("halves", by_row),
     "rescale": ("halves", by_row),

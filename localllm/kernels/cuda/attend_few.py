@@ -9,42 +9,37 @@ gets depends on nothing but itself and the number of parts, bit for bit.
 Powers are of 2, for which the scores are scaled by log2(e).
 """
 
-import math
-
 from numba import cuda, float32
 
 from localllm.kernels.arguments import PAGE, SEQUENCE
+from localllm.kernels.cuda.attention import (
+    LOG2_E,
+    LOWEST,
+    MINUS_INFINITY,
+    SEQUENCE_BYTES,
+    WARPS,
+    ZERO,
+    first_seen,
+    larger,
+    make_over_lanes,
+    total,
+)
 from localllm.kernels.cuda.cache_loads import LOADS
 from localllm.kernels.cuda.device import (
-    BLOCK,
     WARP,
     device,
     exp2,
     f32_value,
-    from_lane_xor,
     lane,
     load_f32,
     load_i64,
     store_f32,
+    tanh,
 )
 from localllm.kernels.cuda.unrolled import add_outer, make_products, scale_rows, unrolled, visit
 
-WARPS = min(4, BLOCK // WARP)  # of a block
-THREADS = WARPS * WARP
 SPAN = 128  # keys: a part is no shorter, but for the last one
-LOWEST, MINUS_INFINITY, ZERO, ONE = float32(-1e30), float32(-math.inf), float32(0), float32(1)
-LOG2_E = float32(math.log2(math.e))
-SEQUENCE_BYTES = 8 * len(SEQUENCE)
-TABLE = 8 * SEQUENCE.table
 STATE = 16  # bytes of a partial result before its values
-
-
-@device
-def first_seen(position, window, chunked):
-    """The first key that a token sees; a window of 0 is none."""
-    if window == 0:
-        return 0
-    return position // window * window if chunked == 1 else max(position + 1 - window, 0)
 
 
 @device
@@ -58,7 +53,7 @@ def cut(first, position, parts):
 @device
 def table_of(owners, sequences, token):
     """The table of pages of a token's sequence."""
-    return load_i64(sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES + TABLE)
+    return load_i64(sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES + 8 * SEQUENCE.table)
 
 
 def lanes_for(*dims):
@@ -109,29 +104,6 @@ def make_rows(load, rows, apart):
     return some
 
 
-def make_over_lanes(count, first, end, combine):
-    """A function of `count` numbers: what all lanes together have whose numbers differ in bits `first` up to `end`."""
-
-    def over(i, x):
-        mask = first
-        while mask < end:
-            x = combine(x, from_lane_xor(x, mask))
-            mask *= 2
-        return x
-
-    return unrolled(count, over)
-
-
-@device
-def total(x, y):
-    return x + y
-
-
-@device
-def larger(x, y):
-    return y if y > x else x
-
-
 def make(format_name):
     """The kernel for types of keys and values, query heads of a bundle, and dimensions: as F16-F16-4-128-128."""
     of_keys, of_values, *numbers = format_name.split("-")
@@ -158,7 +130,7 @@ def make(format_name):
         """Of head i % bundle for key number + i // bundle * groups; distance: of key number 0."""
         number += i // bundle * groups
         if softcap > ZERO:
-            x = math.tanh(x) * (softcap * LOG2_E)
+            x = tanh(x) * (softcap * LOG2_E)
         if slopes != 0:
             x -= load_f32(slopes + i % bundle * 4) * LOG2_E * float32(distance - number)
         return x if low <= number and number < high else MINUS_INFINITY

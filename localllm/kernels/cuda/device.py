@@ -11,17 +11,30 @@ import math
 import threading
 
 import numpy as np
-from numba import config, cuda, float32
+from numba import config, cuda, float32, float64, int32, int64
 
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 WARP = 32  # lanes; tests with the simulator set a smaller power of two before kernels are imported
 BLOCK = 256  # threads of a block, for kernels that do not say otherwise; a multiple of WARP
 
 if SIMULATED:
+    from numba.cuda.simulator import kernel as simulator
+
+    class RunningKernel:
+        """`cuda` as device functions see it: as the kernel does that is running."""
+
+        def __getattr__(self, name):
+            return getattr(simulator._get_kernel_context(), name)
 
     def device(function):
-        """A function that kernels call; needed where it says `cuda`."""
-        return cuda.jit(device=True)(function)
+        """A function that kernels call; needed where it says `cuda`.
+
+        Numba's own simulator puts the kernel's `cuda` into the function's module while it is called, and takes it away
+        when the first of several threads has returned; numba-cuda's takes turns, which costs half of the time.
+        """
+        if "cuda" in function.__globals__:
+            function.__globals__["cuda"] = RunningKernel()
+        return function
 
     def peek(kind):
         return lambda address: kind.from_address(int(address)).value

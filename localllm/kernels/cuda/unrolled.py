@@ -5,6 +5,7 @@ index is a constant. Matrices are tuples in row-major order.
 """
 
 import inspect
+from functools import reduce
 
 import numpy as np
 
@@ -12,8 +13,8 @@ from localllm.kernels.cuda.device import SIMULATED
 
 if SIMULATED:
 
-    def unrolled(count, function):
-        """A word that calls function(i, *arguments) for each i below `count`: a tuple of float32 results.
+    def unrolled(count, function, result="float32"):
+        """A word that calls function(i, *arguments) for each i below `count`: a tuple of results of that type.
 
         Of arguments that are tuples of `count` numbers it gets number i, others as they are.
         """
@@ -27,6 +28,10 @@ if SIMULATED:
     def visit(count, function):
         """The same for functions that return nothing."""
         return unrolled(count, function)
+
+    def folded(groups, function):
+        """A word x -> for each group of places in x what function(number, number) makes of all of them."""
+        return lambda x: tuple(reduce(function, (x[place] for place in group)) for group in groups)
 
     def make_products(columns):
         """A word (q, k) -> q k^T of q [rows, columns] and k [others, columns], as [others, rows]."""
@@ -54,8 +59,8 @@ else:
     from numba import types
     from numba.cuda.extending import intrinsic
 
-    def unrolled(count, function):
-        return calls(count, function, types.float32)
+    def unrolled(count, function, result="float32"):
+        return calls(count, function, getattr(types, result))
 
     def visit(count, function):
         return calls(count, function, types.none)
@@ -92,6 +97,23 @@ else:
         6: lambda typed: lambda context, a, b, c, d, e, f: typed(a, b, c, d, e, f),
         7: lambda typed: lambda context, a, b, c, d, e, f, g: typed(a, b, c, d, e, f, g),
     }
+
+    def folded(groups, function):
+        @intrinsic
+        def word(typing_context, x):
+            def code(context, builder, signature, arguments):
+                numbers, results = items(builder, arguments[0]), []
+                two = x.dtype(x.dtype, x.dtype)
+                for first, *others in groups:
+                    result = numbers[first]
+                    for place in others:
+                        result = context.compile_internal(builder, function, two, [result, numbers[place]])
+                    results.append(result)
+                return context.make_tuple(builder, signature.return_type, results)
+
+            return types.UniTuple(x.dtype, len(groups))(x), code
+
+        return word
 
     def items(builder, value):
         return [builder.extract_value(value, i) for i in range(value.type.count)]
