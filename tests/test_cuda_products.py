@@ -135,6 +135,29 @@ def test_quantize():
     assert not got["codes"][count:].any() and not got["scales"][count:].any()
 
 
+@pytest.mark.parametrize("verb", ["norm", "swiglu"])
+def test_quantize_what_is_made_on_the_way(verb):
+    """The same as one after the other, in place."""
+    columns, count = 160, 2
+    x, weight = activations(3, columns), activations(1, columns)[0]
+    x[1, 0] = np.inf
+    up, y = activations(3, columns), aligned(3, columns, kind=np.float32)
+    common = {"count": np.array([count]), "stride": x.strides[0], "columns": columns}
+    if verb == "norm":
+        kernels, given = ("rms_norm", "norm_quantize"), {"x": x, "weight": weight, "group": columns, "epsilon": 1e-5}
+    else:
+        kernels, given = ("swiglu", "swiglu_quantize"), {"gate": x, "up": up}
+    launch(kernels[0], 3, **common, **given, y=y)
+    apart = quantized(y, count, columns)
+    together = {key: aligned(*value.shape, kind=value.dtype) for key, value in apart.items()}
+    launch(kernels[1], 3, **common, **given, y=x, **together)
+    np.testing.assert_allclose(x[:count], y[:count], rtol=1e-6)
+    np.testing.assert_allclose(together["scales"], apart["scales"], rtol=1e-6)
+    whole = [256 * given["codes"][:, :2].astype(int) + given["codes"][:, 2:] for given in (apart, together)]
+    assert np.abs(whole[0] - whole[1]).max() <= 1
+    np.testing.assert_allclose(together["sums"], apart["sums"], rtol=1e-4, atol=1e-3)
+
+
 # Formats, tokens that kernels are made for and tokens there are, rows, units of 32 columns.
 CASES = [
     *((name, 1, 1, 3, 2) for name in LAYOUTS),

@@ -188,6 +188,8 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "split_bf16": ("halves", by_row),
     "to_planes": ("to_planes", by_unit),
     "quantize_planes": ("quantize", by_activations),
+    "norm_quantize": ("quantize_fused", by_row),
+    "swiglu_quantize": ("quantize_fused", by_activations),
     "linear_planes": ("linear_planes", by_two_rows),
     "linear_plain": ("linear_plain", by_warp),
     "unpack": ("unpack", by_unpacked_unit),
