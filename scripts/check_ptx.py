@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compile CUDA kernels for cards that are not here, and check what NVIDIA's assembler says of them.
 
-    scripts/check_ptx.py [--capability 7.5 8.0 8.9 9.0 10.0] [--quick | KERNEL...]
+    scripts/check_ptx.py [--quick | KERNEL...] [--capability 7.5 8.0 8.9 9.0 10.0]
 
 Prints a line for each kernel and compute capability: registers of a thread, bytes that it spills, bytes of its stack
 and of shared memory. Ends with 1 if one of them is over its limit. Needs what `pip install localllm[cuda]` installs,
