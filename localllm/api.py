@@ -255,6 +255,7 @@ def open_model(
     chat_template: str | None = None,
     cache: bool = True,
     gpu_layers: int | str = "auto",
+    uploading: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
@@ -263,7 +264,8 @@ def open_model(
     how keys and values are kept: f16, f32, q8_0, q4_0, q4_1, or each its own way as in "k=q8_0,v=q4_0"; backend: cpu,
     cuda or cuda:N for a graphics card, auto for a card if there is one that works, or reference for plain NumPy;
     gpu_layers: how many of the last layers the card gets, a number, "all", or "auto" for as many as it has room for;
-    progress(done, total): called while kernels are compiled, once per computer; observer:
+    progress(done, total): called while kernels are compiled, once per computer; uploading(bytes, of all): while weights
+    go to the card; observer:
     sums up what the matrices meet; chat_template: the name of one in text.builtin_templates, or Jinja, instead of the
     file's; cache: find what an earlier process has read of a long prompt in the user's cache folder, and keep there
     what this one reads. Raises ModelError, MemoryLimitError, UsageError.
@@ -280,7 +282,9 @@ def open_model(
     tokenizer = tokenizer_of(file)
     from localllm.engine.model import Engine  # not needed to refuse a file
 
-    engine = Engine(file, threads, context or None, kv_type, backend, progress, observer, layers_of(gpu_layers))
+    engine = Engine(
+        file, threads, context or None, kv_type, backend, progress, observer, layers_of(gpu_layers), uploading
+    )
     if not cache or backend == "reference" or engine.device != "CPU" or observer:
         return Model(file, tokenizer, engine, chat_template, threads)
     from localllm.engine.prefixes import Prefixes

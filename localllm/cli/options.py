@@ -347,6 +347,7 @@ def open_model(model: str, engine: Engine, chat_template: str | None = None, no_
             backend=engine.device,
             cache=not no_cache,
             gpu_layers=engine.gpu_layers,
+            uploading=uploading(line),
         )
     finally:
         line.clear()
@@ -387,6 +388,15 @@ def compiling(line: ProgressLine) -> Callable[[int, int], None]:
 
     def show(done: int, total: int) -> None:
         line.show(f"compiling kernels for this computer, once: {done} of {total}")
+
+    return show
+
+
+def uploading(line: ProgressLine) -> Callable[[int, int], None]:
+    """A callback for api.open_model that shows how much of the weights the card has."""
+
+    def show(done: int, total: int) -> None:
+        line.show(f"weights to the card: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
 
     return show
 

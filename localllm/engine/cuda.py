@@ -184,17 +184,20 @@ class CudaLowering(AttentionLowering):
         step = rows if kind == "F16" else max(UNPACKED // (2 * columns), 1)
         for first in range(0, rows, step):
             count = min(step, rows - first)
-            if kind == "F16":
-                matrix, stride = self._weights(weight), CardWeights.row_bytes(weight) // 2
-            else:
-                matrix, stride = Buffer(count, 2 * columns), columns
-                arguments = {"weights": self._weights(weight), "row_bytes": CardWeights.row_bytes(weight)}
-                arguments |= {"columns": columns, "first": first, "rows": count, "y": matrix}
-                self._step(f"unpack-{kind}", arguments, count, [], [matrix])
+            whole = self._weights(weight), CardWeights.row_bytes(weight) // 2
+            matrix, stride = whole if kind == "F16" else (self._unpacked(weight, kind, first, count), columns)
             self._product("f16", matrix, stride, halves, halves.stride // 2, x, y, first, count)
         self._by_row(
             "rescale", x.rows, {"y": y, "stride": y.stride, "columns": rows, "scales": scales}, [y, scales], [y]
         )
+
+    def _unpacked(self, weight: Weight, kind: str, first: int, count: int) -> Buffer:
+        """Some rows of a matrix in float16."""
+        columns = weight.shape[-1]
+        y = Buffer(count, 2 * columns)
+        arguments = {"weights": self._weights(weight), "row_bytes": CardWeights.row_bytes(weight), "columns": columns}
+        self._step(f"unpack-{kind}", arguments | {"first": first, "rows": count, "y": y}, count, [], [y])
+        return y
 
     def _product(
         self, kind: str, matrix: Buffer | int, matrix_stride: int, source: Buffer, stride: int, x: Activation,

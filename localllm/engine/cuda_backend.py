@@ -35,9 +35,12 @@ class CudaBackend:
 
     def __init__(
         self, card: Card, operations: list[Operation], states: Sequence[State], context: int, kv_type: KVType,
-        threads: int, progress: Progress | None, on_cpu: int = 0,
+        threads: int, progress: Progress | None, uploading: Progress | None = None, on_cpu: int = 0,
     ):  # fmt: skip
-        """on_cpu: how many of the first layers the CPU computes. Raises MemoryLimitError, UnsupportedError."""
+        """on_cpu: how many of the first layers the CPU computes; uploading(bytes, of all) hears of weights.
+
+        Raises MemoryLimitError, UnsupportedError.
+        """
         self._card, self.warning = card, None
         self._front: Program | None = None
         kept = [state for state in states if not isinstance(state, Recurrent)]
@@ -56,7 +59,7 @@ class CudaBackend:
             self._front = compiled(halves.before, cache, None, threads, progress, taken)
             operations, self.warning = halves.behind, self._front.warning
         self._pages, self.place_bytes = Pages(self._cache.pages), self._places.place_bytes
-        self._program = CudaProgram(card, operations, self._cache, self._layout, context, progress, taken)
+        self._program = CudaProgram(card, operations, self._cache, self._layout, context, progress, taken, uploading)
 
     def store(self) -> Store:
         pages = PageTable(self._places, self._pages)

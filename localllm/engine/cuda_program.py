@@ -105,13 +105,16 @@ class CudaProgram:
 
     def __init__(
         self, card: Card, operations: list[Operation], cache: KVCache, layout: Layout | None, context: int,
-        progress: Progress | None, taken: Crossing,
+        progress: Progress | None, taken: Crossing, uploading: Progress | None,
     ):  # fmt: skip
-        """taken: see Lowering."""
+        """Matrices go to the card now, of which uploading(bytes, of all) hears. taken: see Lowering."""
         self._taken = taken
         self._card, self._operations, self._cache, self._layout = card, operations, cache, layout
         self._context, self._progress = context, progress
-        self._weights = CardWeights(card)
+        matrices = [operation.given["weight"] for operation in operations if "weight" in operation.given]
+        self._weights = CardWeights(card, matrices, uploading)
+        for weight in matrices:
+            self._weights.address(weight)
         self._programs: dict[tuple[int, int], SizedProgram] = {}
         self._vocab_size = operations[-1].output.columns
         self._logits = np.zeros((0, self._vocab_size), np.float32)

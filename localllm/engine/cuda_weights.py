@@ -1,6 +1,6 @@
 """A model's matrices in a card's memory, in the layout that its kernels read (localllm.kernels.cuda.planes)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +10,7 @@ from localllm.engine.cuda_card import CHUNK, Card, Launch
 from localllm.files.gguf_file import Tensor
 from localllm.kernels.cuda import grid, parameters
 from localllm.kernels.cuda.planes import LAYOUTS, row_bytes, stored_as
+from localllm.kernels.library import Progress
 from localllm.quant.formats import BY_NAME
 
 Key = tuple[str, int, tuple[int, ...]]
@@ -22,15 +23,16 @@ class CardWeights:
         unpacked: formats that the card has no kernels for, and what they became.
     """
 
-    def __init__(self, card: Card, on_upload: Callable[[int], None] = lambda size: None):
-        """on_upload is told how many bytes of the file have gone to the card, piece by piece."""
-        self._card, self._on_upload = card, on_upload
+    def __init__(self, card: Card, matrices: Iterable[Weight], uploading: Progress | None):
+        """matrices: all there will be; uploading is told how many of their bytes have gone to the card."""
+        self._card, self._uploading, self._done = card, uploading or (lambda done, total: None), 0
+        self._size = sum(size for size in {key_of(weight): weight.tensor.nbytes for weight in matrices}.values())
         self._places: dict[Key, int] = {}
         self.unpacked: dict[str, str] = {}
 
     def address(self, weight: Weight) -> int:
         """Where a matrix, or a stack of them, is; it goes to the card now if it is not there. Raises LocalllmError."""
-        key = weight.name, weight.first_row, weight.shape
+        key = key_of(weight)
         if key not in self._places:
             tensor, kind = weight.tensor, self.format(weight)
             if kind != tensor.format.name:
@@ -84,7 +86,13 @@ class CardWeights:
     def _told(self, chunks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         for chunk in chunks:
             yield chunk
-            self._on_upload(chunk.nbytes)
+            self._done += chunk.nbytes
+            self._uploading(min(self._done, self._size), self._size)
+
+
+def key_of(weight: Weight) -> Key:
+    """Equal for what is the same part of the same tensor."""
+    return weight.name, weight.first_row, weight.shape
 
 
 def pieces(tensor: Tensor, kind: str) -> Iterator[np.ndarray]:

@@ -143,12 +143,14 @@ class Engine:
         progress: Progress | None = None,
         observer: Squares | None = None,
         gpu_layers: int | str = "auto",
+        uploading: Progress | None = None,
     ):
         """context: the most tokens of a sequence (None: as trained); kv_type: see KVType.of; backend: cpu,
         cuda, cuda:N, auto (a card if there is one that works) or reference; gpu_layers: how many of the last
         layers a card gets, a number, all, or auto for as many as it has room for.
 
-        progress(done, total) is called while kernels are compiled; observer: sums up what the matrices meet.
+        progress(done, total) is called while kernels are compiled, uploading(bytes, of all) while weights go to a card;
+        observer: sums up what the matrices meet.
         Raises ModelError, MemoryLimitError, UsageError.
         """
         kept_as = KVType.of(kv_type)
@@ -181,7 +183,9 @@ class Engine:
 
             states, on_cpu = self.hyperparameters.states(), self.hyperparameters.layers - placed.layers
             assert placed.card
-            computing = CudaBackend(placed.card, operations, states, self.context, kept_as, count, progress, on_cpu)
+            computing = CudaBackend(
+                placed.card, operations, states, self.context, kept_as, count, progress, uploading, on_cpu
+            )
         else:
             from localllm.engine.reference import ReferenceBackend  # seldom needed
 

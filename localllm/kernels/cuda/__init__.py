@@ -123,7 +123,7 @@ def by_activations(arguments: Mapping[str, Any], rows: int) -> Grid:
     return by_number(rows * arguments["columns"] // 8)
 
 
-def experts(arguments: Mapping[str, Any], rows: int) -> int:
+def busy_experts(arguments: Mapping[str, Any], rows: int) -> int:
     """How many may have something to do; 1: a matrix that belongs to no expert."""
     return min(arguments["experts"], rows) if arguments["active_count"] else 1
 
@@ -131,12 +131,12 @@ def experts(arguments: Mapping[str, Any], rows: int) -> int:
 def by_two_rows(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A block for every two rows of the matrix, as wide as they are long, up to 4 warps."""
     warp, units = warp_lanes(), arguments["columns"] // 32
-    return Grid(-(-arguments["rows"] // 2), experts(arguments, rows), warp * min(4, -(-units // warp)))
+    return Grid(-(-arguments["rows"] // 2), busy_experts(arguments, rows), warp * min(4, -(-units // warp)))
 
 
 def by_warp(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A warp for each row of the matrix."""
-    return Grid(-(-arguments["rows"] * warp_lanes() // block_threads()), experts(arguments, rows), block_threads())
+    return Grid(-(-arguments["rows"] * warp_lanes() // block_threads()), busy_experts(arguments, rows), block_threads())
 
 
 def block_threads() -> int:
