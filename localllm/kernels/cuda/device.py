@@ -200,6 +200,12 @@ else:
     F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
     GLOBAL = 1  # address space
 
+    def make_shared_memory_internal(module):
+        """A function that others call comes to the kernel once by each: its memory would be defined several times."""
+        for name, variable in module.globals.items():
+            if name.startswith("_cudapy_smem"):
+                variable.linkage = "internal"
+
     class DeviceFunction(CUDADispatcher):
         """A function that kernels call. No card is asked for, as Numba would: what it makes is the same for all."""
 
@@ -208,6 +214,8 @@ else:
                 result = compile_cuda(
                     self.py_func, return_type, arguments, forceinline=True, nvvm_options={"opt": 3}, cc=(7, 5)
                 )
+                for module in result.library.modules:
+                    make_shared_memory_internal(module)
                 result.target_context.insert_user_function(result.entry_point, result.fndesc, [result.library])
                 self.overloads[arguments] = result
             return self.overloads[arguments]
