@@ -6,6 +6,7 @@ import pytest
 from cuda_planes import dequantized
 from simulated import launch
 
+from localllm.kernels.cuda import grid
 from localllm.kernels.cuda.planes import LAYOUTS, PLAIN, offset, row_bytes, stored_as
 from localllm.quant.formats import BY_NAME, FORMATS
 
@@ -198,6 +199,13 @@ def test_products_of_experts(name):
         own = slice(first, first + count)
         assert error(y[own], x[own, :columns], exact.reshape(4, rows, columns)[expert]) < 2e-9
     assert (y[6] == 7.25).all()
+
+
+@pytest.mark.parametrize("kernel", ["linear_planes-2-Q8_0", "linear_plain-2-F16"])
+def test_there_are_blocks_for_all_experts(kernel):
+    """How many have something to do is known only when a kernel runs."""
+    arguments = {"rows": 3, "columns": 64, "active_count": np.zeros(1, np.int64), "experts": 4}
+    assert grid(kernel, arguments, 6).y == 4 and grid(kernel, arguments, 2).y == 2
 
 
 @pytest.mark.parametrize("name", PLAIN)

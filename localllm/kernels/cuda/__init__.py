@@ -124,8 +124,8 @@ def by_activations(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 
 def busy_experts(arguments: Mapping[str, Any], rows: int) -> int:
-    """How many may have something to do; 1: a matrix that belongs to no expert."""
-    return min(arguments["experts"], rows) if arguments["active_count"] else 1
+    """How many may have something to do."""
+    return min(arguments["experts"], rows)
 
 
 def by_two_rows(arguments: Mapping[str, Any], rows: int) -> Grid:
