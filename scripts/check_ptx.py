@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compile CUDA kernels for cards that are not here, and check what NVIDIA's assembler says of them.
 
-    scripts/check_ptx.py [--capability 7.5 8.0 8.9 9.0 10.0] [--quick | KERNEL...]
+    scripts/check_ptx.py [--quick | KERNEL...] [--capability 7.5 8.0 8.9 9.0 10.0]
 
 Prints a line for each kernel and compute capability: registers of a thread, bytes that it spills, bytes of its stack
 and of shared memory. Ends with 1 if one of them is over its limit. Needs what `pip install localllm[cuda]` installs,
@@ -28,7 +28,7 @@ from localllm.kernels.cuda.planes import LAYOUTS, PLAIN  # noqa: E402
 
 CAPABILITIES = ("7.5", "8.0", "8.9", "9.0", "10.0")
 REGISTERS = 128  # of a thread
-MORE_REGISTERS = {"attend_few": 184, "attend_many": 255}  # running sums are most of it
+MORE_REGISTERS = {"attend_few": 192, "attend_many": 255}  # their running sums are most of it
 SHARED = 48 << 10  # bytes that every card gives without being asked
 CACHE = ("F32", "F16", "Q8_0", "Q4_0", "Q4_1")
 
@@ -42,10 +42,11 @@ FORMATS: dict[str, list[str]] = {
     "store": ["Q8_0", *CACHE],
     "recall": ["Q8_0", *CACHE],
     "attend_few": [f"{kind}-{kind}-4-128-128" for kind in ("F16", "Q8_0")],
-    "attend_many": ["F16-F16-64-64-8", "F16-F16-128-128-16", "Q8_0-Q8_0-128-128-16"],
+    "head_scan": ["delta", "plain"],
+    "attend_many": [f"{kind}-{kind}-128-128-{depth}" for depth in (8, 16) for kind in ("F16", "Q8_0")],
 }
-# Those of them for several tokens that --quick takes.
-SEVERAL = {"linear_planes-8-Q2_K", "linear_planes-8-Q6_K", "linear_plain-8-F16"}
+# Those of them that --quick takes for 8.0, besides.
+QUICK = re.compile("to_planes-|unpack-|linear_planes-1-|linear_planes-8-(Q2_K|Q6_K)|linear_plain-8-F16")
 
 
 class Report(NamedTuple):
@@ -66,10 +67,10 @@ def names(quick: bool, capability: str) -> list[str]:
     made = {kind: [f"{kind}-{name}" for name in dict.fromkeys(formats)] for kind, formats in FORMATS.items()}
     if quick and capability != "8.0":
         return [formats[0] for formats in made.values()]
+    if quick:
+        made = {kind: [first, *filter(QUICK.match, others)] for kind, (first, *others) in made.items()}
     names = [name for kind in MODULES for name in made.get(kind, [kind])]
-    if capability == "7.5":  # has no products of that depth
-        names = [name for name in names if not (name.startswith("attend_many") and name.endswith("-16"))]
-    return [name for name in names if not (quick and re.match("linear_[a-z]+-[248]-", name)) or name in SEVERAL]
+    return [name for name in names if capability != "7.5" or not re.match("attend_many.*-16", name)]  # which it has not
 
 
 def report(name: str, capability: tuple[int, int]) -> Report:

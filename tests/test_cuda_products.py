@@ -6,6 +6,7 @@ import pytest
 from cuda_planes import dequantized
 from simulated import launch
 
+from localllm.kernels.cuda import grid
 from localllm.kernels.cuda.planes import LAYOUTS, PLAIN, offset, row_bytes, stored_as
 from localllm.quant.formats import BY_NAME, FORMATS
 
@@ -135,6 +136,29 @@ def test_quantize():
     assert not got["codes"][count:].any() and not got["scales"][count:].any()
 
 
+@pytest.mark.parametrize("verb", ["norm", "swiglu"])
+def test_quantize_what_is_made_on_the_way(verb):
+    """The same as one after the other, in place."""
+    columns, count = 160, 2
+    x, weight = activations(3, columns), activations(1, columns)[0]
+    x[1, 0] = np.inf
+    up, y = activations(3, columns), aligned(3, columns, kind=np.float32)
+    common = {"count": np.array([count]), "stride": x.strides[0], "columns": columns}
+    if verb == "norm":
+        kernels, given = ("rms_norm", "norm_quantize"), {"x": x, "weight": weight, "group": columns, "epsilon": 1e-5}
+    else:
+        kernels, given = ("swiglu", "swiglu_quantize"), {"gate": x, "up": up}
+    launch(kernels[0], 3, **common, **given, y=y)
+    apart = quantized(y, count, columns)
+    together = {key: aligned(*value.shape, kind=value.dtype) for key, value in apart.items()}
+    launch(kernels[1], 3, **common, **given, y=x, **together)
+    np.testing.assert_allclose(x[:count], y[:count], rtol=1e-6)
+    np.testing.assert_allclose(together["scales"], apart["scales"], rtol=1e-6)
+    whole = [256 * given["codes"][:, :2].astype(int) + given["codes"][:, 2:] for given in (apart, together)]
+    assert np.abs(whole[0] - whole[1]).max() <= 1
+    np.testing.assert_allclose(together["sums"], apart["sums"], rtol=1e-4, atol=1e-3)
+
+
 # Formats, tokens that kernels are made for and tokens there are, rows, units of 32 columns.
 CASES = [
     *((name, 1, 1, 3, 2) for name in LAYOUTS),
@@ -175,6 +199,13 @@ def test_products_of_experts(name):
         own = slice(first, first + count)
         assert error(y[own], x[own, :columns], exact.reshape(4, rows, columns)[expert]) < 2e-9
     assert (y[6] == 7.25).all()
+
+
+@pytest.mark.parametrize("kernel", ["linear_planes-2-Q8_0", "linear_plain-2-F16"])
+def test_there_are_blocks_for_all_experts(kernel):
+    """How many have something to do is known only when a kernel runs."""
+    arguments = {"rows": 3, "columns": 64, "active_count": np.zeros(1, np.int64), "experts": 4}
+    assert grid(kernel, arguments, 6).y == 4 and grid(kernel, arguments, 2).y == 2
 
 
 @pytest.mark.parametrize("name", PLAIN)

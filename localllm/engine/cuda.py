@@ -26,6 +26,7 @@ from localllm.kernels.cuda.planes import PLAIN
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens that there are programs for
 FEW_TOKENS = 8  # up to so many are multiplied with the weights as they are
+WITH_INTEGERS = {"rms_norm": "norm_quantize", "swiglu": "swiglu_quantize"}  # kernels that make them on the way
 UNPACKED = 64 << 20  # bytes of a matrix that are unpacked at a time
 DENSE = {"active": 0, "active_count": 0, "expert_bytes": 0, "experts": 1}  # a matrix that belongs to no expert
 
@@ -159,10 +160,18 @@ class CudaLowering(AttentionLowering):
             most, source = self._most(x.rows), self._buffers[x]
             sizes = 2 * x.columns, x.columns // 32 * 4, x.columns // 16 * 4  # bytes per token
             codes, scales, sums = self._integers[x] = tuple(Buffer(most, size) for size in sizes)  # type: ignore
-            arguments = {"x": source, "stride": source.stride, "columns": x.columns}
-            arguments |= {"codes": codes, "scales": scales, "sums": sums}
-            self._by_row("quantize_planes", x.rows, arguments, [source], [codes, scales, sums])
+            integers, maker = {"codes": codes, "scales": scales, "sums": sums}, self._maker(source)
+            if maker and maker.kernel in WITH_INTEGERS and maker.arguments.get("group", x.columns) == x.columns:
+                maker.kernel, maker.arguments = WITH_INTEGERS[maker.kernel], maker.arguments | integers
+                maker.writes = [*maker.writes, codes, scales, sums]
+            else:
+                arguments = {"x": source, "stride": source.stride, "columns": x.columns} | integers
+                self._by_row("quantize_planes", x.rows, arguments, [source], [codes, scales, sums])
         return self._integers[x]
+
+    def _maker(self, buffer: Buffer) -> Step | None:
+        """The step that wrote last to a buffer."""
+        return next((step for step in reversed(self.tape.steps) if buffer in step.writes), None)
 
     def _multiply_many(self, x: Activation, y: Buffer, weight: Weight) -> None:
         """On tensor cores."""

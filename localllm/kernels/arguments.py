@@ -175,14 +175,17 @@ EXPERTS_FLOAT = arguments(" ".join(LINEAR_FLOAT._fields) + OF_EXPERTS)
 SIGMOID_GATE = arguments("count x gate gate_stride y stride columns")
 # y = gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit.
 SWIGLU_LIMITED = arguments("count gate up sharpness limit y stride columns")
-# CUDA: quantized weights in planes, see cuda/planes.py. Weights number `first` to `last` of a matrix, whole blocks as in
-# the file, to their places in its rows.
+# CUDA: quantized weights in planes, see cuda/planes.py. Weights number `first` to `last` of a matrix, whole blocks as
+# in the file, to their places in its rows.
 TO_PLANES = arguments("blocks first last columns planes row_bytes")
 # x as integers, see cuda/quantize.py: codes int8 [tokens, 4, columns / 32, 16], scales f32 [tokens, columns / 32], sums
 # f32 [tokens, columns / 16].
 QUANTIZE_PLANES = arguments("count x stride columns codes scales sums")
-# y = W x, x as QUANTIZE_PLANES makes it; or, unless active_count is 0, of the experts of PLAN_EXPERTS each with its rows.
-# experts: how many there are, expert_bytes apart.
+# The same of what is made on the way: RMS_NORM of whole rows, SWIGLU. y may be what it is made of.
+NORM_QUANTIZE = arguments(" ".join(RMS_NORM._fields) + " codes scales sums")
+SWIGLU_QUANTIZE = arguments(" ".join(SWIGLU._fields) + " codes scales sums")
+# y = W x, x as QUANTIZE_PLANES makes it; or, unless active_count is 0, of the experts of PLAN_EXPERTS each with its
+# rows. experts: how many there are, expert_bytes apart.
 LINEAR_PLANES = arguments(
     "count weights row_bytes rows columns codes scales sums y y_stride active active_count expert_bytes experts"
 )
@@ -260,6 +263,8 @@ KERNELS: dict[str, Any] = {
     "stream": STREAM,
     "to_planes": TO_PLANES,
     "quantize_planes": QUANTIZE_PLANES,
+    "norm_quantize": NORM_QUANTIZE,
+    "swiglu_quantize": SWIGLU_QUANTIZE,
     "linear_planes": LINEAR_PLANES,
     "linear_plain": LINEAR_PLAIN,
     "unpack": UNPACK,

@@ -1,4 +1,4 @@
-"""Compile kernels: python -m localllm.kernels.compile reads their names from stdin and writes object files to stdout."""
+"""Compile kernels: python -m localllm.kernels.compile gets their names and answers with object files (compilers.py)."""
 
 import llvmlite.binding as llvm
 

@@ -131,7 +131,7 @@ def by_activations(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 
 def busy_experts(arguments: Mapping[str, Any], rows: int) -> int:
-    """How many may have something to do; 1: a matrix that belongs to no expert."""
+    """How many may have something to do."""
     return min(arguments["experts"], rows)
 
 
@@ -197,6 +197,8 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "split_bf16": ("halves", by_row),
     "to_planes": ("to_planes", by_unit),
     "quantize_planes": ("quantize", by_activations),
+    "norm_quantize": ("quantize_fused", by_row),
+    "swiglu_quantize": ("quantize_fused", by_activations),
     "linear_planes": ("linear_planes", by_two_rows),
     "linear_plain": ("linear_plain", by_warp),
     "unpack": ("unpack", by_unpacked_unit),

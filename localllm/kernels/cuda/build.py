@@ -32,7 +32,7 @@ def machine_code(
     """Of each kernel its machine code, a cubin, and the name of its entry.
 
     What this computer has not compiled yet is compiled, in as many processes as it has cores, and kept. progress is
-    called while compiling; warn with one line if it cannot be kept. Raises LocalllmError if a kernel cannot be compiled.
+    called while compiling; warn with one line if it cannot be kept. Raises LocalllmError if one cannot be compiled.
     """
     names, folder = sorted(set(names)), code_folder(capability)
     codes = {name: code for name in names if (code := read_object(folder / f"{name}.cubin"))}

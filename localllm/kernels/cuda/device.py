@@ -92,7 +92,7 @@ if SIMULATED:
         return math.sin(2 * math.pi * (x % 1))
 
     def stream_4i32(address):
-        """Four int32 at once, at a multiple of 16 bytes, of what is read only once: the cache near the core keeps others."""
+        """Four int32 at once, at a multiple of 16 bytes, of what is read only once and not worth the nearest cache."""
         return load_4i32(address)
 
     def stream_2i32(address):
@@ -110,7 +110,7 @@ if SIMULATED:
         (ctypes.c_int32 * 4).from_address(int(address))[:] = [int(x) for x in (a, b, c, d)]
 
     def bits(word, shift, mask):
-        """The int32 shifted right by `shift` places, zeros coming in, or left by -shift; of that what is in the mask."""
+        """The int32 shifted right by `shift` places, zeros coming in, or left by -shift; of that what the mask has."""
         word = int(word) & 0xFFFFFFFF
         return (word >> shift if shift >= 0 else word << -shift) & mask & 0xFFFFFFFF
 
@@ -119,7 +119,7 @@ if SIMULATED:
         return ((int(word) >> 8 * number & 0xFF) ^ 0x80) - 0x80
 
     def permute(a, b, selector):
-        """Four bytes out of the eight of a and b, a's first; the last 3 bits of each nibble of the selector say which."""
+        """Four bytes out of the eight of a and b, a's first: by the last 3 bits of the selector's nibbles."""
         both = (int(a) & 0xFFFFFFFF) | (int(b) & 0xFFFFFFFF) << 32
         return sum((both >> 8 * (int(selector) >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))
 
@@ -200,6 +200,12 @@ else:
     F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
     GLOBAL = 1  # address space
 
+    def make_shared_memory_internal(module):
+        """A function that others call comes to the kernel once by each: its memory would be defined several times."""
+        for name, variable in module.globals.items():
+            if name.startswith("_cudapy_smem"):
+                variable.linkage = "internal"
+
     class DeviceFunction(CUDADispatcher):
         """A function that kernels call. No card is asked for, as Numba would: what it makes is the same for all."""
 
@@ -208,6 +214,8 @@ else:
                 result = compile_cuda(
                     self.py_func, return_type, arguments, forceinline=True, nvvm_options={"opt": 3}, cc=(7, 5)
                 )
+                for module in result.library.modules:
+                    make_shared_memory_internal(module)
                 result.target_context.insert_user_function(result.entry_point, result.fndesc, [result.library])
                 self.overloads[arguments] = result
             return self.overloads[arguments]
