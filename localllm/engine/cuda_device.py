@@ -58,8 +58,8 @@ def checked(driver: Any, result: tuple) -> Any:
     return values[0] if values else None
 
 
-# Operations in float16 with sums in float32, dense, of a multiprocessor's tensor cores in a cycle, by compute capability
-# (NVIDIA's white papers of these generations).
+# Operations in float16 with sums in float32, dense, that a multiprocessor's tensor cores do in a cycle, by compute
+# capability (NVIDIA's white papers of these generations).
 OPERATIONS = {(7, 5): 1024, (8, 0): 2048, (8, 6): 512, (8, 7): 2048, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192}
 
 

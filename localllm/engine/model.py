@@ -160,7 +160,7 @@ class Engine:
         count = usable_cores() if threads is None else threads
         if not 1 <= count <= 1024:
             raise UsageError(f"threads should be from 1 to 1024, not {count}")
-        if backend not in ("cpu", "reference"):
+        if backend not in ("cpu", "auto", "reference"):
             from localllm.engine.devices import require_device  # where there may be a card
 
             require_device(backend)
