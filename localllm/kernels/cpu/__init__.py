@@ -27,6 +27,13 @@ ATTEND_ROWS, ATTEND_KEYS = 96, PAGE  # of a unit of attention at most, and of a 
 MOST_SPLITS, FEW_TOKENS = 16, 16  # a context is split up to so often, for so many tokens of a sequence at most
 SPLIT_TOKENS = 64  # tokens of a run whose contexts are split at most: so many slots for partial results there are
 GENERIC = {"Q1_0", "Q2_0", "NVFP4"}
+# BF16 tiles, on CPUs with AMX (amx_tiles.py): columns of a slab of weights, tokens that meet it once it is unpacked, and
+# what a thread needs: weights, sums, and a few small things.
+TILE_SLAB, TILE_TOKENS = 256, 512
+TILES_SCRATCH = 32768 + 128 * TILE_TOKENS + 16384
+# Tokens from which on a product goes in tiles where there are any, by the format of the weights; a CPU with AMX has yet
+# to say better: scripts/measure_lanes.py measures all lanes and suggests these numbers.
+LEAST_IN_TILES = dict.fromkeys([*sorted(PLAIN), *sorted(GENERIC), *SUB_BLOCK], 9)
 
 MODULES = {
     "run": "runner",
@@ -35,8 +42,14 @@ MODULES = {
     "quantize": "quantize",
     "linear_quantized": "linear_quantized",
     "linear_float": "linear_float",
+    "unpack_groups": "amx_groups",
+    "unpack_rows": "amx_rows",
+    "pack": "amx_pack",
+    "linear_tiles_quantized": "amx_linear",
+    "linear_tiles_float": "amx_linear",
     "round_bf16": "rowwise",
     "attend": "attention",
+    "attend_tiles": "amx_attention",
     "merge": "attention",
     "plan": "attention_plan",
     "store": "cache_store",
@@ -67,6 +80,8 @@ MODULES = {
     "add_by_expert": "experts",
     "experts_quantized": "experts",
     "experts_float": "experts",
+    "experts_tiles_quantized": "amx_experts",
+    "experts_tiles_float": "amx_experts",
     "sigmoid_gate": "activations",
     "swiglu_limited": "activations",
     "stream": "stream",

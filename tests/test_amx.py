@@ -1,0 +1,111 @@
+"""The lane of products in BF16 tiles against NumPy twins: on CPUs without AMX, its instructions are emulated.
+
+The rest of the lane is the same code: unpacking, panels, blocking, sums, edges, and how the engine makes use of it.
+"""
+
+import numpy as np
+import pytest
+from kernel_calls import Scratch, at_end_of_page, caller, count, for_any_parts, normal, output, padded, wanted, written
+from test_experts import CHOICES, Plan
+from test_kernels import FORMATS as LINEAR_FORMATS
+from test_kernels import as_written, linear_float, linear_quantized, product_error, random_matrix
+
+from localllm.kernels import cpu
+from localllm.kernels.cpu.quantized_formats import QUANTIZED
+from localllm.kernels.library import Library
+from localllm.quant.formats import BY_NAME
+
+ALL = 1 << 20  # tokens, in both planes
+SLAB = cpu.TILE_SLAB
+
+
+@pytest.fixture(scope="module")
+def call(request):
+    groups, rows = (f"unpack_{kind}-" for kind in ("groups", "rows"))
+    names = [groups + name for name in cpu.SUB_BLOCK] + [rows + name for name in LINEAR_FORMATS["linear_float"]]
+    return caller(["pack", "linear_tiles_quantized", "linear_tiles_float", *wanted(request, names)])
+
+
+def bf16(x: np.ndarray) -> np.ndarray:
+    """Rounded to the nearest number in BF16, ties to even, as float32."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + (bits >> 16 & 1) + 0x7FFF) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def panels(call, x: np.ndarray, most_exact: int, parts: int = 1, plan: Plan | None = None, run: int = 0) -> np.ndarray:
+    """x as right operands, [slabs, bytes]. With a plan, it is of all experts' rows, in a run of so many tokens."""
+    source, scratch = padded(x), Scratch(2048)
+    slabs, slab_bytes = -(-x.shape[1] // SLAB), (len(x) // 16 + 1 + (len(plan.units) if plan else 0)) * 16 * 4 * SLAB
+    memory = np.full((slabs, slab_bytes // 4), np.nan, np.float32)
+    given = {"active": plan.active, "active_count": plan.arguments["active_count"]} if plan else {}
+    call(
+        "pack", parts, count=count(run or len(x)), x=source, stride=source.strides[0], columns=x.shape[1],
+        panels=memory, slab_bytes=slab_bytes, most_exact=count(most_exact), least=0,
+        **({"active": 0, "active_count": 0} | given), **scratch.arguments,
+    )  # fmt: skip
+    scratch.check()
+    return memory
+
+
+def product(call, library: Library, name: str, kind: str, data: np.ndarray, rows: int, x: np.ndarray, exact: bool):
+    """The product of a matrix with the rows of x, in tiles, the same in any number of parts."""
+    tokens, columns = x.shape
+    memory, unused = panels(call, x, ALL if exact else 0), of_few(kind)
+
+    def compute(parts: int) -> np.ndarray:
+        y, scratch = output(tokens, rows), Scratch(cpu.TILES_SCRATCH)
+        call(
+            f"linear_tiles_{kind}", parts, count=count(tokens), weights=data, row_bytes=data.nbytes // rows, rows=rows,
+            columns=columns, y=y, y_stride=y.strides[0], **unused, **scratch.arguments, panels=memory, least=0, few=0,
+            slab_bytes=memory.strides[0], unpack=library.addresses[unpacking(name, kind)],
+            most_exact=count(ALL if exact else 0),
+        )  # fmt: skip
+        scratch.check()
+        return written(y, tokens, rows)
+
+    return for_any_parts(compute)
+
+
+def of_few(kind: str) -> dict[str, int]:
+    """What only the kernel for few tokens would read."""
+    if kind == "float":
+        return dict.fromkeys(("x", "x_stride", "bf16", "bf16_stride", "most_precise"), 0)
+    return dict.fromkeys(("high", "low", "scales", "sums", "high_sums", "excess", "most_precise"), 0)
+
+
+def unpacking(name: str, kind: str) -> str:
+    return f"unpack_{'rows' if kind == 'float' else 'groups'}-{name}"
+
+
+CASES = [("quantized", name) for name in cpu.SUB_BLOCK] + [("float", name) for name in LINEAR_FORMATS["linear_float"]]
+TOKENS = [1, 16, 17, 33, 600]  # one, a panel, two, an odd number, more than a run ever has
+
+
+def shapes(kind: str, name: str) -> list[tuple[int, int]]:
+    """(rows, columns): halves of slabs that are not there, rows that end within a slab, or within 32 columns."""
+    block = BY_NAME[name].block if kind == "float" else 64 if QUANTIZED[name].chunk else 256
+    return {
+        1: [(1, 5), (16, 100), (50, 300)], 16: [(17, 96), (33, 320)], 32: [(17, 96), (33, 288)],
+        64: [(5, 64), (17, 576), (33, 320)], 256: [(5, 256), (17, 512), (50, 768)],
+    }[block]  # fmt: skip
+
+
+def mean_error(got: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
+    """As product_error, but of all tokens."""
+    x, weights = x.astype(np.float64), weights.astype(np.float64)
+    return float(((got - x @ weights.T) ** 2).sum() / (x**2 @ (weights**2).T).sum())
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_products(call, kind, name):
+    """One plane is what rounding to BF16 leaves of a product, two are exact: 3e-10 is the sums' own error in float32."""
+    library = Library([unpacking(name, kind)])
+    for rows, columns in shapes(kind, name):
+        data, weights = random_matrix(name, rows, columns)
+        for tokens in TOKENS if rows == 17 else TOKENS[1:4]:
+            x = normal(tokens, columns)
+            rounded = product(call, library, name, kind, data, rows, x, False)
+            assert mean_error(rounded, x, weights) < (1e-5 if rounded.size > 500 else 2e-5)
+            assert product_error(rounded, bf16(x), bf16(weights)) < 1e-8
+            exact = product(call, library, name, kind, data, rows, x, True)
+            assert product_error(exact, x, weights) < 1e-9
