@@ -7,7 +7,7 @@ from localllm.kernels.arguments import (
     LINEAR_TILES_FLOAT,
     LINEAR_TILES_QUANTIZED,
 )
-from localllm.kernels.cpu.amx_pack import PANEL_BYTES, PANEL_TOKENS
+from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS
 from localllm.kernels.cpu.experts import ANY_NUMBER, make_experts, put
 from localllm.kernels.cpu.routing import EXPERT_BYTES
 from localllm.kernels.cpu.signature import argument, device

@@ -11,8 +11,7 @@ ones only unpack.
 """
 
 from localllm.kernels.arguments import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED, UNPACK
-from localllm.kernels.cpu import TILE_SLAB, TILE_TOKENS
-from localllm.kernels.cpu.amx_pack import PANEL_BYTES, PANEL_TOKENS
+from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS, TILE_SLAB, TILE_TOKENS
 from localllm.kernels.cpu.amx_slab import HALF_BYTES, PLANE_BYTES, ROWS, SLAB_BYTES
 from localllm.kernels.cpu.amx_tiles import (
     TILE,
@@ -187,5 +186,8 @@ def make_linear(product):
     return linear
 
 
-linear_tiles_quantized = make_linear(LINEAR_TILES_QUANTIZED)
-linear_tiles_float = make_linear(LINEAR_TILES_FLOAT)
+def __getattr__(name):
+    """The two kernels, each compiled when it is asked for."""
+    if name not in ("linear_tiles_quantized", "linear_tiles_float"):
+        raise AttributeError(name)
+    return make_linear(LINEAR_TILES_QUANTIZED if name == "linear_tiles_quantized" else LINEAR_TILES_FLOAT)

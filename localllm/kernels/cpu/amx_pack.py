@@ -7,17 +7,14 @@ that leaves each of them as many panels as it needs.
 """
 
 from localllm.kernels.arguments import EXPERT, PACK
-from localllm.kernels.cpu import TILE_SLAB
+from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS, TILE_SLAB
 from localllm.kernels.cpu.amx_rows import two
 from localllm.kernels.cpu.amx_slab import PLANE_BYTES
 from localllm.kernels.cpu.amx_tiles import TILE, store_high, store_planes
-from localllm.kernels.cpu.routing import EXPERT_BYTES
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import load_i64, transpose_f32
 
-PANEL_TOKENS = 16
-PANEL_BYTES = 2 * PLANE_BYTES  # of a slab
-PACK_SCRATCH = 2 * TILE
+EXPERT_BYTES = 8 * len(EXPERT)
 
 
 @device

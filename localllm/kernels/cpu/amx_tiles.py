@@ -16,6 +16,8 @@ for subnormal numbers, which those take for zero. That is for tests: it is slow.
 IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS, LDTILECFG.
 """
 
+from itertools import product
+
 from llvmlite import ir
 from numba import types
 
@@ -45,7 +47,6 @@ from localllm.kernels.target import cpu_features
 
 HAS_TILES = {"amx-tile", "amx-bf16"} <= cpu_features()
 TILE = 1024  # bytes
-REGISTERS = 8 * TILE + 64  # bytes: emulated registers, then their configuration
 LEFT, RIGHT = 4, 6  # the first tiles of operands
 int64 = types.int64
 
@@ -67,9 +68,8 @@ def load_configuration(builder, address):
 
 @device
 def configure(registers):
-    """Make all tiles 16 rows of 64 bytes; `registers` is memory for that. To be released by the same part of a step.
-
-    So no thread waits with tiles in its registers, which the system would have to save.
+    """Make all tiles 16 rows of 64 bytes. To be released by the same part of a step: so no thread waits with tiles in
+    its registers, which the system would have to save. `registers`: TILE_REGISTERS bytes, the last 64 to configure from.
     """
     at = registers + 8 * TILE
     for word in range(8):
@@ -150,20 +150,21 @@ def make_move(name, numbers):
 
 def make_multiply(left, right):
     """A function (registers) that adds the products of so many left operands with so many right ones to the sums."""
-    triples = tuple((i + 2 * j, LEFT + i, RIGHT + j) for j in range(right) for i in range(left))
     if HAS_TILES:
 
         @operation(None, int64)
         def multiply(builder, registers):
-            for triple in triples:
-                tile_call(builder, "tdpbf16ps", *map(I8, triple))
+            for i, j in product(range(left), range(right)):
+                tile_call(builder, "tdpbf16ps", I8(i + 2 * j), I8(LEFT + i), I8(RIGHT + j))
 
         return multiply
 
     @device
     def emulated(registers):
-        for c, x, y in triples:
-            emulated_product(registers + c * TILE, registers + x * TILE, registers + y * TILE)
+        for j in range(right):
+            for i in range(left):
+                c, x, y = i + 2 * j, LEFT + i, RIGHT + j
+                emulated_product(registers + c * TILE, registers + x * TILE, registers + y * TILE)
 
     return emulated
 
