@@ -5,11 +5,13 @@ The rest of the lane is the same code: unpacking, panels, blocking, sums, edges,
 
 import numpy as np
 import pytest
+import test_attention
 from kernel_calls import Scratch, at_end_of_page, caller, count, for_any_parts, normal, output, padded, wanted, written
 from test_experts import CHOICES, Plan
 from test_kernels import FORMATS as LINEAR_FORMATS
 from test_kernels import as_written, linear_float, linear_quantized, product_error, random_matrix
 
+from localllm.engine.cpu import attention_scratch
 from localllm.kernels import cpu
 from localllm.kernels.cpu.quantized_formats import QUANTIZED
 from localllm.kernels.library import Library
@@ -109,3 +111,38 @@ def test_products(call, kind, name):
             assert product_error(rounded, bf16(x), bf16(weights)) < 1e-8
             exact = product(call, library, name, kind, data, rows, x, True)
             assert product_error(exact, x, weights) < 1e-9
+
+
+# ---- attention ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def attend(call, monkeypatch):
+    """`call` for the tests of attention, to meet the kernels with tiles instead."""
+    monkeypatch.setattr(test_attention, "attention_scratch", lambda *dims: attention_scratch(*dims) + cpu.ATTEND_TILES)
+    return lambda name, *given, **arguments: call(name.replace("attend-", "attend_tiles-"), *given, **arguments)
+
+
+@pytest.mark.parametrize("name", ["F16", "Q8_0-Q4_0"])
+@pytest.mark.parametrize(("tokens", "length"), [(20, 20), (33, 300), (65, 65), (130, 1000)])
+def test_attention_in_tiles(attend, name, tokens, length):
+    for shape in test_attention.SHAPES:
+        only = test_attention.text(name, shape, tokens, length)
+        got = for_any_parts(lambda parts, a=(name, shape, [only]): test_attention.attend(attend, *a, parts)[0])
+        assert test_attention.nmse(got, test_attention.exact_attention(shape, only)) < 1e-8
+
+
+def test_attention_of_many_sequences(attend):
+    """Windows, sinks and scattered pages are not the products' business, but they meet them."""
+    shape = test_attention.Shape(64, 80, 2, 6)
+    texts = [test_attention.text("F16", shape, *position, seed) for seed, position in enumerate(test_attention.MIXED)]
+    sinks = np.linspace(-2, 2, 12, dtype=np.float32)
+    got = test_attention.attend(attend, "F16", shape, texts, 3, window=200, sinks=sinks, softcap=20.0, scattered=True)
+    for rows, one in zip(got, texts, strict=True):
+        exact = test_attention.exact_attention(shape, one, 200, 20.0, sinks=sinks)
+        assert test_attention.nmse(rows, exact) < 1e-8
+
+
+@pytest.mark.parametrize("side", ["keys", "values", "q"])
+def test_what_is_not_a_number_stays_visible_in_tiles(attend, side):
+    test_attention.test_what_is_not_a_number_stays_visible(attend, side, 0.0, 30, 300)

@@ -16,12 +16,12 @@ from localllm.engine.recorder import ALL, WANTED, Activation, Operation, Routed,
 from localllm.engine.recurrent import Layout
 from localllm.engine.tape import Buffer
 from localllm.kernels.cpu import (
+    ATTEND_TILES,
     CALL_BYTES,
     LEAST_IN_TILES,
     PANEL_BYTES,
     PANEL_TOKENS,
     SOME_IN_TILES,
-    TILE_REGISTERS,
     TILE_SLAB,
     TILES_SCRATCH,
 )
@@ -33,7 +33,7 @@ class TileLowering(CpuLowering):
     """What tiles do."""
 
     rounds_activations = False  # for the other kernels
-    attention = "attend_tiles", TILE_REGISTERS
+    attention = "attend_tiles", ATTEND_TILES
 
     def __init__(self, operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int):
         self._packed: dict[Activation, dict[str, Any]] = {}

@@ -32,6 +32,7 @@ GENERIC = {"Q1_0", "Q2_0", "NVFP4"}
 TILE_SLAB, TILE_TOKENS, PANEL_TOKENS = 256, 512, 16
 PANEL_BYTES = 4 * PANEL_TOKENS * TILE_SLAB
 TILE_REGISTERS = 8192 + 64
+ATTEND_TILES = TILE_REGISTERS + 2048 + 64 * ATTEND_ROWS  # what attention needs besides: also a tile, queries' padding
 TILES_SCRATCH = TILE_REGISTERS + 128 * (TILE_SLAB + TILE_TOKENS) + 4096
 # Tokens from which on a product goes in tiles where there are any, by the format of the weights; a CPU with AMX has yet
 # to say better: scripts/measure_lanes.py measures all lanes and suggests these numbers.

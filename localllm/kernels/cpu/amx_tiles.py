@@ -245,17 +245,19 @@ def left_over(builder, pair, x, y):
     return narrow_pair(builder, *(builder.fsub(value, half) for value, half in zip((x, y), halves, strict=True)))
 
 
-def make_store_pair(has_low):
-    """An intrinsic (address, bytes to the low plane, x, y) that stores two vectors in BF16, 32 numbers in a row."""
+def make_store_pair(has_low, order):
+    """An intrinsic (address, bytes to the low plane, x, y) that stores two vectors in BF16, 32 numbers in this order."""
 
     @operation(None, int64, int64, f32x16, f32x16)
     def store_pair(builder, address, low, x, y):
-        pair = narrow_pair(builder, x, y)
-        store_value(builder, address, pair)
+        high = narrow_pair(builder, x, y)
+        store_value(builder, address, shuffled(builder, high, high, order))
         if has_low:
-            store_value(builder, builder.add(address, low), left_over(builder, pair, x, y))
+            rest = left_over(builder, high, x, y)
+            store_value(builder, builder.add(address, low), shuffled(builder, rest, rest, order))
 
     return store_pair
 
 
-store_high, store_planes = make_store_pair(False), make_store_pair(True)
+store_high, store_planes = make_store_pair(False, range(32)), make_store_pair(True, range(32))
+store_alternating = make_store_pair(True, [i // 2 + 16 * (i % 2) for i in range(32)])
