@@ -6,13 +6,26 @@ The rest of the lane is the same code: unpacking, panels, blocking, sums, edges,
 import numpy as np
 import pytest
 import test_attention
-from kernel_calls import Scratch, at_end_of_page, caller, count, for_any_parts, normal, output, padded, wanted, written
+from kernel_calls import (
+    GUARD,
+    Scratch,
+    at_end_of_page,
+    caller,
+    count,
+    for_any_parts,
+    normal,
+    output,
+    padded,
+    wanted,
+    written,
+)
 from test_experts import CHOICES, Plan
 from test_kernels import FORMATS as LINEAR_FORMATS
-from test_kernels import as_written, linear_float, linear_quantized, product_error, random_matrix
+from test_kernels import product_error, random_matrix
 
 from localllm.engine.cpu import attention_scratch
 from localllm.kernels import cpu
+from localllm.kernels.arguments import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
 from localllm.kernels.cpu.quantized_formats import QUANTIZED
 from localllm.kernels.library import Library
 from localllm.quant.formats import BY_NAME
@@ -113,6 +126,46 @@ def test_products(call, kind, name):
             assert product_error(exact, x, weights) < 1e-9
 
 
+@pytest.mark.parametrize(("kind", "name"), [("quantized", "Q4_0"), ("float", "F16")])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_products_are_those_of_each_expert_alone_in_tiles(call, kind, name, choice):
+    """Bit for bit, in any number of parts and slices, in one plane and in two; few rows go to the kernel for few."""
+    rows, columns, library = 37, 320, Library([unpacking(name, kind), f"linear_tiles_{kind}"])
+    for tokens in (1, 5, 33, 600):
+        plan = Plan(call, CHOICES[choice](tokens))
+        data, _ = random_matrix(name, 8 * rows, columns)
+        x = normal(plan.count, columns)
+        for exact in (False, True):
+            expected = np.full((plan.count, rows), GUARD)
+            for number, first, used in plan.units:
+                matrix = at_end_of_page(data.reshape(8, -1)[number])
+                expected[first : first + used] = product(call, library, name, kind, matrix, rows, x[first:][:used], exact)
+            for slices, parts in ((1, 1), (5, 3)):
+                got = of_experts(call, library, name, kind, data, rows, plan, x, exact, slices, parts)
+                np.testing.assert_array_equal(got, expected)
+
+
+def of_experts(
+    call, library: Library, name: str, kind: str, data: np.ndarray, rows: int, plan: Plan, x: np.ndarray, exact: bool,
+    slices: int, parts: int,
+) -> np.ndarray:  # fmt: skip
+    """All experts' products. Nothing is written to rows between theirs."""
+    memory, columns, most = panels(call, x, 100 if exact else 99, parts, plan, 100), x.shape[1], 100 if exact else 99
+    scratch, y = Scratch(cpu.CALL_BYTES + cpu.TILES_SCRATCH), output(plan.count, rows)
+    declared = LINEAR_TILES_FLOAT if kind == "float" else LINEAR_TILES_QUANTIZED
+    arguments = of_few(kind) | {"most_precise": most if kind == "float" else count(most)}
+    call(
+        f"experts_tiles_{kind}", parts, count=plan.row_count, weights=data, row_bytes=data.nbytes // 8 // rows,
+        rows=rows, columns=columns, y=y, y_stride=y.strides[0], **arguments, **scratch.arguments, panels=memory,
+        slab_bytes=memory.strides[0], unpack=library.addresses[unpacking(name, kind)], most_exact=count(most), few=0,
+        least=0, linear=library.addresses[f"linear_tiles_{kind}"], by_row_count=1, **plan.arguments,
+        by_row=np.array([[declared.y, y.strides[0]]], np.int64), run_count=count(100), expert_bytes=data.nbytes // 8,
+        slices=slices,
+    )  # fmt: skip
+    scratch.check()
+    return written(y, plan.count, rows)
+
+
 # ---- attention ------------------------------------------------------------------------------------------------------
 
 
@@ -145,4 +198,11 @@ def test_attention_of_many_sequences(attend):
 
 @pytest.mark.parametrize("side", ["keys", "values", "q"])
 def test_what_is_not_a_number_stays_visible_in_tiles(attend, side):
-    test_attention.test_what_is_not_a_number_stays_visible(attend, side, 0.0, 30, 300)
+    """In F16, whose kernel is there."""
+    shape = test_attention.Shape(64, 64, 1, 2)
+    one = test_attention.text("F16", shape, 30, 300)
+    getattr(one, side)[0, ..., 3] = np.nan
+    got = test_attention.attend(attend, "F16", shape, [one])[0]
+    lost = got[:, [3, 67]] if side == "values" else got[0, :64] if side == "q" else got
+    assert np.isnan(lost).all()
+    assert np.isnan(got).all() == (side == "keys")

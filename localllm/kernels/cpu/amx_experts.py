@@ -29,12 +29,12 @@ def make_finish(product, own):
     return finish
 
 
-experts_tiles_quantized = make_experts(
-    LINEAR_TILES_QUANTIZED,
-    EXPERTS_TILES_QUANTIZED,
-    True,
-    make_finish(LINEAR_TILES_QUANTIZED, EXPERTS_TILES_QUANTIZED),
-)
-experts_tiles_float = make_experts(
-    LINEAR_TILES_FLOAT, EXPERTS_TILES_FLOAT, False, make_finish(LINEAR_TILES_FLOAT, EXPERTS_TILES_FLOAT)
-)
+def __getattr__(name):
+    """The two kernels, each compiled when it is asked for."""
+    if name == "experts_tiles_quantized":
+        finish = make_finish(LINEAR_TILES_QUANTIZED, EXPERTS_TILES_QUANTIZED)
+        return make_experts(LINEAR_TILES_QUANTIZED, EXPERTS_TILES_QUANTIZED, True, finish)
+    if name == "experts_tiles_float":
+        finish = make_finish(LINEAR_TILES_FLOAT, EXPERTS_TILES_FLOAT)
+        return make_experts(LINEAR_TILES_FLOAT, EXPERTS_TILES_FLOAT, False, finish)
+    raise AttributeError(name)
