@@ -63,7 +63,10 @@ class TileLowering(CpuLowering):
             reads, tokens = [source], rows
             if isinstance(rows, Routed):  # experts begin with panels of their own
                 experts, tokens = self._experts[rows], rows.of
-                arguments, panels = {"active": experts.active, "active_count": experts.active_count}, panels + experts.active.rows
+                arguments, panels = (
+                    {"active": experts.active, "active_count": experts.active_count},
+                    panels + experts.active.rows,
+                )
                 reads.append(experts.active)
             y = Buffer(slabs * panels, PANEL_BYTES)
             arguments |= {"count": self._count(tokens), "x": source, "stride": source.stride, "columns": x.columns}

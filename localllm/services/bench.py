@@ -188,7 +188,12 @@ class Bench:
     def report(self, results: Sequence[Result]) -> dict[str, Any]:
         """Everything, ready for JSON; the machine's bandwidth is the highest of the tests'."""
         measured = [result.bandwidth / 1e9 for result in results if result.bandwidth]
-        machine = {"cpu": processor(), "lane": lane(), "threads": usable_cores(), "bandwidth_gbs": max(measured, default=None)}
+        machine = {
+            "cpu": processor(),
+            "lane": lane(),
+            "threads": usable_cores(),
+            "bandwidth_gbs": max(measured, default=None),
+        }
         return {"machine": machine, "model": self.model, "tests": [result.facts() for result in results]}
 
 
