@@ -26,7 +26,6 @@ from localllm.kernels.simd import (
     load_f32x16,
     load_lanes_f32x16,
     splat_f32x16,
-    store_f32x16,
     transpose_f32,
     zero_f32x16,
 )

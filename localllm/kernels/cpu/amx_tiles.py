@@ -1,15 +1,15 @@
 """Tile registers of CPUs with AMX, and the products in BF16 that they are for.
 
-There are eight tiles of 16 rows of 64 bytes. One instruction adds to 16 x 16 floats the product of 16 rows of 32 numbers
-in BF16 with 32 rows of 16, of which the latter lie as pairs: [16 pairs][16][2]. Here tiles 0 to 3 hold sums, number
-i + 2 * j those of left operand i, in tile 4 or 5, and right operand j, in tile 6 or 7: so every operand that is loaded
-is used twice.
+There are eight tiles of 16 rows of 64 bytes. One instruction adds to 16 x 16 floats the product of 16 rows of 32
+numbers in BF16 with 32 rows of 16, of which the latter lie as pairs: [16 pairs][16][2]. Here tiles 0 to 3 hold sums,
+number i + 2 * j those of left operand i, in tile 4 or 5, and right operand j, in tile 6 or 7: so every operand that is
+loaded is used twice.
 
 Weights are left operands, rows as they are. Tokens are right operands, packed once for all matrices that they meet.
 
-A number in BF16 has 8 bits: its error is 1.4e-6 of the mean square, that of a product of weights and activations 5.5e-6
-as measured. Where more is asked for, numbers have two planes, the second being what the first leaves over, and three
-of the four products are added: an error below 1e-9 for three times the work.
+A number in BF16 has 8 bits, so a product of weights and activations has an error of 5.6e-6 (normalized mean square).
+Where more is asked for, numbers have two planes, the second being what the first leaves over, and three of the four
+products are added: an error of 1.4e-11 for three times the work.
 
 Elsewhere the same functions work on `registers`, 8 KB of memory, where they compute what the instructions do, except
 for subnormal numbers, which those take for zero. That is for tests: it is slow. Instructions and numbers: Intel 64 and
@@ -22,12 +22,12 @@ from llvmlite import ir
 from numba import types
 
 from localllm.kernels.cpu.signature import device, inlined
+from localllm.kernels.cpu.tiles_f32 import BFloat
 from localllm.kernels.half import constant_like, narrow_bf16, widen_bf16
 from localllm.kernels.simd import (
     I8,
     I16,
     I32,
-    I64,
     f32x16,
     fma_f32x16,
     llvm_call,
@@ -42,7 +42,6 @@ from localllm.kernels.simd import (
     store_value,
     zero_f32x16,
 )
-from localllm.kernels.cpu.tiles_f32 import BFloat
 from localllm.kernels.target import cpu_features
 
 HAS_TILES = {"amx-tile", "amx-bf16"} <= cpu_features()
@@ -68,8 +67,9 @@ def load_configuration(builder, address):
 
 @device
 def configure(registers):
-    """Make all tiles 16 rows of 64 bytes. To be released by the same part of a step: so no thread waits with tiles in
-    its registers, which the system would have to save. `registers`: TILE_REGISTERS bytes, the last 64 to configure from.
+    """Make all tiles 16 rows of 64 bytes. `registers`: TILE_REGISTERS bytes, the last 64 to configure from.
+
+    The same part of a step releases them: so no thread waits with tiles in use, which the system would have to save.
     """
     at = registers + 8 * TILE
     for word in range(8):
@@ -246,7 +246,7 @@ def left_over(builder, pair, x, y):
 
 
 def make_store_pair(has_low, order):
-    """An intrinsic (address, bytes to the low plane, x, y) that stores two vectors in BF16, 32 numbers in this order."""
+    """An intrinsic (address, bytes to the low plane, x, y) that stores two vectors in BF16, in this order."""
 
     @operation(None, int64, int64, f32x16, f32x16)
     def store_pair(builder, address, low, x, y):
