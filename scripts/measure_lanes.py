@@ -4,7 +4,7 @@
 For 9 to 512 tokens: milliseconds, billions of operations per second and the error (normalized, mean square) of one
 product with what its activations need first, as a tape runs it. Lanes: the kernels for any CPU, with activations in 16
 bits and in 8, and BF16 tiles where there is AMX, in two planes and in one. At the end, from how many tokens on tiles
-win: the numbers for LEAST_IN_TILES in localllm/kernels/cpu/__init__.py. With --emulated, other CPUs try that out, slowly.
+win: the numbers for LEAST_IN_TILES in localllm/kernels/cpu/__init__.py. --emulated: anywhere, slowly.
 """
 
 import argparse
