@@ -21,7 +21,7 @@ from synthetic_blocks import PLAIN, random_matrix
 from localllm.arch.storage import KVType
 from localllm.engine import cpu, cpu_tiles
 from localllm.engine.cache import KVCache
-from localllm.engine.program import BATCH, PRECISE_TOKENS
+from localllm.engine.program import BATCH, PRECISE_TOKENS, Header
 from localllm.engine.recorder import ALL, Activation, Operation
 from localllm.engine.threads import Threads, usable_cores
 from localllm.kernels.amx import has_tiles
@@ -56,7 +56,7 @@ class Product:
         given = {"weight": SimpleNamespace(tensor=tensor, name="weights"), "bias": None}
         make = lowering_of(cpu_tiles.TileLowering if in_tiles else cpu.CpuLowering)
         cache = KVCache([], 64, KVType.of("f16"))
-        self.lowering = make([Operation("linear", (x,), y, given)], cache, None, threads)
+        self.lowering = make([Operation("linear", (x,), y, given)], cache, None, threads, Header())
         self.library = Library(self.lowering.kernels | {"run", "work"})
         tape = self.lowering.finish(self.library.addresses)
         self.threads = Threads(threads, self.library.addresses, tape, keep=self)

@@ -12,6 +12,8 @@ import numpy as np
 from localllm.arch.weights import Weight
 from localllm.engine.cache import KVCache
 from localllm.engine.cpu import Address, CpuLowering, Quantized
+from localllm.engine.lowering import Crossing
+from localllm.engine.program import Header
 from localllm.engine.recorder import ALL, WANTED, Activation, Operation, Routed, Rows
 from localllm.engine.recurrent import Layout
 from localllm.engine.tape import Buffer
@@ -35,9 +37,12 @@ class TileLowering(CpuLowering):
     rounds_activations = False  # for the other kernels
     attention = "attend_tiles", ATTEND_TILES
 
-    def __init__(self, operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int):
+    def __init__(
+        self, operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int, header: Header,
+        given: Crossing | None = None,
+    ):  # fmt: skip
         self._packed: dict[Activation, dict[str, Any]] = {}
-        super().__init__(operations, cache, layout, threads)
+        super().__init__(operations, cache, layout, threads, header, given)
 
     def _product(
         self, output: Activation, x: Activation, weight: Weight, is_stored: bool = False
