@@ -25,7 +25,9 @@ from make_synthetic import SHAPES, write_model
 
 BASE = "+64bit,+cmov,+cx8,+fxsr,+mmx,+sse,+sse2"
 AVX2 = BASE + ",+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+cx16,+sahf"
-CPUS = {"x86-64": BASE, "haswell": AVX2, "alderlake": AVX2 + ",+avxvnni"}
+AVX512 = AVX2 + "".join(f",+avx512{name}" for name in ("f", "bw", "cd", "dq", "vl", "vnni", "vbmi", "vbmi2", "bf16"))
+AMX = AVX512 + ",+amx-tile,+amx-bf16,+amx-int8"
+CPUS = {"x86-64": BASE, "haswell": AVX2, "alderlake": AVX2 + ",+avxvnni", "sapphirerapids": AMX}
 FORMATS = "Q4_0 or Q5_1 or Q8_0 or Q4_K or Q6_K or Q2_K or IQ4_XS or F16"
 ROWWISE = "_norm or functions or temper or test_columns or add or swiglu or select or angles or rope or test_quantize["
 TESTS = {

@@ -97,14 +97,15 @@ def bench(
         if as_json and results:
             write(json.dumps(opened.report(results), ensure_ascii=False) + "\n")
         elif results:
-            show(opened.model, results, pretty=is_terminal(sys.stdout) and not as_markdown)
+            show(opened.model, results, opened.lane, pretty=is_terminal(sys.stdout) and not as_markdown)
 
 
-def show(model: dict[str, Any], results: Sequence["Result"], pretty: bool) -> None:
-    """A table for people's eyes, or one in Markdown."""
+def show(model: dict[str, Any], results: Sequence["Result"], lane: str, pretty: bool) -> None:
+    """A table for people's eyes, or one in Markdown. It names the lane in which prompts are multiplied."""
+    columns = [f"{name}, {lane}" if name == "arithmetic" else name for name in COLUMNS]
     rows, name = [cells(result) for result in results], one_line(file_stem(model["path"]))
     if not pretty:
-        table = [("model", *COLUMNS), ("---", "---", *["--:"] * 4), *((name.replace("|", "\\|"), *row) for row in rows)]
+        table = [("model", *columns), ("---", "---", *["--:"] * 4), *((name.replace("|", "\\|"), *row) for row in rows)]
         write("".join("| " + " | ".join(row) + " |\n" for row in table))
         return
     from rich.console import Console
@@ -113,7 +114,7 @@ def show(model: dict[str, Any], results: Sequence["Result"], pretty: bool) -> No
 
     facts = f"{model['arch']} {model['format']}, {count(model['parameters'])} weights in {size(model['size'])}"
     facts += "" if model["device"] == "CPU" else f", {model['device']}"
-    drawn = Table(*COLUMNS, title=Text(f"{name}: {facts}"))
+    drawn = Table(*columns, title=Text(f"{name}: {facts}"))
     for column in drawn.columns[1:]:
         column.justify = "right"
     for row in rows:

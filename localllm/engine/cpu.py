@@ -5,7 +5,7 @@ Most verbs are steps as on any target (localllm.engine.lowering). Matrix product
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,14 @@ from localllm.engine.recurrent import Layout
 from localllm.engine.tape import Buffer, Step, padded
 from localllm.engine.threads import Threads
 from localllm.errors import UnsupportedError
-from localllm.kernels.arguments import LINEAR_FLOAT, LINEAR_QUANTIZED, SPLIT, UNIT
+from localllm.kernels.arguments import (
+    LINEAR_FLOAT,
+    LINEAR_QUANTIZED,
+    LINEAR_TILES_FLOAT,
+    LINEAR_TILES_QUANTIZED,
+    SPLIT,
+    UNIT,
+)
 from localllm.kernels.cpu import (
     ATTEND_KEYS,
     ATTEND_ROWS,
@@ -40,15 +47,16 @@ from localllm.kernels.library import Library, Progress
 from localllm.kernels.target import cpu_features
 
 PART_BYTES = 1 << 16  # of weights: what is worth a thread's coming
-HAS_BF16 = "avx512bf16" in cpu_features()  # instructions that multiply those numbers
 SCRATCH_BYTES = object()  # stands for the final size of the scratch memory of a thread
 # Addresses of rows among the arguments of a product.
 BY_ROW = {
     "linear_quantized": ("high", "low", "scales", "sums", "high_sums", "excess", "y"),
     "linear_float": ("x", "bf16", "y"),
 }
-
 LINEAR = {"linear_quantized": LINEAR_QUANTIZED, "linear_float": LINEAR_FLOAT}
+# The same for products in tiles, with panels that each expert finds in another way.
+BY_ROW |= {name.replace("linear", "linear_tiles"): places for name, places in BY_ROW.items()}
+LINEAR |= {"linear_tiles_quantized": LINEAR_TILES_QUANTIZED, "linear_tiles_float": LINEAR_TILES_FLOAT}
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ def compiled(
     layout: of what recurrent layers keep, if there are some; given: see Lowering; progress(done, total) is called while
     kernels are compiled. Raises ModelError, LocalllmError.
     """
-    lowering = CpuLowering(operations, cache, layout, threads, Header(), given)
+    lowering = lowering_for_this_cpu()(operations, cache, layout, threads, Header(), given)
     library = Library(lowering.kernels | {"run", "work"}, progress)
     tape = lowering.finish(library.addresses)
     memory = library, lowering.header, lowering.scratch, lowering.tape.memory, cache  # as long as the threads live
@@ -91,11 +99,29 @@ def compiled(
     return Program(lowering.header, walkers, operations[-1].output.columns, library.warning)
 
 
+def lowering_for_this_cpu() -> "type[CpuLowering]":
+    """With tiles, where there are any."""
+    if "amx-bf16" in cpu_features():
+        from localllm.engine.cpu_tiles import TileLowering
+        from localllm.kernels.amx import has_tiles
+
+        if has_tiles():
+            return TileLowering
+    return CpuLowering
+
+
 class CpuLowering(Lowering):
-    """What is the CPU's own: matrix products, attention, and memory to work with."""
+    """What is the CPU's own: matrix products, attention, and memory to work with.
+
+    Attributes:
+        rounds_activations: whether to BF16, for weights in BF16.
+        attention: the kernel, and what it needs for each thread besides, in bytes.
+    """
 
     buffer_rows = max(-(-BATCH // tokens) * tokens for tokens in TOKENS_AT_ONCE)  # kernels round tokens up
     expert_rows = EXPERT_ROWS
+    rounds_activations: ClassVar[bool] = "avx512bf16" in cpu_features()  # which has instructions that multiply those
+    attention: ClassVar[tuple[str, int]] = "attend", 0
 
     def __init__(
         self, operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int, header: Header,
@@ -160,7 +186,7 @@ class CpuLowering(Lowering):
         name = kernel.partition("-")[0]
         places, by_row = LINEAR[name], [(at, arguments[at]) for at in BY_ROW[name] if arguments[at]]
         strides = [(getattr(places, at), buffer.stride) for at, buffer in by_row]
-        self._scratch_for(CALL_BYTES + (LINEAR_SCRATCH if name == "linear_quantized" else float_scratch(x.columns)))
+        self._scratch_for(CALL_BYTES + (LINEAR_SCRATCH if name.endswith("quantized") else float_scratch(x.columns)))
         # As many as dense matrices of that size have parts: what is asked for ahead is lost where a slice ends.
         slices = min(max(data[0].nbytes // PART_BYTES, 1), max(8 * self._threads // choice.columns, 1))
         arguments |= {"linear": Address(kernel), "by_row": np.array(strides, np.int64), "by_row_count": len(strides)}
@@ -184,7 +210,7 @@ class CpuLowering(Lowering):
         """What a product in float32 takes besides; the buffers that it reads."""
         arguments |= self._scratch_for(float_scratch(x.columns))
         source = self._buffers[x]
-        rounded = self._as_bf16(x) if format == "BF16" and x.columns % 2 == 0 and HAS_BF16 else None
+        rounded = self._as_bf16(x) if format == "BF16" and x.columns % 2 == 0 and self.rounds_activations else None
         arguments |= {"x": source, "x_stride": source.stride, "bf16": rounded or 0}
         arguments["bf16_stride"] = rounded.stride if rounded else 0
         arguments["most_precise"] = BATCH if is_stored else PRECISE_TOKENS
@@ -222,10 +248,11 @@ class CpuLowering(Lowering):
         arguments |= {"heads": heads, "kv_heads": state.kv_heads, "key_dim": state.key_dim}
         arguments |= {"value_dim": state.value_dim, "slopes": np.array(slopes, np.float32) if slopes else 0}
         arguments["sinks"] = 0 if sinks is None else sinks
-        arguments |= given | self._scratch_for(attention_scratch(-(-state.key_dim // 16) * 16, value_dim))
+        kernel, more = self.attention
+        arguments |= given | self._scratch_for(attention_scratch(-(-state.key_dim // 16) * 16, value_dim) + more)
         count, reads = plan["unit_count"], [source, *in_cache, plan["made"]]
         kinds = "-".join(dict.fromkeys(side.kind.upper() for side in sides))
-        self.tape.append(Step(f"attend-{kinds}", arguments, 8 * self._threads, count, reads, [y, partial]))
+        self.tape.append(Step(f"{kernel}-{kinds}", arguments, 8 * self._threads, count, reads, [y, partial]))
         self.tape.append(Step("merge", dict(arguments), 2 * self._threads, None, [partial, plan["made"]], [y]))
         self._turn(operation.output, y, y, of_values)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weight
+from localllm.engine.cpu import lowering_for_this_cpu
 from localllm.engine.recorder import Activation, Operation
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.objects import object_folder
@@ -26,7 +27,8 @@ SAMPLES, SAMPLE = 8, 64  # of each tensor, evenly spread; bytes of one
 def fingerprint(file: GGUFFile, state: State, operations: Sequence[Operation], kv_type: KVType) -> bytes:
     """32 bytes; state: of the model's files when they were opened."""
     key = hashlib.blake2b(digest_size=32)
-    key.update(repr((object_folder().name, kv_type, state, described(operations))).encode())
+    code = object_folder().name, lowering_for_this_cpu().__name__
+    key.update(repr((code, kv_type, state, described(operations))).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         key.update(source.read_bytes())
     for name, tensor in file.tensors.items():

@@ -8,6 +8,7 @@ import numpy as np
 from localllm.engine.threads import Threads
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.arguments import SEQUENCE
+from localllm.kernels.cpu import ALL_IN_TILES
 
 BATCH = 512  # tokens in one run at most
 PRECISE_TOKENS = 128  # up to so many, activations keep 16 bits
@@ -40,6 +41,7 @@ class Header:
         self.ids, self.positions, self.owners, self.wanted = (zeros((tokens,)) for _ in range(4))
         self.sequences = zeros((tokens, len(SEQUENCE)))
         self.most_precise_stored = zeros((1,)) + BATCH  # for keys and values, whose error all later tokens see
+        self.few_counts = zeros((2,))  # tokens and wanted ones, if they are too few for tiles, else 0
 
     def fill(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
         """Describe a run; logits: float32 [wanted, vocab], which it will write."""
@@ -54,6 +56,7 @@ class Header:
             self.wanted[wanted : wanted + span.wanted] = np.arange(end - span.wanted, end)
             first, wanted = end, wanted + span.wanted
         self.numbers[:] = first, wanted, len(spans), PRECISE_TOKENS if precise else 1, logits.ctypes.data, 0
+        self.few_counts[:] = [count if count < ALL_IN_TILES else 0 for count in (first, wanted)]
 
 
 class Program:

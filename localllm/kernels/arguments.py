@@ -79,6 +79,18 @@ LINEAR_QUANTIZED = arguments(
 LINEAR_FLOAT = arguments(
     "count weights row_bytes rows columns x x_stride y y_stride scratch scratch_bytes bf16 bf16_stride most_precise"
 )
+# A slab of 32 rows of weights as BF16 tiles, see amx_tiles.py: `weights` is where the first row begins, `last` the last
+# row that there is, whose copies stand for those behind; columns from number `column` on; exact: whether also the low
+# plane. `row`: memory for a row's numbers in float32.
+UNPACK = arguments("weights row_bytes last column columns exact tiles row")
+# x as BF16 tiles in panels of 16 tokens, unless there are fewer than `least`, with the low plane for up to `most_exact`
+# (an address) tokens. active: 0, or the EXPERTs whose rows these are, active_count (an address), each by itself.
+PACK = arguments("count x stride columns panels slab_bytes most_exact least active active_count scratch scratch_bytes")
+# What a product in tiles takes behind the arguments of `few`, the kernel for fewer than `least` tokens: x as PACK makes
+# it, `unpack`, the kernel that unpacks W, and the address of the most tokens for which both planes are multiplied.
+OF_TILES = " few unpack panels slab_bytes most_exact least"
+LINEAR_TILES_QUANTIZED = arguments(" ".join(LINEAR_QUANTIZED._fields) + OF_TILES)
+LINEAR_TILES_FLOAT = arguments(" ".join(LINEAR_FLOAT._fields) + OF_TILES)
 # The header of a run, for the kernels that meet the KV cache. Of each sequence that takes part, int64: its first token
 # in the run, how many it has there, how many it has altogether after it, the address of its table of pages, int64, and
 # those of what recurrent layers keep of it: before the run, and where it goes then, which may be the same.
@@ -171,6 +183,8 @@ ADD_BY_EXPERT = arguments("count pairs chosen x z z_stride y stride columns")
 OF_EXPERTS = " linear by_row by_row_count run_count active active_count expert_bytes slices"
 EXPERTS_QUANTIZED = arguments(" ".join(LINEAR_QUANTIZED._fields) + OF_EXPERTS)
 EXPERTS_FLOAT = arguments(" ".join(LINEAR_FLOAT._fields) + OF_EXPERTS)
+EXPERTS_TILES_QUANTIZED = arguments(" ".join(LINEAR_TILES_QUANTIZED._fields) + OF_EXPERTS)
+EXPERTS_TILES_FLOAT = arguments(" ".join(LINEAR_TILES_FLOAT._fields) + OF_EXPERTS)
 # y = x * sigmoid(gate of the row), gate f32 [rows, 1].
 SIGMOID_GATE = arguments("count x gate gate_stride y stride columns")
 # y = gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit.
@@ -234,11 +248,17 @@ KERNELS: dict[str, Any] = {
     "quantize": QUANTIZE,
     "linear_quantized": LINEAR_QUANTIZED,
     "linear_float": LINEAR_FLOAT,
+    "unpack_groups": UNPACK,
+    "unpack_rows": UNPACK,
+    "pack": PACK,
+    "linear_tiles_quantized": LINEAR_TILES_QUANTIZED,
+    "linear_tiles_float": LINEAR_TILES_FLOAT,
     "store": STORE,
     "recall": STORE,
     "hadamard": HADAMARD,
     "plan": PLAN,
     "attend": ATTEND,
+    "attend_tiles": ATTEND,
     "merge": ATTEND,
     "attend_few": ATTEND_FEW,
     "merge_few": MERGE_FEW,
@@ -251,6 +271,8 @@ KERNELS: dict[str, Any] = {
     "add_by_expert": ADD_BY_EXPERT,
     "experts_quantized": EXPERTS_QUANTIZED,
     "experts_float": EXPERTS_FLOAT,
+    "experts_tiles_quantized": EXPERTS_TILES_QUANTIZED,
+    "experts_tiles_float": EXPERTS_TILES_FLOAT,
     "sigmoid_gate": SIGMOID_GATE,
     "swiglu_limited": SWIGLU_LIMITED,
     "multiply": MULTIPLY,

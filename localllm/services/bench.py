@@ -21,6 +21,7 @@ from localllm.engine.program import BATCH
 from localllm.engine.sequence import Sequence as AnySequence
 from localllm.engine.threads import read_text, usable_cores
 from localllm.errors import UsageError
+from localllm.kernels.lane import lane
 from localllm.kernels.library import Progress
 from localllm.kernels.target import cpu_name
 from localllm.services.costs import Costs
@@ -201,10 +202,20 @@ class Bench:
                 for test in tests:
                     yield course.measure(test, repetitions)
 
+    @property
+    def lane(self) -> str:
+        """How prompts are multiplied."""
+        return lane() if self.model.get("device", "CPU") == "CPU" else "cuBLAS"
+
     def report(self, results: Sequence[Result]) -> dict[str, Any]:
         """Everything, ready for JSON; the machine's bandwidth is the highest of the tests'."""
         measured = [result.bandwidth / 1e9 for result in results if result.bandwidth]
-        machine = {"cpu": processor(), "threads": usable_cores(), "bandwidth_gbs": max(measured, default=None)}
+        machine = {
+            "cpu": processor(),
+            "lane": self.lane,
+            "threads": usable_cores(),
+            "bandwidth_gbs": max(measured, default=None),
+        }
         return {"machine": machine, "model": self.model, "tests": [result.facts() for result in results]}
 
 

@@ -27,6 +27,17 @@ ATTEND_ROWS, ATTEND_KEYS = 96, PAGE  # of a unit of attention at most, and of a 
 MOST_SPLITS, FEW_TOKENS = 16, 16  # a context is split up to so often, for so many tokens of a sequence at most
 SPLIT_TOKENS = 64  # tokens of a run whose contexts are split at most: so many slots for partial results there are
 GENERIC = {"Q1_0", "Q2_0", "NVFP4"}
+# BF16 tiles, on CPUs with AMX (amx_tiles.py): columns of a slab of weights, tokens that meet it once it is unpacked,
+# and a panel of tokens, of which a slab's columns take so many bytes in two planes.
+TILE_SLAB, TILE_TOKENS, PANEL_TOKENS = 256, 512, 16
+PANEL_BYTES = 4 * PANEL_TOKENS * TILE_SLAB
+TILE_REGISTERS = 8192 + 64  # bytes, for their emulation, and to configure tiles from
+ATTEND_TILES = TILE_REGISTERS + 2048 + 64 * ATTEND_ROWS  # what attention needs besides: also a tile, queries' padding
+TILES_SCRATCH = TILE_REGISTERS + 128 * (TILE_SLAB + TILE_TOKENS) + 4096  # a slab, sums, a tile, a row
+# Tokens from which on a product goes in tiles where there are any, by the format of the weights. A CPU with AMX has yet
+# to say better: scripts/measure_lanes.py suggests these numbers.
+LEAST_IN_TILES = dict.fromkeys([*sorted(PLAIN), *sorted(GENERIC), *SUB_BLOCK], 9)
+SOME_IN_TILES, ALL_IN_TILES = min(LEAST_IN_TILES.values()), max(LEAST_IN_TILES.values())
 
 MODULES = {
     "run": "runner",
@@ -35,8 +46,14 @@ MODULES = {
     "quantize": "quantize",
     "linear_quantized": "linear_quantized",
     "linear_float": "linear_float",
+    "unpack_groups": "amx_groups",
+    "unpack_rows": "amx_rows",
+    "pack": "amx_pack",
+    "linear_tiles_quantized": "amx_linear",
+    "linear_tiles_float": "amx_linear",
     "round_bf16": "rowwise",
     "attend": "attention",
+    "attend_tiles": "amx_attention",
     "merge": "attention",
     "plan": "attention_plan",
     "store": "cache_store",
@@ -67,6 +84,8 @@ MODULES = {
     "add_by_expert": "experts",
     "experts_quantized": "experts",
     "experts_float": "experts",
+    "experts_tiles_quantized": "amx_experts",
+    "experts_tiles_float": "amx_experts",
     "sigmoid_gate": "activations",
     "swiglu_limited": "activations",
     "stream": "stream",

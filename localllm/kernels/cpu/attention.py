@@ -12,6 +12,8 @@ the same wherever the pages are; longer blocks where pages follow each other wer
 """
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import float32
 
@@ -61,9 +63,12 @@ def padded(numbers):
 
 
 @device
-def places(scratch, key_dim, value_dim):
-    """Where a unit keeps q, tiles of keys and values, scores, output, and the rows' sums and maximums."""
-    tiles = scratch + ATTEND_ROWS * key_dim * 4
+def places(scratch, key_dim, value_dim, more):
+    """Where a unit keeps q, tiles of keys and values, scores, output, and the rows' sums and maximums.
+
+    more: bytes that the products of many rows need in front of the tiles.
+    """
+    tiles = scratch + ATTEND_ROWS * key_dim * 4 + more
     scores = tiles + 2 * ATTEND_KEYS * max(key_dim, value_dim) * 4
     output = scores + ATTEND_ROWS * ATTEND_KEYS * 4
     return scratch, tiles, scores, output, output + ATTEND_ROWS * value_dim * 4
@@ -94,10 +99,16 @@ def start_with_sinks(a, first, rows, group, kv_head, states):
 
 
 @device
+def query_scale(a):
+    """What makes scores powers of 2, or what `cap_scores` takes."""
+    softcap = argument_f32(a, ATTEND.softcap)
+    return argument_f32(a, ATTEND.scale) * (float32(1.0) / softcap if softcap > 0 else LOG2_E)
+
+
+@device
 def load_queries(a, first, rows, group, kv_head, key_dim, q):
     """The unit's rows of q, scaled, with zeros around, as the products take them."""
-    head_dim, softcap = argument(a, ATTEND.key_dim), argument_f32(a, ATTEND.softcap)
-    scale = argument_f32(a, ATTEND.scale) * (float32(1.0) / softcap if softcap > 0 else LOG2_E)
+    head_dim, scale = argument(a, ATTEND.key_dim), query_scale(a)
     tile, down, along = (1, 0, 4) if rows <= FEW_ROWS else (TILE, 4, TILE * 4)
     fill(q, (rows + TILE - 1) // TILE * TILE * key_dim, float32(0.0))
     for r in range(rows):
@@ -219,20 +230,37 @@ def place_of(table, key):
     return load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
 
 
-def make_unit(load_key, load_value):
+class ManyRows(NamedTuple):
+    """How the products of many rows are made: here, or in tiles (amx_attention.py)."""
+
+    make: Callable  # (load_key, load_value) -> (scores, add_values)
+    load_queries: Callable
+    start: Callable  # a function (address of the tiles) that comes first
+    finish: Callable  # a function () that comes last
+    more: int  # see `places`
+
+
+IN_FLOAT32 = ManyRows(attention_many.make_many, load_queries, device(lambda tiles: None), device(lambda: None), 0)
+
+
+def make_unit(load_key, load_value, many):
     """The device function for one unit of work."""
     few_scores, add_few_values = attention_few.make_few(load_key, load_value)
-    many_scores, add_many_values = attention_many.make_many(load_key, load_value)
+    many_scores, add_many_values = many.make(load_key, load_value)
+    load_many_queries, more = many.load_queries, many.more
 
     @device
     def unit(a, group, table, kv_head, first, rows, begin, end, split, scratch, key_dim, value_dim):
         """Rows `first` to first + rows against the keys at positions begin to end; of a split range, part `split`."""
         few, key_bytes, value_bytes = rows <= FEW_ROWS, argument(a, ATTEND.key_bytes), argument(a, ATTEND.value_bytes)
-        q, tiles, scores, output, states = places(scratch, key_dim, value_dim)
+        q, tiles, scores, output, states = places(scratch, key_dim, value_dim, more)
         start_rows(rows, value_dim, output, states)
         if argument(a, ATTEND.sinks) != 0 and split == 0:
             start_with_sinks(a, first, rows, group, kv_head, states)
-        load_queries(a, first, rows, group, kv_head, key_dim, q)
+        if few:
+            load_queries(a, first, rows, group, kv_head, key_dim, q)
+        else:
+            load_many_queries(a, first, rows, group, kv_head, key_dim, q)
         keys = argument(a, ATTEND.keys) + kv_head * argument(a, ATTEND.key_head_stride)
         values = argument(a, ATTEND.values) + kv_head * argument(a, ATTEND.value_head_stride)
         key, place = begin, place_of(table, begin) if begin < end else 0
@@ -253,18 +281,19 @@ def make_unit(load_key, load_value):
     return unit
 
 
-def make(format_name):
+def make(format_name, many=IN_FLOAT32):
     """The kernel for one storage type, or for that of keys and that of values."""
     of_keys, _, of_values = format_name.partition("-")
     (load_key, _), (load_value, _) = STORAGE[of_keys], STORAGE[of_values or of_keys]
-    unit = make_unit(load_key, load_value)
+    unit, start, finish, more = make_unit(load_key, load_value, many), many.start, many.finish, many.more
 
     @kernel
     def attend(a, part, parts, thread):
         group = argument(a, ATTEND.heads) // argument(a, ATTEND.kv_heads)
         key_dim, value_dim = padded(argument(a, ATTEND.key_dim)), padded(argument(a, ATTEND.value_dim))
         scratch = argument(a, ATTEND.scratch) + thread * argument(a, ATTEND.scratch_bytes)
-        _, _, _, output, states = places(scratch, key_dim, value_dim)
+        _, tiles, _, output, states = places(scratch, key_dim, value_dim, more)
+        start(tiles)
         units = load_i64(argument(a, ATTEND.unit_count))
         for i in range(units * part // parts, units * (part + 1) // parts):
             u = argument(a, ATTEND.units) + i * UNIT_BYTES
@@ -279,6 +308,7 @@ def make(format_name):
                     write_partial(a, first + r, group, kv_head, split, value_dim, row, state)
                 else:
                     write_row(a, first + r, group, kv_head, row, load_f32x16(state))
+        finish()
 
     return attend
 

@@ -41,10 +41,11 @@ def put(arguments, place, value):
     store_i64(arguments + place * 8, value)
 
 
-def make_experts(product, own, most_is_address):
+def make_experts(product, own, most_is_address, finish=None):
     """The kernel for a product whose declaration is `product`, by its own one.
 
-    most_is_address: whether the most tokens for the best precision are there as an address.
+    most_is_address: whether the most tokens for the best precision are there as an address. finish(arguments, call,
+    expert, memory) changes more of the arguments `call`, and may use the memory.
     """
     words = len(product)
 
@@ -67,6 +68,8 @@ def make_experts(product, own, most_is_address):
             put(call, words, most)
             most = call + words * 8
         put(call, product.most_precise, most)
+        if finish is not None:
+            finish(a, call, expert, call + (words + 1) * 8)
 
     @kernel
     def experts(a, part, parts, thread):

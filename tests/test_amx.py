@@ -1,0 +1,328 @@
+"""The lane of products in BF16 tiles against NumPy twins: on CPUs without AMX, its instructions are emulated.
+
+The rest of the lane is the same code: unpacking, panels, blocking, sums, edges, and how the engine makes use of it. To
+compile all of it takes a minute or two, so most formats, attention, experts and whole models wait for somebody who has
+changed something: ALL_TILES=1 scripts/test tests/test_amx.py.
+"""
+
+import os
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import test_attention
+import test_experts
+import test_goldens
+from kernel_calls import (
+    GUARD,
+    Scratch,
+    at_end_of_page,
+    caller,
+    count,
+    for_any_parts,
+    normal,
+    output,
+    padded,
+    wanted,
+    written,
+)
+from test_experts import CHOICES, Plan
+from test_kernels import FORMATS as LINEAR_FORMATS
+from test_kernels import product_error, random_matrix
+from test_variants import needs_x86, run_as
+
+from localllm.engine import cpu as engine_cpu
+from localllm.engine.cpu import attention_scratch
+from localllm.engine.cpu_tiles import TileLowering
+from localllm.engine.program import Header, Span
+from localllm.kernels import amx, cpu, lane
+from localllm.kernels.arguments import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
+from localllm.kernels.cpu.quantized_formats import QUANTIZED
+from localllm.kernels.library import Library
+from localllm.kernels.target import cpu_features
+from localllm.quant.formats import BY_NAME
+
+EVERYTHING = os.environ.get("ALL_TILES") == "1"
+at_length = pytest.mark.skipif(not EVERYTHING, reason="ALL_TILES=1 is not set")
+ALL = 1 << 20  # tokens, in both planes
+SLAB = cpu.TILE_SLAB
+
+
+@pytest.fixture(scope="module")
+def call(request):
+    groups, rows = (f"unpack_{kind}-" for kind in ("groups", "rows"))
+    names = [groups + name for name in cpu.SUB_BLOCK] + [rows + name for name in LINEAR_FORMATS["linear_float"]]
+    return caller(["pack", "linear_tiles_quantized", *wanted(request, names)])
+
+
+def bf16(x: np.ndarray) -> np.ndarray:
+    """Rounded to the nearest number in BF16, ties to even, as float32."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + (bits >> 16 & 1) + 0x7FFF) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def panels(call, x: np.ndarray, most_exact: int, parts: int = 1, plan: Plan | None = None, run: int = 0) -> np.ndarray:
+    """x as right operands, [slabs, bytes]. With a plan, it is of all experts' rows, in a run of so many tokens."""
+    source, scratch = padded(x), Scratch(2048)
+    slabs, slab_bytes = -(-x.shape[1] // SLAB), (len(x) // 16 + 1 + (len(plan.units) if plan else 0)) * 16 * 4 * SLAB
+    memory = np.full((slabs, slab_bytes // 4), np.nan, np.float32)
+    given = {"active": plan.active, "active_count": plan.arguments["active_count"]} if plan else {}
+    call(
+        "pack", parts, count=count(run or len(x)), x=source, stride=source.strides[0], columns=x.shape[1],
+        panels=memory, slab_bytes=slab_bytes, most_exact=count(most_exact), least=0,
+        **({"active": 0, "active_count": 0} | given), **scratch.arguments,
+    )  # fmt: skip
+    scratch.check()
+    return memory
+
+
+def product(call, library: Library, name: str, kind: str, data: np.ndarray, rows: int, x: np.ndarray, exact: bool):
+    """The product of a matrix with the rows of x, in tiles, the same in any number of parts."""
+    tokens, columns = x.shape
+    memory, unused = panels(call, x, ALL if exact else 0), of_few(kind)
+
+    def compute(parts: int) -> np.ndarray:
+        y, scratch = output(tokens, rows), Scratch(cpu.TILES_SCRATCH)
+        call(
+            f"linear_tiles_{kind}", parts, count=count(tokens), weights=data, row_bytes=data.nbytes // rows, rows=rows,
+            columns=columns, y=y, y_stride=y.strides[0], **unused, **scratch.arguments, panels=memory, least=0, few=0,
+            slab_bytes=memory.strides[0], unpack=library.addresses[unpacking(name, kind)],
+            most_exact=count(ALL if exact else 0),
+        )  # fmt: skip
+        scratch.check()
+        return written(y, tokens, rows)
+
+    return for_any_parts(compute)
+
+
+def of_few(kind: str) -> dict[str, int]:
+    """What only the kernel for few tokens would read."""
+    if kind == "float":
+        return dict.fromkeys(("x", "x_stride", "bf16", "bf16_stride", "most_precise"), 0)
+    return dict.fromkeys(("high", "low", "scales", "sums", "high_sums", "excess", "most_precise"), 0)
+
+
+def unpacking(name: str, kind: str) -> str:
+    return f"unpack_{'rows' if kind == 'float' else 'groups'}-{name}"
+
+
+QUANTIZED_NAMES = list(cpu.SUB_BLOCK) if EVERYTHING else ["Q4_K", "Q8_0"]
+CASES = [("quantized", name) for name in QUANTIZED_NAMES]
+CASES += [("float", name) for name in LINEAR_FORMATS["linear_float"] if EVERYTHING]
+TOKENS = [1, 16, 17, 33, 600]  # one, a panel, two, an odd number, more than a run ever has
+
+
+def shapes(kind: str, name: str) -> list[tuple[int, int]]:
+    """(rows, columns): halves of slabs that are not there, rows that end within a slab, or within 32 columns."""
+    block = BY_NAME[name].block if kind == "float" else 64 if QUANTIZED[name].chunk else 256
+    return {
+        1: [(1, 5), (16, 100), (50, 300)], 16: [(17, 96), (33, 320)], 32: [(17, 96), (33, 288)],
+        64: [(5, 64), (17, 576), (33, 320)], 256: [(5, 256), (17, 512), (50, 768)],
+    }[block]  # fmt: skip
+
+
+def mean_error(got: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
+    """As product_error, but of all tokens."""
+    x, weights = x.astype(np.float64), weights.astype(np.float64)
+    return float(((got - x @ weights.T) ** 2).sum() / (x**2 @ (weights**2).T).sum())
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_products(call, kind, name):
+    """One plane is what rounding to BF16 leaves of a product, two are exact but for 2e-11."""
+    library = Library([unpacking(name, kind)])
+    for rows, columns in shapes(kind, name):
+        data, weights = random_matrix(name, rows, columns)
+        for tokens in TOKENS if rows == 17 else TOKENS[1:4]:
+            x = normal(tokens, columns)
+            rounded = product(call, library, name, kind, data, rows, x, False)
+            assert mean_error(rounded, x, weights) < (1e-5 if rounded.size > 500 else 2e-5)
+            assert product_error(rounded, bf16(x), bf16(weights)) < 1e-8
+            exact = product(call, library, name, kind, data, rows, x, True)
+            assert product_error(exact, x, weights) < 1e-10
+
+
+@at_length
+@pytest.mark.parametrize(("kind", "name"), [("quantized", "Q4_0"), ("float", "F16")])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_products_are_those_of_each_expert_alone_in_tiles(call, kind, name, choice):
+    """Bit for bit, in any number of parts and slices, in one plane and in two; few rows go to the kernel for few."""
+    rows, columns, library = 37, 320, Library([unpacking(name, kind), f"linear_tiles_{kind}"])
+    for tokens in (5, 150):
+        plan = Plan(call, CHOICES[choice](tokens))
+        data, _ = random_matrix(name, 8 * rows, columns)
+        x = normal(plan.count, columns)
+        for exact in (False, True):
+            expected = np.full((plan.count, rows), GUARD)
+            for number, first, used in plan.units:
+                matrix = at_end_of_page(data.reshape(8, -1)[number])
+                expected[first : first + used] = product(
+                    call, library, name, kind, matrix, rows, x[first:][:used], exact
+                )
+            for slices, parts in ((1, 1), (5, 3)):
+                got = of_experts(call, library, name, kind, data, rows, plan, x, exact, slices, parts)
+                np.testing.assert_array_equal(got, expected)
+
+
+def of_experts(
+    call, library: Library, name: str, kind: str, data: np.ndarray, rows: int, plan: Plan, x: np.ndarray, exact: bool,
+    slices: int, parts: int,
+) -> np.ndarray:  # fmt: skip
+    """All experts' products. Nothing is written to rows between theirs."""
+    memory, columns, most = panels(call, x, 100 if exact else 99, parts, plan, 100), x.shape[1], 100 if exact else 99
+    scratch, y = Scratch(cpu.CALL_BYTES + cpu.TILES_SCRATCH), output(plan.count, rows)
+    declared = LINEAR_TILES_FLOAT if kind == "float" else LINEAR_TILES_QUANTIZED
+    arguments = of_few(kind) | {"most_precise": most if kind == "float" else count(most)}
+    call(
+        f"experts_tiles_{kind}", parts, count=plan.row_count, weights=data, row_bytes=data.nbytes // 8 // rows,
+        rows=rows, columns=columns, y=y, y_stride=y.strides[0], **arguments, **scratch.arguments, panels=memory,
+        slab_bytes=memory.strides[0], unpack=library.addresses[unpacking(name, kind)], most_exact=count(most), few=0,
+        least=0, linear=library.addresses[f"linear_tiles_{kind}"], by_row_count=1, **plan.arguments,
+        by_row=np.array([[declared.y, y.strides[0]]], np.int64), run_count=count(100), expert_bytes=data.nbytes // 8,
+        slices=slices,
+    )  # fmt: skip
+    scratch.check()
+    return written(y, plan.count, rows)
+
+
+# ---- attention ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def attend(call, monkeypatch):
+    """`call` for the tests of attention, to meet the kernels with tiles instead."""
+    monkeypatch.setattr(test_attention, "attention_scratch", lambda *dims: attention_scratch(*dims) + cpu.ATTEND_TILES)
+    return lambda name, *given, **arguments: call(name.replace("attend-", "attend_tiles-"), *given, **arguments)
+
+
+@at_length
+@pytest.mark.parametrize("name", ["F16", "Q8_0-Q4_0"])
+@pytest.mark.parametrize(("tokens", "length"), [(20, 20), (33, 300), (65, 65), (130, 1000)])
+def test_attention_in_tiles(attend, name, tokens, length):
+    for shape in test_attention.SHAPES:
+        only = test_attention.text(name, shape, tokens, length)
+        got = for_any_parts(lambda parts, a=(name, shape, [only]): test_attention.attend(attend, *a, parts)[0])
+        assert test_attention.nmse(got, test_attention.exact_attention(shape, only)) < 1e-8
+
+
+@at_length
+def test_attention_of_many_sequences(attend):
+    """Windows, sinks and scattered pages are not the products' business, but they meet them."""
+    shape = test_attention.Shape(64, 80, 2, 6)
+    texts = [test_attention.text("F16", shape, *position, seed) for seed, position in enumerate(test_attention.MIXED)]
+    sinks = np.linspace(-2, 2, 12, dtype=np.float32)
+    got = test_attention.attend(attend, "F16", shape, texts, 3, window=200, sinks=sinks, softcap=20.0, scattered=True)
+    for rows, one in zip(got, texts, strict=True):
+        exact = test_attention.exact_attention(shape, one, 200, 20.0, sinks=sinks)
+        assert test_attention.nmse(rows, exact) < 1e-8
+
+
+@at_length
+@pytest.mark.parametrize("side", ["keys", "values", "q"])
+def test_what_is_not_a_number_stays_visible_in_tiles(attend, side):
+    """In F16, whose kernel is there."""
+    shape = test_attention.Shape(64, 64, 1, 2)
+    one = test_attention.text("F16", shape, 30, 300)
+    getattr(one, side)[0, ..., 3] = np.nan
+    got = test_attention.attend(attend, "F16", shape, [one])[0]
+    lost = got[:, [3, 67]] if side == "values" else got[0, :64] if side == "q" else got
+    assert np.isnan(lost).all()
+    assert np.isnan(got).all() == (side == "keys")
+
+
+# ---- the engine -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_tiles(monkeypatch):
+    """Models are lowered to tiles, emulated if need be."""
+    monkeypatch.setattr(engine_cpu, "lowering_for_this_cpu", lambda: TileLowering)
+
+
+@at_length
+@pytest.mark.usefixtures("in_tiles")
+@pytest.mark.parametrize("name", [
+    "llama-F16", "llama-Q4_0", "llama-Q4_K_M", "llama-Q6_K", "llama-Q8_0", "llama-NVFP4", "llama_moe-Q4_0",
+    "gpt_oss-MXFP4_MOE", "qwen2-BF16", "deepseek2_v3-Q8_0",
+])  # fmt: skip
+def test_goldens_in_tiles(shared, name):
+    """48 tokens, precisely: nearer to exact weights than elsewhere. Measured: 2e-10."""
+    test_goldens.check_quantized(shared / "goldens" / "quant" / f"{name}.gguf", "cpu", 1e-8)
+
+
+@at_length
+@pytest.mark.usefixtures("in_tiles")
+@pytest.mark.parametrize("name", ["llama", "gemma2", "lfm2", "llama_moe", "gpt_oss", "deepseek2_lite", "phi3_longrope"])
+def test_architectures_in_tiles(shared, name):
+    test_goldens.test_architectures(shared, name, "cpu")
+
+
+@at_length
+@pytest.mark.usefixtures("in_tiles")
+@pytest.mark.parametrize(("name", "bound"), [("Q4_0", 1e-4), ("Q8_0", 1e-4), ("Q4_K_M", 1e-4), ("F16", 1e-4)])
+def test_batches_in_tiles(shared, name, bound):
+    """Precise ones, and large ones, in which int8 loses 3.1e-4 to 6.9e-4."""
+    path = shared / "goldens" / "quant" / f"llama-{name}.gguf"
+    assert test_goldens.prefill_against_steps(path, [8, 9, 15, 16, 17, 33, 127, 128], 640, 320) < 1e-6
+    assert test_goldens.prefill_against_steps(path, [129, 600], 640, 320) < bound
+
+
+@at_length
+@pytest.mark.usefixtures("in_tiles")
+def test_runs_of_any_size_agree_in_tiles(shared):
+    """Experts, and several sequences: weights in float32 are never rounded to one plane."""
+    test_experts.test_runs_of_any_size_agree(lambda name: shared / "goldens" / "arch" / f"{name}.gguf", "llama_moe")
+
+
+def test_integers_are_made_for_few_tokens_only():
+    store = SimpleNamespace(addresses=(0, 0, 0))
+    for tokens, few in ((1, 1), (8, 8), (9, 0), (512, 0)):
+        header = Header()
+        header.fill([Span(store, 0, np.zeros(tokens, np.int64), 1)], True, np.zeros((1, 1), np.float32))
+        assert header.few_counts.tolist() == [few, 1]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("features", [set(), {"amx-tile"}, {"amx-tile", "amx-bf16", "avx2"}])
+def test_tiles_are_used_where_they_are_there_and_allowed(monkeypatch, features, allowed):
+    """Nobody is asked for what the CPU does not have."""
+    asked = []
+    for module in (amx, engine_cpu, lane):
+        monkeypatch.setattr(module, "cpu_features", lambda: frozenset(features))
+    monkeypatch.setattr(amx, "allow_tiles", lambda: asked.append(1) or allowed)
+    monkeypatch.setattr(amx, "has_tiles", amx.has_tiles.__wrapped__)
+    is_there = "amx-bf16" in features
+    assert engine_cpu.lowering_for_this_cpu() is (TileLowering if is_there and allowed else engine_cpu.CpuLowering)
+    assert lane.lane() == ("portable" if not is_there else "amx-bf16" if allowed else "avx2")
+    assert bool(asked) == is_there
+
+
+@pytest.mark.skipif("amx-tile" in cpu_features(), reason="this CPU has tiles")
+def test_a_system_without_tiles_refuses_quietly():
+    assert amx.allow_tiles() is False
+
+
+# ---- the instructions -----------------------------------------------------------------------------------------------
+
+ASSEMBLY = """
+import sys
+from localllm.kernels.compile import linked
+for name in sys.argv[1:]:
+    module, machine = linked(name)
+    print(machine.emit_assembly(module))
+"""
+
+
+@needs_x86
+def test_the_instructions_are_used(tmp_path):
+    """Compiled for a CPU that has them: tiles are configured and released, and never put aside."""
+    names = ["linear_tiles_quantized", *["attend_tiles-F16"][:EVERYTHING]]
+    assembly = run_as("sapphirerapids", tmp_path, "-c", ASSEMBLY, *names)
+    for instruction in ("ldtilecfg", "tilerelease"):
+        assert len(re.findall(rf"\t{instruction}\b", assembly)) == len(names)
+    assert len(re.findall(r"\ttdpbf16ps\t%tmm[67], %tmm[45], %tmm[0-3]\n", assembly)) >= 2 * (1 + 3) + 4 * (1 + 3)
+    loads = re.findall(r"\ttileloadd\t(\S+), %tmm\d\n", assembly)
+    stores = re.findall(r"\ttilestored\t%tmm(\d), (\S+)\n", assembly)
+    assert loads and stores and {number for number, _ in stores} <= set("0123")
+    assert not any("rsp" in place or "rbp" in place for place in (*loads, *(place for _, place in stores)))
