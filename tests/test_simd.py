@@ -237,8 +237,9 @@ def test_constants():
     halving = simd.constant_f32(simd.f32x8, 1.0, 0.5)
     constant = result(np.float32, 8, lambda out: simd.store_f32x8(out, halving()))
     np.testing.assert_array_equal(constant, [1.0, 0.5] * 4)
-    pairs = result(np.float32, 16, lambda out: simd.store_f32x16(out, simd.pairs_f32x16(np.float32(2), np.float32(3))))
-    np.testing.assert_array_equal(pairs, [2, 2, 3, 3] * 4)
+    two, three = np.float32(2), np.float32(3)
+    turns = result(np.float32, 8, lambda out: simd.store_f32x8(out, simd.alternating_f32x8(two, three)))
+    np.testing.assert_array_equal(turns, [2, 3] * 4)
 
 
 @pytest.mark.parametrize(("lanes", "fma"), [(8, simd.fma_f32x8), (16, simd.fma_f32x16)])

@@ -708,13 +708,13 @@ def pair_f32x2(builder, x, y):
     return builder.insert_element(pair, y, I32(1))
 
 
-@operation(f32x16, types.float32, types.float32)
-def pairs_f32x16(builder, x, y):
-    """x, x, y, y, x, x, y, y, ..."""
+@operation(f32x8, types.float32, types.float32)
+def alternating_f32x8(builder, x, y):
+    """x, y, x, y, ..."""
     pair = ir.Constant(ir.VectorType(F32, 2), ir.Undefined)
     for lane, scalar in enumerate((x, y)):
         pair = builder.insert_element(pair, scalar, I32(lane))
-    return builder.shuffle_vector(pair, pair, ir.Constant(ir.VectorType(I32, 16), [0, 0, 1, 1] * 4))
+    return builder.shuffle_vector(pair, pair, ir.Constant(ir.VectorType(I32, 8), [0, 1] * 4))
 
 
 def make_quads(*order):

@@ -23,13 +23,12 @@ from localllm.kernels.target import cpu_features
 
 # Rows that are read at a time for several tokens. Four, where there are registers for them: activations come from the
 # second cache if there are many tokens, and four rows share what is read of them: 0.8 of the time of two at 16 tokens.
-# Two, if a row ends in chunks of 64 columns, which rows do not share: 1536 x 576 takes 0.78 of the time of four.
 TOGETHER = 4 if "avx512f" in cpu_features() else 2
 # Tokens for which rows are read as in decode, by the columns of a sub-block. Against tiles, which come in sixes, rows
 # of Q4_K in both planes take 0.78 of the time at 24 tokens, 0.9 at 48; Q8_0 0.77, 0.91; Q4_0 0.9, 0.97; Q6_K 0.97, and
 # at 36 1.04.
 FEW = {32: 48, 16: 30} if TOGETHER == 4 else {32: 20, 16: 20}
-FEW_WITH_CHUNKS = 20  # if a row ends in such chunks, which tokens do not share either: SmolLM2 reads 24 at 0.79 in rows
+FEW_WITH_CHUNKS = 20  # if a row ends in chunks of 64 columns: 576 columns of Q4_1 take 0.87 in tiles at 24, 0.75 at 48
 # Bytes of 256 weights up to which arithmetic is what limits decode, so that rows go in pairs. One core reads Q4_K at 20
 # GB/s in pairs and 17 one by one, Q4_0 at 18 and 15, but Q8_0 at 18 and 20.
 MOST_FOR_PAIRS = 200
@@ -74,7 +73,6 @@ def make(format_name):
     """The kernel for one format."""
     format = QUANTIZED[format_name]
     one_token, few = make_one_token(format), make_few(format, TOGETHER)
-    few_with_chunks = make_few(format, 2) if format.chunk and TOGETHER > 2 else few
     unpacked = SMALL_CODES.get(format_name, format)
     few_tokens = FEW[unpacked.sub_block]
     precise_slab, fast_slab = make_precise_slab(unpacked), make_fast_slab(unpacked)
@@ -89,10 +87,8 @@ def make(format_name):
             first, last = fours * part // parts * 4, min(fours * (part + 1) // parts * 4, rows)
             if tokens == 1:
                 one_token(a, first, last)
-            elif tokens > 1 and columns % 256 == 0:
-                few(a, first, last, tokens, scratch)
             elif tokens > 1:
-                few_with_chunks(a, first, last, tokens, scratch)
+                few(a, first, last, tokens, scratch)
             return
         tiles = (rows + ROWS - 1) // ROWS
         for tile in range(tiles * part // parts, tiles * (part + 1) // parts):

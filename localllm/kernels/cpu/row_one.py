@@ -18,7 +18,6 @@ from localllm.kernels.simd import (
     f32x16,
     i32x16,
     load_value,
-    multiply_add,
     operation,
     shuffled,
     slice_of,
@@ -33,40 +32,35 @@ class OneToken:
     """The totals: of sub-blocks of 32, one vector with the 8 of the first row and those of the second; of 16, a vector
     of 16 for each row."""
 
-    def __init__(self, sub_block, rows):
-        self.rows, self.halves = rows, 32 // sub_block  # of a run of 32 columns that make a sub-block each
-        self.of_row = f32x8 if self.halves == 1 else f32x16  # scales or minimums
+    def __init__(self, shape, rows):
+        self.shape, self.rows, self.halves = shape, rows, shape.halves
         self.vector = f32x16 if self.halves == 2 or rows == 2 else f32x8
-        self.vectors = rows if self.halves == 2 else 1
-        self.together = rows * self.halves // self.vectors  # vectors of dot products that make one
-        self.totals, self.factors = types.UniTuple(self.vector, self.vectors), types.UniTuple(self.of_row, rows)
+        self.count = rows if self.halves == 2 else 1
+        self.together = rows * self.halves // self.count  # vectors of dot products that make one
+        self.totals = types.UniTuple(self.vector, self.count)
+        self.factors = types.UniTuple(shape.of_row, shape.factors * rows)
 
-    def make_start(self):
-        @operation(self.totals, f32x16, f32x16)
-        def start(builder, first, other):
-            """The totals that begin with what each row's columns behind the last group have come to."""
-            if self.halves == 2:
-                return as_tuple(builder, [first, other][: self.rows])
-            eights = [builder.fadd(*(slice_of(builder, v, odd, 16, 2) for odd in (0, 1))) for v in (first, other)]
-            joined = shuffled(builder, *eights, range(16)) if self.rows == 2 else eights[0]
-            return as_tuple(builder, [joined])
+    def make_zero(self):
+        @operation(self.totals)
+        def zero(builder):
+            return as_tuple(builder, [ir.Constant(self.vector.llvm, None)] * self.count)
 
-        return start
+        return zero
 
     def make_add(self):
-        codes = types.UniTuple(u8x64, 4 * self.rows)
+        codes = types.UniTuple(u8x64, self.shape.vectors * self.rows)
 
-        @operation(self.totals, self.totals, codes, self.factors, self.factors, *[int64] * 4)
-        def add(builder, totals, codes, scales, minimums, high, low, x_scales, x_sums):
+        @operation(self.totals, self.totals, codes, self.factors, *[int64] * 4)
+        def add(builder, totals, codes, factors, high, low, x_scales, x_sums):
             """totals + x_scales * scales * dots + minimums * x_sums."""
             totals, dots = elements(builder, totals), self.dots(builder, elements(builder, codes), high, low)
-            scales, minimums = (self.joined(builder, elements(builder, values)) for values in (scales, minimums))
-            c, n = (self.of_token(builder, address) for address in (x_scales, x_sums))
-            for v, (s, m) in enumerate(zip(scales, minimums, strict=True)):
+            factors = self.joined(builder, elements(builder, factors))
+            c, n = (self.shape.load(builder, address) for address in (x_scales, x_sums))
+            c, n = (self.in_lanes(builder, value) for value in (c, self.shape.from_offset(builder, n)))
+            for v in range(self.count):
                 pair = v * self.together
                 dot = self.by_sub_block(builder, dots[pair], dots[pair + self.together - 1])
-                totals[v] = multiply_add(builder, m, n, totals[v])
-                totals[v] = multiply_add(builder, dot, builder.fmul(s, c), totals[v])
+                totals[v] = self.shape.scaled(builder, totals[v], dot, factors[v :: self.count], c, n)
             return as_tuple(builder, totals)
 
         return add
@@ -74,19 +68,22 @@ class OneToken:
     def dots(self, builder, codes, high, low):
         """Dot products with the activations, 256 * high + low, of all rows, by half of the runs."""
         sums, dot = [ir.Constant(i32x16.llvm, None)] * (self.rows * self.halves), dot_variant()
+        vectors = self.shape.vectors
         for plane in (high, low):
-            for q in range(4):
+            for q in range(vectors):
                 numbers = load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm)
                 for row in range(self.rows):
-                    i = row * self.halves + q * self.halves // 4
-                    sums[i] = dot(builder, sums[i], codes[4 * row + q], numbers)
+                    i = row * self.halves + q * self.halves // vectors
+                    sums[i] = dot(builder, sums[i], codes[vectors * row + q], numbers)
             if plane is high:
                 sums = [builder.shl(value, constant_like(value, 8)) for value in sums]
         return sums
 
     def joined(self, builder, factors):
-        """The rows' scales or minimums, as many vectors as the totals have."""
-        return factors if len(factors) == self.vectors else [shuffled(builder, *factors, range(16))]
+        """The rows' scales, and minimums, as many vectors of each as the totals have."""
+        if self.rows == self.count:
+            return factors
+        return [shuffled(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]
 
     def by_sub_block(self, builder, x, y):
         """Neighbouring lanes added: of x and then y if they are rows, of both in turn if they are halves."""
@@ -96,9 +93,8 @@ class OneToken:
         sums = (shuffled(builder, x, y, [lane + odd for lane in even]) for odd in (0, 1))
         return builder.sitofp(builder.add(*sums), self.vector.llvm)
 
-    def of_token(self, builder, address):
-        """The token's scales or sums, which are there for every 16 columns, in the lanes of the totals."""
-        values = load_value(builder, address, f32x16.llvm)
+    def in_lanes(self, builder, values):
+        """A token's scales or sums in the lanes of the totals."""
         if self.halves == 2:
             return values
         return shuffled(builder, values, values, [lane % 8 * 2 for lane in range(self.vector.lanes)])

@@ -9,10 +9,10 @@ from numba import types
 
 from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu.row_one import OneToken
+from localllm.kernels.cpu.row_shape import chunk_shape, group_shape
 from localllm.kernels.cpu.row_steps import Steps
-from localllm.kernels.cpu.row_tails import make_tail
 from localllm.kernels.cpu.signature import argument, device, inlined
-from localllm.kernels.simd import I64, operation, prefetch_line, splat_f32x8, splat_f32x16
+from localllm.kernels.simd import I64, alternating_f32x8, operation, prefetch_line
 
 # Bytes between the weights in use and those asked for: far ahead for the second cache, in the order of the file even if
 # two rows are read side by side, then for the first. One core of two reads Q4_K at 22 GB/s in rows of 2048 columns or
@@ -56,24 +56,26 @@ def make_codes(codes, rows):
     return make_joined(inlined(lambda w, step: codes(w)), rows)
 
 
-def make_from_offset(format):
-    """What an offset of the codes comes to: a minimum of -offset * scale."""
-    scales, factor = format.scales, -float(format.offset)
-    splat = splat_f32x8 if format.sub_block == 32 else splat_f32x16
-    return device(lambda w: scales(w) * splat(factor))
+def make_factors(scales, minimums, rows):
+    """The same for scales, and minimums if there are some, of all rows."""
+    scales = make_each(scales, rows)
+    if minimums is None:
+        return scales
+    minimums = make_each(minimums, rows)
+    return inlined(lambda w, step: scales(w, step) + minimums(w, step))
 
 
-def make_group(format, steps):
-    """A function (w, bytes between rows) -> what `add` takes of a group: codes, scales and minimums."""
-    codes, scales = make_codes(format.codes, steps.rows), make_each(format.scales, steps.rows)
-    minimums = make_each(format.minimums or make_from_offset(format), steps.rows)
-    mix, spread = steps.make_mix(), steps.make_spread()
+def make_group(format, rows):
+    """Two functions (w, bytes between rows): the codes of a group, and its factors."""
+    return make_codes(format.codes, rows), make_factors(format.scales, format.minimums, rows)
 
-    @inlined
-    def group(w, step):
-        return mix(codes(w, step)), spread(scales(w, step)), spread(minimums(w, step))
 
-    return group
+def make_chunk(format, rows):
+    """The same for a chunk, whose two scales and minimums stand there as often as row_shape.py asks for."""
+    block_bytes, codes, scale, minimum = format.chunk
+    scales = device(lambda w: alternating_f32x8(scale(w), scale(w + block_bytes)))
+    minimums = device(lambda w: alternating_f32x8(minimum(w) / 4, minimum(w + block_bytes) / 4)) if minimum else None
+    return make_each(codes, rows), make_factors(scales, minimums, rows)
 
 
 def make_fetch(format, rows):
@@ -93,83 +95,52 @@ def make_fetch(format, rows):
     return ask
 
 
-def make_fetch_tails(format, rows):
-    """A function (ahead, columns) that asks for what lies behind a row's last group, and returns where that ends."""
-    chunk_bytes = rows * 2 * format.chunk.block_bytes if format.chunk else 0
-    fetch = make_ask_for(chunk_bytes, 2)
+def make_take(format, shape, read, rows, planes):
+    """A function (w, bytes between rows, high, low, scales, sums, columns, tokens, scratch): what all tokens get of a
+    group or a chunk, which `read` finds."""
+    steps, (codes, factors) = Steps(shape, rows, planes), read(format, rows)
+    mix, spread, add, size = steps.make_mix(), steps.make_spread(), steps.make_add(), steps.size
+    load, store = steps.make_load(), steps.make_store()
 
     @inlined
-    def ask(ahead, columns):
-        for _ in range(columns % 256 // 64):
-            fetch(ahead)
-            ahead += chunk_bytes
-        return ahead
+    def take(w, step, x, low, c, n, columns, tokens, scratch):
+        mixed, spread_factors = mix(codes(w, step)), spread(factors(w, step))
+        for _ in range(tokens):
+            store(scratch, add(load(scratch), mixed, spread_factors, x, low, c, n))
+            x, low, c, n, scratch = x + columns, low + columns, c + columns // 4, n + columns // 4, scratch + size
 
-    return ask
-
-
-def make_tails(format, steps):
-    """(arguments of the kernel, w, bytes between rows, token) -> the totals to begin with."""
-    of_rows, start = make_of_rows(make_tail(format, steps.planes), steps.rows), steps.make_start()
-    group_bytes, sums = format.group_bytes, LINEAR.sums if steps.planes == 2 else LINEAR.high_sums
-
-    @inlined
-    def tails(a, w, step, token):
-        columns = argument(a, LINEAR.columns)
-        groups, chunks = columns // 256, columns % 256 // 64
-        x, low, c, n = activations(a, sums)
-        place = token * columns + groups * 256
-        x, low, c, n, w = x + place, low + place, c + place // 4, n + place // 4, w + groups * group_bytes
-        return start(of_rows(w, step, x, low, c, n, chunks))
-
-    return tails
-
-
-def make_of_rows(tail, rows):
-    """A function (w, bytes between rows, ...) -> `tail` of each row: a tuple."""
-    if rows == 1:
-        return inlined(lambda w, step, x, low, c, n, chunks: (tail(w, x, low, c, n, chunks),))
-    half, distance = make_of_rows(tail, rows // 2), rows // 2
-
-    @inlined
-    def both(w, step, x, low, c, n, chunks):
-        return half(w, step, x, low, c, n, chunks) + half(w + distance * step, step, x, low, c, n, chunks)
-
-    return both
+    return take
 
 
 def make_row(format, rows, planes):
-    """A function (arguments of the kernel, address of a row, bytes to the next, y, tokens, scratch) for 2 or 4 rows.
+    """A function (arguments of the kernel, address of a row, bytes to the next, y, tokens, scratch).
 
-    The tokens' totals wait in the scratch memory, so that any number of tokens shares the unpacking. Two rows share
-    what is read of the activations, which is more than half of all loads.
+    For so many rows at a time; y is where the results of the first token go. Totals wait in the scratch memory.
     """
-    steps = Steps(format.sub_block, rows, planes)
-    group, fetch, start = make_group(format, steps), make_fetch(format, rows), make_tails(format, steps)
-    fetch_tails = make_fetch_tails(format, rows)
-    add, finish, load, store = steps.make_add(), steps.make_finish(), steps.make_load(), steps.make_store()
-    group_bytes, size, sums = (
-        format.group_bytes,
-        64 * steps.count,
-        LINEAR.sums if planes == 2 else LINEAR.high_sums,
-    )
+    steps, fetch = Steps(group_shape(format), rows, planes), make_fetch(format, rows)
+    take_group = make_take(format, group_shape(format), make_group, rows, planes)
+    take_chunk = make_take(format, chunk_shape(format), make_chunk, rows, planes) if format.chunk else None
+    clear, load, finish, size = steps.make_clear(), steps.make_load(), steps.make_finish(), steps.size
+    group_bytes, chunk_bytes = format.group_bytes, 2 * format.chunk.block_bytes if format.chunk else 0
+    fetch_chunk, sums = make_ask_for(rows * chunk_bytes, 2), LINEAR.sums if planes == 2 else LINEAR.high_sums
 
     @inlined
     def row(a, w, step, y, tokens, scratch):
         columns, ahead = argument(a, LINEAR.columns), w + (rows - 1) * step + AHEAD
         for t in range(tokens):
-            store(scratch + t * size, start(a, w, step, t))
-        ahead = fetch_tails(ahead, columns)
-        high, rest, c_first, n_first = activations(a, sums)
+            clear(scratch + t * size)
+        x, low, c, n = activations(a, sums)
         for _ in range(columns // 256):
             fetch(w, step, ahead)
-            codes, scales, minimums = group(w, step)
-            x, low, c, n, place = high, rest, c_first, n_first, scratch
-            for _ in range(tokens):
-                store(place, add(load(place), codes, scales, minimums, x, low, c, n))
-                x, low, c, n, place = x + columns, low + columns, c + columns // 4, n + columns // 4, place + size
+            take_group(w, step, x, low, c, n, columns, tokens, scratch)
             w, ahead = w + group_bytes, ahead + rows * group_bytes
-            high, rest, c_first, n_first = high + 256, rest + 256, c_first + 64, n_first + 64
+            x, low, c, n = x + 256, low + 256, c + 64, n + 64
+        if take_chunk is not None:
+            for _ in range(columns % 256 // 64):
+                fetch_chunk(ahead)
+                take_chunk(w, step, x, low, c, n, columns, tokens, scratch)
+                w, ahead = w + chunk_bytes, ahead + rows * chunk_bytes
+                x, low, c, n = x + 64, low + 64, c + 16, n + 16
         for t in range(tokens):
             finish(load(scratch + t * size), y + t * argument(a, LINEAR.y_stride))
 
@@ -178,28 +149,33 @@ def make_row(format, rows, planes):
 
 def make_one(format, rows):
     """A function (arguments of the kernel, address of a row, bytes to the next, y) for one token, in both planes."""
-    steps, fetch, tail = OneToken(format.sub_block, rows), make_fetch(format, rows), make_tail(format, 2)
-    codes, scales = make_codes(format.codes, rows), make_each(format.scales, rows)
-    minimums = make_each(format.minimums or make_from_offset(format), rows)
-    fetch_tails, group_bytes = make_fetch_tails(format, rows), format.group_bytes
-    start, add, finish = steps.make_start(), steps.make_add(), steps.make_finish()
+    steps, fetch = OneToken(group_shape(format), rows), make_fetch(format, rows)
+    codes, factors = make_group(format, rows)
+    zero, add, finish = steps.make_zero(), steps.make_add(), steps.make_finish()
+    add_chunk, chunk_codes, chunk_factors = None, None, None
+    if format.chunk:
+        add_chunk, (chunk_codes, chunk_factors) = (
+            OneToken(chunk_shape(format), rows).make_add(),
+            make_chunk(format, rows),
+        )
+    group_bytes, chunk_bytes = format.group_bytes, 2 * format.chunk.block_bytes if format.chunk else 0
+    fetch_chunk = make_ask_for(rows * chunk_bytes, 2)
 
     @inlined
     def one(a, w, step, y):
-        columns = argument(a, LINEAR.columns)
-        groups, chunks = columns // 256, columns % 256 // 64
+        columns, ahead, totals = argument(a, LINEAR.columns), w + (rows - 1) * step + AHEAD, zero()
         x, low, c, n = activations(a, LINEAR.sums)
-        end, place = w + groups * group_bytes, groups * 256
-        first = tail(end, x + place, low + place, c + place // 4, n + place // 4, chunks)
-        other = first
-        if rows == 2:
-            other = tail(end + step, x + place, low + place, c + place // 4, n + place // 4, chunks)
-        totals, ahead = start(first, other), fetch_tails(w + step + AHEAD, columns)
-        for _ in range(groups):
+        for _ in range(columns // 256):
             fetch(w, step, ahead)
-            totals = add(totals, codes(w, step), scales(w, step), minimums(w, step), x, low, c, n)
+            totals = add(totals, codes(w, step), factors(w, step), x, low, c, n)
             w, ahead = w + group_bytes, ahead + rows * group_bytes
             x, low, c, n = x + 256, low + 256, c + 64, n + 64
+        if add_chunk is not None:
+            for _ in range(columns % 256 // 64):
+                fetch_chunk(ahead)
+                totals = add_chunk(totals, chunk_codes(w, step), chunk_factors(w, step), x, low, c, n)
+                w, ahead = w + chunk_bytes, ahead + rows * chunk_bytes
+                x, low, c, n = x + 64, low + 64, c + 16, n + 16
         finish(totals, y)
 
     return one
