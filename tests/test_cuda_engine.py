@@ -1,4 +1,4 @@
-"""A whole engine on a card that is Numba's simulator: sequences, layers on both sides, what fits, and what is missing."""
+"""An engine on a card that is Numba's simulator: sequences, layers on both sides, what fits, and what is missing."""
 
 import sys
 
@@ -103,7 +103,7 @@ def test_devices_have_names(device):
 def test_a_card_without_room(monkeypatch):
     """Asked for, it is an error; otherwise the CPU computes, and says why."""
     monkeypatch.setattr(devices, "open_card", lambda number: SimulatedCard(MARGIN + 1000))
-    with pytest.raises(MemoryLimitError, match="2 layers take 0.0 GB of the card"):
+    with pytest.raises(MemoryLimitError, match=r"2 layers take 0\.0 GB of the card"):
         engine("cuda", gpu_layers="all")
     with pytest.raises(MemoryLimitError, match="too few for a layer"):
         engine("cuda")
