@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from localllm.arch.experts import Routing
 from localllm.arch.weights import Weight
 from localllm.engine.cache import KVCache
 from localllm.engine.cuda_attention import AttentionLowering
@@ -21,7 +22,8 @@ from localllm.engine.program import Header
 from localllm.engine.recorder import WANTED, Activation, Choice, Operation, Rows
 from localllm.engine.recurrent import Layout
 from localllm.engine.tape import Buffer, Step, assign_stages, offsets, padded
-from localllm.kernels.cuda import at_a_time, grid, parameters
+from localllm.errors import UnsupportedError
+from localllm.kernels.cuda import MOST_EXPERTS, at_a_time, grid, parameters
 from localllm.kernels.cuda.planes import PLAIN
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens that there are programs for
@@ -125,6 +127,11 @@ class CudaLowering(AttentionLowering):
         if bias is not None:
             arguments = {"x": y, "z": padded(bias), "z_stride": 0} | self._shape(operation.output, y)
             self._by_row("add", x.rows, arguments, [y], [y])
+
+    def _route(self, operation: Operation, logits: Activation, routing: Routing, bias: np.ndarray | None) -> None:
+        if routing.experts > MOST_EXPERTS:
+            raise UnsupportedError(f"{routing.experts} experts are too many for a card: {MOST_EXPERTS} at most")
+        super()._route(operation, logits, routing, bias)
 
     def _expert_linear(
         self, operation: Operation, x: Activation, choice: Choice, weight: Weight, bias: np.ndarray | None
