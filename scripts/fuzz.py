@@ -61,10 +61,14 @@ def batch(first: int, count: int, kinds: dict[str, Kind], seeds: list[Path], fol
         (name,) = draw.choices(list(kinds), [kind.weight for kind in kinds.values()])
         os.write(results, f"{seed} {name} started\n".encode())
         kinds[name].make(draw, seeds, path)
-        start = time.process_time()
+        start, state = time.perf_counter(), draw.getstate()
         told = outcome(kinds[name], path, draw)
-        if (taken := time.process_time() - start) > SECONDS:
-            told = f"took {taken:.1f} s ({told})"
+        if time.perf_counter() - start > SECONDS:  # perhaps others had the processor
+            draw.setstate(state)
+            start = time.process_time()
+            told = outcome(kinds[name], path, draw)
+            if (taken := time.process_time() - start) > SECONDS:
+                told = f"took {taken:.1f} s ({told})"
         os.write(results, f"{seed} {name} {told}\n".encode())
 
 

@@ -536,12 +536,12 @@ def read_machine_code(path: Path, draw: random.Random) -> None:
 
 
 KINDS = {
-    "model": Kind(22, model, read_model),
-    "field": Kind(22, field, read_model),
+    "model": Kind(25, model, read_model),
+    "field": Kind(28, field, read_model),
     "bytes": Kind(8, damaged, read_model),
     "vocabulary": Kind(16, vocabulary, read_model),
-    "weights": Kind(5, weights, read_weights),
-    "template": Kind(9, template, read_template),
+    "weights": Kind(3, weights, read_weights),
+    "template": Kind(6, template, read_template),
     "imatrix": Kind(5, imatrix, read_imatrix_of),
     "logits": Kind(3, logits, read_logits),
     "prompt": Kind(3, prompt, read_prompt),

@@ -12,7 +12,15 @@ LENGTHS = {
     "expert_shared_feed_forward_length": ("ffn_down_shexp.weight", -1),
     "expert_count": ("ffn_gate_inp.weight", 0),
     "attention.q_lora_rank": ("attn_q_a.weight", 0),
+    "attention.value_length_mla": ("attn_v_b.weight", 1),
 }
+# Hyperparameters above 0 of which at least one layer has the tensor.
+TENSORS = {
+    "expert_shared_count": "ffn_down_shexp.weight",
+    "expert_shared_feed_forward_length": "ffn_down_shexp.weight",
+    "attention.q_lora_rank": "attn_q_a.weight",
+}
+MOST_LAYERS = "leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers"  # no more than there are
 # What a file without experts does not say, or says as 0.
 ABOUT_EXPERTS = ("expert_used_count", "expert_shared_count", "expert_group_count", "expert_group_used_count",
                  "expert_feed_forward_length", "expert_shared_feed_forward_length")  # fmt: skip
@@ -22,7 +30,9 @@ def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
     """Compare what stands there twice. Raises ModelError."""
     if not tensors:  # a vocabulary only
         return
+    require_width(fields, tensors)
     require_feed_forward_length(fields, tensors)
+    require_present(fields, tensors)
     require_experts_or_none(fields, tensors)
     for key, (name, axis) in LENGTHS.items():
         if fields.raw(key) is not None or key == "expert_count":
@@ -38,6 +48,28 @@ def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
     if fields.raw("interleave_moe_layer_step") is not None:
         step = fields.count("interleave_moe_layer_step")
         require_experts(fields, tensors, "interleave_moe_layer_step", lambda layer: (layer + 1) % step == 0)
+
+
+def require_width(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """embedding_length is that of the embeddings."""
+    embedding, width = tensors.get("token_embd.weight"), fields.count("embedding_length")
+    if embedding is not None and embedding.shape[-1] != width:
+        problem = f"does not fit the shape {list(embedding.shape)} of {embedding.name}"
+        raise fields.error(f"{fields.key('embedding_length')}, {width}, {problem}")
+
+
+def require_present(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """What a hyperparameter says that there is; and no more layers than there are."""
+    layers = fields.layers()
+    for key, name in TENSORS.items():
+        if fields.has(key) and max(fields.counts(key, layers, 0)):
+            if not any(f"blk.{layer}.{name}" in tensors for layer in range(layers)):
+                first = next((n for n in range(layers) if f"blk.{n}.{OF_EXPERTS[0]}" in tensors), 0)
+                missing = f"blk.{first if 'expert' in key else 0}.{name}"
+                raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, but there is no {missing}")
+    for key in MOST_LAYERS:
+        if fields.has(key) and max(fields.counts(key, layers, 0)) > layers:
+            raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, of {layers} layers")
 
 
 def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Any]) -> None:

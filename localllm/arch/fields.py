@@ -12,7 +12,7 @@ from localllm.files.gguf_file import GGUFFile
 __all__ = ["Fields", "show"]
 
 MOST, MOST_LAYERS = 1 << 24, 4096  # no dimension of a real model is larger
-MOST_EPSILON = 1.0  # of a norm: a larger one would be all that is left
+MOST_EPSILON = 0.1  # of a norm: a larger one would be much of what is left
 
 
 class Fields(Checked):
