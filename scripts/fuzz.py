@@ -34,6 +34,7 @@ from localllm.files.gguf_writer import write_gguf  # noqa: E402
 from localllm.quant.cache import cache_folder  # noqa: E402
 
 BATCH, SECONDS, BYTES = 500, 10, 1 << 30  # files in a process, and what one file may take
+PATIENCE = 1000  # seconds of the clock without news, on a computer that does other things
 MOST_SEED = 3_000_000  # bytes
 NEWS = 10_000  # files between two lines that say how far it is
 
@@ -92,7 +93,7 @@ def run_batch(first: int, count: int, *given: object) -> tuple[dict[int, tuple[s
         try:
             piece = os.read(reader, 1 << 16)
         except BlockingIOError:
-            if time.monotonic() - last_news > 20 * SECONDS:  # of the clock, on a computer that does other things
+            if time.monotonic() - last_news > PATIENCE:
                 os.kill(child, 9)
                 ended = "hangs"
             time.sleep(0.01)

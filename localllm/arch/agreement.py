@@ -62,11 +62,11 @@ def require_present(fields: Fields, tensors: Mapping[str, Any]) -> None:
     """What a hyperparameter says that there is; and no more layers than there are."""
     layers = fields.layers()
     for key, name in TENSORS.items():
-        if fields.has(key) and max(fields.counts(key, layers, 0)):
-            if not any(f"blk.{layer}.{name}" in tensors for layer in range(layers)):
-                first = next((n for n in range(layers) if f"blk.{n}.{OF_EXPERTS[0]}" in tensors), 0)
-                missing = f"blk.{first if 'expert' in key else 0}.{name}"
-                raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, but there is no {missing}")
+        is_there = any(f"blk.{layer}.{name}" in tensors for layer in range(layers))
+        if fields.has(key) and not is_there and max(fields.counts(key, layers, 0)):
+            first = next((n for n in range(layers) if f"blk.{n}.{OF_EXPERTS[0]}" in tensors), 0)
+            missing = f"blk.{first if 'expert' in key else 0}.{name}"
+            raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, but there is no {missing}")
     for key in MOST_LAYERS:
         if fields.has(key) and max(fields.counts(key, layers, 0)) > layers:
             raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, of {layers} layers")
@@ -100,7 +100,7 @@ def require_lengths(
     """By layer, of a tensor that it may have."""
     for layer, length in enumerate(lengths):
         tensor = tensors.get(f"blk.{layer}.{name}")
-        if tensor and tensor.shape[axis] != length:
+        if tensor and (not -len(tensor.shape) <= axis < len(tensor.shape) or tensor.shape[axis] != length):
             problem = f"does not fit the shape {list(tensor.shape)} of {tensor.name}"
             raise fields.error(f"{fields.key(key)}, {show(fields.raw(key))}, {problem}")
 
