@@ -270,7 +270,10 @@ REFUSALS = {
         "tensor w: this tensor is in the file twice",
     ),
     "long name": (built(tensors=[tensor("x" * 65)]), "name of tensor 0: a name of 65 bytes; expected 1 to 63"),
-    "name not UTF-8": (built(tensors=[tensor(b"\xc3")]), r"name of tensor 0: the name b'\xc3' has other characters than ASCII's"),
+    "name not UTF-8": (
+        built(tensors=[tensor(b"\xc3")]),
+        r"name of tensor 0: the name b'\xc3' has other characters than ASCII's",
+    ),
     "name with escapes": (built(tensors=[tensor("\x1b]0;x\7\n")]), r"the name b'\x1b]0;x\x07\n' has other characters"),
 }
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from localllm.arch.fields import Fields, show
+from localllm.files.checked import is_whole
 
 OF_EXPERTS = "ffn_gate_inp.weight", "ffn_down_exps.weight"
 # Hyperparameters, one number or one for each layer: the tensor of a layer and the axis that have the same length.
@@ -20,6 +21,7 @@ TENSORS = {
     "expert_shared_feed_forward_length": "ffn_down_shexp.weight",
     "attention.q_lora_rank": "attn_q_a.weight",
 }
+OTHERS = "mla", "swa"  # lengths of values, in models that have more than one
 MOST_LAYERS = "leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers"  # no more than there are
 # What a file without experts does not say, or says as 0.
 ABOUT_EXPERTS = ("expert_used_count", "expert_shared_count", "expert_group_count", "expert_group_used_count",
@@ -31,6 +33,7 @@ def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
     if not tensors:  # a vocabulary only
         return
     require_width(fields, tensors)
+    require_values(fields, tensors)
     require_feed_forward_length(fields, tensors)
     require_present(fields, tensors)
     require_experts_or_none(fields, tensors)
@@ -56,6 +59,20 @@ def require_width(fields: Fields, tensors: Mapping[str, Any]) -> None:
     if embedding is not None and embedding.shape[-1] != width:
         problem = f"does not fit the shape {list(embedding.shape)} of {embedding.name}"
         raise fields.error(f"{fields.key('embedding_length')}, {width}, {problem}")
+
+
+def require_values(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """attention.value_length is that of the matrices that make values, where heads of all layers are alike."""
+    if not fields.has("attention.value_length") or any(fields.has(f"attention.value_length_{end}") for end in OTHERS):
+        return
+    layers = fields.layers()
+    heads = fields.raw("attention.head_count_kv", fields.raw("attention.head_count"))
+    length, name = fields.count("attention.value_length"), "attn_v.weight"
+    for layer in range(layers) if is_whole(heads) and heads else ():
+        tensor = tensors.get(f"blk.{layer}.{name}")
+        if tensor and len(tensor.shape) == 2 and tensor.shape[0] != heads * length:
+            problem = f"does not fit the shape {list(tensor.shape)} of {tensor.name}"
+            raise fields.error(f"{fields.key('attention.value_length')}, {length}, {problem}")
 
 
 def require_present(fields: Fields, tensors: Mapping[str, Any]) -> None:

@@ -17,14 +17,20 @@ from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weight, Weights
 from localllm.engine.recorder_recurrent import RecurrentVerbs
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.checked import SMALLEST
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_header import shown
 
 PRODUCTS = ("linear", "expert_linear")
+LEAST_DIVISOR = 1e-3  # of a rotation's speeds; known ones are from 0.9 up
 NO_MATRICES = ("I8", "I16", "I32", "I64", "F64")
 # Tensors that no verb needs and whose absence or presence changes nothing.
 HARMLESS = (".attn_rot_embd.weight", ".attn.rope_freqs")  # rotation speeds, which follow from the metadata
+
+
+def require_divisors(name: str, divisors: np.ndarray) -> None:
+    """Raise ModelError for factors of a rotation's speeds that no model has."""
+    if divisors.min() < LEAST_DIVISOR:
+        raise ModelError(f"tensor {name} should have positive numbers, has {divisors.min()}")
 
 
 def require_format(weight: Weight) -> None:
@@ -167,12 +173,14 @@ class Recorder(RecurrentVerbs):
         if x.columns % rope.head_dim:
             raise ModelError(f"{x.columns} columns are no whole number of heads of {rope.head_dim}")
         divisors = None if factors is None else self._vector(factors, rope.dims // 2)
-        if factors and divisors is not None and divisors.min() < SMALLEST:
-            raise ModelError(f"tensor {factors.name} should have positive numbers, has {divisors.min()}")
+        if factors and divisors is not None:
+            require_divisors(factors.name, divisors)
         return self._record("rope", (x,), positions, x.columns, rope=rope, factors=factors, divisors=divisors)
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         self.ignore(short, long)
+        for weight in (short, long):
+            require_divisors(weight.name, weight.vector())
         return long if self._context > original else short
 
     def ignore(self, *weights: Weight | None) -> None:

@@ -74,6 +74,7 @@ class Later(NamedTuple):
 
     value: Callable[[], Any]
     length: int = 0
+    is_text: bool = False
 
 
 class Metadata(UserDict[str, Any]):
@@ -102,6 +103,11 @@ class Metadata(UserDict[str, Any]):
         if isinstance(value, Later):
             return value.length if value.length or isinstance(self[key], list) else None
         return len(value) if isinstance(value, list) else None
+
+    def is_text(self, key: str) -> bool:
+        """Whether the value is a string, which is not decoded for that."""
+        value = self.data.get(key)
+        return value.is_text if isinstance(value, Later) else isinstance(value, str)
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.places = {}
@@ -226,7 +232,7 @@ class HeaderReader:
             return self.number(SCALARS[kind])
         if kind == STRING:
             start = self.take(self.number(UINT64))
-            return Later(self.text(start, self.position))
+            return Later(self.text(start, self.position), is_text=True)
         if kind == ARRAY:
             return self.array(depth, key)
         self.fail(f"value type {kind} is unknown; expected 0 to 12")
