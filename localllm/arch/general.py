@@ -6,7 +6,7 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#general-metada
 import re
 
 from localllm.errors import ModelError
-from localllm.files.checked import Checked, show
+from localllm.files.checked import Checked, is_text, number_of_strings, show
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_header import shown
 
@@ -23,7 +23,7 @@ def require_general(file: GGUFFile) -> str:
     general = Checked(file.metadata, "general.", file.path)
     for name in filter(general.has, (*TEXTS, *LISTS)):
         key = f"general.{name}"
-        if not file.metadata.is_text(key) and (name in TEXTS or file.metadata.strings(key) is None):
+        if not is_text(file.metadata, key) and (name in TEXTS or number_of_strings(file.metadata, key) is None):
             raise general.wrong(name, "a text" if name in TEXTS else "an array of strings")
     for name in filter(general.has, COUNTS):
         general.whole(name, None, 0, (1 << 63) - 1)

@@ -246,15 +246,23 @@ def _counted(items: Iterator[Any]) -> Iterator[Any]:
         yield item
 
 
-def _weighed(value: Any) -> Any:
-    """The value, if it does not have too many parts, all that it holds counted as often as it holds it."""
-    parts, rest = 0, [value]
+def _weighed(value: Any, written: bool = False) -> Any:
+    """The value, if it does not have too many parts, all that it holds counted as often as it holds it.
+
+    written: it is going to be a text, in which its own texts may not be too long together.
+    """
+    parts, length, rest = 0, 0, [value]
     while rest:
         held = rest.pop()
         parts += len(held)
         if parts > ITEMS:
             raise LimitError(f"a value has over {ITEMS} parts")
         inner = held.values() if isinstance(held, dict) else held
+        if written:
+            length += sum(len(text) for text in inner if isinstance(text, str))
+            length += sum(len(key) for key in held if isinstance(key, str)) if isinstance(held, dict) else 0
+            if length > LENGTH:
+                raise LimitError(f"a value is over {LENGTH} long")
         rest += [item for item in inner if isinstance(item, list | tuple | dict)]
     return value
 
@@ -262,7 +270,9 @@ def _weighed(value: Any) -> Any:
 def _text(value: Any) -> str:
     """As str gives it, of a value that is not too large for that."""
     return (
-        value if isinstance(value, str) else str(_weighed(value) if isinstance(value, list | tuple | dict) else value)
+        value
+        if isinstance(value, str)
+        else str(_weighed(value, written=True) if isinstance(value, list | tuple | dict) else value)
     )
 
 
@@ -279,7 +289,7 @@ def _check_parts(values: tuple[Any, ...]) -> None:
         if isinstance(value, int) and value.bit_length() > BITS:
             raise LimitError(f"a number is over {BITS} bits long")
         if isinstance(value, list | tuple | dict):
-            _weighed(value)
+            _weighed(value, written=True)
 
 
 def _check_method(owner: Any, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
