@@ -194,7 +194,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         @functools.wraps(formatter)
         def formatted(*arguments: Any, **named: Any) -> str:
-            _check_parts((*arguments, *named.values()))
+            _check_filled(value.__self__, (*arguments, *named.values()))
             return formatter(*arguments, **named)
 
         return formatted
@@ -207,7 +207,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             raise LimitError(f"a value is over {LENGTH} long")
         elif operator == "%" and isinstance(left, str):
             _check_layout(left)
-            _check_parts((right,))
+            values = right.values() if isinstance(right, dict) else right if isinstance(right, tuple) else (right,)
+            _check_filled(left, tuple(values))
         return _limited(super().call_binop(context, operator, left, right))
 
 
@@ -368,8 +369,26 @@ def _check_filtered(name: str, text: str, arguments: tuple[Any, ...], others: tu
         raise LimitError(f"a value has over {ITEMS} parts")
 
 
+def _check_filled(layout: str, values: tuple[Any, ...]) -> None:
+    """What a layout becomes when each of its fields is as long as the longest value."""
+    _check_parts(values)
+    longest = max(map(_written_length, values), default=0)
+    if len(layout) + (layout.count("%") + layout.count("{")) * longest > LENGTH:
+        raise LimitError(f"a value is over {LENGTH} long")
+
+
+def _written_length(value: Any) -> int:
+    """How many characters a value has as a text, about; it does not have too many parts."""
+    if isinstance(value, dict):
+        return _written_length((*value, *value.values()))
+    if isinstance(value, list | tuple):
+        return sum(4 + _written_length(item) for item in value)
+    return len(value) if isinstance(value, str) else BITS // 3 if isinstance(value, int) else 20
+
+
 def _format(layout: str, *arguments: Any, **named: Any) -> str:
     _check_layout(layout)
+    _check_filled(layout, (*arguments, *named.values()))
     return do_format(layout, *arguments, **named)
 
 
