@@ -19,7 +19,7 @@ from localllm.engine import program
 if __name__ == "__main__":
     program.BATCH = int(sys.argv[2])  # before others take it over
 
-from localllm.engine import cpu, tape
+from localllm.engine import cpu, lowering, tape
 from localllm.engine.model import Engine
 from localllm.files.gguf_file import Tensor
 from localllm.quant.formats import BY_NAME
@@ -127,7 +127,7 @@ def run(shape: tuple[int, ...], format: str) -> None:
 if __name__ == "__main__":
     tape.place_buffers = place_buffers
     without_guard = cpu.padded
-    cpu.padded = lambda vector: guarded_copy(without_guard(vector))
+    cpu.padded = lowering.padded = lambda vector: guarded_copy(without_guard(vector))
     for number in map(int, sys.argv[3:]):
         print(SHAPES[number], flush=True)
         run(SHAPES[number], sys.argv[1])

@@ -17,7 +17,7 @@ if __name__ == "__main__":
 from guarded import guarded_copy, keep, place_buffers
 from recurrent_models import MODELS, VOCABULARY, file_of
 
-from localllm.engine import cpu, cpu_recurrent, tape
+from localllm.engine import cpu, lowering, lowering_recurrent, tape
 from localllm.engine.model import Engine
 from localllm.engine.recurrent import Layout
 
@@ -47,7 +47,7 @@ def run(name: str) -> None:
 if __name__ == "__main__":
     tape.place_buffers, Layout.new = place_buffers, guarded_states
     without_guard = tape.padded
-    cpu.padded = cpu_recurrent.padded = lambda vector: guarded_copy(without_guard(vector))
+    cpu.padded = lowering.padded = lowering_recurrent.padded = lambda vector: guarded_copy(without_guard(vector))
     for name in MODELS:
         print(name, flush=True)
         run(name)

@@ -124,7 +124,7 @@ class Counting:
         for stage in range(STAGES):
             arguments = {"count": self.tokens, "x": x, "z": self.one, "z_stride": 0, "y": y, "stride": STRIDE}
             arguments["columns"] = STRIDE // 4
-            tape.append(Step("add", arguments, parts, 0, [buffers[stage % 2]], [buffers[1 - stage % 2]]))
+            tape.append(Step("add", arguments, parts, None, [buffers[stage % 2]], [buffers[1 - stage % 2]]))
             x, y = y, x
         self.result, self.library, self.tape = x, Library(NAMES), tape
         self.threads = Threads(count, self.library.addresses, tape.finish(self.library.addresses))

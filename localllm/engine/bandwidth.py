@@ -28,7 +28,7 @@ class MemoryReader:
         self.results = np.zeros((PARTS * threads, 8), np.int64)
         library, tape = Library({"stream", "run", "work"}, progress), Tape()
         arguments = {"memory": self.words, "size": size, "results": self.results}
-        tape.append(Step("stream", arguments, len(self.results), 0, [], [Buffer(0, 0)]))
+        tape.append(Step("stream", arguments, len(self.results), None, [], [Buffer(0, 0)]))
         steps = tape.finish(library.addresses)
         self._threads = Threads(threads, library.addresses, steps, keep=(library, tape))
 

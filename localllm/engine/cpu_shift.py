@@ -7,7 +7,8 @@ import numpy as np
 
 from localllm.arch.states import Latent, Paged
 from localllm.engine.cache import KVCache
-from localllm.engine.cpu import ROWS, places
+from localllm.engine.cpu import CpuLowering
+from localllm.engine.lowering import places
 from localllm.engine.page_table import PageTable
 from localllm.engine.program import BATCH, Header, Span
 from localllm.engine.shift import Turn
@@ -37,7 +38,7 @@ class KeyTurner:
         """The steps for one layer."""
         side, block = cache.sides(state)[0], state.rotations(cache.kv_type)[0]
         columns = side.heads * state.key_dim
-        x = Buffer(ROWS, (-(-columns // 16) | 1) * LINE)
+        x = Buffer(CpuLowering.buffer_rows, (-(-columns // 16) | 1) * LINE)
         heads = {"x": x, "stride": x.stride, "head_dim": state.key_dim}
         in_cache = heads | places(cache, side, self._header)
         hadamard = {"x": x, "y": x, "stride": x.stride, "columns": columns, "block": block}
@@ -54,8 +55,8 @@ class KeyTurner:
         self._step(f"store-{side.kind.upper()}", dict(in_cache), [x], [])
 
     def _step(self, kernel: str, arguments: dict[str, Any], reads: list[Buffer], writes: list[Buffer]) -> None:
-        count = self._header.token_count.ctypes.data
-        self._tape.append(Step(kernel, {"count": count, **arguments}, 1, 0, reads, writes))
+        count = self._header.token_count
+        self._tape.append(Step(kernel, {"count": count, **arguments}, 1, None, reads, writes))
 
     def turn(self, store: PageTable, first: int, end: int, distance: int) -> None:
         """Keys at positions `first` to end - 1, which were `distance` further behind, become those of their places."""

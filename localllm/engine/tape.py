@@ -41,7 +41,7 @@ class Step:
     kernel: str
     arguments: dict[str, Any]
     parts: int  # at most
-    count: int  # address of a number that limits the parts, as it is when the step's stage begins; 0: none
+    count: np.ndarray | None  # a number, int64 [1], that limits the parts as it is when the step's stage begins
     reads: list[Buffer]
     writes: list[Buffer]
     stage: int = field(default=0)
@@ -68,7 +68,8 @@ class Tape:
             arguments = np.array([self._encode(value) for value in values], np.int64)
             self.memory.append(arguments)
             new_stage, previous = step.stage != previous, step.stage
-            row[:] = addresses[step.kernel], arguments.ctypes.data, step.parts, step.count, new_stage
+            count = 0 if step.count is None else self._encode(step.count)
+            row[:] = addresses[step.kernel], arguments.ctypes.data, step.parts, count, new_stage
         return tape
 
     def _encode(self, value: Any) -> int:

@@ -1,4 +1,4 @@
-"""The verbs of recurrent layers as steps for the CPU: a part of localllm.engine.cpu."""
+"""The verbs of recurrent layers as steps: a part of localllm.engine.lowering."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,27 +6,16 @@ from typing import Any
 import numpy as np
 
 from localllm.arch.states import Recurrent
-from localllm.engine.program import Header
 from localllm.engine.recorder import Activation, Operation
-from localllm.engine.recurrent import Layout
-from localllm.engine.tape import Buffer, Step, Tape, padded
+from localllm.engine.steps import Steps
+from localllm.engine.tape import Step, padded
 
 
-class RecurrentLowering:
+class RecurrentLowering(Steps):
     """What Lowering does for recurrent layers.
 
     The sequences of a run are treated by every part of a step, one after the other; parts share columns or heads.
     """
-
-    tape: Tape
-    header: Header
-    _layout: Layout | None
-    _threads: int
-    _buffers: dict[Activation, Buffer]
-
-    def _new(self, x: Activation) -> Buffer:
-        """Memory for an activation."""
-        raise NotImplementedError
 
     def _convolve(
         self, operation: Operation, x: Activation, state: Recurrent, number: int, taps: np.ndarray, bias: np.ndarray,
@@ -81,4 +70,4 @@ class RecurrentLowering:
         arguments["offset"] = self._layout.offset(state.layer, number)
         if "head_scan" not in kernel:
             arguments["columns"] = operation.output.columns
-        self.tape.append(Step(kernel, arguments, min(parts, 8 * self._threads), 0, inputs, [y]))
+        self.tape.append(Step(kernel, arguments, min(parts, 8 * self._threads), None, inputs, [y]))
