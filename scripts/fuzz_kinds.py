@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localllm.engine import cpu, tape
+from localllm.engine import cpu, lowering, tape
 from localllm.engine.model import Engine
 from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files import prefix_files
@@ -265,7 +265,7 @@ def answer(file: GGUFFile, tokens: list[int], draw: random.Random) -> None:
         file.tensors = {n: replace(t, data=guarded.guarded_copy(t.data)) for n, t in file.tensors.items()}
     before = tape.place_buffers, cpu.padded
     tape.place_buffers = guarded.place_buffers
-    cpu.padded = lambda vector: guarded.guarded_copy(before[1](vector))
+    cpu.padded = lowering.padded = lambda vector: guarded.guarded_copy(before[1](vector))
     try:
         engine = Engine(file, threads=1, context=64, backend=backend)
         try:
@@ -276,6 +276,7 @@ def answer(file: GGUFFile, tokens: list[int], draw: random.Random) -> None:
             engine.close()
     finally:
         tape.place_buffers, cpu.padded = before
+        lowering.padded = before[1]
         guarded.keep.clear()
 
 
