@@ -176,8 +176,6 @@ def _types(keys: Checked, count: int) -> bytearray:
     if not (types.min() >= NORMAL and types.max() <= BYTE):
         token = int(((types < NORMAL) | (types > BYTE)).argmax())
         raise ModelError(f"{keys.key('token_type')}: expected {NORMAL} to {BYTE}, found {types[token]} (token {token})")
-    if not (types == NORMAL).any():
-        raise ModelError(f"{keys.key('token_type')}: no token is a normal one")
     return bytearray(types.astype(np.uint8).tobytes())
 
 
@@ -205,6 +203,8 @@ def _check_bytes(pieces: list[str], types: bytearray) -> None:
         if not re.fullmatch("<0x[0-9A-F]{2}>", pieces[token]):
             found = repr(pieces[token][:40])
             raise ModelError(f"{_PREFIX}tokens: token {token}: expected a byte such as <0x0A>, found {found}")
+    if NORMAL not in types:
+        raise ModelError(f"{_PREFIX}token_type: no token is a normal one")
 
 
 def _check_all_bytes(
