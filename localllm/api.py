@@ -14,6 +14,7 @@ import numpy as np
 
 from localllm.arch import architecture
 from localllm.arch.storage import KVType
+from localllm.arch.weights import Weights
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation.draft_model import Drafter
@@ -311,9 +312,13 @@ def tokenizer_of(file: GGUFFile) -> Tokenizer:
 
 def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a GGUF file, which may hold a vocabulary only. Raises ModelError."""
+    from localllm.engine.recorder import recorded
+
     with GGUFFile.open(path) as file:
         with suppress(UnsupportedError):  # a damaged file is refused, whatever is wanted of it
-            architecture(file)
+            module, hyperparameters = architecture(file)
+            if file.tensors:
+                recorded(file, module.forward, Weights(file.tensors), hyperparameters, hyperparameters.context)
         return tokenizer_of(file)
 
 

@@ -21,9 +21,10 @@ from localllm.cli.command import command
 from localllm.cli.main import LEAST_MEMORY
 from localllm.cli.run import run
 from localllm.cli.words import as_typed
-from localllm.errors import ContextError, UsageError
+from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files import text_file
 from localllm.files.safe_file import OnlyWriter
+from localllm.kernels import faults
 from localllm.services.records import read_records
 from localllm.text.messages import checked
 
@@ -483,6 +484,24 @@ def test_decoration(monkeypatch, term: str, no_color: str | None, shown: str):
 
 
 # Signals, memory, files that change.
+
+
+@posix
+@pytest.mark.parametrize("command", [
+    "perplexity {} {text} -c 64", "imatrix {} {text} -o {out} -c 64", "bench {} -p 64 -n 64 -r 10000",
+    "inspect {} --check", "quantize {} {out} Q8_0",
+])  # fmt: skip
+def test_every_command_says_that_a_model_got_shorter(tiny: str, cli, monkeypatch, folder: Path, command: str):
+    """Each has its handler before the first weight is read: the rest is as with `run`, below."""
+    told: list[str] = []
+
+    def tell(path: str) -> None:
+        told.append(path)
+        raise ModelError("the handler")
+
+    monkeypatch.setattr(faults, "end_on_bus_error", tell)
+    words = command.format(tiny, text=folder / "text", out=folder / "out").split()
+    assert (cli(*words)[0], told) == (3, [tiny])
 
 
 @posix

@@ -13,6 +13,12 @@ from localllm.text.templates import ChatTemplate
 USER = {"role": "user", "content": "Hi"}
 LOOP = "{% for i in range(99999) %}"
 BOMBS = {
+    "a format many times": "{{ ('{0}' * 99999).format('a' * 99999) }}",
+    "a format many times by %": "{{ ('%(a)s' * 99999) % {'a': 'x' * 99999} }}",
+    "a format many times by a filter": "{{ ('%(a)s' * 99999)|format(a='x' * 99999) }}",
+    "a text many times": "{{ ['x' * 999999] * 999 }}",
+    "a text many times in JSON": "{{ (['x' * 999999] * 999)|tojson }}",
+    "a text to fill": "{{ [1]|batch(999, 'x' * 999999)|list }}",
     "lipsum": "{{ lipsum(16000000) }}",
     "cycler": "{{ cycler('a') }}",
     "a loop with a filter": LOOP + "{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}",

@@ -499,7 +499,7 @@ def test_long_runs_are_cut_in_linear_time(name: str):
     ("changes", "message"),
     [
         ({"model": "bert"}, r"\(bert, WordPiece\) is not supported"),
-        ({"model": "new\nkind"}, r"found 'new\\nkind'"),
+        ({"model": "new\nkind"}, r"a name, is 'new\\nkind'"),
         ({"model": None}, "tokenizer.ggml.model should be a text, is missing"),
         ({"tokens": None}, "tokens should be an array of strings, is missing"),
         ({"tokens": []}, "tokens should be an array of strings"),

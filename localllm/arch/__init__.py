@@ -5,6 +5,7 @@ from types import ModuleType
 
 from localllm.arch.agreement import require_agreement
 from localllm.arch.fields import Fields
+from localllm.arch.general import require_general
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.kinds import require_kinds
 from localllm.errors import UnsupportedError
@@ -63,8 +64,8 @@ def architecture(file: GGUFFile) -> tuple[ModuleType, Hyperparameters]:
 
     Raises ModelError if the architecture is not supported, or the file lacks what it needs or has what it cannot mean.
     """
-    name = file.metadata.get("general.architecture")
-    if isinstance(name, str) and name not in ARCHITECTURES:  # whose metadata may mean anything
+    name = require_general(file)
+    if name not in ARCHITECTURES:  # whose metadata may mean anything
         known = ", ".join(sorted(ARCHITECTURES))
         raise UnsupportedError(f"{file.path}: architecture {shown(name)} is not supported (supported: {known})")
     fields = Fields.of(file)

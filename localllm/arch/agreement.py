@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from localllm.arch.fields import Fields, show
+from localllm.files.checked import is_whole
 
 OF_EXPERTS = "ffn_gate_inp.weight", "ffn_down_exps.weight"
 # Hyperparameters, one number or one for each layer: the tensor of a layer and the axis that have the same length.
@@ -12,7 +13,16 @@ LENGTHS = {
     "expert_shared_feed_forward_length": ("ffn_down_shexp.weight", -1),
     "expert_count": ("ffn_gate_inp.weight", 0),
     "attention.q_lora_rank": ("attn_q_a.weight", 0),
+    "attention.value_length_mla": ("attn_v_b.weight", 1),
 }
+# Hyperparameters above 0 of which at least one layer has the tensor.
+TENSORS = {
+    "expert_shared_count": "ffn_down_shexp.weight",
+    "expert_shared_feed_forward_length": "ffn_down_shexp.weight",
+    "attention.q_lora_rank": "attn_q_a.weight",
+}
+OTHERS = "mla", "swa"  # lengths of values, in models that have more than one
+MOST_LAYERS = "leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers"  # no more than there are
 # What a file without experts does not say, or says as 0.
 ABOUT_EXPERTS = ("expert_used_count", "expert_shared_count", "expert_group_count", "expert_group_used_count",
                  "expert_feed_forward_length", "expert_shared_feed_forward_length")  # fmt: skip
@@ -22,7 +32,10 @@ def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
     """Compare what stands there twice. Raises ModelError."""
     if not tensors:  # a vocabulary only
         return
+    require_width(fields, tensors)
+    require_values(fields, tensors)
     require_feed_forward_length(fields, tensors)
+    require_present(fields, tensors)
     require_experts_or_none(fields, tensors)
     for key, (name, axis) in LENGTHS.items():
         if fields.raw(key) is not None or key == "expert_count":
@@ -38,6 +51,42 @@ def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
     if fields.raw("interleave_moe_layer_step") is not None:
         step = fields.count("interleave_moe_layer_step")
         require_experts(fields, tensors, "interleave_moe_layer_step", lambda layer: (layer + 1) % step == 0)
+
+
+def require_width(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """embedding_length is that of the embeddings."""
+    embedding, width = tensors.get("token_embd.weight"), fields.count("embedding_length")
+    if embedding is not None and embedding.shape[-1] != width:
+        problem = f"does not fit the shape {list(embedding.shape)} of {embedding.name}"
+        raise fields.error(f"{fields.key('embedding_length')}, {width}, {problem}")
+
+
+def require_values(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """attention.value_length is that of the matrices that make values, where heads of all layers are alike."""
+    if not fields.has("attention.value_length") or any(fields.has(f"attention.value_length_{end}") for end in OTHERS):
+        return
+    layers = fields.layers()
+    heads = fields.raw("attention.head_count_kv", fields.raw("attention.head_count"))
+    length, name = fields.count("attention.value_length"), "attn_v.weight"
+    for layer in range(layers) if is_whole(heads) and heads else ():
+        tensor = tensors.get(f"blk.{layer}.{name}")
+        if tensor and len(tensor.shape) == 2 and tensor.shape[0] != heads * length:
+            problem = f"does not fit the shape {list(tensor.shape)} of {tensor.name}"
+            raise fields.error(f"{fields.key('attention.value_length')}, {length}, {problem}")
+
+
+def require_present(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """What a hyperparameter says that there is; and no more layers than there are."""
+    layers = fields.layers()
+    for key, name in TENSORS.items():
+        is_there = any(f"blk.{layer}.{name}" in tensors for layer in range(layers))
+        if fields.has(key) and not is_there and max(fields.counts(key, layers, 0)):
+            first = next((n for n in range(layers) if f"blk.{n}.{OF_EXPERTS[0]}" in tensors), 0)
+            missing = f"blk.{first if 'expert' in key else 0}.{name}"
+            raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, but there is no {missing}")
+    for key in MOST_LAYERS:
+        if fields.has(key) and max(fields.counts(key, layers, 0)) > layers:
+            raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, of {layers} layers")
 
 
 def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Any]) -> None:
@@ -68,7 +117,7 @@ def require_lengths(
     """By layer, of a tensor that it may have."""
     for layer, length in enumerate(lengths):
         tensor = tensors.get(f"blk.{layer}.{name}")
-        if tensor and tensor.shape[axis] != length:
+        if tensor and (not -len(tensor.shape) <= axis < len(tensor.shape) or tensor.shape[axis] != length):
             problem = f"does not fit the shape {list(tensor.shape)} of {tensor.name}"
             raise fields.error(f"{fields.key(key)}, {show(fields.raw(key))}, {problem}")
 

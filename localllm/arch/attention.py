@@ -37,9 +37,9 @@ def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True) 
     for count, kv_count in zip(heads, kv_heads, strict=True):
         if kv_count and count % kv_count:
             raise fields.error(f"{count} attention heads cannot share {kv_count} key-value heads")
-    if not fields.flag("attention.causal", True):
-        raise fields.error("a model that looks ahead makes no text: attention.causal is false")
-    head_dim = fields.count("attention.key_length", width // heads[0] or None)
+    if fields.raw("attention.key_length") is None and width % heads[0]:
+        raise fields.error(f"{width} columns do not make {heads[0]} attention heads")
+    head_dim = fields.count("attention.key_length", width // heads[0])
     if fields.count("attention.value_length", head_dim) != head_dim:
         raise fields.unsupported("keys and values of different lengths are not supported")
     return Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved))

@@ -12,7 +12,7 @@ from localllm.files.gguf_file import GGUFFile
 __all__ = ["Fields", "show"]
 
 MOST, MOST_LAYERS = 1 << 24, 4096  # no dimension of a real model is larger
-MOST_EPSILON = 1.0  # of a norm: a larger one would be all that is left
+LEAST_EPSILON, MOST_EPSILON = 1e-20, 0.1  # of a norm: a larger one would be much of what is left
 
 
 class Fields(Checked):
@@ -78,8 +78,8 @@ class Fields(Checked):
     def epsilon(self, name: str) -> float:
         """What a norm adds to a mean square."""
         value = self.factor(name)
-        if value > MOST_EPSILON:
-            raise self.wrong(name, f"at most {MOST_EPSILON:g}")
+        if not LEAST_EPSILON <= value <= MOST_EPSILON:
+            raise self.wrong(name, f"from {LEAST_EPSILON:g} to {MOST_EPSILON:g}")
         return value
 
     def layers(self) -> int:

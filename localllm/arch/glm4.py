@@ -14,8 +14,7 @@ from localllm.arch.weights import Weights
 
 def read(fields: Fields) -> Transformer:
     """The hyperparameters. Raises ModelError."""
-    sections = fields.raw("rope.dimension_sections", ())
-    if any(sections):
+    if any(fields.raw("rope.dimension_sections", ())):
         raise fields.unsupported("positions in images are not supported: rope.dimension_sections")
     return Transformer(**Transformer.shared_fields(fields, interleaved=True))
 

@@ -9,8 +9,11 @@ from localllm.arch.weights import Weight, Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError."""
-    return Transformer(**Transformer.shared_fields(fields, interleaved=True), routing=read_routing(fields))
+    """The hyperparameters. Raises ModelError, also if a part of a head were not rotated: no llama is so."""
+    shared = Transformer.shared_fields(fields, interleaved=True)
+    if (rope := shared["attention"].rope).dims != rope.head_dim:
+        raise fields.error(f"{fields.key('rope.dimension_count')} is {rope.dims}, a head has {rope.head_dim}")
+    return Transformer(**shared, routing=read_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:

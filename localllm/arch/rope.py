@@ -65,6 +65,8 @@ def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
         raise fields.error(f"rope scaling {show(kind)} is not supported")
     base = read_base(fields, "rope.freq_base", 10000.0)
     yarn = kind == "yarn"
+    if yarn and not fields.has("rope.scaling.factor"):
+        raise fields.wrong("rope.scaling.factor", "a positive number")
     return Rope(
         head_dim,
         dims,

@@ -84,11 +84,14 @@ def bench(
     """
     if as_markdown and as_json:
         raise UsageError("--md and --json exclude each other")
+    from localllm.kernels.faults import end_on_bus_error
     from localllm.services import bench as service
 
     tests, line = service.plan(prompt, generate, combined or (), depth), ProgressLine()
     results: list[Result] = []
-    opened = service.Bench(located(model), lambda step: line.show(f"measuring {step}"), options.compiling(line))
+    path = located(model)
+    end_on_bus_error(path)
+    opened = service.Bench(path, lambda step: line.show(f"measuring {step}"), options.compiling(line))
     try:
         for result in opened.run(tests, threads, repetitions, cache.types(), device, options.layer_count(gpu_layers)):
             results.append(result)

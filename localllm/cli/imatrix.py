@@ -47,6 +47,7 @@ def imatrix(
         raise UsageError("there is no text: name a file")
     from localllm.files.imatrix_file import write_imatrix
     from localllm.files.safe_file import checked_target
+    from localllm.kernels.faults import end_on_bus_error
     from localllm.services import imatrix as service
 
     checked_target(output, tuple(in_files or ()))
@@ -57,11 +58,10 @@ def imatrix(
         return
     line = ProgressLine()
     size = 512 if context is None else context
-    choices = size, chunks, parse_special, process_output, threads
-    with service.Collector(
-        located(model), tuple(texts or ()), output, *choices, progress=options.compiling(line)
-    ) as collector:
+    choices, path = (size, chunks, parse_special, process_output, threads), located(model)
+    with service.Collector(path, tuple(texts or ()), output, *choices, progress=options.compiling(line)) as collector:
         line.clear()
+        end_on_bus_error(path)
         options.warn(collector.warnings)
         if size > collector.trained_context:
             say(f"localllm: warning: the model was trained for a context of {collector.trained_context} tokens")

@@ -60,6 +60,7 @@ def perplexity(
     from localllm.files.logits_file import Logits
     from localllm.files.safe_file import checked_target
     from localllm.files.text_file import read_text
+    from localllm.kernels.faults import end_on_bus_error
     from localllm.services.chunks import cut
     from localllm.services.perplexity import Reader
 
@@ -70,8 +71,10 @@ def perplexity(
     content = read_text(text) if text else ""
     size = logits.chunks.shape[1] if logits else 512 if context is None else context
     known = None
-    with Reader(located(model), size, threads, options.compiling(line), cache.types()) as reader:
+    path = located(model)
+    with Reader(path, size, threads, options.compiling(line), cache.types()) as reader:
         line.clear()
+        end_on_bus_error(path)
         options.warn(reader.warnings)
         if size > reader.trained_context:
             say(f"localllm: warning: the model was trained for a context of {reader.trained_context} tokens")

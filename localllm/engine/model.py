@@ -21,7 +21,7 @@ from localllm.engine.observe import Squares
 from localllm.engine.page_table import PageTable
 from localllm.engine.pages import Pages
 from localllm.engine.program import BATCH, Span
-from localllm.engine.recorder import Activation, Operation, Recorder
+from localllm.engine.recorder import Activation, Operation, recorded
 from localllm.engine.recurrent import Layout, RecurrentState
 from localllm.engine.runs import FIRST, LATER, Runs
 from localllm.engine.sequence import Sequence, Store
@@ -221,17 +221,13 @@ class Engine:
         self, file: GGUFFile, forward: Callable[..., Activation], weights: Weights, observer: Squares | None
     ) -> list[Operation]:
         """What the architecture says, checked. Raises ModelError."""
-        recorder = Recorder(self.hyperparameters, self.context)
-        try:
-            logits = forward(recorder, weights, self.hyperparameters)
-            recorder.require_all_used(file.tensors)
-            if observer:
-                observer.require_watchable(recorder.operations)
-        except ModelError as error:
-            raise type(error)(f"{file.path}: {error}") from None
-        if logits.columns != self.vocab_size:
-            raise ModelError(f"{file.path}: logits for {logits.columns} tokens of {self.vocab_size}")
-        return recorder.operations
+        operations = recorded(file, forward, weights, self.hyperparameters, self.context).operations
+        if observer:
+            try:
+                observer.require_watchable(operations)
+            except ModelError as error:
+                raise type(error)(f"{file.path}: {error}") from None
+        return operations
 
     def sequence(self) -> Sequence:
         """A new one, empty."""

@@ -4,7 +4,7 @@ The list is the same for all targets (localllm.engine.cpu makes a program of it)
 localllm.kernels.reference.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,15 +14,29 @@ from localllm.arch.experts import Routing
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope
 from localllm.arch.states import Latent, Paged
-from localllm.arch.weights import Weight
+from localllm.arch.weights import Weight, Weights
 from localllm.engine.recorder_recurrent import RecurrentVerbs
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.checked import SMALLEST
+from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_header import shown
 
 PRODUCTS = ("linear", "expert_linear")
+LEAST_DIVISOR = 1e-3  # of a rotation's speeds; known ones are from 0.9 up
+NO_MATRICES = ("I8", "I16", "I32", "I64", "F64")
 # Tensors that no verb needs and whose absence or presence changes nothing.
 HARMLESS = (".attn_rot_embd.weight", ".attn.rope_freqs")  # rotation speeds, which follow from the metadata
+
+
+def require_divisors(name: str, divisors: np.ndarray) -> None:
+    """Raise ModelError for factors of a rotation's speeds that no model has."""
+    if divisors.min() < LEAST_DIVISOR:
+        raise ModelError(f"tensor {name} should have positive numbers, has {divisors.min()}")
+
+
+def require_format(weight: Weight) -> None:
+    """Raise ModelError for a matrix in a format of numbers that no matrix has."""
+    if weight.tensor.format.name in NO_MATRICES:
+        raise ModelError(f"tensor {weight.name}: format {weight.tensor.format.name} is not supported for matrices")
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,12 +173,14 @@ class Recorder(RecurrentVerbs):
         if x.columns % rope.head_dim:
             raise ModelError(f"{x.columns} columns are no whole number of heads of {rope.head_dim}")
         divisors = None if factors is None else self._vector(factors, rope.dims // 2)
-        if factors and divisors is not None and divisors.min() < SMALLEST:
-            raise ModelError(f"tensor {factors.name} should have positive numbers, has {divisors.min()}")
+        if factors and divisors is not None:
+            require_divisors(factors.name, divisors)
         return self._record("rope", (x,), positions, x.columns, rope=rope, factors=factors, divisors=divisors)
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         self.ignore(short, long)
+        for weight in (short, long):
+            require_divisors(weight.name, weight.vector())
         return long if self._context > original else short
 
     def ignore(self, *weights: Weight | None) -> None:
@@ -210,6 +226,7 @@ class Recorder(RecurrentVerbs):
                 f"tensor {weight.name} should have matrices of {expected[1]} columns for {expected[0]} experts,"
                 f" has the shape {list(weight.shape)}"
             )
+        require_format(weight)
         bias = self._vectors(weight.bias, expected[0], weight.shape[1]) if weight.bias else None
         if weight.scale:
             raise UnsupportedError(f"tensor {weight.scale.name}: scales of experts are not supported")
@@ -269,6 +286,7 @@ class Recorder(RecurrentVerbs):
         self._used.add(weight.name)
         if len(weight.shape) != 2:
             raise ModelError(f"tensor {weight.name} should be a matrix, has the shape {list(weight.shape)}")
+        require_format(weight)
         return weight.shape[0], weight.shape[1]
 
     def _vector(self, weight: Weight, columns: int) -> Any:
@@ -323,3 +341,22 @@ def stored(operations: list[Operation]) -> set[Activation]:
 def last_uses(operations: list[Operation]) -> dict[Activation, Operation]:
     """The operation after which an activation is not needed any more."""
     return {x: operation for operation in operations for x in operation.inputs}
+
+
+def recorded(
+    file: GGUFFile,
+    forward: Callable[[Any, Weights, Any], Activation],
+    weights: Weights,
+    hyperparameters: Hyperparameters,
+    context: int,
+) -> Recorder:
+    """What an architecture says of a file. Raises ModelError, which names it, for what does not fit or is not used."""
+    recorder = Recorder(hyperparameters, context)
+    try:
+        logits = forward(recorder, weights, hyperparameters)
+        recorder.require_all_used(file.tensors)
+    except ModelError as error:
+        raise type(error)(f"{file.path}: {error}") from None
+    if logits.columns != hyperparameters.vocab_size:
+        raise ModelError(f"{file.path}: logits for {logits.columns} tokens of {hyperparameters.vocab_size}")
+    return recorder

@@ -105,3 +105,8 @@ def number_of_strings(metadata: Mapping[str, Any], key: str) -> int | None:
         return metadata.strings(key)
     value = metadata.get(key)
     return len(value) if isinstance(value, list) else None
+
+
+def is_text(metadata: Mapping[str, Any], key: str) -> bool:
+    """Whether a value is a text, not decoded for that."""
+    return metadata.is_text(key) if isinstance(metadata, Metadata) else isinstance(metadata.get(key), str)

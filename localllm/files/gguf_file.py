@@ -77,6 +77,8 @@ class GGUFFile:
         part = open_part(path, needed)
         count = part.integer("split.count", default=0)
         parts = open_split(path, part, count) if count > 1 else [part]  # a merged file keeps the key, with the value 0
+        if count <= 1:
+            part.require_whole()
         whole = joined(parts) if count > 1 else part
         return cls(whole._replace(path=path), {part.path: list(part.tensors) for part in parts})
 
@@ -115,6 +117,12 @@ class Part(NamedTuple):
             found = value if isinstance(value, int) else type(value).__name__
             raise refusal(self.path, f"{key}: expected a whole number, found {found}")
         return value
+
+    def require_whole(self) -> None:
+        """Raise ModelError for one of several files that does not say so. One that was merged keeps its keys."""
+        for key, expected in (("split.no", 0), ("split.tensors.count", len(self.tensors))):
+            if (found := self.integer(key, default=expected)) != expected:
+                raise refusal(self.path, f"{key}: expected {expected}, found {found}, in a file that is not split")
 
 
 def refusal(path: str, problem: str) -> ModelError:

@@ -74,6 +74,7 @@ class Later(NamedTuple):
 
     value: Callable[[], Any]
     length: int = 0
+    is_text: bool = False
 
 
 class Metadata(UserDict[str, Any]):
@@ -102,6 +103,11 @@ class Metadata(UserDict[str, Any]):
         if isinstance(value, Later):
             return value.length if value.length or isinstance(self[key], list) else None
         return len(value) if isinstance(value, list) else None
+
+    def is_text(self, key: str) -> bool:
+        """Whether the value is a string, which is not decoded for that."""
+        value = self.data.get(key)
+        return value.is_text if isinstance(value, Later) else isinstance(value, str)
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.places = {}
@@ -210,13 +216,11 @@ class HeaderReader:
         if not 1 <= length <= limit:
             self.fail(f"a name of {length} bytes; expected 1 to {limit}")
         start = self.take(length)
-        try:
-            name = self.data[start : self.position].decode()
-        except UnicodeDecodeError:
-            self.fail(f"the name {self.data[start : self.position][:100]!r} is not UTF-8")
-        if not name.isprintable():  # control characters, line separators, marks that turn the direction of text
-            self.fail(f"the name {name[:100]!r} has characters that cannot be seen")
-        self.field = shown(name)
+        name = self.data[start : self.position].decode(errors="replace")
+        if not (name.isascii() and name.isprintable()) or " " in name:
+            found = self.data[start : min(self.position, start + 100)]
+            self.fail(f"the name {found!r} has other characters than ASCII's letters, digits and signs")
+        self.field = name if length <= 100 else shown(name)
         return name
 
     # ---- metadata values
@@ -228,7 +232,7 @@ class HeaderReader:
             return self.number(SCALARS[kind])
         if kind == STRING:
             start = self.take(self.number(UINT64))
-            return Later(self.text(start, self.position))
+            return Later(self.text(start, self.position), is_text=True)
         if kind == ARRAY:
             return self.array(depth, key)
         self.fail(f"value type {kind} is unknown; expected 0 to 12")
@@ -379,6 +383,9 @@ class HeaderReader:
                     self.fail(f"offset {entry.start} is within tensor {shown(before)}, which ends at {end}")
                 self.fail(f"offset {entry.start} leaves a gap; the data before it ends at {end}")
             end, before = entry.start + entry.size, entry.name
+        if self.size > (end := weights + -(-end // alignment) * alignment):
+            self.field = "tensor count"
+            self.fail(f"the data of {len(entries)} tensors end at byte {end}, the file at byte {self.size}")
         return [entry._replace(start=weights + entry.start) for entry in entries]
 
 

@@ -5,12 +5,11 @@ that they call for, the vocabulary. `require_numbers` reads every weight besides
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from localllm.arch import architecture
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.weights import Weights
-from localllm.engine.recorder import Recorder
+from localllm.engine.recorder import recorded
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.known import is_known, remember
@@ -45,7 +44,7 @@ def validity(file: GGUFFile) -> Validity:
             require_vocabulary(file)
         module, hyperparameters = architecture(file)
         if file.tensors:
-            require_tensors(file, module.forward, hyperparameters)
+            recorded(file, module.forward, Weights(file.tensors), hyperparameters, hyperparameters.context)
     except ModelError as error:
         return Validity(hyperparameters, error)
     return Validity(hyperparameters, None)
@@ -61,7 +60,7 @@ def require_valid(file: GGUFFile) -> None:
 def require_vocabulary(file: GGUFFile) -> None:
     """Raise ModelError for a vocabulary that is not valid; of one that was, its metadata are remembered."""
     mark = file.metadata.fingerprint(*file.metadata)
-    if mark and is_known(f"vocabulary-2-{mark}"):
+    if mark and is_known(f"vocabulary-3-{mark}"):
         return
     from localllm.text.tokenizer import Tokenizer  # slow to import
 
@@ -70,19 +69,7 @@ def require_vocabulary(file: GGUFFile) -> None:
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
     if mark:
-        remember(f"vocabulary-2-{mark}")
-
-
-def require_tensors(file: GGUFFile, forward: Any, hyperparameters: Hyperparameters) -> None:
-    """Raise ModelError if the file lacks a tensor, has one of a wrong shape, or one that is not used."""
-    recorder = Recorder(hyperparameters, hyperparameters.context)
-    try:
-        logits = forward(recorder, Weights(file.tensors), hyperparameters)
-        recorder.require_all_used(file.tensors)
-    except ModelError as error:
-        raise type(error)(f"{file.path}: {error}") from None
-    if logits.columns != hyperparameters.vocab_size:
-        raise ModelError(f"{file.path}: logits for {logits.columns} tokens of {hyperparameters.vocab_size}")
+        remember(f"vocabulary-3-{mark}")
 
 
 def require_numbers(file: GGUFFile) -> None:

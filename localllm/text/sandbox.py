@@ -194,7 +194,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         @functools.wraps(formatter)
         def formatted(*arguments: Any, **named: Any) -> str:
-            _check_parts((*arguments, *named.values()))
+            _check_filled(value.__self__, (*arguments, *named.values()))
             return formatter(*arguments, **named)
 
         return formatted
@@ -207,7 +207,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             raise LimitError(f"a value is over {LENGTH} long")
         elif operator == "%" and isinstance(left, str):
             _check_layout(left)
-            _check_parts((right,))
+            values = right.values() if isinstance(right, dict) else right if isinstance(right, tuple) else (right,)
+            _check_filled(left, tuple(values))
         return _limited(super().call_binop(context, operator, left, right))
 
 
@@ -246,15 +247,23 @@ def _counted(items: Iterator[Any]) -> Iterator[Any]:
         yield item
 
 
-def _weighed(value: Any) -> Any:
-    """The value, if it does not have too many parts, all that it holds counted as often as it holds it."""
-    parts, rest = 0, [value]
+def _weighed(value: Any, written: bool = False) -> Any:
+    """The value, if it does not have too many parts, all that it holds counted as often as it holds it.
+
+    written: it is going to be a text, in which its own texts may not be too long together.
+    """
+    parts, length, rest = 0, 0, [value]
     while rest:
         held = rest.pop()
         parts += len(held)
         if parts > ITEMS:
             raise LimitError(f"a value has over {ITEMS} parts")
         inner = held.values() if isinstance(held, dict) else held
+        if written:
+            length += sum(len(text) for text in inner if isinstance(text, str))
+            length += sum(len(key) for key in held if isinstance(key, str)) if isinstance(held, dict) else 0
+            if length > LENGTH:
+                raise LimitError(f"a value is over {LENGTH} long")
         rest += [item for item in inner if isinstance(item, list | tuple | dict)]
     return value
 
@@ -262,7 +271,9 @@ def _weighed(value: Any) -> Any:
 def _text(value: Any) -> str:
     """As str gives it, of a value that is not too large for that."""
     return (
-        value if isinstance(value, str) else str(_weighed(value) if isinstance(value, list | tuple | dict) else value)
+        value
+        if isinstance(value, str)
+        else str(_weighed(value, written=True) if isinstance(value, list | tuple | dict) else value)
     )
 
 
@@ -279,7 +290,7 @@ def _check_parts(values: tuple[Any, ...]) -> None:
         if isinstance(value, int) and value.bit_length() > BITS:
             raise LimitError(f"a number is over {BITS} bits long")
         if isinstance(value, list | tuple | dict):
-            _weighed(value)
+            _weighed(value, written=True)
 
 
 def _check_method(owner: Any, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -358,8 +369,26 @@ def _check_filtered(name: str, text: str, arguments: tuple[Any, ...], others: tu
         raise LimitError(f"a value has over {ITEMS} parts")
 
 
+def _check_filled(layout: str, values: tuple[Any, ...]) -> None:
+    """What a layout becomes when each of its fields is as long as the longest value."""
+    _check_parts(values)
+    longest = max(map(_written_length, values), default=0)
+    if len(layout) + (layout.count("%") + layout.count("{")) * longest > LENGTH:
+        raise LimitError(f"a value is over {LENGTH} long")
+
+
+def _written_length(value: Any) -> int:
+    """How many characters a value has as a text, about; it does not have too many parts."""
+    if isinstance(value, dict):
+        return _written_length((*value, *value.values()))
+    if isinstance(value, list | tuple):
+        return sum(4 + _written_length(item) for item in value)
+    return len(value) if isinstance(value, str) else BITS // 3 if isinstance(value, int) else 20
+
+
 def _format(layout: str, *arguments: Any, **named: Any) -> str:
     _check_layout(layout)
+    _check_filled(layout, (*arguments, *named.values()))
     return do_format(layout, *arguments, **named)
 
 

@@ -43,7 +43,7 @@ class Tokenizer:
         self.bos_id, self.eos_id, self.end_ids = vocabulary.bos_id, vocabulary.eos_id, vocabulary.end_ids
         self.adds_bos, self.adds_eos = vocabulary.adds_bos, vocabulary.adds_eos
         self.warning = vocabulary.warning
-        self.chat_template = Checked(metadata, "tokenizer.").text("chat_template", "") or None
+        self.chat_template = _chat_template(Checked(metadata, "tokenizer."))
         self._subwords = _dialect(vocabulary)(vocabulary)
         # A unigram model puts it there itself, after normalizing the text.
         self._puts_space = vocabulary.adds_space and vocabulary.model != "t5"
@@ -164,6 +164,16 @@ class Tokenizer:
 
     def _with_bos(self, tokens: list[int]) -> list[int]:
         return [self.bos_id, *tokens] if self.adds_bos and self.bos_id is not None else tokens
+
+
+def _chat_template(keys: Checked) -> str | None:
+    """The one that is used; those for other purposes, which have names, are texts, too. Raises ModelError."""
+    if keys.has("chat_templates"):
+        keys.strings("chat_templates")
+    for key in keys.metadata:
+        if key.startswith("tokenizer.chat_template."):
+            keys.text(key.removeprefix("tokenizer."))
+    return keys.text("chat_template", "") or None
 
 
 def _dialect(vocabulary: Vocabulary) -> type[Subwords]:

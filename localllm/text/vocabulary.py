@@ -35,9 +35,10 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "gemma4": {},
 }
 _FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces",
-          "escape_whitespaces")  # fmt: skip
+          "escape_whitespaces", "add_prefix_space", "clean_spaces", "normalizer.lowercase")  # fmt: skip
 # The bytes that every byte-level vocabulary has, as it writes them; of others, some lack those that no text has.
 _USUAL_BYTES = [chr(code) for code in range(0x21, 0x7F)] + ["Ġ", "Ċ"]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # of a kind of vocabulary, or a pre-tokenizer
 _BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 # Texts that end an answer whatever the metadata says. </s> only as a special token: it is HTML too, and Qwen has it so.
 _END_TEXTS = [
@@ -143,6 +144,8 @@ def of_kinds(types: bytearray, *kinds: int) -> list[int]:
 def _model(keys: Checked) -> str:
     """The kind of the vocabulary."""
     model = keys.text("model")
+    if not _NAME.fullmatch(model):
+        raise keys.wrong("model", "a name")
     if model in _UNSUPPORTED:
         raise UnsupportedError(f"the model's tokenizer ({model}, {_UNSUPPORTED[model]}) is not supported")
     if model not in _DEFAULTS:
@@ -197,9 +200,11 @@ def _of_every_token(keys: Checked, name: str, kinds: str, count: int) -> np.ndar
 
 def _check_bytes(pieces: list[str], types: bytearray) -> None:
     for token in of_kinds(types, BYTE):
-        if not re.fullmatch("<0x[0-9A-Fa-f]{2}>", pieces[token]):
+        if not re.fullmatch("<0x[0-9A-F]{2}>", pieces[token]):
             found = repr(pieces[token][:40])
             raise ModelError(f"{_PREFIX}tokens: token {token}: expected a byte such as <0x0A>, found {found}")
+    if NORMAL not in types:
+        raise ModelError(f"{_PREFIX}token_type: no token is a normal one")
 
 
 def _check_all_bytes(
@@ -218,6 +223,8 @@ def _check_flags_and_ids(keys: Checked, count: int) -> None:
     for name in _FLAGS:
         if keys.has(name):
             keys.flag(name)
+    if keys.has("token_type_count"):
+        keys.whole("token_type_count", None, 0, (1 << 31) - 1)
     for key in keys.metadata:
         if key.startswith(_PREFIX) and key.endswith(_ID):
             _special_id(keys, key[len(_PREFIX) : -len(_ID)], count)
@@ -264,6 +271,8 @@ def _refuse_merges(merges: Iterable[str], ids: dict[str, int]) -> None:
 def _pretokenizer(keys: Checked, model: str) -> tuple[PreTokenizer | None, str | None]:
     """The pre-tokenizer of a BPE vocabulary, and a warning when the file names none that is known."""
     name = keys.text("pre", "")
+    if name and not _NAME.fullmatch(name):
+        raise keys.wrong("pre", "a name")
     if model in ("llama", "t5"):
         return None, None
     name = "gemma4" if model == "gemma4" else name
