@@ -31,7 +31,7 @@ def main() -> None:
         if is_interruption(error):
             os._exit(code)  # a Python that was interrupted while it imported NumPy may crash when it tidies up
     ignore_ctrl_c()
-    gc.freeze()  # Python would look once more for cycles in everything there is: 0.02 s, for memory that is freed anyway
+    gc.freeze()  # Python would look once more for cycles in everything there is: 0.02 s
     sys.exit(code)
 
 

@@ -24,6 +24,7 @@ SHARED_SOURCES = (
     "half",
     "kept",
     "objects",
+    "pipeline",
     "simd",
     "target",
 )  # beside those of localllm.kernels.cpu
