@@ -1,8 +1,8 @@
 """How Numba compiles functions that only kernels call: without what makes them callable from Python.
 
 Numba's own pipeline would make of each of the hundred functions of a kernel a wrapper for Python, one for C, and
-machine code, none of which anybody needs, and look for what kernels do not have, such as arrays and closures. The IR
-that comes out is the same in less than half of the time.
+machine code, none of which anybody needs, and look for what kernels do not have, such as arrays and closures. Without,
+a kernel takes 0.55 of the time, and is a tenth smaller: making machine code of a part changes its IR.
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ class Linkable(CPUCodeLibrary):
 class Lowering(BaseNativeLowering):
     """Numba's IR to LLVM's, optimized with all that it calls."""
 
-    _name = "localllm_lowering"
+    _name = "localllm_lowering"  # type: ignore[assignment]
     lowering_class = Lower
 
     def run_pass(self, state: Any) -> bool:
