@@ -369,8 +369,10 @@ def test_two_processes_compile_into_the_same_empty_cache(tmp_path):
     for process in processes:
         assert process.wait(100) == 0, process.communicate()[1]
         process.communicate()
-    files = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
-    assert [name for name in files if name.endswith(".o")] == ["add.o", "select.o"], "temporary files stay behind"
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    processors = [path for path in files if path.parent.name == "processors"]
+    names = sorted(path.name for path in files if path not in processors)
+    assert names == ["add.o", "select.o"] and len(processors) <= 1, "temporary files stay behind"
 
 
 def damaged(content: bytes) -> dict[str, bytes]:
@@ -405,7 +407,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path):
 
 
 def test_a_full_disk_costs_only_time(tmp_path):
-    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))"
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))"
     warning = run_python(full + LOAD, "add", "select", LOCALLLM_CACHE=str(tmp_path)).stdout
     assert warning.endswith(": File too large\n") and len(warning.splitlines()) == 1
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
