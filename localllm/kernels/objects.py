@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from localllm.files.safe_file import remove_abandoned
-from localllm.kernels.target import cpu_feature_string, cpu_name, version_of
+from localllm.kernels.target import cpu_feature_string, cpu_name, version_file
 from localllm.quant import formats
 from localllm.quant.cache import cache_folder
 
@@ -40,7 +40,7 @@ def object_folder() -> Path:
     shared = [kernels / f"{name}.py" for name in SHARED_SOURCES]
     for source in [*sorted((kernels / "cpu").rglob("*.py")), *shared, Path(formats.__file__)]:
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    compilers = version_of("numba"), version_of("llvmlite")
+    compilers = version_file("numba"), version_file("llvmlite")
     for part in (*compilers, cpu_name().encode(), cpu_feature_string().encode()):
         key.update(part + b"\0")
     return cache_folder() / "kernels" / key.hexdigest()[:20]
@@ -55,9 +55,9 @@ def symbol(name: str) -> str:
     return f"localllm_{name}"
 
 
-def mark_used() -> None:
-    """Note once a day that the folder is in use, as its time of change."""
-    folder = object_folder()
+def mark_used(folder: Path | None = None) -> None:
+    """Note once a day that a folder, or that of object files, is in use, as its time of change."""
+    folder = folder or object_folder()
     with suppress(OSError):
         if folder.stat().st_mtime < time.time() - DAY:
             os.utime(folder)

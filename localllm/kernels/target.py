@@ -55,7 +55,7 @@ def processor() -> tuple[str, str]:
     said = processor_information()
     if said is None:
         return processor_by_llvm()
-    key = sha256(version_of("llvmlite") + b"\0" + said).hexdigest()[:20]
+    key = sha256(version_file("llvmlite") + b"\0" + said).hexdigest()[:20]
     path = cache_folder() / "kernels" / "processors" / key
     if kept := read_kept(path):
         name, _, features = kept.decode().partition("\n")
@@ -83,7 +83,7 @@ def processor_information(path: str = "/proc/cpuinfo") -> bytes | None:
     return b"\n".join(lines) if end and len(lines) == len(IDENTITY) else None
 
 
-def version_of(package: str) -> bytes:
+def version_file(package: str) -> bytes:
     """The file in which Numba or llvmlite says its version: importing Numba takes 300 ms, importlib.metadata 12."""
     found = find_spec(package)
     assert found is not None and found.origin is not None, "it is a dependency"
