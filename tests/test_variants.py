@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT
 
 import localllm
-from localllm.kernels.library import read_object
+from localllm.kernels.kept import read_kept
 from localllm.kernels.target import cpu_features
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -74,7 +74,7 @@ def test_another_cpu(cpu, tmp_path):
     objects = list(tmp_path.rglob("*.o"))
     assert len(objects) > 30
     if sys.platform == "linux":
-        needed = set().union(*(functions_needed(read_object(path) or b"") for path in objects))
+        needed = set().union(*(functions_needed(read_kept(path) or b"") for path in objects))
         assert needed and needed <= MATHEMATICS
 
 

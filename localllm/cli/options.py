@@ -354,7 +354,7 @@ def open_model(model: str, engine: Engine, chat_template: str | None = None, no_
         )
     finally:
         line.clear()
-    from localllm.kernels.faults import end_on_bus_error  # when llvmlite is there already
+    from localllm.kernels.faults import end_on_bus_error
 
     end_on_bus_error(path)
     warn(opened.warnings)

@@ -1,6 +1,5 @@
 """localllm run: one answer on stdout, then the end."""
 
-import json
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,13 +10,13 @@ from localllm.cli.prompt import Encoding, begin, request, whole_prompt
 from localllm.cli.receipt import keep, prepared
 from localllm.cli.render import stream
 from localllm.cli.shape import HideThinking, tell_cut
-from localllm.cli.terminal import ProgressLine, say, write
+from localllm.cli.terminal import ProgressLine, write
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.answers import Answer
-    from localllm.generation.generate import Generation, GenerationOptions
+    from localllm.generation.generate import GenerationOptions
     from localllm.text.plain import Message
 
 
@@ -72,12 +71,8 @@ def run(
     system = options.system_message(system, system_file)
     line = ProgressLine()
     chosen = options.generation_options(options.reading(line), choices)
-    if raw and system is not None:
-        raise UsageError("-sys needs a chat template, which --raw switches off")
-    if raw and chat_template is not None:
-        raise UsageError("--raw switches off what --chat-template chooses")
-    if raw and not choices.thoughts.are_usual:
-        raise UsageError("--raw switches off the chat template, which thoughts and variables are for")
+    if raw:
+        require_no_template(system, chat_template, choices)
     if n != 1 or beams:
         require_sense(n, beams, choices)
     with options.open_model(model, engine, chat_template, no_cache) as opened:
@@ -86,27 +81,39 @@ def run(
             chosen = prepared(receipt, chosen, opened, (file, binary_file))
         load_s = perf_counter() - started
         asked, interrupted = request(opened, text, system, raw), False
+        answers: list[Any]
         if n > 1 or beams:
             answers = several(opened, asked, chosen, n, beams, line)
             if not as_json:
                 write("\n\n".join(answer.text for answer in answers) + "\n")
-            result = report_several(opened, answers, load_s, perf_counter() - started)
-            tell_cut(chosen, [answer.finish_reason for answer in answers])
         else:
-            answer = begin(opened, asked, chosen)
-            interrupted = stream(answer, line, silent=as_json, thoughts=not hide_thinking)
-            tell_cut(chosen, [answer.finish_reason])
-            result = report(opened, answer, load_s, perf_counter() - started)
-        if as_json:
-            write(json.dumps(result, ensure_ascii=False) + "\n")
-        if stats:
-            (tell if "text" in result else tell_several)(result)
-        if receipt is not None:
-            kinds = {"n": n, "beams": beams, "speculate": choices.speculate, "chat_template": chat_template}
-            keep(receipt, opened, asked, chosen, kinds, result)
+            answers = [begin(opened, asked, chosen)]
+            interrupted = stream(answers[0], line, silent=as_json, thoughts=not hide_thinking)
+        tell_cut(chosen, [answer.finish_reason for answer in answers])
+        if as_json or stats or receipt is not None:
+            from localllm.cli.report import as_line, report, tell  # seldom needed
+
+            result = report(opened, answers, bool(n > 1 or beams), load_s, perf_counter() - started)
+            if as_json:
+                write(as_line(result))
+            if stats:
+                tell(result)
+            if receipt is not None:
+                kinds = {"n": n, "beams": beams, "speculate": choices.speculate, "chat_template": chat_template}
+                keep(receipt, opened, asked, chosen, kinds, result)
         if interrupted:
             raise KeyboardInterrupt
         options.settle(opened)
+
+
+def require_no_template(system: str | None, chat_template: str | None, choices: options.Generation) -> None:
+    """Raises UsageError for what only a chat template could do."""
+    if system is not None:
+        raise UsageError("-sys needs a chat template, which --raw switches off")
+    if chat_template is not None:
+        raise UsageError("--raw switches off what --chat-template chooses")
+    if not choices.thoughts.are_usual:
+        raise UsageError("--raw switches off the chat template, which thoughts and variables are for")
 
 
 def require_sense(n: int, beams: int, choices: options.Generation) -> None:
@@ -129,83 +136,3 @@ def several(
         return model.session.candidates(asked, chosen, n, beams)
     finally:
         line.clear()
-
-
-def report(model: "Model", answer: "Generation", load_s: float, total_s: float) -> dict[str, Any]:
-    """What --json prints. Seconds; ttft_s counts from when the model was loaded to the first token."""
-    read, said = len(answer.prompt) - answer.cached_tokens, len(answer.tokens)
-    times = {
-        "load_s": load_s,
-        "prefill_s": answer.prefill_s,
-        "ttft_s": answer.ttft_s,
-        "decode_s": answer.decode_s,
-        "total_s": total_s,
-        "prefill_tps": read / answer.prefill_s if answer.prefill_s else 0.0,
-        "decode_tps": (said - 1) / answer.decode_s if answer.decode_s else 0.0,
-    }
-    return {
-        "text": answer.text,
-        "thinking": answer.thinking,
-        "tokens": answer.tokens,
-        "finish_reason": answer.finish_reason,
-        "prompt_tokens": len(answer.prompt),
-        "cached_tokens": answer.cached_tokens,
-        "completion_tokens": said,
-        "dropped_tokens": answer.dropped,
-        "seed": answer.seed,
-        "speculation": {"drafted": answer.drafted, "accepted": answer.accepted, "steps_saved": answer.accepted},
-        **circumstances(model, times),
-    }
-
-
-def report_several(model: "Model", answers: "list[Answer]", load_s: float, total_s: float) -> dict[str, Any]:
-    """What --json prints of several answers, best first. Beam search has no seeds."""
-    told = [
-        {
-            "text": answer.text,
-            "thinking": answer.thinking,
-            "logprob": answer.logprob,
-            "tokens": answer.tokens,
-            "finish_reason": answer.finish_reason,
-            **({} if answer.seed is None else {"seed": answer.seed}),
-        }
-        for answer in answers
-    ]
-    return {"answers": told, **circumstances(model, {"load_s": load_s, "total_s": total_s})}
-
-
-def circumstances(model: "Model", times: dict[str, float]) -> dict[str, Any]:
-    """Which model it was, and how long it took."""
-    return {
-        "model": {"path": model.path, "arch": model.arch, "format": model.format, "device": model.engine.device},
-        "timings": {name: round(value, 6) for name, value in times.items()},
-    }
-
-
-def tell(result: dict[str, Any]) -> None:
-    """The lines of --stats."""
-    times = result["timings"]
-    speed = f" ({times['prefill_tps']:.1f} per second)" if times["prefill_tps"] else ""
-    prefill = f"{times['prefill_s']:.2f} s{speed}"
-    decode = f"{times['decode_s']:.2f} s ({times['decode_tps']:.1f} per second)"
-    known = f", {result['cached_tokens']} of them known," if result["cached_tokens"] else ""
-    device = "" if result["model"]["device"] == "CPU" else f" on {result['model']['device']}"
-    loaded = f"model loaded in {times['load_s']:.2f} s{device}"
-    say(f"prompt: {result['prompt_tokens']} tokens{known} in {prefill}, {loaded}")
-    say(
-        f"answer: {result['completion_tokens']} tokens in {decode}, first after {times['ttft_s']:.2f} s, "
-        f"finish: {result['finish_reason']}, seed: {result['seed']}"
-    )
-    guesses = result["speculation"]
-    if guesses["drafted"]:
-        say(f"guessed: {guesses['drafted']} tokens, {guesses['accepted']} of them right: a step less for each")
-
-
-def tell_several(result: dict[str, Any]) -> None:
-    """The line of --stats for several answers."""
-    times, tokens = result["timings"], sum(len(answer["tokens"]) for answer in result["answers"])
-    seconds = times["total_s"] - times["load_s"]
-    say(
-        f"answers: {len(result['answers'])} with {tokens} tokens in {seconds:.2f} s, "
-        f"model loaded in {times['load_s']:.2f} s"
-    )

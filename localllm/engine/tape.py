@@ -5,7 +5,9 @@ Verbs append steps on virtual buffers. `Tape.finish` then does what a compiler d
 - memory: a buffer lives from its first to its last stage; buffers that never live together share addresses.
 """
 
+from bisect import insort
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from localllm.engine.memory import Reserved
 from localllm.kernels.arguments import in_order
 
 LINE = 64  # bytes of a cache line
+FLOAT, FLOAT_BITS = Struct("<f"), Struct("<i")
 
 
 @dataclass(eq=False)
@@ -61,16 +64,15 @@ class Tape:
         """Plan the memory; return the tape, int64 [steps, 5], as localllm.kernels.cpu.runner reads it."""
         assign_stages(self.steps)
         self.memory.append(place_buffers(self.steps))
-        tape = np.zeros((len(self.steps), 5), np.int64)
-        previous = -1
-        for row, step in zip(tape, self.steps, strict=True):
-            values = in_order(step.kernel, step.arguments)
-            arguments = np.array([self._encode(value) for value in values], np.int64)
-            self.memory.append(arguments)
-            new_stage, previous = step.stage != previous, step.stage
+        values = [[self._encode(value) for value in in_order(step.kernel, step.arguments)] for step in self.steps]
+        arguments = np.array([value for some in values for value in some], np.int64)
+        self.memory.append(arguments)
+        rows, address, previous = list[tuple[int, int, int, int, bool]](), address_of(arguments), -1
+        for step, some in zip(self.steps, values, strict=True):
             count = 0 if step.count is None else self._encode(step.count)
-            row[:] = addresses[step.kernel], arguments.ctypes.data, step.parts, count, new_stage
-        return tape
+            rows.append((addresses[step.kernel], address, step.parts, count, step.stage != previous))
+            address, previous = address + 8 * len(some), step.stage
+        return np.array(rows, np.int64).reshape(len(rows), 5)
 
     def _encode(self, value: Any) -> int:
         """An argument as an int64: a number, the bits of a float32, or an address."""
@@ -80,7 +82,7 @@ class Tape:
             self.memory.append(value)
             return address_of(value)
         if isinstance(value, float):
-            return int(np.float32(value).view(np.int32))
+            return FLOAT_BITS.unpack(FLOAT.pack(value))[0]
         return int(value)
 
 
@@ -110,17 +112,17 @@ def place_buffers(steps: list[Step]) -> Reserved:
 def offsets(steps: list[Step]) -> int:
     """Give every buffer the lowest address that no buffer living at the same time has, from 0; the size of all."""
     buffers = {buffer: None for step in steps for buffer in step.reads + step.writes if buffer.rows}
-    placed: list[tuple[int, Buffer]] = []
+    placed: list[tuple[int, int, int]] = []  # (first byte, last + 1, last stage) of those that live, from low to high
     end = 0
     for buffer in sorted(buffers, key=lambda b: b.first):
-        placed = [(offset, other) for offset, other in placed if other.last >= buffer.first]
-        offset = 0
-        for start, other in sorted(placed, key=lambda item: item[0]):
-            if offset + buffer.size <= start:
+        placed = [place for place in placed if place[2] >= buffer.first]
+        offset, size = 0, buffer.size
+        for start, stop, _ in placed:
+            if offset + size <= start:
                 break
-            offset = max(offset, start + other.size)
-        placed.append((offset, buffer))
-        buffer.address, end = offset, max(end, offset + buffer.size)
+            offset = max(offset, stop)
+        insort(placed, (offset, offset + size, buffer.last))
+        buffer.address, end = offset, max(end, offset + size)
     return end
 
 
@@ -135,7 +137,7 @@ def row_bytes(columns: int) -> int:
 
 def address_of(array: np.ndarray) -> int:
     """Where an array's numbers are."""
-    return array.ctypes.data
+    return array.__array_interface__["data"][0]  # array.ctypes.data takes five times as long
 
 
 def padded(numbers: np.ndarray) -> np.ndarray:

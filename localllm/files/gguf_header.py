@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from localllm.errors import ModelError
+from localllm.files.short_strings import CHUNK, short_strings
 from localllm.quant.formats import FORMATS, Format
 
 MAGIC = b"GGUF"
@@ -284,10 +285,17 @@ class HeaderReader:
         return codes.view(np.bool_)
 
     def strings(self, count: int) -> list[str]:
-        """The tight loop: 128k tokens and 280k merges are read here when a model is opened."""
+        """128k tokens and 280k merges are read here when a model is opened: quickly, as long as they are as usual."""
         data, position, length_at, limit = self.data, self.position, UINT64.unpack_from, MAX_PIECE_BYTES
         strings: list[str] = []
-        for _ in range(count):
+        while missing := count - len(strings):
+            chunk = np.frombuffer(data, np.uint8, min(CHUNK, self.size - position), position)
+            found, size = short_strings(chunk, missing)
+            if not found:
+                break
+            strings += found
+            position += size
+        for _ in range(missing):
             start = position + 8
             try:
                 length = length_at(data, position)[0]

@@ -11,12 +11,11 @@ import signal
 import zlib
 from contextlib import suppress
 
-import llvmlite.binding as llvm
-
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
-from localllm.kernels.library import load_objects
-from localllm.kernels.objects import object_file, read_object, write_object
+from localllm.kernels.kept import read_kept, write_kept
+from localllm.kernels.machine_code import MachineCode
+from localllm.kernels.objects import object_file
 
 SIZE = 1 << 13  # bytes for the line
 HANDLER = f"""
@@ -50,7 +49,7 @@ define ptr @place_of_message() {{
   ret ptr @message
 }}
 """
-_kept: list[llvm.ExecutionEngine] = []  # the handler lives as long as the process
+_kept: list[MachineCode] = []  # the handler lives as long as the process
 
 
 def end_on_bus_error(path: str) -> None:
@@ -59,28 +58,29 @@ def end_on_bus_error(path: str) -> None:
         return
     line = f"localllm: error: {shown(path, 1000)}: the file got shorter, or its disk failed, while it was in use\n"
     message = line.encode(errors="replace")[:SIZE]
-    engine = load_objects([handler()])
+    code = MachineCode([handler()], ["handle", "place_of_length", "place_of_message"])
     length, text = (
-        ctypes.CFUNCTYPE(ctypes.c_void_p)(engine.get_function_address(f"place_of_{name}"))()
-        for name in ("length", "message")
+        ctypes.CFUNCTYPE(ctypes.c_void_p)(code.addresses[f"place_of_{name}"])() for name in ("length", "message")
     )
     ctypes.memmove(text, message, len(message))
     ctypes.c_int64.from_address(length).value = len(message)
-    _kept.append(engine)
+    _kept.append(code)
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    libc.signal(int(signal.SIGBUS), engine.get_function_address("handle"))
+    libc.signal(int(signal.SIGBUS), code.addresses["handle"])
 
 
 def handler() -> bytes:
     """An object file, compiled once per computer as kernels are: compiling takes 9 MB of memory."""
     path = object_file(f"handle_bus_error_{zlib.crc32(HANDLER.encode()):08x}")
-    if code := read_object(path):
+    if code := read_kept(path):
         return code
+    import llvmlite.binding as llvm
+
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small")
     code = machine.emit_object(llvm.parse_assembly(HANDLER))
     with suppress(OSError):  # of which the kernels warn
-        write_object(path, code)
+        write_kept(path, code)
     return code

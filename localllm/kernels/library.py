@@ -1,15 +1,15 @@
 """Machine code of the CPU kernels: compiled once per computer, then loaded without Numba.
 
 Numba compiles a kernel to LLVM IR; LLVM makes an object file of it for this CPU, which goes to the user's cache folder
-(see objects.py). Later starts load it with llvmlite alone: 0.05 s, against 0.35 s and more for importing Numba. There
+(see objects.py). Later starts load it in 3 ms (see machine_code.py), against 0.35 s and more for importing Numba. There
 is one object file per kernel, so that a model compiles only what its formats need.
 """
 
 from collections.abc import Callable, Iterable
 
-import llvmlite.binding as llvm
-
-from localllm.kernels.objects import mark_used, object_file, prune, read_object, symbol, write_object
+from localllm.kernels.kept import read_kept, write_kept
+from localllm.kernels.machine_code import MachineCode
+from localllm.kernels.objects import mark_used, object_file, prune, symbol
 
 Progress = Callable[[int, int], None]  # (kernels compiled, kernels to compile)
 
@@ -29,13 +29,13 @@ class Library:
         """
         names = sorted(set(names))
         self.warning: str | None = None
-        objects = {name: code for name in names if (code := read_object(object_file(name)))}
+        objects = {name: code for name in names if (code := read_kept(object_file(name)))}
         mark_used()
         missing = [name for name in names if name not in objects]
         if missing:
             objects |= self._compile(missing, progress or (lambda done, total: None))
-        self._engine = load_objects(list(objects.values()))
-        self.addresses = {name: self._engine.get_function_address(symbol(name)) for name in names}
+        self._code = MachineCode(objects.values(), map(symbol, names))
+        self.addresses = {name: self._code.addresses[symbol(name)] for name in names}
 
     def _compile(self, names: list[str], progress: Progress) -> dict[str, bytes]:
         """Object files of the kernels, which are kept for the next start if that is possible."""
@@ -56,18 +56,6 @@ class Library:
     def _keep(self, name: str, code: bytes) -> None:
         path = object_file(name)
         try:
-            write_object(path, code)
+            write_kept(path, code)
         except OSError as error:
             self.warning = f"compiled kernels cannot be kept in {path.parent}: {error.strerror}"
-
-
-def load_objects(objects: list[bytes]) -> llvm.ExecutionEngine:
-    """Link machine code into this process."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine()
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    for code in objects:
-        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    return engine

@@ -17,6 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
 from localllm.kernels.half import constant_like, narrow_bf16, narrow_half, widen_bf16, widen_half
+from localllm.kernels.pipeline import Pipeline
 from localllm.kernels.target import cpu_features, has_instructions
 
 # Numba links a helper into its caller after LLVM has prepared it for the machine. One of the preparations turns an
@@ -517,13 +518,13 @@ def reciprocal_f32x16(builder, value):
     return builder.fdiv(ir.Constant(f32x16.llvm, [1.0] * 16), value)
 
 
-@njit(nogil=True)
+@njit(nogil=True, pipeline_class=Pipeline)
 def clamp_f32x16(x, low, high):
     """x, raised to `low` and lowered to `high`; NaN, which max and min return in their second argument, stays."""
     return min_f32x16(splat_f32x16(high), max_f32x16(splat_f32x16(low), x))
 
 
-@njit(nogil=True)
+@njit(nogil=True, pipeline_class=Pipeline)
 def exp_f32x16(x):
     """e ** x within 2 units in the last place for x from -87 to 88; 0 below -87.7, infinity above 88.4, NaN for NaN.
 
@@ -544,7 +545,7 @@ def exp_f32x16(x):
     return p * two_to_the(n)
 
 
-@njit(nogil=True)
+@njit(nogil=True, pipeline_class=Pipeline)
 def exp2_f32x16(x):
     """2 ** x to a relative error of 2e-7 for x from -126 to 127.5; 0 below -126.5, infinity above, NaN for NaN.
 
@@ -568,7 +569,7 @@ def copy_sign(builder, value, sign):
     return llvm_call(builder, "llvm.copysign.v16f32", f32x16.llvm, [value, sign])
 
 
-@njit(nogil=True)
+@njit(nogil=True, pipeline_class=Pipeline)
 def tanh_f32x16(x):
     """tanh x = (1 - e ** -2|x|) / (1 + e ** -2|x|), with the sign of x; wrong by 2e-7 at most."""
     e = exp_f32x16(abs_f32x16(x) * splat_f32x16(-2.0))
@@ -576,13 +577,13 @@ def tanh_f32x16(x):
     return copy_sign((one - e) * reciprocal_f32x16(one + e), x)
 
 
-@njit(nogil=True)
+@njit(nogil=True, pipeline_class=Pipeline)
 def sigmoid_f32x16(x):
     """1 / (1 + e ** -x)."""
     return reciprocal_f32x16(splat_f32x16(1.0) + exp_f32x16(-x))
 
 
-@njit(nogil=True)
+@njit(nogil=True, pipeline_class=Pipeline)
 def softplus_f32x16(x):
     """log(1 + e ** x) = max(x, 0) + log(1 + u) with u = e ** -|x|, wrong by 2e-7 of it at most.
 

@@ -7,18 +7,20 @@ its machine code has to run in a process without Numba (localllm.kernels.compile
 
 from numba import njit, types
 
+from localllm.kernels.pipeline import Pipeline
 from localllm.kernels.simd import load_f32, load_i64
 
 SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 
-# inlined helpers of kernels; division by zero gives infinity instead of an exception
-device = njit(nogil=True, error_model="numpy")
-inlined = njit(nogil=True, error_model="numpy", forceinline=True)  # whatever its size: what it takes stays in registers
+# Helpers of kernels, which may be inlined; division by zero gives infinity instead of an exception.
+device = njit(nogil=True, error_model="numpy", pipeline_class=Pipeline)
+# Those that always are, whatever their size: what they take stays in registers.
+inlined = njit(nogil=True, error_model="numpy", pipeline_class=Pipeline, forceinline=True)
 
 
 def kernel(function):
     """Compile `function` as a kernel, now."""
-    return njit(SIGNATURE, nogil=True, error_model="numpy")(function)
+    return njit(SIGNATURE, nogil=True, error_model="numpy", pipeline_class=Pipeline)(function)
 
 
 @device

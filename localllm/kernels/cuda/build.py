@@ -15,7 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from localllm.kernels.objects import mark_used, numba_version, prune, read_object, symbol, write_object
+from localllm.kernels.kept import read_kept, write_kept
+from localllm.kernels.objects import mark_used, prune, symbol
+from localllm.kernels.target import version_file
 from localllm.quant import formats
 from localllm.quant.cache import cache_folder
 
@@ -35,7 +37,7 @@ def machine_code(
     called while compiling; warn with one line if it cannot be kept. Raises LocalllmError if one cannot be compiled.
     """
     names, folder = sorted(set(names)), code_folder(capability)
-    codes = {name: code for name in names if (code := read_object(folder / f"{name}.cubin"))}
+    codes = {name: code for name in names if (code := read_kept(folder / f"{name}.cubin"))}
     mark_used(folder)
     if missing := [name for name in names if name not in codes]:
         codes |= compiled(missing, capability, progress or (lambda done, total: None), warn or (lambda line: None))
@@ -55,7 +57,7 @@ def compiled(
         codes[name] = code
         path = code_folder(capability) / f"{name}.cubin"
         try:
-            write_object(path, code)
+            write_kept(path, code)
         except OSError as error:
             problems[f"compiled kernels cannot be kept in {path.parent}: {error.strerror}"] = None
         progress(len(codes), len(names))
@@ -76,7 +78,7 @@ def code_folder(capability: Capability) -> Path:
     for source in [*sorted(here.glob("*.py")), *shared]:
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     versions = [f"{package} {version_of(package)}" for package in COMPILERS]
-    for part in (numba_version(), *(text.encode() for text in (*versions, f"{capability}"))):
+    for part in (version_file("numba"), *(text.encode() for text in (*versions, f"{capability}"))):
         key.update(part + b"\0")
     return cache_folder() / "kernels" / key.hexdigest()[:20]
 

@@ -1,0 +1,48 @@
+"""Files in the user's cache folder that are as good as code: machine code, and for which CPU to make it.
+
+Each is behind a checksum, and written atomically, so any number of programs may do it at once.
+"""
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+from localllm.files.safe_file import lock, temporary_prefix
+from localllm.quant.cache import is_private
+
+
+def checksum(path: Path, content: bytes) -> bytes:
+    """32 bytes, of a content and of the place that it is made for: the names of its folder and its file."""
+    return hashlib.sha256(f"{path.parent.name}/{path.name}\0".encode() + content).digest()
+
+
+def write_kept(path: Path, content: bytes) -> None:
+    """Keep a content behind its checksum, in folders private to the user. Readers see the whole file or none.
+
+    Raises OSError.
+    """
+    import tempfile  # seldom needed
+
+    for folder in (path.parent.parent, path.parent):
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        if not is_private(folder):
+            raise PermissionError(errno.EACCES, "others can write there")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=temporary_prefix(), suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            lock(handle)
+            file.write(checksum(path, content) + content)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_kept(path: Path) -> bytes | None:
+    """What `write_kept` wrote there; None if there is none or it was damaged since."""
+    try:
+        data = path.read_bytes() if is_private(path.parent) else b""
+    except OSError:
+        return None
+    return data[32:] if checksum(path, data[32:]) == data[:32] else None

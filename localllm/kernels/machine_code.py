@@ -1,0 +1,229 @@
+"""Links object files into this process: ELF for x86-64 on Linux by ourselves, all others by LLVM.
+
+LLVM's linker is not used where it need not be, for two reasons. Importing llvmlite costs every start 50 ms. And it asks
+the system for memory section by section: in a process whose address space is full of holes (a worker of Ray, say) it
+gets places over 2 GB apart, which 32-bit distances cannot bridge, and ends the process. Here an object file becomes one
+range of memory, in which sections keep their distances.
+
+Kernels are position-independent code in the small code model, so that few kinds of relocations are there. Source:
+System V ABI, AMD64 supplement, chapter 4 (object files), https://gitlab.com/x86-psABIs/x86-64-ABI
+"""
+
+import ctypes
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, NamedTuple
+
+from localllm.errors import LocalllmError
+
+ELF, X86_64 = b"\x7fELF\x02\x01", 62  # of 64 bits, little-endian; the number of the instruction set
+SYMBOLS, RELOCATIONS, ZEROS = 2, 4, 8  # types of sections
+WRITABLE, ALLOCATED = 1, 2  # flags of sections
+UNWINDING = "eh_frame"  # the name's end of a section that is not needed: nobody throws through kernels
+ADDRESS, DISTANCE, CALL, FROM_TABLE = 1, 2, 4, (9, 41, 42)  # R_X86_64_64, _PC32, _PLT32, _GOTPCREL and its two others
+JUMP = b"\xff\x25\x02\0\0\0\xcc\xcc"  # to the address behind it
+SLOT = 16  # bytes: JUMP and an address, for a symbol that is elsewhere or looked up
+
+
+class Section(NamedTuple):
+    """A row of the table of sections."""
+
+    name: int
+    type: int
+    flags: int
+    address: int
+    start: int  # in the file
+    size: int
+    link: int  # of symbols: the section with their names
+    changed: int  # of relocations: the section that they change
+    alignment: int
+    entry_size: int
+
+
+class Symbol(NamedTuple):
+    """A row of the table of symbols."""
+
+    name: str
+    is_global: bool
+    section: int  # 0: it is elsewhere
+    place: int  # in the section
+
+
+class Relocation(NamedTuple):
+    """What is to be filled in."""
+
+    section: int
+    place: int  # in the section
+    type: int
+    symbol: int
+    addend: int
+
+
+class MachineCode:
+    """Object files, linked. Keep it alive as long as addresses are used.
+
+    Attributes:
+        addresses: of the symbols that were asked for, by name.
+    """
+
+    def __init__(self, objects: Iterable[bytes], names: Iterable[str]):
+        """Raises LocalllmError if there is no memory for it."""
+        objects = list(objects)
+        if sys.platform == "linux" and all(is_x86_64(code) for code in objects):
+            self._held: Any = [Image(code) for code in objects]
+            found = {name: address for image in self._held for name, address in image.addresses.items()}
+            self.addresses = {name: found[name] for name in names}
+        else:
+            self._held = linked_by_llvm(objects)
+            self.addresses = {name: self._held.get_function_address(name) for name in names}
+
+
+def is_x86_64(code: bytes) -> bool:
+    return code.startswith(ELF) and int.from_bytes(code[18:20], "little") == X86_64
+
+
+def linked_by_llvm(objects: list[bytes]) -> Any:
+    """An execution engine with them."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    for code in objects:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return engine
+
+
+class Image:
+    """One object file in memory: what is only read or executed, then slots, and on pages of their own what is written.
+
+    Attributes:
+        addresses: of global symbols, by name.
+    """
+
+    def __init__(self, code: bytes):
+        """Raises LocalllmError."""
+        sections = sections_of(code)
+        symbols, relocations = symbols_of(code, sections), list(relocations_of(code, sections))
+        fixed, slots, written, size = layout(code, sections, relocations, symbols)
+        places = fixed | written
+        try:
+            self._memory = memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError:
+            raise LocalllmError("not enough memory for machine code") from None
+        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for number, place in places.items():
+            section = sections[number]
+            if section.type != ZEROS:
+                memory[place : place + section.size] = code[section.start : section.start + section.size]
+        found = {index: base + places[s.section] + s.place for index, s in enumerate(symbols) if s.section in places}
+        for index, place in slots.items():
+            address = found[index] if index in found else function_address(symbols[index].name)
+            memory[place : place + SLOT] = JUMP + address.to_bytes(8, "little")
+        for each in relocations:
+            if each.section in places:
+                fill_in(memory, base, places[each.section] + each.place, each, found, slots)
+        protect(base, min(written.values(), default=size))
+        self.addresses = {symbols[index].name: at for index, at in found.items() if symbols[index].is_global}
+
+
+def sections_of(code: bytes) -> list[Section]:
+    (start,), (count,) = struct.unpack_from("<Q", code, 40), struct.unpack_from("<H", code, 60)
+    rows = struct.iter_unpack("<IIQQQQIIQQ", code[start : start + 64 * count])
+    return [Section(*row) for row in rows]
+
+
+def symbols_of(code: bytes, sections: Sequence[Section]) -> list[Symbol]:
+    table = next((section for section in sections if section.type == SYMBOLS), None)
+    if table is None:
+        return []
+    names = sections[table.link].start
+    rows = struct.iter_unpack("<IBBHQQ", code[table.start : table.start + table.size])
+    return [Symbol(text(code, names + name), info >= 16, section, place) for name, info, _, section, place, _ in rows]
+
+
+def text(code: bytes, start: int) -> str:
+    """The text there, which a zero byte ends."""
+    return code[start : code.index(b"\0", start)].decode()
+
+
+def relocations_of(code: bytes, sections: Sequence[Section]) -> Iterator[Relocation]:
+    for section in sections:
+        if section.type == RELOCATIONS:
+            for place, info, addend in struct.iter_unpack("<QQq", code[section.start : section.start + section.size]):
+                yield Relocation(section.changed, place, info & 0xFFFFFFFF, info >> 32, addend)
+
+
+def layout(
+    code: bytes, sections: Sequence[Section], relocations: Sequence[Relocation], symbols: Sequence[Symbol]
+) -> tuple[dict[int, int], dict[int, int], dict[int, int], int]:
+    """Places of sections that are only read or executed, of symbols' slots, of sections that are written, by number;
+    and the size of it all.
+    """
+    names = sections[int.from_bytes(code[62:64], "little")].start
+    needed = [
+        number
+        for number, section in enumerate(sections)
+        if section.flags & ALLOCATED and not text(code, names + section.name).endswith(UNWINDING)
+    ]
+    end, fixed, written = 0, dict[int, int](), dict[int, int]()
+    for number in (number for number in needed if not sections[number].flags & WRITABLE):
+        fixed[number] = aligned(end, sections[number].alignment)
+        end = fixed[number] + sections[number].size
+    end, slots = aligned(end, SLOT), dict[int, int]()
+    for each in relocations:
+        if each.section in needed and (each.type in FROM_TABLE or not symbols[each.symbol].section):
+            slots.setdefault(each.symbol, end + SLOT * len(slots))
+    end = aligned(end + SLOT * len(slots), mmap.PAGESIZE)
+    for number in (number for number in needed if sections[number].flags & WRITABLE):
+        written[number] = aligned(end, sections[number].alignment)
+        end = written[number] + sections[number].size
+    return fixed, slots, written, end
+
+
+def aligned(place: int, alignment: int) -> int:
+    return -(-place // max(1, alignment)) * max(1, alignment)
+
+
+def fill_in(
+    memory: mmap.mmap, base: int, place: int, wanted: Relocation, found: dict[int, int], slots: dict[int, int]
+) -> None:
+    """Write an address or a distance at a place in memory. Raises LocalllmError for what kernels do not have."""
+    if wanted.type in FROM_TABLE:
+        target = base + slots[wanted.symbol] + len(JUMP)
+    elif wanted.type == CALL and wanted.symbol in slots and wanted.symbol not in found:
+        target = base + slots[wanted.symbol]
+    elif wanted.type in (ADDRESS, DISTANCE, CALL) and wanted.symbol in found:
+        target = found[wanted.symbol]
+    else:
+        raise LocalllmError(f"machine code has a relocation of the unknown type {wanted.type}")
+    if wanted.type == ADDRESS:
+        struct.pack_into("<q", memory, place, target + wanted.addend)
+    else:
+        struct.pack_into("<i", memory, place, target + wanted.addend - base - place)
+
+
+@cache
+def function_address(name: str) -> int:
+    """Of a function of C's or the mathematical library. Raises LocalllmError."""
+    for library in (None, "libm.so.6"):  # a Python may be linked without it
+        with suppress(AttributeError, OSError):
+            address = ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value
+            assert address is not None
+            return address
+    raise LocalllmError(f"there is no function {name} on this computer, which machine code needs")
+
+
+def protect(base: int, size: int) -> None:
+    """From now on, the memory is executed, not written. Raises LocalllmError."""
+    change = ctypes.CDLL(None, use_errno=True).mprotect
+    change.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    if change(base, size, mmap.PROT_READ | mmap.PROT_EXEC):
+        raise LocalllmError(f"the system does not let machine code be run: {os.strerror(ctypes.get_errno())}")

@@ -1,0 +1,150 @@
+"""Object files that we link ourselves, against what LLVM's linker makes of them."""
+
+import ctypes
+import subprocess
+import sys
+
+import llvmlite.binding as llvm
+import pytest
+from conftest import ROOT
+
+from localllm.errors import LocalllmError
+from localllm.kernels import machine_code, target
+from localllm.kernels.machine_code import MachineCode, linked_by_llvm
+
+SOURCE = """
+declare double @exp(double)
+@counter = global i64 5
+@table = internal constant [4 x i64] [i64 10, i64 20, i64 30, i64 40]
+@words = internal global [2 x ptr] [ptr @counter, ptr @add]
+
+define i64 @look_up(i64 %place) {
+  %cell = getelementptr [4 x i64], ptr @table, i64 0, i64 %place
+  %value = load i64, ptr %cell
+  ret i64 %value
+}
+
+define i64 @count(i64 %more) {
+  %old = load i64, ptr @counter
+  %new = call i64 @add(i64 %old, i64 %more)
+  store i64 %new, ptr @counter
+  ret i64 %new
+}
+
+define i64 @add(i64 %x, i64 %y) {
+  %sum = add i64 %x, %y
+  ret i64 %sum
+}
+
+define i64 @through_pointers(i64 %x) {
+  %place = load volatile ptr, ptr @words
+  %value = load i64, ptr %place
+  %second = getelementptr ptr, ptr @words, i64 1
+  %function = load volatile ptr, ptr %second
+  %sum = call i64 %function(i64 %value, i64 %x)
+  ret i64 %sum
+}
+
+define i64 @from_outside(i64 %x) {
+  %number = sitofp i64 %x to double
+  %power = call double @exp(double %number)
+  %large = fmul double %power, 1.0e6
+  %whole = fptosi double %large to i64
+  ret i64 %whole
+}
+"""
+NAMES = ["look_up", "count", "through_pointers", "from_outside"]
+links_itself = pytest.mark.skipif(
+    sys.platform != "linux" or not llvm.get_default_triple().startswith("x86_64"), reason="LLVM links here"
+)
+
+
+def object_of(source: str) -> bytes:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small")
+    return machine.emit_object(llvm.parse_assembly(source))
+
+
+def answers(addresses: dict[str, int]) -> list[int]:
+    """What the functions of SOURCE return, one after the other."""
+    call = {name: ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address) for name, address in addresses.items()}
+    return [call[name](number) for name in NAMES for number in (0, 1, 2, 3)]
+
+
+def test_functions_do_what_those_linked_by_llvm_do():
+    code = object_of(SOURCE)
+    ours, engine = MachineCode([code], NAMES), linked_by_llvm([code])
+    theirs = answers({name: engine.get_function_address(name) for name in NAMES})
+    assert answers(ours.addresses) == theirs
+    assert theirs[:8] == [10, 20, 30, 40, 5, 6, 8, 11]
+
+
+@links_itself
+def test_memory_is_written_or_executed():
+    """Not both: a mistake in a kernel must not be able to change kernels."""
+    code = MachineCode([object_of(SOURCE)], ["count", "counter"])
+    with open("/proc/self/maps") as maps:
+        rows = [line.split() for line in maps]
+    spans = {tuple(int(end, 16) for end in row[0].split("-")): row[1] for row in rows}
+    for name, expected in (("count", "r-xp"), ("counter", "rw-p")):
+        address = code.addresses[name]
+        assert [rights for (start, end), rights in spans.items() if start <= address < end] == [expected]
+
+
+@links_itself
+def test_what_cannot_be_linked_is_refused():
+    with pytest.raises(LocalllmError, match="there is no function nonsense_of_localllm on this computer"):
+        MachineCode([object_of(SOURCE.replace("@exp", "@nonsense_of_localllm"))], NAMES)
+    code = bytearray(object_of(SOURCE))
+    for section in machine_code.sections_of(bytes(code)):
+        if section.type == machine_code.RELOCATIONS:
+            code[section.start + 8] = 77
+    with pytest.raises(LocalllmError, match="unknown type 77"):
+        MachineCode([bytes(code)], NAMES)
+
+
+def test_a_start_does_without_llvm():
+    """Loading kernels that are compiled imports no llvmlite, which takes 50 ms."""
+    program = (
+        "import sys; from localllm.kernels.library import Library; Library(['add']); print('llvmlite' in sys.modules)"
+    )
+    for _ in range(2):  # the first may compile
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == f"{not machine_code.is_x86_64(object_of(SOURCE)) or sys.platform != 'linux'}\n", done.stderr
+
+
+def test_which_cpu_it_is_is_remembered(tmp_path, monkeypatch):
+    """Under what Linux says of it: another computer with the same home asks LLVM."""
+    asked = []
+    monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
+    monkeypatch.setattr(target, "processor_by_llvm", lambda: asked.append(1) or ("znver9", "+sse2,-avx"))
+    for said, times in ((b"model 1", 1), (b"model 1", 1), (b"model 2", 2), (None, 3)):
+        monkeypatch.setattr(target, "processor_information", lambda: said)  # noqa: B023
+        assert target.processor.__wrapped__() == ("znver9", "+sse2,-avx")
+        assert len(asked) == times
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes() + b"!")
+    monkeypatch.setattr(target, "processor_information", lambda: b"model 1")
+    target.processor.__wrapped__()
+    assert len(asked) == 4
+
+
+def test_what_linux_says_of_a_cpu(tmp_path):
+    first = (
+        "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n"
+        "stepping\t: 1\ncpu MHz\t\t: 2596.1\nflags\t\t: fpu sse2\n"
+    )
+    said = []
+    for text in (
+        first + "\n",
+        first.replace("2596.1", "3100.0") + "\nprocessor\t: 1\n",
+        first.replace("sse2", "avx") + "\n",
+    ):
+        (tmp_path / "cpuinfo").write_text(text)
+        said.append(target.processor_information(str(tmp_path / "cpuinfo")))
+    assert said[0] == said[1] != said[2]
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50\nFeatures\t: fp asimd\n\n")
+    assert target.processor_information(str(tmp_path / "cpuinfo")) is None
+    assert target.processor_information(str(tmp_path / "nothing")) is None
