@@ -29,6 +29,7 @@ SHARED_SOURCES = (
     "half",
     "objects",
     "simd",
+    "system",
     "target",
 )  # beside those of localllm.kernels.cpu
 FOLDER_NAME = re.compile("[0-9a-f]{20}")

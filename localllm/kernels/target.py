@@ -5,6 +5,8 @@ from functools import cache
 
 import llvmlite.binding as llvm
 
+from localllm.kernels.system import arm_features, is_arm
+
 
 @cache
 def cpu_name() -> str:
@@ -14,9 +16,12 @@ def cpu_name() -> str:
 
 @cache
 def cpu_feature_string() -> str:
-    """LLVM's feature list, such as +avx2,-avx512f."""
+    """LLVM's feature list, such as +avx2,-avx512f. Every 64-bit ARM has +neon."""
     given = os.environ.get("NUMBA_CPU_FEATURES")
-    return llvm.get_host_cpu_features().flatten() if given is None else given
+    if given is not None:
+        return given
+    known = llvm.get_host_cpu_features().flatten()
+    return ",".join([*filter(None, [known]), *(f"+{name}" for name in arm_features())]) if is_arm() else known
 
 
 @cache
@@ -30,4 +35,4 @@ def has_instructions(x86_feature: str) -> bool:
 
     Every 64-bit ARM has them. Where there are none, LLVM calls a function, which is slow and may not be there.
     """
-    return x86_feature in cpu_features() or llvm.get_default_triple().startswith(("aarch64", "arm64"))
+    return not cpu_features().isdisjoint((x86_feature, "neon"))

@@ -33,8 +33,8 @@ class OneToken:
     """The totals: of sub-blocks of 32, one vector with the 8 of the first row and those of the second; of 16, a vector
     of 16 for each row."""
 
-    def __init__(self, sub_block, rows):
-        self.rows, self.halves = rows, 32 // sub_block  # of a run of 32 columns that make a sub-block each
+    def __init__(self, sub_block, rows, largest):
+        self.dot, self.rows, self.halves = dot_variant(largest), rows, 32 // sub_block  # of a run of 32 columns that make a sub-block each
         self.of_row = f32x8 if self.halves == 1 else f32x16  # scales or minimums
         self.vector = f32x16 if self.halves == 2 or rows == 2 else f32x8
         self.vectors = rows if self.halves == 2 else 1
@@ -73,13 +73,13 @@ class OneToken:
 
     def dots(self, builder, codes, high, low):
         """Dot products with the activations, 256 * high + low, of all rows, by half of the runs."""
-        sums, dot = [ir.Constant(i32x16.llvm, None)] * (self.rows * self.halves), dot_variant()
+        sums = [ir.Constant(i32x16.llvm, None)] * (self.rows * self.halves)
         for plane in (high, low):
             for q in range(4):
                 numbers = load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm)
                 for row in range(self.rows):
                     i = row * self.halves + q * self.halves // 4
-                    sums[i] = dot(builder, sums[i], codes[4 * row + q], numbers)
+                    sums[i] = self.dot(builder, sums[i], codes[4 * row + q], numbers)
             if plane is high:
                 sums = [builder.shl(value, constant_like(value, 8)) for value in sums]
         return sums

@@ -54,7 +54,8 @@ class Steps:
     what counts. A token in one plane takes 11 such cycles for a group of two rows of Q4_K, of which 8 are dot products.
     """
 
-    def __init__(self, sub_block, rows, planes):
+    def __init__(self, sub_block, rows, planes, largest):
+        self.dot = dot_variant(largest)
         self.rows, self.planes, self.halves = rows, planes, 32 // sub_block
         self.count = rows * self.halves // 2
         self.totals = types.UniTuple(f32x16, self.count)
@@ -104,7 +105,7 @@ class Steps:
 
     def dots(self, builder, codes, high, low):
         """Dot products with the activations, 256 * high + low, in the lanes of the totals."""
-        sums, dot = [ir.Constant(i32x16.llvm, None)] * (self.rows * self.halves), dot_variant()
+        sums = [ir.Constant(i32x16.llvm, None)] * (self.rows * self.halves)
         for plane in (high, low)[: self.planes]:
             if plane is low:
                 sums = [builder.shl(value, constant_like(value, 8)) for value in sums]
@@ -112,7 +113,7 @@ class Steps:
                 numbers = load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm)
                 for row in range(self.rows):
                     i = row * self.halves + q * self.halves // 4
-                    sums[i] = dot(builder, sums[i], codes[4 * row + q], numbers)
+                    sums[i] = self.dot(builder, sums[i], codes[4 * row + q], numbers)
         pairs = zip(sums[::2], sums[1::2], strict=True)
         if self.halves == 1:
             return [builder.add(first, shuffled(builder, other, other, NEIGHBOURS)) for first, other in pairs]

@@ -4,11 +4,11 @@ from numba import float32
 
 from localllm.kernels.cpu.signature import device, inlined
 from localllm.kernels.simd import (
-    dot_u8i8,
     float_i32x16,
     fma_f32x16,
     load_f32,
     load_u8x64,
+    make_dot,
     make_shift_i32,
     pairs_f32x16,
     zero_f32x16,
@@ -23,7 +23,7 @@ def make_tail(format, planes):
     if format.chunk is None:
         return device(lambda w, x, low, x_scales, x_sums, chunks: zero_f32x16())
     block_bytes, codes, scale, minimum = format.chunk
-    offset, both = float32(-format.offset), planes == 2
+    offset, both, dot = float32(-format.offset), planes == 2, make_dot(format.largest)
 
     @device
     def block(w, x_scale, x_sum):
@@ -38,9 +38,9 @@ def make_tail(format, planes):
             s, m = block(w, x_scales, x_sums)
             t, n = block(w + block_bytes, x_scales + 8, x_sums + 8)
             packed = codes(w)
-            dots = dot_u8i8(zero_i32x16(), packed, load_u8x64(x))
+            dots = dot(zero_i32x16(), packed, load_u8x64(x))
             if both:
-                dots = dot_u8i8(up_8(dots), packed, load_u8x64(low))
+                dots = dot(up_8(dots), packed, load_u8x64(low))
             total = fma_f32x16(float_i32x16(dots), pairs_f32x16(s, t), total + pairs_f32x16(m / 8, n / 8))
             w, x, low, x_scales, x_sums = w + 2 * block_bytes, x + 64, low + 64, x_scales + 16, x_sums + 16
         return total

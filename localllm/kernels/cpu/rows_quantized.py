@@ -144,7 +144,7 @@ def make_row(format, rows, planes):
     The tokens' totals wait in the scratch memory, so that any number of tokens shares the unpacking. Two rows share
     what is read of the activations, which is more than half of all loads.
     """
-    steps = Steps(format.sub_block, rows, planes)
+    steps = Steps(format.sub_block, rows, planes, format.largest)
     group, fetch, start = make_group(format, steps), make_fetch(format, rows), make_tails(format, steps)
     fetch_tails = make_fetch_tails(format, rows)
     add, finish, load, store = steps.make_add(), steps.make_finish(), steps.make_load(), steps.make_store()
@@ -178,7 +178,7 @@ def make_row(format, rows, planes):
 
 def make_one(format, rows):
     """A function (arguments of the kernel, address of a row, bytes to the next, y) for one token, in both planes."""
-    steps, fetch, tail = OneToken(format.sub_block, rows), make_fetch(format, rows), make_tail(format, 2)
+    steps, fetch, tail = OneToken(format.sub_block, rows, format.largest), make_fetch(format, rows), make_tail(format, 2)
     codes, scales = make_codes(format.codes, rows), make_each(format.scales, rows)
     minimums = make_each(format.minimums or make_from_offset(format), rows)
     fetch_tails, group_bytes = make_fetch_tails(format, rows), format.group_bytes
