@@ -30,6 +30,7 @@ def assembly(name: str, triple: str) -> str:
         cpu=cpu_name(), features=cpu_feature_string(), opt=3, reloc="pic", codemodel="small"
     )
     module.triple, module.data_layout = triple, str(machine.target_data)
+    assert machine.emit_object(module)
     return machine.emit_assembly(module)
 
 

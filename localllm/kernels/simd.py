@@ -1067,7 +1067,9 @@ def cycles(builder):
 
 def read_register(builder, name):
     """A system register of an ARM."""
-    return builder.asm(ir.FunctionType(I64, []), f"mrs $0, {name}", "=r", [], side_effect=True)
+    function_type = ir.FunctionType(I64, [ir.MetaDataType()])
+    read = cgutils.get_or_insert_function(builder.module, function_type, "llvm.read_volatile_register.i64")
+    return builder.call(read, [builder.module.add_metadata([name])])
 
 
 @operation(types.int64)
