@@ -34,7 +34,11 @@ class OneToken:
     of 16 for each row."""
 
     def __init__(self, sub_block, rows, largest):
-        self.dot, self.rows, self.halves = dot_variant(largest), rows, 32 // sub_block  # of a run of 32 columns that make a sub-block each
+        self.dot, self.rows, self.halves = (
+            dot_variant(largest),
+            rows,
+            32 // sub_block,
+        )  # of a run of 32 columns that make a sub-block each
         self.of_row = f32x8 if self.halves == 1 else f32x16  # scales or minimums
         self.vector = f32x16 if self.halves == 2 or rows == 2 else f32x8
         self.vectors = rows if self.halves == 2 else 1

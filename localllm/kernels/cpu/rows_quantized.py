@@ -178,7 +178,11 @@ def make_row(format, rows, planes):
 
 def make_one(format, rows):
     """A function (arguments of the kernel, address of a row, bytes to the next, y) for one token, in both planes."""
-    steps, fetch, tail = OneToken(format.sub_block, rows, format.largest), make_fetch(format, rows), make_tail(format, 2)
+    steps, fetch, tail = (
+        OneToken(format.sub_block, rows, format.largest),
+        make_fetch(format, rows),
+        make_tail(format, 2),
+    )
     codes, scales = make_codes(format.codes, rows), make_each(format.scales, rows)
     minimums = make_each(format.minimums or make_from_offset(format), rows)
     fetch_tails, group_bytes = make_fetch_tails(format, rows), format.group_bytes
