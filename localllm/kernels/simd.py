@@ -25,7 +25,7 @@ from localllm.kernels.target import cpu_feature_string, cpu_features, has_instru
 llvm.set_option("localllm", "-addr-sink-using-gep=false")
 
 if "neon" in cpu_features():  # of which LLVM alone does not tell Numba all
-    config.CPU_FEATURES = cpu_feature_string()
+    config.CPU_FEATURES = cpu_feature_string()  # type: ignore[attr-defined]
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F32 = ir.FloatType()
@@ -1076,8 +1076,8 @@ def read_register(builder, name):
 def slice_cycles(builder):
     """Cycles that a thread runs before it offers its processor: 1 to 2 ms, less than a time slice.
 
-    Beside a busy process, decode of a 1.2 B model keeps 0.65 of its speed with this and 0.57 without. An ARM counts in a
-    clock of its own, 24 MHz to 1 GHz.
+    Beside a busy process, decode of a 1.2 B model keeps 0.65 of its speed with this and 0.57 without. An ARM counts
+    in a clock of its own, 24 MHz to 1 GHz.
     """
     if "neon" in cpu_features():
         return builder.udiv(read_register(builder, "cntfrq_el0"), I64(700))
