@@ -254,13 +254,18 @@ def open_model(
     observer: "Squares | None" = None,
     chat_template: str | None = None,
     cache: bool = True,
+    gpu_layers: int | str = "auto",
+    uploading: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
     threads: None for as many as the computer has physical cores to spare; context: the most tokens that a prompt and
     its answer may have together, 0 or None for what the model was trained for (memory is taken as it is used); kv_type:
     how keys and values are kept: f16, f32, q8_0, q4_0, q4_1, or each its own way as in "k=q8_0,v=q4_0"; backend: cpu,
-    or reference for plain NumPy; progress(done, total): called while kernels are compiled, once per computer; observer:
+    cuda or cuda:N for a graphics card, auto for a card if there is one that works, or reference for plain NumPy;
+    gpu_layers: how many of the last layers the card gets, a number, "all", or "auto" for as many as it has room for;
+    progress(done, total): called while kernels are compiled, once per computer; uploading(bytes, of all): while weights
+    go to the card; observer:
     sums up what the matrices meet; chat_template: the name of one in text.builtin_templates, or Jinja, instead of the
     file's; cache: find what an earlier process has read of a long prompt in the user's cache folder, and keep there
     what this one reads. Raises ModelError, MemoryLimitError, UsageError.
@@ -277,12 +282,23 @@ def open_model(
     tokenizer = tokenizer_of(file)
     from localllm.engine.model import Engine  # not needed to refuse a file
 
-    engine = Engine(file, threads, context or None, kv_type, backend, progress, observer)
-    if not cache or backend != "cpu" or observer:
+    engine = Engine(
+        file, threads, context or None, kv_type, backend, progress, observer, layers_of(gpu_layers), uploading
+    )
+    if not cache or backend == "reference" or engine.device != "CPU" or observer:
         return Model(file, tokenizer, engine, chat_template, threads)
     from localllm.engine.prefixes import Prefixes
 
     return Model(file, tokenizer, engine, chat_template, threads, Prefixes(engine, file))
+
+
+def layers_of(gpu_layers: int | str) -> int | str:
+    """Raises UsageError if they are no number, nor "all" or "auto"."""
+    if isinstance(gpu_layers, str):
+        if gpu_layers not in ("all", "auto"):
+            raise UsageError(f"gpu_layers should be a number, all or auto, not {gpu_layers!r}")
+        return gpu_layers
+    return whole_number("gpu_layers", gpu_layers)
 
 
 def tokenizer_of(file: GGUFFile) -> Tokenizer:

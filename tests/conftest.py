@@ -12,6 +12,7 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm.cli import main, terminal
 
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # CUDA kernels run in Numba's simulator, should anything import them
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # nor are they bothered by the user's config.toml
 os.environ["LOCALLLM_PREFIX_GB"] = "0"  # tests leave nothing in the user's cache, but for those that say so
 

@@ -103,7 +103,8 @@ def chat(
 
 def tell_model(model: "Model") -> None:
     name = model.name or file_stem(model.path)
-    dim(f"{name} · {model.format} · {model.context} tokens of context · /help")
+    device = "" if model.engine.device == "CPU" else f"{model.engine.device} · "
+    dim(f"{name} · {model.format} · {device}{model.context} tokens of context · /help")
 
 
 def hold(conversation: "Conversation", open_other: "Callable[[str], Model]") -> None:

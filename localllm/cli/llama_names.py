@@ -3,7 +3,7 @@
 Those that do mean something stand beside ours, where the options are. Names: llama.cpp, tools/cli/README.md (2026).
 """
 
-_CPU = "localllm computes on the CPU; leave it out"
+_CARD = "one card is used, which --device names, for the last -ngl layers; leave it out"
 _FILE = "not needed: the file is mapped into memory, and read as it is used"
 _CORES = "threads stay where the system puts them; `taskset` or `numactl` before localllm chooses cores"
 _BATCH = "not needed: how many tokens are read at once is chosen by itself"
@@ -21,10 +21,9 @@ _SHIFT = "use --on-overflow shift, or --on-overflow error"
 _SILENT = "not needed: the prompt is never shown, and stdout is the answer only"
 
 _GROUPS = {
-    _CPU: "-ngl --gpu-layers --n-gpu-layers -sm --split-mode -ts --tensor-split -mg --main-gpu -dev --device "
-    "--list-devices -ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -kvo --kv-offload -nkvo --no-kv-offload "
-    "--op-offload --no-op-offload -fit --fit -fitt --fit-target -fitc --fit-ctx --rpc --no-host -bs "
-    "--backend-sampling",
+    _CARD: "-sm --split-mode -ts --tensor-split -mg --main-gpu --list-devices -ot --override-tensor -cmoe --cpu-moe "
+    "-ncmoe --n-cpu-moe -kvo --kv-offload -nkvo --no-kv-offload --op-offload --no-op-offload -fit --fit -fitt "
+    "--fit-target -fitc --fit-ctx --rpc --no-host -bs --backend-sampling",
     _FILE: "--mlock --mmap --no-mmap -dio --direct-io -ndio --no-direct-io -lm --load-mode",
     _CORES: "--numa -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb "
     "--cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch",

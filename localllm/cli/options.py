@@ -69,6 +69,37 @@ NoCache = Annotated[
 ]
 
 
+Device = Annotated[
+    str,
+    option(
+        "-dev",
+        "--device",
+        metavar="NAME",
+        help="What computes: cpu, cuda, cuda:N, or auto: a graphics card if there is one that works.  [default: auto]",
+    ),
+]
+
+
+def layers(text: str) -> str:
+    """A number, all (or -1) or auto. Raises ValueError."""
+    if text in ("all", "auto", "-1") or (text.isdecimal() and len(text) < 8):
+        return "all" if text == "-1" else text
+    raise ValueError(f"{text!r} is not a number, all or auto")
+
+
+GpuLayers = Annotated[
+    str,
+    option(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        metavar="N",
+        parser=layers,
+        help="Layers that the card computes: a number, all, or auto: as many as it has room for.  [default: auto]",
+    ),
+]
+
+
 def how_to_guess(text: str) -> str:
     """ngram, off or draft:MODEL. Raises ValueError."""
     if text in ("ngram", "off") or (text.startswith("draft:") and text != "draft:"):
@@ -120,6 +151,8 @@ class Engine:
         ),
     ] = None
     threads: Threads = None
+    device: Device = "auto"
+    gpu_layers: GpuLayers = "auto"
     cache: Cache
 
 
@@ -309,7 +342,10 @@ def open_model(model: str, engine: Engine, chat_template: str | None = None, no_
             engine.cache.types(),
             progress=compiling(line),
             chat_template=chat_template,
+            backend=engine.device,
             cache=not no_cache,
+            gpu_layers=int(engine.gpu_layers) if engine.gpu_layers.isdecimal() else engine.gpu_layers,
+            uploading=uploading(line),
         )
     finally:
         line.clear()
@@ -350,6 +386,15 @@ def compiling(line: ProgressLine) -> Callable[[int, int], None]:
 
     def show(done: int, total: int) -> None:
         line.show(f"compiling kernels for this computer, once: {done} of {total}")
+
+    return show
+
+
+def uploading(line: ProgressLine) -> Callable[[int, int], None]:
+    """A callback for api.open_model that shows how much of the weights the card has."""
+
+    def show(done: int, total: int) -> None:
+        line.show(f"weights to the card: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
 
     return show
 

@@ -177,7 +177,7 @@ def report_several(model: "Model", answers: "list[Answer]", load_s: float, total
 def circumstances(model: "Model", times: dict[str, float]) -> dict[str, Any]:
     """Which model it was, and how long it took."""
     return {
-        "model": {"path": model.path, "arch": model.arch, "format": model.format},
+        "model": {"path": model.path, "arch": model.arch, "format": model.format, "device": model.engine.device},
         "timings": {name: round(value, 6) for name, value in times.items()},
     }
 
@@ -189,7 +189,9 @@ def tell(result: dict[str, Any]) -> None:
     prefill = f"{times['prefill_s']:.2f} s{speed}"
     decode = f"{times['decode_s']:.2f} s ({times['decode_tps']:.1f} per second)"
     known = f", {result['cached_tokens']} of them known," if result["cached_tokens"] else ""
-    say(f"prompt: {result['prompt_tokens']} tokens{known} in {prefill}, model loaded in {times['load_s']:.2f} s")
+    device = "" if result["model"]["device"] == "CPU" else f" on {result['model']['device']}"
+    loaded = f"model loaded in {times['load_s']:.2f} s{device}"
+    say(f"prompt: {result['prompt_tokens']} tokens{known} in {prefill}, {loaded}")
     say(
         f"answer: {result['completion_tokens']} tokens in {decode}, first after {times['ttft_s']:.2f} s, "
         f"finish: {result['finish_reason']}, seed: {result['seed']}"

@@ -33,24 +33,31 @@ class KVCache:
     """Places for the tokens of all sequences.
 
     Attributes:
-        pages: how many there are.  kv_type: how numbers are kept.
+        pages: how many there are.  sequences: whole contexts that they are enough for.  kv_type: how numbers are kept.
         window: the most tokens that a layer with a window sees, 0 if no layer has one.
     """
 
-    def __init__(self, states: Sequence[State], context: int, kv_type: KVType):
-        """Room for some sequences of `context` tokens each. Raises MemoryLimitError, ModelError."""
+    def __init__(self, states: Sequence[State], context: int, kv_type: KVType, sequences: Sequence[int] = SEQUENCES):
+        """Room for so many sequences of `context` tokens each, or as many of the next number. Raises MemoryLimitError,
+        ModelError."""
         self.kv_type = kv_type
         windows = {state.layer: state.window for state in states if isinstance(state, Paged) and state.window}
         self.window, self._local = max(windows.values(), default=0), frozenset(windows)
-        for sequences in SEQUENCES if states else WITHOUT_KEYS:
-            self.pages = sequences * -(-context // PAGE) | 1  # odd: streams do not meet in the same sets of a cache
+        numbers = sequences if states else WITHOUT_KEYS
+        for number in numbers:
+            self.sequences = (number,)
+            self.pages = number * -(-context // PAGE) | 1  # odd: streams do not meet in the same sets of a cache
             self._layers, size = self._arranged(states)
             try:
-                self._memory = Reserved(max(size, 1))
+                self._memory = self._reserved(max(size, 1))
                 break
             except MemoryLimitError:
-                if sequences in (SEQUENCES[-1], *WITHOUT_KEYS):
+                if number == numbers[-1]:
                     raise
+
+    def _reserved(self, size: int) -> Reserved:
+        """Memory of so many bytes. Raises MemoryLimitError."""
+        return Reserved(size)
 
     def _arranged(self, states: Sequence[State]) -> tuple[dict[int, tuple[Streams, Streams]], int]:
         """Where each layer's keys and values lie, and the size of all."""
@@ -81,6 +88,12 @@ class KVCache:
     def place_bytes(self) -> int:
         """Memory that a token takes in all streams."""
         return sum(side.heads * side.token_bytes for side in self._streams())
+
+    def page_bytes(self, local: bool) -> int:
+        """What a page holds in the layers with a window, or in those without."""
+        windowed = set(self._streams(local=True))
+        sides = [side for side in self._streams() if (side in windowed) == local]
+        return sum(side.heads * PAGE * side.token_bytes for side in sides)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """The first `tokens` places of a page to another one, in every stream."""

@@ -12,9 +12,9 @@ import numpy as np
 from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weight
 from localllm.engine.cache import KVCache
-from localllm.engine.lowering import Lowering
+from localllm.engine.lowering import Crossing, Lowering
 from localllm.engine.memory import Reserved
-from localllm.engine.program import BATCH, PRECISE_TOKENS, Program
+from localllm.engine.program import BATCH, PRECISE_TOKENS, Header, Program
 from localllm.engine.recorder import ALL, Activation, Choice, Operation, stored
 from localllm.engine.recurrent import Layout
 from localllm.engine.tape import Buffer, Step, padded
@@ -75,14 +75,15 @@ class Quantized:
 
 
 def compiled(
-    operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int, progress: Progress | None
-) -> Program:
-    """A program of what a Recorder has written down; the last operation makes the logits.
+    operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int, progress: Progress | None,
+    given: Crossing | None = None,
+) -> Program:  # fmt: skip
+    """A program of what a Recorder has written down; the last operation makes the logits, unless others go on.
 
-    layout: of what recurrent layers keep, if there are some. progress(done, total) is called while kernels are
-    compiled. Raises ModelError, LocalllmError.
+    layout: of what recurrent layers keep, if there are some; given: see Lowering; progress(done, total) is called while
+    kernels are compiled. Raises ModelError, LocalllmError.
     """
-    lowering = CpuLowering(operations, cache, layout, threads)
+    lowering = CpuLowering(operations, cache, layout, threads, Header(), given)
     library = Library(lowering.kernels | {"run", "work"}, progress)
     tape = lowering.finish(library.addresses)
     memory = library, lowering.header, lowering.scratch, lowering.tape.memory, cache  # as long as the threads live
@@ -96,14 +97,17 @@ class CpuLowering(Lowering):
     buffer_rows = max(-(-BATCH // tokens) * tokens for tokens in TOKENS_AT_ONCE)  # kernels round tokens up
     expert_rows = EXPERT_ROWS
 
-    def __init__(self, operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int):
+    def __init__(
+        self, operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int, header: Header,
+        given: Crossing | None = None,
+    ):  # fmt: skip
         self._stored = stored(operations)
         self._quantized: dict[Activation, Quantized] = {}
         self._rounded: dict[Activation, Buffer] = {}
         self._in_cache: dict[int, list[Buffer]] = {}  # by layer, what stands for its keys and values
         self._plans: dict[tuple[int, int, int, bool], dict[str, Any]] = {}
         self._scratch, self._scratch_bytes = Buffer(0, 0), 0  # its address is filled in by `finish`
-        super().__init__(operations, cache, layout, threads)
+        super().__init__(operations, cache, layout, threads, header, given=given)
 
     @property
     def kernels(self) -> set[str]:

@@ -12,7 +12,7 @@ from localllm.engine.lowering import places
 from localllm.engine.page_table import PageTable
 from localllm.engine.program import BATCH, Header, Span
 from localllm.engine.shift import Turn
-from localllm.engine.tape import LINE, Buffer, Step, Tape
+from localllm.engine.tape import Buffer, Step, Tape, row_bytes
 from localllm.engine.threads import Threads
 from localllm.kernels.library import Library
 
@@ -38,7 +38,7 @@ class KeyTurner:
         """The steps for one layer."""
         side, block = cache.sides(state)[0], state.rotations(cache.kv_type)[0]
         columns = side.heads * state.key_dim
-        x = Buffer(CpuLowering.buffer_rows, (-(-columns // 16) | 1) * LINE)
+        x = Buffer(CpuLowering.buffer_rows, row_bytes(columns))
         heads = {"x": x, "stride": x.stride, "head_dim": state.key_dim}
         in_cache = heads | places(cache, side, self._header)
         hadamard = {"x": x, "y": x, "stride": x.stride, "columns": columns, "block": block}

@@ -4,6 +4,7 @@ Most verbs are a row in SIMPLE. A target (localllm.engine.cpu, localllm.engine.c
 matrix products and attention.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from localllm.arch.weights import Weight
 from localllm.engine.cache import KVCache, Streams
 from localllm.engine.lowering_experts import ExpertLowering
 from localllm.engine.lowering_recurrent import RecurrentLowering
-from localllm.engine.program import BATCH, Header
+from localllm.engine.program import Header
 from localllm.engine.recorder import ALL, Activation, Operation
 from localllm.engine.recurrent import Layout
-from localllm.engine.tape import Buffer, Step, padded
+from localllm.engine.tape import Buffer, padded
+
+Crossing = Mapping[Activation, np.ndarray]  # what goes from one target to another, float32 [BATCH, numbers of a row]
 
 # Verbs that treat rows one by one: the names that the kernel has for the inputs, and for what else was given.
 SIMPLE: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
@@ -40,16 +43,28 @@ SIMPLE: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 class Lowering(ExpertLowering, RecurrentLowering):
     """Operations become steps, one after the other."""
 
-    def __init__(self, operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int):
-        """threads: how many will share a step."""
-        super().__init__(operations, cache, layout, threads)
+    def __init__(
+        self, operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int, header: Header,
+        taken: Crossing | None = None, given: Crossing | None = None,
+    ):  # fmt: skip
+        """layout: of what recurrent layers keep, if there are some; threads: how many will share a step.
+
+        taken: activations that another target has made, and where they lie; given: those that another one goes on with,
+        and where it wants them; without, the last operation makes the logits, which are handed out.
+        """
+        super().__init__(operations, cache, layout, threads, header)
         self._angles: dict[tuple[Rope, str], Buffer] = {}
+        for x, rows in (taken or {}).items():
+            self._take(x, rows)
         for operation in operations:
             if operation.verb in SIMPLE:
                 self._simple(operation, *SIMPLE[operation.verb])
             else:
                 getattr(self, f"_{operation.verb}")(operation, *operation.inputs, **operation.given)
-        self._hand_out(operations[-1].output)
+        for x, rows in (given or {}).items():
+            self._give(x, rows)
+        if not given:
+            self._hand_out(operations[-1].output)
 
     def _simple(self, operation: Operation, names: tuple[str, ...], given: dict[str, str]) -> None:
         """A verb that treats rows one by one, and may write over what it reads."""
@@ -72,11 +87,10 @@ class Lowering(ExpertLowering, RecurrentLowering):
         self._embed_rows(operation, weight, self.header.positions)
 
     def _embed_rows(self, operation: Operation, weight: Weight, ids: np.ndarray) -> None:
-        x, format = self._new(operation.output), weight.tensor.format
-        row_bytes = format.row_bytes(operation.output.columns)
+        x, (kind, row_bytes) = self._new(operation.output), self._layout_of(weight)
         arguments = {"weights": self._weights(weight), "row_bytes": row_bytes, "columns": operation.output.columns}
         arguments |= {"ids": ids, "x": x, "stride": x.stride}
-        self._by_row(f"embed-{format.name}", operation.output.rows, arguments, [], [x])
+        self._by_row(f"embed-{kind}", operation.output.rows, arguments, [], [x])
 
     def _select(self, operation: Operation, x: Activation) -> None:
         source, y = self._buffers[x], self._new(operation.output)
@@ -124,7 +138,7 @@ class Lowering(ExpertLowering, RecurrentLowering):
         """Cosines and sines of the run's positions, made once for all layers."""
         pairs = rope.dims // 2
         frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
-        table = Buffer(BATCH, pairs * 8)
+        table = Buffer(self.tokens, pairs * 8)
         arguments = {"positions": self.header.positions, "frequencies": frequencies, "pairs": pairs}
         self._by_row("angles", ALL, arguments | {"table": table, "factor": rope.magnitude}, [], [table])
         return table
@@ -153,14 +167,21 @@ class Lowering(ExpertLowering, RecurrentLowering):
         source = self._buffers[x]
         arguments = {"count": self._count(x.rows), "x": source, "stride": source.stride, "sums": sums}
         parts = min(-(-x.columns // 64), 4 * self._threads)
-        self.tape.append(Step("add_squares", arguments | {"columns": x.columns}, parts, None, [source], []))
+        self._in_parts("add_squares", x.rows, arguments | {"columns": x.columns}, parts, [source])
+
+    def _give(self, x: Activation, rows: np.ndarray) -> None:
+        """An activation to another target."""
+        source = self._buffers[x]
+        arguments = {"x": source, "x_stride": source.stride, "first": 0, "groups": 1, "period": x.columns}
+        arguments |= {"y": rows, "stride": rows.strides[0], "columns": x.columns}
+        self._by_row("columns", x.rows, arguments, [source], [Buffer(0, 0)])
 
     def _hand_out(self, x: Activation) -> None:
         """The logits to whoever wants them."""
         source, header = self._buffers[x], self.header
         arguments = {"count": self._count(x.rows), "x": source, "stride": source.stride, "columns": x.columns}
         arguments |= {"y": header.logits, "flaws": header.flaws}
-        self.tape.append(Step("logits", arguments, 4 * self._threads, None, [source], []))
+        self._in_parts("logits", x.rows, arguments, 4 * self._threads, [source])
 
 
 def places(cache: KVCache, side: Streams, header: Header) -> dict[str, Any]:

@@ -1,14 +1,12 @@
 """The verbs of mixtures of experts as steps: a part of localllm.engine.lowering."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from localllm.arch.experts import Routing
-from localllm.engine.cache import KVCache
-from localllm.engine.program import BATCH
 from localllm.engine.recorder import Activation, Choice, Operation, Rows
-from localllm.engine.recurrent import Layout
 from localllm.engine.steps import Steps
 from localllm.engine.tape import Buffer, Step
 from localllm.kernels.arguments import EXPERT, PLAN_EXPERTS
@@ -30,14 +28,15 @@ class Experts:
 class ExpertLowering(Steps):
     """What Lowering does for mixtures of experts, but for the products."""
 
-    def __init__(self, operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int):
-        super().__init__(operations, cache, layout, threads)
+    def __init__(self, *given: Any):
+        """As of Steps."""
+        super().__init__(*given)
         self._experts: dict[Rows, Experts] = {}
 
     def _route(self, operation: Operation, logits: Activation, routing: Routing, bias: np.ndarray | None) -> None:
         """Choose, and plan the experts' rows."""
         source = self._buffers[logits]
-        chosen, weights = Buffer(BATCH, 8 * routing.used), Buffer(BATCH, 4 * routing.used)
+        chosen, weights = Buffer(self.tokens, 8 * routing.used), Buffer(self.tokens, 4 * routing.used)
         arguments = {"logits": source, "stride": source.stride, "bias": 0 if bias is None else bias}
         arguments |= {name: getattr(routing, name) for name in ("experts", "used", "sigmoid", "normalized")}
         arguments |= {name: getattr(routing, name) for name in ("scale", "groups", "groups_used")}
@@ -48,14 +47,14 @@ class ExpertLowering(Steps):
 
     def _every_head(self, operation: Operation) -> None:
         heads = operation.output.columns
-        self._plan_experts(operation, np.tile(np.arange(heads), (BATCH, 1)), Buffer(0, 0))
+        self._plan_experts(operation, np.tile(np.arange(heads), (self.tokens, 1)), Buffer(0, 0))
 
     def _plan_experts(self, operation: Operation, chosen: Buffer | np.ndarray, weights: Buffer) -> None:
         """Give experts their rows."""
         choice = operation.output
         assert isinstance(choice, Choice)
         routing = choice.routed.routing
-        most, rows = routing.used * BATCH, self._most_routed(routing)
+        most, rows = routing.used * self.tokens, self._most_routed(routing)
         active = Buffer(min(routing.experts, most), 8 * len(EXPERT))
         row_count, active_count = np.zeros(1, np.int64), np.zeros(1, np.int64)
         experts = Experts(chosen, weights, Buffer(most, 8), Buffer(rows, 8), active, active_count, row_count)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ids
 from functools import partial
 from operator import index
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from localllm.arch.storage import KVType
 from localllm.arch.weights import Weights
 from localllm.engine.cache import KVCache
 from localllm.engine.cpu import compiled
+from localllm.engine.driver import has_driver
 from localllm.engine.forks import Refusal, refuse_forks
 from localllm.engine.observe import Squares
 from localllm.engine.page_table import PageTable
@@ -31,6 +32,9 @@ from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.library import Progress
+
+if TYPE_CHECKING:
+    from localllm.engine.devices import Placed
 
 Request = tuple[Sequence, Ids[int]]
 NOTHING = np.zeros(0, np.int64)
@@ -124,6 +128,7 @@ class Engine:
         hyperparameters: the model's.  context: the most tokens of a sequence.  vocab_size: length of a row of logits.
         operations: what is done with tokens.  kv_type: how keys and values are kept.  runs: in which prompts are read.
         thread_count: how many compute.  lock: held by whoever runs the model or changes its sequences.
+        device: what computes, for people.
         abandoned: what was kept for sequences that were forgotten without being closed.
         warning: what the user should know, in one line, or None.
     """
@@ -137,10 +142,15 @@ class Engine:
         backend: str = "cpu",
         progress: Progress | None = None,
         observer: Squares | None = None,
+        gpu_layers: int | str = "auto",
+        uploading: Progress | None = None,
     ):
-        """context: the most tokens of a sequence (None: as trained); kv_type: see KVType.of; backend: cpu, reference.
+        """context: the most tokens of a sequence (None: as trained); kv_type: see KVType.of; backend: cpu,
+        cuda, cuda:N, auto (a card if there is one that works) or reference; gpu_layers: how many of the last
+        layers a card gets, a number, all, or auto for as many as it has room for.
 
-        progress(done, total) is called while kernels are compiled; observer: sums up what the matrices meet.
+        progress(done, total) is called while kernels are compiled, uploading(bytes, of all) while weights go to a card;
+        observer: sums up what the matrices meet.
         Raises ModelError, MemoryLimitError, UsageError.
         """
         kept_as = KVType.of(kv_type)
@@ -150,7 +160,9 @@ class Engine:
         if not 1 <= count <= 1024:
             raise UsageError(f"threads should be from 1 to 1024, not {count}")
         if backend not in ("cpu", "reference"):
-            raise UsageError(f"unknown backend {backend!r}: use cpu or reference")
+            from localllm.engine.devices import require_device  # where there may be a card
+
+            require_device(backend)
         model, self.hyperparameters = architecture(file)
         self.context = self.hyperparameters.context if context is None else context
         self.vocab_size = self.hyperparameters.vocab_size
@@ -161,10 +173,19 @@ class Engine:
         operations = self._recorded(file, model.forward, weights, observer)
         self.operations, self.kv_type = operations, kept_as
         self.runs = Runs(FIRST if any(operation.verb == "route" for operation in operations) else LATER)
-        if backend == "cpu":
+        placed = self._placed(file, operations, backend, gpu_layers)
+        if placed is None and backend != "reference":
             operations = observer.watch(operations) if observer else operations
             states = self.hyperparameters.states()
             computing: Backend = CpuBackend(operations, states, self.context, kept_as, count, progress)
+        elif placed:
+            from localllm.engine.cuda_backend import CudaBackend
+
+            states, on_cpu = self.hyperparameters.states(), self.hyperparameters.layers - placed.layers
+            assert placed.card
+            computing = CudaBackend(
+                placed.card, operations, states, self.context, kept_as, count, progress, uploading, on_cpu
+            )
         else:
             from localllm.engine.reference import ReferenceBackend  # seldom needed
 
@@ -174,7 +195,24 @@ class Engine:
         self.thread_count = count
         self._turns = partial(turns, operations, self.hyperparameters.states())
         self._shifts = False
-        self.warning = computing.warning
+        self.warning = computing.warning or self._note
+
+    def _placed(
+        self, file: GGUFFile, operations: list[Operation], backend: str, gpu_layers: int | str
+    ) -> "Placed | None":
+        """The card that gets layers, if one does. Raises LocalllmError."""
+        self.device, self._note = "CPU", None
+        if backend in ("cpu", "reference") or (backend == "auto" and not has_driver()):
+            return None
+        from localllm.engine.devices import placed
+
+        h = self.hyperparameters
+        found = placed(backend, gpu_layers, file, h.states(), h.layers, self.context, self.kv_type, 0)
+        self._note = found.warning
+        if found.card is None or not found.layers:
+            return None
+        self.device = f"{found.card.name}, {found.layers} of {h.layers} layers"
+        return found
 
     def _recorded(
         self, file: GGUFFile, forward: Callable[..., Activation], weights: Weights, observer: Squares | None

@@ -6,6 +6,7 @@ import numpy as np
 
 from localllm.arch.states import SLACK
 from localllm.engine.cache import KVCache
+from localllm.engine.joint_cache import JointCache
 from localllm.engine.pages import Pages
 from localllm.kernels.arguments import PAGE
 
@@ -21,7 +22,9 @@ class PageTable:
     table: np.ndarray
     addresses: tuple[int, int, int]
 
-    def __init__(self, cache: KVCache, pages: Pages, table: np.ndarray | None = None, length: int = 0, lost: int = 0):
+    def __init__(
+        self, cache: KVCache | JointCache, pages: Pages, table: np.ndarray | None = None, length: int = 0, lost: int = 0
+    ):
         """length: tokens that it holds; lost: pages at the beginning that layers with a window have no more."""
         self._cache, self._pages, self._length, self._lost = cache, pages, length, lost
         self._use(np.zeros(0, np.int64) if table is None else table)

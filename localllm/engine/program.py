@@ -1,6 +1,6 @@
 """A model as something that runs: the header of a run, the tape, the threads that walk it, and where the logits lie."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,18 +22,24 @@ class Span(NamedTuple):
     wanted: int  # of how many tokens, the last ones, logits are returned
 
 
+def int64_zeros(shape: tuple[int, ...]) -> np.ndarray:
+    """Memory of this process."""
+    return np.zeros(shape, np.int64)
+
+
 class Header:
     """What changes from run to run, at fixed addresses, int64."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: int = BATCH, zeros: Callable[[tuple[int, ...]], np.ndarray] = int64_zeros):
+        """tokens: the most of a run; zeros: memory for an array of some shape."""
         # How many tokens, tokens whose logits are wanted, sequences; the most tokens whose activations keep 16 bits;
         # where the logits go, and whether some are not numbers.
-        self.numbers = np.zeros(6, np.int64)
+        self.numbers = zeros((6,))
         self.token_count, self.wanted_count, self.sequence_count = (self.numbers[i : i + 1] for i in range(3))
         self.most_precise, self.logits, self.flaws = (self.numbers[i : i + 1] for i in range(3, 6))
-        self.ids, self.positions, self.owners, self.wanted = (np.zeros(BATCH, np.int64) for _ in range(4))
-        self.sequences = np.zeros((BATCH, len(SEQUENCE)), np.int64)
-        self.most_precise_stored = np.full(1, BATCH)  # for keys and values, whose error all later tokens see
+        self.ids, self.positions, self.owners, self.wanted = (zeros((tokens,)) for _ in range(4))
+        self.sequences = zeros((tokens, len(SEQUENCE)))
+        self.most_precise_stored = zeros((1,)) + BATCH  # for keys and values, whose error all later tokens see
 
     def fill(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
         """Describe a run; logits: float32 [wanted, vocab], which it will write."""

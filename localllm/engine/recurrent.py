@@ -6,7 +6,7 @@ So a fork shares the memory of the original until each goes on, and to keep a sn
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,22 @@ class Layout:
             return self._aligned(np.empty(self._size + LINE, np.float32))
         except MemoryError:
             raise MemoryLimitError(f"no memory for the {4 * self._size / 1e6:.0f} MB of a sequence's states") from None
+
+    def address(self, memory: Any) -> int:
+        """Where a memory's first number is."""
+        return int(memory.ctypes.data)
+
+    def content(self, memory: Any) -> np.ndarray:
+        """All its bytes, uint8."""
+        return np.asarray(memory.view(np.uint8))
+
+    def filled(self, content: np.ndarray) -> Any:
+        """A new memory with these bytes. Raises ValueError if they are not as many; MemoryLimitError."""
+        if content.nbytes != self.zeros.nbytes:
+            raise ValueError(f"{content.nbytes} bytes for {self.zeros.nbytes}")
+        memory = self.new()
+        memory.view(np.uint8)[:] = content
+        return memory
 
     def _aligned(self, memory: np.ndarray) -> np.ndarray:
         start = -(memory.ctypes.data // 4) % LINE
@@ -96,18 +112,24 @@ class RecurrentState:
             gains = [(place - before) / (snapshot.position - place + 1) for before, place in pairs]
             del self._snapshots[gains.index(min(gains))]
 
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of the memories that a run reads and writes."""
+        return self._layout.address(self.source), self._layout.address(self.target)
+
     def after(self, length: int) -> np.ndarray | None:
-        """The states after so many tokens, float32, if they are known; good until this goes on."""
-        if length == self._position:
-            return self.target
-        return next((memory for position, memory in self._snapshots if position == length), None)
+        """The states after so many tokens, uint8, if they are known; good until this goes on."""
+        memories = [memory for position, memory in self._snapshots if position == length]
+        found = self.target if length == self._position else memories[0] if memories else None
+        return None if found is None else self._layout.content(found)
+
+    def knows(self, length: int) -> bool:
+        """Whether the states after so many tokens are known."""
+        return length in (self._position, *(kept.position for kept in self._snapshots))
 
     def put(self, length: int, states: np.ndarray) -> None:
         """Go on from the states after `length` tokens, uint8. Raises ValueError if they are not those of all layers."""
-        memory = self._layout.new()
-        if states.nbytes != memory.nbytes:
-            raise ValueError(f"{states.nbytes} bytes for {memory.nbytes}")
-        memory.view(np.uint8)[:] = states
+        memory = self._layout.filled(states)
         self._position, self.source, self.target, self._shared = length, memory, memory, False
 
     def fork(self) -> "RecurrentState":

@@ -18,7 +18,12 @@ class HybridStore:
     def addresses(self) -> tuple[int, int, int]:
         """As of PageTable."""
         table, _, _ = self._pages.addresses
-        return table, self._states.source.ctypes.data, self._states.target.ctypes.data
+        return table, *self._states.addresses
+
+    @property
+    def table(self) -> np.ndarray:
+        """As of PageTable."""
+        return self._pages.table
 
     def prepare(self, length: int, count: int) -> None:
         """There will be `count` tokens behind the first `length`. Raises MemoryLimitError."""
@@ -27,8 +32,7 @@ class HybridStore:
 
     def parts(self, first: int, last: int) -> list[str]:
         """As of PageTable; and the states after `last` tokens, if they are known."""
-        known = self._states.after(last) is not None
-        return [*self._pages.parts(first, last), *(["states"] if known else [])]
+        return [*self._pages.parts(first, last), *(["states"] if self._states.knows(last) else [])]
 
     def part(self, name: str, first: int, last: int) -> np.ndarray:
         """As of PageTable."""
@@ -36,7 +40,7 @@ class HybridStore:
             return self._pages.part(name, first, last)
         states = self._states.after(last)
         assert states is not None
-        return states.view(np.uint8)
+        return states
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
         """As of PageTable; only where there are states can the sequence go on."""

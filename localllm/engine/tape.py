@@ -100,7 +100,15 @@ def assign_stages(steps: list[Step]) -> None:
 
 
 def place_buffers(steps: list[Step]) -> Reserved:
-    """Give every buffer the lowest address that no buffer living at the same time has. Returns the memory."""
+    """Give every buffer an address, see `offsets`. Returns the memory."""
+    memory = Reserved(max(offsets(steps), 1))
+    for buffer in {buffer for step in steps for buffer in step.reads + step.writes if buffer.rows}:
+        buffer.address += memory.address
+    return memory
+
+
+def offsets(steps: list[Step]) -> int:
+    """Give every buffer the lowest address that no buffer living at the same time has, from 0; the size of all."""
     buffers = {buffer: None for step in steps for buffer in step.reads + step.writes if buffer.rows}
     placed: list[tuple[int, Buffer]] = []
     end = 0
@@ -113,10 +121,16 @@ def place_buffers(steps: list[Step]) -> Reserved:
             offset = max(offset, start + other.size)
         placed.append((offset, buffer))
         buffer.address, end = offset, max(end, offset + buffer.size)
-    memory = Reserved(max(end, 1))
-    for buffer in buffers:
-        buffer.address += memory.address
-    return memory
+    return end
+
+
+def row_bytes(columns: int) -> int:
+    """From token to token of an activation.
+
+    Tokens lie an odd number of cache lines apart. At powers of two all of them meet in a few places of every cache:
+    matrix products of 512 tokens took 14 % longer.
+    """
+    return (-(-columns // 16) | 1) * LINE
 
 
 def address_of(array: np.ndarray) -> int:

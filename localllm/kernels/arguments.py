@@ -34,6 +34,10 @@ JOIN = arguments("count x x_stride x_columns z z_stride z_columns shared heads y
 RMS_NORM = arguments("count x weight y stride columns group epsilon")
 # y = (x - mean) / sqrt(variance + epsilon) * weight + bias, for each `group` columns.
 LAYER_NORM = arguments("count x weight bias y stride columns group epsilon")
+# On a card: total = x + z, y = RMS_NORM of total, of whole rows; total may be x.
+ADD_RMS_NORM = arguments("count x z weight total y stride columns epsilon")
+# On a card: y = ROPE of RMS_NORM of each head of x; weight f32 [heads, head_dim]; y may be x.
+RMS_NORM_ROPE = arguments("count x weight epsilon y stride heads head_dim table pairs step apart")
 # y = x + z; z_stride 0: one row for all tokens.
 ADD = arguments("count x z z_stride y stride columns")
 # y = gate * sigmoid(gate) * up.
@@ -100,6 +104,20 @@ ATTEND = arguments(
     " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked slopes sinks partial scratch"
     " scratch_bytes"
 )
+# The same on a card, for few tokens: see cuda/attend_few.py. A token's context is cut in up to `parts` parts; a group's
+# query heads are dealt with in `bundles`, one block each. partial f32 [tokens, heads, parts, partial_bytes / 4]: the
+# largest score and the sum of the weights, 4 numbers, then the values.
+ATTEND_FEW = arguments(
+    "count positions owners sequences q q_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
+    " heads kv_heads scale softcap window chunked slopes bundles parts partial partial_bytes"
+)
+# y = the parts put together, and the heads' sinks.
+MERGE_FEW = arguments("count positions heads value_dim window chunked sinks parts partial partial_bytes y y_stride")
+# The same on a card, for many tokens: see cuda/attend_many.py.
+ATTEND_MANY = arguments(
+    "sequences sequence_count q q_stride y y_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
+    " heads kv_heads scale softcap window chunked slopes sinks"
+)
 # y = x * z.
 MULTIPLY = arguments("count x z y stride columns")
 # y = 1 / (1 + e^-x).
@@ -157,16 +175,49 @@ EXPERTS_FLOAT = arguments(" ".join(LINEAR_FLOAT._fields) + OF_EXPERTS)
 SIGMOID_GATE = arguments("count x gate gate_stride y stride columns")
 # y = gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit.
 SWIGLU_LIMITED = arguments("count gate up sharpness limit y stride columns")
+# CUDA: quantized weights in planes, see cuda/planes.py. Weights number `first` to `last` of a matrix, whole blocks as
+# in the file, to their places in its rows.
+TO_PLANES = arguments("blocks first last columns planes row_bytes")
+# x as integers, see cuda/quantize.py: codes int8 [tokens, 4, columns / 32, 16], scales f32 [tokens, columns / 32], sums
+# f32 [tokens, columns / 16].
+QUANTIZE_PLANES = arguments("count x stride columns codes scales sums")
+# The same of what is made on the way: RMS_NORM of whole rows, SWIGLU. y may be what it is made of.
+NORM_QUANTIZE = arguments(" ".join(RMS_NORM._fields) + " codes scales sums")
+SWIGLU_QUANTIZE = arguments(" ".join(SWIGLU._fields) + " codes scales sums")
+# y = W x, x as QUANTIZE_PLANES makes it; or, unless active_count is 0, of the experts of PLAN_EXPERTS each with its
+# rows. experts: how many there are, expert_bytes apart.
+LINEAR_PLANES = arguments(
+    "count weights row_bytes rows columns codes scales sums y y_stride active active_count expert_bytes experts"
+)
+# The same of weights that are plain numbers, x in float32.
+LINEAR_PLAIN = arguments(
+    "count weights row_bytes rows columns x x_stride y y_stride active active_count expert_bytes experts"
+)
+# y f16 [rows, columns] = `rows` rows of W from number `first` on.
+UNPACK = arguments("weights row_bytes columns first rows y")
 # The exclusive or of all 64-byte words of a part of the memory, of `size` bytes; results: 64 bytes a part.
 STREAM = arguments("memory size results")
+# On a card: y = x / scale in float16, scales float32 [tokens]; and y = y * scale.
+HALVE = arguments("count x stride columns y y_stride scales")
+RESCALE = arguments("count y stride columns scales")
+# On a card: x = high + low, both BF16.
+SPLIT_BF16 = arguments("count x stride columns high low y_stride")
+# On a card: int64 words from memory of the host to the card's own.
+FETCH = arguments("source target words")
 
 KERNELS: dict[str, Any] = {
+    "fetch": FETCH,
+    "halve": HALVE,
+    "rescale": RESCALE,
+    "split_bf16": SPLIT_BF16,
     "embed": EMBED,
     "select": SELECT,
     "columns": COLUMNS,
     "join": JOIN,
     "rms_norm": RMS_NORM,
     "layer_norm": LAYER_NORM,
+    "add_rms_norm": ADD_RMS_NORM,
+    "rms_norm_rope": RMS_NORM_ROPE,
     "add": ADD,
     "swiglu": SWIGLU,
     "geglu": GEGLU,
@@ -189,6 +240,9 @@ KERNELS: dict[str, Any] = {
     "plan": PLAN,
     "attend": ATTEND,
     "merge": ATTEND,
+    "attend_few": ATTEND_FEW,
+    "merge_few": MERGE_FEW,
+    "attend_many": ATTEND_MANY,
     "route": ROUTE,
     "plan_experts": PLAN_EXPERTS,
     "gather": GATHER,
@@ -207,6 +261,13 @@ KERNELS: dict[str, Any] = {
     "head_scan": HEAD_SCAN,
     "add_squares": ADD_SQUARES,
     "stream": STREAM,
+    "to_planes": TO_PLANES,
+    "quantize_planes": QUANTIZE_PLANES,
+    "norm_quantize": NORM_QUANTIZE,
+    "swiglu_quantize": SWIGLU_QUANTIZE,
+    "linear_planes": LINEAR_PLANES,
+    "linear_plain": LINEAR_PLAIN,
+    "unpack": UNPACK,
 }
 
 

@@ -1,15 +1,8 @@
-"""Compile kernels: python -m localllm.kernels.compile reads their names from stdin and writes object files to stdout.
-
-The next name comes when the object file of the one before has been read: its size (8 bytes, little-endian) and content.
-"""
-
-import os
-from collections.abc import Iterator
-from queue import SimpleQueue
-from threading import Thread
+"""Compile kernels: python -m localllm.kernels.compile gets their names and answers with object files (compilers.py)."""
 
 import llvmlite.binding as llvm
 
+from localllm.kernels.compilers import serve
 from localllm.kernels.cpu import kernel
 from localllm.kernels.objects import symbol
 from localllm.kernels.target import cpu_feature_string, cpu_name
@@ -71,29 +64,10 @@ def refuse_numba_runtime(name: str, module: llvm.ModuleRef) -> None:
         raise SystemExit(f"kernel {name} needs {', '.join(needed)}")
 
 
-def wanted() -> Iterator[str]:
-    """Names from stdin. When it ends, so does this process, whatever it is doing: nobody is left to read a result."""
-    names = SimpleQueue[str]()
-
-    def listen() -> None:
-        while name := os.read(0, 4096):  # not by sys.stdin, which cannot be closed while a thread reads it
-            names.put(name.decode().strip())
-        os._exit(0)
-
-    Thread(target=listen, daemon=True).start()
-    while True:
-        yield names.get()
-
-
 def main() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    results = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # should anything print
-    for name in wanted():
-        code = object_code(name)
-        results.write(len(code).to_bytes(8, "little") + code)
-        results.flush()
+    serve(object_code)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,12 +18,13 @@ LARGE = ("attend", "linear")  # kernels that take seconds to compile
 class Compiler:
     """A process that compiles one kernel after the other. It ends with this one, however this one ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, *command: str) -> None:
+        """command: a module that calls `serve`, and its arguments."""
         # It has to compile these sources, not those of another localllm that the current folder may hold.
         root = str(Path(__file__).parents[2])
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "localllm.kernels.compile"],
+            [sys.executable, "-P", "-m", *command],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         assert self.process.stdin and self.process.stdout and self.process.stderr
@@ -33,7 +34,7 @@ class Compiler:
         self._listener.start()
 
     def compile(self, name: str) -> bytes:
-        """The kernel's object file. Raises LocalllmError."""
+        """The kernel's machine code. Raises LocalllmError."""
         try:
             self._names.write(f"{name}\n".encode())
             self._names.flush()
@@ -58,10 +59,40 @@ class Compiler:
             pass
 
 
-def compile_kernels(names: list[str], finished: Callable[[str, bytes], None]) -> None:
-    """Compile kernels, large ones first; finished(name, object file) is called for each. Raises LocalllmError."""
+def serve(code_of: Callable[[str], bytes]) -> None:
+    """What such a process does: names come from stdin, machine code goes to stdout.
+
+    The next name comes when the code of the one before has been read: its size (8 bytes, little-endian) and content.
+    """
+    results = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # should anything print
+    for name in wanted():
+        code = code_of(name)
+        results.write(len(code).to_bytes(8, "little") + code)
+        results.flush()
+
+
+def wanted() -> Iterator[str]:
+    """Names from stdin. When it ends, so does this process, whatever it is doing: nobody is left to read a result."""
+    names = SimpleQueue[str]()
+
+    def listen() -> None:
+        while name := os.read(0, 4096):  # not by sys.stdin, which cannot be closed while a thread reads it
+            names.put(name.decode().strip())
+        os._exit(0)
+
+    Thread(target=listen, daemon=True).start()
+    while True:
+        yield names.get()
+
+
+def compile_kernels(names: list[str], finished: Callable[[str, bytes], None], *command: str) -> None:
+    """Compile kernels, large ones first; finished(name, machine code) is called for each. Raises LocalllmError.
+
+    command: the module that does it and its arguments; localllm.kernels.compile if there is none.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    compilers = [Compiler() for _ in range(min(cores, len(names)))]
+    compilers = [Compiler(*command or ("localllm.kernels.compile",)) for _ in range(min(cores, len(names)))]
     idle = SimpleQueue[Compiler]()
     for compiler in compilers:
         idle.put(compiler)

@@ -101,9 +101,9 @@ def read_object(path: Path) -> bytes | None:
     return data[32:] if checksum(path, data[32:]) == data[:32] else None
 
 
-def mark_used() -> None:
-    """Note once a day that the folder is in use, as its time of change."""
-    folder = object_folder()
+def mark_used(folder: Path | None = None) -> None:
+    """Note once a day that a folder, or that of object files, is in use, as its time of change."""
+    folder = folder or object_folder()
     with suppress(OSError):
         if folder.stat().st_mtime < time.time() - DAY:
             os.utime(folder)

@@ -1,0 +1,131 @@
+"""Attention on a card: which kernels, and in how many parts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.states import Latent, Paged
+from localllm.engine.cache import Streams
+from localllm.engine.lowering import Lowering
+from localllm.engine.recorder import ALL, Activation, Operation
+from localllm.engine.tape import Buffer, Step
+
+BLOCKS = 264  # that fill a card of 132 multiprocessors, two each
+DECODE = 8  # tokens; of so many, each has its context cut as if it were alone, and gets the same bits
+FEW_TOKENS = 16  # of a run; for more, tensor cores
+MOST_DIM = 256  # of a head, for tensor cores; beyond there are not enough registers
+LANES, NUMBERS = 32, 8  # that share a head at most, and numbers that each reads of it at once
+MOST_HEADS, MOST_NUMBERS = 8, 128  # of a bundle: query heads, and numbers of theirs and their results in registers
+
+
+@dataclass(frozen=True)
+class Few:
+    """How localllm.kernels.cuda.attend_few deals with heads of these dimensions."""
+
+    key_dim: int
+    value_dim: int
+    group: int  # query heads that share a key-value head
+
+    @property
+    def bundle(self) -> int:
+        """Query heads that a block treats together: equal parts of the group that fit the registers."""
+        numbers = NUMBERS * sum(-(-dim // (NUMBERS * LANES)) for dim in (self.key_dim, self.value_dim))
+        most = min(max(MOST_NUMBERS // numbers, 1), MOST_HEADS)
+        return -(-self.group // -(-self.group // most))
+
+    @property
+    def bundles(self) -> int:
+        return -(-self.group // self.bundle)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Of the partial result of a head."""
+        return 4 * (4 + -(-self.value_dim // 8) * 8)
+
+    def parts(self, tokens: int, kv_heads: int) -> int:
+        """In how many a context is cut at most."""
+        return -(-BLOCKS // (kv_heads * self.bundles * (tokens if tokens > DECODE else 1)))
+
+
+class AttentionLowering(Lowering):
+    """Attention becomes steps, for a program of `tokens` tokens at most.
+
+    Attributes:
+        depth: of a product of tensor cores: 16, or 8 with compute capability 7.5.
+    """
+
+    depth: int = 16
+
+    def __init__(self, *arguments: Any) -> None:
+        self._in_cache: dict[int, list[Buffer]] = {}  # by layer, what stands for its keys and values
+        super().__init__(*arguments)
+
+    def _attend(
+        self,
+        operation: Operation,
+        q: Activation,
+        *new: Activation,
+        state: Paged | Latent,
+        heads: int,
+        slopes: Sequence[float],
+        sinks: np.ndarray | None,
+        **given: float,
+    ) -> None:
+        sides = self._cache.sides(state)
+        of_keys, of_values = state.rotations(self._cache.kv_type)
+        if new:
+            turned = [self._turned(x, block) for x, block in zip(new, (of_keys, of_values), strict=False)]
+            kept = zip(new, turned, sides, strict=False)
+            self._in_cache[state.layer] = [self._store(x, buffer, side) for x, buffer, side in kept]
+        source, y = self._turned(q, of_keys), self._new(operation.output)
+        arguments = self._of_cache(sides) | given | {"q": source, "q_stride": source.stride, "heads": heads}
+        arguments |= {"kv_heads": state.kv_heads, "window": state.window or 0, "chunked": state.chunked}
+        arguments["slopes"] = np.array(slopes, np.float32) if slopes else 0
+        reads = [source, *self._in_cache[state.layer]]
+        if self._are_few(state):
+            self._attend_few(state, arguments, 0 if sinks is None else sinks, reads, y)
+        else:
+            self._attend_many(state, arguments, 0 if sinks is None else sinks, reads, y)
+        self._turn(operation.output, y, y, of_values)
+
+    def _are_few(self, state: Paged | Latent) -> bool:
+        """Whether float32 is used: for few tokens, for who wants a cache in float32, and for very long heads."""
+        is_exact = any(side.kind == "f32" for side in self._cache.sides(state))
+        return self.tokens <= FEW_TOKENS or is_exact or max(state.key_dim, state.value_dim) > MOST_DIM
+
+    def _of_cache(self, sides: tuple[Streams, Streams]) -> dict[str, Any]:
+        """Where keys and values are, and which of them belong to whom."""
+        keys, values = sides
+        where: dict[str, Any] = {"sequences": self.header.sequences}
+        where |= {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
+        where |= {"keys": self._cache.address(keys), "key_head_stride": self._cache.head_stride(keys)}
+        return where | {"values": self._cache.address(values), "value_head_stride": self._cache.head_stride(values)}
+
+    def _attend_few(
+        self, state: Paged | Latent, arguments: dict[str, Any], sinks: Any, reads: list[Buffer], y: Buffer
+    ) -> None:
+        """Each token on its own, its context cut in parts."""
+        heads = arguments["heads"]
+        few = Few(state.key_dim, state.value_dim, heads // state.kv_heads)
+        parts = few.parts(self.tokens, state.kv_heads)
+        partial = Buffer(self.tokens * heads * parts, few.partial_bytes)
+        arguments |= {"count": self._count(ALL), "positions": self.header.positions, "owners": self.header.owners}
+        arguments |= {"parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
+        shared = ("count", "positions", "heads", "window", "chunked", "parts", "partial", "partial_bytes")
+        merged = {name: arguments[name] for name in shared}
+        merged |= {"value_dim": state.value_dim, "sinks": sinks, "y": y, "y_stride": y.stride}
+        kinds = "-".join(side.kind.upper() for side in self._cache.sides(state))
+        kernel = f"attend_few-{kinds}-{few.bundle}-{few.key_dim}-{few.value_dim}"
+        self.tape.append(Step(kernel, arguments | {"bundles": few.bundles}, self.tokens, None, reads, [partial]))
+        self.tape.append(Step("merge_few", merged, self.tokens, None, [partial], [y]))
+
+    def _attend_many(
+        self, state: Paged | Latent, arguments: dict[str, Any], sinks: Any, reads: list[Buffer], y: Buffer
+    ) -> None:
+        """Tokens of a sequence together, on tensor cores."""
+        arguments |= {"sequence_count": self.header.sequence_count, "sinks": sinks, "y": y, "y_stride": y.stride}
+        kinds = "-".join(side.kind.upper() for side in self._cache.sides(state))
+        kernel = f"attend_many-{kinds}-{state.key_dim}-{state.value_dim}-{self.depth}"
+        self.tape.append(Step(kernel, arguments, self.tokens, None, reads, [y]))

@@ -1,0 +1,149 @@
+"""A model on a card as something that runs: programs for some numbers of tokens, made when they are needed."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from localllm.engine.cache import KVCache
+from localllm.engine.cuda import SIZES, CudaLowering
+from localllm.engine.cuda_card import Card, Launch
+from localllm.engine.cuda_weights import CardWeights
+from localllm.engine.lowering import Crossing
+from localllm.engine.program import BATCH, Header, Span
+from localllm.engine.recorder import Operation
+from localllm.engine.recurrent import Layout
+from localllm.errors import NOT_NUMBERS, ModelError
+from localllm.kernels.arguments import FETCH, PAGE
+from localllm.kernels.cuda import grid
+from localllm.kernels.library import Progress
+
+MOST_SEQUENCES = 64  # of a run: so many have room for their tables of pages
+
+
+class PinnedHeader(Header):
+    """A header in memory of the host that is copied to the card's in one piece, with the sequences' tables of pages.
+
+    Attributes:
+        words: int64, all of it.
+    """
+
+    def __init__(self, card: Card, tokens: int, table_words: int):
+        """table_words: of a sequence's table at most."""
+        sequences = min(tokens, MOST_SEQUENCES)
+        size = 16 + (4 + 6) * tokens + sequences * table_words
+        self.words, self._used = card.pinned(8 * size).view(np.int64), 0
+        self.words[:] = 0
+        super().__init__(tokens, self._zeros)
+        self._tables = self._zeros((sequences, table_words))
+        self.base = 0
+
+    def _zeros(self, shape: tuple[int, ...]) -> np.ndarray:
+        size = int(np.prod(shape))
+        self._used += size
+        return self.words[self._used - size : self._used].reshape(shape)
+
+    def offset(self, array: np.ndarray) -> int | None:
+        """Bytes from the beginning to an array that is a part of it; None for others."""
+        offset = array.ctypes.data - self.words.ctypes.data
+        return offset if 0 <= offset < self.words.nbytes else None
+
+    def fill(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
+        super().fill(spans, precise, logits)
+        for number, span in enumerate(spans):
+            table = span.store.table
+            self._tables[number, : len(table)] = table
+            self.sequences[number, 3] = self.base + self._tables[number].ctypes.data - self.words.ctypes.data
+
+
+class SizedProgram:
+    """A model for up to so many tokens."""
+
+    def __init__(
+        self, card: Card, operations: list[Operation], cache: KVCache, layout: Layout | None, weights: CardWeights,
+        size: tuple[int, int], context: int, progress: Progress | None, taken: Crossing,
+    ):  # fmt: skip
+        """size: of tokens, and of those whose logits are wanted, the most."""
+        self.header = PinnedHeader(card, size[0], -(-context // PAGE))
+        self._constants: dict[int, tuple[int, np.ndarray]] = {}
+        self._card = card
+        lowering = CudaLowering(operations, cache, layout, self.header, weights, *size, taken)
+        self._keep = lowering
+        memory = card.allocate(max(lowering.size, 1))
+        self.header.base = card.allocate(self.header.words.nbytes)
+        self._flaws = card.pinned(8).view(np.int64)
+        card.prepare(lowering.kernels | {"fetch"}, progress)
+        fetch = {"source": self.header.words.ctypes.data, "target": self.header.base, "words": len(self.header.words)}
+        first = Launch("fetch", grid("fetch", fetch, 0), tuple(fetch[name] for name in FETCH._fields))
+        self._replay: Callable[[], None] = card.record([first, *lowering.work(self._place, memory)])
+
+    def _place(self, array: np.ndarray) -> int:
+        """Where an array is for the card."""
+        if array is self.header.flaws:
+            return int(self._flaws.ctypes.data)
+        offset = self.header.offset(array)
+        if offset is not None:
+            return self.header.base + offset
+        if id(array) not in self._constants:
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            address = self._card.allocate(max(len(data), 1))
+            self._card.upload(address, data)
+            self._constants[id(array)] = address, array
+        return self._constants[id(array)][0]
+
+    def run(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
+        """Logits: float32 [wanted, vocab], pinned. Raises ModelError if some are not numbers."""
+        self._flaws[0] = 0
+        self.header.fill(spans, precise, logits)
+        self._replay()
+        self._card.synchronize()
+        if self._flaws[0]:
+            raise ModelError(NOT_NUMBERS)
+
+
+class CudaProgram:
+    """A model for a card."""
+
+    def __init__(
+        self, card: Card, operations: list[Operation], cache: KVCache, layout: Layout | None, context: int,
+        progress: Progress | None, taken: Crossing, uploading: Progress | None,
+    ):  # fmt: skip
+        """Matrices go to the card now, of which uploading(bytes, of all) hears. taken: see Lowering."""
+        self._taken = taken
+        self._card, self._operations, self._cache, self._layout = card, operations, cache, layout
+        self._context, self._progress = context, progress
+        matrices = [operation.given["weight"] for operation in operations if "weight" in operation.given]
+        self._weights = CardWeights(card, matrices, uploading)
+        for weight in matrices:
+            self._weights.address(weight)
+        self._programs: dict[tuple[int, int], SizedProgram] = {}
+        self._vocab_size = operations[-1].output.columns
+        self._logits = np.zeros((0, self._vocab_size), np.float32)
+
+    def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+        """As Program.run."""
+        groups = [spans[i : i + MOST_SEQUENCES] for i in range(0, len(spans), MOST_SEQUENCES)]
+        rows = [self._run(group, precise) for group in groups]
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+        tokens, wanted = sum(len(span.ids) for span in spans), sum(span.wanted for span in spans)
+        if wanted > len(self._logits):
+            size = 4 * fitting(wanted) * self._vocab_size
+            self._logits = self._card.pinned(size).view(np.float32).reshape(-1, self._vocab_size)
+        self._program(fitting(tokens), fitting(max(wanted, 1))).run(spans, precise, self._logits[:wanted])
+        return self._logits[:wanted].copy()
+
+    def _program(self, tokens: int, wanted: int) -> SizedProgram:
+        """The one for so many tokens."""
+        size = tokens, wanted
+        if size not in self._programs:
+            self._programs[size] = SizedProgram(
+                self._card, self._operations, self._cache, self._layout, self._weights, size, self._context,
+                self._progress, self._taken,
+            )  # fmt: skip
+        return self._programs[size]
+
+
+def fitting(tokens: int) -> int:
+    """The size of the program for so many tokens, BATCH at most."""
+    return next(size for size in SIZES if size >= min(tokens, BATCH))

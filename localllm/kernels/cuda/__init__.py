@@ -1,0 +1,228 @@
+"""CUDA kernels, for Numba: one file per kind, one function per verb. This file finds a kernel by its name.
+
+A kernel's parameters are the names of its declaration in localllm.kernels.arguments, in that order, all int64: numbers,
+the bits of a float32, or addresses on the card. It treats its piece of the grid and returns at once where there is no
+work for it: grids have room for the most rows of a program, `count` says how many there are.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from localllm.kernels.arguments import KERNELS
+
+MOST_EXPERTS = 1024  # that a router may choose from
+
+
+class Grid(NamedTuple):
+    """Blocks of a launch, in x and y, and threads of a block."""
+
+    x: int
+    y: int
+    threads: int
+
+
+def by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for each row."""
+    return Grid(rows, 1, block_threads())
+
+
+def by_norm(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for each group of columns of a row, of a thread for four of them."""
+    warp, columns = warp_lanes(), arguments.get("columns") or arguments["heads"] * arguments["head_dim"]
+    group = arguments.get("group") or arguments.get("head_dim") or columns
+    return Grid(rows, columns // group, min(-(-group // (4 * warp)) * warp, 4 * block_threads()))
+
+
+def by_four(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for four columns of a row."""
+    return Grid(rows, -(-arguments["columns"] // (4 * block_threads())), block_threads())
+
+
+def by_entry(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for each column of a row."""
+    return Grid(rows, -(-arguments["columns"] // block_threads()), block_threads())
+
+
+def by_head(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A small block for each head of a row."""
+    return Grid(rows, arguments["heads"], min(64, block_threads()))
+
+
+def by_matrix(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A small block for each `block` columns of a row."""
+    return Grid(rows, arguments["columns"] // arguments["block"], min(64, block_threads()))
+
+
+def by_column(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for each column of all rows."""
+    return Grid(-(-arguments["columns"] // block_threads()), 1, block_threads())
+
+
+def by_pair(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for each expert of a token."""
+    return Grid(rows, arguments["used"], block_threads())
+
+
+def warp_by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A warp for each row."""
+    return Grid(rows, 1, warp_lanes())
+
+
+def by_column_and_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for each column, of a few that share the tokens."""
+    return Grid(-(-arguments["columns"] // block_threads()), 4, block_threads())
+
+
+def by_state(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for every few columns of recurrent states, which lie in groups of 16."""
+    from localllm.kernels.cuda.sequences import ACROSS  # imports Numba
+
+    heads, width = (
+        (arguments[key] for key in ("heads", "value_dim")) if "heads" in arguments else (1, arguments["columns"])
+    )
+    return Grid(heads * -(-width // 16) * 16 // ACROSS, 1, block_threads())
+
+
+def once(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A single block."""
+    return Grid(1, 1, block_threads())
+
+
+def attend_few(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for each token, bundle of heads, and part of a context."""
+    from localllm.kernels.cuda.attention import THREADS
+
+    return Grid(rows, arguments["kv_heads"] * arguments["bundles"] * arguments["parts"], THREADS)
+
+
+def attend_many(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for some rows of a key-value head; where sequences are many, they have more than one to do."""
+    from localllm.kernels.cuda.attend_many import ROWS
+    from localllm.kernels.cuda.attention import THREADS
+
+    heads, kv_heads = arguments["heads"], arguments["kv_heads"]
+    return Grid(-(-rows * (heads // kv_heads) // ROWS) + min(rows, 16), kv_heads, THREADS)
+
+
+def words(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for every few words, up to 64 blocks."""
+    return Grid(min(-(-arguments["words"] // block_threads()), 64), 1, block_threads())
+
+
+def by_number(count: int) -> Grid:
+    """A thread for each of `count` things."""
+    return Grid(-(-count // block_threads()), 1, block_threads())
+
+
+def by_unit(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for each 32 weights of some blocks."""
+    return by_number((arguments["last"] - arguments["first"]) // 32)
+
+
+def by_unpacked_unit(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """Four threads for each 32 weights of the matrix's rows."""
+    return by_number(arguments["rows"] * arguments["columns"] // 8)
+
+
+def by_activations(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """Four threads for each 32 activations."""
+    return by_number(rows * arguments["columns"] // 8)
+
+
+def busy_experts(arguments: Mapping[str, Any], rows: int) -> int:
+    """How many may have something to do."""
+    return min(arguments["experts"], rows)
+
+
+def by_two_rows(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for every two rows of the matrix, as wide as they are long, up to 4 warps."""
+    warp, units = warp_lanes(), arguments["columns"] // 32
+    return Grid(-(-arguments["rows"] // 2), busy_experts(arguments, rows), warp * min(4, -(-units // warp)))
+
+
+def by_warp(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A warp for each row of the matrix."""
+    return Grid(-(-arguments["rows"] * warp_lanes() // block_threads()), busy_experts(arguments, rows), block_threads())
+
+
+def block_threads() -> int:
+    from localllm.kernels.cuda.device import BLOCK  # imports Numba
+
+    return BLOCK
+
+
+def warp_lanes() -> int:
+    from localllm.kernels.cuda.device import WARP  # imports Numba
+
+    return WARP
+
+
+ELEMENTWISE = (
+    "add", "multiply", "swiglu", "geglu", "swiglu_limited", "gelu", "relu_squared", "sigmoid", "softplus", "scale",
+    "clamp", "softcap", "temper", "sigmoid_gate",
+)  # fmt: skip
+# Of each kernel its file and its grid, from its arguments by name and the most rows that it will meet.
+MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
+    "rms_norm": ("norms", by_norm),
+    "add_rms_norm": ("norms", by_norm),
+    "rms_norm_rope": ("norms", by_norm),
+    "attend_few": ("attend_few", attend_few),
+    "merge_few": ("attend_few", by_head),
+    "attend_many": ("attend_many", attend_many),
+    "layer_norm": ("norms", by_norm),
+    **dict.fromkeys(ELEMENTWISE, ("elementwise", by_four)),
+    "select": ("moves", by_four),
+    "columns": ("moves", by_entry),
+    "join": ("moves", by_head),
+    "logits": ("moves", by_entry),
+    "angles": ("rotations", by_row),
+    "rope": ("rotations", by_head),
+    "hadamard": ("rotations", by_matrix),
+    "store": ("cache_store", by_head),
+    "recall": ("cache_recall", by_head),
+    "add_squares": ("collect", by_column),
+    "route": ("routing", warp_by_row),
+    "plan_experts": ("routing", once),
+    "gather": ("experts", by_entry),
+    "collect": ("experts", by_pair),
+    "scatter": ("experts", by_four),
+    "add_by_expert": ("experts", by_four),
+    "convolve": ("convolution", by_column_and_tokens),
+    "selective_scan": ("selective_scan", by_state),
+    "head_scan": ("head_scan", by_state),
+    "fetch": ("fetch", words),
+    "halve": ("halves", by_row),
+    "rescale": ("halves", by_row),
+    "split_bf16": ("halves", by_row),
+    "to_planes": ("to_planes", by_unit),
+    "quantize_planes": ("quantize", by_activations),
+    "norm_quantize": ("quantize_fused", by_row),
+    "swiglu_quantize": ("quantize_fused", by_activations),
+    "linear_planes": ("linear_planes", by_two_rows),
+    "linear_plain": ("linear_plain", by_warp),
+    "unpack": ("unpack", by_unpacked_unit),
+    "embed": ("embed", by_row),
+}
+
+
+def at_a_time(tokens: int) -> int:
+    """For how many tokens at a time a product's kernel is made, as linear_planes-4-Q4_K says it: 1, 2, 4 or 8."""
+    return min(1 << (tokens - 1).bit_length(), 8)
+
+
+def kernel(name: str) -> Callable[..., None]:
+    """The function of that name, for Numba to compile; behind a hyphen stands the format that it is made for."""
+    kind, _, format_name = name.partition("-")
+    module = import_module(f"localllm.kernels.cuda.{MODULES[kind][0]}")
+    return module.make(format_name) if format_name else getattr(module, kind)
+
+
+def grid(name: str, arguments: Mapping[str, Any], rows: int) -> Grid:
+    """How to launch it."""
+    return MODULES[name.partition("-")[0]][1](arguments, rows)
+
+
+def parameters(name: str) -> tuple[str, ...]:
+    """The names of its arguments."""
+    return KERNELS[name.partition("-")[0]]._fields

@@ -1,0 +1,46 @@
+"""What attention of few tokens and that of many have in common."""
+
+import math
+
+from numba import float32
+
+from localllm.kernels.arguments import SEQUENCE
+from localllm.kernels.cuda.device import BLOCK, WARP, device, from_lane_xor
+from localllm.kernels.cuda.unrolled import unrolled
+
+WARPS = min(4, BLOCK // WARP)  # of a block
+THREADS = WARPS * WARP
+LOWEST, MINUS_INFINITY, ZERO, ONE = float32(-1e30), float32(-math.inf), float32(0), float32(1)
+LOG2_E = float32(math.log2(math.e))
+SEQUENCE_BYTES = 8 * len(SEQUENCE)
+
+
+@device
+def first_seen(position, window, chunked):
+    """The first key that a token sees; a window of 0 is none."""
+    if window == 0:
+        return 0
+    return position // window * window if chunked == 1 else max(position + 1 - window, 0)
+
+
+def make_over_lanes(count, first, end, combine):
+    """A function of `count` numbers: what all lanes together have whose numbers differ in bits `first` up to `end`."""
+
+    def over(i, x):
+        mask = first
+        while mask < end:
+            x = combine(x, from_lane_xor(x, mask))
+            mask *= 2
+        return x
+
+    return unrolled(count, over)
+
+
+@device
+def total(x, y):
+    return x + y
+
+
+@device
+def larger(x, y):
+    return y if y > x else x

@@ -1,0 +1,135 @@
+"""Machine code of the CUDA kernels: Numba makes PTX, NVIDIA's linker makes code for a card of it. Neither asks a card.
+
+It is kept as that of the CPU's kernels is (localllm.kernels.objects), in a folder named by a key of the sources, of the
+versions of what compiles, and of the compute capability. Run as a module, with a compute capability such as 8.0, this
+is a process that compiles (localllm.kernels.compilers).
+"""
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from localllm.kernels.objects import mark_used, numba_version, prune, read_object, symbol, write_object
+from localllm.quant import formats
+from localllm.quant.cache import cache_folder
+
+Progress = Callable[[int, int], None]  # (kernels compiled, kernels to compile)
+Capability = tuple[int, int]  # to compute: a card's major and minor number
+COMPILERS = ("numba-cuda", "llvmlite", "cuda-core", "nvidia-nvjitlink-cu12", "nvidia-nvjitlink")
+ENTRY = re.compile(r"\.visible \.entry ([\w$]+)\(")
+
+
+def machine_code(
+    names: Iterable[str], capability: Capability, progress: Progress | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> dict[str, tuple[bytes, str]]:  # fmt: skip
+    """Of each kernel its machine code, a cubin, and the name of its entry.
+
+    What this computer has not compiled yet is compiled, in as many processes as it has cores, and kept. progress is
+    called while compiling; warn with one line if it cannot be kept. Raises LocalllmError if one cannot be compiled.
+    """
+    names, folder = sorted(set(names)), code_folder(capability)
+    codes = {name: code for name in names if (code := read_object(folder / f"{name}.cubin"))}
+    mark_used(folder)
+    if missing := [name for name in names if name not in codes]:
+        codes |= compiled(missing, capability, progress or (lambda done, total: None), warn or (lambda line: None))
+    return {name: (codes[name], entry(name)) for name in names}
+
+
+def compiled(
+    names: list[str], capability: Capability, progress: Progress, warn: Callable[[str], None]
+) -> dict[str, bytes]:
+    """Machine code of kernels, which is kept for the next start if that is possible."""
+    from localllm.kernels.compilers import compile_kernels  # seldom needed, and slow to import
+
+    codes: dict[str, bytes] = {}
+    problems: dict[str, None] = {}
+
+    def finished(name: str, code: bytes) -> None:
+        codes[name] = code
+        path = code_folder(capability) / f"{name}.cubin"
+        try:
+            write_object(path, code)
+        except OSError as error:
+            problems[f"compiled kernels cannot be kept in {path.parent}: {error.strerror}"] = None
+        progress(len(codes), len(names))
+
+    progress(0, len(names))
+    compile_kernels(names, finished, __name__, f"{capability[0]}.{capability[1]}")
+    prune()
+    for problem in problems:
+        warn(problem)
+    return codes
+
+
+@cache
+def code_folder(capability: Capability) -> Path:
+    """The folder of machine code for such cards, named by the key."""
+    here, key = Path(__file__).parent, hashlib.sha256()
+    shared = [here.parent / "arguments.py", here.parent / "objects.py", Path(formats.__file__)]
+    for source in [*sorted(here.glob("*.py")), *shared]:
+        key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    versions = [f"{package} {version_of(package)}" for package in COMPILERS]
+    for part in (numba_version(), *(text.encode() for text in (*versions, f"{capability}"))):
+        key.update(part + b"\0")
+    return cache_folder() / "kernels" / key.hexdigest()[:20]
+
+
+def version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # of CUDA 12 and 13 there is only one
+        return ""
+
+
+def entry(name: str) -> str:
+    """The kernel's name in its machine code."""
+    return symbol(name).replace("-", "_")
+
+
+def ptx(name: str, capability: Capability) -> str:
+    """The kernel in NVIDIA's assembly language, with the entry of that name."""
+    from numba import cuda, int64, void
+
+    from localllm.kernels.cuda import kernel, parameters
+
+    signature = void(*[int64] * len(parameters(name)))
+    code, _ = cuda.compile(kernel(name), signature, device=False, abi="numba", output="ptx", cc=capability)
+    (mangled,) = ENTRY.findall(code)
+    return code.replace(mangled, entry(name))
+
+
+def cubin(name: str, capability: Capability) -> bytes:
+    """The kernel as machine code."""
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}")
+    return bytes(Linker(ObjectCode.from_ptx(ptx(name, capability).encode()), options=options).link("cubin").code)
+
+
+def assembler() -> Path:
+    """NVIDIA's ptxas, which says what machine code takes; nothing here needs it. Raises FileNotFoundError."""
+    program = "ptxas.exe" if sys.platform == "win32" else "ptxas"
+    package = find_spec("nvidia")
+    for folder in package.submodule_search_locations or () if package else ():
+        for path in sorted(Path(folder).glob(f"*/bin/{program}")):  # of the wheels for CUDA 12 and for CUDA 13
+            return path
+    raise FileNotFoundError("there is no ptxas: install nvidia-cuda-nvcc")
+
+
+def main() -> None:
+    from localllm.kernels.compilers import serve
+
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "0"  # which makes no code
+    major, minor = map(int, sys.argv[1].split("."))
+    serve(lambda name: cubin(name, (major, minor)))
+
+
+if __name__ == "__main__":
+    main()

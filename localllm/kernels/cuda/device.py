@@ -1,0 +1,470 @@
+"""What CUDA kernels are written with: memory by address, dot products of bytes, and sums over a warp or a block.
+
+As on the CPU, memory is addresses (int64) and every argument of a kernel is an int64: kernels check nothing. Each word
+has two meanings, the instruction for the card and a twin in Python for Numba's simulator, where an address is one of
+the host's and a lane is a thread of Python. A warp of the simulator may be smaller, which makes it faster: kernels
+take its size from WARP.
+"""
+
+import ctypes
+import math
+import threading
+
+import numpy as np
+from numba import config, cuda, float32, float64, int32, int64
+
+SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
+WARP = 32  # lanes; tests with the simulator set a smaller power of two before kernels are imported
+BLOCK = 256  # threads of a block, for kernels that do not say otherwise; a multiple of WARP
+
+if SIMULATED:
+    from numba.cuda.simulator import kernel as simulator
+
+    class RunningKernel:
+        """`cuda` as device functions see it: as the kernel does that is running."""
+
+        def __getattr__(self, name):
+            return getattr(simulator._get_kernel_context(), name)
+
+    def device(function):
+        """A function that kernels call; needed where it says `cuda`.
+
+        Numba's own simulator puts the kernel's `cuda` into the function's module while it is called, and takes it away
+        when the first of several threads has returned; numba-cuda's takes turns, which costs half of the time.
+        """
+        if "cuda" in function.__globals__:
+            function.__globals__["cuda"] = RunningKernel()
+        return function
+
+    def peek(kind):
+        return lambda address: kind.from_address(int(address)).value
+
+    def poke(kind, convert):
+        def store(address, value):
+            kind.from_address(int(address)).value = convert(value)
+
+        return store
+
+    load_f32, load_f64 = peek(ctypes.c_float), peek(ctypes.c_double)
+    load_i8, load_u8 = peek(ctypes.c_int8), peek(ctypes.c_uint8)
+    load_u16, load_i32, load_i64 = peek(ctypes.c_uint16), peek(ctypes.c_int32), peek(ctypes.c_int64)
+    store_f32, store_i8 = poke(ctypes.c_float, float), poke(ctypes.c_int8, int)
+    store_i32, store_i64 = poke(ctypes.c_int32, int), poke(ctypes.c_int64, int)
+    store_u16 = poke(ctypes.c_uint16, int)
+
+    def load_4i32(address):
+        """Four int32 at once, at a multiple of 16 bytes."""
+        assert address % 16 == 0, "a vector load that is not aligned"
+        return tuple((ctypes.c_int32 * 4).from_address(int(address)))
+
+    def load_2i32(address):
+        """Two int32 at once, at a multiple of 8 bytes."""
+        assert address % 8 == 0, "a vector load that is not aligned"
+        return tuple((ctypes.c_int32 * 2).from_address(int(address)))
+
+    def load_4f32(address):
+        """Four float32 at once, at a multiple of 16 bytes."""
+        assert address % 16 == 0, "a vector load that is not aligned"
+        return tuple((ctypes.c_float * 4).from_address(int(address)))
+
+    def store_4f32(address, a, b, c, d):
+        """Four float32 at once, to a multiple of 16 bytes."""
+        assert address % 16 == 0, "a vector store that is not aligned"
+        (ctypes.c_float * 4).from_address(int(address))[:] = float(a), float(b), float(c), float(d)
+
+    def quiet(function):
+        """A function of NumPy that gives infinity and NaN without a word."""
+
+        def call(x):
+            with np.errstate(all="ignore"):
+                return function(x)
+
+        return call
+
+    exp, log, log1p, tanh = map(quiet, (np.exp, np.log, np.log1p, np.tanh))  # of a float32, or of a float64
+
+    def cosine_of_turns(x):
+        """The cosine of 2 pi x, a float64."""
+        return math.cos(2 * math.pi * (x % 1))
+
+    def sine_of_turns(x):
+        """The sine of 2 pi x, a float64."""
+        return math.sin(2 * math.pi * (x % 1))
+
+    def stream_4i32(address):
+        """Four int32 at once, at a multiple of 16 bytes, of what is read only once and not worth the nearest cache."""
+        return load_4i32(address)
+
+    def stream_2i32(address):
+        """Two int32 at once, at a multiple of 8 bytes, of what is read only once."""
+        return load_2i32(address)
+
+    def load_2f32(address):
+        """Two float32 at once, at a multiple of 8 bytes."""
+        assert address % 8 == 0, "a vector load that is not aligned"
+        return tuple((ctypes.c_float * 2).from_address(int(address)))
+
+    def store_4i32(address, a, b, c, d):
+        """Four int32 at once, to a multiple of 16 bytes."""
+        assert address % 16 == 0, "a vector store that is not aligned"
+        (ctypes.c_int32 * 4).from_address(int(address))[:] = [int(x) for x in (a, b, c, d)]
+
+    def bits(word, shift, mask):
+        """The int32 shifted right by `shift` places, zeros coming in, or left by -shift; of that what the mask has."""
+        word = int(word) & 0xFFFFFFFF
+        return (word >> shift if shift >= 0 else word << -shift) & mask & 0xFFFFFFFF
+
+    def signed_byte(word, number):
+        """Byte 0 to 3 of the int32, as a signed number."""
+        return ((int(word) >> 8 * number & 0xFF) ^ 0x80) - 0x80
+
+    def permute(a, b, selector):
+        """Four bytes out of the eight of a and b, a's first: by the last 3 bits of the selector's nibbles."""
+        both = (int(a) & 0xFFFFFFFF) | (int(b) & 0xFFFFFFFF) << 32
+        return sum((both >> 8 * (int(selector) >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))
+
+    def dot4(a, b, c):
+        """C plus the products of four signed bytes each of a and b, int32 (dp4a)."""
+        words = (np.array([int(x) & 0xFFFFFFFF], np.uint32).view(np.int8).astype(np.int64) for x in (a, b))
+        return int(c) + int(np.dot(*words))
+
+    def f16_value(bits):
+        """The number whose float16 has these bits, float32."""
+        return float(np.array([int(bits) & 0xFFFF], np.uint16).view(np.float16)[0])
+
+    def f16_pair(bits):
+        """The two numbers whose float16s have the low and the high half of these bits, float32."""
+        return f16_value(bits), f16_value(bits >> 16)
+
+    def exp2(x):
+        """2 to the power of x, float32, with an error of 2 units in the last place."""
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            return float(np.exp2(np.float32(x)))
+
+    def f16_bits(x):
+        """The bits of x rounded to float16."""
+        with np.errstate(over="ignore"):
+            return int(np.array([x], np.float32).astype(np.float16).view(np.uint16)[0])
+
+    def f32_value(bits):
+        """The number whose float32 has these bits, as kernels get numbers among their arguments."""
+        return float(np.array([int(bits) & 0xFFFFFFFF], np.uint32).view(np.float32)[0])
+
+    def f32_bits(x):
+        """The bits of x, int32."""
+        return int(np.array([x], np.float32).view(np.int32)[0])
+
+    def rounded(x):
+        """The nearest integer, the even one of two, int32."""
+        return int(np.rint(x))
+
+    barriers: dict = {}
+    slots: dict = {}
+    guard = threading.Lock()
+
+    def warp_exchange(value):
+        """What all lanes of this one's warp say, in their order. All of them have to be here."""
+        thread = threading.current_thread()
+        key = id(thread._manager), thread.thread_id // WARP
+        with guard:
+            if key not in barriers:
+                barriers.clear(), slots.clear()  # only one block runs at a time: these are of earlier ones
+            for warp in range(-(-int(np.prod(thread._manager._block_dim)) // WARP)):
+                barriers.setdefault((key[0], warp), threading.Barrier(WARP))
+                slots.setdefault((key[0], warp), [0.0] * WARP)
+        slots[key][thread.thread_id % WARP] = value
+        barriers[key].wait(60)
+        values = list(slots[key])
+        barriers[key].wait(60)
+        return values
+
+    def from_lane_xor(x, mask):
+        """The float32 x of the lane whose number differs in these bits."""
+        return warp_exchange(x)[threading.current_thread().thread_id % WARP ^ mask]
+
+    def synchronize_warp():
+        """What lanes of this warp have written, all of them see."""
+        warp_exchange(0)
+
+else:
+    from llvmlite import ir
+    from numba import types
+    from numba.cuda import libdevice
+    from numba.cuda.compiler import compile_cuda
+    from numba.cuda.dispatcher import CUDADispatcher
+    from numba.cuda.extending import intrinsic
+
+    exp, log, log1p, tanh = math.exp, math.log, math.log1p, math.tanh
+
+    I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+    F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+    GLOBAL = 1  # address space
+
+    def make_shared_memory_internal(module):
+        """A function that others call comes to the kernel once by each: its memory would be defined several times."""
+        for name, variable in module.globals.items():
+            if name.startswith("_cudapy_smem"):
+                variable.linkage = "internal"
+
+    class DeviceFunction(CUDADispatcher):
+        """A function that kernels call. No card is asked for, as Numba would: what it makes is the same for all."""
+
+        def compile_device(self, arguments, return_type=None):
+            if arguments not in self.overloads:
+                result = compile_cuda(
+                    self.py_func, return_type, arguments, forceinline=True, nvvm_options={"opt": 3}, cc=(7, 5)
+                )
+                for module in result.library.modules:
+                    make_shared_memory_internal(module)
+                result.target_context.insert_user_function(result.entry_point, result.fndesc, [result.library])
+                self.overloads[arguments] = result
+            return self.overloads[arguments]
+
+    def device(function):
+        """A function that kernels call; LLVM inlines it."""
+        return DeviceFunction(function, {"device": True})
+
+    def pointer(builder, address, kind):
+        return builder.inttoptr(address, ir.PointerType(kind, GLOBAL))
+
+    def loader(kind, result, widen=None):
+        """A function that reads one number of the LLVM type `kind`."""
+
+        @intrinsic
+        def load(typing_context, address):
+            def code(context, builder, signature, arguments):
+                value = builder.load(pointer(builder, arguments[0], kind))
+                return getattr(builder, widen)(value, context.get_value_type(result)) if widen else value
+
+            return result(types.int64), code
+
+        return load
+
+    def storer(kind, accepted, narrow=None):
+        """A function that writes one number of the LLVM type `kind`."""
+
+        @intrinsic
+        def store(typing_context, address, value):
+            def code(context, builder, signature, arguments):
+                number = getattr(builder, narrow)(arguments[1], kind) if narrow else arguments[1]
+                builder.store(number, pointer(builder, arguments[0], kind))
+                return context.get_dummy_value()
+
+            return types.void(types.int64, accepted), code
+
+        return store
+
+    load_f32, load_f64 = loader(F32, types.float32), loader(F64, types.float64)
+    load_i8, load_u8 = loader(I8, types.int32, "sext"), loader(I8, types.int32, "zext")
+    load_u16, load_i32, load_i64 = loader(I16, types.int32, "zext"), loader(I32, types.int32), loader(I64, types.int64)
+    store_f32, store_i8 = storer(F32, types.float32), storer(I8, types.int32, "trunc")
+    store_i32, store_i64 = storer(I32, types.int32), storer(I64, types.int64)
+    store_u16 = storer(I16, types.int32, "trunc")
+
+    def vector_loader(kind, result, count):
+        """A function that reads `count` numbers at once, as a tuple."""
+
+        @intrinsic
+        def load(typing_context, address):
+            def code(context, builder, signature, arguments):
+                vector = pointer(builder, arguments[0], ir.VectorType(kind, count))
+                value = builder.load(vector, align=4 * count)
+                items = [builder.extract_element(value, I32(i)) for i in range(count)]
+                return context.make_tuple(builder, signature.return_type, items)
+
+            return types.UniTuple(result, count)(types.int64), code
+
+        return load
+
+    load_4i32, load_2i32 = vector_loader(I32, types.int32, 4), vector_loader(I32, types.int32, 2)
+    load_4f32 = vector_loader(F32, types.float32, 4)
+
+    @intrinsic
+    def store_4f32(typing_context, address, a, b, c, d):
+        def code(context, builder, signature, arguments):
+            vector = ir.Constant(ir.VectorType(F32, 4), ir.Undefined)
+            for place, number in enumerate(arguments[1:]):
+                vector = builder.insert_element(vector, number, I32(place))
+            builder.store(vector, pointer(builder, arguments[0], vector.type), align=16)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, *[types.float32] * 4), code
+
+    def assembly(text, constraints, result, *kinds, volatile=False):
+        """A function that is some instructions of PTX; `volatile`: which stay where they are."""
+
+        def code(context, builder, signature, arguments):
+            llvm = [context.get_value_type(kind) for kind in kinds]
+            function = ir.FunctionType(context.get_value_type(result), llvm)
+            return builder.asm(function, text, constraints, arguments, volatile)
+
+        return result(*kinds), code
+
+    load_2f32 = vector_loader(F32, types.float32, 2)
+
+    def streamer(count):
+        """A function that reads `count` int32 at once and leaves the cache near the core to what is read again."""
+        places = ", ".join(f"${i}" for i in range(count))
+        text = f"ld.global.nc.L1::no_allocate.v{count}.b32 {{{places}}}, [${count}];"
+        constraints = "=r," * count + "l"
+
+        @intrinsic
+        def load(typing_context, address):
+            def code(context, builder, signature, arguments):
+                function = ir.FunctionType(ir.LiteralStructType([I32] * count), [I64])
+                value = builder.asm(function, text, constraints, arguments, False)
+                items = [builder.extract_value(value, i) for i in range(count)]
+                return context.make_tuple(builder, signature.return_type, items)
+
+            return types.UniTuple(types.int32, count)(types.int64), code
+
+        return load
+
+    stream_4i32, stream_2i32 = streamer(4), streamer(2)
+
+    @intrinsic
+    def store_4i32(typing_context, address, a, b, c, d):
+        def code(context, builder, signature, arguments):
+            vector = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
+            for i in range(4):
+                vector = builder.insert_element(vector, arguments[1 + i], I32(i))
+            builder.store(vector, pointer(builder, arguments[0], vector.type), align=16)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, *[types.int32] * 4), code
+
+    @intrinsic
+    def bits(typing_context, word, shift, mask):
+        def code(context, builder, signature, arguments):
+            word, shift, mask = arguments
+            right, left = builder.lshr(word, shift), builder.shl(word, builder.neg(shift))
+            return builder.and_(builder.select(builder.icmp_signed("<", shift, I32(0)), left, right), mask)
+
+        return types.int32(types.int32, types.int32, types.int32), code
+
+    @intrinsic
+    def signed_byte(typing_context, word, number):
+        def code(context, builder, signature, arguments):
+            left = builder.shl(arguments[0], builder.sub(I32(24), builder.mul(arguments[1], I32(8))))
+            return builder.ashr(left, I32(24))
+
+        return types.int32(types.int32, types.int32), code
+
+    @intrinsic
+    def permute(typing_context, a, b, selector):
+        return assembly("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", types.int32, *[types.int32] * 3)
+
+    @intrinsic
+    def dot4(typing_context, a, b, c):
+        return assembly("dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", types.int32, types.int32, types.int32, types.int32)
+
+    @intrinsic
+    def f16_value(typing_context, bits):
+        text = "{ .reg .b16 h; cvt.u16.u32 h, $1; cvt.f32.f16 $0, h; }"
+        return assembly(text, "=f,r", types.float32, types.int32)
+
+    @intrinsic
+    def f16_pair(typing_context, bits):
+        def code(context, builder, signature, arguments):
+            halves = builder.bitcast(arguments[0], ir.VectorType(F16, 2))
+            numbers = [builder.fpext(builder.extract_element(halves, I32(i)), F32) for i in range(2)]
+            return context.make_tuple(builder, signature.return_type, numbers)
+
+        return types.UniTuple(types.float32, 2)(types.int32), code
+
+    @intrinsic
+    def exp2(typing_context, x):
+        return assembly("ex2.approx.ftz.f32 $0, $1;", "=f,f", types.float32, types.float32)
+
+    @intrinsic
+    def f16_bits(typing_context, x):
+        text = "{ .reg .b16 h; cvt.rn.f16.f32 h, $1; cvt.u32.u16 $0, h; }"
+        return assembly(text, "=r,f", types.int32, types.float32)
+
+    @intrinsic
+    def f32_value(typing_context, bits):
+        text = "{ .reg .b32 low; cvt.u32.u64 low, $1; mov.b32 $0, low; }"
+        return assembly(text, "=f,l", types.float32, types.int64)
+
+    @intrinsic
+    def f32_bits(typing_context, x):
+        return assembly("mov.b32 $0, $1;", "=r,f", types.int32, types.float32)
+
+    @intrinsic
+    def rounded(typing_context, x):
+        return assembly("cvt.rni.s32.f32 $0, $1;", "=r,f", types.int32, types.float32)
+
+    @intrinsic
+    def from_lane_xor(typing_context, x, mask):
+        text = "shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;"
+        return assembly(text, "=f,f,r", types.float32, types.float32, types.int32, volatile=True)
+
+    @device
+    def synchronize_warp():
+        cuda.syncwarp()
+
+    @device
+    def cosine_of_turns(x):
+        return libdevice.cospi(x + x)
+
+    @device
+    def sine_of_turns(x):
+        return libdevice.sinpi(x + x)
+
+
+@device
+def lane():
+    """This thread's number in its warp."""
+    return cuda.threadIdx.x & (WARP - 1)
+
+
+@device
+def warp_sum(x):
+    """The sum of the float32 x of all lanes; all of them get it."""
+    mask = WARP // 2
+    while mask > 0:
+        x += from_lane_xor(x, mask)
+        mask //= 2
+    return x
+
+
+@device
+def warp_max(x):
+    """The largest of the float32 x of all lanes; NaN if one of them is."""
+    mask = WARP // 2
+    while mask > 0:
+        y = from_lane_xor(x, mask)
+        x = y if y > x or y != y else x
+        mask //= 2
+    return x
+
+
+@device
+def block_max(x):
+    """The largest of the float32 x of all threads of the block, NaN if one is; all of them get it."""
+    found = cuda.shared.array(32, float32)
+    x = warp_max(x)
+    cuda.syncthreads()  # an earlier one has been read
+    if lane() == 0:
+        found[cuda.threadIdx.x // WARP] = x
+    cuda.syncthreads()
+    largest = found[0]
+    for warp in range(1, cuda.blockDim.x // WARP):
+        y = found[warp]
+        largest = y if y > largest or y != y else largest
+    return largest
+
+
+@device
+def block_sum(x):
+    """The sum of the float32 x of all threads of the block; all of them get it, and have to be here."""
+    sums = cuda.shared.array(32, float32)
+    x = warp_sum(x)
+    cuda.syncthreads()  # an earlier sum has been read
+    if lane() == 0:
+        sums[cuda.threadIdx.x // WARP] = x
+    cuda.syncthreads()
+    total = float32(0)
+    for warp in range(cuda.blockDim.x // WARP):
+        total += sums[warp]
+    return total

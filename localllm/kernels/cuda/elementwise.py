@@ -1,0 +1,186 @@
+"""Functions of single numbers: a thread for four columns of a row, so y may be what it is made of."""
+
+from numba import cuda
+
+from localllm.kernels.cuda.device import (
+    device,
+    exp,
+    f32_value,
+    float32,
+    load_4f32,
+    load_f32,
+    load_i64,
+    log,
+    log1p,
+    store_4f32,
+    tanh,
+)
+
+ZERO, HALF, ONE = float32(0), float32(0.5), float32(1)
+SQRT_2_BY_PI, CUBIC = float32(0.7978845608028654), float32(0.044715)
+
+
+@device
+def first_column():
+    """The first of this thread's four."""
+    return 4 * (cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
+
+
+def of_one(function):
+    """The kernel of y = function(x)."""
+
+    def kernel(count, x, y, stride, columns):
+        row, column = cuda.blockIdx.x, first_column()
+        if row < load_i64(count) and column < columns:
+            at = row * stride + 4 * column
+            a, b, c, d = load_4f32(x + at)
+            store_4f32(y + at, function(a), function(b), function(c), function(d))
+
+    return kernel
+
+
+def of_one_and_number(function):
+    """The kernel of y = function(x, number)."""
+
+    def kernel(count, x, number, y, stride, columns):
+        row, column, n = cuda.blockIdx.x, first_column(), f32_value(number)
+        if row < load_i64(count) and column < columns:
+            at = row * stride + 4 * column
+            a, b, c, d = load_4f32(x + at)
+            store_4f32(y + at, function(a, n), function(b, n), function(c, n), function(d, n))
+
+    return kernel
+
+
+def of_two(function):
+    """The kernel of y = function(x, z)."""
+
+    def kernel(count, x, z, y, stride, columns):
+        row, column = cuda.blockIdx.x, first_column()
+        if row < load_i64(count) and column < columns:
+            at = row * stride + 4 * column
+            a, b, c, d = load_4f32(x + at)
+            e, f, g, h = load_4f32(z + at)
+            store_4f32(y + at, function(a, e), function(b, f), function(c, g), function(d, h))
+
+    return kernel
+
+
+@device
+def sigmoid_of(x):
+    """1 / (1 + e^-x)."""
+    return ONE / (ONE + exp(-x))
+
+
+@device
+def gelu_of(x):
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
+    return x * HALF * (ONE + tanh((CUBIC * x * x * x + x) * SQRT_2_BY_PI))
+
+
+@device
+def relu_squared_of(x):
+    """max(x, 0)^2; NaN stays NaN."""
+    above = ZERO if x < ZERO else x
+    return above * above
+
+
+@device
+def softplus_of(x):
+    """log(1 + e^x) = max(x, 0) + log(1 + e^-|x|)."""
+    return (x if x > ZERO else ZERO) + log1p(exp(-abs(x)))
+
+
+@device
+def between(x, limit):
+    """x, but nothing beyond limit or -limit; NaN stays NaN."""
+    below = limit if x > limit else x
+    return -limit if below < -limit else below
+
+
+@device
+def scaled(x, factor):
+    return x * factor
+
+
+@device
+def capped(x, cap):
+    """cap * tanh(x / cap)."""
+    return tanh(x * (ONE / cap)) * cap
+
+
+@device
+def product(x, z):
+    return x * z
+
+
+@device
+def swiglu_of(gate, up):
+    return gate * sigmoid_of(gate) * up
+
+
+@device
+def geglu_of(gate, up):
+    return gelu_of(gate) * up
+
+
+@device
+def limited_of(gate, up, sharpness, limit):
+    """gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit."""
+    gate = limit if gate > limit else gate
+    return gate * sigmoid_of(sharpness * gate) * (between(up, limit) + ONE)
+
+
+gelu, relu_squared, sigmoid = of_one(gelu_of), of_one(relu_squared_of), of_one(sigmoid_of)
+clamp, scale, softcap = of_one_and_number(between), of_one_and_number(scaled), of_one_and_number(capped)
+multiply, swiglu, geglu = of_two(product), of_two(swiglu_of), of_two(geglu_of)
+
+
+def add(count, x, z, z_stride, y, stride, columns):
+    """y = x + z; z_stride 0: one row for all."""
+    row, column = cuda.blockIdx.x, first_column()
+    if row < load_i64(count) and column < columns:
+        at = row * stride + 4 * column
+        a, b, c, d = load_4f32(x + at)
+        e, f, g, h = load_4f32(z + row * z_stride + 4 * column)
+        store_4f32(y + at, a + e, b + f, c + g, d + h)
+
+
+def softplus(count, x, bias, y, stride, columns):
+    """y = log(1 + e^(x + bias))."""
+    row, column = cuda.blockIdx.x, first_column()
+    if row < load_i64(count) and column < columns:
+        at = row * stride + 4 * column
+        a, b, c, d = load_4f32(x + at)
+        e, f, g, h = load_4f32(bias + 4 * column)
+        store_4f32(y + at, softplus_of(a + e), softplus_of(b + f), softplus_of(c + g), softplus_of(d + h))
+
+
+def swiglu_limited(count, gate, up, sharpness, limit, y, stride, columns):
+    """y = gate * sigmoid(sharpness * gate) * (up + 1) of numbers that are not beyond the limit."""
+    row, column, s, most = cuda.blockIdx.x, first_column(), f32_value(sharpness), f32_value(limit)
+    if row < load_i64(count) and column < columns:
+        at = row * stride + 4 * column
+        a, b, c, d = load_4f32(gate + at)
+        e, f, g, h = load_4f32(up + at)
+        a, b = limited_of(a, e, s, most), limited_of(b, f, s, most)
+        store_4f32(y + at, a, b, limited_of(c, g, s, most), limited_of(d, h, s, most))
+
+
+def temper(count, x, positions, slope, length, offset, y, stride, columns):
+    """y = x * (1 + slope * log(floor((position + offset) / length) + 1))."""
+    row, column = cuda.blockIdx.x, first_column()
+    if row < load_i64(count) and column < columns:
+        at, position = row * stride + 4 * column, load_i64(positions + 8 * row) + offset
+        factor = ONE + f32_value(slope) * log(float32(position // length + 1))
+        a, b, c, d = load_4f32(x + at)
+        store_4f32(y + at, a * factor, b * factor, c * factor, d * factor)
+
+
+def sigmoid_gate(count, x, gate, gate_stride, y, stride, columns):
+    """y = x * sigmoid(gate), of which a row has one."""
+    row, column = cuda.blockIdx.x, first_column()
+    if row < load_i64(count) and column < columns:
+        at, factor = row * stride + 4 * column, sigmoid_of(load_f32(gate + row * gate_stride))
+        a, b, c, d = load_4f32(x + at)
+        store_4f32(y + at, a * factor, b * factor, c * factor, d * factor)

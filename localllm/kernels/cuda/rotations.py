@@ -1,0 +1,70 @@
+"""Rotations: of pairs of numbers by angles that grow with the position, and of blocks by Hadamard matrices."""
+
+import math
+
+from numba import cuda, float64
+
+from localllm.kernels.cuda.device import (
+    cosine_of_turns,
+    f32_value,
+    float32,
+    load_f32,
+    load_f64,
+    load_i64,
+    sine_of_turns,
+    store_f32,
+)
+
+TURNS = 0.5 / math.pi  # of a radian
+
+
+def angles(count, positions, frequencies, pairs, table, factor):
+    """Cosine and sine of every position's rotation angles; a block for each position.
+
+    They are turns in float64, of which whole ones do not count: a million of them cost 20 bits of 53.
+    """
+    row = cuda.blockIdx.x
+    if row >= load_i64(count):
+        return
+    position, target = float64(load_i64(positions + 8 * row)), table + 8 * row * pairs
+    for pair in range(cuda.threadIdx.x, pairs, cuda.blockDim.x):
+        turns = position * load_f64(frequencies + 8 * pair) * TURNS
+        store_f32(target + 4 * pair, float32(cosine_of_turns(turns)) * f32_value(factor))
+        store_f32(target + 4 * (pairs + pair), float32(sine_of_turns(turns)) * f32_value(factor))
+
+
+def rope(count, x, y, stride, heads, head_dim, table, pairs, step, apart):
+    """y = x with turned pairs, which are a head's first numbers; a block for each row and head."""
+    row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride + 4 * cuda.blockIdx.y * head_dim
+    if row >= load_i64(count):
+        return
+    cosines = table + 8 * row * pairs
+    for pair in range(cuda.threadIdx.x, pairs, cuda.blockDim.x):
+        cosine, sine = load_f32(cosines + 4 * pair), load_f32(cosines + 4 * (pairs + pair))
+        first, second = at + 4 * pair * step, at + 4 * (pair * step + apart)
+        u, v = load_f32(x + first), load_f32(x + second)
+        store_f32(y + first, u * cosine - v * sine)
+        store_f32(y + second, u * sine + v * cosine)
+    for number in range(2 * pairs + cuda.threadIdx.x, head_dim, cuda.blockDim.x):
+        store_f32(y + at + 4 * number, load_f32(x + at + 4 * number))
+
+
+def hadamard(count, x, y, stride, columns, block):
+    """y = x, each `block` columns times an orthonormal Hadamard matrix; a block for each row and such columns.
+
+    The fast Walsh-Hadamard transform: of numbers 1, 2, 4, ... apart, the sum and the difference.
+    """
+    row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride + 4 * cuda.blockIdx.y * block
+    if row >= load_i64(count):
+        return
+    factor, distance = float32(1) / math.sqrt(float32(block)), 1
+    for number in range(cuda.threadIdx.x, block, cuda.blockDim.x):
+        store_f32(y + at + 4 * number, load_f32(x + at + 4 * number) * factor)
+    while distance < block:
+        cuda.syncthreads()
+        for pair in range(cuda.threadIdx.x, block // 2, cuda.blockDim.x):
+            first = y + at + 4 * (2 * pair - (pair & (distance - 1)))
+            u, v = load_f32(first), load_f32(first + 4 * distance)
+            store_f32(first, u + v)
+            store_f32(first + 4 * distance, u - v)
+        distance *= 2

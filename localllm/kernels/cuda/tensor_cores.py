@@ -1,0 +1,126 @@
+"""Products of small matrices of float16 on tensor cores, summed in float32: mma.sync.m16n8k16, or twice k8.
+
+All lanes of a warp hold pieces of the matrices, two numbers of float16 in an int32, as the PTX ISA says (9.7.14.5.8).
+With g = lane / 4 and t = lane % 4, and step and tile counting pieces of 16 and of 8:
+- A [16, 16 * steps]: words step * 4 + r: row g + r % 2 * 8, columns step * 16 + r / 2 * 8 + 2 t and the next one;
+- B [8 * tiles, 16 * steps], which is multiplied transposed, in shared memory: rows of `stride` words, which is 4 more
+  than a multiple of 8, so that lanes meet in no bank; a lane reads from g * stride + t on;
+- C [16, 8 * tiles], float32: tile * 4 + r: row g + r / 2 * 8, column tile * 8 + 2 t + r % 2.
+So what C is, packed, is A: weights go from scores to values without leaving their registers.
+"""
+
+import numpy as np
+
+from localllm.kernels.cuda.device import SIMULATED
+
+if SIMULATED:
+    from localllm.kernels.cuda.device import lane, warp_exchange
+
+    def packed(x):
+        """Float32 numbers as float16, two in an int32."""
+        with np.errstate(over="ignore"):
+            return tuple(np.array(x, np.float32).astype(np.float16).view(np.int32).tolist())
+
+    def interleaved(a, b):
+        """Of words of two numbers each: number by number the one of a with the one of b."""
+        pairs = np.array([a, b], np.int32).view(np.uint16).T.copy()
+        return tuple(pairs.view(np.int32).reshape(-1).tolist())
+
+    def make_multiply(tiles, steps, stride, depth):
+        """A word (c, a, words, at) -> c + a b^T, b lying in shared memory as `words`, where this lane begins at `at`.
+
+        depth: 16, or 8 for cards of compute capability 7.5.
+        """
+        places = [
+            tile * 8 * stride + step * 8 + 4 * r for tile in range(tiles) for step in range(steps) for r in (0, 1)
+        ]
+
+        def multiply(c, a, words, at):
+            everyone = warp_exchange((a, [words[at + place] for place in places]))
+            of_a = np.array([one for one, _ in everyone], np.int32).view(np.float16).astype(np.float32)
+            of_b = np.array([one for _, one in everyone], np.int32).view(np.float16).astype(np.float32)
+            left = of_a.reshape(8, 4, steps, 2, 2, 2).transpose(4, 0, 2, 3, 1, 5).reshape(16, 16 * steps)
+            right = of_b.reshape(8, 4, tiles, steps, 2, 2).transpose(3, 4, 1, 5, 2, 0).reshape(16 * steps, 8 * tiles)
+            g, t = lane() // 4, lane() % 4
+            mine = (left @ right).reshape(2, 8, tiles, 4, 2)[:, g, :, t].transpose(1, 0, 2)
+            return tuple((np.array(c, np.float32) + mine.reshape(-1)).tolist())
+
+        return multiply
+
+else:
+    from llvmlite import ir
+    from numba import types
+    from numba.cuda.extending import intrinsic
+
+    from localllm.kernels.cuda.unrolled import items
+
+    F16, F32, I32, I64 = ir.HalfType(), ir.FloatType(), ir.IntType(32), ir.IntType(64)
+    RESULT = ir.LiteralStructType([F32] * 4)
+    SHAPES = {  # by depth: instruction, words of A and of B
+        16: ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{$0,$1,$2,$3}}, {a}, {b}, {c};", 4, 2),
+        8: ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {{$0,$1,$2,$3}}, {a}, {b}, {c};", 2, 1),
+    }
+
+    def pair(builder, low, high):
+        """Two numbers of float16 as an int32."""
+        vector = ir.Constant(ir.VectorType(F16, 2), ir.Undefined)
+        vector = builder.insert_element(vector, low, I32(0))
+        return builder.bitcast(builder.insert_element(vector, high, I32(1)), I32)
+
+    @intrinsic
+    def packed(typing_context, x):
+        def code(context, builder, signature, arguments):
+            halves = [builder.fptrunc(number, F16) for number in items(builder, arguments[0])]
+            words = [pair(builder, *halves[i : i + 2]) for i in range(0, len(halves), 2)]
+            return context.make_tuple(builder, signature.return_type, words)
+
+        return types.UniTuple(types.int32, x.count // 2)(x), code
+
+    @intrinsic
+    def interleaved(typing_context, a, b):
+        def code(context, builder, signature, arguments):
+            words = []
+            for both in zip(*(items(builder, argument) for argument in arguments), strict=True):
+                of_a, of_b = (builder.bitcast(word, ir.VectorType(F16, 2)) for word in both)
+                for i in range(2):
+                    numbers = builder.extract_element(of_a, I32(i)), builder.extract_element(of_b, I32(i))
+                    words.append(pair(builder, *numbers))
+            return context.make_tuple(builder, signature.return_type, words)
+
+        return types.UniTuple(types.int32, 2 * a.count)(a, b), code
+
+    def places(first, count):
+        """Arguments of an instruction."""
+        return "{" + ",".join(f"${i}" for i in range(first, first + count)) + "}"
+
+    def multiply_add(builder, a, b, c, depth):
+        """One instruction."""
+        text, of_a, of_b = SHAPES[depth]
+        text = text.format(a=places(4, of_a), b=places(4 + of_a, of_b), c=places(4 + of_a + of_b, 4))
+        constraints = ",".join(["=f"] * 4 + ["r"] * (of_a + of_b) + ["f"] * 4)
+        kind = ir.FunctionType(RESULT, [I32] * (of_a + of_b) + [F32] * 4)
+        result = builder.asm(kind, text, constraints, [*a, *b, *c], True)
+        return [builder.extract_value(result, i) for i in range(4)]
+
+    def make_multiply(tiles, steps, stride, depth):
+        @intrinsic
+        def multiply(typing_context, c, a, words, at):
+            def code(context, builder, signature, arguments):
+                sums, of_a = items(builder, arguments[0]), items(builder, arguments[1])
+                data = context.make_array(words)(context, builder, arguments[2]).data
+                data = builder.gep(data, [arguments[3]])
+                for step in range(steps):
+                    for tile in range(tiles):
+                        at = tile * 8 * stride + step * 8
+                        b = [builder.load(builder.gep(data, [I64(at + more)])) for more in (0, 4)]
+                        one = sums[tile * 4 : tile * 4 + 4]
+                        for part in range(16 // depth):
+                            whole = slice(None) if depth == 16 else slice(part, part + 1)
+                            half = of_a[step * 4 + part * 2 : step * 4 + part * 2 + depth // 4]
+                            one = multiply_add(builder, half, b[whole], one, depth)
+                        sums[tile * 4 : tile * 4 + 4] = one
+                return context.make_tuple(builder, signature.return_type, sums)
+
+            return c(c, a, words, types.int64), code
+
+        return multiply

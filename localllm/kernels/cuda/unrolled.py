@@ -1,0 +1,166 @@
+"""Many numbers of one thread, in its registers: tuples, and loops over them that are unrolled by the compiler.
+
+Registers have no addresses, so arrays that a loop indexes lie in local memory, which is the card's memory. Here every
+index is a constant. Matrices are tuples in row-major order.
+"""
+
+import inspect
+from functools import reduce
+
+import numpy as np
+
+from localllm.kernels.cuda.device import SIMULATED
+
+if SIMULATED:
+
+    def unrolled(count, function, result="float32"):
+        """A word that calls function(i, *arguments) for each i below `count`: a tuple of results of that type.
+
+        Of arguments that are tuples of `count` numbers it gets number i, others as they are.
+        """
+
+        def word(*arguments):
+            items = [a if isinstance(a, tuple) and len(a) == count else (a,) * count for a in arguments]
+            return tuple(function(i, *item) for i, item in enumerate(zip(*items, strict=True)))
+
+        return word
+
+    def visit(count, function):
+        """The same for functions that return nothing."""
+        return unrolled(count, function)
+
+    def folded(groups, function):
+        """A word x -> for each group of places in x what function(number, number) makes of all of them."""
+        return lambda x: tuple(reduce(function, (x[place] for place in group)) for group in groups)
+
+    def make_products(columns):
+        """A word (q, k) -> q k^T of q [rows, columns] and k [others, columns], as [others, rows]."""
+
+        def products(q, k):
+            return tuple(np.dot(np.reshape(k, (-1, columns)), np.reshape(q, (-1, columns)).T).reshape(-1).tolist())
+
+        return products
+
+    def add_outer(sums, weights, values):
+        """Sums [rows, columns] + weights^T values, of weights [others, rows] and values [others, columns]."""
+        columns = common(len(sums), len(weights), len(values))
+        rows = len(sums) // columns
+        return tuple(
+            total + sum(weights[u + i // columns] * values[u // rows * columns + i % columns]
+                        for u in range(0, len(weights), rows))
+            for i, total in enumerate(sums)
+        )  # fmt: skip
+
+    def scale_rows(x, factors):
+        """Each row of x [rows, columns] times its factor."""
+        return tuple(number * factors[i * len(factors) // len(x)] for i, number in enumerate(x))
+
+else:
+    from numba import types
+    from numba.cuda.extending import intrinsic
+
+    def unrolled(count, function, result="float32"):
+        return calls(count, function, getattr(types, result))
+
+    def visit(count, function):
+        return calls(count, function, types.none)
+
+    def calls(count, function, result):
+        def typed(*arguments):
+            """The types of the function's arguments, and the word's."""
+            is_item = [isinstance(kind, types.UniTuple) and kind.count == count for kind in arguments]
+            taken = [kind.dtype if item else kind for kind, item in zip(arguments, is_item, strict=True)]
+
+            def code(context, builder, signature, values):
+                results = []
+                for i in range(count):
+                    pairs = zip(values, is_item, strict=True)
+                    items = [builder.extract_value(value, i) if item else value for value, item in pairs]
+                    index = context.get_constant(types.int64, i)
+                    one = result(types.int64, *taken)
+                    results.append(context.compile_internal(builder, function, one, [index, *items]))
+                if result is types.none:
+                    return context.get_dummy_value()
+                return context.make_tuple(builder, signature.return_type, results)
+
+            return (types.none if result is types.none else types.UniTuple(result, count))(*arguments), code
+
+        return intrinsic(WORDS[len(inspect.signature(function).parameters) - 1](typed))
+
+    # An intrinsic has as many parameters as its function has arguments.
+    WORDS = {
+        1: lambda typed: lambda context, a: typed(a),
+        2: lambda typed: lambda context, a, b: typed(a, b),
+        3: lambda typed: lambda context, a, b, c: typed(a, b, c),
+        4: lambda typed: lambda context, a, b, c, d: typed(a, b, c, d),
+        5: lambda typed: lambda context, a, b, c, d, e: typed(a, b, c, d, e),
+        6: lambda typed: lambda context, a, b, c, d, e, f: typed(a, b, c, d, e, f),
+        7: lambda typed: lambda context, a, b, c, d, e, f, g: typed(a, b, c, d, e, f, g),
+    }
+
+    def folded(groups, function):
+        @intrinsic
+        def word(typing_context, x):
+            def code(context, builder, signature, arguments):
+                numbers, results = items(builder, arguments[0]), []
+                two = x.dtype(x.dtype, x.dtype)
+                for first, *others in groups:
+                    result = numbers[first]
+                    for place in others:
+                        result = context.compile_internal(builder, function, two, [result, numbers[place]])
+                    results.append(result)
+                return context.make_tuple(builder, signature.return_type, results)
+
+            return types.UniTuple(x.dtype, len(groups))(x), code
+
+        return word
+
+    def items(builder, value):
+        return [builder.extract_value(value, i) for i in range(value.type.count)]
+
+    def make_products(columns):
+        @intrinsic
+        def products(typing_context, q, k):
+            def code(context, builder, signature, arguments):
+                rows, others = items(builder, arguments[0]), items(builder, arguments[1])
+                results = []
+                for y in range(0, len(others), columns):
+                    for x in range(0, len(rows), columns):
+                        total = context.get_constant(types.float32, 0.0)
+                        for i in range(columns):
+                            total = builder.fma(rows[x + i], others[y + i], total)
+                        results.append(total)
+                return context.make_tuple(builder, signature.return_type, results)
+
+            return types.UniTuple(types.float32, q.count // columns * (k.count // columns))(q, k), code
+
+        return products
+
+    @intrinsic
+    def add_outer(typing_context, sums, weights, values):
+        columns = common(sums.count, weights.count, values.count)
+        rows = sums.count // columns
+
+        def code(context, builder, signature, arguments):
+            totals, w, v = (items(builder, argument) for argument in arguments)
+            for u in range(0, len(w), rows):
+                for i in range(len(totals)):
+                    value = v[u // rows * columns + i % columns]
+                    totals[i] = builder.fma(w[u + i // columns], value, totals[i])
+            return context.make_tuple(builder, signature.return_type, totals)
+
+        return sums(sums, weights, values), code
+
+    @intrinsic
+    def scale_rows(typing_context, x, factors):
+        def code(context, builder, signature, arguments):
+            numbers, by = (items(builder, argument) for argument in arguments)
+            scaled = [builder.fmul(number, by[i * len(by) // len(numbers)]) for i, number in enumerate(numbers)]
+            return context.make_tuple(builder, signature.return_type, scaled)
+
+        return x(x, factors), code
+
+
+def common(sums, weights, values):
+    """Columns, of the sizes of matrices [rows, columns], [others, rows] and [others, columns]."""
+    return round((sums * values / weights) ** 0.5)

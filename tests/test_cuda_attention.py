@@ -1,0 +1,195 @@
+"""Attention on the card, in Numba's simulator, against a NumPy twin."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import gguf
+import numpy as np
+import pytest
+from simulated import launch
+
+from localllm.engine.cuda_attention import Few
+from localllm.kernels.arguments import PAGE, SEQUENCE
+
+NOWHERE = 1000.0  # in places of the cache that nobody may read
+random = np.random.default_rng(0)
+
+
+class Shape(NamedTuple):
+    key_dim: int
+    value_dim: int
+    kv_heads: int
+    group: int  # query heads of each
+
+
+class Cache:
+    """Keys or values of some sequences in pages: `table` of each, and `bytes` uint8 [heads, places, bytes]."""
+
+    def __init__(self, kind: str, heads: int, dim: int, pages: int):
+        self.kind, self.dim = kind, dim
+        block = 16 if kind.startswith("F") else 32
+        self.numbers = np.full((heads, pages * PAGE, -(-dim // block) * block), NOWHERE, np.float32)
+
+    def put(self, places: np.ndarray, x: np.ndarray) -> None:
+        """x [tokens, heads, dim] to these places, padded as the cache does."""
+        self.numbers[:, places] = 0
+        self.numbers[:, places, : self.dim] = x.swapaxes(0, 1)
+
+    @property
+    def bytes(self) -> np.ndarray:
+        kind = gguf.GGMLQuantizationType[self.kind]
+        return np.ascontiguousarray(gguf.quantize(self.numbers, kind).view(np.uint8))
+
+    @property
+    def kept(self) -> np.ndarray:
+        """What it gives back, float32 [heads, places, dim]."""
+        return gguf.dequantize(self.bytes, gguf.GGMLQuantizationType[self.kind]).reshape(self.numbers.shape)[
+            ..., : self.dim
+        ]
+
+
+class Run(NamedTuple):
+    """Tokens of some sequences, as the header says it, and their pages."""
+
+    owners: np.ndarray
+    positions: np.ndarray
+    sequences: np.ndarray
+    tables: list[np.ndarray]
+
+
+def run(spans: list[tuple[int, int]]) -> Run:
+    """spans: of each sequence the tokens in the run, and how many it has with them. Its pages lie anywhere."""
+    needed = [-(-length // PAGE) for _, length in spans]
+    pages = random.permutation(sum(needed)).astype(np.int64)
+    tables = np.split(pages, np.cumsum(needed)[:-1])
+    sequences = np.zeros((len(spans), len(SEQUENCE)), np.int64)
+    sequences[:, SEQUENCE.table] = [table.ctypes.data for table in tables]
+    sequences[:, SEQUENCE.count], sequences[:, SEQUENCE.length] = np.array(spans).T
+    sequences[:, SEQUENCE.first] = np.cumsum(sequences[:, SEQUENCE.count]) - sequences[:, SEQUENCE.count]
+    owners = np.repeat(np.arange(len(spans)), [count for count, _ in spans])
+    positions = np.concatenate([np.arange(length - count, length) for count, length in spans])
+    return Run(owners, positions, sequences, tables)
+
+
+def places(table: np.ndarray, length: int) -> np.ndarray:
+    at = np.arange(length)
+    return table[at // PAGE] * PAGE + at % PAGE
+
+
+def expected(
+    shape: Shape, run: Run, q: np.ndarray, keys: np.ndarray, values: np.ndarray, window=0, chunked=False, softcap=0.0,
+    slopes=None, sinks=None,
+) -> np.ndarray:  # fmt: skip
+    """softmax(q k^T / sqrt(key_dim)) v in float64, token by token: [tokens, heads * value_dim]."""
+    rows, heads = q.reshape(len(q), -1, shape.key_dim).astype(np.float64), shape.kv_heads * shape.group
+    result = np.empty((len(q), heads, shape.value_dim))
+    for token, (owner, position) in enumerate(zip(run.owners, run.positions, strict=True)):
+        first = 0 if not window else position // window * window if chunked else max(position + 1 - window, 0)
+        seen = places(run.tables[owner], position + 1)[first:]
+        for head in range(heads):
+            scores = keys[head // shape.group, seen] @ rows[token, head] / np.sqrt(shape.key_dim)
+            scores = softcap * np.tanh(scores / softcap) if softcap else scores
+            scores = scores - (0 if slopes is None else float(slopes[head]) * np.arange(len(seen))[::-1])
+            sink = -np.inf if sinks is None else float(sinks[head])
+            weights = np.exp(scores - max(scores.max(), sink))
+            result[token, head] = weights @ values[head // shape.group, seen]
+            result[token, head] /= weights.sum() + np.exp(sink - max(scores.max(), sink))
+    return result.reshape(len(q), -1)
+
+
+def attend_few(
+    shape: Shape, run: Run, q: np.ndarray, keys: Cache, values: Cache, window=0, chunked=False, softcap=0.0,
+    slopes=None, sinks=None, parts=3,
+) -> np.ndarray:  # fmt: skip
+    """What the kernels make of it: float32 [tokens, heads * value_dim]."""
+    few, heads = Few(shape.key_dim, shape.value_dim, shape.group), shape.kv_heads * shape.group
+    room = len(q) + 1
+    y = np.full((room, heads * shape.value_dim), 7, np.float32)
+    partial = np.full((room * heads * parts, few.partial_bytes // 4), np.nan, np.float32)
+    of_keys, of_values = keys.bytes, values.bytes
+    common = {"count": np.array([len(q)]), "positions": run.positions, "heads": heads, "window": window}
+    common |= {"chunked": chunked, "parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
+    launch(
+        f"attend_few-{keys.kind}-{values.kind}-{few.bundle}-{shape.key_dim}-{shape.value_dim}", room, **common,
+        owners=run.owners, sequences=run.sequences, q=q, q_stride=q.strides[0], keys=of_keys, values=of_values,
+        key_head_stride=of_keys.strides[0], value_head_stride=of_values.strides[0], key_bytes=of_keys.shape[2],
+        value_bytes=of_values.shape[2], kv_heads=shape.kv_heads, scale=shape.key_dim**-0.5, softcap=softcap,
+        slopes=0 if slopes is None else slopes, bundles=few.bundles,
+    )  # fmt: skip
+    launch(
+        "merge_few",
+        room,
+        **common,
+        value_dim=shape.value_dim,
+        sinks=0 if sinks is None else sinks,
+        y=y,
+        y_stride=y.strides[0],
+    )
+    assert (y[-1] == 7).all()
+    return y[:-1]
+
+
+def content(shape: Shape, run: Run, kinds: tuple[str, str]) -> tuple[np.ndarray, Cache, Cache]:
+    """Queries, keys and values; a single one of both for a value_dim of less than key_dim, as latent states have."""
+    pages = sum(map(len, run.tables))
+    keys, values = (
+        Cache(kind, shape.kv_heads, dim, pages)
+        for kind, dim in zip(kinds, (shape.key_dim, shape.value_dim), strict=True)
+    )
+    for table, length in zip(run.tables, run.sequences[:, SEQUENCE.length], strict=True):
+        for cache in (keys, values):
+            cache.put(places(table, length), random.normal(0, 1, (length, shape.kv_heads, cache.dim)))
+    q = random.normal(0, 2, (len(run.owners), shape.kv_heads * shape.group * shape.key_dim)).astype(np.float32)
+    return q, keys, values
+
+
+def error(got: np.ndarray, exact: np.ndarray) -> float:
+    """The normalized mean square error of the worst token."""
+    assert np.isfinite(got).all()
+    return float((((got - exact) ** 2).sum(axis=-1) / (exact**2).sum(axis=-1)).max())
+
+
+def check_few(kinds: tuple[str, str], shape: Shape, spans: list[tuple[int, int]], **given) -> None:
+    tokens = run(spans)
+    q, keys, values = content(shape, tokens, kinds)
+    got = attend_few(shape, tokens, q, keys, values, **given)
+    given.pop("parts", None)
+    assert error(got, expected(shape, tokens, q, keys.kept, values.kept, **given)) < 1e-11
+
+
+@pytest.mark.parametrize(
+    ("kinds", "shape", "spans"),
+    [
+        (("F32", "F32"), Shape(16, 16, 1, 1), [(1, 65), (3, 260), (1, 1)]),
+        (("F16", "F16"), Shape(64, 64, 2, 2), [(2, 65)]),
+        (("F16", "F16"), Shape(20, 48, 1, 3), [(1, 64), (1, 15)]),
+        (("Q8_0", "Q8_0"), Shape(128, 128, 1, 2), [(1, 17)]),
+        (("Q8_0", "Q4_0"), Shape(32, 32, 1, 8), [(1, 40)]),
+        (("Q4_1", "Q4_1"), Shape(48, 32, 1, 5), [(1, 50)]),
+    ],
+)
+def test_few(kinds, shape, spans):
+    check_few(kinds, shape, spans)
+
+
+@pytest.mark.parametrize(
+    "given", [{"window": 70}, {"window": 100, "chunked": True}, {"softcap": 5.0}, {"window": 1, "parts": 1}]
+)
+def test_few_tokens_see_what_they_may(given):
+    check_few(("F16", "F16"), Shape(16, 16, 1, 2), [(2, 201)], **given)
+
+
+def test_few_with_slopes_and_sinks():
+    slopes, sinks = np.float32([0.5, 0.1, 0.02, 0.01]), np.float32([-20, 0, 3, 20])
+    check_few(("F32", "F32"), Shape(16, 16, 2, 2), [(1, 200), (1, 3)], slopes=slopes, sinks=sinks)
+
+
+def test_many_on_tensor_cores():
+    """Which need whole warps, so a process of their own."""
+    tests = Path(__file__).with_name("whole_warps.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+    done = subprocess.run(command, env={**os.environ, "SIMULATED_WARP": "32"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

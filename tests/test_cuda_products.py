@@ -1,0 +1,262 @@
+"""Quantized weights on a card, in Numba's simulator: planes, and products with them against float64 in NumPy."""
+
+import gguf
+import numpy as np
+import pytest
+from cuda_planes import dequantized
+from simulated import launch
+
+from localllm.kernels.cuda import grid
+from localllm.kernels.cuda.planes import LAYOUTS, PLAIN, offset, row_bytes, stored_as
+from localllm.quant.formats import BY_NAME, FORMATS
+
+HALVES = {  # where blocks have their float16 numbers
+    "MXFP4": (), "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+}  # fmt: skip
+random = np.random.default_rng(0)
+
+
+def aligned(*shape: int, kind=np.uint8) -> np.ndarray:
+    """Zeros that begin at a multiple of 16 bytes."""
+    size = int(np.prod(shape)) * np.dtype(kind).itemsize
+    buffer = np.zeros(size + 16, np.uint8)
+    start = -buffer.ctypes.data % 16
+    return buffer[start : start + size].view(kind).reshape(shape)
+
+
+def blocks_of(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """A matrix as in the file: any codes, scales of both signs; and its weights, float32."""
+    format = BY_NAME[name]
+    blocks = random.integers(0, 256, (rows * columns // format.block, format.bytes), np.uint8)
+    for field in HALVES.get(name, (0,)):
+        scales = random.uniform(-0.01, 0.01, len(blocks)).astype("<f2")
+        blocks[:, field : field + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if name == "MXFP4":
+        blocks[:, 0] = random.integers(118, 124, len(blocks))
+    weights = gguf.dequantize(blocks, gguf.GGMLQuantizationType[name]).astype(np.float32)
+    return blocks, weights.reshape(rows, columns)
+
+
+def planes_of(name: str, blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """The planes of a matrix, uint8 [rows, row_bytes], made in two parts that end within rows."""
+    planes, format = aligned(rows, row_bytes(name, columns)), BY_NAME[name]
+    middle = len(blocks) // 2
+    for first, last in ((0, middle), (middle, len(blocks))):
+        launch(
+            f"to_planes-{name}", 1, blocks=np.ascontiguousarray(blocks[first:last]), first=first * format.block,
+            last=last * format.block, columns=columns, planes=planes, row_bytes=planes.strides[0],
+        )  # fmt: skip
+    return planes
+
+
+def matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """A matrix on the card, and its weights as float32."""
+    if name not in PLAIN:
+        blocks, weights = blocks_of(name, rows, columns)
+        return planes_of(name, blocks, rows, columns), weights
+    weights = random.normal(0, 1, (rows, columns)).astype(np.float32)
+    if name == "BF16":
+        weights = (weights.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    data = {"F16": weights.astype(np.float16), "BF16": (weights.view(np.uint32) >> 16).astype(np.uint16)}.get(
+        name, weights
+    )
+    stored = aligned(rows, row_bytes(name, columns))
+    stored[:, : data.itemsize * columns] = data.view(np.uint8)
+    return stored, data.astype(np.float32) if name == "F16" else weights
+
+
+def activations(tokens: int, columns: int) -> np.ndarray:
+    """Rows padded to 16 columns."""
+    x = aligned(tokens, -(-columns // 16) * 16, kind=np.float32)
+    x[:, :columns] = random.normal(0, 1, (tokens, columns))
+    x[:, columns:] = np.nan
+    return x
+
+
+def quantized(x: np.ndarray, count: int, columns: int) -> dict[str, np.ndarray]:
+    """What products take of the activations."""
+    room = len(x)
+    result = {
+        "codes": aligned(room, 4, columns // 32, 16, kind=np.int8),
+        "scales": aligned(room, columns // 32, kind=np.float32),
+        "sums": aligned(room, columns // 16, kind=np.float32),
+    }
+    launch("quantize_planes", room, count=np.array([count]), x=x, stride=x.strides[0], columns=columns, **result)
+    return result
+
+
+def error(y: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
+    """The mean square of the error of y [tokens, rows], by that of results if weights and activations were random."""
+    x, weights = x.astype(np.float64), weights.astype(np.float64)
+    return float(((y - x @ weights.T) ** 2).mean() / (x**2 @ weights.T**2).mean())
+
+
+def columns_for(name: str, units: int) -> int:
+    """About `units` times 32 columns, whole blocks."""
+    return -(-32 * units // BY_NAME[name].block) * BY_NAME[name].block
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_planes(name):
+    columns = 3 * columns_for(name, 1)
+    blocks, weights = blocks_of(name, 2, columns)
+    planes = planes_of(name, blocks, 2, columns)
+    np.testing.assert_array_equal(dequantized(name, planes, columns), weights)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_planes_take_what_the_file_does(name):
+    for columns in (576, 2048, 4096):
+        if columns % BY_NAME[name].block == 0:
+            file = BY_NAME[name].row_bytes(columns)
+            assert offset(name, "", columns) == file <= row_bytes(name, columns) < file + 16
+
+
+def test_every_format_has_one_on_the_card():
+    assert {stored_as(format.name) for format in FORMATS.values()} == {*LAYOUTS, *PLAIN}
+
+
+def test_quantize():
+    columns, count = 96, 3
+    x = activations(4, columns)
+    x[1, 40] = np.inf
+    x[2, :32] = 0
+    x[2, 70] = np.nan
+    got = quantized(x, count, columns)
+    codes = got["codes"].astype(np.int64).transpose(0, 2, 1, 3).reshape(4, 3, 2, 32)  # high and low, of each 32
+    whole = 256 * codes[:, :, 0] + codes[:, :, 1]
+    bad = np.isnan(got["scales"])
+    assert [tuple(place) for place in np.argwhere(bad)] == [(1, 1), (2, 2)]
+    values, exact = got["scales"][..., None] * whole, x[:, :columns].reshape(4, 3, 32)
+    steps = np.abs(exact).max(axis=-1) / (127 * 256)
+    assert (np.abs(values - exact)[:count][~bad[:count]].max(axis=-1) <= 0.51 * steps[:count][~bad[:count]]).all()
+    sums = values.reshape(4, 3, 2, 16).sum(axis=-1)
+    np.testing.assert_allclose(got["sums"].reshape(4, 3, 2)[:count], sums[:count], rtol=1e-6)
+    assert not got["codes"][count:].any() and not got["scales"][count:].any()
+
+
+@pytest.mark.parametrize("verb", ["norm", "swiglu"])
+def test_quantize_what_is_made_on_the_way(verb):
+    """The same as one after the other, in place."""
+    columns, count = 160, 2
+    x, weight = activations(3, columns), activations(1, columns)[0]
+    x[1, 0] = np.inf
+    up, y = activations(3, columns), aligned(3, columns, kind=np.float32)
+    common = {"count": np.array([count]), "stride": x.strides[0], "columns": columns}
+    if verb == "norm":
+        kernels, given = ("rms_norm", "norm_quantize"), {"x": x, "weight": weight, "group": columns, "epsilon": 1e-5}
+    else:
+        kernels, given = ("swiglu", "swiglu_quantize"), {"gate": x, "up": up}
+    launch(kernels[0], 3, **common, **given, y=y)
+    apart = quantized(y, count, columns)
+    together = {key: aligned(*value.shape, kind=value.dtype) for key, value in apart.items()}
+    launch(kernels[1], 3, **common, **given, y=x, **together)
+    np.testing.assert_allclose(x[:count], y[:count], rtol=1e-6)
+    np.testing.assert_allclose(together["scales"], apart["scales"], rtol=1e-6)
+    whole = [256 * given["codes"][:, :2].astype(int) + given["codes"][:, 2:] for given in (apart, together)]
+    assert np.abs(whole[0] - whole[1]).max() <= 1
+    np.testing.assert_allclose(together["sums"], apart["sums"], rtol=1e-4, atol=1e-3)
+
+
+# Formats, tokens that kernels are made for and tokens there are, rows, units of 32 columns.
+CASES = [
+    *((name, 1, 1, 3, 2) for name in LAYOUTS),
+    *((name, 8, 8, 2, 2) for name in ("Q8_0", "Q2_K", "Q3_K", "Q4_K")),
+    ("Q4_0", 4, 3, 5, 9), ("Q4_1", 2, 2, 1, 1), ("Q6_K", 2, 1, 2, 24), ("Q8_0", 8, 5, 3, 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "most", "count", "rows", "units"), CASES)
+def test_linear_planes(name, most, count, rows, units):
+    columns = columns_for(name, units)
+    weights, exact = matrix(name, rows, columns)
+    x, y = activations(most, columns), np.full((most, rows + 1), np.float32(7.25))
+    launch(
+        f"linear_planes-{most}-{name}", most, count=np.array([count]), weights=weights, row_bytes=weights.strides[0],
+        rows=rows, columns=columns, **quantized(x, count, columns), y=y, y_stride=y.strides[0], active=0,
+        active_count=0, expert_bytes=0, experts=1,
+    )  # fmt: skip
+    assert error(y[:count, :rows], x[:count, :columns], exact) < 2e-9
+    assert (y[count:] == 7.25).all() and (y[:, rows:] == 7.25).all()
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "F16"])
+def test_products_of_experts(name):
+    """Three of four experts, one with more rows than the kernel takes at a time."""
+    rows, columns, most = 3, 64, 2
+    weights, exact = matrix(name, 4 * rows, columns)
+    active = np.array([[3, 0, 3], [0, 3, 1], [1, 4, 2]], np.int64)
+    x, y = activations(6, columns), np.full((7, rows), np.float32(7.25))
+    given = quantized(x, 6, columns) if name == "Q8_0" else {"x": x, "x_stride": x.strides[0]}
+    kind = "linear_planes" if name == "Q8_0" else "linear_plain"
+    launch(
+        f"{kind}-{most}-{name}", 6, count=0, weights=weights, row_bytes=weights.strides[0], rows=rows, columns=columns,
+        **given, y=y, y_stride=y.strides[0], active=active, active_count=np.array([3]),
+        expert_bytes=rows * weights.strides[0], experts=4,
+    )  # fmt: skip
+    for expert, first, count in active:
+        own = slice(first, first + count)
+        assert error(y[own], x[own, :columns], exact.reshape(4, rows, columns)[expert]) < 2e-9
+    assert (y[6] == 7.25).all()
+
+
+@pytest.mark.parametrize("kernel", ["linear_planes-2-Q8_0", "linear_plain-2-F16"])
+def test_there_are_blocks_for_all_experts(kernel):
+    """How many have something to do is known only when a kernel runs."""
+    arguments = {"rows": 3, "columns": 64, "active_count": np.zeros(1, np.int64), "experts": 4}
+    assert grid(kernel, arguments, 6).y == 4 and grid(kernel, arguments, 2).y == 2
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize(("most", "count", "rows", "columns"), [(1, 1, 5, 72), (8, 3, 2, 45)])
+def test_linear_plain(name, most, count, rows, columns):
+    weights, exact = matrix(name, rows, columns)
+    x, y = activations(most, columns), np.full((most, rows), np.float32(7.25))
+    launch(
+        f"linear_plain-{most}-{name}", most, count=np.array([count]), weights=weights, row_bytes=weights.strides[0],
+        rows=rows, columns=columns, x=x, x_stride=x.strides[0], y=y, y_stride=y.strides[0], active=0, active_count=0,
+        expert_bytes=0, experts=1,
+    )  # fmt: skip
+    assert error(y[:count], x[:count, :columns], exact) < 1e-12
+    assert (y[count:] == 7.25).all()
+
+
+def test_what_is_not_finite_stays_visible():
+    """In activations, and in a block's scale; other tokens and rows are as they were."""
+    columns = 64
+    blocks, exact = blocks_of("Q8_0", 3, columns)
+    blocks.reshape(3, 2, -1)[1, 1, :2] = np.array([np.inf], "<f2").view(np.uint8)
+    weights = planes_of("Q8_0", blocks, 3, columns)
+    x, y = activations(2, columns), np.zeros((2, 3), np.float32)
+    x[1, 5] = np.inf
+    launch(
+        "linear_planes-2-Q8_0", 2, count=np.array([2]), weights=weights, row_bytes=weights.strides[0], rows=3,
+        columns=columns, **quantized(x, 2, columns), y=y, y_stride=y.strides[0], active=0, active_count=0,
+        expert_bytes=0, experts=1,
+    )  # fmt: skip
+    assert not np.isfinite(y[1]).any() and not np.isfinite(y[0, 1])
+    assert error(y[:1, ::2], x[:1], exact[::2]) < 2e-9
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_unpack(name):
+    columns = columns_for(name, 1)
+    weights, exact = matrix(name, 3, columns)
+    y = aligned(3, columns, kind=np.float16)
+    launch(f"unpack-{name}", 1, weights=weights, row_bytes=weights.strides[0], columns=columns, first=1, rows=2, y=y)
+    np.testing.assert_array_equal(y[:2], exact[1:].astype(np.float16))
+    assert not y[2].any()
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q6_K", *PLAIN])
+def test_embed(name):
+    columns = 256 if name in LAYOUTS else 45
+    weights, exact = matrix(name, 3, columns)
+    x = aligned(3, -(-columns // 16) * 16, kind=np.float32)
+    launch(
+        f"embed-{name}", 3, count=np.array([2]), weights=weights, row_bytes=weights.strides[0], columns=columns,
+        ids=np.array([2, 0, 1]), x=x, stride=x.strides[0],
+    )  # fmt: skip
+    np.testing.assert_allclose(x[:2, :columns], exact[[2, 0]], rtol=1e-6)
+    assert not x[2].any()

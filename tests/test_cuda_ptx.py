@@ -1,0 +1,67 @@
+"""CUDA kernels as code for cards that are not here: what the assembler says of them, and how machine code is kept."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from localllm.kernels.cuda import MODULES, build
+
+pytestmark = pytest.mark.skipif(find_spec("numba_cuda") is None, reason="needs pip install 'localllm[cuda]'")
+
+
+def has_assembler() -> bool:
+    try:
+        return build.assembler().is_file()
+    except FileNotFoundError:
+        return False
+
+
+def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A Python without the simulator."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NUMBA_ENABLE_CUDASIM": "0"} | variables
+    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(not has_assembler(), reason="needs ptxas, of the wheel nvidia-cuda-nvcc")
+@pytest.mark.parametrize("capability", ["7.5", "8.0", "8.9", "9.0", "10.0"])
+def test_kernels_are_assembled_within_limits(capability):
+    """No spills, no local memory, few registers; scripts/check_ptx.py does all formats for all cards."""
+    result = run(str(ROOT / "scripts/check_ptx.py"), "--quick", "--capability", capability)
+    assert result.returncode == 0, result.stdout + result.stderr
+    kinds = {line.split()[0].partition("-")[0] for line in result.stdout.splitlines()}
+    assert capability != "8.0" or kinds >= MODULES.keys()
+
+
+def test_a_kernel_over_a_limit_is_told():
+    """A limit of nothing shows that limits are looked at."""
+    code = "import check_ptx; check_ptx.REGISTERS = 8; check_ptx.main()"
+    result = run("-c", code, "fetch", "--capability", "8.0", PYTHONPATH=f"{ROOT}:{ROOT / 'scripts'}")
+    assert result.returncode == 1 and "fetch" in result.stdout and "over a limit" in result.stdout
+
+
+KEEP = """
+from localllm.kernels.cuda.build import machine_code
+told = []
+codes = machine_code(["fetch"], (8, 0), lambda done, total: told.append((done, total)), print)
+code, entry = codes["fetch"]
+assert code[:4] == b"\\x7fELF" and entry.encode() in code, entry
+print(told)
+"""
+
+
+def test_machine_code_is_kept(tmp_path):
+    cache = {"LOCALLLM_CACHE": str(tmp_path), "NUMBA_ENABLE_CUDASIM": "1"}  # which compilers do not heed
+    assert run("-c", KEEP, **cache).stdout == "[(0, 1), (1, 1)]\n"
+    assert run("-c", KEEP, **cache).stdout == "[]\n"
+    (file,) = Path(tmp_path).rglob("*.cubin")
+    file.write_bytes(file.read_bytes()[:-1] + b"?")  # damage
+    assert run("-c", KEEP, **cache).stdout == "[(0, 1), (1, 1)]\n"
+    (tmp_path / "file").write_text("not a folder")
+    told = run("-c", KEEP, **cache | {"LOCALLLM_CACHE": str(tmp_path / "file")}).stdout.splitlines()
+    folder = tmp_path / "file" / "kernels" / file.parent.name
+    assert told == [f"compiled kernels cannot be kept in {folder}: Not a directory", "[(0, 1), (1, 1)]"]

@@ -1,0 +1,60 @@
+"""Attention of many tokens in Numba's simulator, with warps of 32 lanes, in a process of its own; see
+test_cuda_attention.py, which runs it."""
+
+import numpy as np
+import pytest
+from simulated import WARP, launch
+from test_cuda_attention import Shape, content, error, expected, run
+
+assert WARP == 32
+
+
+def attend_many(shape, run, q, keys, values, depth=16, window=0, chunked=False, softcap=0.0, slopes=None, sinks=None):
+    """What the kernel makes of it: float32 [tokens, heads * value_dim]."""
+    heads = shape.kv_heads * shape.group
+    y = np.full((len(q) + 1, heads * shape.value_dim), 7, np.float32)
+    of_keys, of_values = keys.bytes, values.bytes
+    launch(
+        f"attend_many-{keys.kind}-{values.kind}-{shape.key_dim}-{shape.value_dim}-{depth}", len(q),
+        sequences=run.sequences, sequence_count=np.array([len(run.sequences)]), q=q, q_stride=q.strides[0], y=y,
+        y_stride=y.strides[0], keys=of_keys, values=of_values, key_head_stride=of_keys.strides[0],
+        value_head_stride=of_values.strides[0], key_bytes=of_keys.shape[2], value_bytes=of_values.shape[2],
+        heads=heads, kv_heads=shape.kv_heads, scale=shape.key_dim**-0.5, softcap=softcap, window=window,
+        chunked=chunked, slopes=0 if slopes is None else slopes, sinks=0 if sinks is None else sinks,
+    )  # fmt: skip
+    assert (y[-1] == 7).all()
+    return y[:-1]
+
+
+SLOPES, SINKS = np.float32([0.5, 0.02]), np.float32([-20, 3])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "shape", "spans", "given"),
+    [
+        (("F16", "F16"), Shape(16, 16, 1, 1), [(20, 70), (3, 3)], {}),
+        (("F16", "F16"), Shape(32, 16, 2, 2), [(20, 80)], {"window": 30, "depth": 8}),
+        (("Q8_0", "Q4_0"), Shape(20, 40, 1, 3), [(17, 129)], {"softcap": 5.0}),
+        (("F16", "Q4_1"), Shape(16, 16, 1, 1), [(5, 200)], {"window": 50, "chunked": True}),
+        (("F16", "F16"), Shape(16, 16, 1, 1), [(1, 1 + i) for i in range(18)], {}),  # more than there are blocks
+        (("F16", "F16"), Shape(16, 16, 1, 2), [(5, 60), (13, 70)], {"slopes": SLOPES, "sinks": SINKS}),
+        (("F16", "F16"), Shape(160, 192, 1, 1), [(3, 70)], {}),  # half a page of keys at a time
+    ],
+)
+def test_many(kinds, shape, spans, given):
+    tokens = run(spans)
+    q, keys, values = content(shape, tokens, kinds)
+    got = attend_many(shape, tokens, q, keys, values, **given)
+    given = {name: value for name, value in given.items() if name != "depth"}
+    assert error(got, expected(shape, tokens, q, keys.kept, values.kept, **given)) < 1e-6
+
+
+def test_many_with_large_and_lost_numbers():
+    """Queries that float16 has no room for, and one that is not a number."""
+    shape, tokens = Shape(16, 16, 1, 1), run([(4, 40)])
+    q, keys, values = content(shape, tokens, ("F16", "F16"))
+    q[1] *= np.float32(1e6)
+    exact = expected(shape, tokens, q, keys.kept, values.kept)
+    q[2, 3] = np.nan
+    got = attend_many(shape, tokens, q, keys, values)
+    assert np.isnan(got[2]).all() and error(got[[0, 1, 3]], exact[[0, 1, 3]]) < 1e-6
