@@ -556,7 +556,7 @@ def pretend(features: set[str], monkeypatch) -> None:
     monkeypatch.setattr(simd, "cpu_features", lambda: features)
 
 
-@pytest.mark.parametrize("features", [{"avx512bw"}, {"avx2"}, {"ssse3"}, set()])
+@pytest.mark.parametrize("features", [{"avx512bw"}, {"avx2"}, {"ssse3"}, {"neon"}, set()])
 def test_lookup(features, monkeypatch):
     """With each instruction set that has an instruction for it, and without."""
     pretend(features, monkeypatch)
@@ -587,6 +587,13 @@ def test_transpose():
     np.testing.assert_array_equal(columns, rows[:, :16].T)
 
 
+def test_transpose_of_quads():
+    rows = random(np.int64, 16 * 9).reshape(16, 9)
+    stride = rows.strides[0]
+    columns = result(np.int64, 128, lambda out, x: simd.transpose_quads(x, stride, out), rows).reshape(8, 16)
+    np.testing.assert_array_equal(columns, rows[:, :8].T)
+
+
 @pytest.mark.parametrize("count", [-(2**31), -1, 0, 1, 15, 16, 17, 2**31 - 1])
 def test_keep_lanes(count):
     def kernel(out, x, count, other):
@@ -610,6 +617,9 @@ VNNI_256 = {"avxvnni"} if "avxvnni" in cpu_features() else {"avx512vnni", "avx51
         (simd.dot_bytes, {"avx512bw", "avx2"}),
         (simd.dot_bytes, {"avx2", "ssse3"}),
         (simd.dot_bytes, {"ssse3"}),
+        (simd.dot_neon_mixed, {"neon", "i8mm"}),
+        (simd.dot_neon_unsigned, {"neon", "dotprod"}),
+        (simd.dot_neon_unsigned, {"neon"}),
         (simd.dot_generic, {"avx512bw"}),
         (simd.dot_generic, {"avx2"}),
         (simd.dot_generic, {"sse2"}),
@@ -642,13 +652,18 @@ def test_dot_product(variant, features, small, monkeypatch):
     np.testing.assert_array_equal(result(np.int32, 16, kernel, 1000 * X, unsigned, signed), expected)
 
 
-@pytest.mark.parametrize("features", [{"avx2", "ssse3", "sse2"}, {"ssse3", "sse2"}])
+SIGNED = [{"avx2", "ssse3", "sse2"}, {"ssse3", "sse2"}, {"neon", "dotprod", "i8mm"}, {"neon", "dotprod"}, {"neon"}]
+
+
+@pytest.mark.parametrize("features", SIGNED)
 def test_dot_product_of_signed_bytes(features, monkeypatch):
     pretend(features, monkeypatch)
+    emit = simd.signed_dot_variant()
+    assert emit
 
     @simd.operation(simd.i32x16, simd.i32x16, simd.u8x64, simd.u8x64)
     def dot(builder, accumulator, x, y):
-        return simd.dot_signed_bytes(builder, accumulator, x, y)
+        return emit(builder, accumulator, x, y)
 
     def kernel(out, start, x, y):
         accumulator = simd.int_f32x16(simd.load_f32x16(start))

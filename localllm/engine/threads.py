@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from localllm.kernels.cpu.job import JOB, JOB_WORDS, LINE
+from localllm.kernels.system import system_number
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
@@ -28,14 +29,6 @@ def physical_cores() -> int:
         return os.cpu_count() or 1
     siblings = (f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list" for i in os.sched_getaffinity(0))
     return len({read_text(path) or path for path in siblings})
-
-
-def system_number(name: str) -> int:
-    """An integer that macOS knows about the computer; 0 if it does not know it."""
-    value = ctypes.c_int32()
-    size = ctypes.c_size_t(ctypes.sizeof(value))
-    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, None)
-    return 0 if failed else value.value
 
 
 def cgroup_quota() -> float:

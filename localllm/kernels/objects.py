@@ -26,6 +26,7 @@ SHARED_SOURCES = (
     "objects",
     "pipeline",
     "simd",
+    "system",
     "target",
 )  # beside those of localllm.kernels.cpu
 FOLDER_NAME = re.compile("[0-9a-f]{20}")

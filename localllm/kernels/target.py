@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from localllm.kernels.kept import read_kept, write_kept
+from localllm.kernels.system import arm_features, is_arm
 from localllm.quant.cache import cache_folder
 
 # What /proc/cpuinfo says of a CPU by which LLVM could tell it from others.
@@ -26,7 +27,7 @@ def cpu_name() -> str:
 
 @cache
 def cpu_feature_string() -> str:
-    """LLVM's feature list, such as +avx2,-avx512f."""
+    """LLVM's feature list, such as +avx2,-avx512f. Every 64-bit ARM has +neon."""
     given = os.environ.get("NUMBA_CPU_FEATURES")
     return processor()[1] if given is None else given
 
@@ -42,11 +43,7 @@ def has_instructions(x86_feature: str) -> bool:
 
     Every 64-bit ARM has them. Where there are none, LLVM calls a function, which is slow and may not be there.
     """
-    if x86_feature in cpu_features():
-        return True
-    import llvmlite.binding as llvm
-
-    return llvm.get_default_triple().startswith(("aarch64", "arm64"))
+    return not cpu_features().isdisjoint((x86_feature, "neon"))
 
 
 @cache
@@ -69,7 +66,9 @@ def processor() -> tuple[str, str]:
 def processor_by_llvm() -> tuple[str, str]:
     import llvmlite.binding as llvm
 
-    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    known = llvm.get_host_cpu_features().flatten()
+    of_arm = [f"+{name}" for name in arm_features()] if is_arm() else []
+    return llvm.get_host_cpu_name(), ",".join([*filter(None, [known]), *of_arm])
 
 
 def processor_information(path: str = "/proc/cpuinfo") -> bytes | None:

@@ -39,6 +39,7 @@ PACKAGES = "localllm", "numpy", "numba", "llvmlite"
 SEEDS = 1 << 32
 # The instructions by which kernels differ.
 INSTRUCTIONS = {"avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-bf16"}
+INSTRUCTIONS |= {"neon", "dotprod", "i8mm"}
 LIST_OF_NUMBERS = re.compile(r"\[\n[\d,\s]+\]")  # in indented JSON, whose strings have no line breaks
 SHAPE: dict[str, Any] = {  # what `replay` looks at
     "receipt": int,

@@ -6,6 +6,14 @@ from math import lcm
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.target import cpu_features
 
+
+def register_tiles() -> tuple[tuple[int, int], tuple[int, int]]:
+    """Vectors of 16 x tokens, of integers (tiles.py) and of float32 (tiles_f32.py), for the registers of the CPU."""
+    if "avx512f" in cpu_features():
+        return (2, 6), (2, 12)
+    return ((1, 4), (1, 4))
+
+
 SUB_BLOCK = {  # formats with int8 kernels: the weights that share a scale
     "Q4_0": 32, "Q4_1": 32, "Q5_0": 32, "Q5_1": 32, "Q8_0": 32, "IQ4_NL": 32, "MXFP4": 32, "IQ4_XS": 32,
     "Q2_K": 16, "Q3_K": 16, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16,
@@ -14,8 +22,7 @@ SUB_BLOCK = {  # formats with int8 kernels: the weights that share a scale
 }  # fmt: skip
 SLAB = 1024  # columns of a tile of weights that are unpacked at a time
 LINEAR_SCRATCH = 80 * SLAB  # bytes per thread: codes of 16 + 32 rows, their scales and minimums
-# Register tiles, vectors of 16 x tokens: of integers (tiles.py), and of float32 (tiles_f32.py).
-INTEGER_TILE, FLOAT_TILE = ((2, 6), (2, 12)) if "avx512f" in cpu_features() else ((1, 4), (1, 4))
+INTEGER_TILE, FLOAT_TILE = register_tiles()
 TOKENS_AT_ONCE = (4, INTEGER_TILE[1], FLOAT_TILE[1])  # products round the tokens of a run up to one of these
 # Rows of an expert are rounded up to this, so that products leave those of the next one alone; one row stays one.
 EXPERT_ROWS = lcm(*TOKENS_AT_ONCE)

@@ -21,7 +21,7 @@ class GroupFormat(NamedTuple):
     name: str
     sub_block: int  # weights that share a scale: 32 or 16
     group_bytes: int
-    codes: Callable  # address -> four u8x64, striped
+    codes: Callable  # address -> four u8x64, striped; signed bytes if `wants_signed_codes` and there is no minimum
     offset: int  # what the codes are too large by; 0 for formats with minimums
     largest: int  # code
     scales: Callable  # address -> f32x8, or f32x16 if sub_block is 16; in order

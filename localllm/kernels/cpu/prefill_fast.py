@@ -10,6 +10,7 @@ from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.rescale import BYTE_OFFSET, make_rescale, span
 from localllm.kernels.cpu.signature import argument, device, inlined
+from localllm.kernels.cpu.tile_dots import make_rescaled_dots, transpose_codes
 from localllm.kernels.cpu.tile_fetch import make_fetch_next
 from localllm.kernels.cpu.tiles import (
     CHUNK_WORDS,
@@ -17,8 +18,6 @@ from localllm.kernels.cpu.tiles import (
     ROWS,
     TOKENS,
     VECTORS,
-    dot_rescaled,
-    make_dots,
     make_load_tile,
     make_store_tile,
     make_times_columns,
@@ -87,7 +86,7 @@ def make_unpack_tile(format):
             for i in range(16):
                 row = first_row + min(tile * ROWS + v * 16 + i, last) * row_bytes
                 unpack(row, columns, codes_rows + i * columns, s_rows + i * stride)
-            transpose_words(codes_rows, columns // 4, scratch + v * 16 * SLAB)
+            transpose_codes(codes_rows, columns // 4, scratch + v * 16 * SLAB)
             transpose_words(s_rows, count, s + v * scale_bytes)
 
     return unpack_tile
@@ -95,7 +94,7 @@ def make_unpack_tile(format):
 
 def make_span(format, words):
     """Multiply the columns that share a scale, in runs with words at these offsets, and add them to a tile's totals."""
-    dots, two_runs, s_stride = make_dots(words, dot_rescaled), span(format) == 64, 64 * SLAB // span(format)
+    dots, two_runs, s_stride = make_rescaled_dots(words), span(format) == 64, 64 * SLAB // span(format)
     is_signed = BYTE_OFFSET == 0
 
     @inlined

@@ -9,6 +9,7 @@ from numba import float32
 from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.signature import argument, device, inlined
+from localllm.kernels.cpu.tile_dots import make_code_dots, transpose_codes
 from localllm.kernels.cpu.tile_fetch import make_fetch_next
 from localllm.kernels.cpu.tiles import (
     CHUNK_WORDS,
@@ -17,8 +18,6 @@ from localllm.kernels.cpu.tiles import (
     TOKENS,
     VECTORS,
     add_least,
-    dot_below_128,
-    make_dots,
     make_load_tile,
     make_store_tile,
     scaled,
@@ -28,7 +27,7 @@ from localllm.kernels.cpu.tiles import (
     zero_floats,
     zero_ints,
 )
-from localllm.kernels.simd import dot_variant, store_f32, store_f32x8, store_f32x16, store_u8x64
+from localllm.kernels.simd import store_f32, store_f32x8, store_f32x16, store_u8x64
 
 load_all, load_first = make_load_tile(VECTORS), make_load_tile(1)
 store_all, store_first = make_store_tile(VECTORS), make_store_tile(1)
@@ -84,7 +83,7 @@ def make_unpack_tile(format):
             for i in range(16):
                 row = first_row + min(tile * ROWS + v * 16 + i, last) * row_bytes
                 unpack(row, columns, codes_rows + i * columns, s_rows + i * stride, m_rows + i * stride)
-            transpose_words(codes_rows, columns // 4, scratch + v * 16 * SLAB)
+            transpose_codes(codes_rows, columns // 4, scratch + v * 16 * SLAB)
             transpose_words(s_rows, count, s + v * scale_bytes)
             if has_minimum:
                 transpose_words(m_rows, count, m + v * scale_bytes)
@@ -94,10 +93,7 @@ def make_unpack_tile(format):
 
 def make_sub_block(format, words):
     """Multiply one sub-block, whose words lie at these offsets, and add it to a tile's totals."""
-    dots, has_minimum = (
-        make_dots(words, dot_below_128 if format.largest < 128 else dot_variant()),
-        bool(format.minimums),
-    )
+    dots, has_minimum = make_code_dots(words, format.largest), bool(format.minimums)
     factor = float32(1.0 if has_minimum else -format.offset)
 
     @inlined

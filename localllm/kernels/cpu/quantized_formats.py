@@ -45,6 +45,7 @@ from localllm.kernels.simd import (
     u8x16,
     u8x32,
     u8x64,
+    wants_signed_codes,
 )
 
 # ---- 32 weights to a block ------------------------------------------------------------------------------------------
@@ -124,10 +125,14 @@ even_in_turn, odd_in_turn = make_quads(0, 8, 2, 10, 4, 12, 6, 14), make_quads(1,
 first_pairs, second_pairs = make_quads(0, 1, 4, 5, 8, 9, 12, 13), make_quads(2, 3, 6, 7, 10, 11, 14, 15)
 
 
+Q8_0_OFFSET = 0 if wants_signed_codes() else 128
+q8_0_offset = constant_u8(u8x64, Q8_0_OFFSET)
+
+
 @device
 def two_q8_0_blocks(first, second):
     """Signed bytes; flipping the sign bit adds 128."""
-    return concatenate_u8x64(load_u8x32(first + 2), load_u8x32(second + 2)) ^ sign_bits()
+    return concatenate_u8x64(load_u8x32(first + 2), load_u8x32(second + 2)) ^ q8_0_offset()
 
 
 @device
@@ -385,14 +390,31 @@ def tq2_0_scales(address):
     return load_splat_f16x8(address + 64)
 
 
+def multiplied(format):
+    """The format as dot products want it: if those are of signed bytes, large codes are less by 128, and the offset."""
+    if format.largest < 128 or format.minimums or not wants_signed_codes():
+        return format
+    codes_of, chunk = format.codes, format.chunk
+
+    @device
+    def codes(address):
+        c0, c1, c2, c3 = codes_of(address)
+        return c0 ^ sign_bits(), c1 ^ sign_bits(), c2 ^ sign_bits(), c3 ^ sign_bits()
+
+    if chunk:
+        chunk_codes = chunk.codes
+        chunk = chunk._replace(codes=device(lambda address: chunk_codes(address) ^ sign_bits()))
+    return format._replace(codes=codes, chunk=chunk, offset=format.offset - 128, largest=format.largest - 128)
+
+
 QUANTIZED: dict[str, GroupFormat] = {
-    row.name: row
+    row.name: multiplied(row)
     for row in [
         blocks_of_32("Q4_0", 18, nibbles(2, 18), 8, 15),
         blocks_of_32("Q4_1", 20, nibbles(4, 20), 0, 15, 2),
         blocks_of_32("Q5_0", 22, fifth_bits(2, 22, nibbles(6, 22)), 16, 31),
         blocks_of_32("Q5_1", 24, fifth_bits(4, 24, nibbles(8, 24)), 0, 31, 2),
-        blocks_of_32("Q8_0", 34, (q8_0_codes, q8_0_chunk), 128, 255),
+        blocks_of_32("Q8_0", 34, (q8_0_codes, q8_0_chunk), Q8_0_OFFSET, Q8_0_OFFSET + 127),
         blocks_of_32("IQ4_NL", 18, looked_up(IQ4_VALUES, nibbles(2, 18)), 127, 240),
         mxfp4,
         GroupFormat("Q2_K", 16, 84, q2_k_codes, 0, 192, q2_k_scales, q2_k_minimums),

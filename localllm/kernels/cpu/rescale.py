@@ -23,12 +23,12 @@ from localllm.kernels.simd import (
     llvm_call,
     operation,
     shuffled,
-    splits_dot,
+    signed_dot_variant,
     store_value,
     u8x64,
 )
 
-BYTE_OFFSET = 0 if splits_dot() else 128
+BYTE_OFFSET = 0 if signed_dot_variant() else 128
 TOP = 126.0  # what the largest weight becomes, so that no rounding passes 127
 POINT = 5  # bits behind the point
 PLANE = 256.0  # what the activations' high plane counts in

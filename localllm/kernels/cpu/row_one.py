@@ -67,7 +67,7 @@ class OneToken:
 
     def dots(self, builder, codes, high, low):
         """Dot products with the activations, 256 * high + low, of all rows, by half of the runs."""
-        sums, dot = [ir.Constant(i32x16.llvm, None)] * (self.rows * self.halves), dot_variant()
+        sums, dot = [ir.Constant(i32x16.llvm, None)] * (self.rows * self.halves), dot_variant(self.shape.largest)
         vectors = self.shape.vectors
         for plane in (high, low):
             for q in range(vectors):

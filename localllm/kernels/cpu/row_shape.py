@@ -17,6 +17,7 @@ class RowShape(NamedTuple):
     vectors: int  # of codes: 4, or 1
     halves: int  # of a run of 32 columns that make a sub-block each
     offset: int | None  # None: the format has minimums
+    largest: int  # code, see GroupFormat
 
     @property
     def of_row(self) -> Vector:
@@ -50,7 +51,7 @@ class RowShape(NamedTuple):
 
 
 def group_shape(format: GroupFormat) -> RowShape:
-    return RowShape(4, 32 // format.sub_block, None if format.minimums else format.offset)
+    return RowShape(4, 32 // format.sub_block, None if format.minimums else format.offset, format.largest)
 
 
 def chunk_shape(format: GroupFormat) -> RowShape:

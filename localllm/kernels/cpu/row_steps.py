@@ -99,7 +99,7 @@ class Steps:
         """Dot products with the activations, 256 * high + low, in the lanes of the totals: by half, then by pair."""
         by_half, size = [], self.vectors // self.halves
         for first in range(0, self.vectors, size):
-            sums, dot = [ir.Constant(i32x16.llvm, None)] * self.rows, dot_variant()
+            sums, dot = [ir.Constant(i32x16.llvm, None)] * self.rows, dot_variant(self.shape.largest)
             for plane in (high, low)[: self.planes]:
                 if plane is low:
                     sums = [builder.shl(value, constant_like(value, 8)) for value in sums]

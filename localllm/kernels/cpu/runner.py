@@ -5,8 +5,8 @@ that finds none left goes on. Steps are grouped in stages: all parts of a stage 
 starts. Nobody waits for a *thread*: a thread that the operating system has put aside between parts holds up no one, and
 one that comes back late finds its steps taken and catches up. (A barrier that counts threads loses half of its speed
 or more when another program is busy; so does giving each thread a fixed share.) A thread put aside *within* a part does
-hold up the rest, for a time slice of 3 or 4 ms; so threads offer their processor after SLICE cycles, between parts,
-which costs nothing if nobody wants it.
+hold up the rest, for a time slice of 3 or 4 ms; so threads offer their processor, between parts, after a shorter time
+(`slice_cycles`), which costs nothing if nobody wants it.
 
 A step's claim cell, one cache line, packs run number (32 bits, which wrap), parts (16), next part (16): a late thread
 of an earlier run sees a newer number and leaves. It leaves, too, as soon as its run is done, which makes the job's
@@ -28,13 +28,11 @@ from localllm.kernels.simd import (
     cpu_pause,
     cycles,
     load_i64,
+    slice_cycles,
 )
 
 STEP_BYTES = 8 * len(STEP)
 SPINS = 2000  # looks before a waiting thread starts to yield: about 40 us
-# Cycles that a thread runs before it offers its processor: 1 to 2 ms, less than a time slice. Beside a busy process,
-# decode of a 1.2 B model keeps 0.65 of its speed with this and 0.57 without.
-SLICE = 4_000_000
 IDLE_YIELDS = 2000  # yields before a thread without work goes to sleep: about 1 ms
 
 
@@ -119,7 +117,7 @@ def walk(job, run, thread):
                 break
             call_kernel(argument(step, STEP.kernel), argument(step, STEP.arguments), part, parts, thread)
             atomic_add(at(job, JOB.done), 1)
-            if cycles() - since > SLICE:
+            if cycles() - since > slice_cycles():
                 offer_processor(job)
                 since = cycles()
     wait_for_parts(job, run, before_step)

@@ -14,8 +14,6 @@ from localllm.kernels.simd import (
     I32,
     I64,
     as_tuple,
-    dot_signed_bytes,
-    dot_variant,
     elements,
     f32x16,
     i32x16,
@@ -23,10 +21,8 @@ from localllm.kernels.simd import (
     multiply_add,
     operation,
     splat_value,
-    splits_dot,
     store_value,
     transpose_f32,
-    u8x64,
 )
 from localllm.kernels.target import cpu_features
 
@@ -82,43 +78,6 @@ def start(builder, excess, stride):
     values = loads(builder, excess, stride, TOKENS, I32)
     values = [splat_value(builder, i32x16.llvm, value) for value in values]
     return as_tuple(builder, [values[t] for t, _ in PLACES])
-
-
-def dot_below_128(builder, accumulator, codes, columns):
-    """The dot product with unsigned bytes below 128; LLVM is told that, if it helps."""
-    codes = builder.and_(codes, ir.Constant(u8x64.llvm, [0x7F] * 64)) if splits_dot() else codes
-    return dot_variant()(builder, accumulator, codes, columns)
-
-
-def dot_rescaled(builder, accumulator, codes, columns):
-    """The dot product with what rescale.py makes."""
-    if splits_dot():
-        return dot_signed_bytes(builder, accumulator, codes, columns)
-    return dot_variant()(builder, accumulator, codes, columns)
-
-
-def make_dots(words, dot):
-    """An intrinsic (sums, w, bytes between vectors of w, x, bytes between tokens of x).
-
-    Adds the products of `words`, which are byte offsets of 4 columns in x; w has them for 16 rows, 64 bytes a word.
-    `dot` emits one product.
-    """
-
-    @operation(ints, ints, int64, int64, int64, int64)
-    def dots(builder, sums, w, w_stride, x, x_stride):
-        sums = elements(builder, sums)
-        ws, xs = addresses(builder, w, w_stride, VECTORS), addresses(builder, x, x_stride, TOKENS)
-        for word in words:
-            weights = [load_value(builder, builder.add(address, I64(16 * word)), u8x64.llvm) for address in ws]
-            for t, address in enumerate(xs):
-                columns = load_value(builder, builder.add(address, I64(word)), I32)
-                columns = builder.bitcast(splat_value(builder, i32x16.llvm, columns), u8x64.llvm)
-                for v, rows in enumerate(weights):
-                    i = t * VECTORS + v
-                    sums[i] = dot(builder, sums[i], rows, columns)
-        return as_tuple(builder, sums)
-
-    return dots
 
 
 @operation(floats, floats, ints, int64, int64, int64, int64)

@@ -1,0 +1,99 @@
+"""The kernels for 64-bit ARMs, compiled on any computer: which instructions they have. scripts/test_arm64 runs them."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from localllm.engine import memory
+from localllm.engine.memory import Reserved, available_memory
+from localllm.kernels import system
+from localllm.kernels.system import arm_features
+
+LINUX, MACOS = "aarch64-unknown-linux-gnu", "arm64-apple-macosx14.0.0"
+APPLE_M1, A72, V1 = ("apple-m1", "+neon,+dotprod"), ("cortex-a72", "+neon"), ("neoverse-v1", "+neon,+dotprod,+i8mm")
+BYTE_PRODUCTS = {"usdot", "sdot", "udot", "usmmla", "smmla", "ummla", "smull"}
+# What kernels may call elsewhere: mathematics, and what fills memory with zeros.
+MAY_CALL = {"log", "logf", "sin", "cos", "sincos", "__sincos_stret", "memset", "bzero"}
+
+
+def assembly(triple: str, cpu: tuple[str, str], *kernels: str) -> str:
+    """What the kernels become for that CPU."""
+    environment = os.environ | {"NUMBA_CPU_NAME": cpu[0], "NUMBA_CPU_FEATURES": cpu[1], "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, str(ROOT / "tests" / "cross_assembly.py"), triple, *kernels]
+    done = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def instructions(text: str) -> set[str]:
+    return set(re.findall(r"^\t([a-z][a-z0-9]*)", text, re.MULTILINE))
+
+
+def called(text: str) -> set[str]:
+    """The functions that are called and not here, without the underscore that macOS puts before names."""
+    here = set(re.findall(r'^"?([^\s":]+)"?:', text, re.MULTILINE))
+    names = re.findall(r'^\tbl\t"?([^\s"]+)"?', text, re.MULTILINE)
+    return {name for name in names if name not in here}
+
+
+@pytest.mark.parametrize(
+    ("triple", "cpu", "products"),
+    [
+        (LINUX, V1, {"usdot", "usmmla", "smmla"}),
+        pytest.param(MACOS, APPLE_M1, {"sdot"}, marks=pytest.mark.slow),
+    ],
+)
+def test_products_of_bytes(triple, cpu, products):
+    text = assembly(triple, cpu, "linear_quantized-TQ2_0")
+    assert instructions(text) & BYTE_PRODUCTS == products
+    assert {name.removeprefix("_") for name in called(text)} <= MAY_CALL
+
+
+def test_kernels_of_the_first_arms():
+    """Waiting, the clock, half floats, products that are added: nothing calls a function for them."""
+    text = assembly(LINUX, A72, "run", "embed-F16", "embed-Q5_0", "rms_norm")
+    assert {"isb", "mrs", "fcvtl", "fmla"} <= instructions(text)
+    assert called(text) <= MAY_CALL
+
+
+@pytest.mark.parametrize(
+    ("words", "features"),
+    [
+        ({}, ["neon"]),
+        ({16: 1 << 20, 26: 0}, ["neon", "dotprod"]),
+        ({16: 1 << 20, 26: 1 << 13}, ["neon", "dotprod", "i8mm"]),
+    ],
+)
+def test_features_that_linux_tells(monkeypatch, words, features):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(system, "auxiliary_value", lambda word: words.get(word, 0))
+    assert arm_features() == features
+
+
+@pytest.mark.parametrize(("known", "features"), [({}, []), ({"DotProd": 1, "I8MM": 0}, ["dotprod"])])
+def test_features_that_macos_tells(monkeypatch, known, features):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(system, "system_number", lambda name: known.get(name.removeprefix("hw.optional.arm.FEAT_"), 0))
+    assert arm_features() == ["neon", *features]
+
+
+def test_memory_of_macos(monkeypatch):
+    """What is available, and that what is given back reads as zero."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    known = {"hw.memsize": 16_000_000_000, "kern.memorystatus_level": 60}
+    monkeypatch.setattr(memory, "system_number", lambda name: known.get(name, 0))
+    assert available_memory() == 9_600_000_000
+    known.clear()
+    assert available_memory() == sys.maxsize
+    reserved = Reserved(1 << 20)
+    reserved.bytes[:] = 1
+    reserved.give_back(100_000, 900_000)
+    assert (
+        reserved.bytes[:65_536].all() and not reserved.bytes[131_072:851_968].any() and reserved.bytes[917_504:].all()
+    )
+    reserved.bytes[:] = 2
+    assert reserved.bytes.min() == 2
