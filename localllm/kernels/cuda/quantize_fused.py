@@ -1,4 +1,4 @@
-"""What stands before most products together with making integers of its result (quantize.py): a launch less for each."""
+"""What stands before most products, together with making integers of its result (quantize.py): a launch less."""
 
 from numba import cuda
 
