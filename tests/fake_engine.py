@@ -18,6 +18,8 @@ class FakeEngine:
         calls: (position, number of tokens) of every append.
     """
 
+    device = "CPU"
+
     def __init__(self, vocab_size: int, say: Callable[[list[int]], int], context: int = 512):
         """say: from all the tokens so far to the next one."""
         self.vocab_size, self.context, self.runs = vocab_size, context, Runs()

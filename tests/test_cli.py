@@ -185,7 +185,7 @@ def test_the_json_object(tiny: str, cli):
     assert answer["timings"].keys() == times
     assert all(value > 0 for value in answer["timings"].values())
     assert answer["timings"]["total_s"] > answer["timings"]["load_s"] + answer["timings"]["ttft_s"]
-    assert answer["model"] == {"path": tiny, "arch": "llama", "format": "F32"}
+    assert answer["model"] == {"path": tiny, "arch": "llama", "format": "F32", "device": "CPU"}
     assert (answer["seed"], answer["finish_reason"], answer["completion_tokens"]) == (42, "length", 5)
     model = localllm.Tokenizer.from_file(tiny)
     prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"

@@ -145,8 +145,9 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("run x -ngl 99", "-ngl: localllm computes on the CPU"),
-        ("run x --gpu-layers=99", "--gpu-layers: localllm computes on the CPU"),
+        ("run x -ngl many", "-ngl"),
+        ("run x -sm layer", "-sm: one card is used"),
+        ("run x --main-gpu=1", "--main-gpu: one card is used"),
         ("run x -p y --tmep 0", "there is no option --tmep; did you mean --temp"),
         ("run x -temp 0", "there is no option -temp; did you mean --temp"),
         ("run x -prompt y", "there is no option -prompt; did you mean --prompt"),

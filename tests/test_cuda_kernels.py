@@ -36,7 +36,7 @@ def test_angles():
     assert (table[COUNT] == GUARD).all()
 
 
-def computed(name: str, x: np.ndarray, columns: int, is_in_place: bool = False, **given) -> np.ndarray:
+def computed(name: str, x: np.ndarray, columns: int, is_in_place: bool = False, /, **given) -> np.ndarray:
     """What a kernel makes of some rows, of which the first input is `x` by another name, perhaps."""
     y = output(COUNT, columns)
     if is_in_place:
@@ -47,7 +47,7 @@ def computed(name: str, x: np.ndarray, columns: int, is_in_place: bool = False, 
     return written(y, COUNT, columns)
 
 
-@pytest.mark.parametrize(("columns", "group"), [(5, 5), (40, 40), (48, 16)])
+@pytest.mark.parametrize(("columns", "group"), [(5, 5), (40, 40), (18, 6)])
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_norms(columns, group):
     x, weight, bias = 3 + normal(COUNT, columns), normal(columns, seed=1), normal(columns, seed=2)
@@ -64,6 +64,31 @@ def test_norms(columns, group):
     for name in ("rms_norm", "layer_norm"):
         is_lost = ~np.isfinite(computed(name, x, columns, **given))
         assert is_lost[:2, :group].all() and not is_lost[:2, group:].any() and not is_lost[2].any()
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_add_rms_norm(is_in_place):
+    x, z, weight, total = normal(COUNT, 40), normal(COUNT, 40, seed=1), normal(40), output(COUNT, 40)
+    total[:COUNT, :40] = x
+    given = {"x": total if is_in_place else padded(x), "z": padded(z), "total": total, "weight": vector(weight)}
+    y = computed("add_rms_norm", x, 40, **given, epsilon=1e-5)
+    np.testing.assert_array_equal(written(total, COUNT, 40), x + z)
+    exact = (x + z) / np.sqrt(((x + z) ** 2).mean(axis=1, keepdims=True) + 1e-5) * weight
+    np.testing.assert_allclose(y, exact, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_interleaved", [True, False])
+def test_rms_norm_rope(is_interleaved):
+    """As the two kernels one after the other."""
+    heads, head_dim, pairs = 2, 10, 3
+    x, weight, table = normal(COUNT, 20), vector(normal(20)), normal(COUNT, 2, pairs)
+    step, apart = (2, 1) if is_interleaved else (1, pairs)
+    given = {"weight": weight, "epsilon": 1e-5, "heads": heads, "head_dim": head_dim, "group": head_dim}
+    given |= {"table": table, "pairs": pairs, "step": step, "apart": apart}
+    expected = computed("rope", computed("rms_norm", x, 20, **given), 20, **given)
+    for is_in_place in (False, True):
+        got = computed("rms_norm_rope", x, 20, is_in_place, **given)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 BIAS = SimpleNamespace(vector=lambda: normal(20, seed=3))

@@ -80,17 +80,15 @@ Device = Annotated[
 ]
 
 
-def layers(text: str) -> int | str:
-    """A number, all or auto. Raises ValueError."""
-    if text in ("all", "auto", "-1"):
+def layers(text: str) -> str:
+    """A number, all (or -1) or auto. Raises ValueError."""
+    if text in ("all", "auto", "-1") or (text.isdecimal() and len(text) < 8):
         return "all" if text == "-1" else text
-    if text.isdecimal() and len(text) < 8:
-        return int(text)
     raise ValueError(f"{text!r} is not a number, all or auto")
 
 
 GpuLayers = Annotated[
-    int | str,
+    str,
     option(
         "-ngl",
         "--gpu-layers",
@@ -346,7 +344,7 @@ def open_model(model: str, engine: Engine, chat_template: str | None = None, no_
             chat_template=chat_template,
             backend=engine.device,
             cache=not no_cache,
-            gpu_layers=engine.gpu_layers,
+            gpu_layers=int(engine.gpu_layers) if engine.gpu_layers.isdecimal() else engine.gpu_layers,
             uploading=uploading(line),
         )
     finally:

@@ -14,6 +14,7 @@ from localllm.arch.weights import Weight
 from localllm.engine.cache import KVCache
 from localllm.engine.cuda_attention import AttentionLowering
 from localllm.engine.cuda_card import Launch, Product, Work
+from localllm.engine.cuda_fusion import fused
 from localllm.engine.cuda_weights import CardWeights
 from localllm.engine.lowering import Crossing
 from localllm.engine.program import Header
@@ -46,11 +47,13 @@ class CudaLowering(AttentionLowering):
     ):  # fmt: skip
         """tokens, wanted: the most of a run, and of those whose logits are wanted."""
         self.tokens = self.buffer_rows = tokens
+        self.depth = 16 if weights.capability >= (8, 0) else 8
         self._wanted, self._on_card = wanted, weights
         self._integers: dict[Activation, tuple[Buffer, Buffer, Buffer]] = {}
         self._halves: dict[Activation, tuple[Buffer, Buffer]] = {}
         self._bf16: dict[Activation, tuple[Buffer, Buffer]] = {}
         super().__init__(operations, cache, layout, 1, header, taken)
+        self.tape.steps = fused(self.tape.steps)
 
     def work(self, place: Callable[[Any], int], memory: int) -> list[Work]:
         """What the card has to do; place: where an array is for it; memory: address of `size` bytes for the buffers."""

@@ -45,9 +45,14 @@ Work = Launch | Product
 
 
 class Card(Protocol):
-    """Addresses are the card's, int64; whatever is said happens in that order."""
+    """Addresses are the card's, int64; whatever is said happens in that order.
+
+    Attributes:
+        name: as its maker calls it.  capability: to compute, major and minor number.
+    """
 
     name: str
+    capability: tuple[int, int]
 
     def allocate(self, size: int) -> int:
         """Memory, at a multiple of 256 bytes. Raises MemoryLimitError."""

@@ -20,11 +20,12 @@ class CardWeights:
     """Matrices, uploaded once and used by all programs.
 
     Attributes:
-        unpacked: formats that the card has no kernels for, and what they became.
+        unpacked: formats that the card has no kernels for, and what they became.  capability: the card's.
     """
 
     def __init__(self, card: Card, matrices: Iterable[Weight], uploading: Progress | None):
         """matrices: all there will be; uploading is told how many of their bytes have gone to the card."""
+        self.capability = card.capability
         self._card, self._uploading, self._done = card, uploading or (lambda done, total: None), 0
         self._size = sum(size for size in {key_of(weight): weight.tensor.nbytes for weight in matrices}.values())
         self._places: dict[Key, int] = {}

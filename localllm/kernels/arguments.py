@@ -34,6 +34,10 @@ JOIN = arguments("count x x_stride x_columns z z_stride z_columns shared heads y
 RMS_NORM = arguments("count x weight y stride columns group epsilon")
 # y = (x - mean) / sqrt(variance + epsilon) * weight + bias, for each `group` columns.
 LAYER_NORM = arguments("count x weight bias y stride columns group epsilon")
+# On a card: total = x + z, y = RMS_NORM of total, of whole rows; total may be x.
+ADD_RMS_NORM = arguments("count x z weight total y stride columns epsilon")
+# On a card: y = ROPE of RMS_NORM of each head of x; weight f32 [heads, head_dim]; y may be x.
+RMS_NORM_ROPE = arguments("count x weight epsilon y stride heads head_dim table pairs step apart")
 # y = x + z; z_stride 0: one row for all tokens.
 ADD = arguments("count x z z_stride y stride columns")
 # y = gate * sigmoid(gate) * up.
@@ -212,6 +216,8 @@ KERNELS: dict[str, Any] = {
     "join": JOIN,
     "rms_norm": RMS_NORM,
     "layer_norm": LAYER_NORM,
+    "add_rms_norm": ADD_RMS_NORM,
+    "rms_norm_rope": RMS_NORM_ROPE,
     "add": ADD,
     "swiglu": SWIGLU,
     "geglu": GEGLU,

@@ -114,6 +114,7 @@ def circumstances(model: "Model") -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor(),
+        "device": model.engine.device,
         "instructions": " ".join(sorted(INSTRUCTIONS & cpu_features())),
         "kernels": object_folder().name,
     }

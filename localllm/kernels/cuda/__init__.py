@@ -27,6 +27,13 @@ def by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(rows, 1, block_threads())
 
 
+def by_norm(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for each group of columns of a row, of a thread for four of them."""
+    warp, columns = warp_lanes(), arguments.get("columns") or arguments["heads"] * arguments["head_dim"]
+    group = arguments.get("group") or arguments.get("head_dim") or columns
+    return Grid(rows, columns // group, min(-(-group // (4 * warp)) * warp, 4 * block_threads()))
+
+
 def by_four(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A thread for four columns of a row."""
     return Grid(rows, -(-arguments["columns"] // (4 * block_threads())), block_threads())
@@ -157,14 +164,16 @@ ELEMENTWISE = (
 )  # fmt: skip
 # Of each kernel its file and its grid, from its arguments by name and the most rows that it will meet.
 MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
-    "rms_norm": ("norms", by_row),
+    "rms_norm": ("norms", by_norm),
+    "add_rms_norm": ("norms", by_norm),
+    "rms_norm_rope": ("norms", by_norm),
     "attend_few": ("attend_few", attend_few),
     "merge_few": ("attend_few", by_head),
     "attend_many": ("attend_many", attend_many),
-    "layer_norm": ("norms", by_row),
+    "layer_norm": ("norms", by_norm),
     **dict.fromkeys(ELEMENTWISE, ("elementwise", by_four)),
-    "select": ("moves", by_row),
-    "columns": ("moves", by_row),
+    "select": ("moves", by_four),
+    "columns": ("moves", by_entry),
     "join": ("moves", by_head),
     "logits": ("moves", by_entry),
     "angles": ("rotations", by_row),

@@ -8,6 +8,9 @@ results are in registers all the time, see tensor_cores.py for which lane has wh
 Queries are divided by the largest size in their row before they become float16, scores multiplied with it, so none is
 too large. Weights are float16, too; their sum is of what they were before. Keys or values of blocks that float16 has
 no room for become infinite, and results NaN.
+
+For heads of 128 dimensions a thread takes 255 registers and a block 35 KiB of shared memory: 2 blocks of 4 warps on a
+multiprocessor of 8.0 to 10.0, 1 on one of 7.5, which has less of that memory. Heads of 256 dimensions spill 170 bytes.
 """
 
 from numba import cuda, int32

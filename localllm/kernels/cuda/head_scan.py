@@ -22,11 +22,11 @@ ZERO = float32(0)
 
 @device
 def read(state, k, key_dim):
-    """What a key reads of a column."""
+    """This thread's part of what a key reads of a column."""
     found = ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         found += load_f32(state + 64 * i) * load_f32(k + 4 * i)
-    return sum_of_column(found)
+    return found
 
 
 @device
@@ -58,7 +58,7 @@ def make(rule):
             first, count = tokens_of(sequences, s)
             source, target = states_of(sequences, s, offset + state)
             if is_delta:
-                seen = read(source, k + first * key_stride + key, key_dim)
+                seen = sum_of_column(read(source, k + first * key_stride + key, key_dim))
             for t in range(first, first + count):
                 of_head, of_key = t * head_stride + 4 * head, t * key_stride + key
                 of_next = of_key + key_stride if t + 1 < first + count else of_key

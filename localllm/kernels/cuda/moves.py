@@ -5,30 +5,26 @@ import math
 from numba import cuda
 
 from localllm.kernels.cuda.device import float32, load_4f32, load_f32, load_i64, store_4f32, store_f32, store_i64
+from localllm.kernels.cuda.elementwise import first_column
 
 INFINITY = float32(math.inf)
 
 
 def select(count, x, rows, y, stride, columns):
-    """y[i] = x[rows[i]]; a block for each row."""
-    row = cuda.blockIdx.x
-    if row >= load_i64(count):
-        return
-    source, target = x + load_i64(rows + 8 * row) * stride, y + row * stride
-    for column in range(4 * cuda.threadIdx.x, columns, 4 * cuda.blockDim.x):
-        a, b, c, d = load_4f32(source + 4 * column)
-        store_4f32(target + 4 * column, a, b, c, d)
+    """y[i] = x[rows[i]]; a thread for four columns."""
+    row, column = cuda.blockIdx.x, first_column()
+    if row < load_i64(count) and column < columns:
+        a, b, c, d = load_4f32(x + load_i64(rows + 8 * row) * stride + 4 * column)
+        store_4f32(y + row * stride + 4 * column, a, b, c, d)
 
 
 def columns(count, x, x_stride, first, groups, period, y, stride, columns):
-    """y = some columns of every group of x; a block for each row."""
-    row, width = cuda.blockIdx.x, columns // groups
-    if row >= load_i64(count):
-        return
-    source, target = x + row * x_stride + 4 * first, y + row * stride
-    for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
-        number = load_f32(source + 4 * (column // width * period + column % width))
-        store_f32(target + 4 * column, number)
+    """y = some columns of every group of x; a thread for each."""
+    row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
+    if row < load_i64(count) and column < columns:
+        width = columns // groups
+        number = load_f32(x + row * x_stride + 4 * (first + column // width * period + column % width))
+        store_f32(y + row * stride + 4 * column, number)
 
 
 def join(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, heads, y, stride):

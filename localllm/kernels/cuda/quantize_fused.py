@@ -1,4 +1,4 @@
-"""What stands before most products, together with making integers of its result (quantize.py): a launch less."""
+"""What stands before most products, with the integers of its result (quantize.py): a launch less for each."""
 
 from numba import cuda
 

@@ -1,0 +1,145 @@
+"""An engine on a card that is Numba's simulator: sequences, layers on both sides, what fits, and what is missing."""
+
+import sys
+
+import numpy as np
+import pytest
+from engines import SingleEngine
+from guarded import model as small_model
+from simulated import SimulatedCard
+
+from localllm.engine import devices
+from localllm.engine.cuda_device import NoCardError
+from localllm.engine.placing import MARGIN, Sizes, layers_that_fit, require_room
+from localllm.errors import MemoryLimitError, UsageError
+
+CONTEXT = 128
+
+
+@pytest.fixture
+def card(monkeypatch) -> SimulatedCard:
+    """What there is instead of a card."""
+    made = SimulatedCard()
+    monkeypatch.setattr(devices, "open_card", lambda number: made)
+    return made
+
+
+def small(format: str = "F32"):
+    """A llama of two layers, 32 wide, of the kind that Engine takes as a file."""
+    return small_model((32, 2, 1, 16, 32, 33), format, False, 0)
+
+
+def engine(backend: str, format: str = "F32", **options):
+    return SingleEngine(small(format), 2, CONTEXT, "f32", backend, **options)
+
+
+def nmse(got: np.ndarray, expected: np.ndarray) -> float:
+    """Normalized mean square error."""
+    assert got.shape == expected.shape
+    return float(((got - expected) ** 2).sum() / (expected**2).sum())
+
+
+def test_sequences_go_their_own_ways_together(card):
+    """Two prompts, a fork, a step of all three, and back: as on the CPU."""
+    rows = {}
+    for backend in ("reference", "cuda"):
+        model = engine(backend)
+        first, second = model.sequence(), model.sequence()
+        prompt = first.append(list(range(9)))  # by the library
+        model.step([(first, [1]), (second, [2])])
+        fork = first.fork()
+        together = np.concatenate(model.step([(first, [3]), (second, [4]), (fork, [5])]))
+        assert first.truncate(9) == 9
+        again = first.append([1])
+        rows[backend] = np.concatenate([prompt, together, again])
+        model.close()
+    assert nmse(rows["cuda"], rows["reference"]) < 1e-9
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_layers_on_both_sides(card, layers):
+    """The first layer on the CPU and the second on the card, or both there."""
+    rows = {}
+    for backend in ("reference", "cuda"):
+        model = engine(backend, gpu_layers=layers)
+        sequence = model.sequence()
+        rows[backend] = np.concatenate([sequence.append([1, 2, 3], "all"), sequence.fork().append([4])])
+        assert model.device == ("CPU" if backend == "reference" else f"Numba's simulator, {layers} of 2 layers")
+        model.close()
+    assert nmse(rows["cuda"], rows["reference"]) < 1e-9
+
+
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "F16", "BF16"])
+def test_formats(card, format):
+    """A prompt in float16 or BF16, and a token with the weights as they are."""
+    rows = {}
+    for backend in ("reference", "cuda"):
+        model = engine(backend, format)
+        rows[backend] = np.concatenate([model.forward(list(range(10)), 0), model.forward([11], 10)])
+        model.close()
+    assert nmse(rows["cuda"], rows["reference"]) < 1e-6
+
+
+def test_everything_is_given_back(card):
+    model = engine("cuda")
+    model.forward([1, 2], 0)
+    assert card.memory
+    model.close()
+    assert not card.memory
+
+
+def test_no_layers_means_the_cpu(card):
+    model = engine("cuda", gpu_layers=0)
+    assert model.device == "CPU"
+    model.close()
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "CUDA", "cuda:1234"])
+def test_devices_have_names(device):
+    with pytest.raises(UsageError, match="unknown device"):
+        engine(device)
+
+
+def test_a_card_without_room(monkeypatch):
+    """Asked for, it is an error; otherwise the CPU computes, and says why."""
+    monkeypatch.setattr(devices, "open_card", lambda number: SimulatedCard(MARGIN + 1000))
+    with pytest.raises(MemoryLimitError, match=r"2 layers take 0\.0 GB of the card"):
+        engine("cuda", gpu_layers="all")
+    with pytest.raises(MemoryLimitError, match="too few for a layer"):
+        engine("cuda")
+    monkeypatch.setattr("localllm.engine.model.has_driver", lambda: True)
+    model = engine("auto")
+    assert model.device == "CPU" and "the CPU computes: Numba's simulator has 0.4 GB free" in model.warning
+    model.close()
+
+
+def test_a_card_that_does_not_work(monkeypatch):
+    def broken(number: int) -> None:
+        raise NoCardError("card 0 cannot be used: it is on fire")
+
+    monkeypatch.setattr(devices, "open_card", broken)
+    monkeypatch.setattr("localllm.engine.model.has_driver", lambda: True)
+    model = engine("auto")
+    assert model.warning == "the CPU computes: card 0 cannot be used: it is on fire"
+    model.close()
+    with pytest.raises(NoCardError):
+        engine("cuda")
+
+
+def test_nothing_is_asked_where_there_is_no_driver(monkeypatch):
+    """Not even a module is imported."""
+    monkeypatch.setattr("localllm.engine.model.has_driver", lambda: False)
+    monkeypatch.delitem(sys.modules, "localllm.engine.devices")
+    model = engine("auto")
+    assert model.device == "CPU" and model.warning is None
+    assert "localllm.engine.devices" not in sys.modules
+    model.close()
+
+
+def test_as_many_layers_as_fit():
+    needed = Sizes([10, 10, 10, 30], 5)
+    fitting = {free: layers_that_fit(needed, MARGIN + free) for free in (0, 34, 35, 44, 45, 64, 65, 1000)}
+    assert fitting == {0: 0, 34: 0, 35: 1, 44: 1, 45: 2, 64: 3, 65: 4, 1000: 4}
+    require_room(needed, 2, MARGIN + 45)
+    with pytest.raises(MemoryLimitError, match="3 layers take"):
+        require_room(needed, 3, MARGIN + 45)
