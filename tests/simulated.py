@@ -51,7 +51,7 @@ class SimulatedCard:
         memory: what was allocated, by address.  capacity: bytes that there are.
     """
 
-    name, capability = "Numba's simulator", (8, 0)
+    name, capability, bandwidth, peak = "Numba's simulator", (8, 0), 1e9, 1e12
 
     def __init__(self, capacity: int = 1 << 30):
         self.memory: dict[int, np.ndarray] = {}

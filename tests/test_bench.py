@@ -275,7 +275,7 @@ def test_the_json_object(tiny: str):
     assert machine["threads"] >= 1 and machine["cpu"] and machine["bandwidth_gbs"] > 0
     file = GGUFFile.open(tiny)
     size = {"size": file.nbytes, "parameters": file.parameters}
-    assert model == {"path": tiny, "arch": "llama", "format": "F32"} | size
+    assert model == {"path": tiny, "arch": "llama", "format": "F32", "device": "CPU"} | size
     names = ["pp16", "pp8", "tg4", "pp8+tg2"]
     names += [f"{name} @ d600" for name in names]
     assert [test["name"] for test in tests] == names * 2

@@ -1,6 +1,7 @@
 """An engine on a card that is Numba's simulator: sequences, layers on both sides, what fits, and what is missing."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from guarded import model as small_model
 from simulated import SimulatedCard
 
 from localllm.engine import devices
-from localllm.engine.cuda_device import NoCardError
+from localllm.engine.cuda_device import NoCardError, limits
 from localllm.engine.placing import MARGIN, Sizes, layers_that_fit, require_room
 from localllm.errors import MemoryLimitError, UsageError
 
@@ -143,3 +144,12 @@ def test_as_many_layers_as_fit():
     require_room(needed, 2, MARGIN + 45)
     with pytest.raises(MemoryLimitError, match="3 layers take"):
         require_room(needed, 3, MARGIN + 45)
+
+
+def test_limits_of_cards():
+    """An H100's, as NVIDIA tells them: 3.35 TB/s, 989 TFLOPS."""
+    properties = SimpleNamespace(
+        memory_clock_rate=2_619_000, global_memory_bus_width=5120, clock_rate=1_830_000, multiprocessor_count=132
+    )
+    assert limits(properties, (9, 0)) == pytest.approx((3.35e12, 989e12), rel=2e-3)
+    assert limits(properties, (42, 0))[1] == 0

@@ -65,6 +65,8 @@ def bench(
         Sequence[int] | None,
         numbers("-t", "--threads", least=1, help="Threads.  [default: one per physical core that is free to use]"),
     ] = None,
+    device: options.Device = "auto",
+    gpu_layers: options.GpuLayers = "auto",
     cache: options.Cache,
     as_markdown: Annotated[bool, option("--md", help="Print a Markdown table, as without a terminal.")] = False,
     as_json: options.AsJson = False,
@@ -88,7 +90,7 @@ def bench(
     results: list[Result] = []
     opened = service.Bench(located(model), lambda step: line.show(f"measuring {step}"), options.compiling(line))
     try:
-        for result in opened.run(tests, threads, repetitions, cache.types()):
+        for result in opened.run(tests, threads, repetitions, cache.types(), device, options.layer_count(gpu_layers)):
             results.append(result)
     finally:
         line.clear()
@@ -110,6 +112,7 @@ def show(model: dict[str, Any], results: Sequence["Result"], pretty: bool) -> No
     from rich.text import Text
 
     facts = f"{model['arch']} {model['format']}, {count(model['parameters'])} weights in {size(model['size'])}"
+    facts += "" if model["device"] == "CPU" else f", {model['device']}"
     drawn = Table(*COLUMNS, title=Text(f"{name}: {facts}"))
     for column in drawn.columns[1:]:
         column.justify = "right"
@@ -124,4 +127,5 @@ def cells(result: "Result") -> tuple[str, ...]:
     if result.gb_per_s and result.bandwidth and result.share:
         read = f"{result.gb_per_s:.1f} of {result.bandwidth / 1e9:.1f} GB/s, {result.share:.0%}"
     speed, arithmetic = f"{result.speed:.2f} ± {result.deviation:.2f}", f"{result.gops:.0f} GOPS" if result.gops else ""
+    arithmetic += f", {result.share_of_peak:.0%}" if result.share_of_peak else ""
     return result.test.name, str(result.threads), speed, arithmetic, read

@@ -87,6 +87,11 @@ def layers(text: str) -> str:
     raise ValueError(f"{text!r} is not a number, all or auto")
 
 
+def layer_count(text: str) -> int | str:
+    """A number if it is one."""
+    return int(text) if text.isdecimal() else text
+
+
 GpuLayers = Annotated[
     str,
     option(
@@ -344,7 +349,7 @@ def open_model(model: str, engine: Engine, chat_template: str | None = None, no_
             chat_template=chat_template,
             backend=engine.device,
             cache=not no_cache,
-            gpu_layers=int(engine.gpu_layers) if engine.gpu_layers.isdecimal() else engine.gpu_layers,
+            gpu_layers=layer_count(engine.gpu_layers),
             uploading=uploading(line),
         )
     finally:

@@ -49,9 +49,12 @@ class Card(Protocol):
 
     Attributes:
         name: as its maker calls it.  capability: to compute, major and minor number.
+        bandwidth: bytes per second that its memory can give.  peak: dense operations per second in float16; 0: unknown.
     """
 
     name: str
+    bandwidth: float
+    peak: float
     capability: tuple[int, int]
 
     def allocate(self, size: int) -> int:

@@ -58,6 +58,18 @@ def checked(driver: Any, result: tuple) -> Any:
     return values[0] if values else None
 
 
+# Operations in float16 with sums in float32, dense, that a multiprocessor's tensor cores do in a cycle, by compute
+# capability (NVIDIA's white papers of these generations).
+OPERATIONS = {(7, 5): 1024, (8, 0): 2048, (8, 6): 512, (8, 7): 2048, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192}
+
+
+def limits(properties: Any, capability: tuple[int, ...]) -> tuple[float, float]:
+    """What a card's memory gives, in bytes per second, and its tensor cores, in operations; 0 for what is unknown."""
+    bandwidth = 2 * 1e3 * properties.memory_clock_rate * properties.global_memory_bus_width / 8
+    cycles = 1e3 * properties.clock_rate * properties.multiprocessor_count
+    return bandwidth, cycles * OPERATIONS.get((capability[0], capability[1]), 0)
+
+
 class CudaCard:
     """One card; see localllm.engine.cuda_card.Card.
 
@@ -66,6 +78,7 @@ class CudaCard:
     """
 
     def __init__(self, device: Any, driver: Any, cublas: Any):
+        self.bandwidth, self.peak = limits(device.properties, tuple(device.compute_capability))
         self.name, self.capability = device.name, tuple(device.compute_capability)
         self._driver, self._cublas = driver, cublas
         self._stream, self._copies = device.create_stream(), device.create_stream()

@@ -129,6 +129,7 @@ class Engine:
         operations: what is done with tokens.  kv_type: how keys and values are kept.  runs: in which prompts are read.
         thread_count: how many compute.  lock: held by whoever runs the model or changes its sequences.
         device: what computes, for people.
+        limits: of a card that computes all, bytes per second of its memory, and operations per second; None otherwise.
         abandoned: what was kept for sequences that were forgotten without being closed.
         warning: what the user should know, in one line, or None.
     """
@@ -159,7 +160,7 @@ class Engine:
         count = usable_cores() if threads is None else threads
         if not 1 <= count <= 1024:
             raise UsageError(f"threads should be from 1 to 1024, not {count}")
-        if backend not in ("cpu", "reference"):
+        if backend not in ("cpu", "auto", "reference"):
             from localllm.engine.devices import require_device  # where there may be a card
 
             require_device(backend)
@@ -202,6 +203,7 @@ class Engine:
     ) -> "Placed | None":
         """The card that gets layers, if one does. Raises LocalllmError."""
         self.device, self._note = "CPU", None
+        self.limits: tuple[float, float] | None = None
         if backend in ("cpu", "reference") or (backend == "auto" and not has_driver()):
             return None
         from localllm.engine.devices import placed
@@ -212,6 +214,7 @@ class Engine:
         if found.card is None or not found.layers:
             return None
         self.device = f"{found.card.name}, {found.layers} of {h.layers} layers"
+        self.limits = (found.card.bandwidth, found.card.peak) if found.layers == h.layers else None
         return found
 
     def _recorded(

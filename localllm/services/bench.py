@@ -68,7 +68,8 @@ def plan(
 class Result:
     """The measurement of one test.
 
-    bandwidth: bytes per second that as many threads read from memory, the mean; None if the test is not about memory.
+    bandwidth: bytes per second that as many threads read from memory, the mean, or that a card's memory gives; None if
+    the test is not about memory. peak: a card's operations per second.
     """
 
     test: Test
@@ -76,6 +77,7 @@ class Result:
     samples: Sequence[float]  # tokens per second of each repetition
     costs: Costs
     bandwidth: float | None = None
+    peak: float | None = None
 
     @property
     def speed(self) -> float:
@@ -104,17 +106,28 @@ class Result:
             return None
         return 2 * (self.costs.per_token + self.costs.per_logits / self.test.prompt) * self.speed / 1e9
 
+    @property
+    def share_of_peak(self) -> float | None:
+        """Those, of what a card's tensor cores can do."""
+        return self.gops * 1e9 / self.peak if self.gops and self.peak else None
+
     def facts(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
         numbers = {"tokens_per_s": self.speed, "deviation": self.deviation, "samples": list(self.samples)}
         derived = {"gb_per_s": self.gb_per_s, "share": self.share, "gops": self.gops}
+        derived |= {"share_of_peak": self.share_of_peak} if self.peak else {}
         return {"name": self.test.name, "depth": self.test.depth, "threads": self.threads} | numbers | derived
 
 
 class Course:
     """A model under test. The token at a position is always the same, so what a sequence holds stays true."""
 
-    def __init__(self, sequence: AnySequence, threads: int, costs: Costs, on_step: OnStep):
+    def __init__(
+        self, sequence: AnySequence, threads: int, costs: Costs, on_step: OnStep,
+        limits: tuple[float, float] | None = None,
+    ):  # fmt: skip
+        """limits: of a card, see Engine; None: the CPU's memory is measured."""
+        self._limits = limits
         self._sequence, self._threads, self._costs, self._on_step = sequence, threads, costs, on_step
         self._ids = np.random.default_rng(0).integers(0, sequence.vocab_size, sequence.context).tolist()
 
@@ -131,11 +144,12 @@ class Course:
         speeds, bandwidths = [], []
         for number in range(repetitions):
             tell(f"run {number + 1} of {repetitions}")
-            if not test.prompt:
+            if not test.prompt and not self._limits:
                 bandwidths.append(read_bandwidth(self._threads))
                 self._seconds(warm_up)  # the caches are full of what was just read
             speeds.append(test.tokens / self._seconds(test))
-        return Result(test, self._threads, speeds, self._costs, mean(bandwidths) if bandwidths else None)
+        bandwidth, peak = self._limits or (mean(bandwidths) if bandwidths else None, None)
+        return Result(test, self._threads, speeds, self._costs, None if test.prompt else bandwidth, peak)
 
     def _fill(self, depth: int, tell: OnStep) -> None:
         """Have `depth` tokens in the cache."""
@@ -170,17 +184,20 @@ class Bench:
         self.model: dict[str, Any] = {}
 
     def run(
-        self, tests: Sequence[Test], threads: Sequence[int] | None, repetitions: int, kv_type: str
-    ) -> Iterator[Result]:
+        self, tests: Sequence[Test], threads: Sequence[int] | None, repetitions: int, kv_type: str,
+        device: str = "cpu", gpu_layers: int | str = "auto",
+    ) -> Iterator[Result]:  # fmt: skip
         """All tests with each number of threads (None: as many as other commands use). Raises as open_model does."""
         if repetitions < 1:
             raise UsageError(f"repetitions should be 1 or above, not {repetitions}")
         context = max(test.end for test in tests)
         for count in threads or [usable_cores()]:
-            with open_model(self._path, count, context, kv_type, progress=self._on_compile) as model:
+            with open_model(
+                self._path, count, context, kv_type, device, self._on_compile, gpu_layers=gpu_layers
+            ) as model:
                 self.model = facts(model)
                 costs = Costs.of_file(model.file)
-                course = Course(model.sequence(), count, costs, self._on_step)
+                course = Course(model.sequence(), count, costs, self._on_step, model.engine.limits)
                 for test in tests:
                     yield course.measure(test, repetitions)
 
@@ -193,7 +210,7 @@ class Bench:
 
 def facts(model: Model) -> dict[str, Any]:
     """What is said of a model."""
-    names = {"path": model.path, "arch": model.arch, "format": model.format}
+    names = {"path": model.path, "arch": model.arch, "format": model.format, "device": model.engine.device}
     return names | {"size": model.file.nbytes, "parameters": model.file.parameters}
 
 
