@@ -17,6 +17,13 @@ HALVES = {  # where blocks have their float16 numbers
 random = np.random.default_rng(0)
 
 
+@pytest.fixture(autouse=True)
+def same_numbers():
+    """Whatever tests ran before."""
+    global random
+    random = np.random.default_rng(0)
+
+
 def aligned(*shape: int, kind=np.uint8) -> np.ndarray:
     """Zeros that begin at a multiple of 16 bytes."""
     size = int(np.prod(shape)) * np.dtype(kind).itemsize
@@ -177,7 +184,7 @@ def test_linear_planes(name, most, count, rows, units):
         rows=rows, columns=columns, **quantized(x, count, columns), y=y, y_stride=y.strides[0], active=0,
         active_count=0, expert_bytes=0, experts=1,
     )  # fmt: skip
-    assert error(y[:count, :rows], x[:count, :columns], exact) < 2e-9
+    assert error(y[:count, :rows], x[:count, :columns], exact) < 1e-8
     assert (y[count:] == 7.25).all() and (y[:, rows:] == 7.25).all()
 
 
@@ -197,7 +204,7 @@ def test_products_of_experts(name):
     )  # fmt: skip
     for expert, first, count in active:
         own = slice(first, first + count)
-        assert error(y[own], x[own, :columns], exact.reshape(4, rows, columns)[expert]) < 2e-9
+        assert error(y[own], x[own, :columns], exact.reshape(4, rows, columns)[expert]) < 1e-8
     assert (y[6] == 7.25).all()
 
 
@@ -236,7 +243,7 @@ def test_what_is_not_finite_stays_visible():
         expert_bytes=0, experts=1,
     )  # fmt: skip
     assert not np.isfinite(y[1]).any() and not np.isfinite(y[0, 1])
-    assert error(y[:1, ::2], x[:1], exact[::2]) < 2e-9
+    assert error(y[:1, ::2], x[:1], exact[::2]) < 1e-8
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
