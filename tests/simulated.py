@@ -53,9 +53,13 @@ class SimulatedCard:
 
     name, capability, bandwidth, peak = "Numba's simulator", (8, 0), 1e9, 1e12
 
+    warning = None
+
     def __init__(self, capacity: int = 1 << 30):
         self.memory: dict[int, np.ndarray] = {}
         self.capacity = capacity
+
+    def use(self) -> None: ...
 
     def allocate(self, size: int) -> int:
         if size > self.free_bytes():

@@ -60,6 +60,7 @@ class CudaBackend:
             operations, self.warning = halves.behind, self._front.warning
         self._pages, self.place_bytes = Pages(self._cache.pages), self._places.place_bytes
         self._program = CudaProgram(card, operations, self._cache, self._layout, context, progress, taken, uploading)
+        self.warning = self.warning or card.warning
 
     def store(self) -> Store:
         pages = PageTable(self._places, self._pages)

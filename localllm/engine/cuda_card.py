@@ -49,13 +49,19 @@ class Card(Protocol):
 
     Attributes:
         name: as its maker calls it.  capability: to compute, major and minor number.
+        warning: what the user should know of its kernels, in one line, or None.
         bandwidth: bytes per second that its memory can give.  peak: dense operations per second in float16; 0: unknown.
     """
 
     name: str
+    warning: str | None
     bandwidth: float
     peak: float
     capability: tuple[int, int]
+
+    def use(self) -> None:
+        """This thread is going to work with the card."""
+        ...
 
     def allocate(self, size: int) -> int:
         """Memory, at a multiple of 256 bytes. Raises MemoryLimitError."""

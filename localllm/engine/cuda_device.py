@@ -80,7 +80,8 @@ class CudaCard:
     def __init__(self, device: Any, driver: Any, cublas: Any):
         self.bandwidth, self.peak = limits(device.properties, tuple(device.compute_capability))
         self.name, self.capability = device.name, tuple(device.compute_capability)
-        self._driver, self._cublas = driver, cublas
+        self._device, self._driver, self._cublas = device, driver, cublas
+        self.warning: str | None = None
         self._stream, self._copies = device.create_stream(), device.create_stream()
         self._handle = cublas.create()
         self._kernels: dict[str, Any] = {}
@@ -88,6 +89,9 @@ class CudaCard:
         self._workspace = self.allocate(WORKSPACE)  # cuBLAS must not allocate while a graph is recorded
         self._staging = [self.pinned(CHUNK) for _ in range(2)]
         self._one, self._zero = (np.array([value], np.float32) for value in (1, 0))
+
+    def use(self) -> None:
+        self._device.set_current()
 
     # ---- memory ----
 
@@ -157,8 +161,11 @@ class CudaCard:
         from localllm.kernels.cuda.build import machine_code
 
         missing = {name for name in kernels if name not in self._kernels}
-        for name, (code, entry) in machine_code(missing, self.capability, progress).items():
+        for name, (code, entry) in machine_code(missing, self.capability, progress, self._warn).items():
             self._kernels[name] = ObjectCode.from_cubin(code).get_kernel(entry)
+
+    def _warn(self, line: str) -> None:
+        self.warning = line
 
     def record(self, works: Sequence[Work]) -> Callable[[], None]:
         builder = self._stream.create_graph_builder().begin_building()

@@ -4,9 +4,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from localllm.arch.states import Recurrent, State
+from localllm.arch.storage import KVType
+from localllm.arch.weights import Weight
 from localllm.engine.cache import KVCache
 from localllm.engine.cuda import SIZES, CudaLowering
-from localllm.engine.cuda_card import Card, Launch
+from localllm.engine.cuda_card import CHUNK, Card, Launch
 from localllm.engine.cuda_weights import CardWeights
 from localllm.engine.lowering import Crossing
 from localllm.engine.program import BATCH, Header, Span
@@ -55,20 +58,33 @@ class PinnedHeader(Header):
             self.sequences[number, 3] = self.base + self._tables[number].ctypes.data - self.words.ctypes.data
 
 
+class Arena:
+    """A card's memory for what lives during a run; programs never run together, so they share it."""
+
+    def __init__(self, card: Card):
+        self._card, self._address, self._size = card, 0, -1
+
+    def address(self, size: int) -> int:
+        """Of so many bytes; earlier addresses stay good. Raises MemoryLimitError."""
+        if size > self._size:
+            self._address, self._size = self._card.allocate(max(size, 1)), size
+        return self._address
+
+
 class SizedProgram:
     """A model for up to so many tokens."""
 
     def __init__(
         self, card: Card, operations: list[Operation], cache: KVCache, layout: Layout | None, weights: CardWeights,
-        size: tuple[int, int], context: int, progress: Progress | None, taken: Crossing,
+        size: tuple[int, int], context: int, progress: Progress | None, taken: Crossing, arena: "Arena",
     ):  # fmt: skip
-        """size: of tokens, and of those whose logits are wanted, the most."""
+        """size: of tokens, and of those whose logits are wanted, the most; arena: for what lives during a run."""
         self.header = PinnedHeader(card, size[0], -(-context // PAGE))
         self._constants: dict[int, tuple[int, np.ndarray]] = {}
         self._card = card
         lowering = CudaLowering(operations, cache, layout, self.header, weights, *size, taken)
         self._keep = lowering
-        memory = card.allocate(max(lowering.size, 1))
+        memory = arena.address(lowering.size)
         self.header.base = card.allocate(self.header.words.nbytes)
         self._flaws = card.pinned(8).view(np.int64)
         card.prepare(lowering.kernels | {"fetch"}, progress)
@@ -117,7 +133,10 @@ class CudaProgram:
             self._weights.address(weight)
         self._programs: dict[tuple[int, int], SizedProgram] = {}
         self._vocab_size = operations[-1].output.columns
-        self._logits = np.zeros((0, self._vocab_size), np.float32)
+        self._logits, self._arena = np.zeros((0, self._vocab_size), np.float32), Arena(card)
+        self._program(BATCH, 1)  # the largest first, whose memory is enough for the others
+        self._program(1, 1)
+        self._progress = None  # whoever shows it does not look any more
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
         """As Program.run."""
@@ -126,6 +145,7 @@ class CudaProgram:
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+        self._card.use()
         tokens, wanted = sum(len(span.ids) for span in spans), sum(span.wanted for span in spans)
         if wanted > len(self._logits):
             size = 4 * fitting(wanted) * self._vocab_size
@@ -139,9 +159,30 @@ class CudaProgram:
         if size not in self._programs:
             self._programs[size] = SizedProgram(
                 self._card, self._operations, self._cache, self._layout, self._weights, size, self._context,
-                self._progress, self._taken,
+                self._progress, self._taken, self._arena,
             )  # fmt: skip
         return self._programs[size]
+
+
+def buffer_bytes(operations: list[Operation], states: Sequence[State], kv_type: KVType) -> int:
+    """What a card needs besides weights and cache: buffers for BATCH tokens, and for uploads."""
+    kept = [state for state in states if not isinstance(state, Recurrent)]
+    recurrent = [state for state in states if isinstance(state, Recurrent)]
+    cache, layout = KVCache(kept, PAGE, kv_type, (1,)), Layout(recurrent) if recurrent else None
+    lowering = CudaLowering(operations, cache, layout, Header(), Nowhere(), BATCH, 1, {})
+    return lowering.size + 3 * CHUNK
+
+
+class Nowhere(CardWeights):
+    """Stands for matrices on a card that is not chosen yet."""
+
+    capability = 8, 0
+
+    def __init__(self) -> None:
+        """Nothing is uploaded."""
+
+    def address(self, weight: Weight) -> int:
+        return 0
 
 
 def fitting(tokens: int) -> int:

@@ -1,7 +1,7 @@
 """Which device computes, and how many of a model's layers a card gets."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from localllm.arch.states import State
@@ -9,7 +9,7 @@ from localllm.arch.storage import KVType
 from localllm.engine.cuda_card import Card
 from localllm.engine.cuda_device import NoCardError, open_card
 from localllm.engine.placing import Sizes, layers_that_fit, require_room, sizes
-from localllm.errors import MemoryLimitError, UsageError
+from localllm.errors import MemoryLimitError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
 
 DEVICES = re.compile(r"cpu|auto|reference|cuda(:\d{1,3})?")
@@ -31,12 +31,13 @@ def require_device(name: str) -> None:
 
 def placed(
     device: str, wanted: int | str, file: GGUFFile, states: Sequence[State], layers: int, context: int, kv_type: KVType,
-    buffers: int,
+    buffers: Callable[[Sequence[State], KVType], int],
 ) -> Placed:  # fmt: skip
     """The card of that name, with `wanted` of the layers: a number, all, or auto for as many as it has room for.
 
-    buffers: bytes that activations need. With the device auto, the CPU computes what no card can, and the warning says
-    why, if there is a driver. Raises NoCardError, MemoryLimitError.
+    buffers(states, kv_type): bytes that a card needs besides weights and cache. With the device auto, the CPU computes
+    what no card can, and the warning says why, if there is a driver. Raises NoCardError, MemoryLimitError,
+    UnsupportedError.
     """
     automatic = device == "auto"
     if wanted == 0:
@@ -47,10 +48,10 @@ def placed(
         if automatic:
             return Placed(None, 0, f"the CPU computes: {error}")
         raise
-    needed, free = sizes(file.tensors, states, layers, context, kv_type, buffers), card.free_bytes()
     try:
-        return Placed(card, layers_on(card.name, needed, wanted, free))
-    except MemoryLimitError as error:
+        needed = sizes(file.tensors, states, layers, context, kv_type, buffers(states, kv_type))
+        return Placed(card, layers_on(card.name, needed, wanted, card.free_bytes()))
+    except (MemoryLimitError, UnsupportedError) as error:
         card.close()
         if automatic and wanted == "auto":
             return Placed(None, 0, f"the CPU computes: {error}")

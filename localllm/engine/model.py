@@ -174,26 +174,21 @@ class Engine:
         operations = self._recorded(file, model.forward, weights, observer)
         self.operations, self.kv_type = operations, kept_as
         self.runs = Runs(FIRST if any(operation.verb == "route" for operation in operations) else LATER)
+        self.thread_count = count
         placed = self._placed(file, operations, backend, gpu_layers)
-        if placed is None and backend != "reference":
+        on_card = self._on_card(placed, operations, progress, uploading, backend == "auto") if placed else None
+        if on_card:
+            computing: Backend = on_card
+        elif backend != "reference":
             operations = observer.watch(operations) if observer else operations
             states = self.hyperparameters.states()
-            computing: Backend = CpuBackend(operations, states, self.context, kept_as, count, progress)
-        elif placed:
-            from localllm.engine.cuda_backend import CudaBackend
-
-            states, on_cpu = self.hyperparameters.states(), self.hyperparameters.layers - placed.layers
-            assert placed.card
-            computing = CudaBackend(
-                placed.card, operations, states, self.context, kept_as, count, progress, uploading, on_cpu
-            )
+            computing = CpuBackend(operations, states, self.context, kept_as, count, progress)
         else:
             from localllm.engine.reference import ReferenceBackend  # seldom needed
 
             forward = partial(model.forward, w=weights, h=self.hyperparameters)
             computing = ReferenceBackend(forward, kept_as, self.context, observer)
         self._backend: Backend | None = computing
-        self.thread_count = count
         self._turns = partial(turns, operations, self.hyperparameters.states())
         self._shifts = False
         self.warning = computing.warning or self._note
@@ -206,16 +201,38 @@ class Engine:
         self.limits: tuple[float, float] | None = None
         if backend in ("cpu", "reference") or (backend == "auto" and not has_driver()):
             return None
+        from localllm.engine.cuda_program import buffer_bytes
         from localllm.engine.devices import placed
 
-        h = self.hyperparameters
-        found = placed(backend, gpu_layers, file, h.states(), h.layers, self.context, self.kv_type, 0)
+        h, buffers = self.hyperparameters, partial(buffer_bytes, operations)
+        found = placed(backend, gpu_layers, file, h.states(), h.layers, self.context, self.kv_type, buffers)
         self._note = found.warning
         if found.card is None or not found.layers:
             return None
         self.device = f"{found.card.name}, {found.layers} of {h.layers} layers"
         self.limits = (found.card.bandwidth, found.card.peak) if found.layers == h.layers else None
         return found
+
+    def _on_card(
+        self, placed: "Placed", operations: list[Operation], progress: Progress | None, uploading: Progress | None,
+        automatic: bool,
+    ) -> Backend | None:  # fmt: skip
+        """What computes with a card; None if it turns out that it cannot, and nobody insists. Raises LocalllmError."""
+        from localllm.engine.cuda_backend import CudaBackend
+
+        assert placed.card
+        states, on_cpu = self.hyperparameters.states(), self.hyperparameters.layers - placed.layers
+        try:
+            return CudaBackend(
+                placed.card, operations, states, self.context, self.kv_type, self.thread_count, progress, uploading,
+                on_cpu,
+            )  # fmt: skip
+        except LocalllmError as error:
+            placed.card.close()
+            if not automatic:
+                raise
+            self.device, self.limits, self._note = "CPU", None, f"the CPU computes: {error}"
+            return None
 
     def _recorded(
         self, file: GGUFFile, forward: Callable[..., Activation], weights: Weights, observer: Squares | None
