@@ -1,4 +1,4 @@
-"""Every golden model on a card: python scripts/check_cuda.py [--card simulator|0] [--tokens N] [--decode N] [NAME...]
+"""Every golden model on a card: python scripts/check_cuda.py [--card simulator|0] [OPTIONS] [NAME...]
 
 The card is Numba's simulator, in which a token takes seconds to minutes, or a real one by its number. For each model:
 the error of the prompt's logits and of some tokens after it, each read by a run of its own, normalized (NMSE), and the
@@ -20,6 +20,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--card", default="simulator")
     parser.add_argument("--tokens", type=int, default=9, help="of the prompt; more than 8 are multiplied by cuBLAS")
     parser.add_argument("--decode", type=int, default=0, help="tokens after it, one by one")
+    tensor_cores = "with f16, attention of over 16 tokens takes tensor cores: the simulator needs SIMULATED_WARP=32"
+    parser.add_argument("--kv-type", default="f32", help=tensor_cores)
     parser.add_argument("--folder", type=Path, default=ROOT.parent / "shared" / "goldens" / "arch")
     parser.add_argument("names", nargs="*")
     return parser.parse_args()
@@ -49,7 +51,7 @@ def main() -> int:
         ids, expected = golden["tokens"].tolist(), golden[f"prefill_logits{kind}"]
         count = min(chosen.tokens, len(ids))
         try:
-            engine = open_engine(path, context=128, kv_type="f32", backend=backend)
+            engine = open_engine(path, context=128, kv_type=chosen.kv_type, backend=backend)
             errors = [nmse(engine.forward(ids[:count], 0, "all"), expected[:count])]
             for i in range(count, min(count + chosen.decode, len(ids))):
                 errors.append(nmse(engine.forward(ids[i : i + 1], i)[0], expected[i]))
