@@ -68,7 +68,7 @@ class Card(Protocol):
         ...
 
     def free(self, address: int) -> None:
-        """Give memory back."""
+        """Give memory back; nothing happens if the card was closed since."""
         ...
 
     def pinned(self, size: int) -> np.ndarray:

@@ -101,7 +101,10 @@ class CudaCard:
         return address
 
     def free(self, address: int) -> None:
+        if address not in self._allocated:
+            return
         self._allocated.discard(address)
+        self.use()
         checked(self._driver, self._driver.cuMemFree(address))
 
     def pinned(self, size: int) -> np.ndarray:
