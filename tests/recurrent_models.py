@@ -137,9 +137,10 @@ def with_experts(arch: str, model, experts=5, used=2, hidden=32, dense=0):
     _, metadata, tensors = model
     random, width, layers = Random(1), metadata["embedding_length"], metadata["block_count"]
     metadata = metadata | {"expert_count": experts, "expert_used_count": used, "expert_feed_forward_length": hidden}
-    metadata["expert_shared_feed_forward_length"] = hidden
     if arch == "lfm2moe":
         metadata |= {"expert_gating_func": 2, "leading_dense_block_count": dense, "feed_forward_length": 56}
+    else:
+        metadata["expert_shared_feed_forward_length"] = hidden
     moved = [f"blk.{layer}.ffn_{part}.weight" for layer in range(dense, layers) for part in ("gate", "up", "down")]
     tensors = {name: values for name, values in tensors.items() if name not in moved}
     for layer in range(dense, layers):

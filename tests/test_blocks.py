@@ -4,7 +4,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, dequantize
-from numba import types
+from numba import njit, types
 
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.cpu.blocks import UNPACK
@@ -29,6 +29,11 @@ FLOAT16_FIELDS = {
 }
 
 
+def for_python(function):
+    """A function of kernels, which Python cannot call as it is, with two integers as arguments."""
+    return njit(lambda first, second: function(first, second))
+
+
 def unpack_blocks(name: str, data: np.ndarray) -> np.ndarray:
     """uint8 [..., bytes per row] to float32 [..., weights per row]; the output is surrounded by untouched guards."""
     format = BY_NAME[name]
@@ -36,8 +41,9 @@ def unpack_blocks(name: str, data: np.ndarray) -> np.ndarray:
     blocks = data.size // format.bytes
     buffer = np.full(blocks * format.block + 2, np.float32(7.25))
     weights = buffer[1:-1]
+    unpack = for_python(UNPACK[name])
     for i in range(blocks):
-        UNPACK[name](data.ctypes.data + i * format.bytes, weights.ctypes.data + 4 * i * format.block)
+        unpack(data.ctypes.data + i * format.bytes, weights.ctypes.data + 4 * i * format.block)
     assert buffer[0] == buffer[-1] == 7.25
     return weights.reshape(*data.shape[:-1], -1)
 
@@ -164,5 +170,5 @@ def test_helper_keeps_its_loads_when_inlined():
     (compiled,) = gather.overloads.values()
     module = llvm.parse_assembly(compiled.library.get_llvm_str())
     assert "unreachable" not in str(module.get_function(compiled.fndesc.llvm_func_name))
-    gather(data.ctypes.data, out.ctypes.data)
+    for_python(gather)(data.ctypes.data, out.ctypes.data)
     np.testing.assert_array_equal(out, [4, 5, 6, 7, 12, 13, 14, 15])

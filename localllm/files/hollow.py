@@ -48,9 +48,12 @@ def is_there(data: mmap.mmap, path: str, known: int) -> bool:
     try:
         reader.read()
         reader.require_there()
+        return True
     except NotThereError:
         return False
-    return True
+    except ModelError as error:
+        problem = type(error)(str(error))
+    raise problem  # without the frames of the other one, in which arrays keep the map open
 
 
 def write_header(file: BinaryIO, path: str, size: int, fetch: Callable[[int, int], bytes]) -> int:

@@ -208,7 +208,7 @@ LINEAR_PLAIN = arguments(
     "count weights row_bytes rows columns x x_stride y y_stride active active_count expert_bytes experts"
 )
 # y f16 [rows, columns] = `rows` rows of W from number `first` on.
-UNPACK = arguments("weights row_bytes columns first rows y")
+UNPACK_MATRIX = arguments("weights row_bytes columns first rows y")
 # The exclusive or of all 64-byte words of a part of the memory, of `size` bytes; results: 64 bytes a part.
 STREAM = arguments("memory size results")
 # On a card: y = x / scale in float16, scales float32 [tokens]; and y = y * scale.
@@ -289,7 +289,7 @@ KERNELS: dict[str, Any] = {
     "swiglu_quantize": SWIGLU_QUANTIZE,
     "linear_planes": LINEAR_PLANES,
     "linear_plain": LINEAR_PLAIN,
-    "unpack": UNPACK,
+    "unpack": UNPACK_MATRIX,
 }
 
 
