@@ -7,6 +7,7 @@ they come; `--first SEED --count 1` shows one again. The last line names the see
 """
 
 import argparse
+import ctypes
 import os
 import random
 import resource
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -141,6 +143,13 @@ def warm_up(seeds: list[Path]) -> None:
         read_model(seed, random.Random(1))
 
 
+def keep_memory() -> None:
+    """Have the C library keep freed memory for the next file: giving it back took a third of the time."""
+    for option, size in ((-1, 300 << 20), (-3, 100 << 20)):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+        with suppress(AttributeError):  # no glibc
+            ctypes.CDLL(None).mallopt(option, size)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=10_000)
@@ -158,6 +167,7 @@ def main() -> int:
         (folder / "cache" / "kernels").symlink_to(kernels)
         (folder / "cache" / "known").touch()  # no folder: nothing is remembered, everything is looked at
         os.environ["LOCALLLM_CACHE"] = str(folder / "cache")
+        keep_memory()
         seeds = seeds_in(chosen.folder, folder)
         warm_up(seeds)
         at, end = chosen.first, chosen.first + chosen.count

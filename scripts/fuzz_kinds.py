@@ -27,7 +27,7 @@ from localllm.files.gguf_writer import Output, Packed, write_gguf
 from localllm.files.imatrix_file import load_imatrix
 from localllm.files.logits_file import MAGIC, Logits, row_numbers, scored
 from localllm.files.settings import parse as parse_settings
-from localllm.kernels import objects
+from localllm.kernels.kept import read_kept, write_kept
 from localllm.services import sessions
 from localllm.services.records import Prompts, read_records
 from localllm.services.validity import require_numbers, validity
@@ -522,7 +522,7 @@ def read_prompt(path: Path, draw: random.Random) -> None:
 def machine_code(draw: random.Random, seeds: list[Path], path: Path) -> None:
     """An object file that was changed, or is another kernel's."""
     folder = path.parent / "objects"
-    objects.write_object(folder / "a" / "one.o", b"code" * 50)
+    write_kept(folder / "a" / "one.o", b"code" * 50)
     data = (folder / "a" / "one.o").read_bytes()
     (folder / "a" / "two.o").write_bytes(data)
     (folder / "a" / "one.o").write_bytes(bytes_changed(draw, data))
@@ -530,9 +530,9 @@ def machine_code(draw: random.Random, seeds: list[Path], path: Path) -> None:
 
 def read_machine_code(path: Path, draw: random.Random) -> None:
     for name in ("one.o", "two.o"):
-        if objects.read_object(path.parent / "objects" / "a" / name) not in (None, b"code" * 50):
+        if read_kept(path.parent / "objects" / "a" / name) not in (None, b"code" * 50):
             raise AssertionError("machine code that nobody made")
-    if objects.read_object(path.parent / "objects" / "a" / "two.o") is not None:
+    if read_kept(path.parent / "objects" / "a" / "two.o") is not None:
         raise AssertionError("machine code under another name")
 
 

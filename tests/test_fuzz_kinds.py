@@ -1,0 +1,18 @@
+"""The script that makes wrong files for hours still makes and reads every kind of them, and finds nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+sys.path.append(str(SCRIPTS))
+
+from fuzz_kinds import KINDS  # noqa: E402
+
+
+def test_wrong_files_of_every_kind_are_refused_or_read() -> None:
+    command = [sys.executable, str(SCRIPTS / "fuzz.py"), "--count", "300", "--first", "0"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "finding" not in ran.stdout
+    assert all(f"\n{kind}: " in "\n" + ran.stdout for kind in KINDS)
