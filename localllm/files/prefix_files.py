@@ -126,10 +126,13 @@ def open_kept(key: str) -> Kept | None:
         return None
 
 
-def remove(key: str) -> None:
-    """As far as that is possible."""
-    with suppress(OSError):
-        (folder() / key).unlink()
+def remove(key: str) -> bool:
+    """As far as that is possible; whether it is gone."""
+    try:
+        (folder() / key).unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
 
 
 def write_kept(key: str, about: About, parts: Mapping[str, np.ndarray]) -> None:
