@@ -103,6 +103,13 @@ def test_the_oldest_turns_are_forgotten(tokenizer: Tokenizer):
     assert 0 < sum(count > 0 for count in dropped) <= 4, "not at every turn: the rest must be read again"
 
 
+@pytest.mark.parametrize("role", ["system", "assistant"])
+def test_there_is_no_turn_to_forget(tokenizer: Tokenizer, role: str):
+    _, session = conversation(tokenizer, "fine", context=200)
+    with pytest.raises(ContextError, match="context of 200"):
+        session.chat([{"role": role, "content": "x" * 200}], GenerationOptions(on_overflow="drop-turns"))
+
+
 def test_a_text_that_does_not_fit_changes_nothing(tokenizer: Tokenizer):
     _, session = conversation(tokenizer, "fine", context=200)
     "".join(session.ask("Hi", GREEDY))
@@ -222,6 +229,8 @@ def test_wrong_calls(tiny: Path):
             model.logits([-1])
         with pytest.raises(UsageError):
             model.logits([])
+        with pytest.raises(UsageError, match="the prompt should be"):
+            list(model.map([3]))
         with pytest.raises(ContextError):
             model.logits([5] * 5000)
         with pytest.raises(UsageError):
