@@ -9,7 +9,7 @@ from engines import SingleEngine
 from guarded import model as small_model
 from simulated import SimulatedCard
 
-from localllm.engine import devices
+from localllm.engine import cuda_backend, devices
 from localllm.engine.cuda_device import NoCardError, limits
 from localllm.engine.placing import MARGIN, Sizes, layers_that_fit, require_room
 from localllm.errors import MemoryLimitError, UsageError
@@ -66,6 +66,17 @@ def test_layers_on_both_sides(card, layers):
         sequence = model.sequence()
         rows[backend] = np.concatenate([sequence.append([1, 2, 3], "all"), sequence.fork().append([4])])
         assert model.device == ("CPU" if backend == "reference" else f"Numba's simulator, {layers} of 2 layers")
+        model.close()
+    assert nmse(rows["cuda"], rows["reference"]) < 1e-9
+
+
+def test_more_sequences_than_the_card_has_tables_for(card, monkeypatch):
+    """What the CPU's layers leave for the second group is not what they left for the first."""
+    monkeypatch.setattr(cuda_backend, "MOST_SEQUENCES", 1)
+    rows = {}
+    for backend in ("reference", "cuda"):
+        model = engine(backend, gpu_layers=1)
+        rows[backend] = np.concatenate(model.step([(model.sequence(), [1]), (model.sequence(), [2])]))
         model.close()
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
 
