@@ -24,7 +24,7 @@ class Heard(list):
         return function
 
 
-class Broken(Exception):
+class BrokenError(Exception):
     """As cuda.core's CUDAError and cuBLAS's: nothing that localllm knows."""
 
 
@@ -87,10 +87,10 @@ def test_a_card_that_fails(card: CudaCard, heard: Heard, stream: str):
     """One line, whoever hears of it first; and what it had is let go once."""
 
     def broken(*arguments) -> None:
-        raise Broken("CUDA_ERROR_ILLEGAL_ADDRESS:\n an address is not that of any memory")
+        raise BrokenError("CUDA_ERROR_ILLEGAL_ADDRESS:\n an address is not that of any memory")
 
     replay = card.record([])
-    setattr(getattr(card, stream), "sync", broken)
+    getattr(card, stream).sync = broken
     line = "the graphics card failed: CUDA_ERROR_ILLEGAL_ADDRESS: an address is not that of any memory"
     for call in (card.synchronize, lambda: card.download(1, 8)):
         with pytest.raises(LocalllmError) as error:

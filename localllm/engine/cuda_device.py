@@ -131,7 +131,8 @@ class CudaCard:
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
     def upload(self, address: int, data: np.ndarray) -> None:
-        self.use()  # and not by cuMemcpyHtoD, which may return before the bytes are there, and streams do not wait for it
+        self.use()
+        # Not by cuMemcpyHtoD, which may return before the bytes are there: streams do not wait for it.
         handle = self._stream.handle
         checked(self._driver, self._driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, handle))
         self.synchronize()
