@@ -33,7 +33,7 @@ MAGIC = b"LLPREFX1"
 MOST_HEADER = 1 << 16  # bytes
 FILE_NAME = re.compile("[0-9a-f]{32}")
 DAY = 24 * 3600  # seconds
-USUAL_LIMIT, DISK_SHARE = 4 << 30, 4  # bytes of all files; no more than a quarter of what the disk has for them
+USUAL_LIMIT, DISK_SHARE = 4_000_000_000, 4  # bytes of all files; no more than a quarter of what the disk has for them
 SIZE_VARIABLE = "LOCALLLM_PREFIX_GB"  # in the environment: the limit instead of these, in GB; 0: keep nothing
 
 
