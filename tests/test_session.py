@@ -1,5 +1,7 @@
 """Conversations: what the model is given to read, what is not read twice, what is forgotten."""
 
+import gc
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ from tiny_model import damage, write_tiny_model
 
 import localllm
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
@@ -178,6 +180,37 @@ def test_several_answers_of_one_model(tiny: Path):
         for answer in answers:
             list(answer)
         assert [answer.text for answer in answers] == alone
+
+
+def test_answers_that_nobody_wants(tiny: Path):
+    """They give back at once what they hold; only those in a cycle wait for Python, which comes at any moment."""
+    with localllm.open(tiny, backend="reference") as model:
+        sequences = model.session.sequences
+
+        def begin() -> Generation:
+            answer = model.generate("hello", max_tokens=6, temperature=0)
+            next(answer)
+            return answer
+
+        expected = "".join(model.generate("hello", max_tokens=6, temperature=0))
+
+        gc.disable()
+        try:
+            for _ in range(3):
+                begin()
+                assert len(sequences._busy) == 0 and sequences._kept
+            cycle = [begin()]
+            cycle.append(cycle)
+            assert len(sequences._busy) == 1
+            del cycle
+            with sequences.lock, model.engine.lock:
+                collector = threading.Thread(target=gc.collect, daemon=True)
+                collector.start()
+                collector.join(10)
+            assert not collector.is_alive(), "it waits for a lock that its own thread could hold"
+        finally:
+            gc.enable()
+        assert "".join(model.generate("hello", max_tokens=6, temperature=0)) == expected
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
