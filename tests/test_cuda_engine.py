@@ -9,10 +9,15 @@ from engines import SingleEngine
 from guarded import model as small_model
 from simulated import SimulatedCard
 
+from localllm.arch.storage import KVType
+from localllm.arch.weights import Weight
 from localllm.engine import cuda_backend, devices
 from localllm.engine.cuda_device import NoCardError, limits
-from localllm.engine.placing import MARGIN, Sizes, layers_that_fit, require_room
+from localllm.engine.cuda_weights import CardWeights
+from localllm.engine.placing import MARGIN, Sizes, layers_that_fit, require_room, sizes
 from localllm.errors import MemoryLimitError, UsageError
+from localllm.files.gguf_file import Tensor
+from localllm.quant.formats import BY_NAME
 
 CONTEXT = 128
 
@@ -155,6 +160,19 @@ def test_as_many_layers_as_fit():
     require_room(needed, 2, MARGIN + 45)
     with pytest.raises(MemoryLimitError, match="3 layers take"):
         require_room(needed, 3, MARGIN + 45)
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "IQ2_XXS", "IQ2_S", "BF16"])
+def test_what_a_layer_takes_on_the_card(format):
+    """As much as is allocated for it, whatever the file has: IQ2_XXS becomes Q8_0, IQ2_S float16."""
+    data = np.zeros((64, BY_NAME[format].row_bytes(256)), np.uint8)
+    tensor = Tensor("blk.0.ffn_up.weight", BY_NAME[format], (64, 256), data)
+    allocated: list[int] = []
+    weights = CardWeights(SimpleNamespace(capability=(8, 0), allocate=allocated.append), [], None)
+    weights._upload_planes = weights._upload_rows = lambda *arguments: None
+    weights.address(Weight(tensor))
+    needed = sizes({tensor.name: tensor}, [], 1, 64, KVType(), 0)
+    assert (needed.layers, needed.rest) == (allocated, 0)
 
 
 def test_limits_of_cards():
