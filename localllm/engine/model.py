@@ -225,7 +225,7 @@ class Engine:
         try:
             return CudaBackend(
                 placed.card, operations, states, self.context, self.kv_type, self.thread_count, progress, uploading,
-                on_cpu,
+                on_cpu, placed.spare,
             )  # fmt: skip
         except LocalllmError as error:
             placed.card.close()
