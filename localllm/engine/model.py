@@ -358,13 +358,18 @@ class Engine:
         spans = []
         for number, first, end in batch:
             sequence, begin, ids, wanted = readings[number]
-            sequence.store.prepare(begin + first, end - first)
             some = max(0, end - max(first, len(ids) - wanted))
             spans.append(Span(sequence.store, begin + first, ids[first:end], some))
         try:
+            for store, position, ids, _ in spans:
+                store.prepare(position, len(ids))
             found = self.backend.run(spans, precise)
-        except ModelError as error:
-            raise ModelError(f"{self._path}: {error}") from None
+        except BaseException as error:
+            for span in spans:  # what was to be read again is among the tokens, as if it had been
+                span.store.truncate(span.position)
+            if isinstance(error, ModelError):
+                raise ModelError(f"{self._path}: {error}") from None
+            raise
         for (number, _, _), span in zip(batch, spans, strict=True):
             sequence, end = readings[number].sequence, span.position + len(span.ids)
             sequence.tokens[span.position : end] = span.ids.tolist()
