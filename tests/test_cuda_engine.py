@@ -162,6 +162,9 @@ def test_nothing_is_asked_where_there_is_no_driver(monkeypatch):
     assert model.device == "CPU" and model.warning is None
     assert "localllm.engine.devices" not in sys.modules
     model.close()
+    model = engine("auto", gpu_layers=1)  # who asks for layers on a card hears that there is none
+    assert model.device == "CPU" and model.warning == "the CPU computes: there is no NVIDIA driver"
+    model.close()
 
 
 def test_as_many_layers_as_fit():

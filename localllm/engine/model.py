@@ -199,7 +199,11 @@ class Engine:
         """The card that gets layers, if one does. Raises LocalllmError."""
         self.device, self._note = "CPU", None
         self.limits: tuple[float, float] | None = None
-        if backend in ("cpu", "reference") or (backend == "auto" and not has_driver()):
+        if backend in ("cpu", "reference"):
+            return None
+        if backend == "auto" and not has_driver():
+            if gpu_layers not in ("auto", 0):
+                self._note = "the CPU computes: there is no NVIDIA driver"
             return None
         from localllm.engine.cuda_program import buffer_bytes
         from localllm.engine.devices import placed
