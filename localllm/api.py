@@ -359,4 +359,5 @@ def main_format(file: GGUFFile) -> str:
 
 def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> None:
     """Compile the kernels that a model needs, so that its first start is as fast as later ones."""
-    open_model(path, progress=progress).close()
+    with open_model(path, progress=progress) as model:
+        model.engine.prepare_all()

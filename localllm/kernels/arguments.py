@@ -70,10 +70,11 @@ LOGITS = arguments("count x stride columns y flaws")
 # [tokens, columns / 16], of 32 columns twice each, or of 16; excess int32 [tokens, columns / 32].
 QUANTIZE = arguments("count x stride columns high low scales sums_32 sums_16 high_sums_32 high_sums_16 excess")
 # y = W x, W in blocks [rows, columns], x as QUANTIZE makes it, sums of the format's sub-blocks; most_precise: address
-# of the most tokens for which both planes are multiplied.
+# of the most tokens for which both planes are multiplied; pieces: addresses of the kernels that do it, int64, and what
+# else cpu/pieces.py needs to choose one.
 LINEAR_QUANTIZED = arguments(
     "count weights row_bytes rows columns high low scales sums high_sums y y_stride most_precise scratch scratch_bytes"
-    " excess"
+    " excess pieces few_tokens"
 )
 # y = W x in float32; bf16: x as ROUND_BF16 makes it, or 0; most_precise: the most tokens for float32 where it is there.
 LINEAR_FLOAT = arguments(
