@@ -85,7 +85,9 @@ class Loader:
         if run not in self._ready:
             self._load(self._pieces.names(*run), self._progress)
             self._ready.add(run)
-            self._progress = None if wanted else self._progress
+            if wanted:
+                self._progress = None
+                self.library.give_way()
 
     def prepare_all(self) -> None:
         """For any run that may come. Raises LocalllmError."""

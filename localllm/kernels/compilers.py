@@ -155,10 +155,7 @@ class Compilers:
             thread.start()
 
     def wait(self, names: list[str], progress: Progress) -> dict[str, bytes]:
-        """Machine code of some of the kernels, which are compiled before all others. Raises LocalllmError.
-
-        Afterwards nobody waits any more: the rest is compiled while other things are done, which go first.
-        """
+        """Machine code of some of the kernels, which are compiled before all others. Raises LocalllmError."""
         work, done = self._work, -1
         work.prefer(names)
         while done < len(names):
@@ -169,9 +166,12 @@ class Compilers:
                     work.changed.wait()
                 done = self._ready(names)
             progress(done, len(names))
+        return {name: work.codes.pop(name) for name in names}
+
+    def give_way(self) -> None:
+        """Others that want to compute go first."""
         for compiler in self._compilers:
             compiler.give_way()
-        return {name: work.codes.pop(name) for name in names}
 
     def _ready(self, names: list[str]) -> int:
         return sum(name in self._work.codes for name in names)

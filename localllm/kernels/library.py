@@ -4,8 +4,8 @@ Numba compiles a kernel to LLVM IR; LLVM makes an object file of it for this CPU
 (see objects.py). Later starts load it in 3 ms (see machine_code.py), against 0.35 s and more for importing Numba. There
 is one object file per kernel, so that a model compiles only what its formats need.
 
-Kernels that a program will need later, if at all, are compiled behind what it does in the meantime. If it ends before
-they are ready their compilers end with it, at once: what was ready is kept, and a later start goes on with the rest.
+A start that has to compile something goes on with kernels that it may need later, behind its answer. If it ends before
+they are ready their compilers end with it, at once: what was ready is kept, and a start that misses one goes on.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,20 +33,15 @@ class Library:
     def __init__(self, names: Iterable[str], progress: Progress | None = None, later: Iterable[str] = ()):
         """Load the kernels `names`, compiling what this computer has not compiled yet.
 
-        progress is called while compiling; later: kernels that `load` will be asked for, in the order in which they
-        are compiled meanwhile. Raises LocalllmError if a kernel cannot be compiled.
+        progress is called while compiling; later: kernels that `load` may be asked for, in the order in which they are
+        compiled behind, once something has to be compiled. Raises LocalllmError if a kernel cannot be compiled.
         """
         self.addresses = dict[str, int]()
         self.warning: str | None = None
         self._codes: list[MachineCode] = []
+        self._later = list(later)
         self._compilers: Compilers | None = None
-        names = set(names)
         mark_used()
-        missing = [name for name in dict.fromkeys([*sorted(names), *later]) if not object_file(name).exists()]
-        if missing:
-            from localllm.kernels import compilers  # seldom needed, and slow to import
-
-            self._compilers = compilers.Compilers(missing, self._keep)
         try:
             self.load(names, progress)
         except BaseException:
@@ -66,18 +61,23 @@ class Library:
 
     def _compiled(self, names: list[str], progress: Progress) -> dict[str, bytes]:
         """Object files of the kernels, which are kept for the next start if that is possible."""
-        if self._compilers and self._compilers.names.issuperset(names):
-            try:
-                objects = self._compilers.wait(names, progress)
-            except LocalllmError:
-                self.close()  # next time others shall try
-                raise
-        else:  # some file is damaged, or has vanished
-            from localllm.kernels.compilers import compile_kernels
-
-            objects = compile_kernels(names, self._keep, progress)
+        if self._compilers is None or not self._compilers.names.issuperset(names):
+            self.close()
+            self._compilers = self._compile(names)
+        try:
+            objects = self._compilers.wait(names, progress)
+        except LocalllmError:
+            self.close()  # next time others shall try
+            raise
         prune()
         return objects
+
+    def _compile(self, names: list[str]) -> "Compilers":
+        """What compiles these kernels, and those for later behind them."""
+        from localllm.kernels.compilers import Compilers  # seldom needed, and slow to import
+
+        absent = [name for name in self._later if name not in names and not object_file(name).exists()]
+        return Compilers([*names, *absent], self._keep)
 
     def _keep(self, name: str, code: bytes) -> None:
         path = object_file(name)
@@ -85,6 +85,11 @@ class Library:
             write_kept(path, code)
         except OSError as error:
             self.warning = f"compiled kernels cannot be kept in {path.parent}: {error.strerror}"
+
+    def give_way(self) -> None:
+        """What is still compiled is no longer urgent: other work goes first."""
+        if self._compilers:
+            self._compilers.give_way()
 
     def close(self) -> None:
         """Compile no more. What is loaded stays."""
