@@ -280,8 +280,11 @@ def open_model(
     KVType.of(require_text("kv_type", kv_type))
     file = GGUFFile.open(path)
     architecture(file)  # refuses what is not supported, before anything else is read
-    tokenizer = tokenizer_of(file)
     from localllm.engine.model import Engine  # not needed to refuse a file
+    from localllm.files.ahead import map_ahead
+
+    map_ahead(file)
+    tokenizer = tokenizer_of(file)
 
     engine = Engine(
         file, threads, context or None, kv_type, backend, progress, observer, layers_of(gpu_layers), uploading
