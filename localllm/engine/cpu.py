@@ -153,8 +153,9 @@ class CpuLowering(Lowering):
         for step in self.tape.steps:
             for name, value in step.arguments.items():
                 if isinstance(value, Address):
-                    value = addresses[value.kernel]
-                step.arguments[name] = size if value is SCRATCH_BYTES else value
+                    step.arguments[name] = addresses[value.kernel]
+                elif value is SCRATCH_BYTES:
+                    step.arguments[name] = size
         return self.tape.finish(addresses)
 
     def _linear(self, operation: Operation, x: Activation, weight: Weight, bias: np.ndarray | None) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 from localllm.files.gguf_file import GGUFFile
 
 POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, since 5.14
-AT_ONCE = 1 << 25  # bytes: while they are mapped, other threads get no new memory
+AT_ONCE = 1 << 23  # bytes: while they are mapped, other threads get no new memory
+LEAST = 1 << 28  # bytes of a file: for less, what is saved is lost where the threads meet
 SAMPLES = 64
 
 
@@ -25,7 +26,9 @@ def map_ahead(file: GGUFFile) -> None:
     """
     if sys.platform == "linux":
         contents = {path: content_of(file, names[0]) for path, names in file.parts.items() if names}
-        Thread(target=populate, args=(contents,), daemon=True).start()
+        large = {path: content for path, content in contents.items() if len(content) >= LEAST}
+        if large:
+            Thread(target=populate, args=(large,), daemon=True).start()
 
 
 def content_of(file: GGUFFile, name: str) -> np.ndarray:
