@@ -11,7 +11,7 @@ from localllm.engine.cache import KVCache
 from localllm.engine.cpu import compiled
 from localllm.engine.cuda_cache import CudaCache
 from localllm.engine.cuda_card import Card
-from localllm.engine.cuda_program import CudaProgram
+from localllm.engine.cuda_program import MOST_SEQUENCES, CudaProgram
 from localllm.engine.cuda_recurrent import CardLayout
 from localllm.engine.joint_cache import JointCache
 from localllm.engine.lowering import Crossing
@@ -70,6 +70,12 @@ class CudaBackend:
         return PAGE * self._pages.used, PAGE * len(self._pages)
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+        groups = [spans[i : i + MOST_SEQUENCES] for i in range(0, len(spans), MOST_SEQUENCES)]
+        rows = [self._run(group, precise) for group in groups]
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+        """The same for no more spans than the card has tables for; what the CPU leaves is of these alone."""
         if self._front:
             self._front.run([span._replace(wanted=0) for span in spans], precise)
         return self._program.run(spans, precise)

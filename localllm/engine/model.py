@@ -27,10 +27,10 @@ from localllm.engine.runs import FIRST, LATER, Runs
 from localllm.engine.sequence import Sequence, Store
 from localllm.engine.shift import Turn, turns
 from localllm.engine.store import HybridStore
-from localllm.engine.threads import usable_cores
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.arguments import PAGE
+from localllm.kernels.cores import usable_cores
 from localllm.kernels.library import Progress
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """How many of a model's layers a card has room for."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 from localllm.arch.states import State
@@ -8,6 +9,7 @@ from localllm.arch.storage import KVType
 from localllm.engine.split import LAYER
 from localllm.errors import MemoryLimitError
 from localllm.files.gguf_file import Tensor
+from localllm.kernels.cuda.planes import row_bytes, stored_as
 
 # Of the card's memory for what is not counted: kernels, graphs, the driver's own, and a little for others.
 MARGIN = 400 << 20
@@ -26,14 +28,19 @@ def sizes(
     """What the layers of a model take, with a cache for `context` tokens."""
     found, rest = [0] * layers, buffers
     for name, tensor in tensors.items():
-        layer = LAYER.match(name)
+        layer, size = LAYER.match(name), card_bytes(tensor)
         if layer and int(layer[1]) < layers:
-            found[int(layer[1])] += tensor.nbytes
+            found[int(layer[1])] += size
         else:
-            rest += tensor.nbytes
+            rest += size
     for state in states:
         found[state.layer] += state.bytes(context, kv_type)
     return Sizes(found, rest)
+
+
+def card_bytes(tensor: Tensor) -> int:
+    """What a tensor takes there, which is more than in the file if the card has no kernels for its format."""
+    return prod(tensor.shape[:-1]) * row_bytes(stored_as(tensor.format.name), tensor.shape[-1])
 
 
 def layers_that_fit(needed: Sizes, free: int) -> int:

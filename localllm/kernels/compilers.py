@@ -1,6 +1,7 @@
 """Processes that compile kernels, one per core."""
 
 import os
+import re
 import subprocess
 import sys
 import weakref
@@ -12,8 +13,11 @@ from queue import SimpleQueue
 from threading import Condition, Thread
 
 from localllm.errors import LocalllmError
+from localllm.kernels.cores import logical_cores
 from localllm.kernels.library import Progress
 
+# What a user may have told Numba for programs of their own, such as not to compile: machine code must not depend on it.
+OTHERS = re.compile("NUMBA_(?!CPU_(NAME|FEATURES)$)")
 LARGE = ("attend", "linear")  # kernels that take seconds to compile
 BEHIND = 10  # how nice compilers are for which nobody waits
 
@@ -25,7 +29,8 @@ class Compiler:
         """command: a module that calls `serve`, and its arguments."""
         # It has to compile these sources, not those of another localllm that the current folder may hold.
         root = str(Path(__file__).parents[2])
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+        environment = {name: value for name, value in os.environ.items() if not OTHERS.match(name)}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", *command],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -145,10 +150,9 @@ class Compilers:
 
         command: the module that compiles, and its arguments; localllm.kernels.compile if there is none.
         """
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.names, self._work = frozenset(names), Work(names, finished)
         command = command or ("localllm.kernels.compile",)
-        self._compilers = [Compiler(*command) for _ in range(min(cores, len(names)))]
+        self._compilers = [Compiler(*command) for _ in range(min(logical_cores(), len(names)))]
         threads = [Thread(target=self._work.share, args=(compiler,), daemon=True) for compiler in self._compilers]
         self.close = weakref.finalize(self, stop, self._work, self._compilers, threads, os.getpid())
         for thread in threads:
