@@ -9,17 +9,31 @@ token to token; `columns` counts numbers; activations are float32 rows, padded t
 a stride has beyond; `scratch` is memory of `scratch_bytes` for each thread.
 """
 
-from collections import namedtuple
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 PAGE = 64  # places of a page of the KV cache
 
 
+class Declaration(tuple[int, ...]):
+    """Places, by name: to Numba it looks like a named tuple, of which Python would take 4 ms to make all that are here.
+
+    Attributes:
+        _fields: the names.
+    """
+
+    __slots__ = ()
+    _fields: ClassVar[tuple[str, ...]] = ()
+
+    def _asdict(self) -> dict[str, int]:
+        return dict(zip(self._fields, self, strict=True))
+
+
 def arguments(names: str) -> Any:
     """A declaration: the names in the order of the array."""
-    fields = names.split()
-    return namedtuple("Arguments", fields)(*range(len(fields)))
+    fields = tuple(names.split())
+    places = {name: place for place, name in enumerate(fields)}
+    return type("Arguments", (Declaration,), {"__slots__": (), "_fields": fields, **places})(places.values())
 
 
 # Rows of the embedding matrix, `row_bytes` each: x[t] = row ids[t]; ids int64.
@@ -299,4 +313,10 @@ def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:
 
     Raises TypeError for a name that is missing or too many.
     """
-    return list(type(KERNELS[kernel.partition("-")[0]])(**values))
+    names = KERNELS[kernel.partition("-")[0]]._fields
+    if len(names) != len(values):
+        raise TypeError(f"{kernel}: expected {', '.join(names)}; found {', '.join(values)}")
+    try:
+        return [values[name] for name in names]
+    except KeyError as error:
+        raise TypeError(f"{kernel}: {error} is missing") from None
