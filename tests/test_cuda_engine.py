@@ -9,12 +9,23 @@ from engines import SingleEngine
 from guarded import model as small_model
 from simulated import SimulatedCard
 
+from localllm.arch.states import Paged
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weight
 from localllm.engine import cuda_backend, devices
+from localllm.engine.cuda_cache import CudaCache
 from localllm.engine.cuda_device import NoCardError, limits
 from localllm.engine.cuda_weights import CardWeights
-from localllm.engine.placing import MARGIN, Sizes, layers_that_fit, require_room, sizes
+from localllm.engine.placing import (
+    MARGIN,
+    Sizes,
+    card_bytes,
+    layers_that_fit,
+    require_room,
+    sizes,
+    spare,
+    state_bytes,
+)
 from localllm.errors import MemoryLimitError, UsageError
 from localllm.files.gguf_file import Tensor
 from localllm.quant.formats import BY_NAME
@@ -151,6 +162,9 @@ def test_nothing_is_asked_where_there_is_no_driver(monkeypatch):
     assert model.device == "CPU" and model.warning is None
     assert "localllm.engine.devices" not in sys.modules
     model.close()
+    model = engine("auto", gpu_layers=1)  # who asks for layers on a card hears that there is none
+    assert model.device == "CPU" and model.warning == "the CPU computes: there is no NVIDIA driver"
+    model.close()
 
 
 def test_as_many_layers_as_fit():
@@ -173,6 +187,19 @@ def test_what_a_layer_takes_on_the_card(format):
     weights.address(Weight(tensor))
     needed = sizes({tensor.name: tensor}, [], 1, 64, KVType(), 0)
     assert (needed.layers, needed.rest) == (allocated, 0)
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_what_is_counted_is_enough(monkeypatch, contexts):
+    """Weights come behind the cache: a second context must not take their place, nor one behind a window."""
+    model, states, context = small(), [Paged(layer, 1, 16, 16, window=4) for layer in range(2)], 1 << 15
+    needed = sizes(model.tensors, states, 2, context, KVType(), 0)
+    room = needed.rest + sum(needed.layers)
+    room += (contexts - 1) * sum(state_bytes(state, context, KVType()) for state in states)
+    card = SimulatedCard(room)
+    cache = CudaCache(card, states, context, KVType(), spare(needed, 2, MARGIN + room))
+    assert cache.sequences == (contexts,)
+    card.allocate(sum(map(card_bytes, model.tensors.values())))
 
 
 def test_limits_of_cards():

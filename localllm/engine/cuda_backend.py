@@ -36,8 +36,10 @@ class CudaBackend:
     def __init__(
         self, card: Card, operations: list[Operation], states: Sequence[State], context: int, kv_type: KVType,
         threads: int, progress: Progress | None, uploading: Progress | None = None, on_cpu: int = 0,
+        spare: int = 0,
     ):  # fmt: skip
-        """on_cpu: how many of the first layers the CPU computes; uploading(bytes, of all) hears of weights.
+        """on_cpu: how many of the first layers the CPU computes; uploading(bytes, of all) hears of weights; spare:
+        bytes that the card has besides weights, buffers and one context.
 
         Raises MemoryLimitError, UnsupportedError.
         """
@@ -45,7 +47,7 @@ class CudaBackend:
         self._front: Program | None = None
         kept = [state for state in states if not isinstance(state, Recurrent)]
         recurrent = [state for state in states if isinstance(state, Recurrent)]
-        self._cache = CudaCache(card, [state for state in kept if state.layer >= on_cpu], context, kv_type)
+        self._cache = CudaCache(card, [state for state in kept if state.layer >= on_cpu], context, kv_type, spare)
         self._places: KVCache | JointCache = self._cache
         self._layout = CardLayout(card, recurrent) if recurrent else None
         taken: Crossing = {}
