@@ -61,6 +61,8 @@ BOMBS = {
     "the characters": "{{ ('a' * 7999999)|list|length }}",
     "split": "{{ ('a ' * 3999999).split()|length }}",
     "sorted": LOOP + "{{ range(99999)|sort|length }}{% endfor %}",
+    "words": "{{ ('a b ' * 1999999)|title|length }}",
+    "groups of characters": "{{ ('ba' * 3999999)|groupby('real')|length }}",
     "signs of a format": "{{ ('%' * 7999999) % 1 }}",
     "an attribute in a format": "{% set ns = namespace(x='x' * 7999999) %}{{ ('{0.x}' * 9999).format(ns) }}",
     "a part in a format": "{{ ('{a[x]}' * 9999).format(a={'x': 'x' * 799999}) }}",

@@ -416,7 +416,7 @@ def _check_filtered(name: str, text: str, arguments: tuple[Any, ...], others: tu
     width = max((len(other) if isinstance(other, str) else other or 0 for other in others), default=4)
     if name == "indent" and (text.count("\n") + 1) * width > LENGTH:
         raise LimitError(f"a value is over {LENGTH} long")
-    if name in (*_GATHERING, "batch", "items") and name != "join" and len(text) > ITEMS:
+    if name in (*_GATHERING, "batch", "items", "title", "urlencode") and name != "join" and len(text) > ITEMS:
         raise LimitError(f"a value has over {ITEMS} parts")
 
 
