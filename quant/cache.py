@@ -24,12 +24,12 @@ def absolute(folder: str | None) -> Path | None:
     return Path(folder) if folder and os.path.isabs(folder) else None
 
 
-def is_private(folder: Path) -> bool:
-    """Whether only this user, or the system's, can write there."""
+def is_private(place: Path | int) -> bool:
+    """Whether only this user, or the system's, can write there: to a folder, or to an open file by its number."""
     if sys.platform == "win32":
         return True
     try:
-        found = folder.stat()
+        found = os.stat(place)
     except OSError:
         return False
     return found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022

@@ -385,6 +385,7 @@ def test_a_router_that_is_no_number_is_seen(golden, backend):  # noqa: F811
 @pytest.mark.parametrize("fields, problem", [
     ({"expert_used_count": 5}, "cannot go to 5 of 4 experts"),
     ({"expert_group_count": 3}, "4 experts in 3 groups"),
+    ({"expert_group_count": 2, "expert_group_used_count": 0}, "expert_group_used_count should be"),
     ({"expert_group_count": 2, "expert_group_used_count": 1, "expert_used_count": 3}, "do not have 3 experts"),
     ({"expert_gating_func": 4}, "llama.expert_gating_func 4 is not supported"),
     ({"expert_gating_func": 2}, "llama.expert_gating_func 2 is not supported"),

@@ -67,11 +67,15 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
     **{f"{name}: {value!r}": (T(name, value), f"tokenizer.ggml.{name}")
        for name, value in (("model", "\x1b[2J"), ("pre", "\x1b[2J"), ("token_type_count", -1),
                            ("token_type", np.full(268, 3, np.int32)))},
+    **{f"{name}: as many as layers": (L(name, np.full(2, value, np.uint32)), name)
+       for name, value in (("context_length", 512), ("embedding_length", 64), ("block_count", 2), ("vocab_size", 268),
+                           ("attention.key_length", 16), ("rope.dimension_count", 16), ("expert_used_count", 0))},
     "an adapter": ({"general.type": "adapter"}, "of the type adapter, not a model"),
     "looks ahead": (L("attention.causal", False), "attention.causal"),
     "a tiny epsilon": (L("attention.layer_norm_rms_epsilon", np.float32(1e-30)), "layer_norm_rms_epsilon"),
     "another width": (L("embedding_length", 72), "embedding_length"),
     "another length of values": (L("attention.value_length", 8), "attention.value_length"),
+    "another length of keys": (L("attention.key_length", 8), "attention.key_length"),
     "half a head rotated": (L("rope.dimension_count", 8), "rope.dimension_count"),
     "YaRN without a factor": (YARN, "rope.scaling.factor"),
     "YaRN without a context": (YARN | L("rope.scaling.factor", np.float32(2))

@@ -441,6 +441,15 @@ def test_an_object_file_is_good_in_its_place_only(tmp_path):
     assert read_kept(path) == b"code"
 
 
+@pytest.mark.parametrize(("place", "mode"), [("folder", 0o777), ("folder", 0o770), ("file", 0o666), ("file", 0o620)])
+def test_what_others_can_write_is_not_loaded(tmp_path, place: str, mode: int):
+    """Its checksum is right, but a stranger can make one too."""
+    path = tmp_path / "key" / "add.o"
+    write_kept(path, b"code")
+    (path if place == "file" else path.parent).chmod(mode)
+    assert read_kept(path) is None
+
+
 def test_unused_folders_are_removed_when_new_kernels_have_been_written(tmp_path, monkeypatch):
     used, old, recent, foreign = (tmp_path / name for name in ("a" * 20, "0" * 20, "1" * 20, "not ours"))
     for folder in (used, old, recent, foreign):

@@ -21,7 +21,7 @@ TENSORS = {
     "expert_shared_feed_forward_length": "ffn_down_shexp.weight",
     "attention.q_lora_rank": "attn_q_a.weight",
 }
-OTHERS = "mla", "swa"  # lengths of values, in models that have more than one
+OTHERS = "mla", "swa"  # lengths of keys and values, in models that have more than one
 MOST_LAYERS = "leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers"  # no more than there are
 # What a file without experts does not say, or says as 0.
 ABOUT_EXPERTS = ("expert_used_count", "expert_shared_count", "expert_group_count", "expert_group_used_count",
@@ -33,7 +33,7 @@ def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
     if not tensors:  # a vocabulary only
         return
     require_width(fields, tensors)
-    require_values(fields, tensors)
+    require_heads(fields, tensors)
     require_feed_forward_length(fields, tensors)
     require_present(fields, tensors)
     require_experts_or_none(fields, tensors)
@@ -61,18 +61,18 @@ def require_width(fields: Fields, tensors: Mapping[str, Any]) -> None:
         raise fields.error(f"{fields.key('embedding_length')}, {width}, {problem}")
 
 
-def require_values(fields: Fields, tensors: Mapping[str, Any]) -> None:
-    """attention.value_length is that of the matrices that make values, where heads of all layers are alike."""
-    if not fields.has("attention.value_length") or any(fields.has(f"attention.value_length_{end}") for end in OTHERS):
-        return
-    layers = fields.layers()
+def require_heads(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """The lengths of keys and values are those of the matrices that make them, where heads of all layers are alike."""
     heads = fields.raw("attention.head_count_kv", fields.raw("attention.head_count"))
-    length, name = fields.count("attention.value_length"), "attn_v.weight"
-    for layer in range(layers) if is_whole(heads) and heads else ():
-        tensor = tensors.get(f"blk.{layer}.{name}")
-        if tensor and len(tensor.shape) == 2 and tensor.shape[0] != heads * length:
-            problem = f"does not fit the shape {list(tensor.shape)} of {tensor.name}"
-            raise fields.error(f"{fields.key('attention.value_length')}, {length}, {problem}")
+    for key, name in (("attention.key_length", "attn_k.weight"), ("attention.value_length", "attn_v.weight")):
+        if not fields.has(key) or any(fields.has(f"{key}_{end}") for end in OTHERS):
+            continue
+        length = fields.count(key)
+        for layer in range(fields.layers()) if is_whole(heads) and heads else ():
+            tensor = tensors.get(f"blk.{layer}.{name}")
+            if tensor and len(tensor.shape) == 2 and tensor.shape[0] != heads * length:
+                problem = f"does not fit the shape {list(tensor.shape)} of {tensor.name}"
+                raise fields.error(f"{fields.key(key)}, {length}, {problem}")
 
 
 def require_present(fields: Fields, tensors: Mapping[str, Any]) -> None:

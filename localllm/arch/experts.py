@@ -57,7 +57,7 @@ def read_routing(
 def read_choice(fields: Fields, experts: int) -> tuple[int, int, int]:
     """How many experts a token goes to, how many groups there are, and of how many of them. Raises ModelError."""
     used, groups = fields.count("expert_used_count"), fields.count("expert_group_count", 0) or 1
-    groups_used = fields.count("expert_group_used_count", 0) or groups
+    groups_used = fields.count("expert_group_used_count", groups if groups > 1 else 0) or groups
     if used > experts:
         raise fields.error(f"a token cannot go to {used} of {experts} experts")
     if experts % groups or (groups > 1 and experts // groups < 2) or groups_used > groups:

@@ -65,7 +65,7 @@ def read_local(fields: Fields, whole: Attention) -> Attention:
     """Attention of the layers with a window."""
     head_dim = fields.count("attention.key_length_swa")
     if fields.count("attention.value_length_swa", head_dim) != head_dim:
-        raise fields.unsupported("keys and values of different lengths are not supported")
+        raise fields.wrong("attention.value_length_swa", f"{head_dim}, the length of keys")
     dims = fields.count("rope.dimension_count_swa", min(whole.rope.dims, head_dim))
     if dims > head_dim or dims % 2:
         raise fields.error(f"cannot rotate {dims} dimensions of a head of {head_dim}")

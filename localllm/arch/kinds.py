@@ -17,7 +17,6 @@ SCALE = 1e-6, 1e6  # what a factor may be: those of real models are far within
 STRETCH = 1e-3, 1e6
 BASE = 1.0, 1e12  # of rotations; the largest known one is 3.6e9
 ROPE_TYPES = "none", "linear", "yarn", "longrope"
-# Single ones, or one for each layer.
 COUNTS = """
     vocab_size context_length embedding_length block_count feed_forward_length expert_count expert_used_count
     expert_shared_count expert_feed_forward_length expert_shared_feed_forward_length expert_group_count
@@ -31,6 +30,7 @@ COUNTS = """
     rope.dimension_count rope.dimension_count_swa rope.scaling.original_context_length
     ssm.conv_kernel ssm.inner_size ssm.state_size ssm.time_step_rank ssm.group_count shortconv.l_cache
 """
+PER_LAYER = "attention.head_count", "attention.head_count_kv", "feed_forward_length"  # one number, or as many as layers
 EPSILONS = "attention.layer_norm_epsilon attention.layer_norm_rms_epsilon attention.group_norm_epsilon"
 BASES = "rope.freq_base rope.freq_base_swa"
 STRETCHES = "rope.scaling.factor rope.scaling.attn_factor rope.scale_linear"
@@ -66,9 +66,9 @@ def require_finite(fields: Fields, name: str) -> None:
 
 
 def require_count(fields: Fields, name: str, layers: int) -> None:
-    """One whole number, or one for each layer."""
+    """One whole number; of some hyperparameters, one for each layer."""
     value = fields.raw(name)
-    values = value.tolist() if isinstance(value, np.ndarray) and value.ndim == 1 else [value]
+    values = value.tolist() if isinstance(value, np.ndarray) and name in PER_LAYER else [value]
     if not all(is_whole(item) and 0 <= item <= MOST for item in values):
         raise fields.wrong(name, f"a number from 0 to {MOST}")
     if isinstance(value, np.ndarray) and len(values) != layers:

@@ -74,14 +74,15 @@ def write_body(file: SafeFile, metadata: Mapping[str, Any], tensors: Sequence[Ou
 
 def header(metadata: Mapping[str, Any], tensors: Sequence[Output], alignment: int = DEFAULT_ALIGNMENT) -> bytes:
     """All that stands before the weights, padded to the alignment."""
-    data = bytearray(MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(metadata)))
+    parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
-        data += text(key) + packed(value)
+        parts += [text(key), packed(value)]
     for tensor, start in zip(tensors, starts(tensors, alignment), strict=True):
         dimensions = tensor.shape[::-1]
-        data += text(tensor.name)
-        data += struct.pack(f"<I{len(dimensions)}QIQ", len(dimensions), *dimensions, tensor.format.id, start)
-    return bytes(data) + bytes(-len(data) % alignment)
+        parts += [text(tensor.name), struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)]
+        parts.append(struct.pack("<IQ", tensor.format.id, start))
+    parts.append(bytes(-sum(map(len, parts)) % alignment))
+    return b"".join(parts)  # at once: a stranger's metadata may be large
 
 
 def starts(tensors: Sequence[Output], alignment: int) -> Iterator[int]:

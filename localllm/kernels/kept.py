@@ -36,9 +36,10 @@ def write_kept(path: Path, content: bytes) -> None:
 
 
 def read_kept(path: Path) -> bytes | None:
-    """What `write_kept` wrote there; None if there is none or it was damaged since."""
+    """What `write_kept` wrote there; None if there is none, it was damaged since, or others could have written it."""
     try:
-        data = path.read_bytes() if is_private(path.parent) else b""
+        with open(path, "rb") as file:
+            data = file.read() if is_private(path.parent) and is_private(file.fileno()) else b""
     except OSError:
         return None
     return data[32:] if checksum(path, data[32:]) == data[:32] else None

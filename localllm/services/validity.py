@@ -60,7 +60,7 @@ def require_valid(file: GGUFFile) -> None:
 def require_vocabulary(file: GGUFFile) -> None:
     """Raise ModelError for a vocabulary that is not valid; of one that was, its metadata are remembered."""
     mark = file.metadata.fingerprint(*file.metadata)
-    if mark and is_known(f"vocabulary-3-{mark}"):
+    if mark and is_known("vocabulary", mark):
         return
     from localllm.text.tokenizer import Tokenizer  # slow to import
 
@@ -69,7 +69,7 @@ def require_vocabulary(file: GGUFFile) -> None:
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
     if mark:
-        remember(f"vocabulary-3-{mark}")
+        remember("vocabulary", mark)
 
 
 def require_numbers(file: GGUFFile) -> None:

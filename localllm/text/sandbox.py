@@ -9,8 +9,9 @@ lipsum, cycler, joiner, bytes, and filters that lay out text. What gets through 
 import functools
 import json
 import re
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from datetime import datetime
 from threading import local
 from typing import Any, NoReturn
@@ -19,7 +20,9 @@ from jinja2 import StrictUndefined, Template, TemplateError, Undefined, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import do_format
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from localllm.text.plain import BREAK
@@ -27,7 +30,7 @@ from localllm.text.plain import BREAK
 SECONDS = 2.0  # of the processor, for one rendering; released templates take milliseconds
 SOURCE = 500_000  # characters of a template; released ones have up to 30 000
 LENGTH = 8_000_000  # characters of a string
-MADE = 256_000_000  # characters of all strings that are made on the way
+MADE = 256_000_000  # bytes of all strings that are made on the way
 ITEMS = 200_000  # of a list, with all in it
 BITS = 10_000  # of an integer
 WIDTH = 1000  # of a field in a format, of an indentation
@@ -43,7 +46,10 @@ _METHODS = frozenset([
 _NOT_HERE = ("center", "filesizeformat", "pprint", "random", "slice", "striptags", "urlize", "wordcount", "wordwrap",
              "xmlattr")  # fmt: skip
 
-_rendering = local()  # .deadline: when this thread's rendering has to be done; .made: characters so far
+# Filters that go through all items at once.
+_GATHERING = ("join", "list", "sort", "unique", "groupby", "min", "max", "sum", "reverse")
+
+_rendering = local()  # .deadline: when this thread's rendering has to be done; .made: bytes of texts so far
 
 
 class RefusalError(TemplateError):
@@ -84,12 +90,12 @@ def _begin() -> None:
 
 
 def _tick(made: int = 0) -> None:
-    """Called in every turn of a loop, and whenever something is made of so many characters."""
+    """Called in every turn of a loop, and whenever something is made of so many bytes."""
     _rendering.made += made
     if time.thread_time() > _rendering.deadline:
         raise LimitError(f"it ran for over {SECONDS:g} seconds")
     if _rendering.made > MADE:
-        raise LimitError(f"it made over {MADE} characters")
+        raise LimitError(f"it made texts of over {MADE} bytes")
 
 
 class _Extension(Extension):
@@ -116,6 +122,10 @@ class _Extension(Extension):
         """The operator ~, which Jinja does not let an environment intercept."""
         return _limited("".join([_text(part) for part in parts]))
 
+    def sliced(self, value: Any) -> Any:
+        """A part of a text or list, for which Jinja does not ask the environment."""
+        return _limited(value)
+
     def weighed(self, value: Any) -> Any:
         """A list, tuple or dictionary that the template writes down."""
         return _weighed(value)
@@ -139,6 +149,10 @@ class _Guards(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:  # noqa: N802
         self.generic_visit(node)
         return _guard("concat", node.nodes, node.lineno)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _guard("sliced", [node], node.lineno) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_List(self, node: nodes.List) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
@@ -166,6 +180,13 @@ def _guard(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
     return nodes.Call(function, arguments, [], None, None, lineno=line)
 
 
+class _Namespace(Namespace):
+    """What a template gathers values in. It is no text: nothing counts what would be in it."""
+
+    def __repr__(self) -> str:
+        return "<namespace>"
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """The settings, functions and filters of Hugging Face's `apply_chat_template`, each operation with its limit."""
 
@@ -177,12 +198,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         )
         self.filters |= {"format": _format, "tojson": _to_json}
         self.filters = {name: _checked(name, function) for name, function in self.filters.items()}
-        self.globals = {name: self.globals[name] for name in ("range", "dict", "namespace")}
-        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self.tests = {name: _ticked(function) for name, function in self.tests.items()}  # type: ignore[arg-type]
+        self.globals = {name: self.globals[name] for name in ("range", "dict")}
+        self.globals |= {"namespace": _Namespace, "raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
     def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
         if isinstance(owner, str | bytes | int | float | list | tuple | dict):
+            if name == "join" and arguments:
+                arguments = (_held(arguments[0]), *arguments[1:])
             _check_method(owner, name, arguments, named)
         return _limited(super().call(context, function, *arguments, **named))
 
@@ -212,6 +236,17 @@ class _Environment(ImmutableSandboxedEnvironment):
         return _limited(super().call_binop(context, operator, left, right))
 
 
+def _ticked(test: Callable[..., Any]) -> Callable[..., Any]:
+    """A test that may be made for each of many items, none of which it lets through."""
+
+    @functools.wraps(test)
+    def ticked(*arguments: Any, **named: Any) -> Any:
+        _tick()
+        return test(*arguments, **named)
+
+    return ticked
+
+
 def _bits(value: Any) -> int:
     """Of an integer; 0 for anything else."""
     return max(1, value.bit_length()) if isinstance(value, int) else 0
@@ -227,10 +262,12 @@ def _limited(value: Any) -> Any:
     if isinstance(value, str):
         if len(value) > LENGTH:
             raise LimitError(f"a value is over {LENGTH} long")
-        _tick(len(value))
+        _tick(sys.getsizeof(value))
     elif isinstance(value, list | tuple | dict):
         _tick(8 * len(value))
         return _weighed(value)
+    elif isinstance(value, KeysView | ValuesView | ItemsView):  # which would be written without a limit
+        return _limited(list(value))
     elif isinstance(value, int) and value.bit_length() > BITS:
         raise LimitError(f"a number is over {BITS} bits long")
     elif isinstance(value, Iterator):
@@ -247,6 +284,11 @@ def _counted(items: Iterator[Any]) -> Iterator[Any]:
         yield item
 
 
+def _held(items: Any) -> Any:
+    """What is to be gone through at once, as something that can be weighed."""
+    return items if isinstance(items, str | list | tuple | dict) else list(_counted(iter(items)))
+
+
 def _weighed(value: Any, written: bool = False) -> Any:
     """The value, if it does not have too many parts, all that it holds counted as often as it holds it.
 
@@ -255,6 +297,9 @@ def _weighed(value: Any, written: bool = False) -> Any:
     parts, length, rest = 0, 0, [value]
     while rest:
         held = rest.pop()
+        if isinstance(held, LoopContext):
+            raise LimitError("a loop cannot be kept in a list")
+        held = held._Namespace__attrs if isinstance(held, Namespace) else held
         parts += len(held)
         if parts > ITEMS:
             raise LimitError(f"a value has over {ITEMS} parts")
@@ -264,7 +309,7 @@ def _weighed(value: Any, written: bool = False) -> Any:
             length += sum(len(key) for key in held if isinstance(key, str)) if isinstance(held, dict) else 0
             if length > LENGTH:
                 raise LimitError(f"a value is over {LENGTH} long")
-        rest += [item for item in inner if isinstance(item, list | tuple | dict)]
+        rest += [item for item in inner if isinstance(item, list | tuple | dict | Namespace | LoopContext)]
     return value
 
 
@@ -285,11 +330,11 @@ def _finalized(value: Any) -> Any:
 
 
 def _check_parts(values: tuple[Any, ...]) -> None:
-    """Numbers and texts that go into a text, by a format or a filter."""
+    """Numbers, texts and lists that go into a text, by a format or a filter."""
     for value in values:
         if isinstance(value, int) and value.bit_length() > BITS:
             raise LimitError(f"a number is over {BITS} bits long")
-        if isinstance(value, list | tuple | dict):
+        if isinstance(value, list | tuple | dict | LoopContext):
             _weighed(value, written=True)
 
 
@@ -326,9 +371,13 @@ def _check_join(separator: str, items: Any) -> None:
 
 
 def _check_layout(layout: str) -> None:
-    """Widths in a format, such as %9d or {:9}, must be sensible, and be in it: %*d and {:{}} take them elsewhere."""
-    if re.search(r"[0-9]{4}|%[^a-zA-Z]*\*|{[^{}]*{", layout):
+    """Widths in a format, such as %9d or {:9}, must be sensible, and be in it: %*d and {:{}} take them elsewhere.
+    A field is a value that was given, and not a part of one, such as {0.name} or {0[1]}, which nothing would measure.
+    """
+    if re.search(r"[0-9]{4}|%[^a-zA-Z%]*\*|{[^{}]*{", layout):
         raise LimitError(f"a width is over {WIDTH - 1}")
+    if re.search(r"{[^{}:!]*[.\[]", layout):
+        raise LimitError("parts of values in a format are not supported in templates")
 
 
 def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -347,12 +396,14 @@ def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         _check_parts(given)
         if isinstance(value, str):
             _check_filtered(name, value, given[1:], others)
+        if name in _GATHERING and isinstance(value, Iterator | range):
+            value = _held(value)
+            _check_parts((value,))
+            arguments = (*arguments[:first], value, *given[1:])
         if name == "join":
-            separator = next((text for text in others if isinstance(text, str)), "")
-            if isinstance(value, Iterator):
-                value = list(_counted(value))
-                arguments = (*arguments[:first], value, *given[1:])
-            _check_join(separator, value)
+            _check_join(next((text for text in others if isinstance(text, str)), ""), value)
+        if name == "sum" and any(isinstance(other, list | tuple) for other in others):
+            raise LimitError("sums of lists are not supported in templates")
         return _limited(function(*arguments, **named))
 
     return checked
@@ -365,7 +416,7 @@ def _check_filtered(name: str, text: str, arguments: tuple[Any, ...], others: tu
     width = max((len(other) if isinstance(other, str) else other or 0 for other in others), default=4)
     if name == "indent" and (text.count("\n") + 1) * width > LENGTH:
         raise LimitError(f"a value is over {LENGTH} long")
-    if name in ("list", "sort", "unique", "batch", "reverse", "items") and len(text) > ITEMS:
+    if name in (*_GATHERING, "batch", "items", "title", "urlencode") and name != "join" and len(text) > ITEMS:
         raise LimitError(f"a value has over {ITEMS} parts")
 
 
@@ -397,6 +448,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(layout: str) -> str:
+    if len(layout) > WIDTH:
+        raise LimitError(f"a layout of a time is over {WIDTH} characters")
     _check_layout(layout)
     return datetime.now().strftime(layout)
 
@@ -413,5 +466,20 @@ def _to_json(
         raise LimitError("an indentation is over 16")
     if separators is not None and sum(map(len, separators)) > 16:
         raise LimitError("separators are over 16 characters")
+    if indent:
+        _check_indented(value, len(indent) if isinstance(indent, str) else indent)
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    if ensure_ascii and len(text) > ITEMS and not text.isascii():
+        raise LimitError(f"a text to write in ASCII is over {ITEMS} long")
     return re.sub(rf"[^\0-~{BREAK}]", lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
+
+
+def _check_indented(value: Any, indent: int) -> None:
+    """Each part of a value has a line of its own, which is indented as deep as it lies."""
+    length, depth, layer = 0, 0, [value]
+    while layer := [item for item in layer if isinstance(item, list | tuple | dict)]:
+        depth += 1
+        length += depth * indent * sum(len(held) + 1 for held in layer)
+        if length > LENGTH:
+            raise LimitError(f"a value is over {LENGTH} long")
+        layer = [item for held in layer for item in (held.values() if isinstance(held, dict) else held)]

@@ -28,12 +28,12 @@ def require_harmless(source: str) -> None:
     """Raise ModelError for a template that takes too much. One that only fails passes: it will say why itself."""
     if not hasattr(os, "fork") or sys.platform == "win32":
         return
-    mark = f"template-1-{hashlib.sha256(source.encode(errors='replace')).hexdigest()}"
-    if is_known(mark):
+    mark = hashlib.sha256(source.encode(errors="replace")).hexdigest()
+    if is_known("template", mark):
         return
     if (problem := tried(source)) is not None:
         raise ModelError(f"the chat template was stopped: {problem}")
-    remember(mark)
+    remember("template", mark)
 
 
 def tried(source: str) -> str | None:

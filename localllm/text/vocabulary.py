@@ -241,7 +241,7 @@ def _check_merges(keys: Checked, merges: list[str], ids: dict[str, int]) -> None
     """That all are of two tokens and make one; of 280k it takes 0.1 s, so it is remembered which were."""
     data, known = keys.metadata, ids.keys()
     mark = data.fingerprint(_PREFIX + "tokens", _PREFIX + "merges") if isinstance(data, Metadata) else None
-    if mark and is_known(f"merges-1-{mark}"):
+    if mark and is_known("merges", mark):
         return
     # Sets and joined strings, because to look at one merge after the other takes four times as long.
     if merges and (
@@ -252,7 +252,7 @@ def _check_merges(keys: Checked, merges: list[str], ids: dict[str, int]) -> None
     ):
         _refuse_merges(merges, ids)
     if mark:
-        remember(f"merges-1-{mark}")
+        remember("merges", mark)
 
 
 def _refuse_merges(merges: Iterable[str], ids: dict[str, int]) -> None:
