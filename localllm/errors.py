@@ -4,7 +4,7 @@
     ├── UsageError       2    arguments that make no sense together
     ├── ModelError       3    a model file that cannot be read, is invalid, or is not supported
     │   └── UnsupportedError  a file that may well be valid
-    ├── ConstraintError  1    an answer got into more alternatives than can be followed
+    ├── ConstraintError  1    an answer got where no token may come, or into more alternatives than can be followed
     ├── ContextError     4    the prompt does not fit the context
     ├── MemoryLimitError 5    the computer has not enough memory
     └── RecordsError     6    some of many records could not be answered
@@ -41,7 +41,7 @@ class UnsupportedError(ModelError):
 
 
 class ConstraintError(LocalllmError):
-    """A constrained answer has got where its grammar is too complex to go on."""
+    """An answer has got where its grammar is too complex to go on, or where no token is allowed."""
 
 
 class ContextError(LocalllmError):

@@ -1,5 +1,6 @@
 """Where machine code is kept between starts."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -32,3 +33,11 @@ def is_private(folder: Path) -> bool:
     except OSError:
         return False
     return found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+
+
+def make_private(folder: Path) -> None:
+    """Have a folder, in another, where only this user can write. Raises OSError."""
+    for each in (folder.parent, folder):
+        each.mkdir(0o700, parents=True, exist_ok=True)
+        if not is_private(each):
+            raise PermissionError(errno.EACCES, "others can write there")

@@ -19,7 +19,7 @@ import llvmlite.binding as llvm
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvidedCacheLocator
 
-from localllm.quant.cache import cache_folder
+from localllm.quant.cache import cache_folder, make_private
 
 # Sums may be taken in any order, products added without rounding, quotients made of reciprocals: that is what makes
 # vectors of loops. NaN and infinity keep their meaning. The order is fixed when a loop is compiled.
@@ -76,6 +76,7 @@ class _Locator(UserProvidedCacheLocator):
 
     @classmethod
     def from_function(cls, function: FunctionType, source: str) -> "_Locator":
+        make_private(code_folder())  # Numba reads pickles there, which are as good as programs
         locator = cls(function, source)
         locator.ensure_cache_path()
         return locator

@@ -7,6 +7,7 @@ What a terminal of 100 columns shows goes to stdout, commands behind a dollar si
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,7 @@ class User:
         subprocess.run([sys.executable, "-m", "venv", f"{self._home}/venv"], check=True)
         quiet = ["--quiet", "--disable-pip-version-check"]
         subprocess.run([f"{self._home}/venv/bin/pip", "install", *quiet, str(ROOT)], check=True)
-        self.show("$ python3 -m venv venv && . venv/bin/activate && pip install localllm")
+        self.show("$ python3 -m venv venv && . venv/bin/activate && pip install .")
         self.show(f"({time.monotonic() - started:.0f} s)")
 
     def run(self, *arguments: str, most: int = 12) -> None:
@@ -50,15 +51,15 @@ class User:
         code = screen.end()
         lines = drawn(screen.seen).rstrip("\n").split("\n")
         more = [] if len(lines) <= most else ["..."]
-        self.show("\n".join([f"$ localllm {' '.join(arguments)}", *lines[:most], *more]))
+        self.show("\n".join([f"$ localllm {shlex.join(arguments)}", *lines[:most], *more]))
         if code:
-            sys.exit(f"localllm {' '.join(arguments)}: exit code {code}")
+            sys.exit(f"localllm {shlex.join(arguments)}: exit code {code}")
 
     def chat(self, *arguments: str, lines: list[str]) -> None:
         """A conversation."""
         chat = self._terminal("chat", *arguments)
         beginning = drawn(chat.prompt()).rsplit(">", 1)[0]
-        self.show(f"$ localllm chat {' '.join(arguments)}\n{beginning.rstrip()}")
+        self.show(f"$ localllm chat {shlex.join(arguments)}\n{beginning.rstrip()}")
         for line in lines:
             self.show(f"> {line}\n{chat.say(line).rsplit('>', 1)[0].rstrip()}\n")
         chat.type("bye\r")

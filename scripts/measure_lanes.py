@@ -23,8 +23,9 @@ from localllm.engine import cpu, cpu_tiles
 from localllm.engine.cache import KVCache
 from localllm.engine.program import BATCH, PRECISE_TOKENS, Header
 from localllm.engine.recorder import ALL, Activation, Operation
-from localllm.engine.threads import Threads, usable_cores
+from localllm.engine.threads import Threads
 from localllm.kernels.amx import has_tiles
+from localllm.kernels.cores import usable_cores
 from localllm.kernels.lane import lane
 from localllm.kernels.library import Library
 from localllm.quant.formats import BY_NAME

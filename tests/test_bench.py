@@ -216,10 +216,11 @@ def test_the_memory_is_given_back():
 def test_the_best_pass_is_the_bandwidth(monkeypatch):
     class FakeReader:
         speeds = iter([3.0, 9.0, *[5.0] * 8])
-        closed = 0
+        closed, sizes = 0, []
 
-        def __init__(self, threads, progress):
-            assert threads == 2
+        def __init__(self, threads, size, progress):
+            assert threads == 2 and size % 1024 == 0
+            self.sizes.append(size)
 
         def run(self):
             return next(self.speeds)
@@ -227,11 +228,14 @@ def test_the_best_pass_is_the_bandwidth(monkeypatch):
         def close(self):
             FakeReader.closed += 1
 
+    rooms = iter([1 << 40, 400_000_000])
+    monkeypatch.setattr(bandwidth, "available_memory", lambda: next(rooms))
     monkeypatch.setattr(bandwidth, "MemoryReader", FakeReader)
     assert read_bandwidth(2) == 9.0
     with pytest.raises(RuntimeError):  # nothing left to read
         read_bandwidth(2)
     assert FakeReader.closed == 2
+    assert FakeReader.sizes[0] == bandwidth.SIZE and 99_000_000 < FakeReader.sizes[1] <= 100_000_000
 
 
 # The command.

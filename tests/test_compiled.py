@@ -42,6 +42,14 @@ def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path):
     assert run(tmp_path / "file") == "[15360, 49152] 0"
 
 
+def test_a_folder_where_others_can_write_is_done_without(tmp_path: Path):
+    """What Numba reads there are pickles."""
+    assert run(tmp_path) == "[15360, 49152] 0"
+    (folder,) = (tmp_path / "quant").iterdir()
+    folder.chmod(0o777)
+    assert run(tmp_path) == "[15360, 49152] 0"
+
+
 @pytest.mark.parametrize("relative", ["", ".", "cache", "~/cache"])
 def test_the_cache_is_never_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relative: str):
     monkeypatch.chdir(tmp_path)

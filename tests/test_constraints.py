@@ -1,6 +1,7 @@
 """Constrained answers: of the form that was asked for whenever they are finished, and refused what cannot be had."""
 
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -135,6 +136,22 @@ def test_a_record_whose_grammar_gets_too_complex(model: localllm.Model, monkeypa
     assert [request.error is None for request in requests] == [True, False, True]
     with pytest.raises(ConstraintError):
         "".join(model.chat(ASKED, 80, schema=PERSON))
+
+
+def test_a_record_whose_bias_leaves_no_token(model: localllm.Model):
+    """Only it fails, too."""
+    never = dict.fromkeys(range(model.tokenizer.vocab_size), -math.inf)
+    shape = constraint_of(regex="abc")
+    requests = [
+        model.session.request(
+            "x", GenerationOptions(9, sampling=SamplingOptions(seed=1, logit_bias=bias), constraint=shape)
+        )
+        for bias in (None, never, None)
+    ]
+    assert sum(len(finished) for finished in model.batch(iter(requests))) == 3
+    assert [str(request.error or request.answers[0].text) for request in requests] == [
+        "abc", "no token is allowed here", "abc",
+    ]  # fmt: skip
 
 
 def test_a_class_that_knows_its_schema(model: localllm.Model):

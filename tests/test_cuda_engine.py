@@ -9,10 +9,26 @@ from engines import SingleEngine
 from guarded import model as small_model
 from simulated import SimulatedCard
 
-from localllm.engine import devices
+from localllm.arch.states import Paged
+from localllm.arch.storage import KVType
+from localllm.arch.weights import Weight
+from localllm.engine import cuda_backend, devices
+from localllm.engine.cuda_cache import CudaCache
 from localllm.engine.cuda_device import NoCardError, limits
-from localllm.engine.placing import MARGIN, Sizes, layers_that_fit, require_room
+from localllm.engine.cuda_weights import CardWeights
+from localllm.engine.placing import (
+    MARGIN,
+    Sizes,
+    card_bytes,
+    layers_that_fit,
+    require_room,
+    sizes,
+    spare,
+    state_bytes,
+)
 from localllm.errors import MemoryLimitError, UsageError
+from localllm.files.gguf_file import Tensor
+from localllm.quant.formats import BY_NAME
 
 CONTEXT = 128
 
@@ -66,6 +82,17 @@ def test_layers_on_both_sides(card, layers):
         sequence = model.sequence()
         rows[backend] = np.concatenate([sequence.append([1, 2, 3], "all"), sequence.fork().append([4])])
         assert model.device == ("CPU" if backend == "reference" else f"Numba's simulator, {layers} of 2 layers")
+        model.close()
+    assert nmse(rows["cuda"], rows["reference"]) < 1e-9
+
+
+def test_more_sequences_than_the_card_has_tables_for(card, monkeypatch):
+    """What the CPU's layers leave for the second group is not what they left for the first."""
+    monkeypatch.setattr(cuda_backend, "MOST_SEQUENCES", 1)
+    rows = {}
+    for backend in ("reference", "cuda"):
+        model = engine(backend, gpu_layers=1)
+        rows[backend] = np.concatenate(model.step([(model.sequence(), [1]), (model.sequence(), [2])]))
         model.close()
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
 
@@ -135,6 +162,9 @@ def test_nothing_is_asked_where_there_is_no_driver(monkeypatch):
     assert model.device == "CPU" and model.warning is None
     assert "localllm.engine.devices" not in sys.modules
     model.close()
+    model = engine("auto", gpu_layers=1)  # who asks for layers on a card hears that there is none
+    assert model.device == "CPU" and model.warning == "the CPU computes: there is no NVIDIA driver"
+    model.close()
 
 
 def test_as_many_layers_as_fit():
@@ -144,6 +174,32 @@ def test_as_many_layers_as_fit():
     require_room(needed, 2, MARGIN + 45)
     with pytest.raises(MemoryLimitError, match="3 layers take"):
         require_room(needed, 3, MARGIN + 45)
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "IQ2_XXS", "IQ2_S", "BF16"])
+def test_what_a_layer_takes_on_the_card(format):
+    """As much as is allocated for it, whatever the file has: IQ2_XXS becomes Q8_0, IQ2_S float16."""
+    data = np.zeros((64, BY_NAME[format].row_bytes(256)), np.uint8)
+    tensor = Tensor("blk.0.ffn_up.weight", BY_NAME[format], (64, 256), data)
+    allocated: list[int] = []
+    weights = CardWeights(SimpleNamespace(capability=(8, 0), allocate=allocated.append), [], None)
+    weights._upload_planes = weights._upload_rows = lambda *arguments: None
+    weights.address(Weight(tensor))
+    needed = sizes({tensor.name: tensor}, [], 1, 64, KVType(), 0)
+    assert (needed.layers, needed.rest) == (allocated, 0)
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_what_is_counted_is_enough(monkeypatch, contexts):
+    """Weights come behind the cache: a second context must not take their place, nor one behind a window."""
+    model, states, context = small(), [Paged(layer, 1, 16, 16, window=4) for layer in range(2)], 1 << 15
+    needed = sizes(model.tensors, states, 2, context, KVType(), 0)
+    room = needed.rest + sum(needed.layers)
+    room += (contexts - 1) * sum(state_bytes(state, context, KVType()) for state in states)
+    card = SimulatedCard(room)
+    cache = CudaCache(card, states, context, KVType(), spare(needed, 2, MARGIN + room))
+    assert cache.sequences == (contexts,)
+    card.allocate(sum(map(card_bytes, model.tensors.values())))
 
 
 def test_limits_of_cards():

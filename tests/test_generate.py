@@ -1,7 +1,5 @@
 """Generation: when it ends, what it shows, and what it reads again and what not."""
 
-import gc
-
 import pytest
 from fake_engine import FakeEngine, saying
 from tiny_model import write_tiny_model
@@ -189,7 +187,6 @@ def test_a_forgotten_answer_gives_its_sequence_back(tokenizer: Tokenizer):
     fake = engine(tokenizer, "abcdef")
     sequences = Sequences(fake)
     next(start(tokenizer, sequences, [5, 6, 7]))
-    gc.collect()
     answer = start(tokenizer, sequences, [5, 6, 7, 8])
     next(answer)
     assert answer.cached_tokens == 3

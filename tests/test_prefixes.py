@@ -277,6 +277,25 @@ def test_damaged_files_are_never_used(model: str, harm: str, request, folder: Pa
         assert in_new_process(path, ids)[0] == len(ids), "it was written again"
 
 
+def test_a_damaged_file_that_stays(tiny: Path, folder: Path, monkeypatch):
+    """In a folder where nothing can be removed: it is passed over, and not looked at again and again."""
+    with open_model(tiny) as model:
+        _, logits = read(model, tokens(600))
+    for file in folder.iterdir():
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+
+    def refuse(path, missing_ok=False):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with open_model(tiny) as model:
+        assert model.prefixes.find(tokens(600)) is None
+        assert model.prefixes.find_conversation(tokens(600), 0) is None
+        np.testing.assert_array_equal(read(model, tokens(600))[1], logits)
+
+
 def test_a_folder_that_cannot_be_written(tiny: Path, folder: Path, monkeypatch):
     """One warning, and the answer as always."""
     folder.parent.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from localllm.arch.storage import KVType
 from localllm.engine import recurrent
 from localllm.engine.model import REREAD, Engine
 from localllm.engine.recurrent import Layout, RecurrentState
-from localllm.errors import ModelError
+from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
 
 
@@ -173,6 +173,28 @@ def test_a_run_that_fails_does_not_change_a_sequence(engine, monkeypatch):
         monkeypatch.setattr(engine.backend, "run", run)
         assert nmse(sequence.append([5]), fresh(engine, [*ids, 1, 5])) < 1e-9
         sequence.truncate(41)
+
+
+@pytest.mark.parametrize("failure", [MemoryLimitError, KeyboardInterrupt])
+def test_what_a_failed_run_should_have_read_again(engine, monkeypatch, failure):
+    """It is among a sequence's tokens already. Memory may end for another sequence of the run."""
+    ids = tokens(100)
+    sequences = engine.sequence(), engine.sequence()
+    for sequence in sequences:
+        sequence.append(ids, "none")
+        assert sequence.truncate(60) == 60
+
+    def fail(*arguments):
+        raise failure
+
+    with monkeypatch.context() as patch:
+        place = (sequences[1].store, "prepare") if failure is MemoryLimitError else (engine.backend, "run")
+        patch.setattr(*place, fail)
+        with pytest.raises(failure):
+            engine.step([(sequence, [1]) for sequence in sequences])
+    for sequence in sequences:
+        assert sequence.tokens == ids[:60]
+        assert nmse(sequence.append([5]), fresh(engine, [*ids[:60], 5])) < 1e-9
 
 
 def test_forks_copy_nothing_and_share_snapshots():

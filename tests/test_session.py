@@ -1,5 +1,7 @@
 """Conversations: what the model is given to read, what is not read twice, what is forgotten."""
 
+import gc
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ from tiny_model import damage, write_tiny_model
 
 import localllm
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
@@ -103,6 +105,13 @@ def test_the_oldest_turns_are_forgotten(tokenizer: Tokenizer):
     assert 0 < sum(count > 0 for count in dropped) <= 4, "not at every turn: the rest must be read again"
 
 
+@pytest.mark.parametrize("role", ["system", "assistant"])
+def test_there_is_no_turn_to_forget(tokenizer: Tokenizer, role: str):
+    _, session = conversation(tokenizer, "fine", context=200)
+    with pytest.raises(ContextError, match="context of 200"):
+        session.chat([{"role": role, "content": "x" * 200}], GenerationOptions(on_overflow="drop-turns"))
+
+
 def test_a_text_that_does_not_fit_changes_nothing(tokenizer: Tokenizer):
     _, session = conversation(tokenizer, "fine", context=200)
     "".join(session.ask("Hi", GREEDY))
@@ -173,6 +182,37 @@ def test_several_answers_of_one_model(tiny: Path):
         assert [answer.text for answer in answers] == alone
 
 
+def test_answers_that_nobody_wants(tiny: Path):
+    """They give back at once what they hold; only those in a cycle wait for Python, which comes at any moment."""
+    with localllm.open(tiny, backend="reference") as model:
+        sequences = model.session.sequences
+
+        def begin() -> Generation:
+            answer = model.generate("hello", max_tokens=6, temperature=0)
+            next(answer)
+            return answer
+
+        expected = "".join(model.generate("hello", max_tokens=6, temperature=0))
+
+        gc.disable()
+        try:
+            for _ in range(3):
+                begin()
+                assert len(sequences._busy) == 0 and sequences._kept
+            cycle = [begin()]
+            cycle.append(cycle)
+            assert len(sequences._busy) == 1
+            del cycle
+            with sequences.lock, model.engine.lock:
+                collector = threading.Thread(target=gc.collect, daemon=True)
+                collector.start()
+                collector.join(10)
+            assert not collector.is_alive(), "it waits for a lock that its own thread could hold"
+        finally:
+            gc.enable()
+        assert "".join(model.generate("hello", max_tokens=6, temperature=0)) == expected
+
+
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_sequences_of_a_model(tiny: Path, backend: str):
     with localllm.open(tiny, kv_type="f32", backend=backend) as model:
@@ -222,6 +262,8 @@ def test_wrong_calls(tiny: Path):
             model.logits([-1])
         with pytest.raises(UsageError):
             model.logits([])
+        with pytest.raises(UsageError, match="the prompt should be"):
+            list(model.map([3]))
         with pytest.raises(ContextError):
             model.logits([5] * 5000)
         with pytest.raises(UsageError):

@@ -15,12 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localllm.engine import threads
 from localllm.engine.tape import Buffer, Step, Tape
-from localllm.engine.threads import KERNEL, Threads, cgroup_quota, usable_cores
+from localllm.engine.threads import KERNEL, Threads
 from localllm.errors import LocalllmError
 from localllm.files.safe_file import lock
+from localllm.kernels import cores as cores_module
 from localllm.kernels import objects
+from localllm.kernels.compilers import Compiler
+from localllm.kernels.cores import cgroup_quota, logical_cores, usable_cores
 from localllm.kernels.cpu.job import JOB, LINE, STEP, Job
 from localllm.kernels.kept import read_kept, write_kept
 from localllm.kernels.library import Library
@@ -50,7 +52,7 @@ VERSION_2, QUOTA, PERIOD = (
     ids=repr,
 )
 def test_cgroup_quota(monkeypatch, files, quota):
-    monkeypatch.setattr(threads, "read_text", lambda path: files.get(path, ""))
+    monkeypatch.setattr(cores_module, "read_text", lambda path: files.get(path, ""))
     assert cgroup_quota() == quota
 
 
@@ -75,16 +77,17 @@ def siblings(groups: list[str]) -> dict[str, str]:
     ],
 )
 def test_usable_cores(monkeypatch, files, allowed, cores):
-    monkeypatch.setattr(threads, "read_text", lambda path: files.get(path, ""))
+    monkeypatch.setattr(cores_module, "read_text", lambda path: files.get(path, ""))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: allowed)
     assert usable_cores() == cores
+    assert logical_cores() == (cores if VERSION_2 in files else len(allowed))
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs processor affinity")
 def test_usable_cores_of_a_bound_process():
     one = min(os.sched_getaffinity(0))
     program = (
-        f"import os; os.sched_setaffinity(0, {{{one}}}); from localllm.engine.threads import *; print(usable_cores())"
+        f"import os; os.sched_setaffinity(0, {{{one}}}); from localllm.kernels.cores import *; print(usable_cores())"
     )
     assert run_python(program).stdout.strip() == "1"
 
@@ -95,8 +98,8 @@ def test_usable_cores_of_a_bound_process():
 )
 def test_usable_cores_of_macos(monkeypatch, known, cores):
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(threads, "read_text", lambda path: "")
-    monkeypatch.setattr(threads, "system_number", lambda name: known.get(name, 0))
+    monkeypatch.setattr(cores_module, "read_text", lambda path: "")
+    monkeypatch.setattr(cores_module, "system_number", lambda name: known.get(name, 0))
     assert usable_cores() == cores
 
 
@@ -475,6 +478,31 @@ def test_the_key_is_of_what_machine_code_depends_on(tmp_path, monkeypatch):
             file.write("#")
         changes[name] = object_folder.__wrapped__() != before
     assert [name for name, changed in changes.items() if not changed] == ["reference.py", "widen.py", "compilers.py"]
+
+
+def test_compilers_do_not_hear_what_numba_is_told(monkeypatch):
+    """Only which CPU to compile for: NUMBA_DISABLE_JIT ended them, and slow code of NUMBA_OPT=0 was kept."""
+    heard = {}
+
+    def start(command, env, **others):
+        heard.update(env)
+        raise BlockingIOError
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    told = {
+        "NUMBA_DISABLE_JIT": "1",
+        "NUMBA_OPT": "0",
+        "NUMBA_CPU_NAME": "znver4",
+        "NUMBA_CPU_NAMES": "x",
+        "OTHER": "y",
+    }
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BlockingIOError):
+        Compiler("nothing")
+    assert {name: heard.get(name) for name in told} == {
+        "NUMBA_DISABLE_JIT": None, "NUMBA_OPT": None, "NUMBA_CPU_NAME": "znver4", "NUMBA_CPU_NAMES": None, "OTHER": "y",
+    }  # fmt: skip
 
 
 def test_why_a_kernel_cannot_be_compiled():

@@ -75,6 +75,17 @@ def test_what_forks_share_stays(engine):
     np.testing.assert_allclose(second.append(TOKENS[502:504]), alone(engine, TOKENS[:504]), atol=1e-4)
 
 
+def test_a_fork_has_lost_what_the_original_has(engine):
+    """Who went back further than windows reach holds nothing until it reads again, nor do its forks."""
+    for length in (2 * PAGE, 2 * PAGE + 5):
+        sequence, _ = read(engine, 500)
+        assert sequence.truncate(length) == length
+        fork = sequence.fork()
+        np.testing.assert_allclose(fork.append([7]), alone(engine, [*TOKENS[:length], 7]), atol=1e-4)
+        fork.close()
+        sequence.close()
+
+
 def test_estimates():
     state = Paged(0, kv_heads=2, key_dim=64, value_dim=64, window=WINDOW)
     assert state.bytes(100, KVType()) == 100 * 2 * 2 * 128

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Encoding = Annotated[
     str | None,
-    option("--encoding", metavar="NAME", help="How -f and stdin are written.  [default: UTF-8, marked UTF-16]"),
+    option("--encoding", metavar="NAME", help="How files and stdin are written.  [default: UTF-8, marked UTF-16]"),
 ]
 ALWAYS = 1 << 20  # bytes of a prompt that are read before anybody asks how many could fit
 

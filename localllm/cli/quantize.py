@@ -152,7 +152,7 @@ def format_named(text: str | None) -> str:
 
 def execute(plan: "Plan", target: str, request: "Request", threads: int | None) -> None:
     """Write the files, with a progress bar on a terminal; at the end, what became of it."""
-    from localllm.engine.threads import usable_cores
+    from localllm.kernels.cores import usable_cores
     from localllm.kernels.faults import end_on_bus_error
     from localllm.services import quantize as service
 

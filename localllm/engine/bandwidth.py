@@ -4,6 +4,7 @@ from time import perf_counter
 
 import numpy as np
 
+from localllm.engine.memory import available_memory
 from localllm.engine.tape import Buffer, Step, Tape
 from localllm.engine.threads import Threads
 from localllm.kernels.library import Library, Progress
@@ -11,6 +12,7 @@ from localllm.kernels.library import Library, Progress
 # Bytes to read: a processor's cache should hold little of it. No power of two, which would put the kernel's four
 # streams so far apart that they meet in the same banks of the memory: 24 GB/s on one core instead of 35.
 SIZE = 500_000 * 1024
+LEAST = 1 << 24  # less would be measured in a cache
 PASSES = 10
 PARTS = 8  # per thread, as a matrix has
 
@@ -43,8 +45,9 @@ class MemoryReader:
 
 
 def read_bandwidth(threads: int, progress: Progress | None = None) -> float:
-    """The best of several passes, in bytes per second."""
-    reader = MemoryReader(threads, progress=progress)
+    """The best of several passes, in bytes per second, over a quarter of the memory that can be had at most."""
+    size = min(SIZE, max(available_memory() // 4, LEAST) // 1024 * 1024)
+    reader = MemoryReader(threads, size, progress)
     try:
         return max(reader.run() for _ in range(PASSES))
     finally:

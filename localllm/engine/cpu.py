@@ -130,7 +130,6 @@ class CpuLowering(Lowering):
         self._stored = stored(operations)
         self._quantized: dict[Activation, Quantized] = {}
         self._rounded: dict[Activation, Buffer] = {}
-        self._in_cache: dict[int, list[Buffer]] = {}  # by layer, what stands for its keys and values
         self._plans: dict[tuple[int, int, int, bool], dict[str, Any]] = {}
         self._scratch, self._scratch_bytes = Buffer(0, 0), 0  # its address is filled in by `finish`
         super().__init__(operations, cache, layout, threads, header, given=given)
@@ -216,45 +215,33 @@ class CpuLowering(Lowering):
         arguments["most_precise"] = BATCH if is_stored else PRECISE_TOKENS
         return [source, rounded] if rounded else [source]
 
-    def _attend(
+    def _attention(
         self,
-        operation: Operation,
-        q: Activation,
-        *new: Activation,
         state: Paged | Latent,
+        q: Buffer,
+        y: Buffer,
         heads: int,
         slopes: Sequence[float],
         sinks: np.ndarray | None,
         **given: float,
     ) -> None:
-        keys, values = sides = self._cache.sides(state)
-        of_keys, of_values = state.rotations(self._cache.kv_type)
-        if new:
-            turned = [self._turned(x, block) for x, block in zip(new, (of_keys, of_values), strict=False)]
-            kept = zip(new, turned, sides, strict=False)
-            self._in_cache[state.layer] = [self._store(x, buffer, side) for x, buffer, side in kept]
-        in_cache = self._in_cache[state.layer]
-        source, y, plan = self._turned(q, of_keys), self._new(operation.output), self._plan(heads, state)
+        sides, plan = self._cache.sides(state), self._plan(heads, state)
         value_dim = -(-state.value_dim // 16) * 16
         partial = Buffer(SPLIT_TOKENS * heads * MOST_SPLITS, (value_dim + 32) * 4)
         arguments: dict[str, Any] = {
             name: plan[name] for name in ("units", "unit_count", "splits", "window", "chunked")
         }
         arguments |= {"count": self._count(ALL), "positions": self.header.positions}
-        arguments |= {"q": source, "q_stride": source.stride, "y": y, "y_stride": y.stride, "partial": partial}
-        arguments |= {"keys": self._cache.address(keys), "key_head_stride": self._cache.head_stride(keys)}
-        arguments |= {"values": self._cache.address(values), "value_head_stride": self._cache.head_stride(values)}
-        arguments |= {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
-        arguments |= {"heads": heads, "kv_heads": state.kv_heads, "key_dim": state.key_dim}
+        arguments |= {"q": q, "q_stride": q.stride, "y": y, "y_stride": y.stride, "partial": partial}
+        arguments |= self._of_cache(sides) | {"heads": heads, "kv_heads": state.kv_heads, "key_dim": state.key_dim}
         arguments |= {"value_dim": state.value_dim, "slopes": np.array(slopes, np.float32) if slopes else 0}
         arguments["sinks"] = 0 if sinks is None else sinks
         kernel, more = self.attention
         arguments |= given | self._scratch_for(attention_scratch(-(-state.key_dim // 16) * 16, value_dim) + more)
-        count, reads = plan["unit_count"], [source, *in_cache, plan["made"]]
+        count, reads = plan["unit_count"], [q, *self._in_cache[state.layer], plan["made"]]
         kinds = "-".join(dict.fromkeys(side.kind.upper() for side in sides))
         self.tape.append(Step(f"{kernel}-{kinds}", arguments, 8 * self._threads, count, reads, [y, partial]))
         self.tape.append(Step("merge", dict(arguments), 2 * self._threads, None, [partial, plan["made"]], [y]))
-        self._turn(operation.output, y, y, of_values)
 
     def _plan(self, heads: int, state: Paged | Latent) -> dict[str, Any]:
         """What attention has to do in a run, made once for all layers that are alike."""

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from localllm.arch.states import Latent, Paged
-from localllm.engine.cache import Streams
 from localllm.engine.lowering import Lowering
-from localllm.engine.recorder import ALL, Activation, Operation
+from localllm.engine.recorder import ALL
 from localllm.engine.tape import Buffer, Step
 
 BLOCKS = 264  # that fill a card of 132 multiprocessors, two each
@@ -58,50 +57,29 @@ class AttentionLowering(Lowering):
 
     depth: int = 16
 
-    def __init__(self, *arguments: Any) -> None:
-        self._in_cache: dict[int, list[Buffer]] = {}  # by layer, what stands for its keys and values
-        super().__init__(*arguments)
-
-    def _attend(
+    def _attention(
         self,
-        operation: Operation,
-        q: Activation,
-        *new: Activation,
         state: Paged | Latent,
+        q: Buffer,
+        y: Buffer,
         heads: int,
         slopes: Sequence[float],
         sinks: np.ndarray | None,
         **given: float,
     ) -> None:
-        sides = self._cache.sides(state)
-        of_keys, of_values = state.rotations(self._cache.kv_type)
-        if new:
-            turned = [self._turned(x, block) for x, block in zip(new, (of_keys, of_values), strict=False)]
-            kept = zip(new, turned, sides, strict=False)
-            self._in_cache[state.layer] = [self._store(x, buffer, side) for x, buffer, side in kept]
-        source, y = self._turned(q, of_keys), self._new(operation.output)
-        arguments = self._of_cache(sides) | given | {"q": source, "q_stride": source.stride, "heads": heads}
+        arguments = self._of_cache(self._cache.sides(state)) | given | {"q": q, "q_stride": q.stride, "heads": heads}
         arguments |= {"kv_heads": state.kv_heads, "window": state.window or 0, "chunked": state.chunked}
-        arguments["slopes"] = np.array(slopes, np.float32) if slopes else 0
-        reads = [source, *self._in_cache[state.layer]]
+        arguments |= {"slopes": np.array(slopes, np.float32) if slopes else 0, "sequences": self.header.sequences}
+        reads = [q, *self._in_cache[state.layer]]
         if self._are_few(state):
             self._attend_few(state, arguments, 0 if sinks is None else sinks, reads, y)
         else:
             self._attend_many(state, arguments, 0 if sinks is None else sinks, reads, y)
-        self._turn(operation.output, y, y, of_values)
 
     def _are_few(self, state: Paged | Latent) -> bool:
         """Whether float32 is used: for few tokens, for who wants a cache in float32, and for very long heads."""
         is_exact = any(side.kind == "f32" for side in self._cache.sides(state))
         return self.tokens <= FEW_TOKENS or is_exact or max(state.key_dim, state.value_dim) > MOST_DIM
-
-    def _of_cache(self, sides: tuple[Streams, Streams]) -> dict[str, Any]:
-        """Where keys and values are, and which of them belong to whom."""
-        keys, values = sides
-        where: dict[str, Any] = {"sequences": self.header.sequences}
-        where |= {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
-        where |= {"keys": self._cache.address(keys), "key_head_stride": self._cache.head_stride(keys)}
-        return where | {"values": self._cache.address(values), "value_head_stride": self._cache.head_stride(values)}
 
     def _attend_few(
         self, state: Paged | Latent, arguments: dict[str, Any], sinks: Any, reads: list[Buffer], y: Buffer

@@ -11,7 +11,7 @@ from localllm.engine.cache import KVCache
 from localllm.engine.cpu import compiled
 from localllm.engine.cuda_cache import CudaCache
 from localllm.engine.cuda_card import Card
-from localllm.engine.cuda_program import CudaProgram
+from localllm.engine.cuda_program import MOST_SEQUENCES, CudaProgram
 from localllm.engine.cuda_recurrent import CardLayout
 from localllm.engine.joint_cache import JointCache
 from localllm.engine.lowering import Crossing
@@ -36,8 +36,10 @@ class CudaBackend:
     def __init__(
         self, card: Card, operations: list[Operation], states: Sequence[State], context: int, kv_type: KVType,
         threads: int, progress: Progress | None, uploading: Progress | None = None, on_cpu: int = 0,
+        spare: int = 0,
     ):  # fmt: skip
-        """on_cpu: how many of the first layers the CPU computes; uploading(bytes, of all) hears of weights.
+        """on_cpu: how many of the first layers the CPU computes; uploading(bytes, of all) hears of weights; spare:
+        bytes that the card has besides weights, buffers and one context.
 
         Raises MemoryLimitError, UnsupportedError.
         """
@@ -45,7 +47,7 @@ class CudaBackend:
         self._front: Program | None = None
         kept = [state for state in states if not isinstance(state, Recurrent)]
         recurrent = [state for state in states if isinstance(state, Recurrent)]
-        self._cache = CudaCache(card, [state for state in kept if state.layer >= on_cpu], context, kv_type)
+        self._cache = CudaCache(card, [state for state in kept if state.layer >= on_cpu], context, kv_type, spare)
         self._places: KVCache | JointCache = self._cache
         self._layout = CardLayout(card, recurrent) if recurrent else None
         taken: Crossing = {}
@@ -70,6 +72,12 @@ class CudaBackend:
         return PAGE * self._pages.used, PAGE * len(self._pages)
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+        groups = [spans[i : i + MOST_SEQUENCES] for i in range(0, len(spans), MOST_SEQUENCES)]
+        rows = [self._run(group, precise) for group in groups]
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+        """The same for no more spans than the card has tables for; what the CPU leaves is of these alone."""
         if self._front:
             self._front.run([span._replace(wanted=0) for span in spans], precise)
         return self._program.run(spans, precise)

@@ -8,6 +8,7 @@ from localllm.arch.states import State
 from localllm.arch.storage import KVType
 from localllm.engine.cache import KVCache, Streams
 from localllm.engine.cuda_card import Card
+from localllm.engine.placing import state_bytes
 from localllm.kernels.arguments import PAGE
 
 SEQUENCES = (2, 1)  # whole contexts that are allocated: a conversation, and one beside it
@@ -28,10 +29,11 @@ class CardMemory:
 class CudaCache(KVCache):
     """Places for the tokens of all sequences."""
 
-    def __init__(self, card: Card, states: Sequence[State], context: int, kv_type: KVType):
-        """Raises MemoryLimitError, ModelError."""
+    def __init__(self, card: Card, states: Sequence[State], context: int, kv_type: KVType, spare: int):
+        """spare: bytes that there are for more than one context. Raises MemoryLimitError, ModelError."""
         self._card = card
-        super().__init__(states, context, kv_type, SEQUENCES)
+        has_room = sum(state_bytes(state, context, kv_type) for state in states) <= spare
+        super().__init__(states, context, kv_type, SEQUENCES if has_room else SEQUENCES[-1:])
 
     def _reserved(self, size: int) -> CardMemory:  # type: ignore[override]  # has an address, and no bytes
         return CardMemory(self._card, size)

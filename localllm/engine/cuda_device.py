@@ -2,7 +2,8 @@
 cuBLAS for products on tensor cores. Nothing of this is imported on machines without a driver."""
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import cycle
 from typing import Any
 
@@ -45,7 +46,7 @@ def open_card(number: int) -> "CudaCard":
     except NoCardError:
         raise
     except Exception as error:  # of the driver, of cuda.core: too old, busy, broken
-        raise NoCardError(f"card {number} cannot be used: {' '.join(str(error).split())}") from None
+        raise NoCardError(f"card {number} cannot be used: {one_line(error)}") from None
 
 
 def checked(driver: Any, result: tuple) -> Any:
@@ -56,6 +57,21 @@ def checked(driver: Any, result: tuple) -> Any:
     if status != driver.CUresult.CUDA_SUCCESS:
         raise LocalllmError(f"the graphics card failed: {status.name}")
     return values[0] if values else None
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What cuda.core and cuBLAS raise is a LocalllmError, as what the driver's own calls return."""
+    try:
+        yield
+    except (LocalllmError, MemoryError):
+        raise
+    except Exception as error:
+        raise LocalllmError(f"the graphics card failed: {one_line(error)}") from error
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 # Operations in float16 with sums in float32, dense, that a multiprocessor's tensor cores do in a cycle, by compute
@@ -71,7 +87,7 @@ def limits(properties: Any, capability: tuple[int, ...]) -> tuple[float, float]:
 
 
 class CudaCard:
-    """One card; see localllm.engine.cuda_card.Card.
+    """One card; see localllm.engine.cuda_card.Card. Any thread may call it: the driver knows the card by thread.
 
     Attributes:
         name: as its maker calls it.  capability: major and minor number.
@@ -96,6 +112,7 @@ class CudaCard:
     # ---- memory ----
 
     def allocate(self, size: int) -> int:
+        self.use()
         address = int(checked(self._driver, self._driver.cuMemAlloc(max(size, 1))))
         self._allocated.add(address)
         return address
@@ -108,23 +125,30 @@ class CudaCard:
         checked(self._driver, self._driver.cuMemFree(address))
 
     def pinned(self, size: int) -> np.ndarray:
+        self.use()
         address = int(checked(self._driver, self._driver.cuMemHostAlloc(max(size, 1), 0)))
         self._pinned.append(address)
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
     def upload(self, address: int, data: np.ndarray) -> None:
+        self.use()
+        # Not by cuMemcpyHtoD, which may return before the bytes are there: streams do not wait for it.
+        handle = self._stream.handle
+        checked(self._driver, self._driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, handle))
         self.synchronize()
-        checked(self._driver, self._driver.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes))
 
     def download(self, address: int, size: int) -> np.ndarray:
+        self.use()
         self.synchronize()
         data = np.empty(size, np.uint8)
         checked(self._driver, self._driver.cuMemcpyDtoH(data.ctypes.data, address, size))
         return data
 
     def copy(self, target: int, source: int, size: int) -> None:
+        self.use()
         checked(self._driver, self._driver.cuMemcpyDtoDAsync(target, source, size, self._stream.handle))
 
+    @told()
     def feed(self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int) -> None:
         """Bring chunks of at most CHUNK bytes to the card through memory that the driver can read without help.
 
@@ -158,6 +182,7 @@ class CudaCard:
 
     # ---- work ----
 
+    @told()
     def prepare(self, kernels: set[str], progress: Progress | None) -> None:
         from cuda.core import ObjectCode
 
@@ -170,14 +195,16 @@ class CudaCard:
     def _warn(self, line: str) -> None:
         self.warning = line
 
+    @told()
     def record(self, works: Sequence[Work]) -> Callable[[], None]:
         builder = self._stream.create_graph_builder().begin_building()
         for work in works:
             self._start(builder, work)
         graph = builder.end_building().complete()
         graph.upload(self._stream)
-        return lambda: graph.launch(self._stream)
+        return told()(lambda: graph.launch(self._stream))
 
+    @told()
     def do(self, works: Sequence[Work]) -> None:
         for work in works:
             self._start(self._stream, work)
@@ -207,18 +234,21 @@ class CudaCard:
             work.c_stride, int(names.ComputeType.COMPUTE_32F), int(names.GemmAlgo.DEFAULT),
         )  # fmt: skip
 
+    @told()
     def synchronize(self) -> None:
         self._copies.sync()
-        try:
-            self._stream.sync()
-        except Exception as error:
-            raise LocalllmError(f"the graphics card failed: {' '.join(str(error).split())}") from None
+        self._stream.sync()
 
     def close(self) -> None:
-        self.synchronize()
-        self._cublas.destroy(self._handle)
-        for address in self._allocated:
-            checked(self._driver, self._driver.cuMemFree(address))
-        for address in self._pinned:
-            checked(self._driver, self._driver.cuMemFreeHost(address))
-        self._allocated, self._pinned = set(), []
+        """As far as it goes: a card that has failed takes nothing back, and what it failed at has been told."""
+        allocated, self._allocated, pinned, self._pinned = self._allocated, set(), self._pinned, []
+        with suppress(LocalllmError), told():
+            self.use()
+            self.synchronize()
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                self._cublas.destroy(handle)
+        for address in allocated:
+            self._driver.cuMemFree(address)
+        for address in pinned:
+            self._driver.cuMemFreeHost(address)

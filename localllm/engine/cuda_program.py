@@ -139,12 +139,7 @@ class CudaProgram:
         self._progress = None  # whoever shows it does not look any more
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
-        """As Program.run."""
-        groups = [spans[i : i + MOST_SEQUENCES] for i in range(0, len(spans), MOST_SEQUENCES)]
-        rows = [self._run(group, precise) for group in groups]
-        return rows[0] if len(rows) == 1 else np.concatenate(rows)
-
-    def _run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+        """As Program.run; MOST_SEQUENCES spans at most."""
         self._card.use()
         tokens, wanted = sum(len(span.ids) for span in spans), sum(span.wanted for span in spans)
         if wanted > len(self._logits):

@@ -8,7 +8,7 @@ from localllm.arch.states import State
 from localllm.arch.storage import KVType
 from localllm.engine.cuda_card import Card
 from localllm.engine.cuda_device import NoCardError, open_card
-from localllm.engine.placing import Sizes, layers_that_fit, require_room, sizes
+from localllm.engine.placing import Sizes, layers_that_fit, require_room, sizes, spare
 from localllm.errors import MemoryLimitError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
 
@@ -20,6 +20,7 @@ class Placed(NamedTuple):
 
     card: Card | None
     layers: int  # how many
+    spare: int = 0  # bytes that it has besides them, with one context
     warning: str | None = None  # why there is none, should that surprise
 
 
@@ -46,15 +47,17 @@ def placed(
         card = open_card(int(device.partition(":")[2] or 0))
     except NoCardError as error:
         if automatic:
-            return Placed(None, 0, f"the CPU computes: {error}")
+            return Placed(None, 0, warning=f"the CPU computes: {error}")
         raise
     try:
         needed = sizes(file.tensors, states, layers, context, kv_type, buffers(states, kv_type))
-        return Placed(card, layers_on(card.name, needed, wanted, card.free_bytes()))
+        free = card.free_bytes()
+        count = layers_on(card.name, needed, wanted, free)
+        return Placed(card, count, spare(needed, count, free))
     except (MemoryLimitError, UnsupportedError) as error:
         card.close()
         if automatic and wanted == "auto":
-            return Placed(None, 0, f"the CPU computes: {error}")
+            return Placed(None, 0, warning=f"the CPU computes: {error}")
         raise
 
 

@@ -4,12 +4,13 @@ Most verbs are a row in SIMPLE. A target (localllm.engine.cpu, localllm.engine.c
 matrix products and attention.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from localllm.arch.rope import Rope
+from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weight
 from localllm.engine.cache import KVCache, Streams
 from localllm.engine.lowering_experts import ExpertLowering
@@ -54,6 +55,7 @@ class Lowering(ExpertLowering, RecurrentLowering):
         """
         super().__init__(operations, cache, layout, threads, header)
         self._angles: dict[tuple[Rope, str], Buffer] = {}
+        self._in_cache: dict[int, list[Buffer]] = {}  # by layer, what stands for its keys and values
         for x, rows in (taken or {}).items():
             self._take(x, rows)
         for operation in operations:
@@ -142,6 +144,39 @@ class Lowering(ExpertLowering, RecurrentLowering):
         arguments = {"positions": self.header.positions, "frequencies": frequencies, "pairs": pairs}
         self._by_row("angles", ALL, arguments | {"table": table, "factor": rope.magnitude}, [], [table])
         return table
+
+    def _attend(
+        self, operation: Operation, q: Activation, *new: Activation, state: Paged | Latent, **given: Any
+    ) -> None:
+        """New keys and values go to the cache, turned as it wants them; queries are turned alike, and results back."""
+        sides, (of_keys, of_values) = self._cache.sides(state), state.rotations(self._cache.kv_type)
+        if new:
+            turned = [self._turned(x, block) for x, block in zip(new, (of_keys, of_values), strict=False)]
+            kept = zip(new, turned, sides, strict=False)
+            self._in_cache[state.layer] = [self._store(x, buffer, side) for x, buffer, side in kept]
+        source, y = self._turned(q, of_keys), self._new(operation.output)
+        self._attention(state, source, y, **given)
+        self._turn(operation.output, y, y, of_values)
+
+    def _attention(
+        self,
+        state: Paged | Latent,
+        q: Buffer,
+        y: Buffer,
+        heads: int,
+        slopes: Sequence[float],
+        sinks: np.ndarray | None,
+        **given: float,
+    ) -> None:
+        """The target's own: from the rows of queries to those of results."""
+        raise NotImplementedError
+
+    def _of_cache(self, sides: tuple[Streams, Streams]) -> dict[str, Any]:
+        """Where keys and values are."""
+        keys, values = sides
+        where: dict[str, Any] = {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
+        where |= {"keys": self._cache.address(keys), "key_head_stride": self._cache.head_stride(keys)}
+        return where | {"values": self._cache.address(values), "value_head_stride": self._cache.head_stride(values)}
 
     def _store(self, x: Activation, buffer: Buffer, side: Streams) -> Buffer:
         """Keys or values go to the cache; what stands for them there."""

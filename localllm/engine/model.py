@@ -27,10 +27,10 @@ from localllm.engine.runs import FIRST, LATER, Runs
 from localllm.engine.sequence import Sequence, Store
 from localllm.engine.shift import Turn, turns
 from localllm.engine.store import HybridStore
-from localllm.engine.threads import usable_cores
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.arguments import PAGE
+from localllm.kernels.cores import usable_cores
 from localllm.kernels.library import Progress
 
 if TYPE_CHECKING:
@@ -199,7 +199,11 @@ class Engine:
         """The card that gets layers, if one does. Raises LocalllmError."""
         self.device, self._note = "CPU", None
         self.limits: tuple[float, float] | None = None
-        if backend in ("cpu", "reference") or (backend == "auto" and not has_driver()):
+        if backend in ("cpu", "reference"):
+            return None
+        if backend == "auto" and not has_driver():
+            if gpu_layers not in ("auto", 0):
+                self._note = "the CPU computes: there is no NVIDIA driver"
             return None
         from localllm.engine.cuda_program import buffer_bytes
         from localllm.engine.devices import placed
@@ -225,7 +229,7 @@ class Engine:
         try:
             return CudaBackend(
                 placed.card, operations, states, self.context, self.kv_type, self.thread_count, progress, uploading,
-                on_cpu,
+                on_cpu, placed.spare,
             )  # fmt: skip
         except LocalllmError as error:
             placed.card.close()
@@ -358,13 +362,18 @@ class Engine:
         spans = []
         for number, first, end in batch:
             sequence, begin, ids, wanted = readings[number]
-            sequence.store.prepare(begin + first, end - first)
             some = max(0, end - max(first, len(ids) - wanted))
             spans.append(Span(sequence.store, begin + first, ids[first:end], some))
         try:
+            for store, position, ids, _ in spans:
+                store.prepare(position, len(ids))
             found = self.backend.run(spans, precise)
-        except ModelError as error:
-            raise ModelError(f"{self._path}: {error}") from None
+        except BaseException as error:
+            for span in spans:  # what was to be read again is among the tokens, as if it had been
+                span.store.truncate(span.position)
+            if isinstance(error, ModelError):
+                raise ModelError(f"{self._path}: {error}") from None
+            raise
         for (number, _, _), span in zip(batch, spans, strict=True):
             sequence, end = readings[number].sequence, span.position + len(span.ids)
             sequence.tokens[span.position : end] = span.ids.tolist()

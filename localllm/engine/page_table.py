@@ -98,7 +98,8 @@ class PageTable:
         return self.table[first // PAGE : -(-last // PAGE)]
 
     def fork(self, length: int) -> "PageTable":
-        """Another table with the pages of the first `length` tokens."""
+        """Another table with the pages of the first `length` tokens, or of those that are still there."""
+        length = min(length, self._length)
         table = self.table[: -(-length // PAGE)].copy()
         self._pages.share(table)
         return PageTable(self._cache, self._pages, table, length, self._lost)

@@ -86,12 +86,7 @@ class Prefixes:
         if len(ids) <= LONG or self._ended:
             return None
         with suppress(OSError):  # the model's file is gone
-            pieces = self._pieces(ids)
-            while True:
-                try:
-                    return self._found(ids, pieces, known)
-                except DamagedError as error:
-                    remove(str(error))
+            return self._undamaged(ids, self._pieces(ids), known)
         return None
 
     def find_conversation(self, ids: Ids[int], known: int) -> Sequence | None:
@@ -99,17 +94,20 @@ class Prefixes:
         if len(ids) <= LONG or self._ended:
             return None
         with suppress(OSError):
-            pieces = self._pieces(ids, is_conversation=True)
-            while True:
-                try:
-                    read = self._found([*ids, -1], pieces, known)
-                except DamagedError as error:
-                    remove(str(error))
-                    continue
-                if read:
-                    read.sequence.aligned = 0
-                return read and read.sequence
+            read = self._undamaged([*ids, -1], self._pieces(ids, is_conversation=True), known)
+            if read:
+                read.sequence.aligned = 0
+            return read and read.sequence
         return None
+
+    def _undamaged(self, ids: Ids[int], pieces: list[Piece], known: int) -> Read | None:
+        """As `find`, without damaged files, which are removed; nothing if one cannot be."""
+        while True:
+            try:
+                return self._found(ids, pieces, known)
+            except DamagedError as error:
+                if not remove(str(error)):
+                    return None
 
     def _found(self, ids: Ids[int], pieces: list[Piece], known: int) -> Read | None:
         """As `find`. Raises DamagedError, with the key."""

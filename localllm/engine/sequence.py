@@ -64,9 +64,14 @@ class Sequence:
         return self.engine.vocab_size
 
     @property
+    def closed(self) -> bool:
+        """Whether it was closed, or is forgotten: then it is there only for what is forgotten together with it."""
+        return not self._forgotten.alive
+
+    @property
     def store(self) -> Store:
         """What the engine's backend keeps for it. Raises LocalllmError if it is closed."""
-        if not self._forgotten.alive:
+        if self.closed:
             raise LocalllmError("this sequence is closed")
         return self._store
 
@@ -125,7 +130,9 @@ class Sequence:
         self.engine.shift(self, keep, count)
 
     def close(self) -> None:
-        """Give back the memory; a second time does nothing."""
+        """Give back the memory; a second time does nothing, nor does it wait then."""
+        if self.closed:
+            return
         with self.engine.lock:
             if self._forgotten.detach():
                 self._store.close()

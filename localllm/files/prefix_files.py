@@ -33,7 +33,7 @@ MAGIC = b"LLPREFX1"
 MOST_HEADER = 1 << 16  # bytes
 FILE_NAME = re.compile("[0-9a-f]{32}")
 DAY = 24 * 3600  # seconds
-USUAL_LIMIT, DISK_SHARE = 4 << 30, 4  # bytes of all files; no more than a quarter of what the disk has for them
+USUAL_LIMIT, DISK_SHARE = 4_000_000_000, 4  # bytes of all files; no more than a quarter of what the disk has for them
 SIZE_VARIABLE = "LOCALLLM_PREFIX_GB"  # in the environment: the limit instead of these, in GB; 0: keep nothing
 
 
@@ -126,10 +126,13 @@ def open_kept(key: str) -> Kept | None:
         return None
 
 
-def remove(key: str) -> None:
-    """As far as that is possible."""
-    with suppress(OSError):
-        (folder() / key).unlink()
+def remove(key: str) -> bool:
+    """As far as that is possible; whether it is gone."""
+    try:
+        (folder() / key).unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
 
 
 def write_kept(key: str, about: About, parts: Mapping[str, np.ndarray]) -> None:

@@ -111,6 +111,10 @@ class Generation:
             each of which has saved a step.
     """
 
+    # Not among the attributes, which `parts` has too, as those of a twin: so the two do not hold each other, and an
+    # answer that nobody wants any more gives its sequence back at once, not when Python looks for cycles.
+    __slots__ = ("__dict__", "__weakref__", "parts")
+
     def __init__(
         self,
         sequences: Sequences,
@@ -135,7 +139,9 @@ class Generation:
         self._end_ids, self._ended = tokenizer.end_ids, False
         self._sampler = Sampler(options.sampling, sequences.vocab_size, tokenizer)
         self.seed = self._sampler.seed
-        self.parts = self._decode()
+        twin = object.__new__(Generation)
+        twin.__dict__ = self.__dict__
+        self.parts = twin._decode()
 
     def __iter__(self) -> Self:
         return self

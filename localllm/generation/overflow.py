@@ -55,6 +55,10 @@ class Rolling:
         self._sequence, self._gone = sequence, list[int]()  # the tokens behind the first that it does not hold any more
 
     @property
+    def closed(self) -> bool:
+        return self._sequence.closed
+
+    @property
     def tokens(self) -> list[int]:
         """All that were read."""
         held = self._sequence.tokens

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from localllm.errors import LocalllmError
+from localllm.errors import ConstraintError
 from localllm.generation.candidates import LARGEST, Candidates
 from localllm.generation.history import Breakers
 
@@ -23,9 +23,9 @@ PEAK, SHARPNESS, WIDTH = 5.0, 10.0, 0.3
 
 
 def only(candidates: Candidates, allowed: np.ndarray) -> Candidates:
-    """The candidates with a True in allowed, bool [n]. Raises LocalllmError if there is none."""
+    """The candidates with a True in allowed, bool [n]. Raises ConstraintError if there is none."""
     if not allowed.any():
-        raise LocalllmError("no token is allowed here")
+        raise ConstraintError("no token is allowed here")
     return candidates.keep(allowed)
 
 

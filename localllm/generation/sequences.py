@@ -222,6 +222,8 @@ class Sequences:
 
     def _give_back(self, sequence: "Sequence | Rolling") -> None:
         """Keep it for the next one, instead of what was kept before; a prompt that was read goes to files."""
+        if sequence.closed:  # Python forgets a cycle with it, anywhere, perhaps while the lock is held
+            return
         with self.lock:
             self._busy.discard(sequence)
             self._turns[sequence] = self._ended(sequence)

@@ -189,7 +189,7 @@ class Session:
         self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None
     ) -> tuple[list[int], StreamDecoder, GenerationOptions, Thinking]:
         """Token ids, a decoder for the answer, how to generate it, and how the model thinks."""
-        is_chat = not isinstance(asked, str) and any(isinstance(item, dict) for item in asked)
+        is_chat = isinstance(asked, Sequence) and any(isinstance(item, dict) for item in asked)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers do not go with on_overflow={options.on_overflow}")
         chosen = self.completed(options)
@@ -305,9 +305,9 @@ class Session:
         context = self.sequences.context
         answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)
         prompt = self.encode_chat(system + history, options)
-        if len(prompt) + answer_room <= context:
-            return history, prompt
         turns = [index for index, message in enumerate(history) if message["role"] == "user"]
+        if len(prompt) + answer_room <= context or not turns:
+            return history, prompt
 
         def fits(turn: int) -> bool:
             return len(self.encode_chat(system + history[turns[turn] :], options)) <= context // 2

@@ -1,6 +1,7 @@
 """Processes that compile kernels, one per core."""
 
 import os
+import re
 import subprocess
 import sys
 from collections import deque
@@ -11,7 +12,10 @@ from queue import SimpleQueue
 from threading import Thread
 
 from localllm.errors import LocalllmError
+from localllm.kernels.cores import logical_cores
 
+# What a user may have told Numba for programs of their own, such as not to compile: machine code must not depend on it.
+OTHERS = re.compile("NUMBA_(?!CPU_(NAME|FEATURES)$)")
 LARGE = ("attend", "linear")  # kernels that take seconds to compile
 
 
@@ -22,7 +26,8 @@ class Compiler:
         """command: a module that calls `serve`, and its arguments."""
         # It has to compile these sources, not those of another localllm that the current folder may hold.
         root = str(Path(__file__).parents[2])
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+        environment = {name: value for name, value in os.environ.items() if not OTHERS.match(name)}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", *command],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -91,8 +96,8 @@ def compile_kernels(names: list[str], finished: Callable[[str, bytes], None], *c
 
     command: the module that does it and its arguments; localllm.kernels.compile if there is none.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    compilers = [Compiler(*command or ("localllm.kernels.compile",)) for _ in range(min(cores, len(names)))]
+    count = min(logical_cores(), len(names))
+    compilers = [Compiler(*command or ("localllm.kernels.compile",)) for _ in range(count)]
     idle = SimpleQueue[Compiler]()
     for compiler in compilers:
         idle.put(compiler)

@@ -3,13 +3,12 @@
 Each is behind a checksum, and written atomically, so any number of programs may do it at once.
 """
 
-import errno
 import hashlib
 import os
 from pathlib import Path
 
 from localllm.files.safe_file import lock, temporary_prefix
-from localllm.quant.cache import is_private
+from localllm.quant.cache import is_private, make_private
 
 
 def checksum(path: Path, content: bytes) -> bytes:
@@ -24,10 +23,7 @@ def write_kept(path: Path, content: bytes) -> None:
     """
     import tempfile  # seldom needed
 
-    for folder in (path.parent.parent, path.parent):
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        if not is_private(folder):
-            raise PermissionError(errno.EACCES, "others can write there")
+    make_private(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=temporary_prefix(), suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:

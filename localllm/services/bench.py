@@ -19,8 +19,8 @@ from localllm.api import Model, open_model
 from localllm.engine.bandwidth import read_bandwidth
 from localllm.engine.program import BATCH
 from localllm.engine.sequence import Sequence as AnySequence
-from localllm.engine.threads import read_text, usable_cores
 from localllm.errors import UsageError
+from localllm.kernels.cores import read_text, usable_cores
 from localllm.kernels.lane import lane
 from localllm.kernels.library import Progress
 from localllm.kernels.target import cpu_name

@@ -104,6 +104,6 @@ def longest(h: Hyperparameters, weight_bytes: int, kv_type: KVType, available: i
 def measured_bandwidth() -> float:
     """Of the memory, in bytes per second, with as many threads as other commands use."""
     from localllm.engine.bandwidth import read_bandwidth
-    from localllm.engine.threads import usable_cores
+    from localllm.kernels.cores import usable_cores
 
     return read_bandwidth(usable_cores())

@@ -14,10 +14,10 @@ import numpy as np
 
 from localllm.api import open_model
 from localllm.engine.program import PRECISE_TOKENS
-from localllm.engine.threads import usable_cores
 from localllm.errors import ModelError, UsageError
 from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, unpack
 from localllm.files.safe_file import checked_target
+from localllm.kernels.cores import usable_cores
 from localllm.kernels.library import Progress
 from localllm.services.chunks import as_read
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp

@@ -26,7 +26,6 @@ from localllm.kernels.cuda.attention import (
     first_seen,
     larger,
     make_over_lanes,
-    total,
 )
 from localllm.kernels.cuda.cache_loads import LOADS
 from localllm.kernels.cuda.device import (
@@ -37,6 +36,7 @@ from localllm.kernels.cuda.device import (
     lane,
     load_f32,
     load_i64,
+    plus,
     store_f32,
     tanh,
 )
@@ -121,10 +121,10 @@ def make(format_name):
     states, results = WARPS * bundle, bundle * padded
     load_keys = make_rows(make_pieces(LOADS[of_keys], key_pieces, apart, key_dim), rows, groups)
     load_values = make_rows(make_pieces(LOADS[of_values], value_pieces, apart, value_dim), rows, groups)
-    sums_of_head = make_over_lanes(rows * bundle, 1, lanes, total)
+    sums_of_head = make_over_lanes(rows * bundle, 1, lanes, plus)
     largest_of_groups = make_over_lanes(bundle, lanes, WARP, larger)
-    sum_of_groups = make_over_lanes(bundle, lanes, WARP, total)
-    values_of_groups = make_over_lanes(bundle * value_columns, lanes, WARP, total)
+    sum_of_groups = make_over_lanes(bundle, lanes, WARP, plus)
+    values_of_groups = make_over_lanes(bundle * value_columns, lanes, WARP, plus)
 
     def query(i, source, heads, d, scale):
         head, at = i // columns, d + i % columns // 8 * apart + i % 8

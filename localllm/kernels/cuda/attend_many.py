@@ -28,7 +28,6 @@ from localllm.kernels.cuda.attention import (
     first_seen,
     larger,
     make_over_lanes,
-    total,
 )
 from localllm.kernels.cuda.cache_loads import LOADS
 from localllm.kernels.cuda.device import (
@@ -41,6 +40,7 @@ from localllm.kernels.cuda.device import (
     load_4i32,
     load_f32,
     load_i64,
+    plus,
     store_f32,
     tanh,
 )
@@ -159,7 +159,7 @@ def make(format_name):
         folded(of_rows(count), lambda x, y: larger(x, y)) for count in (8 * steps, 4 * tiles)
     )
     sum_of_weights = folded(of_rows(4 * tiles), lambda x, y: x + y)
-    largest_of_lanes, sum_of_lanes = make_over_lanes(2, 1, 4, larger), make_over_lanes(2, 1, 4, total)
+    largest_of_lanes, sum_of_lanes = make_over_lanes(2, 1, 4, larger), make_over_lanes(2, 1, 4, plus)
     at_least, inverses = unrolled(2, lambda i, x, least: larger(least, x)), unrolled(2, lambda i, x: ONE / x)
     times, tops_of = unrolled(2, lambda i, x, y: x * y), unrolled(2, lambda i, x, y: larger(x, y))
     scaled = unrolled(8 * steps, lambda i, x, by: x * by[i // 2 % 2])

@@ -37,10 +37,5 @@ def make_over_lanes(count, first, end, combine):
 
 
 @device
-def total(x, y):
-    return x + y
-
-
-@device
 def larger(x, y):
     return y if y > x else x

@@ -419,52 +419,49 @@ def lane():
 
 
 @device
-def warp_sum(x):
-    """The sum of the float32 x of all lanes; all of them get it."""
-    mask = WARP // 2
-    while mask > 0:
-        x += from_lane_xor(x, mask)
-        mask //= 2
-    return x
+def plus(x, y):
+    return x + y
 
 
 @device
-def warp_max(x):
-    """The largest of the float32 x of all lanes; NaN if one of them is."""
-    mask = WARP // 2
-    while mask > 0:
-        y = from_lane_xor(x, mask)
-        x = y if y > x or y != y else x
-        mask //= 2
-    return x
+def larger_or_nan(x, y):
+    """NaN if one of the two is."""
+    return y if y > x or y != y else x
 
 
-@device
-def block_max(x):
-    """The largest of the float32 x of all threads of the block, NaN if one is; all of them get it."""
-    found = cuda.shared.array(32, float32)
-    x = warp_max(x)
-    cuda.syncthreads()  # an earlier one has been read
-    if lane() == 0:
-        found[cuda.threadIdx.x // WARP] = x
-    cuda.syncthreads()
-    largest = found[0]
-    for warp in range(1, cuda.blockDim.x // WARP):
-        y = found[warp]
-        largest = y if y > largest or y != y else largest
-    return largest
+def make_over_warp(two):
+    """A function that puts the float32 x of all lanes together, two and two; all of them get the result."""
+
+    @device
+    def over_warp(x):
+        mask = WARP // 2
+        while mask > 0:
+            x = two(x, from_lane_xor(x, mask))
+            mask //= 2
+        return x
+
+    return over_warp
 
 
-@device
-def block_sum(x):
-    """The sum of the float32 x of all threads of the block; all of them get it, and have to be here."""
-    sums = cuda.shared.array(32, float32)
-    x = warp_sum(x)
-    cuda.syncthreads()  # an earlier sum has been read
-    if lane() == 0:
-        sums[cuda.threadIdx.x // WARP] = x
-    cuda.syncthreads()
-    total = float32(0)
-    for warp in range(cuda.blockDim.x // WARP):
-        total += sums[warp]
-    return total
+def make_over_block(two):
+    """The same of all threads of the block, which have to be here."""
+    over_warp = make_over_warp(two)
+
+    @device
+    def over_block(x):
+        found = cuda.shared.array(32, float32)
+        x = over_warp(x)
+        cuda.syncthreads()  # an earlier result has been read
+        if lane() == 0:
+            found[cuda.threadIdx.x // WARP] = x
+        cuda.syncthreads()
+        result = found[0]
+        for warp in range(1, cuda.blockDim.x // WARP):
+            result = two(result, found[warp])
+        return result
+
+    return over_block
+
+
+warp_sum, warp_max = make_over_warp(plus), make_over_warp(larger_or_nan)
+block_sum, block_max = make_over_block(plus), make_over_block(larger_or_nan)

@@ -1,0 +1,119 @@
+"""How the card is asked, by stand-ins for the driver and NVIDIA's packages that write down what they hear."""
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from localllm.engine import cuda_device
+from localllm.engine.cuda_device import CudaCard
+from localllm.errors import LocalllmError
+
+
+class Heard(list):
+    """Calls in their order."""
+
+    def says(self, name: str, *values):
+        """A function of that name, which returns the values."""
+
+        def function(*arguments):
+            self.append(name)
+            return values if len(values) != 1 else values[0]
+
+        return function
+
+
+class BrokenError(Exception):
+    """As cuda.core's CUDAError and cuBLAS's: nothing that localllm knows."""
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def card(heard: Heard, monkeypatch) -> CudaCard:
+    monkeypatch.setattr(cuda_device, "CHUNK", 64)
+    monkeypatch.setattr(cuda_device, "WORKSPACE", 64)
+    memory = iter([np.zeros(1 << 12, np.uint8) for _ in range(20)])
+
+    def take(size: int, flags: int = 0):
+        heard.append("take")
+        held.append(next(memory))
+        return 0, held[-1].ctypes.data
+
+    held: list[np.ndarray] = []
+    driver = SimpleNamespace(
+        CUresult=SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_OUT_OF_MEMORY=2), cuMemAlloc=take, cuMemHostAlloc=take,
+        **{name: heard.says(name, (0,)) for name in (
+            "cuMemFree", "cuMemFreeHost", "cuMemcpyHtoD", "cuMemcpyHtoDAsync", "cuMemcpyDtoH", "cuMemcpyDtoDAsync",
+        )},
+    )  # fmt: skip
+    builder = SimpleNamespace(complete=lambda: SimpleNamespace(upload=lambda stream: None, launch=heard.says("launch")))
+    builder.begin_building = builder.end_building = lambda: builder
+    device = SimpleNamespace(
+        name="stand-in", compute_capability=(8, 0), set_current=heard.says("use"),
+        properties=SimpleNamespace(
+            memory_clock_rate=1, global_memory_bus_width=8, clock_rate=1, multiprocessor_count=1
+        ),
+        create_stream=lambda: SimpleNamespace(
+            sync=heard.says("sync"), handle=7, create_graph_builder=lambda: builder,
+        ),
+    )  # fmt: skip
+    made = CudaCard(device, driver, SimpleNamespace(create=lambda: 1, destroy=heard.says("destroy")))
+    heard.clear()
+    return made
+
+
+def test_every_thread_is_introduced_to_the_driver(card: CudaCard, heard: Heard):
+    """Who forks a sequence in a thread of its own copies a page before anything is run there."""
+    for call in (lambda: card.copy(1, 2, 3), lambda: card.allocate(8), lambda: card.pinned(8),
+                 lambda: card.upload(1, np.zeros(8, np.uint8)), lambda: card.download(1, 8), card.close):  # fmt: skip
+        heard.clear()
+        call()
+        assert heard[0] == "use"
+
+
+def test_what_is_uploaded_is_there(card: CudaCard, heard: Heard):
+    """cuMemcpyHtoD may return while bytes are on their way, for which no stream waits."""
+    card.upload(1, np.zeros(8, np.uint8))
+    assert heard[-3:] == ["cuMemcpyHtoDAsync", "sync", "sync"]
+
+
+@pytest.mark.parametrize("stream", ["_stream", "_copies"])
+def test_a_card_that_fails(card: CudaCard, heard: Heard, stream: str):
+    """One line, whoever hears of it first; and what it had is let go once."""
+
+    def broken(*arguments) -> None:
+        raise BrokenError("CUDA_ERROR_ILLEGAL_ADDRESS:\n an address is not that of any memory")
+
+    replay = card.record([])
+    getattr(card, stream).sync = broken
+    line = "the graphics card failed: CUDA_ERROR_ILLEGAL_ADDRESS: an address is not that of any memory"
+    for call in (card.synchronize, lambda: card.download(1, 8)):
+        with pytest.raises(LocalllmError) as error:
+            call()
+        assert str(error.value) == line
+    card._stream.create_graph_builder = broken
+    with pytest.raises(LocalllmError, match="ILLEGAL_ADDRESS"):
+        card.record([])
+    replay()
+    assert heard[-1] == "launch"
+    card.close()
+    freed = heard.count("cuMemFree"), heard.count("cuMemFreeHost")
+    assert freed == (1, 2)
+    card.close()
+    assert freed == (heard.count("cuMemFree"), heard.count("cuMemFreeHost"))
+
+
+def test_chunks_take_turns(card: CudaCard, heard: Heard):
+    """Memory is not written again before the card has read it."""
+    stream = card._stream
+    stream.wait = heard.says("wait")
+    stream.record = lambda: SimpleNamespace(sync=heard.says("done"))
+    card.feed([np.full(8, number, np.uint8) for number in range(3)], lambda address, chunk: None, 1)
+    turns = [name for name in heard if name in ("cuMemcpyHtoDAsync", "wait", "done")]
+    assert turns == ["cuMemcpyHtoDAsync", "wait"] * 2 + ["done", "cuMemcpyHtoDAsync", "wait"]
+    assert bytes((ctypes.c_uint8 * 8).from_address(card._staging[0].ctypes.data)) == bytes([2] * 8)
