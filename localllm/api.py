@@ -280,8 +280,11 @@ def open_model(
     KVType.of(require_text("kv_type", kv_type))
     file = GGUFFile.open(path)
     architecture(file)  # refuses what is not supported, before anything else is read
-    tokenizer = tokenizer_of(file)
     from localllm.engine.model import Engine  # not needed to refuse a file
+    from localllm.files.ahead import map_ahead
+
+    map_ahead(file)
+    tokenizer = tokenizer_of(file)
 
     engine = Engine(
         file, threads, context or None, kv_type, backend, progress, observer, layers_of(gpu_layers), uploading
@@ -359,4 +362,5 @@ def main_format(file: GGUFFile) -> str:
 
 def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> None:
     """Compile the kernels that a model needs, so that its first start is as fast as later ones."""
-    open_model(path, progress=progress).close()
+    with open_model(path, progress=progress) as model:
+        model.engine.prepare_all()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from localllm.kernels.arguments import in_order
+from localllm.kernels.cpu.pieces import PIECES, few_tokens
 from localllm.kernels.library import Library
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
@@ -20,18 +21,35 @@ def caller(names: Iterable[str]) -> Callable[..., None]:
 
     The kernels `names` are compiled now, in parallel, others when they are called.
     """
-    names = list(names)
-    libraries = dict.fromkeys(names, Library(names))
+    library = Library(compiled_for(names))
 
     def call(name: str, parts: int, **arguments) -> None:
-        if name not in libraries:
-            libraries[name] = Library([name])
-        kernel = KERNEL(libraries[name].addresses[name])
+        library.load(compiled_for([name]))
+        kind, _, format = name.partition("-")
+        if kind == "linear_quantized":
+            name, arguments = kind, arguments | pieces(library, format, arguments["columns"])
+        kernel = KERNEL(library.addresses[name])
         values = np.array([encoded(value) for value in in_order(name, arguments)], np.int64)
         for part in reversed(range(parts)):
             kernel(values.ctypes.data, part, parts, part % THREADS)
 
     return call
+
+
+def compiled_for(names: Iterable[str]) -> list[str]:
+    """The kernels that are there for them: products of quantized weights are made of pieces."""
+    found = []
+    for name in names:
+        kind, _, format = name.partition("-")
+        is_whole = kind == "linear_quantized" and format
+        found += [kind, *(f"{piece}-{format}" for piece in PIECES)] if is_whole else [name]
+    return found
+
+
+def pieces(library: Library, format: str, columns: int) -> dict[str, np.ndarray | int]:
+    """What a product of quantized weights needs to find its pieces."""
+    addresses = [library.addresses[f"{piece}-{format}"] for piece in PIECES]
+    return {"pieces": np.array(addresses, np.int64), "few_tokens": few_tokens(format, columns)}
 
 
 def wanted(request, names: Iterable[str]) -> list[str]:

@@ -101,7 +101,8 @@ def of_few(kind: str) -> dict[str, int]:
     """What only the kernel for few tokens would read."""
     if kind == "float":
         return dict.fromkeys(("x", "x_stride", "bf16", "bf16_stride", "most_precise"), 0)
-    return dict.fromkeys(("high", "low", "scales", "sums", "high_sums", "excess", "most_precise"), 0)
+    names = "high low scales sums high_sums excess most_precise pieces few_tokens"
+    return dict.fromkeys(names.split(), 0)
 
 
 def unpacking(name: str, kind: str) -> str:

@@ -11,6 +11,7 @@ from conftest import ROOT
 from localllm.engine import memory
 from localllm.engine.memory import Reserved, available_memory
 from localllm.kernels import system
+from localllm.kernels.cpu.pieces import PIECES
 from localllm.kernels.system import arm_features
 
 LINUX, MACOS = "aarch64-unknown-linux-gnu", "arm64-apple-macosx14.0.0"
@@ -48,7 +49,7 @@ def called(text: str) -> set[str]:
     ],
 )
 def test_products_of_bytes(triple, cpu, products):
-    text = assembly(triple, cpu, "linear_quantized-TQ2_0")
+    text = assembly(triple, cpu, *(f"{piece}-TQ2_0" for piece in PIECES))
     assert instructions(text) & BYTE_PRODUCTS == products
     assert {name.removeprefix("_") for name in called(text)} <= MAY_CALL
 

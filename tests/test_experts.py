@@ -11,11 +11,13 @@ from kernel_calls import (
     Scratch,
     at_end_of_page,
     caller,
+    compiled_for,
     count,
     for_any_parts,
     normal,
     output,
     padded,
+    pieces,
     written,
 )
 from test_families import assert_same_everywhere, change, golden, logits, nmse, put, values  # noqa: F401 (a fixture)
@@ -217,7 +219,7 @@ FORMATS = ["F32", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"]
 @pytest.fixture(scope="module")
 def kernels():
     names = [f"linear_{'quantized' if name in cpu.SUB_BLOCK else 'float'}-{name}" for name in FORMATS]
-    return Library(names)
+    return Library(compiled_for(names))
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 33, 600])
@@ -262,7 +264,7 @@ def together(
         q, size = as_written(x), cpu.SUB_BLOCK[name]
         by_row = {field: q[field] for field in ("high", "low", "scales", "excess")}
         by_row |= {"sums": q[f"sums_{size}"], "high_sums": q[f"high_sums_{size}"]}
-        arguments |= by_row | {"most_precise": count(most_precise)}
+        arguments |= by_row | {"most_precise": count(most_precise)} | pieces(kernels, name, columns)
         places = LINEAR_QUANTIZED
     else:
         source = padded(x)
@@ -272,7 +274,7 @@ def together(
         places = LINEAR_FLOAT
     moved = [(getattr(places, at), array.strides[0]) for at, array in {**by_row, "y": y}.items()]
     arguments |= {"by_row": np.array(moved, np.int64), "by_row_count": len(moved)}
-    linear = kernels.addresses[f"linear_{kind}-{name}"]
+    linear = kernels.addresses["linear_quantized" if is_quantized else f"linear_float-{name}"]
     call(f"experts_{kind}", parts, **arguments, linear=linear, expert_bytes=data.nbytes // 8, slices=slices)
     scratch.check()
     return written(y, plan.count, rows)

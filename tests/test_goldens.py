@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engines import SingleEngine, open_engine
+from kernel_calls import compiled_for
 
 from localllm.kernels import cpu
 from localllm.kernels.library import Library
@@ -110,7 +111,7 @@ def test_a_delta_net_in_q8_0(shared, backend):
 def all_kernels() -> Library:
     """Compiled together, on all cores, rather than one by one."""
     names = [f"linear_quantized-{name}" for name in cpu.SUB_BLOCK] + [f"linear_float-{name}" for name in cpu.GENERIC]
-    return Library(names + [f"embed-{name}" for name in [*cpu.SUB_BLOCK, *cpu.GENERIC]])
+    return Library(compiled_for(names) + [f"embed-{name}" for name in [*cpu.SUB_BLOCK, *cpu.GENERIC]])
 
 
 @pytest.mark.slow

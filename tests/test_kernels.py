@@ -24,7 +24,7 @@ from kernel_calls import (
 from localllm.kernels import cpu
 from localllm.kernels.arguments import QUANTIZE
 from localllm.kernels.cpu.blocks import UNPACK
-from localllm.kernels.cpu.linear_quantized import FEW, FEW_WITH_CHUNKS
+from localllm.kernels.cpu.pieces import FEW_BY_SUB_BLOCK, few_tokens
 from localllm.kernels.cpu.quantized_formats import QUANTIZED
 from localllm.kernels.cpu.rescale import BYTE_OFFSET, span
 from localllm.kernels.target import cpu_features
@@ -645,10 +645,10 @@ def test_weights_for_many_tokens(call, name):
         assert spans.size < 10000 or (errors**2).mean() <= 1.4 * (unit**2).mean() / 12
 
 
-MANY = max(FEW.values()) + 1  # tokens, for which every format is read in tiles
+MANY = max(FEW_BY_SUB_BLOCK.values()) + 1  # tokens, for which every format is read in tiles
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 2, 7, *sorted(FEW.values()), MANY, 130])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 7, *sorted(FEW_BY_SUB_BLOCK.values()), MANY, 130])
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_linear_quantized(call, name, tokens):
     """The integers are multiplied exactly: with both planes, or the high one if there are too many tokens for both."""
@@ -658,8 +658,7 @@ def test_linear_quantized(call, name, tokens):
         q = quantized(x)
         scales = np.repeat(q["scales"].astype(np.float64), 16, axis=1)
         both, upper = (256.0 * q["high"] + q["low"]) * scales, 256.0 * q["high"] * scales
-        few = FEW_WITH_CHUNKS if columns % 256 else FEW[QUANTIZED[name].sub_block]
-        fast = weights if tokens <= few else rescaled(call, name, data, rows, columns)
+        fast = weights if tokens <= few_tokens(name, columns) else rescaled(call, name, data, rows, columns)
         for precise_tokens, rounded, matrix in ((tokens, both, weights), (1, upper if tokens > 1 else both, fast)):
             arguments = (call, name, data, rows, x, precise_tokens)
             got = for_any_parts(lambda parts, arguments=arguments: linear_quantized(*arguments, parts))

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -350,6 +351,14 @@ def test_a_draft_model_reads_only_what_it_knows():
         proposer.push([45])
         assert first(proposer, 9) == []
     with drafter.proposer([1, 45, 3], SAMPLER, frozenset()) as proposer:
+        assert first(proposer, 9) == []
+
+
+def test_a_draft_model_that_may_say_nothing_is_silent():
+    """A bias forbids all tokens that it has; the other model has more."""
+    drafter = Drafter(Sequences(FakeEngine(40, counting)), Words(40))
+    sampler = Sampler(SamplingOptions(logit_bias=dict.fromkeys(range(40), -math.inf)), 50)
+    with drafter.proposer([1, 2, 3], sampler, frozenset()) as proposer:
         assert first(proposer, 9) == []
 
 

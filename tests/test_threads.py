@@ -555,7 +555,9 @@ def test_progress_is_reported_while_compiling(tmp_path, monkeypatch):
     assert calls == []
 
 
-@pytest.mark.parametrize("name", [*NAMES, "linear_quantized-Q8_0", "linear_float-F32", "attend-F16", "angles"])
+@pytest.mark.parametrize(
+    "name", [*NAMES, "linear_quantized", "linear_precise-Q8_0", "linear_float-F32", "attend-F16", "angles"]
+)
 def test_an_object_file_defines_its_kernel_and_nothing_else(name):
     """Otherwise two of them could not be linked into one process; and what they need must be there without Numba."""
     Library([name])

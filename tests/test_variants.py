@@ -80,8 +80,10 @@ def test_another_cpu(cpu, tmp_path):
 
 ASSEMBLY = """
 from localllm.kernels.compile import linked
-module, machine = linked("linear_quantized-Q4_K")
-print(machine.emit_assembly(module))
+from localllm.kernels.cpu.pieces import PIECES
+for piece in PIECES:
+    module, machine = linked(f"{piece}-Q4_K")
+    print(machine.emit_assembly(module))
 """
 
 

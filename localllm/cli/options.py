@@ -387,10 +387,13 @@ def warn(warnings: Iterable[str]) -> None:
 
 
 def compiling(line: ProgressLine) -> Callable[[int, int], None]:
-    """A callback for api.open_model that shows its progress on the line."""
+    """A callback for api.open_model that shows its progress on the line, and clears it when all are there."""
 
     def show(done: int, total: int) -> None:
-        line.show(f"compiling kernels for this computer, once: {done} of {total}")
+        if done < total:
+            line.show(f"compiling kernels for this computer, once: {done} of {total}")
+        else:
+            line.clear()
 
     return show
 

@@ -14,6 +14,7 @@ from localllm.arch.weights import Weight
 from localllm.engine.cache import KVCache
 from localllm.engine.lowering import Crossing, Lowering
 from localllm.engine.memory import Reserved
+from localllm.engine.pieces import Loader, Pieces
 from localllm.engine.program import BATCH, PRECISE_TOKENS, Header, Program
 from localllm.engine.recorder import ALL, Activation, Choice, Operation, stored
 from localllm.engine.recurrent import Layout
@@ -89,14 +90,15 @@ def compiled(
     """A program of what a Recorder has written down; the last operation makes the logits, unless others go on.
 
     layout: of what recurrent layers keep, if there are some; given: see Lowering; progress(done, total) is called while
-    kernels are compiled. Raises ModelError, LocalllmError.
+    somebody waits for kernels, here or in the program's first run. Raises ModelError, LocalllmError.
     """
     lowering = lowering_for_this_cpu()(operations, cache, layout, threads, Header(), given)
-    library = Library(lowering.kernels | {"run", "work"}, progress)
+    library = Library(lowering.kernels | {"run", "work"}, progress, lowering.pieces.all_names())
     tape = lowering.finish(library.addresses)
     memory = library, lowering.header, lowering.scratch, lowering.tape.memory, cache  # as long as the threads live
     walkers = Threads(threads, library.addresses, tape, keep=memory)
-    return Program(lowering.header, walkers, operations[-1].output.columns, library.warning)
+    loader = Loader(library, lowering.pieces, progress)
+    return Program(lowering.header, walkers, operations[-1].output.columns, loader)
 
 
 def lowering_for_this_cpu() -> "type[CpuLowering]":
@@ -116,6 +118,7 @@ class CpuLowering(Lowering):
     Attributes:
         rounds_activations: whether to BF16, for weights in BF16.
         attention: the kernel, and what it needs for each thread besides, in bytes.
+        pieces: of products of quantized weights, which are loaded when they are needed.
     """
 
     buffer_rows = max(-(-BATCH // tokens) * tokens for tokens in TOKENS_AT_ONCE)  # kernels round tokens up
@@ -127,7 +130,7 @@ class CpuLowering(Lowering):
         self, operations: list[Operation], cache: KVCache, layout: Layout | None, threads: int, header: Header,
         given: Crossing | None = None,
     ):  # fmt: skip
-        self._stored = stored(operations)
+        self._stored, self.pieces = stored(operations), Pieces()
         self._quantized: dict[Activation, Quantized] = {}
         self._rounded: dict[Activation, Buffer] = {}
         self._plans: dict[tuple[int, int, int, bool], dict[str, Any]] = {}
@@ -149,8 +152,9 @@ class CpuLowering(Lowering):
         for step in self.tape.steps:
             for name, value in step.arguments.items():
                 if isinstance(value, Address):
-                    value = addresses[value.kernel]
-                step.arguments[name] = size if value is SCRATCH_BYTES else value
+                    step.arguments[name] = addresses[value.kernel]
+                elif value is SCRATCH_BYTES:
+                    step.arguments[name] = size
         return self.tape.finish(addresses)
 
     def _linear(self, operation: Operation, x: Activation, weight: Weight, bias: np.ndarray | None) -> None:
@@ -173,8 +177,9 @@ class CpuLowering(Lowering):
         if format.name in SUB_BLOCK and x.columns % 64 == 0:
             kernel, reads = "linear_quantized", self._with_integers(arguments, x, format.name, is_stored)
         else:
-            kernel, reads = "linear_float", self._with_floats(arguments, x, format.name, is_stored)
-        return f"{kernel}-{format.name}", arguments, reads, y
+            kernel = f"linear_float-{format.name}"
+            reads = self._with_floats(arguments, x, format.name, is_stored)
+        return kernel, arguments, reads, y
 
     def _expert_linear(
         self, operation: Operation, x: Activation, choice: Choice, weight: Weight, bias: np.ndarray | None
@@ -203,7 +208,12 @@ class CpuLowering(Lowering):
         arguments |= {"sums": q.sums[sub_block], "high_sums": q.high_sums[sub_block]}
         arguments |= self._scratch_for(LINEAR_SCRATCH)
         arguments["most_precise"] = self.header.most_precise_stored if is_stored else self.header.most_precise
+        arguments |= self.pieces.arguments(format, x.columns, x.rows, self._most_in_rows(format), is_stored)
         return q.buffers
+
+    def _most_in_rows(self, format: str) -> int:
+        """For how many tokens at most this CPU's own kernels multiply weights of a format."""
+        return BATCH
 
     def _with_floats(self, arguments: dict[str, Any], x: Activation, format: str, is_stored: bool) -> list[Buffer]:
         """What a product in float32 takes besides; the buffers that it reads."""

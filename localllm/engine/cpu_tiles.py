@@ -48,7 +48,7 @@ class TileLowering(CpuLowering):
         self, output: Activation, x: Activation, weight: Weight, is_stored: bool = False
     ) -> tuple[str, dict[str, Any], list[Buffer], Buffer]:
         kernel, arguments, reads, y = super()._product(output, x, weight, is_stored)
-        kind, _, format = kernel.partition("-")
+        kind, format = kernel.partition("-")[0], weight.tensor.format.name
         packed = self._pack(x)
         most_exact = self.header.most_precise
         if is_stored or format == "F32":
@@ -58,6 +58,9 @@ class TileLowering(CpuLowering):
         arguments |= {"most_exact": most_exact, "least": LEAST_IN_TILES[format]}
         arguments |= self._scratch_for(CALL_BYTES + TILES_SCRATCH)
         return kind.replace("linear", "linear_tiles"), arguments, [*reads, packed["panels"]], y
+
+    def _most_in_rows(self, format: str) -> int:
+        return LEAST_IN_TILES[format] - 1
 
     def _pack(self, x: Activation) -> dict[str, Any]:
         """x as panels of tokens, made once for all the matrices that it meets: the arguments of that step."""

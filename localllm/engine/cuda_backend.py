@@ -82,6 +82,10 @@ class CudaBackend:
             self._front.run([span._replace(wanted=0) for span in spans], precise)
         return self._program.run(spans, precise)
 
+    def prepare_all(self) -> None:
+        if self._front:
+            self._front.prepare_all()
+
     def prepare_shift(self, turns: Mapping[int, Turn]) -> None:
         """Raises UnsupportedError."""
         raise UnsupportedError("tokens in the middle cannot be forgotten on a card yet: use --on-overflow drop-turns")

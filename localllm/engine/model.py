@@ -76,6 +76,10 @@ class Backend(Protocol):
         """
         ...
 
+    def prepare_all(self) -> None:
+        """Wait for kernels that are compiled behind the first runs. Raises LocalllmError."""
+        ...
+
     def prepare_shift(self, turns: Mapping[int, Turn]) -> None:
         """Be able to turn keys, those of a layer each in its way. Raises LocalllmError."""
         ...
@@ -106,6 +110,7 @@ class CpuBackend:
         self.place_bytes = self._cache.place_bytes
         self._program = compiled(operations, self._cache, self._layout, threads, progress)
         self.run, self.close, self.warning = self._program.run, self._program.close, self._program.warning
+        self.prepare_all = self._program.prepare_all
 
     def store(self) -> Store:
         pages = PageTable(self._cache, self._pages)
@@ -298,6 +303,11 @@ class Engine:
             new = zip(late, tokens, wanted, strict=True)
             rows = self._read([reading.and_then(ids, count) for reading, ids, count in new], precise)
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
+
+    def prepare_all(self) -> None:
+        """Wait for kernels that are compiled behind the first runs, which would be slower. Raises LocalllmError."""
+        with self.lock:
+            self.backend.prepare_all()
 
     def require_shift(self) -> None:
         """Be ready for Sequence.shift, which compiles kernels once. Raises UsageError if it is not possible."""

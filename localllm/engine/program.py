@@ -1,7 +1,7 @@
 """A model as something that runs: the header of a run, the tape, the threads that walk it, and where the logits lie."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -9,6 +9,9 @@ from localllm.engine.threads import Threads
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.arguments import SEQUENCE
 from localllm.kernels.cpu import ALL_IN_TILES
+
+if TYPE_CHECKING:
+    from localllm.engine.pieces import Loader
 
 BATCH = 512  # tokens in one run at most
 PRECISE_TOKENS = 128  # up to so many, activations keep 16 bits
@@ -64,24 +67,28 @@ class Program:
 
     Attributes:
         warning: what the user should know about the kernels, in one line, or None.
+        prepare_all: has all kernels ready that a run may need, which are compiled behind the first runs otherwise.
     """
 
-    def __init__(self, header: Header, threads: Threads, vocab_size: int, warning: str | None):
-        self.warning = warning
-        self._header, self._threads, self._vocab_size = header, threads, vocab_size
+    def __init__(self, header: Header, threads: Threads, vocab_size: int, loader: "Loader"):
+        self.warning, self.prepare_all = loader.library.warning, loader.prepare_all
+        self._header, self._threads, self._vocab_size, self._loader = header, threads, vocab_size, loader
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
         """Read the tokens of all spans, BATCH at most; the wanted logits, span by span: float32 [wanted, vocab].
 
-        Raises ModelError if some are not numbers.
+        Raises ModelError if some are not numbers, LocalllmError if a kernel cannot be compiled.
         """
         logits = np.empty((sum(span.wanted for span in spans), self._vocab_size), np.float32)
         self._header.fill(spans, precise, logits)
+        tokens, wanted, _, most_precise, *_ = self._header.numbers.tolist()
+        self._loader.prepare(tokens, wanted, most_precise)
         self._threads.run()
         if self._header.flaws[0]:
             raise ModelError(NOT_NUMBERS)
         return logits
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and compile no more."""
         self._threads.close()
+        self._loader.library.close()

@@ -40,6 +40,8 @@ class ReferenceBackend:
             raise ModelError(NOT_NUMBERS)
         return logits
 
+    def prepare_all(self) -> None: ...
+
     def prepare_shift(self, turns: Mapping[int, Turn]) -> None:
         """Have something to turn keys by."""
         self._turns = turns

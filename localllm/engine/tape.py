@@ -76,6 +76,8 @@ class Tape:
 
     def _encode(self, value: Any) -> int:
         """An argument as an int64: a number, the bits of a float32, or an address."""
+        if type(value) is int:  # most of ten thousand
+            return value
         if isinstance(value, Buffer):
             return value.address
         if isinstance(value, np.ndarray):

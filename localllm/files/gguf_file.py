@@ -1,6 +1,6 @@
 """Maps a GGUF model file, or all the files of a split one, into memory: metadata and read-only views of the weights.
 
-Nothing is read ahead: the operating system loads pages as the views are touched, and shares them between processes.
+The operating system loads pages as the views are touched, and shares them between processes. (See ahead.py, too.)
 """
 
 import contextlib

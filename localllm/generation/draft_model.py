@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localllm.errors import UsageError
+from localllm.errors import ConstraintError, UsageError
 from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling import Sampler
 from localllm.generation.sequences import Sequences
@@ -95,10 +95,10 @@ class DraftModel:
         self._right = len(self._text)
         while self._readable and len(held) + len(unread) <= self._sequence.engine.context:
             logits = self._sequence.append(unread)[0, : self._vocab]
-            allowed = guide.allowed(self._vocab) if guide else None
-            if allowed is not None and not allowed.any():
+            try:
+                token = sampler.sample(logits, guide.allowed(self._vocab) if guide else None)
+            except ConstraintError:  # all that may come are of the other model's vocabulary alone
                 return
-            token = sampler.sample(logits, allowed)
             yield Guess(token, trust(logits, token))
             if token in self._end_ids:
                 return

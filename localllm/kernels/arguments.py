@@ -9,17 +9,31 @@ token to token; `columns` counts numbers; activations are float32 rows, padded t
 a stride has beyond; `scratch` is memory of `scratch_bytes` for each thread.
 """
 
-from collections import namedtuple
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 PAGE = 64  # places of a page of the KV cache
 
 
+class Declaration(tuple[int, ...]):
+    """Places, by name: to Numba it looks like a named tuple, of which Python would take 4 ms to make all that are here.
+
+    Attributes:
+        _fields: the names.
+    """
+
+    __slots__ = ()
+    _fields: ClassVar[tuple[str, ...]] = ()
+
+    def _asdict(self) -> dict[str, int]:
+        return dict(zip(self._fields, self, strict=True))
+
+
 def arguments(names: str) -> Any:
     """A declaration: the names in the order of the array."""
-    fields = names.split()
-    return namedtuple("Arguments", fields)(*range(len(fields)))
+    fields = tuple(names.split())
+    places = {name: place for place, name in enumerate(fields)}
+    return type("Arguments", (Declaration,), {"__slots__": (), "_fields": fields, **places})(places.values())
 
 
 # Rows of the embedding matrix, `row_bytes` each: x[t] = row ids[t]; ids int64.
@@ -70,10 +84,11 @@ LOGITS = arguments("count x stride columns y flaws")
 # [tokens, columns / 16], of 32 columns twice each, or of 16; excess int32 [tokens, columns / 32].
 QUANTIZE = arguments("count x stride columns high low scales sums_32 sums_16 high_sums_32 high_sums_16 excess")
 # y = W x, W in blocks [rows, columns], x as QUANTIZE makes it, sums of the format's sub-blocks; most_precise: address
-# of the most tokens for which both planes are multiplied.
+# of the most tokens for which both planes are multiplied; pieces: addresses of the kernels that do it, int64, and what
+# else cpu/pieces.py needs to choose one.
 LINEAR_QUANTIZED = arguments(
     "count weights row_bytes rows columns high low scales sums high_sums y y_stride most_precise scratch scratch_bytes"
-    " excess"
+    " excess pieces few_tokens"
 )
 # y = W x in float32; bf16: x as ROUND_BF16 makes it, or 0; most_precise: the most tokens for float32 where it is there.
 LINEAR_FLOAT = arguments(
@@ -298,4 +313,10 @@ def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:
 
     Raises TypeError for a name that is missing or too many.
     """
-    return list(type(KERNELS[kernel.partition("-")[0]])(**values))
+    names = KERNELS[kernel.partition("-")[0]]._fields
+    if len(names) != len(values):
+        raise TypeError(f"{kernel}: expected {', '.join(names)}; found {', '.join(values)}")
+    try:
+        return [values[name] for name in names]
+    except KeyError as error:
+        raise TypeError(f"{kernel}: {error} is missing") from None

@@ -1,9 +1,12 @@
 """Compile kernels: python -m localllm.kernels.compile gets their names and answers with object files (compilers.py)."""
 
+import gc
+
 import llvmlite.binding as llvm
 
 from localllm.kernels.compilers import serve
 from localllm.kernels.cpu import kernel
+from localllm.kernels.cpu.signature import SIGNATURE
 from localllm.kernels.objects import symbol
 from localllm.kernels.target import cpu_feature_string, cpu_name
 
@@ -31,23 +34,34 @@ def linked(name: str) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     Numba gives its functions hidden parameters (result, exception, both unused here) and a status to return; `ENTRY`
     has the plain C signature that the tape calls.
     """
-    (compiled,) = kernel(name).overloads.values()
+    function = kernel(name)
+    function.compile(SIGNATURE)
+    (compiled,) = function.overloads.values()
     numba_name = compiled.fndesc.llvm_func_name
     module = llvm.parse_assembly(compiled.library.get_llvm_str())
     module.link_in(llvm.parse_assembly(ENTRY.format(entry=symbol(name), function=numba_name)))
+    target = llvm.Target.from_triple(module.triple)
+    machine = target.create_target_machine(
+        cpu=cpu_name(), features=cpu_feature_string(), opt=3, reloc="pic", codemodel="small"
+    )
+    optimize(module, machine)
     for function in module.functions:
         if function.name != symbol(name) and not function.is_declaration:
             function.linkage = "internal"
     for variable in module.global_variables:
         if not variable.is_declaration:
             variable.linkage = "internal"
-    target = llvm.Target.from_triple(module.triple)
-    machine = target.create_target_machine(
-        cpu=cpu_name(), features=cpu_feature_string(), opt=3, reloc="pic", codemodel="small"
-    )
     remove_unused(module, machine)
     refuse_numba_runtime(name, module)
     return module, machine
+
+
+def optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+    """All of a kernel at once. (With internal linkage already, more would be inlined: twice the code.)"""
+    tuning = llvm.create_pipeline_tuning_options(speed_level=3)
+    tuning.loop_vectorization, tuning.slp_vectorization = True, False  # as Numba has it
+    passes = llvm.create_pass_builder(machine, tuning)
+    passes.getModulePassManager().run(module, passes)
 
 
 def remove_unused(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
@@ -65,6 +79,7 @@ def refuse_numba_runtime(name: str, module: llvm.ModuleRef) -> None:
 
 
 def main() -> None:
+    gc.disable()  # Numba's objects hang together and stay: looking for garbage among them is 0.15 of the time
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     serve(object_code)

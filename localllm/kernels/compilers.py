@@ -4,19 +4,22 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Condition, Thread
 
 from localllm.errors import LocalllmError
 from localllm.kernels.cores import logical_cores
+from localllm.kernels.library import Progress
 
 # What a user may have told Numba for programs of their own, such as not to compile: machine code must not depend on it.
 OTHERS = re.compile("NUMBA_(?!CPU_(NAME|FEATURES)$)")
 LARGE = ("attend", "linear")  # kernels that take seconds to compile
+BEHIND = 10  # how nice compilers are for which nobody waits
 
 
 class Compiler:
@@ -31,6 +34,7 @@ class Compiler:
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", *command],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            process_group=0,  # Ctrl-C is meant for this process, which may go on: it may end an answer of a chat
         )  # fmt: skip
         assert self.process.stdin and self.process.stdout and self.process.stderr
         self._names, self._results = self.process.stdin, self.process.stdout
@@ -57,10 +61,16 @@ class Compiler:
         self._listener.join()
         return b"".join(self._last_words).decode(errors="replace").strip() or f"exit code {code}"
 
+    def give_way(self) -> None:
+        """From now on, others that want to compute go first."""
+        with suppress(OSError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, self.process.pid, BEHIND)
+
     def close(self) -> None:
-        """Forget a process that has been killed."""
+        """End it, whatever it is doing."""
+        self.process.kill()
         self._listener.join()
-        with self.process:
+        with suppress(BrokenPipeError), self.process:
             pass
 
 
@@ -91,32 +101,104 @@ def wanted() -> Iterator[str]:
         yield names.get()
 
 
-def compile_kernels(names: list[str], finished: Callable[[str, bytes], None], *command: str) -> None:
-    """Compile kernels, large ones first; finished(name, machine code) is called for each. Raises LocalllmError.
+class Work:
+    """What there is to compile, shared by the threads that talk to a compiler each.
 
-    command: the module that does it and its arguments; localllm.kernels.compile if there is none.
+    Attributes:
+        left: kernels that nobody compiles yet, in order.
+        codes: machine code of those that are ready.
+        error: why one of them is not, or None.
+        changed: held to look at the others; notified of changes.
     """
-    count = min(logical_cores(), len(names))
-    compilers = [Compiler(*command or ("localllm.kernels.compile",)) for _ in range(count)]
-    idle = SimpleQueue[Compiler]()
-    for compiler in compilers:
-        idle.put(compiler)
 
-    def compile_next(name: str) -> tuple[str, bytes]:
-        compiler = idle.get()
+    def __init__(self, names: Iterable[str], finished: Callable[[str, bytes], None]):
+        self.left, self.codes = deque(names), dict[str, bytes]()
+        self.error: Exception | None = None
+        self.changed, self._finished = Condition(), finished
+
+    def share(self, compiler: Compiler) -> None:
+        """Have one compiler compile as long as there is something left."""
         try:
-            return name, compiler.compile(name)
-        finally:
-            idle.put(compiler)
+            while (name := self._next()) is not None:
+                code = compiler.compile(name)
+                self._finished(name, code)
+                with self.changed:
+                    self.codes[name] = code
+                    self.changed.notify_all()
+        except (LocalllmError, MemoryError) as error:
+            with self.changed:
+                self.error = error
+                self.changed.notify_all()
+        compiler.close()
 
-    large_first = sorted(names, key=lambda name: not name.startswith(LARGE))
-    pool = ThreadPoolExecutor(len(compilers))
+    def _next(self) -> str | None:
+        with self.changed:
+            return self.left.popleft() if self.left else None
+
+    def prefer(self, names: list[str]) -> None:
+        """Compile these before all others, large ones first."""
+        with self.changed:
+            first = sorted(filter(self.left.__contains__, names), key=lambda name: not name.startswith(LARGE))
+            self.left = deque([*first, *(name for name in self.left if name not in first)])
+
+
+class Compilers:
+    """Processes that compile kernels, one per core. They end with their work, or with `close`, or with this process."""
+
+    def __init__(self, names: list[str], finished: Callable[[str, bytes], None], *command: str):
+        """finished(name, machine code) is called for each kernel, by some thread.
+
+        command: the module that compiles, and its arguments; localllm.kernels.compile if there is none.
+        """
+        self.names, self._work = frozenset(names), Work(names, finished)
+        command = command or ("localllm.kernels.compile",)
+        self._compilers = [Compiler(*command) for _ in range(min(logical_cores(), len(names)))]
+        threads = [Thread(target=self._work.share, args=(compiler,), daemon=True) for compiler in self._compilers]
+        self.close = weakref.finalize(self, stop, self._work, self._compilers, threads, os.getpid())
+        for thread in threads:
+            thread.start()
+
+    def wait(self, names: list[str], progress: Progress) -> dict[str, bytes]:
+        """Machine code of some of the kernels, which are compiled before all others. Raises LocalllmError."""
+        work, done = self._work, -1
+        work.prefer(names)
+        while done < len(names):
+            with work.changed:
+                while self._ready(names) == done:
+                    if work.error:
+                        raise work.error
+                    work.changed.wait()
+                done = self._ready(names)
+            progress(done, len(names))
+        return {name: work.codes.pop(name) for name in names}
+
+    def give_way(self) -> None:
+        """Others that want to compute go first."""
+        for compiler in self._compilers:
+            compiler.give_way()
+
+    def _ready(self, names: list[str]) -> int:
+        return sum(name in self._work.codes for name in names)
+
+
+def stop(work: Work, compilers: list[Compiler], threads: list[Thread], process: int) -> None:
+    """End the compilers, whatever they are doing. Those of a process are not those of one that was forked from it."""
+    if os.getpid() != process:
+        return
+    with work.changed:
+        work.left.clear()
+    for compiler in compilers:
+        compiler.process.kill()
+    for thread in threads:
+        thread.join()
+
+
+def compile_kernels(
+    names: list[str], finished: Callable[[str, bytes], None], progress: Progress, *command: str
+) -> dict[str, bytes]:
+    """Machine code of kernels, compiled now; see Compilers. Raises LocalllmError."""
+    compilers = Compilers(names, finished, *command)
     try:
-        for result in as_completed([pool.submit(compile_next, name) for name in large_first]):
-            finished(*result.result())
+        return compilers.wait(names, progress)
     finally:
-        for compiler in compilers:
-            compiler.process.kill()
-        pool.shutdown(cancel_futures=True)
-        for compiler in compilers:
-            compiler.close()
+        compilers.close()

@@ -196,6 +196,7 @@ class Bench:
             with open_model(
                 self._path, count, context, kv_type, device, self._on_compile, gpu_layers=gpu_layers
             ) as model:
+                model.engine.prepare_all()
                 self.model = facts(model)
                 costs = Costs.of_file(model.file)
                 course = Course(model.sequence(), count, costs, self._on_step, model.engine.limits)

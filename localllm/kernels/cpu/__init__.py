@@ -52,6 +52,11 @@ MODULES = {
     "embed": "embed",
     "quantize": "quantize",
     "linear_quantized": "linear_quantized",
+    "linear_one": "linear_quantized",
+    "linear_few": "linear_quantized",
+    "linear_few_fast": "linear_quantized",
+    "linear_precise": "linear_quantized",
+    "linear_fast": "linear_quantized",
     "linear_float": "linear_float",
     "unpack_groups": "amx_groups",
     "unpack_rows": "amx_rows",
@@ -107,8 +112,10 @@ MODULES = {
 
 
 def kernel(name: str):
-    """The compiled kernel of that name; after a hyphen stands the format that it is made for, as in embed-Q8_0; of
+    """The kernel of that name; after a hyphen stands the format that it is made for, as in embed-Q8_0; of
     attention those of keys and of values, if they differ, as in attend-Q8_0-Q4_0."""
     kind, _, format_name = name.partition("-")
     module = import_module(f"localllm.kernels.cpu.{MODULES[kind]}")
-    return module.make(format_name) if format_name else getattr(module, kind)
+    if not format_name:
+        return getattr(module, kind)
+    return getattr(module, f"make_{kind}" if hasattr(module, f"make_{kind}") else "make")(format_name)

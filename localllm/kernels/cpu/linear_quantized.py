@@ -1,10 +1,10 @@
 """y = W x for block-quantized weights and activations in two planes of int8 (see quantize.py).
 
-One token, and up to FEW: each row of W is read once, in the file's layout (rows_quantized.py). More tokens (prefill): a
-tile of rows is unpacked once, to bytes, and multiplied with all tokens in registers (tiles.py); arithmetic is the
-limit. Batches of up to `most tokens` use both planes of the activations, which is practically exact
-(prefill_precise.py); larger ones use the high plane alone, which is what other programs do, and weights rescaled to
-bytes (prefill_fast.py). One token always uses both.
+One token, and a few: each row of W is read once, in the file's layout (rows_quantized.py). More tokens (prefill): a
+tile of rows is unpacked once, to bytes, and multiplied with all tokens in registers (tiles.py); arithmetic limits.
+Batches of up to `most tokens` use both planes of the activations, which is practically exact (prefill_precise.py);
+larger ones use the high plane alone, which is what other programs do, and weights rescaled to bytes (prefill_fast.py).
+One token always uses both. Each of these is a kernel (pieces.py).
 
 The unpacked tile is a slab of at most SLAB columns, so that it stays in the cache close to the core while all tokens
 pass by; sums wait in y from slab to slab.
@@ -12,23 +12,15 @@ pass by; sums wait in y from slab to slab.
 
 from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
+from localllm.kernels.cpu.pieces import TOGETHER, piece_for
 from localllm.kernels.cpu.prefill_fast import make_fast_slab
 from localllm.kernels.cpu.prefill_precise import make_precise_slab
 from localllm.kernels.cpu.quantized_formats import QUANTIZED, SMALL_CODES
 from localllm.kernels.cpu.rows_quantized import make_one, make_row
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.cpu.tiles import ROWS
-from localllm.kernels.simd import load_i64
-from localllm.kernels.target import cpu_features
+from localllm.kernels.simd import call_kernel, load_i64
 
-# Rows that are read at a time for several tokens. Four, where there are registers for them: activations come from the
-# second cache if there are many tokens, and four rows share what is read of them: 0.8 of the time of two at 16 tokens.
-TOGETHER = 4 if "avx512f" in cpu_features() else 2
-# Tokens for which rows are read as in decode, by the columns of a sub-block. Against tiles, which come in sixes, rows
-# of Q4_K in both planes take 0.78 of the time at 24 tokens, 0.9 at 48; Q8_0 0.77, 0.91; Q4_0 0.9, 0.97; Q6_K 0.97, and
-# at 36 1.04.
-FEW = {32: 48, 16: 30} if TOGETHER == 4 else {32: 20, 16: 20}
-FEW_WITH_CHUNKS = 20  # if a row ends in chunks of 64 columns: 576 columns of Q4_1 take 0.87 in tiles at 24, 0.75 at 48
 # Bytes of 256 weights up to which arithmetic is what limits decode, so that rows go in pairs. One core reads Q4_K at 20
 # GB/s in pairs and 17 one by one, Q4_0 at 18 and 15, but Q8_0 at 18 and 20.
 MOST_FOR_PAIRS = 200
@@ -53,21 +45,17 @@ def make_one_token(format):
     return one_token
 
 
-def make_few(format, together):
-    """Rows first to last for up to FEW tokens, so many rows at a time."""
-    precise, fast = make_row(format, together, 2), make_row(format, together, 1)
+def make_few(format, together, planes):
+    """Rows first to last for a few tokens, so many rows at a time."""
+    row = make_row(format, together, planes)
 
     @device
     def few(a, first, last, tokens, scratch):
-        is_precise, row_bytes = tokens <= load_i64(argument(a, LINEAR.most_precise)), argument(a, LINEAR.row_bytes)
-        r = first
+        row_bytes, r = argument(a, LINEAR.row_bytes), first
         while r < last:
             w, y = argument(a, LINEAR.weights) + r * row_bytes, argument(a, LINEAR.y) + r * 4
             step = row_bytes if r + together <= last else 0  # the same row again, for those behind or padding of y
-            if is_precise:
-                precise(a, w, step, y, tokens, scratch)
-            else:
-                fast(a, w, step, y, tokens, scratch)
+            row(a, w, step, y, tokens, scratch)
             r += together if step else 1
 
     return few
@@ -83,38 +71,72 @@ def following(tile, group, end, column, columns):
     return end, 0
 
 
-def make(format_name):
-    """The kernel for one format."""
-    format = QUANTIZED[format_name]
-    one_token, few = make_one_token(format), make_few(format, TOGETHER)
-    unpacked = SMALL_CODES.get(format_name, format)
-    few_tokens = FEW[unpacked.sub_block]
-    precise_slab, fast_slab = make_precise_slab(unpacked), make_fast_slab(unpacked)
+def make_rows(multiply):
+    """A kernel that has `multiply(arguments, first row, last + 1, tokens, scratch)` read its share of the rows."""
 
     @kernel
-    def linear(a, part, parts, thread):
-        tokens = load_i64(argument(a, LINEAR.count))
-        rows, columns = argument(a, LINEAR.rows), argument(a, LINEAR.columns)
+    def rows(a, part, parts, thread):
         scratch = argument(a, LINEAR.scratch) + thread * argument(a, LINEAR.scratch_bytes)
-        if tokens <= (few_tokens if columns % 256 == 0 else FEW_WITH_CHUNKS):
-            fours = (rows + 3) // 4
-            first, last = fours * part // parts * 4, min(fours * (part + 1) // parts * 4, rows)
-            if tokens == 1:
-                one_token(a, first, last)
-            elif tokens > 1:
-                few(a, first, last, tokens, scratch)
-            return
-        tiles = (rows + ROWS - 1) // ROWS
+        rows = argument(a, LINEAR.rows)
+        fours = (rows + 3) // 4
+        first, last = fours * part // parts * 4, min(fours * (part + 1) // parts * 4, rows)
+        multiply(a, first, last, load_i64(argument(a, LINEAR.count)), scratch)
+
+    return rows
+
+
+def make_tiles(slab):
+    """A kernel that has `slab` multiply its share of the tiles, slab by slab."""
+
+    @kernel
+    def tiles(a, part, parts, thread):
+        scratch = argument(a, LINEAR.scratch) + thread * argument(a, LINEAR.scratch_bytes)
+        tokens, columns = load_i64(argument(a, LINEAR.count)), argument(a, LINEAR.columns)
+        tiles = (argument(a, LINEAR.rows) + ROWS - 1) // ROWS
         first, last = tiles * part // parts, tiles * (part + 1) // parts
         at_once = TILES if columns > WIDE else 1
         for group in range(first, last, at_once):
             end = min(group + at_once, last)
             for column in range(0, columns, SLAB):
                 for tile in range(group, end):
-                    next_slab = following(tile, group, end, column, columns)
-                    if tokens <= load_i64(argument(a, LINEAR.most_precise)):
-                        precise_slab(a, tile, column, next_slab, tokens, scratch)
-                    else:
-                        fast_slab(a, tile, column, next_slab, tokens, scratch)
+                    slab(a, tile, column, following(tile, group, end, column, columns), tokens, scratch)
 
-    return linear
+    return tiles
+
+
+def make_linear_one(format_name):
+    """The kernel of one format for one token."""
+    one_token = make_one_token(QUANTIZED[format_name])
+    return make_rows(device(lambda a, first, last, tokens, scratch: one_token(a, first, last)))
+
+
+def make_linear_few(format_name):
+    """For a few tokens, in both planes."""
+    return make_rows(make_few(QUANTIZED[format_name], TOGETHER, 2))
+
+
+def make_linear_few_fast(format_name):
+    """For a few tokens, in the high plane."""
+    return make_rows(make_few(QUANTIZED[format_name], TOGETHER, 1))
+
+
+def make_linear_precise(format_name):
+    """For more, in both planes."""
+    return make_tiles(make_precise_slab(SMALL_CODES.get(format_name, QUANTIZED[format_name])))
+
+
+def make_linear_fast(format_name):
+    """For more, in the high plane."""
+    return make_tiles(make_fast_slab(SMALL_CODES.get(format_name, QUANTIZED[format_name])))
+
+
+choose = device(piece_for)
+
+
+@kernel
+def linear_quantized(a, part, parts, thread):
+    """Have the piece for so many tokens do it."""
+    tokens = load_i64(argument(a, LINEAR.count))
+    if tokens > 0:
+        piece = choose(tokens, argument(a, LINEAR.few_tokens), load_i64(argument(a, LINEAR.most_precise)))
+        call_kernel(load_i64(argument(a, LINEAR.pieces) + piece * 8), a, part, parts, thread)

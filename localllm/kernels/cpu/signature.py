@@ -18,9 +18,8 @@ device = njit(nogil=True, error_model="numpy", pipeline_class=Pipeline)
 inlined = njit(nogil=True, error_model="numpy", pipeline_class=Pipeline, forceinline=True)
 
 
-def kernel(function):
-    """Compile `function` as a kernel, now."""
-    return njit(SIGNATURE, nogil=True, error_model="numpy", pipeline_class=Pipeline)(function)
+# Kernels: compile.py compiles one with SIGNATURE when it is asked for.
+kernel = njit(nogil=True, error_model="numpy", pipeline_class=Pipeline)
 
 
 @device

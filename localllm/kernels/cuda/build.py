@@ -50,20 +50,16 @@ def compiled(
     """Machine code of kernels, which is kept for the next start if that is possible."""
     from localllm.kernels.compilers import compile_kernels  # seldom needed, and slow to import
 
-    codes: dict[str, bytes] = {}
     problems: dict[str, None] = {}
 
     def finished(name: str, code: bytes) -> None:
-        codes[name] = code
         path = code_folder(capability) / f"{name}.cubin"
         try:
             write_kept(path, code)
         except OSError as error:
             problems[f"compiled kernels cannot be kept in {path.parent}: {error.strerror}"] = None
-        progress(len(codes), len(names))
 
-    progress(0, len(names))
-    compile_kernels(names, finished, __name__, f"{capability[0]}.{capability[1]}")
+    codes = compile_kernels(names, finished, progress, __name__, f"{capability[0]}.{capability[1]}")
     prune()
     for problem in problems:
         warn(problem)

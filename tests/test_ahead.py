@@ -1,0 +1,53 @@
+"""Mapping ahead: what it leaves for the first run to meet."""
+
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from localllm.files.ahead import content_of, is_in_memory, populate
+from localllm.files.gguf_file import GGUFFile
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from make_synthetic import SHAPES, write_model
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+
+
+@linux
+def test_pages_in_memory_are_mapped_at_once(tmp_path):
+    import resource
+
+    path = str(tmp_path / "weights")
+    np.ones(1 << 24, np.uint8).tofile(path)
+    met = []
+    for ahead in (False, True):
+        content = np.memmap(path, np.uint8, "r").view(np.ndarray)
+        if ahead:
+            populate({path: content})
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        assert int(content[::4096].sum(dtype=np.int64)) == 4096
+        met.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert met[1] <= met[0] // 8 or met[0] < 64, "faults without, and with"
+
+
+@linux
+def test_what_cannot_be_mapped_is_left(tmp_path):
+    """A file that is gone, and one that got shorter: no signal, no exception."""
+    path = str(tmp_path / "weights")
+    np.ones(1 << 20, np.uint8).tofile(path)
+    content = np.memmap(path, np.uint8, "r").view(np.ndarray)
+    assert is_in_memory(path, len(content))
+    with open(path, "r+b") as file:
+        file.truncate(4096)
+    populate({path: content})
+    assert not is_in_memory(str(tmp_path / "none"), 1)
+    populate({str(tmp_path / "none"): content})
+
+
+def test_the_whole_file_is_found(tmp_path):
+    write_model(tmp_path / "model.gguf", SHAPES["tiny"], "Q4_K_M")
+    with GGUFFile.open(tmp_path / "model.gguf") as file:
+        for name in file.tensors:
+            assert len(content_of(file, name)) == (tmp_path / "model.gguf").stat().st_size

@@ -1,0 +1,88 @@
+"""Products of quantized weights in pieces: that a run has those that it needs, and that the others come behind it."""
+
+import shutil
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from engines import open_engine
+
+from localllm.engine.pieces import EVERY, Pieces
+from localllm.engine.recorder import ALL, WANTED, Routed, Rows
+from localllm.kernels import objects
+from localllm.kernels.cpu.pieces import PIECES, few_tokens, piece_for
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from make_synthetic import SHAPES, write_model
+
+PROMPT = [*range(1, 40)]
+ROUTED = Routed("routed", None, ALL)  # type: ignore[arg-type]
+
+
+def called(format: str, columns: int, counts: range, most_precise: int) -> set[str]:
+    """What the kernel calls for so many tokens, one number after the other."""
+    few = few_tokens(format, columns)
+    return {f"{PIECES[piece_for(count, few, most_precise)]}-{format}" for count in counts}
+
+
+def needed(format: str, columns: int, rows: Rows, tokens: int, most_precise: int) -> set[str]:
+    """What a run is said to need: of so many tokens, with one row of logits."""
+    pieces = Pieces()
+    pieces.arguments(format, columns, rows, 512, False)
+    names = pieces.names(tokens, 1, most_precise)
+    assert set(names) <= set(pieces.all_names())
+    return set(names)
+
+
+@pytest.mark.parametrize("most_precise", [1, 128])
+@pytest.mark.parametrize(("format", "columns"), [("Q4_K", 512), ("Q6_K", 512), ("Q4_1", 576)])
+def test_a_run_has_what_its_products_call(format, columns, most_precise):
+    for tokens in (1, 2, 5, 20, 21, 30, 31, 48, 49, 128, 129, 512):
+        for rows, count in ((ALL, tokens), (WANTED, 1)):
+            exact = called(format, columns, range(count, count + 1), most_precise)
+            assert needed(format, columns, rows, tokens, most_precise) == exact
+        precise = EVERY if tokens <= most_precise else 0  # which the run decides, not the rows of an expert
+        exact = called(format, columns, range(1, tokens + 1), precise)
+        assert needed(format, columns, ROUTED, tokens, most_precise) == exact
+
+
+def test_another_kernel_for_more_tokens():
+    pieces = Pieces()
+    pieces.arguments("Q4_K", 512, ALL, 8, False)
+    assert pieces.names(9, 1, 128) == []
+    assert pieces.all_names() == ["linear_one-Q4_K", "linear_few-Q4_K", "linear_few_fast-Q4_K"]
+
+
+def compilers() -> list[str]:
+    """The processes that this one has started to compile."""
+    lines = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
+    found = (pid for line in lines for pid in line)
+    return [pid for pid in found if b"localllm.kernels.compile" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+def test_pieces_are_compiled_behind_runs_that_do_not_need_them(tmp_path, monkeypatch):
+    """The answer is that of a later start; nobody shows progress when it has begun; compilers end with the engine."""
+    write_model(tmp_path / "model.gguf", SHAPES["tiny"], "Q4_K_M")
+    with closing(open_engine(tmp_path / "model.gguf")) as engine:
+        engine.prepare_all()
+        expected = [engine.forward(ids, 0) for ids in ([1], PROMPT)]
+    there = objects.object_folder()
+    here = tmp_path / "kernels" / there.name
+    monkeypatch.setattr(objects, "object_folder", lambda: here)
+    unwanted = shutil.ignore_patterns("linear_few-*", "linear_precise-*", "linear_fast-*")
+    shutil.copytree(there, here, ignore=unwanted)
+    here.chmod(0o700)
+    here.parent.chmod(0o700)
+    shown = []
+    with closing(open_engine(tmp_path / "model.gguf", progress=lambda *numbers: shown.append(numbers))) as engine:
+        np.testing.assert_array_equal(engine.forward([1], 0), expected[0])
+        assert not compilers(), "there was all that it needed"
+        np.testing.assert_array_equal(engine.forward(PROMPT, 0), expected[1])
+        assert compilers() and not shown
+    assert not compilers()
+    assert list(here.glob("linear_few-*")) and not list(here.glob("linear_fast-*")), "what was not needed is there"
+    assert not list(here.glob("*.tmp"))
