@@ -131,19 +131,20 @@ def make_tile(format):
 
 
 def make_fast_slab(format):
-    """A function (arguments of the kernel, tile, column, columns, tokens, scratch memory)."""
+    """A function (arguments of the kernel, tile, column, (tile, column) of the next slab, tokens, scratch memory)."""
     unpack_tile, product = make_unpack_tile(format), make_tile(format)
     fetch_next = make_fetch_next(format)
 
     @device
-    def slab(a, tile, column, columns, tokens, scratch):
+    def slab(a, tile, column, next_slab, tokens, scratch):
+        columns = min(SLAB, argument(a, LINEAR.columns) - column)
         unpack_tile(a, tile, column, columns, scratch)
         s, width, y_stride = scratch + VECTORS * 16 * SLAB, argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
         whole, stride = argument(a, LINEAR.rows) - tile * ROWS > ROWS - 16, width // 8
         for t in range(0, tokens, TOKENS):  # and up to TOKENS - 1 too many, whose results nobody reads
             place = t * width + column
             y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
-            fetch_next(a, tile, column, t, tokens)
+            fetch_next(a, next_slab, t, tokens)
             totals = zero_floats()
             if column:
                 totals = load_all(y, y_stride) if whole else load_first(y, y_stride)

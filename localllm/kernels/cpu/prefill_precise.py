@@ -136,14 +136,15 @@ def make_tile(format):
 
 
 def make_precise_slab(format):
-    """A function (arguments of the kernel, tile, column, columns, tokens, scratch memory)."""
+    """A function (arguments of the kernel, tile, column, (tile, column) of the next slab, tokens, scratch memory)."""
     unpack_tile, product, sub_block = make_unpack_tile(format), make_tile(format), format.sub_block
     scale_bytes = 64 * SLAB // sub_block
 
     fetch_next = make_fetch_next(format)
 
     @device
-    def slab(a, tile, column, columns, tokens, scratch):
+    def slab(a, tile, column, next_slab, tokens, scratch):
+        columns = min(SLAB, argument(a, LINEAR.columns) - column)
         unpack_tile(a, tile, column, columns, scratch)
         s, m = scratch + VECTORS * 16 * SLAB, scratch + VECTORS * (16 * SLAB + scale_bytes)
         width, y_stride = argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
@@ -153,7 +154,7 @@ def make_precise_slab(format):
             x, low = argument(a, LINEAR.high) + place, argument(a, LINEAR.low) + place
             c, n = argument(a, LINEAR.scales) + place // 4, argument(a, LINEAR.sums) + place // 4
             y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
-            fetch_next(a, tile, column, t, tokens)
+            fetch_next(a, next_slab, t, tokens)
             totals = zero_floats()
             if column:
                 totals = load_all(y, y_stride) if whole else load_first(y, y_stride)

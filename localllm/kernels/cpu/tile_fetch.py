@@ -11,19 +11,17 @@ from localllm.kernels.simd import prefetch_l2
 
 
 def make_fetch_next(format):
-    """A function (arguments of the kernel, tile, column, token, tokens) that asks for the share of these tokens."""
+    """A function (arguments of the kernel, (tile, column), token, tokens): asks for the share of these tokens."""
     group_bytes = format.group_bytes
 
     @device
-    def fetch_next(a, tile, column, token, tokens):
-        row_bytes, next_column, next_tile = argument(a, LINEAR.row_bytes), column + SLAB, tile
-        if next_column >= argument(a, LINEAR.columns):
-            next_column, next_tile = 0, tile + 1
-        size = min(SLAB, argument(a, LINEAR.columns) - next_column) // 64 * group_bytes // 4
-        first = argument(a, LINEAR.weights) + next_column // 256 * group_bytes
+    def fetch_next(a, slab, token, tokens):
+        row_bytes, (tile, column) = argument(a, LINEAR.row_bytes), slab
+        size = min(SLAB, argument(a, LINEAR.columns) - column) // 64 * group_bytes // 4
+        first = argument(a, LINEAR.weights) + column // 256 * group_bytes
         share = (ROWS * TOKENS + tokens - 1) // tokens
-        row = next_tile * ROWS + token // TOKENS * share
-        for r in range(row, min(row + share, argument(a, LINEAR.rows), (next_tile + 1) * ROWS)):
+        row = tile * ROWS + token // TOKENS * share
+        for r in range(row, min(row + share, argument(a, LINEAR.rows), (tile + 1) * ROWS)):
             for line in range(0, size, 64):
                 prefetch_l2(first + r * row_bytes + line)
 
