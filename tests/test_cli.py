@@ -135,6 +135,7 @@ def test_refusals(cli, tiny: str, code: int, arguments: list[str], reason: str):
     ("error", "code", "reason"),
     [
         (MemoryError(), 5, "not enough memory"),
+        (RuntimeError("can't start new thread"), 5, "not enough memory, or too many threads"),
         (ZeroDivisionError("division\nby zero"), 1, "internal error.*ZeroDivisionError: division by zero"),
     ],
 )

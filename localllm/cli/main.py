@@ -118,7 +118,8 @@ def explained(error: BaseException) -> tuple[str, int]:
     if hasattr(error, "format_message"):  # Typer's complaints about arguments
         return error.format_message(), 2
     if isinstance(error, MemoryError) or is_want_of_memory(error):
-        return "not enough memory", MemoryLimitError.exit_code
+        is_thread = "new thread" in str(error)
+        return "not enough memory" + ", or too many threads" * is_thread, MemoryLimitError.exit_code
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return (reason if error.filename is None else f"{error.filename}: {reason}"), 1
