@@ -264,7 +264,7 @@ def test_what_has_no_meaning_is_refused(golden, name, extra):
     ("qwen2", {"attention.causal": False}, "looks ahead"),
     ("glm4", {"rope.dimension_sections": np.array([8, 4, 4, 0])}, "positions in images"),
     ("gemma4", {"attention.shared_kv_layers": 5}, "shared_kv_layers"),
-    ("gemma4", {"attention.value_length_swa": 16}, "different lengths"),
+    ("gemma4", {"attention.value_length_swa": 16}, "the length of keys"),
     ("qwen3", {"rope.scaling.type": "su"}, "rope scaling su"),
 ])  # fmt: skip
 def test_what_is_not_done_is_refused(golden, name, fields, problem):
