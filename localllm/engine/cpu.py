@@ -3,7 +3,6 @@
 Most verbs are steps as on any target (localllm.engine.lowering). Matrix products and attention have choices to make.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -225,30 +224,16 @@ class CpuLowering(Lowering):
         arguments["most_precise"] = BATCH if is_stored else PRECISE_TOKENS
         return [source, rounded] if rounded else [source]
 
-    def _attention(
-        self,
-        state: Paged | Latent,
-        q: Buffer,
-        y: Buffer,
-        heads: int,
-        slopes: Sequence[float],
-        sinks: np.ndarray | None,
-        **given: float,
-    ) -> None:
-        sides, plan = self._cache.sides(state), self._plan(heads, state)
+    def _attention(self, state: Paged | Latent, arguments: dict[str, Any], reads: list[Buffer], y: Buffer) -> None:
+        sides, plan = self._cache.sides(state), self._plan(arguments["heads"], state)
         value_dim = -(-state.value_dim // 16) * 16
-        partial = Buffer(SPLIT_TOKENS * heads * MOST_SPLITS, (value_dim + 32) * 4)
-        arguments: dict[str, Any] = {
-            name: plan[name] for name in ("units", "unit_count", "splits", "window", "chunked")
-        }
-        arguments |= {"count": self._count(ALL), "positions": self.header.positions}
-        arguments |= {"q": q, "q_stride": q.stride, "y": y, "y_stride": y.stride, "partial": partial}
-        arguments |= self._of_cache(sides) | {"heads": heads, "kv_heads": state.kv_heads, "key_dim": state.key_dim}
-        arguments |= {"value_dim": state.value_dim, "slopes": np.array(slopes, np.float32) if slopes else 0}
-        arguments["sinks"] = 0 if sinks is None else sinks
+        partial = Buffer(SPLIT_TOKENS * arguments["heads"] * MOST_SPLITS, (value_dim + 32) * 4)
+        arguments |= {name: plan[name] for name in ("units", "unit_count", "splits", "window", "chunked")}
+        arguments |= {"count": self._count(ALL), "positions": self.header.positions, "partial": partial}
+        arguments |= {"key_dim": state.key_dim, "value_dim": state.value_dim}
         kernel, more = self.attention
-        arguments |= given | self._scratch_for(attention_scratch(-(-state.key_dim // 16) * 16, value_dim) + more)
-        count, reads = plan["unit_count"], [q, *self._in_cache[state.layer], plan["made"]]
+        arguments |= self._scratch_for(attention_scratch(-(-state.key_dim // 16) * 16, value_dim) + more)
+        count, reads = plan["unit_count"], [*reads, plan["made"]]
         kinds = "-".join(dict.fromkeys(side.kind.upper() for side in sides))
         self.tape.append(Step(f"{kernel}-{kinds}", arguments, 8 * self._threads, count, reads, [y, partial]))
         self.tape.append(Step("merge", dict(arguments), 2 * self._threads, None, [partial, plan["made"]], [y]))

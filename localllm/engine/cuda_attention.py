@@ -1,10 +1,7 @@
 """Attention on a card: which kernels, and in how many parts."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from localllm.arch.states import Latent, Paged
 from localllm.engine.lowering import Lowering
@@ -57,33 +54,17 @@ class AttentionLowering(Lowering):
 
     depth: int = 16
 
-    def _attention(
-        self,
-        state: Paged | Latent,
-        q: Buffer,
-        y: Buffer,
-        heads: int,
-        slopes: Sequence[float],
-        sinks: np.ndarray | None,
-        **given: float,
-    ) -> None:
-        arguments = self._of_cache(self._cache.sides(state)) | given | {"q": q, "q_stride": q.stride, "heads": heads}
-        arguments |= {"kv_heads": state.kv_heads, "window": state.window or 0, "chunked": state.chunked}
-        arguments |= {"slopes": np.array(slopes, np.float32) if slopes else 0, "sequences": self.header.sequences}
-        reads = [q, *self._in_cache[state.layer]]
-        if self._are_few(state):
-            self._attend_few(state, arguments, 0 if sinks is None else sinks, reads, y)
-        else:
-            self._attend_many(state, arguments, 0 if sinks is None else sinks, reads, y)
+    def _attention(self, state: Paged | Latent, arguments: dict[str, Any], reads: list[Buffer], y: Buffer) -> None:
+        arguments |= {"window": state.window or 0, "chunked": state.chunked, "sequences": self.header.sequences}
+        attend = self._attend_few if self._are_few(state) else self._attend_many
+        attend(state, arguments, reads, y)
 
     def _are_few(self, state: Paged | Latent) -> bool:
         """Whether float32 is used: for few tokens, for who wants a cache in float32, and for very long heads."""
         is_exact = any(side.kind == "f32" for side in self._cache.sides(state))
         return self.tokens <= FEW_TOKENS or is_exact or max(state.key_dim, state.value_dim) > MOST_DIM
 
-    def _attend_few(
-        self, state: Paged | Latent, arguments: dict[str, Any], sinks: Any, reads: list[Buffer], y: Buffer
-    ) -> None:
+    def _attend_few(self, state: Paged | Latent, arguments: dict[str, Any], reads: list[Buffer], y: Buffer) -> None:
         """Each token on its own, its context cut in parts."""
         heads = arguments["heads"]
         few = Few(state.key_dim, state.value_dim, heads // state.kv_heads)
@@ -91,19 +72,17 @@ class AttentionLowering(Lowering):
         partial = Buffer(self.tokens * heads * parts, few.partial_bytes)
         arguments |= {"count": self._count(ALL), "positions": self.header.positions, "owners": self.header.owners}
         arguments |= {"parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
+        merged = {name: arguments.pop(name) for name in ("sinks", "y", "y_stride")}
         shared = ("count", "positions", "heads", "window", "chunked", "parts", "partial", "partial_bytes")
-        merged = {name: arguments[name] for name in shared}
-        merged |= {"value_dim": state.value_dim, "sinks": sinks, "y": y, "y_stride": y.stride}
+        merged |= {name: arguments[name] for name in shared} | {"value_dim": state.value_dim}
         kinds = "-".join(side.kind.upper() for side in self._cache.sides(state))
         kernel = f"attend_few-{kinds}-{few.bundle}-{few.key_dim}-{few.value_dim}"
         self.tape.append(Step(kernel, arguments | {"bundles": few.bundles}, self.tokens, None, reads, [partial]))
         self.tape.append(Step("merge_few", merged, self.tokens, None, [partial], [y]))
 
-    def _attend_many(
-        self, state: Paged | Latent, arguments: dict[str, Any], sinks: Any, reads: list[Buffer], y: Buffer
-    ) -> None:
+    def _attend_many(self, state: Paged | Latent, arguments: dict[str, Any], reads: list[Buffer], y: Buffer) -> None:
         """Tokens of a sequence together, on tensor cores."""
-        arguments |= {"sequence_count": self.header.sequence_count, "sinks": sinks, "y": y, "y_stride": y.stride}
+        arguments["sequence_count"] = self.header.sequence_count
         kinds = "-".join(side.kind.upper() for side in self._cache.sides(state))
         kernel = f"attend_many-{kinds}-{state.key_dim}-{state.value_dim}-{self.depth}"
         self.tape.append(Step(kernel, arguments, self.tokens, None, reads, [y]))

@@ -146,7 +146,15 @@ class Lowering(ExpertLowering, RecurrentLowering):
         return table
 
     def _attend(
-        self, operation: Operation, q: Activation, *new: Activation, state: Paged | Latent, **given: Any
+        self,
+        operation: Operation,
+        q: Activation,
+        *new: Activation,
+        state: Paged | Latent,
+        heads: int,
+        slopes: Sequence[float],
+        sinks: np.ndarray | None,
+        **given: float,
     ) -> None:
         """New keys and values go to the cache, turned as it wants them; queries are turned alike, and results back."""
         sides, (of_keys, of_values) = self._cache.sides(state), state.rotations(self._cache.kv_type)
@@ -155,20 +163,15 @@ class Lowering(ExpertLowering, RecurrentLowering):
             kept = zip(new, turned, sides, strict=False)
             self._in_cache[state.layer] = [self._store(x, buffer, side) for x, buffer, side in kept]
         source, y = self._turned(q, of_keys), self._new(operation.output)
-        self._attention(state, source, y, **given)
+        arguments = self._of_cache(sides) | given | {"heads": heads, "kv_heads": state.kv_heads}
+        arguments |= {"q": source, "q_stride": source.stride, "y": y, "y_stride": y.stride}
+        arguments["slopes"] = np.array(slopes, np.float32) if slopes else 0
+        arguments["sinks"] = 0 if sinks is None else sinks
+        self._attention(state, arguments, [source, *self._in_cache[state.layer]], y)
         self._turn(operation.output, y, y, of_values)
 
-    def _attention(
-        self,
-        state: Paged | Latent,
-        q: Buffer,
-        y: Buffer,
-        heads: int,
-        slopes: Sequence[float],
-        sinks: np.ndarray | None,
-        **given: float,
-    ) -> None:
-        """The target's own: from the rows of queries to those of results."""
+    def _attention(self, state: Paged | Latent, arguments: dict[str, Any], reads: list[Buffer], y: Buffer) -> None:
+        """The target's own: from queries, and what is in the cache, to results."""
         raise NotImplementedError
 
     def _of_cache(self, sides: tuple[Streams, Streams]) -> dict[str, Any]:
