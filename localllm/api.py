@@ -218,7 +218,7 @@ class Model:
 
     def batch(self, requests: "Iterable[Request]", parallel: int | None = None, precise: bool = True) -> "Batch":
         """What answers many requests (see Session.request), within the memory that there is now, or one by one."""
-        from localllm.engine.memory import available_memory
+        from localllm.kernels.free_memory import available_memory
         from localllm.generation.batch import PARALLEL, Batch
         from localllm.generation.reading import most_between_steps
         from localllm.kernels.arguments import PAGE

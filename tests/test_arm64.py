@@ -8,9 +8,9 @@ import sys
 import pytest
 from conftest import ROOT
 
-from localllm.engine import memory
-from localllm.engine.memory import Reserved, available_memory
-from localllm.kernels import system
+from localllm.engine.memory import Reserved
+from localllm.kernels.free_memory import available_memory
+from localllm.kernels import free_memory, system
 from localllm.kernels.cpu.pieces import PIECES
 from localllm.kernels.system import arm_features
 
@@ -86,7 +86,7 @@ def test_memory_of_macos(monkeypatch):
     """What is available, and that what is given back reads as zero."""
     monkeypatch.setattr(sys, "platform", "darwin")
     known = {"hw.memsize": 16_000_000_000, "kern.memorystatus_level": 60}
-    monkeypatch.setattr(memory, "system_number", lambda name: known.get(name, 0))
+    monkeypatch.setattr(free_memory, "system_number", lambda name: known.get(name, 0))
     assert available_memory() == 9_600_000_000
     known.clear()
     assert available_memory() == sys.maxsize

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from localllm.errors import ModelError
-from localllm.text import trial
+from localllm.text import templates, trial
 from localllm.text.sandbox import LimitError, compile_template, render_template
 from localllm.text.templates import ChatTemplate
 
@@ -121,6 +121,32 @@ def test_the_systems_limits(monkeypatch):
     assert trial.tried("x") is not None
     monkeypatch.setattr(trial, "compile_template", lambda source: trial.os.kill(trial.os.getpid(), 11))
     assert "ends the program" in trial.tried("x")
+
+
+def test_want_of_memory_is_not_the_templates_fault(tmp_path, monkeypatch):
+    """Neither where it is compiled or rendered nor where `ulimit -v` leaves its trial less than a template may take."""
+
+    def greedy(*_):
+        raise MemoryError
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "compile_template", greedy)
+        assert "over 256 MB" in trial.tried("x")
+        resource.setrlimit(resource.RLIMIT_AS, (trial.BYTES, hard))
+        try:
+            with pytest.raises(MemoryError):
+                trial.tried("x")
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
+    template = ChatTemplate("{{ messages[0].content }}")
+    monkeypatch.setattr(templates, "render_template", greedy)
+    with pytest.raises(MemoryError):
+        template.render([USER])
+    monkeypatch.setattr(templates, "compile_template", greedy)
+    with pytest.raises(MemoryError):
+        ChatTemplate("{{ messages[0].content }}")
 
 
 def test_a_good_template_is_tried_once(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from localllm.engine.threads import KERNEL, Threads
 from localllm.errors import LocalllmError
 from localllm.files.safe_file import lock
 from localllm.kernels import cores as cores_module
-from localllm.kernels import objects
+from localllm.kernels import compilers, objects
 from localllm.kernels.compilers import Compiler
 from localllm.kernels.cores import cgroup_quota, logical_cores, usable_cores
 from localllm.kernels.cpu.job import JOB, LINE, STEP, Job
@@ -101,6 +101,17 @@ def test_usable_cores_of_macos(monkeypatch, known, cores):
     monkeypatch.setattr(cores_module, "read_text", lambda path: "")
     monkeypatch.setattr(cores_module, "system_number", lambda name: known.get(name, 0))
     assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("available", "limit", "count"),
+    [(8 << 30, sys.maxsize, 8), (2 << 30, sys.maxsize, 4), (8 << 30, 1_000_000 << 10, 1), (1 << 28, sys.maxsize, 1)],
+)
+def test_as_many_compilers_as_there_is_memory_for(monkeypatch, available, limit, count):
+    monkeypatch.setattr(compilers, "logical_cores", lambda: 8)
+    monkeypatch.setattr(compilers, "available_memory", lambda: available)
+    monkeypatch.setattr(compilers, "address_limit", lambda: limit)
+    assert compilers.processes() == count
 
 
 def run_python(program: str, *arguments, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:

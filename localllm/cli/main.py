@@ -52,6 +52,7 @@ def require_surroundings() -> None:
     others would take 0.04 s of a core to start.
     """
     from localllm.errors import LocalllmError, MemoryLimitError
+    from localllm.kernels.free_memory import address_limit
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for number in range(3):
@@ -61,19 +62,8 @@ def require_surroundings() -> None:
             os.open(os.devnull, os.O_RDWR)
     if sys.stdout is None:
         raise LocalllmError("stdout is closed: there is nowhere to write to")
-    limit = address_limit()
-    if limit is not None and limit < LEAST_MEMORY:
+    if address_limit() < LEAST_MEMORY:
         raise MemoryLimitError("not enough memory")
-
-
-def address_limit() -> int | None:
-    """The most bytes of address space that this process may have (`ulimit -v`), None if nobody has set a limit."""
-    try:
-        import resource
-    except ImportError:  # another system
-        return None
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def ignore_ctrl_c() -> None:

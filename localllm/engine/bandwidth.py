@@ -4,7 +4,7 @@ from time import perf_counter
 
 import numpy as np
 
-from localllm.engine.memory import available_memory
+from localllm.kernels.free_memory import available_memory
 from localllm.engine.tape import Buffer, Step, Tape
 from localllm.engine.threads import Threads
 from localllm.kernels.library import Library, Progress

@@ -1,4 +1,4 @@
-"""Processes that compile kernels, one per core."""
+"""Processes that compile kernels, one per core, as far as there is memory for them."""
 
 import os
 import re
@@ -14,11 +14,13 @@ from threading import Condition, Thread
 
 from localllm.errors import LocalllmError
 from localllm.kernels.cores import logical_cores
+from localllm.kernels.free_memory import address_limit, available_memory
 from localllm.kernels.library import Progress
 
 # What a user may have told Numba for programs of their own, such as not to compile: machine code must not depend on it.
 OTHERS = re.compile("NUMBA_(?!CPU_(NAME|FEATURES)$)")
 LARGE = ("attend", "linear")  # kernels that take seconds to compile
+SHARE = 1 << 29  # bytes that one compiler should find: it takes 260 MB, and 480 of addresses; its threads here 150
 BEHIND = 10  # how nice compilers are for which nobody waits
 
 
@@ -143,7 +145,7 @@ class Work:
 
 
 class Compilers:
-    """Processes that compile kernels, one per core. They end with their work, or with `close`, or with this process."""
+    """Processes that compile kernels. They end with their work, or with `close`, or with this process."""
 
     def __init__(self, names: list[str], finished: Callable[[str, bytes], None], *command: str):
         """finished(name, machine code) is called for each kernel, by some thread.
@@ -152,11 +154,13 @@ class Compilers:
         """
         self.names, self._work = frozenset(names), Work(names, finished)
         command = command or ("localllm.kernels.compile",)
-        self._compilers = [Compiler(*command) for _ in range(min(logical_cores(), len(names)))]
-        threads = [Thread(target=self._work.share, args=(compiler,), daemon=True) for compiler in self._compilers]
+        self._compilers, threads = list[Compiler](), list[Thread]()
         self.close = weakref.finalize(self, stop, self._work, self._compilers, threads, os.getpid())
-        for thread in threads:
+        for _ in range(min(processes(), len(names))):
+            self._compilers.append(Compiler(*command))
+            thread = Thread(target=self._work.share, args=(self._compilers[-1],), daemon=True)
             thread.start()
+            threads.append(thread)
 
     def wait(self, names: list[str], progress: Progress) -> dict[str, bytes]:
         """Machine code of some of the kernels, which are compiled before all others. Raises LocalllmError."""
@@ -179,6 +183,11 @@ class Compilers:
 
     def _ready(self, names: list[str]) -> int:
         return sum(name in self._work.codes for name in names)
+
+
+def processes() -> int:
+    """How many compilers this computer carries at once, at least 1."""
+    return max(1, min(logical_cores(), min(available_memory(), address_limit()) // SHARE))
 
 
 def stop(work: Work, compilers: list[Compiler], threads: list[Thread], process: int) -> None:

@@ -143,12 +143,16 @@ def jinja(source: str) -> Callable[[dict[str, Any]], str]:
 
     try:
         template = compile_template(source, strict=True)
+    except MemoryError:
+        raise
     except Exception as error:  # Jinja's parser and Python's compiler both fail in many ways
         raise UsageError(f"the prompt's template is invalid: {reason(error)}") from None
 
     def render(fields: dict[str, Any]) -> str:
         try:
             return render_template(template, fields)
+        except MemoryError:
+            raise
         except Exception as error:  # the code in a template can raise whatever Python can
             raise LocalllmError(f"the prompt's template fails: {reason(error)}") from None
 

@@ -40,6 +40,8 @@ class ChatTemplate:
             require_harmless(source)
         try:
             self._template = compile_template(source)
+        except MemoryError:
+            raise
         except Exception as error:  # Jinja's parser and Python's compiler both fail in many ways
             raise ModelError(f"the chat template is invalid{_place(error)}: {_reason(error)}") from None
 
@@ -91,7 +93,7 @@ class ChatTemplate:
                 return render_template(self._template, {"tools": None, "documents": None, **given})
             except TypeError:  # templates for tools, which loop over none: they work where there is no variable at all
                 return render_template(self._template, given)
-        except RefusalError:
+        except (RefusalError, MemoryError):
             raise
         except LimitError as error:
             raise ModelError(f"the chat template was stopped{_place(error)}: {_reason(error)}") from None

@@ -19,13 +19,17 @@ from localllm.text.sandbox import LimitError, compile_template, render_template
 
 SECONDS, BYTES = 2, 256 << 20  # of the processor, and of memory beyond what the program has
 PATIENCE = 20.0  # seconds of the clock, on a computer that is busy with other things
+NO_MEMORY = "no memory"  # what the process says where the template is not to blame
 _SYSTEM, _USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}
 _ANSWER = {"role": "assistant", "content": "Hi"}
 CONVERSATIONS = ([_USER], [_SYSTEM, _USER], [_USER, _ANSWER, _USER], [_USER, _ANSWER] * 6 + [_USER])
 
 
 def require_harmless(source: str) -> None:
-    """Raise ModelError for a template that takes too much. One that only fails passes: it will say why itself."""
+    """Raise ModelError for a template that takes too much. One that only fails passes: it will say why itself.
+
+    Raises MemoryError where this program itself may not take what a template may.
+    """
     if not hasattr(os, "fork") or sys.platform == "win32":
         return
     mark = hashlib.sha256(source.encode(errors="replace")).hexdigest()
@@ -37,7 +41,7 @@ def require_harmless(source: str) -> None:
 
 
 def tried(source: str) -> str | None:
-    """What is wrong with a template; None if it keeps to the limits."""
+    """What is wrong with a template; None if it keeps to the limits. Raises MemoryError, see require_harmless."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -63,6 +67,8 @@ def _verdict(reader: int, child: int) -> str | None:
         _, status = os.waitpid(child, 0)
     if told.startswith(b"ok"):
         return None
+    if told == NO_MEMORY.encode():
+        raise MemoryError
     if told:
         return told.decode(errors="replace")
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
@@ -72,16 +78,16 @@ def _verdict(reader: int, child: int) -> str | None:
 
 def _try(source: str, writer: int) -> NoReturn:
     """In the child: compile and render, and say how it went."""
-    told = "ok"
+    told, too_much = "ok", NO_MEMORY
     try:
-        _limit()
+        too_much = _limit()
         template = compile_template(source)
         for conversation in CONVERSATIONS:
             _render(template, conversation)
     except LimitError as error:
         told = str(error)
     except MemoryError:
-        told = f"it takes over {BYTES >> 20} MB"
+        told = too_much
     except Exception:
         told = "ok"  # an error of its own, which the program will find too
     except BaseException:
@@ -102,8 +108,8 @@ def _render(template: object, conversation: list[dict[str, str]]) -> None:
         return
 
 
-def _limit() -> None:
-    """Processor and memory of this process, from now on."""
+def _limit() -> str:
+    """Processor and memory of this process, from now on; what it is told when that memory does not do."""
     import resource
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -116,4 +122,7 @@ def _limit() -> None:
     if pages:
         size = int(pages[0]) * resource.getpagesize() + BYTES
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (size if soft == -1 else min(size, soft), hard))
+        if soft != resource.RLIM_INFINITY and soft < size:
+            return NO_MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (size, hard))
+    return f"it takes over {BYTES >> 20} MB"
