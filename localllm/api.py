@@ -218,10 +218,10 @@ class Model:
 
     def batch(self, requests: "Iterable[Request]", parallel: int | None = None, precise: bool = True) -> "Batch":
         """What answers many requests (see Session.request), within the memory that there is now, or one by one."""
-        from localllm.kernels.free_memory import available_memory
         from localllm.generation.batch import PARALLEL, Batch
         from localllm.generation.reading import most_between_steps
         from localllm.kernels.arguments import PAGE
+        from localllm.kernels.free_memory import available_memory
 
         room = max(0, available_memory() - self.file.nbytes)
         places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize

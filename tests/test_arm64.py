@@ -9,9 +9,9 @@ import pytest
 from conftest import ROOT
 
 from localllm.engine.memory import Reserved
-from localllm.kernels.free_memory import available_memory
 from localllm.kernels import free_memory, system
 from localllm.kernels.cpu.pieces import PIECES
+from localllm.kernels.free_memory import available_memory
 from localllm.kernels.system import arm_features
 
 LINUX, MACOS = "aarch64-unknown-linux-gnu", "arm64-apple-macosx14.0.0"

@@ -4,9 +4,9 @@ from time import perf_counter
 
 import numpy as np
 
-from localllm.kernels.free_memory import available_memory
 from localllm.engine.tape import Buffer, Step, Tape
 from localllm.engine.threads import Threads
+from localllm.kernels.free_memory import available_memory
 from localllm.kernels.library import Library, Progress
 
 # Bytes to read: a processor's cache should hold little of it. No power of two, which would put the kernel's four

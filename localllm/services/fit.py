@@ -10,9 +10,9 @@ from localllm.arch import architecture
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.states import cache_bytes
 from localllm.arch.storage import KVType
-from localllm.kernels.free_memory import available_memory
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
+from localllm.kernels.free_memory import available_memory
 from localllm.services.catalogue import MissingError, Reference, chosen, resolve
 from localllm.services.costs import Costs
 from localllm.services.inspect import memory
