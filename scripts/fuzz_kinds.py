@@ -27,7 +27,7 @@ from localllm.files.gguf_writer import Output, Packed, write_gguf
 from localllm.files.imatrix_file import load_imatrix
 from localllm.files.logits_file import MAGIC, Logits, row_numbers, scored
 from localllm.files.settings import parse as parse_settings
-from localllm.kernels.kept import read_kept, write_kept
+from localllm.files.kept import read_kept, write_kept
 from localllm.services import sessions
 from localllm.services.records import Prompts, read_records
 from localllm.services.validity import require_numbers, validity

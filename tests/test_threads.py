@@ -24,7 +24,7 @@ from localllm.kernels import cores as cores_module
 from localllm.kernels.compilers import Compiler
 from localllm.kernels.cores import cgroup_quota, logical_cores, usable_cores
 from localllm.kernels.cpu.job import JOB, LINE, STEP, Job
-from localllm.kernels.kept import read_kept, write_kept
+from localllm.files.kept import read_kept, write_kept
 from localllm.kernels.library import Library
 from localllm.kernels.objects import DAY, object_file, object_folder, symbol
 

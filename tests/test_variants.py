@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT
 
 import localllm
-from localllm.kernels.kept import read_kept
+from localllm.files.kept import read_kept
 from localllm.kernels.target import cpu_features
 
 sys.path.insert(0, str(ROOT / "scripts"))

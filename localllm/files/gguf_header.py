@@ -9,13 +9,15 @@ import math
 import mmap
 import struct
 from collections import UserDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from localllm.errors import ModelError
 from localllm.files.short_strings import CHUNK, short_strings
+from localllm.files.strings import Strings, keep_strings, kept_strings
 from localllm.quant.formats import FORMATS, Format
 
 MAGIC = b"GGUF"
@@ -48,6 +50,7 @@ MAX_PIECE_BYTES = 1 << 16  # of a string in an array; the longest tokens have so
 MAX_KEY_BYTES = 65535  # these three are the specification's
 MAX_NAME_BYTES = 63
 MAX_DIMENSIONS = 4
+BEFORE_STRINGS = 16  # bytes of an array: the numbers of its type and of theirs, and how many they are
 # What running a model needs: it is decoded on the way, everything else when it is asked for.
 NEEDED = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 
@@ -82,9 +85,9 @@ class Metadata(UserDict[str, Any]):
     """Metadata by key. Strings are decoded when they are asked for: then ModelError may be raised for a long one."""
 
     def __init__(self, values: Any = None, data: mmap.mmap | None = None):
-        """data: the file that they are in, at `places`."""
+        """data: the file that they are in, at `places`; kept: arrays of strings in it that need not be made."""
         super().__init__(values)
-        self._data, self.places = data, dict[str, slice]()
+        self._data, self.places, self.kept = data, dict[str, slice](), dict[str, Strings]()
 
     def fingerprint(self, *keys: str) -> str | None:
         """A hash of these values as they stand in the file; None if they are not all from a file."""
@@ -97,6 +100,12 @@ class Metadata(UserDict[str, Any]):
             found.update(key.encode() + b"\0")  # no key has a zero byte
             found.update(memoryview(self._data)[self.places[key]])
         return found.hexdigest()
+
+    def keep(self, *keys: str) -> None:
+        """Have these arrays of strings, as they stand in the file, among `kept` when it is opened the next time."""
+        if self._data is not None and all(key in self.places for key in keys):
+            places = (slice(self.places[key].start + BEFORE_STRINGS, self.places[key].stop) for key in keys)
+            keep_strings(self._data, [(place, self[key]) for place, key in zip(places, keys, strict=True)])
 
     def strings(self, key: str) -> int | None:
         """How many strings an array has, without decoding them; None if there is no such array."""
@@ -111,11 +120,11 @@ class Metadata(UserDict[str, Any]):
         return value.is_text if isinstance(value, Later) else isinstance(value, str)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self.places = {}
+        self.places, self.kept = {}, {}
         super().__setitem__(key, value)
 
     def __delitem__(self, key: str) -> None:
-        self.places = {}
+        self.places, self.kept = {}, {}
         super().__delitem__(key)
 
     def __getitem__(self, key: str) -> Any:
@@ -134,20 +143,28 @@ def shown(text: str, limit: int = 100) -> str:
 def read_header(data: mmap.mmap, path: str, needed: Collection[str] = NEEDED) -> Header:
     """The metadata and the table of tensors of the file mapped as `data`; `path` is for messages.
 
-    needed: keys of arrays of strings that will be asked for: to decode them now is faster than later.
+    needed: keys of arrays of strings that will be asked for: to decode them now is faster than later, unless they are
+    kept.
 
     Time and memory are in proportion to the numbers of keys, tensors and strings, not to the length of texts. Metadata
     values are int, float, bool, str; for arrays of numbers read-only NumPy views of the map (they may be unaligned);
     for arrays of strings list[str]; for arrays of arrays a list of those. Raises ModelError.
     """
-    return HeaderReader(data, path, needed).read()
+    return HeaderReader(data, path, needed, kept_strings(data) if needed else {}).read()
 
 
 class HeaderReader:
     """A position in the map that moves forward; `field` is what is being read, for messages."""
 
-    def __init__(self, data: mmap.mmap, path: str, needed: Collection[str] = ()):
-        self.needed = needed
+    def __init__(
+        self,
+        data: mmap.mmap,
+        path: str,
+        needed: Collection[str] = (),
+        kept: Mapping[int, Strings] = MappingProxyType({}),
+    ):
+        """kept: arrays of strings that need not be looked at, by where their first one begins."""
+        self.needed, self.kept = needed, kept
         self.data = data
         self.size = len(data)
         self.path = path
@@ -170,6 +187,8 @@ class HeaderReader:
             start, kind = self.position, self.number(UINT32)
             values[key] = self.value(kind, depth=1, key=key)
             packed[key] = slice(start, self.position)
+            if key in self.needed and (kept := self.kept.get(start + BEFORE_STRINGS)):
+                metadata.kept[key] = kept
             if key == ALIGNMENT:
                 alignment = self.alignment(kind, values[key])
         entries = [self.entry(number) for number in range(tensors)]
@@ -264,7 +283,7 @@ class HeaderReader:
             if self.items > MAX_ITEMS:
                 self.fail(f"more than {MAX_ITEMS} strings in the metadata's arrays are not believable")
             if key in self.needed:
-                return self.strings(count)
+                return self.strings(count) if (kept := self.kept.get(self.position)) is None else self.passed(kept)
             return Later(self.strings_later(count), count)
         self.arrays += count
         if self.arrays > MAX_ARRAYS:
@@ -312,6 +331,11 @@ class HeaderReader:
             self.ends(position)
         self.position = position
         return strings
+
+    def passed(self, kept: Strings) -> Later:
+        """What is kept of an array of strings: it has been read before."""
+        self.position = kept.end
+        return Later(lambda: kept[:], len(kept))
 
     def strings_later(self, count: int) -> Callable[[], list[str]]:
         """What reads an array of strings, later; now its end is looked for."""

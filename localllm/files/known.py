@@ -32,10 +32,11 @@ def remember(kind: str, digest: str) -> None:
         forget_oldest(folder)
 
 
-def forget_oldest(folder: Path) -> None:
+def forget_oldest(folder: Path, most: int = MOST) -> None:
+    """Of what is in a folder, the oldest half, if that is more than so many."""
     with os.scandir(folder) as entries:
         found = [(entry.stat().st_mtime, entry.path) for entry in entries]
-    for _, path in sorted(found)[: len(found) - MOST // 2] if len(found) > MOST else ():
+    for _, path in sorted(found)[: len(found) - most // 2] if len(found) > most else ():
         os.unlink(path)
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
-from localllm.kernels.kept import read_kept, write_kept
+from localllm.files.kept import read_kept, write_kept
 from localllm.kernels.machine_code import MachineCode
 from localllm.kernels.objects import object_file
 

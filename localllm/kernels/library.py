@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError
-from localllm.kernels.kept import read_kept, write_kept
+from localllm.files.kept import read_kept, write_kept
 from localllm.kernels.machine_code import MachineCode
 from localllm.kernels.objects import mark_used, object_file, prune, symbol
 

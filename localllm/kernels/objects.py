@@ -22,7 +22,6 @@ SHARED_SOURCES = (
     "compile",
     "faults",
     "half",
-    "kept",
     "objects",
     "pipeline",
     "simd",

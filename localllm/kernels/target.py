@@ -11,7 +11,7 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
-from localllm.kernels.kept import read_kept, write_kept
+from localllm.files.kept import read_kept, write_kept
 from localllm.kernels.system import arm_features, is_arm
 from localllm.quant.cache import cache_folder
 

@@ -15,7 +15,7 @@ tokens and 280k merges, where the dictionaries here take 60.
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 
@@ -33,7 +33,7 @@ _REMEMBERED_WORDS = 100_000
 _REMEMBERED_LENGTH = 64  # characters: longer words hardly come twice
 
 
-def merge(symbols: list[str], ranks: dict[str, float], joint: str) -> list[str]:
+def merge(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[str]:
     """Join neighbouring symbols, always the pair of lowest rank (the leftmost of equals), until no pair has a rank.
 
     The rank of a pair is that of left + joint + right. O(n log n) in the number of symbols.
@@ -63,7 +63,7 @@ def merge(symbols: list[str], ranks: dict[str, float], joint: str) -> list[str]:
     return [symbol for symbol in symbols if symbol]
 
 
-def merge_long(text: str, ranks: dict[str, float], joint: str) -> list[str]:
+def merge_long(text: str, ranks: Mapping[str, float], joint: str) -> list[str]:
     """What `merge` makes of the characters, WINDOW of them at a time.
 
     Of a window, the symbols in its last MARGIN characters are found again in the next one, which begins where a symbol
@@ -203,7 +203,7 @@ class SentencePiece(Subwords):
         return piece.replace("▁", " ").encode(errors="replace")
 
 
-def word_boundary(pieces: list[str]) -> re.Pattern[str]:
+def word_boundary(pieces: Sequence[str]) -> re.Pattern[str]:
     """Where text can be cut before "▁" without changing a token: after characters that no piece has before a "▁".
 
     Most vocabularies have "▁" only at the start of pieces, so that this cuts before every word. Merging short words one

@@ -5,7 +5,7 @@ hold, except that a byte-level vocabulary without a BOS or EOS id has none (llam
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from localllm.errors import ModelError, UnsupportedError
 from localllm.files.checked import Checked, is_whole, show
 from localllm.files.gguf_header import Metadata
 from localllm.files.known import is_known, remember
+from localllm.files.strings import Places, Strings
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
@@ -70,10 +71,10 @@ class Vocabulary:
 
     model: str  # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with "▁"
     pretokenizer: PreTokenizer | None  # None for "llama" and "t5", which have no words
-    pieces: list[str]
-    ids: dict[str, int]  # of the tokens that plain text can become: no control tokens
+    pieces: Sequence[str]
+    ids: Mapping[str, int]  # of the tokens that plain text can become: no control tokens
     types: bytearray
-    ranks: dict[str, float]  # the order of merging, lowest first: by "left right" of a merge, or -score by the piece
+    ranks: Mapping[str, float]  # the order of merging, lowest first: by "left right" of a merge, or -score by the piece
     bos_id: int | None
     eos_id: int | None
     unknown_id: int | None
@@ -92,8 +93,9 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary that the metadata describes; ModelError where it is missing, inconsistent or not supported."""
     keys = Checked(metadata, _PREFIX)
     model = _model(keys)
-    pieces = _pieces(keys)
-    ids = dict(zip(pieces, range(len(pieces)), strict=True))
+    kept = _kept(keys, "tokens")
+    pieces = kept or _pieces(keys)
+    ids = Places(kept) if kept else dict(zip(pieces, range(len(pieces)), strict=True))
     _check_unique(pieces, ids)
     types = _types(keys, len(pieces))
     _check_flags_and_ids(keys, len(pieces))
@@ -102,10 +104,14 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     _check_bytes(pieces, types)
     _check_all_bytes(ids, model, pretokenizer, special["unknown"])
     scores = _scores(keys, len(pieces), needed=pretokenizer is None)
-    if pretokenizer is not None:
-        ranks = _merge_ranks(keys, ids, pretokenizer.needs_merges)
-    else:
+    ranks: dict[str, float] | Places
+    if pretokenizer is None:
         ranks = dict(zip(pieces, (-scores).tolist(), strict=True))
+    else:
+        merges = _kept(keys, "merges")
+        ranks = Places(merges) if merges else _merge_ranks(keys, ids, pretokenizer.needs_merges)
+        if isinstance(metadata, Metadata) and not (kept or pretokenizer.marks_spaces):
+            metadata.keep(_PREFIX + "tokens", _PREFIX + "merges")
     ends = _settle_types(keys, ids, types)
     ends |= {end for name in ("eos", "eot", "eom") if (end := special[name]) is not None}
     ends = _without_exceptions(ends, ids, types)
@@ -136,6 +142,11 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     )
 
 
+def _kept(keys: Checked, name: str) -> Strings | None:
+    """An array of strings that was checked at an earlier start, which need not be made."""
+    return keys.metadata.kept.get(_PREFIX + name) if isinstance(keys.metadata, Metadata) else None
+
+
 def of_kinds(types: bytearray, *kinds: int) -> list[int]:
     """The tokens of these types. Of 128256 it takes 0.1 ms to find them so, and 10 to look at one after the other."""
     return np.flatnonzero(np.isin(np.frombuffer(types, np.uint8), kinds)).tolist()
@@ -161,7 +172,7 @@ def _pieces(keys: Checked) -> list[str]:
     return [piece or f"[EMPTY_{token}]" for token, piece in enumerate(pieces)] if "" in pieces else pieces
 
 
-def _check_unique(pieces: list[str], ids: dict[str, int]) -> None:
+def _check_unique(pieces: Sequence[str], ids: Mapping[str, int]) -> None:
     if len(ids) != len(pieces):
         token = next(token for token, piece in enumerate(pieces) if ids[piece] != token)
         piece = pieces[token]
@@ -198,7 +209,7 @@ def _of_every_token(keys: Checked, name: str, kinds: str, count: int) -> np.ndar
     return values
 
 
-def _check_bytes(pieces: list[str], types: bytearray) -> None:
+def _check_bytes(pieces: Sequence[str], types: bytearray) -> None:
     for token in of_kinds(types, BYTE):
         if not re.fullmatch("<0x[0-9A-F]{2}>", pieces[token]):
             found = repr(pieces[token][:40])
@@ -208,7 +219,7 @@ def _check_bytes(pieces: list[str], types: bytearray) -> None:
 
 
 def _check_all_bytes(
-    ids: dict[str, int], model: str, pretokenizer: PreTokenizer | None, unknown_id: int | None
+    ids: Mapping[str, int], model: str, pretokenizer: PreTokenizer | None, unknown_id: int | None
 ) -> None:
     """Text must not vanish for want of a token: there are bytes, or an unknown token and few bytes or none."""
     is_byte_level = pretokenizer is not None and not pretokenizer.marks_spaces
@@ -230,14 +241,14 @@ def _check_flags_and_ids(keys: Checked, count: int) -> None:
             _special_id(keys, key[len(_PREFIX) : -len(_ID)], count)
 
 
-def _merge_ranks(keys: Checked, ids: dict[str, int], needed: bool) -> dict[str, float]:
+def _merge_ranks(keys: Checked, ids: Mapping[str, int], needed: bool) -> dict[str, float]:
     """The rank of each "left right" pair: its position in the file, the first one for a pair that comes twice."""
     merges = keys.strings("merges") if needed or keys.has("merges") else []
     _check_merges(keys, merges, ids)
     return dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
 
 
-def _check_merges(keys: Checked, merges: list[str], ids: dict[str, int]) -> None:
+def _check_merges(keys: Checked, merges: list[str], ids: Mapping[str, int]) -> None:
     """That all are of two tokens and make one; of 280k it takes 0.1 s, so it is remembered which were."""
     data, known = keys.metadata, ids.keys()
     mark = data.fingerprint(_PREFIX + "tokens", _PREFIX + "merges") if isinstance(data, Metadata) else None
@@ -255,7 +266,7 @@ def _check_merges(keys: Checked, merges: list[str], ids: dict[str, int]) -> None
         remember("merges", mark)
 
 
-def _refuse_merges(merges: Iterable[str], ids: dict[str, int]) -> None:
+def _refuse_merges(merges: Iterable[str], ids: Mapping[str, int]) -> None:
     """Raise ModelError for the first merge that is not of two tokens, or makes none."""
     for position, merge in enumerate(merges):
         parts = merge.split(" ")
@@ -322,7 +333,7 @@ def _charsmap(keys: Checked) -> bytes:
     return data.tobytes()
 
 
-def _settle_types(keys: Checked, ids: dict[str, int], types: bytearray) -> set[int]:
+def _settle_types(keys: Checked, ids: Mapping[str, int], types: bytearray) -> set[int]:
     """Correct the types of tokens with well-known texts, in place; the ids of those that end an answer."""
     ends = {ids[text] for text in _END_TEXTS if text in ids and (text != "</s>" or types[ids[text]] != NORMAL)}
     for name, texts in _FILL_END_TEXTS.items():
@@ -336,7 +347,7 @@ def _settle_types(keys: Checked, ids: dict[str, int], types: bytearray) -> set[i
     return ends
 
 
-def _without_exceptions(ends: set[int], ids: dict[str, int], types: bytearray) -> set[int]:
+def _without_exceptions(ends: set[int], ids: Mapping[str, int], types: bytearray) -> set[int]:
     """Take back two ends: gpt-oss and Solar close a part of an answer with <|end|>, Gemma 4's </s> is plain text."""
     ending = {text for text in ("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>") if text in ids}
     if ending & {"<|call|>", "<|calls|>"} and ending & {"<|return|>", "<|flush|>"} and ids.get("<|end|>") in ends:
@@ -349,7 +360,7 @@ def _without_exceptions(ends: set[int], ids: dict[str, int], types: bytearray) -
 
 
 def _stripping(
-    metadata: Mapping[str, Any], ids: dict[str, int], types: bytearray
+    metadata: Mapping[str, Any], ids: Mapping[str, int], types: bytearray
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The special tokens that swallow the white space in front of them, and those that swallow it behind them.
 

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from localllm.kernels.kept import read_kept, write_kept
+from localllm.files.kept import read_kept, write_kept
 from localllm.kernels.objects import mark_used, prune, symbol
 from localllm.kernels.target import version_file
 from localllm.quant import formats

@@ -1,4 +1,4 @@
-"""Files in the user's cache folder that are as good as code: machine code, and for which CPU to make it.
+"""Files in the user's cache folder that are as good as code: machine code, for which CPU to make it, and tables.
 
 Each is behind a checksum, and written atomically, so any number of programs may do it at once.
 """
@@ -11,9 +11,11 @@ from localllm.files.safe_file import lock, temporary_prefix
 from localllm.quant.cache import is_private, make_private
 
 
-def checksum(path: Path, content: bytes) -> bytes:
+def checksum(path: Path, content: bytes | memoryview) -> bytes:
     """32 bytes, of a content and of the place that it is made for: the names of its folder and its file."""
-    return hashlib.sha256(f"{path.parent.name}/{path.name}\0".encode() + content).digest()
+    found = hashlib.sha256(f"{path.parent.name}/{path.name}\0".encode())
+    found.update(content)
+    return found.digest()
 
 
 def write_kept(path: Path, content: bytes) -> None:
@@ -42,4 +44,4 @@ def read_kept(path: Path) -> bytes | None:
             data = file.read() if is_private(path.parent) and is_private(file.fileno()) else b""
     except OSError:
         return None
-    return data[32:] if checksum(path, data[32:]) == data[:32] else None
+    return data[32:] if checksum(path, memoryview(data)[32:]) == data[:32] else None
