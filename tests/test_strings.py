@@ -130,7 +130,7 @@ def test_of_another_header_nothing_is_believed(model):
 def test_of_many_files_the_latest_are_kept(tmp_path, monkeypatch, cache_folder):
     monkeypatch.setattr(strings, "MOST", 4)
     for number in range(6):
-        opened(write_tiny_model(tmp_path / f"{number}.gguf", metadata={"general.description": f"number {number}"}))
+        opened(write_tiny_model(tmp_path / f"{number}.gguf", context=512 + number))
     assert is_kept(opened(tmp_path / "5.gguf")) and not is_kept(opened(tmp_path / "0.gguf"))
     assert 1 < len(list((cache_folder / "vocabularies").iterdir())) <= 4
 
