@@ -1,5 +1,5 @@
 """python -m localllm is localllm."""
 
-from localllm.cli.main import main
+from localllm.cli.main import program
 
-main()
+program()

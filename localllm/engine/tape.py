@@ -56,6 +56,7 @@ class Tape:
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.memory: list = []  # whose addresses are on the tape
+        self._addresses: dict[int, int] = {}  # of arrays, by their id: most are there for each layer
 
     def append(self, step: Step) -> None:
         self.steps.append(step)
@@ -81,8 +82,10 @@ class Tape:
         if isinstance(value, Buffer):
             return value.address
         if isinstance(value, np.ndarray):
-            self.memory.append(value)
-            return address_of(value)
+            if id(value) not in self._addresses:
+                self.memory.append(value)
+                self._addresses[id(value)] = address_of(value)
+            return self._addresses[id(value)]
         if isinstance(value, float):
             return FLOAT_BITS.unpack(FLOAT.pack(value))[0]
         return int(value)
