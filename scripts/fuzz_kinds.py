@@ -25,9 +25,9 @@ from localllm.files.gguf_file import GGUFFile, mapped
 from localllm.files.gguf_header import STRING, UINT64, HeaderReader
 from localllm.files.gguf_writer import Output, Packed, write_gguf
 from localllm.files.imatrix_file import load_imatrix
+from localllm.files.kept import read_kept, write_kept
 from localllm.files.logits_file import MAGIC, Logits, row_numbers, scored
 from localllm.files.settings import parse as parse_settings
-from localllm.files.kept import read_kept, write_kept
 from localllm.services import sessions
 from localllm.services.records import Prompts, read_records
 from localllm.services.validity import require_numbers, validity

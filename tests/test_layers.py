@@ -19,7 +19,7 @@ LAYERS = [
     ["localllm.engine", "localllm.text"],
     ["localllm.arch", "localllm.kernels"],
     ["localllm.files"],
-    ["localllm.values"],
+    ["localllm.values", "localllm.frozen"],
     ["localllm.errors"],
     ["localllm.quant"],
 ]

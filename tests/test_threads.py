@@ -18,13 +18,13 @@ import pytest
 from localllm.engine.tape import Buffer, Step, Tape
 from localllm.engine.threads import KERNEL, Threads
 from localllm.errors import LocalllmError
+from localllm.files.kept import read_kept, write_kept
 from localllm.files.safe_file import lock
 from localllm.kernels import compilers, objects
 from localllm.kernels import cores as cores_module
 from localllm.kernels.compilers import Compiler
 from localllm.kernels.cores import cgroup_quota, logical_cores, usable_cores
 from localllm.kernels.cpu.job import JOB, LINE, STEP, Job
-from localllm.files.kept import read_kept, write_kept
 from localllm.kernels.library import Library
 from localllm.kernels.objects import DAY, object_file, object_folder, symbol
 

@@ -1,7 +1,7 @@
 """What families share of attention: hyperparameters, and the way from normalized activations to what the heads see."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,12 @@ from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
+from localllm.frozen import frozen
 
 RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"  # of two kinds of norms
 
 
-@dataclass(frozen=True)
+@frozen
 class Attention:
     """Heads of one length, groups of which share keys and values; numbers of heads by layer."""
 
@@ -45,7 +46,7 @@ def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True) 
     return Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved))
 
 
-@dataclass(frozen=True)
+@frozen
 class Transformer(Hyperparameters):
     """A model whose every layer attends."""
 
@@ -84,7 +85,7 @@ class Transformer(Hyperparameters):
         ]
 
 
-@dataclass(frozen=True)
+@frozen
 class Windowed(Transformer):
     """Some layers see only the last tokens, how many is said by layer."""
 
@@ -94,7 +95,7 @@ class Windowed(Transformer):
         return self.windows[layer]
 
 
-@dataclass(frozen=True)
+@frozen
 class LocallyRotated(Windowed):
     """Layers with a window have a rotation of their own."""
 

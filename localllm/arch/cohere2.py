@@ -3,17 +3,16 @@
 Unlike Command R: three of four layers see a window; the others see all and rotate nothing.
 """
 
-from dataclasses import dataclass
-
 from localllm.arch.attention import LAYER_EPSILON, read_windows
 from localllm.arch.command_r import Cohere, forward
 from localllm.arch.fields import Fields
 from localllm.arch.rope import Rope
+from localllm.frozen import frozen
 
 __all__ = ["forward", "read"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Cohere2(Cohere):
     def rope(self, layer: int) -> Rope | None:
         return self.attention.rope if self.windows[layer] else None

@@ -4,17 +4,16 @@ Unlike llama: attention and feed-forward network read the same layer norm, which
 R+ normalizes each head of queries and keys; a factor for the logits; the output matrix is the embedding matrix.
 """
 
-from dataclasses import dataclass
-
 from localllm.arch.attention import LAYER_EPSILON, Windowed, attend, centered_heads, qkv
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Cohere(Windowed):
     """Logits are multiplied by their scale."""
 

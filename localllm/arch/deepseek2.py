@@ -8,7 +8,7 @@ kept. The first layers have no experts.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.experts import SIGMOID, SOFTMAX, Routing, gated_or_mixture, read_routing, shared
@@ -18,11 +18,12 @@ from localllm.arch.rope import Rope, read_rope, yarn_magnitude
 from localllm.arch.states import Latent, Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
+from localllm.frozen import frozen
 
 VOCABULARY_OF_GLM = 154880  # whose first files do not say that scores are sigmoids
 
 
-@dataclass(frozen=True)
+@frozen
 class DeepSeek2(Hyperparameters):
     """Lengths of a head's key without the rotated part, of its value, and of a latent row."""
 

@@ -5,8 +5,6 @@ normalized; rotated pairs are half a head apart. In the largest model three of f
 rotate.
 """
 
-from dataclasses import dataclass
-
 from localllm.arch.attention import Windowed, attend, normed_heads, qkv, read_windows, rope_factors
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
@@ -14,11 +12,12 @@ from localllm.arch.rope import Rope
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
 
 LAYERS_OF_32B = 64  # which has windows whether or not the file says so
 
 
-@dataclass(frozen=True)
+@frozen
 class EXAONE4(Windowed):
     def rope(self, layer: int) -> Rope | None:
         return self.attention.rope if self.windows[layer] or not any(self.windows) else None

@@ -1,19 +1,19 @@
 """Mixtures of experts (Shazeer et al. 2017, arXiv 1701.06538; Fedus et al. 2021): what families share of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields, show
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights, stacked
+from localllm.frozen import frozen
 
 Gate = Callable[[Activation, Activation], Activation]  # such as b.swiglu
 
 FUNCTIONS = SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # numbers that files have for what makes scores
 
 
-@dataclass(frozen=True)
+@frozen
 class Routing:
     """How tokens choose experts: those with the highest scores, of the best groups.
 

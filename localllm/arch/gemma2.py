@@ -4,19 +4,18 @@ Unlike Gemma: norms behind attention and feed-forward network too; every second 
 the scores and on the logits.
 """
 
-from dataclasses import dataclass
-
 from localllm.arch.attention import Windowed, attend, qkv, read_windows
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
+from localllm.frozen import frozen
 
 LAYERS_OF_27B = 46  # whose queries are scaled by the width of a head, not by its length
 
 
-@dataclass(frozen=True)
+@frozen
 class Gemma2(Windowed):
     """Softcaps are the largest magnitudes of scores and logits."""
 

@@ -4,8 +4,6 @@ Unlike Gemma 2: each head of queries and keys is normalized before it is rotated
 rotate with a base of their own, which is never stretched; soft caps only if the file has them.
 """
 
-from dataclasses import dataclass
-
 from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_windows
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
@@ -13,11 +11,12 @@ from localllm.arch.rope import read_base
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
+from localllm.frozen import frozen
 
 LAYERS_OF_27B = 62  # whose queries are scaled by the width of a head, not by its length
 
 
-@dataclass(frozen=True)
+@frozen
 class Gemma3(LocallyRotated):
     """Softcaps are the largest magnitudes of scores and logits, 0 for none."""
 

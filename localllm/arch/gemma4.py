@@ -7,7 +7,7 @@ on the residual stream lets in, and a factor for what it hands on.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from localllm.arch.attention import Attention, Windowed, read_windows
 from localllm.arch.feed_forward import gated
@@ -16,9 +16,10 @@ from localllm.arch.rope import read_base
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Gemma4(Windowed):
     """`local`: attention of the layers with a window. Only the first `own_states` layers make keys and values."""
 

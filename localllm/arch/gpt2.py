@@ -4,17 +4,16 @@ Unlike llama: a table of positions is added to the embeddings, and nothing is ro
 biases everywhere; queries, keys and values by one matrix.
 """
 
-from dataclasses import dataclass
-
 from localllm.arch.attention import LAYER_EPSILON, Transformer
 from localllm.arch.fields import Fields
 from localllm.arch.rope import Rope
 from localllm.arch.starcoder2 import block
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class GPT2(Transformer):
     def rope(self, layer: int) -> Rope | None:
         return None

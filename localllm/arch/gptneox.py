@@ -4,17 +4,16 @@ Unlike llama: layer norms; GELU without a gate; biases everywhere; queries, keys
 are half the rotated numbers apart, and leave the end of a head. The feed-forward network may read what attention reads.
 """
 
-from dataclasses import dataclass
-
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
 from localllm.arch.feed_forward import plain
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class GPTNeoX(Transformer):
     """`parallel`: attention and feed-forward network read the same residual stream."""
 

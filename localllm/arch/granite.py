@@ -3,8 +3,6 @@
 Unlike llama: factors for the embeddings, for what is added to the residual stream, for the scores, and for the logits.
 """
 
-from dataclasses import dataclass
-
 from localllm.arch.attention import Transformer, attend, qkv, rope_factors
 from localllm.arch.experts import gated_or_mixture, read_routing, shared
 from localllm.arch.fields import Fields
@@ -12,9 +10,10 @@ from localllm.arch.rope import Rope
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Granite(Transformer):
     """Logits are divided by their scale."""
 

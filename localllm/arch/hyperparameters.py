@@ -1,12 +1,12 @@
 """What every model has. A family adds what is its own, in its file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from localllm.arch.states import State
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Hyperparameters:
     """Lengths count floats, the context counts tokens."""
 

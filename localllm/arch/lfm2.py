@@ -5,7 +5,6 @@ no key-value heads in the metadata.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_heads, qkv, read_attention
 from localllm.arch.experts import SIGMOID, gated_or_mixture, read_routing
@@ -13,9 +12,10 @@ from localllm.arch.fields import Fields
 from localllm.arch.states import Paged, Recurrent
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Lfm2(Transformer):
     """The convolutions have `taps`."""
 

@@ -6,7 +6,6 @@ layers have experts beside one for all tokens; their sigmoids multiply what they
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from localllm.arch.attention import LocallyRotated, qkv, read_local_rope, read_windows, rope_factors
 from localllm.arch.experts import SIGMOID, gated_or_mixture, read_routing, shared
@@ -15,13 +14,14 @@ from localllm.arch.rope import Rope
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
 
 CHUNK = 8192  # tokens
 TEMPERATURE, TEMPERATURE_LENGTH = 0.1, 8192  # how fast queries grow
 EXPERTS_OF_MAVERICK = 128  # which normalizes neither queries nor keys
 
 
-@dataclass(frozen=True)
+@frozen
 class Llama4(LocallyRotated):
     """The windows are chunks."""
 

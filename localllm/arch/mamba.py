@@ -5,7 +5,6 @@ way to forget and to read depends on the token.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.fields import Fields
@@ -13,9 +12,10 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.states import Recurrent
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Mamba(Hyperparameters):
     """`inner` columns, each with `state_size` numbers; the convolution has `taps`."""
 

@@ -5,7 +5,6 @@ read by; all of it comes from one matrix; the result is normalized.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.fields import Fields
@@ -13,9 +12,10 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.states import Recurrent
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Mamba2(Hyperparameters):
     """`inner` columns in `heads`, whose state has `state_size` rows; the convolution has `taps`."""
 

@@ -4,7 +4,7 @@ Unlike llama: queries grow with the logarithm of their position, once it is beyo
 file's own numbers of turns, and without the magnitude that `yarn_log_multiplier` takes back.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from localllm.arch.attention import Attention, Transformer, attend, qkv, rope_factors
 from localllm.arch.experts import gated_or_mixture, read_routing
@@ -13,9 +13,10 @@ from localllm.arch.rope import yarn_magnitude
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Mistral3(Transformer):
     """`temperature` is how fast queries grow, 0 for not at all."""
 

@@ -4,8 +4,6 @@ Unlike llama: scores fall with the distance (ALiBi), or a table of positions is 
 rotated; layer norms; GELU without a gate; queries, keys and values by one matrix, which may be clamped and normalized.
 """
 
-from dataclasses import dataclass
-
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
 from localllm.arch.feed_forward import plain
 from localllm.arch.fields import Fields
@@ -13,9 +11,10 @@ from localllm.arch.rope import Rope
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class MPT(Transformer):
     """`limit` is the largest magnitude of queries, keys and values, 0 for none; ALiBi's slopes begin at its bias."""
 

@@ -3,17 +3,16 @@
 Unlike llama: layer norms without weights; queries, keys and values may be clamped.
 """
 
-from dataclasses import dataclass
-
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class OLMo(Transformer):
     """`limit` is the largest magnitude of queries, keys and values, 0 for none."""
 

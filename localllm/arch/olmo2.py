@@ -4,8 +4,6 @@ Unlike llama: norms behind attention and feed-forward network instead of before;
 all heads; rotated pairs are half a head apart. In OLMo 3, three of four layers see a window, and rotate unstretched.
 """
 
-from dataclasses import dataclass
-
 from localllm.arch.attention import Windowed, attend, qkv, read_windows
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
@@ -13,9 +11,10 @@ from localllm.arch.rope import Rope
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class OLMo2(Windowed):
     def rope(self, layer: int) -> Rope:
         rope = self.attention.rope

@@ -5,7 +5,7 @@ read by the gated delta rule (Yang et al. 2024, arXiv 2412.06464). What heads se
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,9 +15,10 @@ from localllm.arch.fields import Fields, show
 from localllm.arch.states import Paged, Recurrent
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class DeltaNet:
     """Heads of layers with the delta rule: head i has the keys of head (i / repeat) mod `key_heads`."""
 
@@ -40,7 +41,7 @@ class DeltaNet:
         return Recurrent(layer, (*windows, (self.heads, self.key_dim, self.value_dim)))
 
 
-@dataclass(frozen=True)
+@frozen
 class Qwen35(Transformer):
     """Of `attends`, by layer, those that are False have the delta rule."""
 

@@ -1,14 +1,15 @@
 """Rotary position embedding (Su et al. 2021): which numbers of a head turn, and how fast."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from localllm.arch.fields import Fields, show
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Rope:
     """How the heads of a layer are rotated."""
 

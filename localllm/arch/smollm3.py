@@ -1,16 +1,15 @@
 """SmolLM 3 (Bakouch et al. 2025, Hugging Face). Unlike llama: every fourth layer rotates nothing."""
 
-from dataclasses import dataclass
-
 from localllm.arch.attention import Transformer
 from localllm.arch.fields import Fields
 from localllm.arch.llama import forward
 from localllm.arch.rope import Rope
+from localllm.frozen import frozen
 
 __all__ = ["forward", "read"]
 
 
-@dataclass(frozen=True)
+@frozen
 class SmolLM3(Transformer):
     def rope(self, layer: int) -> Rope | None:
         return self.attention.rope if (layer + 1) % 4 else None

@@ -4,18 +4,18 @@ The cache makes room for it, memory estimates add it up, and attention reads it:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
 from localllm.arch.storage import KVType, rotation, stored_bytes
+from localllm.frozen import frozen
 
 # Tokens before a window that are kept with it, so that a conversation can go back so far without being read again. As
 # many are given back at a time.
 SLACK = 512
 
 
-@dataclass(frozen=True)
+@frozen
 class Paged:
     """A key and a value for each token and key-value head.
 
@@ -39,7 +39,7 @@ class Paged:
         return rotation(kv_type.keys, self.key_dim), rotation(kv_type.values, self.value_dim)
 
 
-@dataclass(frozen=True)
+@frozen
 class Latent:
     """One row of numbers for each token, which is a key for all heads, and the first of which are a value for all:
     those that keys and values of the heads are made from (DeepSeek-V2, 2024). It is kept as keys are."""
@@ -61,7 +61,7 @@ class Latent:
         return both, both
 
 
-@dataclass(frozen=True)
+@frozen
 class Recurrent:
     """Float32 arrays of fixed shapes for each sequence, however long it is (state-space and linear attention)."""
 

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,13 +13,14 @@ from localllm.cli.prompt import Encoding, begin, request, warn_of_template, whol
 from localllm.cli.render import file_stem, stream
 from localllm.cli.terminal import ProgressLine, dim, exit_on_sigterm, is_terminal, say
 from localllm.errors import LocalllmError
+from localllm.frozen import frozen
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.cli.conversation import Conversation
 
 
-@dataclass(frozen=True)
+@frozen
 class Look:
     """What is kept of a conversation, and how it looks."""
 

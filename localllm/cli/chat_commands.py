@@ -3,7 +3,7 @@
 import os
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localllm.cli.chat_options import changed, names, told
@@ -13,6 +13,7 @@ from localllm.cli.session_list import session_lines
 from localllm.cli.terminal import dim, dim_text
 from localllm.errors import UsageError
 from localllm.files.text_file import decoded, without_line_break
+from localllm.frozen import frozen
 from localllm.services import sessions
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Leaving(Exception):  # noqa: N818 - no error
     """The user leaves."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Tools:
     """What commands need besides the conversation.
 
@@ -47,7 +48,7 @@ class Tools:
     edit: Callable[[str], str | None]
 
 
-@dataclass(frozen=True)
+@frozen
 class Command:
     """One of them.
 

@@ -1,19 +1,20 @@
 """What the checkpoints of an architecture have in common."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from localllm.convert.config import Config
 from localllm.convert.hyperparameters import Hyperparameters
 from localllm.convert.tensors import Shape, Source
+from localllm.frozen import frozen
 
 Dimensions = tuple[str, ...]  # of a tensor, by their names in Hyperparameters.sizes
 Sizes = Mapping[str, int]
 NUMBERS, BYTES = ("F64", "F32", "F16", "BF16"), ("U8",)  # types that tensors may have
 
 
-@dataclass(frozen=True)
+@frozen
 class MadeOf:
     """A tensor that a checkpoint has in another shape, or as several."""
 
@@ -26,7 +27,7 @@ class MadeOf:
 Layer = Mapping[str, Dimensions | MadeOf]  # by names without "blk.N." and ".weight"
 
 
-@dataclass(frozen=True)
+@frozen
 class Family:
     """The checkpoints of a GGUF architecture. A matrix may have a bias."""
 

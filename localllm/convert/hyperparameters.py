@@ -1,7 +1,7 @@
 """What a checkpoint's config.json says, as a GGUF file's metadata and as the sizes that its weights should have."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,12 +9,13 @@ import numpy as np
 from localllm.arch.fields import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.rope_scaling import read_rope, rope_parameters
+from localllm.frozen import frozen
 
 SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")  # GGUF's readers have this GELU only
 PLAIN_SCALING = ("linear", "yarn")  # of positions, by metadata alone
 
 
-@dataclass(frozen=True)
+@frozen
 class Hyperparameters:
     """What is known of a model before its weights are read, checked."""
 

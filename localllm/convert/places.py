@@ -1,15 +1,15 @@
 """The places that a GGUF architecture has for the tensors of a checkpoint."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from localllm.convert.family import NUMBERS, Dimensions, Family, MadeOf, Sizes
 from localllm.convert.tensors import Shape, Source, column, computed, flat, in_pairs, transposed
+from localllm.frozen import frozen
 
 BARE = ("ssm_a", "ssm_d")  # whose names in GGUF do not end with .weight
 
 
-@dataclass(frozen=True)
+@frozen
 class Place:
     """Where a tensor of the GGUF file comes from."""
 
@@ -33,7 +33,7 @@ def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, Place]:
     return found if tied else found | dict(model.places_of("", "output", ("vocab", "width")))
 
 
-@dataclass(frozen=True)
+@frozen
 class Model:
     """A family, and the sizes of one of its models."""
 

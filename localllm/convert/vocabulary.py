@@ -1,7 +1,6 @@
 """A checkpoint's tokenizer files as the tokenizer.* metadata of a GGUF file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,14 @@ import numpy as np
 from localllm.convert.files import read_json, read_text, understood
 from localllm.convert.tokens import Tokens, read_tokens
 from localllm.errors import ModelError
+from localllm.frozen import frozen
 from localllm.text.vocabulary import read_vocabulary
 
 PREFIX = "tokenizer.ggml."
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # Hugging Face's names -> GGUF's
 
 
-@dataclass(frozen=True)
+@frozen
 class Settings:
     """What the files beside the vocabulary say about it."""
 

@@ -7,7 +7,6 @@ Format: https://github.com/huggingface/safetensors#format
 
 import json
 import re
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ from localllm.convert.files import read_json, understood
 from localllm.convert.tensors import BYTES
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
+from localllm.frozen import frozen
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PART = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
 
 
-@dataclass(frozen=True)
+@frozen
 class Stored:
     """A tensor as it lies in a file."""
 

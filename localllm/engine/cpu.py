@@ -20,6 +20,7 @@ from localllm.engine.recurrent import Layout
 from localllm.engine.tape import Buffer, Step, padded
 from localllm.engine.threads import Threads
 from localllm.errors import UnsupportedError
+from localllm.frozen import frozen
 from localllm.kernels.arguments import (
     LINEAR_FLOAT,
     LINEAR_QUANTIZED,
@@ -59,7 +60,7 @@ BY_ROW |= {name.replace("linear", "linear_tiles"): places for name, places in BY
 LINEAR |= {"linear_tiles_quantized": LINEAR_TILES_QUANTIZED, "linear_tiles_float": LINEAR_TILES_FLOAT}
 
 
-@dataclass(frozen=True)
+@frozen
 class Address:
     """Stands for where a kernel is."""
 

@@ -1,12 +1,12 @@
 """Attention on a card: which kernels, and in how many parts."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from localllm.arch.states import Latent, Paged
 from localllm.engine.lowering import Lowering
 from localllm.engine.recorder import ALL
 from localllm.engine.tape import Buffer, Step
+from localllm.frozen import frozen
 
 BLOCKS = 264  # that fill a card of 132 multiprocessors, two each
 DECODE = 8  # tokens; of so many, each has its context cut as if it were alone, and gets the same bits
@@ -16,7 +16,7 @@ LANES, NUMBERS = 32, 8  # that share a head at most, and numbers that each reads
 MOST_HEADS, MOST_NUMBERS = 8, 128  # of a bundle: query heads, and numbers of theirs and their results in registers
 
 
-@dataclass(frozen=True)
+@frozen
 class Few:
     """How localllm.kernels.cuda.attend_few deals with heads of these dimensions."""
 

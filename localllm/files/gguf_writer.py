@@ -8,13 +8,14 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from localllm.files.gguf_header import ALIGNMENT, ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, SCALARS, STRING
 from localllm.files.safe_file import SafeFile
+from localllm.frozen import frozen
 from localllm.quant.formats import BY_NAME, Format
 
 VERSION = 3
@@ -27,7 +28,7 @@ class Packed(bytes):
     """A metadata value as it stands in a file: its type's number and its bytes. See GGUFFile.packed."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Output:
     """A tensor to be written. `pieces` are its bytes in order, made when they are asked for."""
 

@@ -7,11 +7,11 @@ Other GGUF files that lie in it are models as well. What is on its way is beside
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from localllm.errors import UsageError
 from localllm.files.folders import data_folder
+from localllm.frozen import frozen
 from localllm.quant.cache import absolute
 
 FOLDER_VARIABLE = "LOCALLLM_MODELS"  # in the environment: the folder
@@ -25,7 +25,7 @@ QUANTIZATION = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class ModelFile:
     """A model in a repository or in the folder: one file, or all the files of a split one.
 

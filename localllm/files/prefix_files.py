@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,6 +27,7 @@ import numpy as np
 from localllm.errors import LocalllmError
 from localllm.files.safe_file import SafeFile
 from localllm.files.settings import settings
+from localllm.frozen import frozen
 from localllm.quant.cache import cache_folder
 
 MAGIC = b"LLPREFX1"
@@ -37,7 +38,7 @@ USUAL_LIMIT, DISK_SHARE = 4_000_000_000, 4  # bytes of all files; no more than a
 SIZE_VARIABLE = "LOCALLLM_PREFIX_GB"  # in the environment: the limit instead of these, in GB; 0: keep nothing
 
 
-@dataclass(frozen=True)
+@frozen
 class About:
     """What a file is of: a prompt's tokens up to `end`, the earlier of which the file with the key `before` has."""
 
@@ -46,7 +47,7 @@ class About:
     before: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Entry:
     """A file, as lists show it."""
 

@@ -22,17 +22,18 @@ there is a file.
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from localllm.errors import UsageError
+from localllm.frozen import frozen
 
 TABLES = ("aliases", "defaults", "command", "model")
 CACHE_SIZE = "cache_gb"
 
 
-@dataclass(frozen=True)
+@frozen
 class Settings:
     """The file's content, checked as far as it can be without knowing the commands.
 

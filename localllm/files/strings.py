@@ -40,9 +40,7 @@ class Strings(Sequence[str]):
         order; and their places, in the order of those.
         """
         self._data, count = data, len(table) // 3
-        self._begins, self._sums, self._places = (
-            memoryview(part) for part in np.split(table, [count + 1, 2 * count + 1])
-        )
+        self._begins, self._sums, self._places = (part.data for part in np.split(table, [count + 1, 2 * count + 1]))
         self.end = self._begins[count]
 
     def __len__(self) -> int:
@@ -82,7 +80,7 @@ class Places(Mapping[str, int]):
     def get(self, text: str, default: Any = None) -> Any:
         self._lookups += 1
         if self._lookups > LOOKUPS:
-            self.get = dict(self.items()).get  # type: ignore[method-assign]
+            self.get = dict(self.items()).get  # type: ignore[method-assign, assignment]
         place = None if text in self._removed else self._strings.find(text)
         return default if place is None else place
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from localllm.engine.runs import LONG
 from localllm.errors import UsageError
+from localllm.frozen import frozen
 from localllm.generation.candidates import Candidates
 from localllm.generation.generate import GenerationOptions, guide_of, require_room
 from localllm.generation.guide import Guide
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
 
 
-@dataclass(frozen=True)
+@frozen
 class Answer:
     """One of several answers to a prompt.
 

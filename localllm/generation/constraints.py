@@ -10,13 +10,13 @@ import re
 import threading
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from localllm.errors import ConstraintError, UsageError
+from localllm.frozen import frozen
 from localllm.generation.gbnf import lark_of
 from localllm.generation.schemas import exact
 from localllm.generation.thinking import THOUGHT, Thinking
@@ -33,7 +33,7 @@ _SHOWN = 300  # characters of an error
 _KEPT = 64  # constraints that are ready for another answer
 
 
-@dataclass(frozen=True)
+@frozen
 class Constraint:
     """A form that answers can have, checked.
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from localllm.errors import UsageError
+from localllm.frozen import frozen
 
 _TOKENS = re.compile(
     r"""(?P<space>[ \t\r\n]+|\#[^\r\n]*)|(?P<name>[A-Za-z0-9_-]+)|(?P<assign>::=)"""
@@ -27,7 +28,7 @@ _CHARACTERS = re.compile(
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Token:
     """A piece of a grammar's text: which kind, what it says, and in which line."""
 

@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from localllm.errors import ContextError, UsageError
+from localllm.frozen import frozen
 from localllm.generation.draft_model import Drafter
 from localllm.generation.guide import Expected, Guide
 from localllm.generation.ngrams import from_text
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 SPECULATE = ("ngram", "off")
 
 
-@dataclass(frozen=True)
+@frozen
 class GenerationOptions:
     """How long an answer may be and how its tokens are chosen."""
 

@@ -3,13 +3,14 @@
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from localllm.errors import UsageError
 from localllm.files.checked import show
+from localllm.frozen import frozen
 
 # The steps that --samplers puts in order, by name, with llama.cpp's letters for --sampling-seq.
 LETTERS = {
@@ -72,7 +73,7 @@ def option(default: Any, range: Range | None = None, key: str = "") -> Any:
     return field(default=None, metadata={"default": default, "range": range, "key": key})
 
 
-@dataclass(frozen=True)
+@frozen
 class SamplingOptions:
     """How to choose tokens. None is what nobody has chosen: then the file's recommendation holds, and then the default,
     which is llama.cpp's. A value that switches a step off is in brackets. docs/sampling.md has more on each.

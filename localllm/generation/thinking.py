@@ -13,10 +13,11 @@ space around a thought goes with them.
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from localllm.errors import UsageError
+from localllm.frozen import frozen
 
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
@@ -76,7 +77,7 @@ class Format(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@frozen
 class Tags:
     """One thought, between two marks, in front of the answer."""
 
@@ -108,7 +109,7 @@ class Tags:
         return Tags(SIGN + self.opens, SIGN + self.closes)
 
 
-@dataclass(frozen=True)
+@frozen
 class Channels:
     """Messages in a row, each with a head that says whether it is a thought.
 
@@ -204,7 +205,7 @@ def _are_tokens(format: Format, tokenizer: "Tokenizer") -> bool:
     return all(tokenizer.special_id(mark) is not None for mark in format.marks)
 
 
-@dataclass(frozen=True)
+@frozen
 class Thinking:
     """What there is to know about thoughts before an answer begins. Without arguments: there are none.
 

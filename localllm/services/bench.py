@@ -8,7 +8,6 @@ cache before. Tokens are random and always the same; nothing is sampled.
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import mean, stdev
 from time import perf_counter
 from typing import Any
@@ -20,6 +19,7 @@ from localllm.engine.bandwidth import read_bandwidth
 from localllm.engine.program import BATCH
 from localllm.engine.sequence import Sequence as AnySequence
 from localllm.errors import UsageError
+from localllm.frozen import frozen
 from localllm.kernels.cores import read_text, usable_cores
 from localllm.kernels.lane import lane
 from localllm.kernels.library import Progress
@@ -29,7 +29,7 @@ from localllm.services.costs import Costs
 OnStep = Callable[[str], None]  # told what is being done
 
 
-@dataclass(frozen=True)
+@frozen
 class Test:
     """Tokens to read at once, then tokens to write one by one, after `depth` others."""
 
@@ -65,7 +65,7 @@ def plan(
     return tests
 
 
-@dataclass(frozen=True)
+@frozen
 class Result:
     """The measurement of one test.
 

@@ -11,7 +11,6 @@ Every command that is given no path asks here: nothing that this module imports 
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from localllm.errors import ModelError, UsageError
 from localllm.files.models_folder import PARTIAL, ModelFile, files_below, model_files, models_folder, normal, size_of
 from localllm.files.partial import partials
 from localllm.files.settings import settings
+from localllm.frozen import frozen
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 USUAL = "Q4_K_M"  # of a repository that has it
@@ -30,7 +30,7 @@ REPOSITORY = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Known:
     """An entry of models.toml, which says what the fields mean."""
 
@@ -46,7 +46,7 @@ class Known:
     quantization: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Reference:
     """A model of the hub that a text names.
 
@@ -203,7 +203,7 @@ def suggestion(name: str) -> str:
     return f" and no model of that name{meant} (`localllm list --all` shows the known ones)"
 
 
-@dataclass(frozen=True)
+@frozen
 class OnDisk:
     """A model in the folder of models; sizes in bytes.
 

@@ -1,14 +1,14 @@
 """What tokens cost by a model: bytes that are read, multiplications."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 from localllm.arch.weights import Weights
 from localllm.files.gguf_file import GGUFFile, Tensor
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Costs:
     """What the matrix products of a model cost, one matrix after the other; norms and attention are not counted."""
 

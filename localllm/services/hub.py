@@ -10,10 +10,10 @@ Importing huggingface_hub takes 0.2 s: only what needs the network does.
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from localllm.errors import LocalllmError, ModelError
+from localllm.frozen import frozen
 
 TRIES = 6  # in a row without a new byte, before it is given up
 FIRST_TRIES = 3  # to be told what there is: without a network, nobody wants to wait for long
@@ -25,7 +25,7 @@ RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 OnBreak = Callable[[str], None]  # told why there is another try
 
 
-@dataclass(frozen=True)
+@frozen
 class RemoteFile:
     """A file of a repository; size in bytes, the checksum in hexadecimal digits."""
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from localllm.errors import LocalllmError, UsageError
+from localllm.frozen import frozen
 from localllm.services.records import Prompts, Record
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Result = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@frozen
 class Job:
     """What there is to do: the model, how to open it (see api.open_model), and what to ask it.
 

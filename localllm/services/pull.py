@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.arch import architecture
@@ -12,6 +11,7 @@ from localllm.files.gguf_file import GGUFFile, open_part
 from localllm.files.hollow import hollow_model
 from localllm.files.models_folder import models_folder, remove_empty_folders, size_of
 from localllm.files.partial import Partial, partials, sha256_of
+from localllm.frozen import frozen
 from localllm.services.catalogue import Reference, chosen
 from localllm.services.hub import RemoteFile, Repository
 
@@ -34,7 +34,7 @@ class Watcher:
         """The connection broke; there will be another try."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Pulled:
     """What a pull has brought. path: of the first file; received: bytes that came over the network; size: of all."""
 

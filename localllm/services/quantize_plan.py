@@ -15,6 +15,7 @@ from localllm.files.gguf_header import SCALARS, shown
 from localllm.files.gguf_writer import Output, Packed, header, packed
 from localllm.files.imatrix_file import ImportanceMatrix, read_imatrix
 from localllm.files.source import Source, SourceTensor, row_count
+from localllm.frozen import frozen
 from localllm.kernels.widen import can_widen
 from localllm.quant.encode import ENCODERS
 from localllm.quant.formats import BY_NAME, Format
@@ -26,7 +27,7 @@ QUANTIZATION_VERSION = 2
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
-@dataclass(frozen=True)
+@frozen
 class Request:
     """What the user asks for."""
 

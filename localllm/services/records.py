@@ -7,18 +7,18 @@ first line begins like an object. Empty lines are nobody's.
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.text_file import UTF16_MARKS, decoded
+from localllm.frozen import frozen
 from localllm.text.plain import Message
 
 Asked = str | list[Message]
 FIELD = re.compile(r"\{([\w-]+)\}")
 
 
-@dataclass(frozen=True)
+@frozen
 class Record:
     """A line of the input.
 

@@ -1,10 +1,12 @@
 """What a model's predictions are worth: numbers per token of a text, and what they come to."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import exp, log, sqrt
 from typing import Any, Self
 
 import numpy as np
+
+from localllm.frozen import frozen
 
 PERCENTILES = (99.9, 99, 95, 90, 75, 50, 25, 10, 5, 1, 0.1)
 LEAST = np.float32(-16)  # logarithm of a probability from which on a divergence takes no notice
@@ -40,7 +42,7 @@ def nothing() -> np.ndarray:
     return np.zeros(0)
 
 
-@dataclass(frozen=True)
+@frozen
 class Prediction:
     """How well a text was predicted in the chunks so far; float64 [scored tokens]."""
 
@@ -63,7 +65,7 @@ class Prediction:
         return {"chunks": self.chunks, "tokens": len(self.nll), "perplexity": value, "error": error}
 
 
-@dataclass(frozen=True)
+@frozen
 class Comparison(Prediction):
     """The same, and how it compares with a base."""
 

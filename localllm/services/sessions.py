@@ -23,6 +23,7 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.files.folders import data_folder, make_private
 from localllm.files.line_file import json_line
 from localllm.files.safe_file import OnlyWriter, SafeFile
+from localllm.frozen import frozen
 
 if TYPE_CHECKING:
     from localllm.files.gguf_file import GGUFFile
@@ -34,7 +35,7 @@ ENDING = ".jsonl"
 ROLES = ("system", "user", "assistant")
 
 
-@dataclass(frozen=True)
+@frozen
 class About:
     """Which model it was; fingerprint: of its weights, the same wherever the file lies."""
 
@@ -62,7 +63,7 @@ class SavedChat:
         return b"".join(json_line(line) for line in (header, *self.messages))
 
 
-@dataclass(frozen=True)
+@frozen
 class Listed:
     """A session as lists show it; damage: why it cannot be read, or ""."""
 

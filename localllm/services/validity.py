@@ -4,8 +4,6 @@ What GGUFFile.open checks comes before: counts, lengths, places. Here it is what
 that they call for, the vocabulary. `require_numbers` reads every weight besides, and takes as long as that takes.
 """
 
-from dataclasses import dataclass
-
 from localllm.arch import architecture
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.weights import Weights
@@ -13,12 +11,13 @@ from localllm.engine.recorder import recorded
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.known import is_known, remember
+from localllm.frozen import frozen
 
 VOCABULARY = "tokenizer.ggml."
 CHUNK = 1 << 20  # weights that are looked at together
 
 
-@dataclass(frozen=True)
+@frozen
 class Validity:
     """What is known of a file.
 

@@ -9,10 +9,10 @@ ASCII in gpt-4o, tekken and their likes, all letters in youtu, tiny_aya and kimi
 letters. pretokenizer_sources.py names the tokenizer that each name stands for.
 """
 
-from dataclasses import dataclass
+from localllm.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Threes:
     """A step that cuts out runs of digits and cuts these in threes, counted from their right ends.
 
@@ -23,7 +23,7 @@ class Threes:
     decimal: bool = True  # of decimal digits, and not of all that Unicode calls numbers
 
 
-@dataclass(frozen=True)
+@frozen
 class PreTokenizer:
     """One way to cut text into words, with what llama.cpp derives from its name besides."""
 

@@ -6,7 +6,6 @@ hold, except that a byte-level vocabulary without a BOS or EOS id has none (llam
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from localllm.files.checked import Checked, is_whole, show
 from localllm.files.gguf_header import Metadata
 from localllm.files.known import is_known, remember
 from localllm.files.strings import Places, Strings
+from localllm.frozen import frozen
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
@@ -65,7 +65,7 @@ _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 _STRIPPING_PRE, _STRIPPING_ARCH = ("jina-v2-de", "jina-v2-es", "jina-v2-code"), ("nomic-bert-moe", "jina-bert-v3")
 
 
-@dataclass(frozen=True)
+@frozen
 class Vocabulary:
     """What a file says about its tokens. Ids are positions in `pieces`."""
 
