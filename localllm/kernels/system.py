@@ -4,6 +4,7 @@ There are features by which kernels differ: products of bytes in fours (dotprod)
 """
 
 import ctypes
+import platform
 import sys
 
 # Linux: which word of the auxiliary vector tells (AT_HWCAP, AT_HWCAP2), and which bit (HWCAP_ASIMDDP, HWCAP2_I8MM).
@@ -13,8 +14,6 @@ MACOS = {"dotprod": "hw.optional.arm.FEAT_DotProd", "i8mm": "hw.optional.arm.FEA
 
 def is_arm() -> bool:
     """Whether this is a 64-bit ARM, of which all have NEON: arithmetic on vectors of 128 bits."""
-    import platform  # seldom needed
-
     return platform.machine().lower() in ("aarch64", "arm64")
 
 
