@@ -14,7 +14,7 @@ import numpy as np
 from localllm.files.gguf_file import GGUFFile
 
 POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, since 5.14
-AT_ONCE = 1 << 25  # bytes: while they are mapped, other threads get no new memory
+AT_ONCE = 1 << 22  # bytes: while they are mapped, other threads get no new memory
 LEAST = 1 << 28  # bytes of a file: for less, what is saved is lost where the threads meet
 SAMPLES = 64
 
