@@ -58,4 +58,4 @@ def test_wheel(tmp_path: Path):
     assert names == sources
     assert {"localllm/data/guide.gguf", "localllm/data/models.toml"} <= names
     assert registry == (ROOT / "models.toml").read_bytes()
-    assert "localllm = localllm.cli.main:main" in commands
+    assert "localllm = localllm.cli.main:program" in commands
