@@ -269,7 +269,7 @@ def together(
     else:
         source = padded(x)
         by_row = {"x": source}
-        arguments |= {"x": source, "x_stride": source.strides[0], "bf16": 0, "bf16_stride": 0}
+        arguments |= {"x": source, "x_stride": source.strides[0], "halves": 0, "halves_stride": 0}
         arguments |= {"most_precise": most_precise}
         places = LINEAR_FLOAT
     moved = [(getattr(places, at), array.strides[0]) for at, array in {**by_row, "y": y}.items()]
