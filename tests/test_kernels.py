@@ -31,7 +31,8 @@ from localllm.kernels.target import cpu_features
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 
-HAS_BF16 = "avx512bf16" in cpu_features()
+HAS_BF16 = "BF16" in cpu.HALVES
+OF_HALVES = [kernel for kernel, _, _ in cpu.HALVES.values()]
 PLAIN = ["F32", "F16", "BF16"]
 SPOILED = 17  # a row
 GENERIC = ["NVFP4", "Q3_K", "IQ4_XS", "Q8_0"]  # Q8_0 takes this path if its columns are no multiple of 64
@@ -47,7 +48,7 @@ FLOAT16_FIELDS = {  # where their blocks have float16 numbers
     (208,): "Q6_K",
 }
 ROWWISE = [
-    "quantize", *(kernel for kernel, _, _ in cpu.HALVES.values()), "rms_norm", "layer_norm", "add", "swiglu", "gelu", "relu_squared", "clamp",
+    "quantize", *OF_HALVES, "rms_norm", "layer_norm", "add", "swiglu", "gelu", "relu_squared", "clamp",
     "scale", "temper", "select", "columns", "join", "angles", "rope", "logits",
 ]  # fmt: skip
 FORMATS = {
@@ -430,7 +431,9 @@ def linear_float(call, name: str, data, rows: int, x: np.ndarray, halves=None, m
     y, scratch = output(tokens, rows), Scratch(max(cpu.FLOAT_SCRATCH, 4 * columns))
     arguments = {"weights": data, "row_bytes": data.nbytes // rows, "rows": rows, "columns": columns}
     arguments |= {"x": source, "x_stride": source.strides[0], "y": y, "y_stride": y.strides[0]}
-    arguments |= {"halves": 0 if halves is None else halves, "halves_stride": 0 if halves is None else halves.strides[0]}
+    arguments |= {"halves": 0, "halves_stride": 0}
+    if halves is not None:
+        arguments |= {"halves": halves, "halves_stride": halves.strides[0]}
     arguments |= {"most_precise": most_precise, **scratch.arguments}
     call(f"linear_float-{name}", parts, count=count(tokens), **arguments)
     scratch.check()
@@ -540,9 +543,7 @@ def test_linear_words(call, tokens):
         largest = [np.abs(slab).max(axis=1, keepdims=True).astype(np.float32) for slab in slabs]
         both = zip(slabs, largest, strict=True)
         rounded = np.hstack([np.rint(w.astype(np.float32) * (np.float32(8191) / m)) * (m / 8191) for w, m in both])
-        got = for_any_parts(
-            lambda parts, a=(call, "F16", data, rows, x, words): linear_float(*a, parts=parts)  # noqa: B023
-        )
+        got = for_any_parts(lambda parts, a=(call, "F16", data, rows, x, words): linear_float(*a, parts=parts))
         assert product_error(got, meant, rounded) < 1e-11
         assert rows < 64 or product_error(got, x, weights) < 5e-8
         precise = linear_float(call, "F16", data, rows, x, words, tokens)
