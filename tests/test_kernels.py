@@ -27,7 +27,6 @@ from localllm.kernels.cpu.blocks import UNPACK
 from localllm.kernels.cpu.pieces import FEW_BY_SUB_BLOCK, few_tokens
 from localllm.kernels.cpu.quantized_formats import QUANTIZED
 from localllm.kernels.cpu.rescale import BYTE_OFFSET, span
-from localllm.kernels.target import cpu_features
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 
