@@ -17,7 +17,7 @@ import pytest
 
 from localllm.engine.tape import Buffer, Step, Tape
 from localllm.engine.threads import KERNEL, Threads
-from localllm.errors import LocalllmError
+from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.safe_file import lock
 from localllm.kernels import compilers, objects
 from localllm.kernels import cores as cores_module
@@ -527,6 +527,13 @@ def test_compilers_do_not_hear_what_numba_is_told(monkeypatch):
 
 def test_why_a_kernel_cannot_be_compiled():
     with pytest.raises(LocalllmError, match=r"cannot compile the kernels for this computer: .*'nonsense'$"):
+        Library(["add", "nonsense"])
+
+
+def test_want_of_memory_while_kernels_are_compiled(monkeypatch):
+    """LLVM has many words for it, and aborts, too: what a compiler should find is not there."""
+    monkeypatch.setattr(compilers, "address_limit", lambda: 400 << 20)
+    with pytest.raises(MemoryLimitError, match=r"not enough memory to compile the kernels: .*'nonsense'$"):
         Library(["add", "nonsense"])
 
 
