@@ -420,6 +420,13 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path):
     assert warning == f"compiled kernels cannot be kept in {folder}: Not a directory\n"
 
 
+def test_a_cache_that_cannot_be_looked_into_costs_only_time(tmp_path):
+    """Also to find out which of the kernels for later are there."""
+    program = "from localllm.kernels.library import Library; print(Library(['add'], later=['select']).warning)"
+    told = run_python(program, LOCALLLM_CACHE=str(tmp_path / ("x" * 300))).stdout
+    assert told.endswith("File name too long\n")
+
+
 def test_a_full_disk_costs_only_time(tmp_path):
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))"
     warning = run_python(full + LOAD, "add", "select", LOCALLLM_CACHE=str(tmp_path)).stdout
