@@ -357,7 +357,8 @@ def test_a_forgotten_engine_does_not_hold_up_the_end_of_the_program():
 
 
 def python_path() -> str:
-    return os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]
+    return os.pathsep.join(filter(None, folders))
 
 
 # ---- the library of kernels -----------------------------------------------------------------------------------------
@@ -431,7 +432,8 @@ def test_a_full_disk_costs_only_time(tmp_path):
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))"
     warning = run_python(full + LOAD, "add", "select", LOCALLLM_CACHE=str(tmp_path)).stdout
     assert warning.endswith(": File too large\n") and len(warning.splitlines()) == 1
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    left = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert [path for path in left if path.parent.name != "processors"] == []  # what an ARM is: a few bytes
 
 
 def test_a_cache_that_vanishes_is_made_again(tmp_path, monkeypatch):
@@ -570,7 +572,7 @@ def test_compilers_end_with_the_program(tmp_path, number, pause):
     assert program.poll() is None
     program.send_signal(number)
     program.communicate(timeout=10)
-    end = time.perf_counter() + 3
+    end = time.perf_counter() + 30  # those that still import take a while under emulation
     while processes_of(tmp_path) and time.perf_counter() < end:
         time.sleep(0.05)
     assert processes_of(tmp_path) == []
