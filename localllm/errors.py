@@ -12,7 +12,7 @@
 An interrupted command exits with 130.
 """
 
-NOT_NUMBERS = "the model computed logits that are not numbers; the file may be damaged"
+NOT_NUMBERS = "the model computed logits that are not numbers; the file may be damaged (inspect --check says where)"
 
 
 class LocalllmError(Exception):

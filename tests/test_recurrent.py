@@ -104,6 +104,20 @@ def test_memory_of_states_does_not_grow():
     assert cache_bytes(h.states(), 10, KVType()) == cache_bytes(h.states(), 10**6, KVType()) == 2 * 4 * 72 * (2 + 5)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("name", ["blk.0.ssm_alpha.weight", "blk.0.ssm_beta.weight", "blk.1.attn_q.weight"])
+def test_infinite_weights_before_a_gate(name, backend):
+    """A sigmoid of infinity is a good number, and so is the step of a recurrence: none may come of it."""
+    arch, metadata, tensors = MODELS["qwen35"]
+    for value in (np.inf, -np.inf):
+        broken = tensors[name].copy()
+        broken[-1, 0] = value  # of queries' gates, too
+        engine = Engine(file_of(arch, metadata, tensors | {name: broken}), 1, 700, "f32", backend)
+        with np.errstate(all="ignore"), pytest.raises(ModelError, match="not numbers"):
+            fresh(engine, tokens(3))
+        engine.close()
+
+
 # ---- forks and ways back --------------------------------------------------------------------------------------------
 
 

@@ -95,7 +95,7 @@ def in_blocks(state: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("columns", [1, 16, 100])
 def test_gates(call, columns):
     x, z, bias = 20 * normal(9, columns), normal(9, columns, seed=1), normal(columns)
-    x[0, 0], x[1, 0], x[2, 0] = 100, -100, np.nan
+    x[:5, 0] = 100, -100, np.nan, np.inf, -np.inf
 
     def run(name: str, **more) -> np.ndarray:
         def compute(parts: int) -> np.ndarray:
@@ -110,6 +110,8 @@ def test_gates(call, columns):
     np.testing.assert_array_equal(run("multiply", z=padded(z)), x * z)
     np.testing.assert_allclose(run("sigmoid"), builder.sigmoid(x), **close)
     np.testing.assert_allclose(run("softplus", bias=vector(bias)), builder.softplus(x, weight(bias)), **close)
+    for expected in (builder.sigmoid(x), builder.softplus(x, weight(bias))):
+        assert np.isnan(expected[2:5, 0]).all()  # what is not finite stays visible
 
 
 @pytest.mark.parametrize("counts", COUNTS)

@@ -17,7 +17,7 @@ import pytest
 
 from localllm.engine.tape import Buffer, Step, Tape
 from localllm.engine.threads import KERNEL, Threads
-from localllm.errors import LocalllmError
+from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.kept import read_kept, write_kept
 from localllm.files.safe_file import lock
 from localllm.kernels import compilers, objects
@@ -421,6 +421,13 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path):
     assert warning == f"compiled kernels cannot be kept in {folder}: Not a directory\n"
 
 
+def test_a_cache_that_cannot_be_looked_into_costs_only_time(tmp_path):
+    """Also to find out which of the kernels for later are there."""
+    program = "from localllm.kernels.library import Library; print(Library(['add'], later=['select']).warning)"
+    told = run_python(program, LOCALLLM_CACHE=str(tmp_path / ("x" * 300))).stdout
+    assert told.endswith("File name too long\n")
+
+
 def test_a_full_disk_costs_only_time(tmp_path):
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))"
     warning = run_python(full + LOAD, "add", "select", LOCALLLM_CACHE=str(tmp_path)).stdout
@@ -529,6 +536,13 @@ def test_compilers_do_not_hear_what_numba_is_told(monkeypatch):
 
 def test_why_a_kernel_cannot_be_compiled():
     with pytest.raises(LocalllmError, match=r"cannot compile the kernels for this computer: .*'nonsense'$"):
+        Library(["add", "nonsense"])
+
+
+def test_want_of_memory_while_kernels_are_compiled(monkeypatch):
+    """LLVM has many words for it, and aborts, too: what a compiler should find is not there."""
+    monkeypatch.setattr(compilers, "address_limit", lambda: 400 << 20)
+    with pytest.raises(MemoryLimitError, match=r"not enough memory to compile the kernels: .*'nonsense'$"):
         Library(["add", "nonsense"])
 
 

@@ -16,14 +16,15 @@ class RecurrentReference:
         return x * y
 
     def sigmoid(self, x):
-        """1 / (1 + e^-x)."""
+        """1 / (1 + e^-x), NaN for infinity."""
         with np.errstate(over="ignore"):
-            return 1 / (1 + np.exp(-x))
+            return if_finite(1 / (1 + np.exp(-x)), x)
 
     def softplus(self, x, bias=None):
-        """log(1 + e^(x + bias))."""
+        """log(1 + e^(x + bias)), NaN for infinity."""
+        x = x + (bias.vector() if bias else 0)
         with np.errstate(invalid="ignore"):
-            return np.logaddexp(0, x + (bias.vector() if bias else 0)).astype(np.float32)
+            return if_finite(np.logaddexp(0, x).astype(np.float32), x)
 
     def convolve(self, x, weight, state, number=0, silu=True):
         """y[t] = sum over taps of weight[:, tap] * x[t - taps + 1 + tap] + bias, column by column, over the tokens of a
@@ -113,3 +114,8 @@ class RecurrentReference:
             span.store.put_state(state.layer, number, new.astype(np.float32))
             results.append(outputs)
         return np.concatenate(results).astype(np.float32)
+
+
+def if_finite(y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """y, but NaN where x is not finite: a function whose values are bounded would hide what a broken weight made."""
+    return np.where(np.isfinite(x), y, np.float32(np.nan))

@@ -597,14 +597,20 @@ def tanh_f32x16(x):
 
 
 @njit(nogil=True, pipeline_class=Pipeline)
+def if_finite_f32x16(y, x):
+    """y, but NaN where x is not finite: a function whose values are bounded would hide what a broken weight made."""
+    return fma_f32x16(x, zero_f32x16(), y)
+
+
+@njit(nogil=True, pipeline_class=Pipeline)
 def sigmoid_f32x16(x):
-    """1 / (1 + e ** -x)."""
-    return reciprocal_f32x16(splat_f32x16(1.0) + exp_f32x16(-x))
+    """1 / (1 + e ** -x), NaN for infinity."""
+    return if_finite_f32x16(reciprocal_f32x16(splat_f32x16(1.0) + exp_f32x16(-x)), x)
 
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def softplus_f32x16(x):
-    """log(1 + e ** x) = max(x, 0) + log(1 + u) with u = e ** -|x|, wrong by 2e-7 of it at most.
+    """log(1 + e ** x) = max(x, 0) + log(1 + u) with u = e ** -|x|, wrong by 2e-7 of it at most; NaN for infinity.
 
     log(1 + u) = 2 artanh(s) with s = u / (2 + u) <= 1/3, by its series to s ** 15 / 15.
     """
@@ -619,7 +625,7 @@ def softplus_f32x16(x):
     p = fma_f32x16(p, square, splat_f32x16(2 / 5))
     p = fma_f32x16(p, square, splat_f32x16(2 / 3))
     p = fma_f32x16(p, square, splat_f32x16(2.0))
-    return fma_f32x16(p, s, max_f32x16(zero_f32x16(), x))
+    return if_finite_f32x16(fma_f32x16(p, s, max_f32x16(zero_f32x16(), x)), x)
 
 
 # ---- moving bytes ---------------------------------------------------------------------------------------------------

@@ -67,9 +67,15 @@ def of_two(function):
 
 
 @device
+def if_finite(y, x):
+    """y, but NaN where x is not finite: a function whose values are bounded would hide what a broken weight made."""
+    return y + ZERO * x
+
+
+@device
 def sigmoid_of(x):
-    """1 / (1 + e^-x)."""
-    return ONE / (ONE + exp(-x))
+    """1 / (1 + e^-x), NaN for infinity."""
+    return if_finite(ONE / (ONE + exp(-x)), x)
 
 
 @device
@@ -87,8 +93,8 @@ def relu_squared_of(x):
 
 @device
 def softplus_of(x):
-    """log(1 + e^x) = max(x, 0) + log(1 + e^-|x|)."""
-    return (x if x > ZERO else ZERO) + log1p(exp(-abs(x)))
+    """log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), NaN for infinity."""
+    return if_finite((x if x > ZERO else ZERO) + log1p(exp(-abs(x))), x)
 
 
 @device
