@@ -560,3 +560,11 @@ def test_little_memory(tiny: str):
         assert done.returncode == 0 or (done.returncode == 5 and done.stdout == b"" and told), (size, done)
         results.append(done.returncode)
     assert results[:5] == [5] * 5 and results[-1] == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is limited as on Linux")
+def test_too_little_memory_to_quantize(tiny: str, tmp_path: Path):
+    """Numba is there, but LLVM would end the process as soon as it compiles or loads a search."""
+    done = shell('ulimit -v 380000; "$@"', "quantize", tiny, str(tmp_path / "out.gguf"), "Q8_0")
+    assert done.returncode == 5 and re.fullmatch(rb"localllm: error: not enough memory.*\n", done.stderr)
+    assert not list(tmp_path.iterdir())

@@ -12,6 +12,9 @@ import pytest
 from engines import SingleEngine, open_engine
 from tiny_model import HEADS, HIDDEN, KV_HEADS, WIDTH, write_tiny_model
 
+from localllm.arch.states import Paged
+from localllm.arch.storage import KVType
+from localllm.engine import cache
 from localllm.errors import ContextError, MemoryLimitError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile, Tensor
 from localllm.quant.formats import BY_NAME
@@ -242,6 +245,14 @@ def test_options_that_make_no_sense(opened, options):
 def test_a_context_beyond_all_memory(opened, context):
     with pytest.raises(MemoryLimitError, match="context"):
         opened(context=context)
+
+
+@pytest.mark.parametrize(("room", "sequences"), [(sys.maxsize, 16), (1 << 22, 4), (1 << 18, 1)])
+def test_a_cache_leaves_addresses_to_others(monkeypatch, room: int, sequences: int):
+    """Under `ulimit -v`: 2 MB are 16 contexts of 128 tokens here."""
+    monkeypatch.setattr(cache, "address_room", lambda: room)
+    states = [Paged(layer, kv_heads=2, key_dim=64, value_dim=64) for layer in range(2)]
+    assert cache.KVCache(states, 128, KVType.of("f16")).sequences == (sequences,)
 
 
 # ---- models that are refused ----------------------------------------------------------------------------------------

@@ -62,3 +62,11 @@ def test_a_folder_that_others_can_write_to_proves_nothing(cache_folder):
     known.remember("merges", "abc")
     (cache_folder / "known").chmod(0o777)
     assert not known.is_known("merges", "abc")
+
+
+def test_a_folder_that_cannot_be_looked_into_costs_only_time(monkeypatch, tmp_path):
+    """Somebody else's, say; the name that is too long fails for root, too."""
+    folder = tmp_path / ("x" * 300)
+    monkeypatch.setenv("LOCALLLM_CACHE", str(folder))
+    known.remember("merges", "abc")
+    assert not known.is_known("merges", "abc")

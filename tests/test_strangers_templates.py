@@ -107,6 +107,8 @@ def test_bombs(case: str):
     ("{{ 'x' * 99999999 }}", "a value is over"),
     ("{{a}}" * 200_000, "1000000 characters are over"),
     ("{{a}}" * 99_000, "over"),  # 2 seconds, or 256 MB
+    ("{% if a %}" + "{% elif a %}" * 9000 + "{% endif %}", "an if has over 1000 branches"),
+    ("{% if a %}" + "{% elif a %}" * 999 + "{% endif %}", None),
     ("{% for %}", None),
 ])  # fmt: skip
 def test_a_trial(source: str, reason: str | None):

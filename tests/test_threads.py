@@ -17,7 +17,7 @@ import pytest
 
 from localllm.engine.tape import Buffer, Step, Tape
 from localllm.engine.threads import KERNEL, Threads
-from localllm.errors import LocalllmError
+from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.safe_file import lock
 from localllm.kernels import compilers, objects
 from localllm.kernels import cores as cores_module
@@ -357,7 +357,8 @@ def test_a_forgotten_engine_does_not_hold_up_the_end_of_the_program():
 
 
 def python_path() -> str:
-    return os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]
+    return os.pathsep.join(filter(None, folders))
 
 
 # ---- the library of kernels -----------------------------------------------------------------------------------------
@@ -420,11 +421,19 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path):
     assert warning == f"compiled kernels cannot be kept in {folder}: Not a directory\n"
 
 
+def test_a_cache_that_cannot_be_looked_into_costs_only_time(tmp_path):
+    """Also to find out which of the kernels for later are there."""
+    program = "from localllm.kernels.library import Library; print(Library(['add'], later=['select']).warning)"
+    told = run_python(program, LOCALLLM_CACHE=str(tmp_path / ("x" * 300))).stdout
+    assert told.endswith("File name too long\n")
+
+
 def test_a_full_disk_costs_only_time(tmp_path):
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))"
     warning = run_python(full + LOAD, "add", "select", LOCALLLM_CACHE=str(tmp_path)).stdout
     assert warning.endswith(": File too large\n") and len(warning.splitlines()) == 1
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    left = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert [path for path in left if path.parent.name != "processors"] == []  # what an ARM is: a few bytes
 
 
 def test_a_cache_that_vanishes_is_made_again(tmp_path, monkeypatch):
@@ -530,6 +539,13 @@ def test_why_a_kernel_cannot_be_compiled():
         Library(["add", "nonsense"])
 
 
+def test_want_of_memory_while_kernels_are_compiled(monkeypatch):
+    """LLVM has many words for it, and aborts, too: what a compiler should find is not there."""
+    monkeypatch.setattr(compilers, "address_limit", lambda: 400 << 20)
+    with pytest.raises(MemoryLimitError, match=r"not enough memory to compile the kernels: .*'nonsense'$"):
+        Library(["add", "nonsense"])
+
+
 def processes_of(folder: Path) -> list[int]:
     """Living processes with this cache folder, but for the dead that nobody has buried yet."""
     found = []
@@ -556,7 +572,7 @@ def test_compilers_end_with_the_program(tmp_path, number, pause):
     assert program.poll() is None
     program.send_signal(number)
     program.communicate(timeout=10)
-    end = time.perf_counter() + 3
+    end = time.perf_counter() + 30  # those that still import take a while under emulation
     while processes_of(tmp_path) and time.perf_counter() < end:
         time.sleep(0.05)
     assert processes_of(tmp_path) == []

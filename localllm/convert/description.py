@@ -25,6 +25,8 @@ def description(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str
         card = gguf.Metadata.load(model_path=folder, total_params=parameters)
         card.name = cached_name(folder) or card.name
         card.set_gguf_meta_model(writer)
+    except MemoryError:
+        raise
     except Exception:  # the card is free text, and the package trips over some of it
         return named
     values = {key: value.value for key, value in writer.kv_data[0].items() if key != gguf.Keys.General.ARCHITECTURE}

@@ -111,6 +111,8 @@ def pretokenizer_name(content: Any, ignore_merges: bool) -> str:
     empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
     try:
         cut = Tokenizer.from_str(json.dumps(empty | {"pre_tokenizer": content})).pre_tokenizer
+    except MemoryError:
+        raise
     except Exception as error:  # the package raises nothing more special
         raise ModelError(f"the pre-tokenizer is not valid: {error}") from None
     if cut is None or any(part.get("add_prefix_space") for part in parts(content)):

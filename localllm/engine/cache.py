@@ -15,6 +15,7 @@ from localllm.arch.storage import KVType, stored_bytes
 from localllm.engine.memory import Reserved
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
+from localllm.kernels.free_memory import address_room
 
 SEQUENCES = (16, 4, 1)  # whole contexts that there are addresses for: as many as the system lets us have
 WITHOUT_KEYS = (1024,)  # the same where no layer has keys, and places take no memory
@@ -48,11 +49,14 @@ class KVCache:
             self.sequences = (number,)
             self.pages = number * -(-context // PAGE) | 1  # odd: streams do not meet in the same sets of a cache
             self._layers, size = self._arranged(states)
+            is_least = number == numbers[-1]
+            if size > address_room() // 2 and not is_least:  # there is more to come than a cache
+                continue
             try:
                 self._memory = self._reserved(max(size, 1))
                 break
             except MemoryLimitError:
-                if number == numbers[-1]:
+                if is_least:
                     raise
 
     def _reserved(self, size: int) -> Reserved:

@@ -215,7 +215,8 @@ class Prefixes:
                 self._write_pieces(read)
                 prune()
             except (OSError, MemoryError, LocalllmError) as error:
-                self.warning, self._ended = f"what was read of the prompt cannot be kept: {error}", True
+                reason = getattr(error, "strerror", None) or str(error) or "not enough memory"
+                self.warning, self._ended = f"what was read of the prompt cannot be kept: {reason}", True
             finally:
                 read.sequence.close()
 

@@ -20,7 +20,7 @@ CHECKS = tuple(Path(__file__).parents[1] / package for package in ("files", "tex
 def is_known(kind: str, digest: str) -> bool:
     """Whether `remember` was called with this kind of check and this hash of what it looked at."""
     folder = cache_folder() / "known"
-    return (folder / _mark(kind, digest)).exists() and is_private(folder)
+    return os.path.exists(folder / _mark(kind, digest)) and is_private(folder)
 
 
 def remember(kind: str, digest: str) -> None:

@@ -25,6 +25,7 @@ from typing import BinaryIO
 import numpy as np
 
 from localllm.errors import LocalllmError
+from localllm.files.folders import make_private
 from localllm.files.safe_file import SafeFile
 from localllm.files.settings import settings
 from localllm.quant.cache import cache_folder
@@ -137,7 +138,7 @@ def remove(key: str) -> bool:
 
 def write_kept(key: str, about: About, parts: Mapping[str, np.ndarray]) -> None:
     """Keep parts, contiguous uint8, under a key, in a folder private to the user. Raises LocalllmError, OSError."""
-    folder().mkdir(0o700, parents=True, exist_ok=True)
+    make_private(folder())
     described = [(name, data.nbytes, zlib.crc32(data.data)) for name, data in parts.items()]
     header = json.dumps({"key": key, "about": asdict(about), "parts": described}).encode()
     with SafeFile(folder() / key) as file:

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Condition, Thread
 
-from localllm.errors import LocalllmError
+from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.kernels.cores import logical_cores
 from localllm.kernels.free_memory import address_limit, available_memory
 from localllm.kernels.library import Progress
@@ -54,14 +54,17 @@ class Compiler:
         except OSError:  # it has ended
             code = b""
         if not code or len(code) < size:
-            raise LocalllmError(f"cannot compile the kernels for this computer: {self._reason()}")
+            raise self._failure()
         return code
 
-    def _reason(self) -> str:
-        """Why the process has ended: the last line that it wrote."""
+    def _failure(self) -> LocalllmError:
+        """Why the process has ended: the last line that it wrote. LLVM has many words for want of memory."""
         code = self.process.wait()
         self._listener.join()
-        return b"".join(self._last_words).decode(errors="replace").strip() or f"exit code {code}"
+        reason = b"".join(self._last_words).decode(errors="replace").strip() or f"exit code {code}"
+        if address_limit() < SHARE:
+            return MemoryLimitError(f"not enough memory to compile the kernels: {reason}")
+        return LocalllmError(f"cannot compile the kernels for this computer: {reason}")
 
     def give_way(self) -> None:
         """From now on, others that want to compute go first."""

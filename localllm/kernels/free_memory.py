@@ -36,3 +36,10 @@ def address_limit() -> int:
         return sys.maxsize
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def address_room() -> int:
+    """What `ulimit -v` leaves of its bytes to this process, sys.maxsize if nobody set a limit."""
+    if (limit := address_limit()) == sys.maxsize:
+        return limit
+    return limit - 1024 * (number_after("VmSize:\t", "/proc/self/status") or 0)

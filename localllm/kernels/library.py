@@ -8,6 +8,7 @@ A start that has to compile something goes on with kernels that it may need late
 they are ready their compilers end with it, at once: what was ready is kept, and a start that misses one goes on.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,7 @@ class Library:
         """What compiles these kernels, and those for later behind them."""
         from localllm.kernels.compilers import Compilers  # seldom needed, and slow to import
 
-        absent = [name for name in self._later if name not in names and not object_file(name).exists()]
+        absent = [name for name in self._later if name not in names and not os.path.exists(object_file(name))]
         return Compilers([*names, *absent], self._keep)
 
     def _keep(self, name: str, code: bytes) -> None:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
-from localllm.errors import LocalllmError
+from localllm.errors import LocalllmError, MemoryLimitError
 
 ELF, X86_64 = b"\x7fELF\x02\x01", 62  # of 64 bits, little-endian; the number of the instruction set
 SYMBOLS, RELOCATIONS, ZEROS = 2, 4, 8  # types of sections
@@ -117,7 +117,7 @@ class Image:
         try:
             self._memory = memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError:
-            raise LocalllmError("not enough memory for machine code") from None
+            raise MemoryLimitError("not enough memory for machine code") from None
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         for number, place in places.items():
             section = sections[number]

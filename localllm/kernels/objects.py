@@ -67,11 +67,12 @@ def mark_used(folder: Path | None = None) -> None:
 def prune() -> None:
     """Remove other keys' folders that are no longer used, and what killed programs have left half written."""
     used, now = object_folder(), time.time()
-    for folder in used.parent.glob("*"):
-        if folder != used and FOLDER_NAME.fullmatch(folder.name) and age(folder, now) > UNUSED:
-            shutil.rmtree(folder, ignore_errors=True)
-    for folder in used.parent.glob("*"):
-        remove_abandoned(str(folder))
+    with suppress(OSError):  # of a folder that cannot be looked into
+        for folder in used.parent.glob("*"):
+            if folder != used and FOLDER_NAME.fullmatch(folder.name) and age(folder, now) > UNUSED:
+                shutil.rmtree(folder, ignore_errors=True)
+        for folder in used.parent.glob("*"):
+            remove_abandoned(str(folder))
 
 
 def age(path: Path, now: float) -> float:

@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.errors import LocalllmError, MemoryLimitError, ModelError, UsageError
 from localllm.files.checked import is_whole, show
 from localllm.files.gguf_file import SPLIT_NAME, GGUFFile
 from localllm.files.gguf_header import ALIGNMENT, MAX_KEY_BYTES, MOST_ALIGNMENT, shown
 from localllm.files.gguf_writer import packed, write_body
 from localllm.files.safe_file import OnlyWriter, SafeFile, checked_target
 from localllm.files.source import GGUFSource, Source, SourceTensor, row_count
+from localllm.kernels.free_memory import address_room
 from localllm.kernels.library import Progress
 from localllm.kernels.widen import Widener, can_widen
 from localllm.quant.compiled import problems
@@ -38,6 +39,7 @@ from localllm.services.validity import require_valid
 
 TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)
 
+COMPILING, THREAD = 288 << 20, 16 << 20  # bytes of addresses that the searches' first compiling takes, and a thread
 SAMPLES, SAMPLE_ROWS = 256, 16  # places and rows of each that tell the sizes of a matrix's columns
 OnProgress = Callable[[int, str], None]  # (weights done so far, tensor)
 
@@ -187,6 +189,8 @@ def write(
     plan: Plan, targets: Sequence[str], threads: int, on_progress: OnProgress, compiling: Progress | None
 ) -> str | None:
     """The work of `run`; why compiled code could not be kept, if so."""
+    if address_room() < COMPILING + threads * THREAD:  # LLVM ends the process where it gets no more
+        raise MemoryLimitError("not enough memory to compile what quantize searches with")
     widener = Widener({job.tensor.format for job in plan.jobs}, compiling)
     with ExitStack() as stack:
         pipeline = stack.enter_context(Pipeline(plan.jobs, widener, threads))

@@ -34,6 +34,7 @@ MADE = 256_000_000  # bytes of all strings that are made on the way
 ITEMS = 200_000  # of a list, with all in it
 BITS = 10_000  # of an integer
 WIDTH = 1000  # of a field in a format, of an indentation
+BRANCHES = 1000  # of an `if`; Python's parser raises MemoryError for some thousands
 
 _METHODS = frozenset([
     *["get", "keys", "values", "items", "copy", "count", "index", "find", "rfind", "rindex"],
@@ -144,6 +145,12 @@ class _Guards(NodeTransformer):
     def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802
         self.generic_visit(node)
         node.body.insert(0, _ticking(node))
+        return node
+
+    def visit_If(self, node: nodes.If) -> nodes.If:  # noqa: N802
+        if len(node.elif_) >= BRANCHES:
+            raise LimitError(f"an if has over {BRANCHES} branches")
+        self.generic_visit(node)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:  # noqa: N802
