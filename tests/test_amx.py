@@ -100,7 +100,7 @@ def product(call, library: Library, name: str, kind: str, data: np.ndarray, rows
 def of_few(kind: str) -> dict[str, int]:
     """What only the kernel for few tokens would read."""
     if kind == "float":
-        return dict.fromkeys(("x", "x_stride", "bf16", "bf16_stride", "most_precise"), 0)
+        return dict.fromkeys(("x", "x_stride", "halves", "halves_stride", "most_precise"), 0)
     names = "high low scales sums high_sums excess most_precise pieces few_tokens"
     return dict.fromkeys(names.split(), 0)
 

@@ -21,7 +21,7 @@ from kernel_calls import (
     written,
 )
 from test_families import assert_same_everywhere, change, golden, logits, nmse, put, values  # noqa: F401 (a fixture)
-from test_kernels import as_written, linear_float, linear_quantized, random_matrix
+from test_kernels import as_written, linear_float, linear_quantized, quantize_words, random_matrix
 
 from localllm.arch.experts import Routing
 from localllm.engine.model import Engine
@@ -213,7 +213,7 @@ def padded_vectors(values: np.ndarray) -> np.ndarray:
 
 # ---- products -------------------------------------------------------------------------------------------------------
 
-FORMATS = ["F32", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"]
+FORMATS = ["F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"]
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +246,12 @@ def alone(call, name: str, data: np.ndarray, rows: int, expert: int, x: np.ndarr
     matrix = at_end_of_page(data.reshape(8, -1)[expert])
     if name in cpu.SUB_BLOCK:
         return linear_quantized(call, name, matrix, rows, x, most_precise, 1)
-    return linear_float(call, name, matrix, rows, x, most_precise=most_precise)
+    return linear_float(call, name, matrix, rows, x, halves(call, name, x), most_precise)
+
+
+def halves(call, name: str, x: np.ndarray) -> np.ndarray | None:
+    """Activations in 16 bits for F16 weights, if the CPU multiplies such."""
+    return quantize_words(call, x)[0] if name == "F16" and name in cpu.HALVES else None
 
 
 def together(
@@ -267,9 +272,11 @@ def together(
         arguments |= by_row | {"most_precise": count(most_precise)} | pieces(kernels, name, columns)
         places = LINEAR_QUANTIZED
     else:
-        source = padded(x)
-        by_row = {"x": source}
-        arguments |= {"x": source, "x_stride": source.strides[0], "bf16": 0, "bf16_stride": 0}
+        source, words = padded(x), halves(call, name, x)
+        by_row = {"x": source} if words is None else {"x": source, "halves": words}
+        arguments |= {"x": source, "x_stride": source.strides[0], "halves": 0, "halves_stride": 0}
+        if words is not None:
+            arguments |= {"halves": words, "halves_stride": words.strides[0]}
         arguments |= {"most_precise": most_precise}
         places = LINEAR_FLOAT
     moved = [(getattr(places, at), array.strides[0]) for at, array in {**by_row, "y": y}.items()]

@@ -27,11 +27,11 @@ from localllm.kernels.cpu.blocks import UNPACK
 from localllm.kernels.cpu.pieces import FEW_BY_SUB_BLOCK, few_tokens
 from localllm.kernels.cpu.quantized_formats import QUANTIZED
 from localllm.kernels.cpu.rescale import BYTE_OFFSET, span
-from localllm.kernels.target import cpu_features
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 
-HAS_BF16 = "avx512bf16" in cpu_features()
+HAS_BF16 = "BF16" in cpu.HALVES
+OF_HALVES = [kernel for kernel, _, _ in cpu.HALVES.values()]
 PLAIN = ["F32", "F16", "BF16"]
 SPOILED = 17  # a row
 GENERIC = ["NVFP4", "Q3_K", "IQ4_XS", "Q8_0"]  # Q8_0 takes this path if its columns are no multiple of 64
@@ -47,7 +47,7 @@ FLOAT16_FIELDS = {  # where their blocks have float16 numbers
     (208,): "Q6_K",
 }
 ROWWISE = [
-    "quantize", *["round_bf16"][:HAS_BF16], "rms_norm", "layer_norm", "add", "swiglu", "gelu", "relu_squared", "clamp",
+    "quantize", *OF_HALVES, "rms_norm", "layer_norm", "add", "swiglu", "gelu", "relu_squared", "clamp",
     "scale", "temper", "select", "columns", "join", "angles", "rope", "logits",
 ]  # fmt: skip
 FORMATS = {
@@ -424,13 +424,15 @@ def test_rope(call, head_dim, dims, interleaved):
 BATCHES = [0, 1, 2, 7, 8, 9, 65, 130]
 
 
-def linear_float(call, name: str, data, rows: int, x: np.ndarray, bf16=None, most_precise=0, parts=1) -> np.ndarray:
-    """The product of a matrix with the rows of x; bf16: those from `round_bf16`, for more tokens than most_precise."""
+def linear_float(call, name: str, data, rows: int, x: np.ndarray, halves=None, most_precise=0, parts=1) -> np.ndarray:
+    """The product of a matrix with the rows of x; halves: these in 16 bits, for more tokens than most_precise."""
     (tokens, columns), source = x.shape, padded(x)
     y, scratch = output(tokens, rows), Scratch(max(cpu.FLOAT_SCRATCH, 4 * columns))
     arguments = {"weights": data, "row_bytes": data.nbytes // rows, "rows": rows, "columns": columns}
     arguments |= {"x": source, "x_stride": source.strides[0], "y": y, "y_stride": y.strides[0]}
-    arguments |= {"bf16": 0 if bf16 is None else bf16, "bf16_stride": 0 if bf16 is None else bf16.strides[0]}
+    arguments |= {"halves": 0, "halves_stride": 0}
+    if halves is not None:
+        arguments |= {"halves": halves, "halves_stride": halves.strides[0]}
     arguments |= {"most_precise": most_precise, **scratch.arguments}
     call(f"linear_float-{name}", parts, count=count(tokens), **arguments)
     scratch.check()
@@ -502,6 +504,69 @@ def test_linear_bf16(call, tokens):
             got = linear_float(call, "BF16", data, rows, x, halves, most, parts=2)
             assert product_error(got, expected, weights) < 1e-11
             assert rows < 64 or product_error(got, x, weights) < 6e-6
+
+
+def quantize_words(call, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Activations as `quantize_words` leaves them, uint8 [padded tokens, bytes]; and what they stand for, float64."""
+    (tokens, columns), source = x.shape, padded(x)
+    words = np.full((len(source), columns * 2 + columns // 8 + 4), 7, np.uint8)
+    arguments = {"x": source, "stride": source.strides[0], "y": words, "y_stride": words.strides[0]}
+    call("quantize_words", 3, count=count(tokens), columns=columns, **arguments)
+    assert (words[:tokens, -4:] == 7).all() and (words[tokens:] == 7).all(), "wrote too much"
+    codes = words[:tokens, : columns * 2].view(np.int16).reshape(tokens, columns // 32, 32)
+    scales = words[:tokens, columns * 2 : -4].view(np.float32)
+    return words, (codes * scales[:, :, None].astype(np.float64)).reshape(tokens, columns)
+
+
+needs_words = pytest.mark.skipif("F16" not in cpu.HALVES, reason="needs AVX512-VNNI")
+
+
+@needs_words
+def test_quantize_words(call):
+    x = normal(7, 320) * np.repeat(2.0 ** np.arange(-40, 30, 10), 320).reshape(7, 320).astype(np.float32)
+    x[3, 32:64] = 0
+    _, got = quantize_words(call, x)
+    largest = np.repeat(np.abs(x.reshape(7, 10, 32)).max(axis=-1), 32, axis=1)
+    assert (np.abs(got - x) <= largest / 8191 * 0.5001).all()
+
+
+@needs_words
+@pytest.mark.parametrize("tokens", [9, 65])
+def test_linear_words(call, tokens):
+    """Weights and activations in 14 bits (an error of 3e-8), but not in a batch of up to the most for float32."""
+    for rows, columns in ((1, 32), (17, 576), (33, 1120), (64, 1024)):
+        data, weights = random_matrix("F16", rows, columns)
+        x = normal(tokens, columns)
+        words, meant = quantize_words(call, x)
+        slabs = [weights[:, first : first + 256] for first in range(0, columns, 256)]
+        largest = [np.abs(slab).max(axis=1, keepdims=True).astype(np.float32) for slab in slabs]
+        both = zip(slabs, largest, strict=True)
+        rounded = np.hstack([np.rint(w.astype(np.float32) * (np.float32(8191) / m)) * (m / 8191) for w, m in both])
+        got = for_any_parts(lambda parts, a=(call, "F16", data, rows, x, words): linear_float(*a, parts=parts))
+        assert product_error(got, meant, rounded) < 1e-11
+        assert rows < 64 or product_error(got, x, weights) < 5e-8
+        precise = linear_float(call, "F16", data, rows, x, words, tokens)
+        assert product_error(precise, x, weights) < 1e-11
+
+
+@needs_words
+def test_the_largest_words_fit(call):
+    """32 products of the largest numbers, all of one sign: one more would be too much for 32 bits."""
+    data, x = np.full((40, 512), 2.0, np.float16), np.full((9, 512), -3.0, np.float32)
+    got = linear_float(call, "F16", data.view(np.uint8), 40, x, quantize_words(call, x)[0])
+    np.testing.assert_allclose(got, -6.0 * 512, rtol=1e-6)
+
+
+@needs_words
+def test_what_is_no_number_stays_visible_in_words(call):
+    data, _ = random_matrix("F16", 33, 512)
+    x = normal(9, 512)
+    for value in (np.nan, np.inf):
+        for matrix in spoiled("F16", data, 33, value):
+            assert_spoiled(linear_float(call, "F16", matrix, 33, x, quantize_words(call, x)[0]), rows=SPOILED)
+        bad = x.copy()
+        bad[4, 500] = value
+        assert_spoiled(linear_float(call, "F16", data, 33, bad, quantize_words(call, bad)[0]), tokens=4)
 
 
 QUANTIZED_X = QUANTIZE._fields[QUANTIZE.high :]  # what `quantize` writes

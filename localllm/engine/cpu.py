@@ -36,6 +36,7 @@ from localllm.kernels.cpu import (
     FEW_TOKENS,
     FLOAT_SCRATCH,
     GENERIC,
+    HALVES,
     LINEAR_SCRATCH,
     MOST_SPLITS,
     PLAIN,
@@ -51,7 +52,7 @@ SCRATCH_BYTES = object()  # stands for the final size of the scratch memory of a
 # Addresses of rows among the arguments of a product.
 BY_ROW = {
     "linear_quantized": ("high", "low", "scales", "sums", "high_sums", "excess", "y"),
-    "linear_float": ("x", "bf16", "y"),
+    "linear_float": ("x", "halves", "y"),
 }
 LINEAR = {"linear_quantized": LINEAR_QUANTIZED, "linear_float": LINEAR_FLOAT}
 # The same for products in tiles, with panels that each expert finds in another way.
@@ -115,14 +116,14 @@ class CpuLowering(Lowering):
     """What is the CPU's own: matrix products, attention, and memory to work with.
 
     Attributes:
-        rounds_activations: whether to BF16, for weights in BF16.
+        halves: see localllm.kernels.cpu.HALVES.
         attention: the kernel, and what it needs for each thread besides, in bytes.
         pieces: of products of quantized weights, which are loaded when they are needed.
     """
 
     buffer_rows = max(-(-BATCH // tokens) * tokens for tokens in TOKENS_AT_ONCE)  # kernels round tokens up
     expert_rows = EXPERT_ROWS
-    rounds_activations: ClassVar[bool] = "avx512bf16" in cpu_features()  # which has instructions that multiply those
+    halves: ClassVar[dict[str, tuple[str, int, int]]] = HALVES
     attention: ClassVar[tuple[str, int]] = "attend", 0
 
     def __init__(
@@ -131,7 +132,7 @@ class CpuLowering(Lowering):
     ):  # fmt: skip
         self._stored, self.pieces = stored(operations), Pieces()
         self._quantized: dict[Activation, Quantized] = {}
-        self._rounded: dict[Activation, Buffer] = {}
+        self._halves: dict[tuple[Activation, str], Buffer] = {}
         self._plans: dict[tuple[int, int, int, bool], dict[str, Any]] = {}
         self._scratch, self._scratch_bytes = Buffer(0, 0), 0  # its address is filled in by `finish`
         super().__init__(operations, cache, layout, threads, header, given=given)
@@ -218,11 +219,11 @@ class CpuLowering(Lowering):
         """What a product in float32 takes besides; the buffers that it reads."""
         arguments |= self._scratch_for(float_scratch(x.columns))
         source = self._buffers[x]
-        rounded = self._as_bf16(x) if format == "BF16" and x.columns % 2 == 0 and self.rounds_activations else None
-        arguments |= {"x": source, "x_stride": source.stride, "bf16": rounded or 0}
-        arguments["bf16_stride"] = rounded.stride if rounded else 0
+        halves = self._as_halves(x, format)
+        arguments |= {"x": source, "x_stride": source.stride, "halves": halves or 0}
+        arguments["halves_stride"] = halves.stride if halves else 0
         arguments["most_precise"] = BATCH if is_stored else PRECISE_TOKENS
-        return [source, rounded] if rounded else [source]
+        return [source, halves] if halves else [source]
 
     def _attention(self, state: Paged | Latent, arguments: dict[str, Any], reads: list[Buffer], y: Buffer) -> None:
         sides, plan = self._cache.sides(state), self._plan(arguments["heads"], state)
@@ -277,14 +278,18 @@ class CpuLowering(Lowering):
             self._by_row("quantize", x.rows, arguments, [source], q.buffers)
         return self._quantized[x]
 
-    def _as_bf16(self, x: Activation) -> Buffer:
-        """x in BF16, made once for all the matrices that it meets."""
-        if x not in self._rounded:
+    def _as_halves(self, x: Activation, format: str) -> Buffer | None:
+        """x in 16 bits, made once for all the matrices that it meets; None if these are not multiplied so."""
+        kernel, together, shared = self.halves.get(format, ("", 1, 0))
+        if not kernel or x.columns % together:
+            return None
+        if (x, kernel) not in self._halves:
             source = self._buffers[x]
-            self._rounded[x] = y = Buffer(self._most(x.rows), source.stride // 2)
+            y = Buffer(self._most(x.rows), source.stride // 2 + x.columns // together * shared)
+            self._halves[x, kernel] = y
             arguments = {"x": source, "stride": source.stride, "y": y, "y_stride": y.stride, "columns": x.columns}
-            self._by_row("round_bf16", x.rows, arguments, [source], [y])
-        return self._rounded[x]
+            self._by_row(kernel, x.rows, arguments, [source], [y])
+        return self._halves[x, kernel]
 
 
 def float_scratch(columns: int) -> int:

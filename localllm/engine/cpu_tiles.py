@@ -5,7 +5,7 @@ elsewhere: both planes where a run asks for it, and for keys and values; one, wi
 but never for weights in float32.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -34,7 +34,7 @@ UNPACK = {"linear_quantized": "unpack_groups", "linear_float": "unpack_rows"}
 class TileLowering(CpuLowering):
     """What tiles do."""
 
-    rounds_activations = False  # for the other kernels
+    halves: ClassVar[dict[str, tuple[str, int, int]]] = {}  # for the other kernels
     attention = "attend_tiles", ATTEND_TILES
 
     def __init__(

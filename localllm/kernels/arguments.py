@@ -90,9 +90,12 @@ LINEAR_QUANTIZED = arguments(
     "count weights row_bytes rows columns high low scales sums high_sums y y_stride most_precise scratch scratch_bytes"
     " excess pieces few_tokens"
 )
-# y = W x in float32; bf16: x as ROUND_BF16 makes it, or 0; most_precise: the most tokens for float32 where it is there.
+# x in words of 16 bits, see prefill_words.py: y int16 [columns] and scales f32 [columns / 32], one behind the other.
+QUANTIZE_WORDS = arguments("count x stride y y_stride columns")
+# y = W x in float32; halves: x as ROUND_BF16 or QUANTIZE_WORDS makes it, as the format of W wants it, or 0;
+# most_precise: the most tokens for float32 where they are there.
 LINEAR_FLOAT = arguments(
-    "count weights row_bytes rows columns x x_stride y y_stride scratch scratch_bytes bf16 bf16_stride most_precise"
+    "count weights row_bytes rows columns x x_stride y y_stride scratch scratch_bytes halves halves_stride most_precise"
 )
 # A slab of 32 rows of weights as BF16 tiles, see amx_tiles.py: `weights` is where the first row begins, `last` the last
 # row that there is, whose copies stand for those behind; columns from number `column` on; exact: whether also the low
@@ -257,6 +260,7 @@ KERNELS: dict[str, Any] = {
     "scale": SCALE,
     "softcap": SOFTCAP,
     "round_bf16": ROUND_BF16,
+    "quantize_words": QUANTIZE_WORDS,
     "angles": ANGLES,
     "rope": ROPE,
     "logits": LOGITS,

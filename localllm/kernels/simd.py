@@ -262,6 +262,9 @@ def make_narrow_store(vector, narrow):
 
 store_f16, store_f16x16 = make_narrow_store(types.float32, narrow_half), make_narrow_store(f32x16, narrow_half)
 store_bf16x16 = make_narrow_store(f32x16, narrow_bf16)
+store_words_i32x16 = make_narrow_store(
+    i32x16, lambda builder, value: builder.trunc(value, ir.VectorType(I16, value.type.count))
+)
 
 
 def prefetch_line(builder, address, locality=3):
@@ -897,6 +900,12 @@ def skip_lanes(builder, value, count, other):
 
 def dot_vnni_512(builder, accumulator, unsigned, signed):
     return llvm_call(builder, "llvm.x86.avx512.vpdpbusd.512", i32x16.llvm, [accumulator, unsigned, signed])
+
+
+def dot_words_vnni_512(builder, accumulator, x, y):
+    """Adds 2 products of signed words of 16 bits to each lane; x and y are given as bytes."""
+    x, y = (builder.bitcast(value, ir.VectorType(I16, 32)) for value in (x, y))
+    return llvm_call(builder, "llvm.x86.avx512.vpdpwssd.512", i32x16.llvm, [accumulator, x, y])
 
 
 def dot_vnni_256(builder, accumulator, unsigned, signed):

@@ -27,6 +27,10 @@ TOKENS_AT_ONCE = (4, INTEGER_TILE[1], FLOAT_TILE[1])  # products round the token
 # Rows of an expert are rounded up to this, so that products leave those of the next one alone; one row stays one.
 EXPERT_ROWS = lcm(*TOKENS_AT_ONCE)
 CALL_BYTES = 256  # of scratch memory: the arguments of the product that an expert needs
+# For float weights in large batches: the kernel that makes words of 16 bits of activations, how many columns share
+# something, and its bytes. Only where the CPU has instructions that multiply such words.
+HALVES = {"BF16": ("round_bf16", 2, 0)} if "avx512bf16" in cpu_features() else {}
+HALVES |= {"F16": ("quantize_words", 32, 4)} if {"avx512vnni", "avx512bw"} <= cpu_features() else {}
 FLOAT_SLAB = 256  # the same for float weights, as words of 4 bytes
 FLOAT_SCRATCH = 4 * 48 * FLOAT_SLAB + 4096
 PLAIN = {"F32", "F16", "BF16"}
@@ -64,6 +68,7 @@ MODULES = {
     "linear_tiles_quantized": "amx_linear",
     "linear_tiles_float": "amx_linear",
     "round_bf16": "rowwise",
+    "quantize_words": "prefill_words",
     "attend": "attention",
     "attend_tiles": "amx_attention",
     "merge": "attention",

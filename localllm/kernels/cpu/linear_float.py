@@ -2,12 +2,13 @@
 
 One token: four rows are read side by side. Up to 8: each row is read once, as a stream (a row of blocks is converted to
 float32 first); 4 tokens share what is read. More tokens: a slab of rows is transposed, so that a vector holds one
-column of 16 rows, and multiplied with all tokens in registers. BF16 weights meet activations rounded to BF16 there, if
-the CPU multiplies those (error 3e-6, twice the speed) and the batch is large.
+column of 16 rows, and multiplied with all tokens in registers. In large batches, BF16 weights meet activations rounded
+to BF16, if the CPU multiplies those (error 3e-6, twice the speed), and F16 weights go by prefill_words.py.
 """
 
 from localllm.kernels.arguments import LINEAR_FLOAT as LINEAR
-from localllm.kernels.cpu import FLOAT_SLAB
+from localllm.kernels.cpu import FLOAT_SLAB, HALVES
+from localllm.kernels.cpu.prefill_words import make_prefill_words
 from localllm.kernels.cpu.signature import argument, device, inlined, kernel
 from localllm.kernels.cpu.tiles_f32 import (
     COLUMNS,
@@ -34,7 +35,6 @@ from localllm.kernels.simd import (
     store_f32x16,
     transpose_f32,
 )
-from localllm.kernels.target import cpu_features
 
 # Bytes between the weights in use and those asked for. Into the second cache: of F16, one core reads 27 GB/s so, 21
 # without, and 12 if lines are asked for by the first cache, which cannot wait for so many.
@@ -248,10 +248,11 @@ def make(format_name):
     load_row = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
     few = make_few(format_name, load_row)
     prefill = make_prefill(format_name, load_row, LINEAR.x, LINEAR.x_stride, outer, False)
-    has_bf16 = format_name == "BF16" and "avx512bf16" in cpu_features()
+    has_bf16, has_words = (format_name == name and name in HALVES for name in ("BF16", "F16"))
     as_words = make_plain(*PLAIN["F32"])
-    bf16 = format_name, as_words, LINEAR.bf16, LINEAR.bf16_stride, outer_bf16, True
-    prefill_bf16 = make_prefill(*bf16) if has_bf16 else prefill
+    bf16 = format_name, as_words, LINEAR.halves, LINEAR.halves_stride, outer_bf16, True
+    prefill_halves = make_prefill(*bf16) if has_bf16 else make_prefill_words(load_f16x16) if has_words else prefill
+    has_halves = has_bf16 or has_words
 
     @kernel
     def linear(a, part, parts, thread):
@@ -263,8 +264,8 @@ def make(format_name):
             return
         slabs = (rows + 16 * COLUMNS - 1) // (16 * COLUMNS)
         first, last = slabs * part // parts, slabs * (part + 1) // parts
-        if has_bf16 and argument(a, LINEAR.bf16) != 0 and tokens > argument(a, LINEAR.most_precise):
-            prefill_bf16(a, first, last, tokens, scratch)
+        if has_halves and argument(a, LINEAR.halves) != 0 and tokens > argument(a, LINEAR.most_precise):
+            prefill_halves(a, first, last, tokens, scratch)
         else:
             prefill(a, first, last, tokens, scratch)
 

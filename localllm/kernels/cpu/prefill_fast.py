@@ -133,7 +133,7 @@ def make_tile(format):
 def make_fast_slab(format):
     """A function (arguments of the kernel, tile, column, (tile, column) of the next slab, tokens, scratch memory)."""
     unpack_tile, product = make_unpack_tile(format), make_tile(format)
-    fetch_next = make_fetch_next(format)
+    fetch_next = make_fetch_next(format.group_bytes)
 
     @device
     def slab(a, tile, column, next_slab, tokens, scratch):

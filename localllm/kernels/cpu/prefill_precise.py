@@ -140,7 +140,7 @@ def make_precise_slab(format):
     unpack_tile, product, sub_block = make_unpack_tile(format), make_tile(format), format.sub_block
     scale_bytes = 64 * SLAB // sub_block
 
-    fetch_next = make_fetch_next(format)
+    fetch_next = make_fetch_next(format.group_bytes)
 
     @device
     def slab(a, tile, column, next_slab, tokens, scratch):

@@ -10,14 +10,16 @@ from localllm.kernels.cpu.tiles import ROWS, TOKENS
 from localllm.kernels.simd import prefetch_l2
 
 
-def make_fetch_next(format):
-    """A function (arguments of the kernel, (tile, column), token, tokens): asks for the share of these tokens."""
-    group_bytes = format.group_bytes
+def make_fetch_next(group_bytes, slab_columns=SLAB):
+    """A function (arguments of the kernel, (tile, column), token, tokens): asks for the share of these tokens.
+
+    group_bytes: of 256 columns. The arguments may be those of LINEAR_FLOAT, which begin alike.
+    """
 
     @device
     def fetch_next(a, slab, token, tokens):
         row_bytes, (tile, column) = argument(a, LINEAR.row_bytes), slab
-        size = min(SLAB, argument(a, LINEAR.columns) - column) // 64 * group_bytes // 4
+        size = min(slab_columns, argument(a, LINEAR.columns) - column) // 64 * group_bytes // 4
         first = argument(a, LINEAR.weights) + column // 256 * group_bytes
         share = (ROWS * TOKENS + tokens - 1) // tokens
         row = tile * ROWS + token // TOKENS * share
