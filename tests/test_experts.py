@@ -295,7 +295,7 @@ def together(
 def test_swiglu_limited(call, tokens, columns):
     gate, up = 5 * normal(tokens, columns, seed=1), 5 * normal(tokens, columns, seed=2)
     gate[:, :2], up[:, :2] = (1e4, -1e4), (-1e4, 1e4)
-    gate[-1:, 2], up[-1:, 3] = np.nan, np.nan
+    gate[-1:, 2:4], up[-1:, 3:5] = (np.nan, np.inf), (np.nan, -np.inf)
 
     def compute(parts):
         y = output(tokens, columns)
@@ -310,7 +310,7 @@ def test_swiglu_limited(call, tokens, columns):
 @pytest.mark.parametrize("tokens", [0, 1, 7, 33])
 def test_sigmoid_gate(call, tokens):
     x, gate = normal(tokens, 100), 20 * normal(tokens, 1)
-    gate[-1:] = np.nan
+    gate[-2:-1], gate[-1:] = np.inf, np.nan
 
     def compute(parts):
         y, by = output(tokens, 100), padded(gate)
@@ -318,6 +318,7 @@ def test_sigmoid_gate(call, tokens):
         call("sigmoid_gate", parts, count=count(tokens), columns=100, **vectors)
         return written(y, tokens, 100)
 
+    gate[-2:] = np.nan  # what is not finite stays visible
     np.testing.assert_allclose(for_any_parts(compute), x / (1 + np.exp(-gate.astype(np.float64))), rtol=1e-6)
 
 

@@ -231,7 +231,7 @@ FUNCTIONS = {  # of single numbers: their twins, and what the kernels take besid
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_functions_of_single_numbers(call, tokens, columns, function):
-    """What is not a number stays that; nothing else does."""
+    """What is not finite stays that; nothing else does."""
     x, (twin, given) = 3 * normal(tokens, columns), FUNCTIONS[function]
     x[:, :2] = 50, -50
 
@@ -242,8 +242,8 @@ def test_functions_of_single_numbers(call, tokens, columns, function):
 
     np.testing.assert_allclose(for_any_parts(compute), twin(x), rtol=1e-6, atol=1e-6)
     if tokens == 7:
-        x[3, 4] = np.nan
-        np.testing.assert_array_equal(np.isnan(compute(1)), np.isnan(x))
+        x[2:5, 4] = np.nan, np.inf, -np.inf
+        np.testing.assert_array_equal(np.isfinite(compute(1)), np.isfinite(x))
 
 
 @pytest.mark.parametrize("columns", COLUMNS)

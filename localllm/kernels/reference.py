@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from localllm.errors import ModelError
-from localllm.kernels.reference_recurrent import RecurrentReference
+from localllm.kernels.reference_recurrent import RecurrentReference, if_finite
 
 
 class Remembered:
@@ -273,14 +273,13 @@ class Reference(RecurrentReference):
 
     def swiglu_limited(self, gate, up, sharpness, limit):
         """gate * sigmoid(sharpness * gate) * (up + 1) of numbers that are not beyond the limit (gpt-oss, 2025)."""
-        gate, up = np.minimum(gate, np.float32(limit)), np.clip(up, np.float32(-limit), np.float32(limit))
+        gate, up = if_finite(np.minimum(gate, np.float32(limit)), gate), if_finite(np.clip(up, -limit, limit), up)
         with np.errstate(over="ignore"):
             return gate / (1 + np.exp(-np.float32(sharpness) * gate)) * (up + 1)
 
     def sigmoid_gate(self, x, gate):
         """x * sigmoid(gate), which has one column."""
-        with np.errstate(over="ignore"):
-            return x / (1 + np.exp(-gate))
+        return x * self.sigmoid(gate)
 
     def geglu(self, gate, up):
         """gelu(gate) * up (Shazeer 2020)."""
@@ -292,8 +291,8 @@ class Reference(RecurrentReference):
         return (x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))).astype(np.float32)
 
     def relu_squared(self, x):
-        """max(x, 0)^2 (So et al. 2021)."""
-        return np.maximum(x, 0) ** 2
+        """max(x, 0)^2 (So et al. 2021), NaN for infinity."""
+        return if_finite(np.maximum(x, 0), x) ** 2
 
     def scale(self, x, factor):
         """x * factor, a number or a tensor of one."""
@@ -304,12 +303,12 @@ class Reference(RecurrentReference):
         return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)
 
     def clamp(self, x, limit):
-        """x, but nothing beyond limit or -limit."""
-        return np.clip(x, np.float32(-limit), np.float32(limit))
+        """x, but nothing beyond limit or -limit, and NaN for infinity."""
+        return if_finite(np.clip(x, np.float32(-limit), np.float32(limit)), x)
 
     def softcap(self, x, cap):
-        """cap * tanh(x / cap): about x where it is small, never beyond the cap."""
-        return np.float32(cap) * np.tanh(x / np.float32(cap))
+        """cap * tanh(x / cap): about x where it is small, never beyond the cap; NaN for infinity."""
+        return if_finite(np.float32(cap) * np.tanh(x / np.float32(cap)), x)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

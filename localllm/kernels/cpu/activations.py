@@ -17,8 +17,10 @@ from localllm.kernels.arguments import (
 )
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
+    clamp_f32x16,
     exp_f32x16,
     fma_f32x16,
+    if_finite_f32x16,
     load_f32,
     load_f32x16,
     load_i64,
@@ -69,8 +71,9 @@ def relu_squared(a, part, parts, thread):
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         x, y = argument(a, RELU_SQUARED.x) + t * stride, argument(a, RELU_SQUARED.y) + t * stride
         for i in range(0, argument(a, RELU_SQUARED.columns) * 4, 64):
-            v = max_f32x16(zero_f32x16(), load_f32x16(x + i))  # in this order NaN stays NaN
-            store_f32x16(y + i, v * v)
+            v = load_f32x16(x + i)
+            above = if_finite_f32x16(max_f32x16(zero_f32x16(), v), v)
+            store_f32x16(y + i, above * above)
 
 
 @kernel
@@ -100,8 +103,8 @@ def clamp(a, part, parts, thread):
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         x, y = argument(a, CLAMP.x) + t * stride, argument(a, CLAMP.y) + t * stride
         for i in range(0, argument(a, CLAMP.columns) * 4, 64):
-            v = max_f32x16(splat_f32x16(-limit), load_f32x16(x + i))  # in this order NaN stays NaN
-            store_f32x16(y + i, min_f32x16(splat_f32x16(limit), v))
+            v = load_f32x16(x + i)
+            store_f32x16(y + i, if_finite_f32x16(clamp_f32x16(v, -limit, limit), v))
 
 
 @kernel
@@ -130,7 +133,7 @@ def softcap(a, part, parts, thread):
         x, y = argument(a, SOFTCAP.x) + t * stride, argument(a, SOFTCAP.y) + t * stride
         for i in range(0, argument(a, SOFTCAP.columns) * 4, 64):
             inner = load_f32x16(x + i) * splat_f32x16(1 / cap)
-            store_f32x16(y + i, tanh_f32x16(inner) * splat_f32x16(cap))
+            store_f32x16(y + i, if_finite_f32x16(tanh_f32x16(inner) * splat_f32x16(cap), inner))
 
 
 @kernel
@@ -140,7 +143,7 @@ def sigmoid_gate(a, part, parts, thread):
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         x, y = argument(a, SIGMOID_GATE.x) + t * stride, argument(a, SIGMOID_GATE.y) + t * stride
         gate = load_f32(argument(a, SIGMOID_GATE.gate) + t * argument(a, SIGMOID_GATE.gate_stride))
-        factor = float32(1.0 / (1.0 + exp(-float(gate))))
+        factor = float32(1.0 / (1.0 + exp(-float(gate)))) + float32(0.0) * gate  # not finite: NaN
         for i in range(0, argument(a, SIGMOID_GATE.columns) * 4, 64):
             store_f32x16(y + i, load_f32x16(x + i) * splat_f32x16(factor))
 
@@ -154,8 +157,9 @@ def swiglu_limited(a, part, parts, thread):
         gates, ups = argument(a, SWIGLU_LIMITED.gate) + t * stride, argument(a, SWIGLU_LIMITED.up) + t * stride
         y = argument(a, SWIGLU_LIMITED.y) + t * stride
         for i in range(0, argument(a, SWIGLU_LIMITED.columns) * 4, 64):
-            gate = min_f32x16(splat_f32x16(limit), load_f32x16(gates + i))  # in this order NaN stays NaN
-            up = min_f32x16(splat_f32x16(limit), max_f32x16(splat_f32x16(-limit), load_f32x16(ups + i)))
+            gate, up = load_f32x16(gates + i), load_f32x16(ups + i)
+            gate = if_finite_f32x16(min_f32x16(splat_f32x16(limit), gate), gate)
+            up = if_finite_f32x16(clamp_f32x16(up, -limit, limit), up)
             one = splat_f32x16(1.0)
             sigmoid = reciprocal_f32x16(one + exp_f32x16(gate * splat_f32x16(-sharpness)))
             store_f32x16(y + i, gate * sigmoid * (up + one))

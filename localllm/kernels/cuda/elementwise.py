@@ -86,8 +86,8 @@ def gelu_of(x):
 
 @device
 def relu_squared_of(x):
-    """max(x, 0)^2; NaN stays NaN."""
-    above = ZERO if x < ZERO else x
+    """max(x, 0)^2, NaN for what is not finite."""
+    above = if_finite(ZERO if x < ZERO else x, x)
     return above * above
 
 
@@ -99,9 +99,9 @@ def softplus_of(x):
 
 @device
 def between(x, limit):
-    """x, but nothing beyond limit or -limit; NaN stays NaN."""
+    """x, but nothing beyond limit or -limit, and NaN for what is not finite."""
     below = limit if x > limit else x
-    return -limit if below < -limit else below
+    return if_finite(-limit if below < -limit else below, x)
 
 
 @device
@@ -111,8 +111,8 @@ def scaled(x, factor):
 
 @device
 def capped(x, cap):
-    """cap * tanh(x / cap)."""
-    return tanh(x * (ONE / cap)) * cap
+    """cap * tanh(x / cap), NaN for infinity."""
+    return if_finite(tanh(x * (ONE / cap)) * cap, x)
 
 
 @device
@@ -133,7 +133,7 @@ def geglu_of(gate, up):
 @device
 def limited_of(gate, up, sharpness, limit):
     """gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit."""
-    gate = limit if gate > limit else gate
+    gate = if_finite(limit if gate > limit else gate, gate)
     return gate * sigmoid_of(sharpness * gate) * (between(up, limit) + ONE)
 
 
