@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numba import cuda
+from numba import cuda, types
+from numba.cuda.simulator.kernelapi import FakeCUDAShared
+from numba.np.numpy_support import as_dtype
 
 from localllm.kernels.cuda import device
 
@@ -25,6 +27,20 @@ from localllm.engine.cuda_card import CHUNK, Launch, Product, Work  # noqa: E402
 from localllm.errors import MemoryLimitError  # noqa: E402
 from localllm.kernels.cuda import Grid, grid, kernel, parameters  # noqa: E402
 from localllm.kernels.library import Progress  # noqa: E402
+
+
+def shared_array(self: FakeCUDAShared, shape: int, dtype) -> np.ndarray:
+    """As the simulator's own, under which two threads at a time make an array each of what they ought to share.
+
+    What nobody has written is NaN.
+    """
+    line = sys._getframe(1)
+    made = np.empty(shape, as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
+    made.view(np.uint8)[:] = 0xFF
+    return self._allocations.setdefault((line.f_code.co_filename, line.f_lineno), made)
+
+
+FakeCUDAShared.array = shared_array
 
 
 def address(array: np.ndarray) -> int:

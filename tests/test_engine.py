@@ -178,7 +178,7 @@ def test_formats(opened, file, format, width):
     change(file, "token_embd.weight", generator.normal(0, 1, file.tensors["token_embd.weight"].shape), format)
     cpu, reference = opened(kv_type="f32"), opened(kv_type="f32", backend="reference")
     exact = reference.forward(TOKENS[:300], 0, "all")
-    bound = {"F16": 1e-10, "BF16": 1e-5}.get(format, 1e-4)  # large batches round activations
+    bound = {"F16": 1e-7, "BF16": 1e-5}.get(format, 1e-4)  # large batches round activations, and F16 itself
     assert nmse(cpu.forward(TOKENS[:300], 0, "all"), exact) < bound
     precise = np.concatenate([cpu.forward(TOKENS[i : i + 60], i, "all") for i in range(0, 300, 60)])
     assert nmse(precise, exact) < (1e-7 if format.startswith("Q") else 1e-10)
