@@ -8,6 +8,7 @@
 Importing this costs nothing: what needs NumPy is loaded when it is first used.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,12 @@ __all__ = [
     "open",
 ]
 
+# In the repository the folder quant/, which is installed as localllm.quant, stands beside this one.
+if not os.path.isdir(os.path.join(__path__[0], "quant")):
+    __path__.append(os.path.dirname(__path__[0]))
+
 _LAZY = {
-    "open": "localllm.api:open_model",
+    "open": "localllm.services.named:open_model",
     "Model": "localllm.api:Model",
     "Tokenizer": "localllm.text.tokenizer:Tokenizer",
 }

@@ -28,11 +28,11 @@ from localllm.text.tokenizer import Tokenizer
 from localllm.values import plain, require_text, token_ids, whole_number
 
 if TYPE_CHECKING:
-    from localllm.engine.model import Engine
-    from localllm.engine.observe import Squares
-    from localllm.engine.prefixes import Prefixes
+    from localllm.engine.engine import Engine
+    from localllm.engine.memory.prefixes import Prefixes
+    from localllm.engine.record.observe import SquareSums
     from localllm.engine.sequence import Sequence
-    from localllm.generation.answering import Answering, Request
+    from localllm.generation.answering import Answering, AnswerRequest
     from localllm.generation.answers import Answer
     from localllm.generation.batch import Batch
 
@@ -205,7 +205,7 @@ class Model:
         chosen = options(max_tokens, stop, sampling)
         parallel = None if parallel is None else whole_number("parallel", parallel, 1)
         requests = (self.session.request(prompt, chosen, key=number) for number, prompt in enumerate(prompts))
-        made: dict[int, Request] = {}
+        made: dict[int, AnswerRequest] = {}
         wanted = 0
         with closing(self.batch(requests, parallel, precise)) as batch:
             for finished in batch:
@@ -216,7 +216,7 @@ class Model:
                     yield request.answers[0]
                     wanted += 1
 
-    def batch(self, requests: "Iterable[Request]", parallel: int | None = None, precise: bool = True) -> "Batch":
+    def batch(self, requests: "Iterable[AnswerRequest]", parallel: int | None = None, precise: bool = True) -> "Batch":
         """What answers many requests (see Session.request), within the memory that there is now, or one by one."""
         from localllm.generation.batch import PARALLEL, Batch
         from localllm.generation.reading import most_between_steps
@@ -252,7 +252,7 @@ def open_model(
     kv_type: str = "f16",
     backend: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
-    observer: "Squares | None" = None,
+    observer: "SquareSums | None" = None,
     chat_template: str | None = None,
     cache: bool = True,
     gpu_layers: int | str = "auto",
@@ -280,18 +280,19 @@ def open_model(
     KVType.of(require_text("kv_type", kv_type))
     file = GGUFFile.open(path)
     architecture(file)  # refuses what is not supported, before anything else is read
-    from localllm.engine.model import Engine  # not needed to refuse a file
+    from localllm.engine.engine import Engine  # not needed to refuse a file
+    from localllm.engine.options import EngineOptions
     from localllm.files.ahead import map_ahead
 
     map_ahead(file)
     tokenizer = tokenizer_of(file)
 
-    engine = Engine(
-        file, threads, context or None, kv_type, backend, progress, observer, layers_of(gpu_layers), uploading
-    )
+    gpu_layers = layers_of(gpu_layers)
+    options = EngineOptions(threads, context or None, kv_type, backend, gpu_layers, progress, uploading, observer)
+    engine = Engine(file, options)
     if not cache or backend == "reference" or engine.device != "CPU" or observer:
         return Model(file, tokenizer, engine, chat_template, threads)
-    from localllm.engine.prefixes import Prefixes
+    from localllm.engine.memory.prefixes import Prefixes
 
     return Model(file, tokenizer, engine, chat_template, threads, Prefixes(engine, file))
 
@@ -315,7 +316,7 @@ def tokenizer_of(file: GGUFFile) -> Tokenizer:
 
 def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a GGUF file, which may hold a vocabulary only. Raises ModelError."""
-    from localllm.engine.recorder import recorded
+    from localllm.engine.record.recorder import recorded
 
     with GGUFFile.open(path) as file:
         with suppress(UnsupportedError):  # a damaged file is refused, whatever is wanted of it
@@ -345,7 +346,7 @@ def options(
     if given:
         from localllm.generation.constraints import constraint_of  # llguidance takes 30 ms to import
 
-        others["constraint"] = constraint_of(**given)
+        others["constraint"] = constraint_of(**given, json_whitespace=sampling.pop("json_whitespace", False))
     unknown = sampling.keys() - SamplingOptions.__dataclass_fields__.keys()
     if unknown:
         raise UsageError(f"there is no option {sorted(unknown)[0]!r}")

@@ -7,7 +7,8 @@
     ├── ConstraintError  1    an answer got where no token may come, or into more alternatives than can be followed
     ├── ContextError     4    the prompt does not fit the context
     ├── MemoryLimitError 5    the computer has not enough memory
-    └── RecordsError     6    some of many records could not be answered
+    ├── RecordsError     6    some of many records could not be answered
+    └── CutError         7    an answer was cut, and is not what its schema, grammar or regular expression promises
 
 An interrupted command exits with 130.
 """
@@ -54,6 +55,12 @@ class MemoryLimitError(LocalllmError):
     """There is not enough memory."""
 
     exit_code = 5
+
+
+class CutError(LocalllmError):
+    """An answer was cut, and is not what its schema, grammar or regular expression promises."""
+
+    exit_code = 7
 
 
 class RecordsError(LocalllmError):

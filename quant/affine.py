@@ -30,7 +30,7 @@ FACTORS = 32  # factors tried: the largest scale by steps, steps - 1, ... for 63
 ROUNDS = 4
 
 
-class SuperBlock(NamedTuple):
+class AffineSuperBlock(NamedTuple):
     """What the search keeps of a super-block: x and weight float32 [sub-blocks, size], the others [sub-blocks]."""
 
     x: NDArray
@@ -57,7 +57,7 @@ class SuperBlock(NamedTuple):
 def new_super_block(blocks, size):
     x, w, rows = np.zeros((blocks, size), f32), np.zeros((blocks, size), f32), np.zeros((12, blocks), f32)
     grid, factors = np.zeros((2, GRID), f32), np.zeros((2, FACTORS), f32)
-    return SuperBlock(
+    return AffineSuperBlock(
         x, w, rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6], rows[7], rows[8], rows[9], rows[10],
         rows[11], grid[0], grid[1], factors[0], factors[1],
     )  # fmt: skip

@@ -157,7 +157,7 @@ def role_of(name: str) -> str:
 # ---- the rules. Each gives a format's name, or "" for the recipe's base.
 
 
-class Place(NamedTuple):
+class MatrixPlace(NamedTuple):
     """A matrix among those of its role."""
 
     model: Facts
@@ -183,7 +183,7 @@ class Place(NamedTuple):
         return self.model.grouping >= 4
 
 
-Rule = Callable[[Place], str]
+Rule = Callable[[MatrixPlace], str]
 TINY = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS")
 SMALL = ("IQ2_S", "IQ2_M")
 
@@ -254,7 +254,7 @@ EMBEDDING_FORMATS = {
 }
 
 
-def value_format(recipe: str, at: Place) -> str:
+def value_format(recipe: str, at: MatrixPlace) -> str:
     """Of attention's values."""
     if recipe in TINY or recipe in SMALL:
         return VALUE_RULES[recipe](at)
@@ -264,14 +264,14 @@ def value_format(recipe: str, at: Place) -> str:
     return "Q5_K" if at.model.is_70b and (chosen or RECIPES[recipe].base) in ("Q3_K", "Q4_K") else chosen
 
 
-def key_format(recipe: str, at: Place) -> str:
+def key_format(recipe: str, at: MatrixPlace) -> str:
     """Of attention's keys."""
     if at.model.experts == 8:
         return "Q4_K" if recipe in TINY or recipe in SMALL else "Q8_0"
     return QUERY_RULES.get(recipe, lambda at: "")(at)
 
 
-def attention_output_format(recipe: str, at: Place) -> str:
+def attention_output_format(recipe: str, at: MatrixPlace) -> str:
     """Of the matrix behind attention."""
     falcon, eight = at.model.arch == "falcon", at.model.experts == 8
     if falcon and recipe not in TINY and recipe not in SMALL:
@@ -322,7 +322,7 @@ class Options(NamedTuple):
     patterns: tuple[tuple[re.Pattern[str], str], ...] = ()  # a format for names in which the pattern is found
 
 
-class Choice(NamedTuple):
+class TypeChoice(NamedTuple):
     """The format of a tensor, and the one that its rows do not fit."""
 
     format: str
@@ -343,7 +343,7 @@ class Planner:
         self.counts = {VALUE: roles.count(VALUE)}
         self.seen: dict[str, int] = {}
 
-    def choose(self, name: str, shape: tuple[int, ...]) -> Choice | None:
+    def choose(self, name: str, shape: tuple[int, ...]) -> TypeChoice | None:
         """The format for a tensor; None if it stays as it is. Raises ValueError if no rule can place the name."""
         role = role_of(name)
         if not is_quantized(name, shape) or (self.options.keep_output and role == OUTPUT):
@@ -353,10 +353,10 @@ class Planner:
         if given:
             wanted = given
         elif base in ("F32", "F16", "BF16"):
-            return Choice(base, base)
+            return TypeChoice(base, base)
         else:
             wanted = self.by_pattern(name) or (base if self.options.pure else self.by_rule(name, shape, role) or base)
-        return Choice(fitting(wanted, shape[-1]), wanted)
+        return TypeChoice(fitting(wanted, shape[-1]), wanted)
 
     def makes_logits(self, name: str) -> bool:
         """Whether the last hidden states are multiplied with this matrix."""
@@ -384,7 +384,7 @@ class Planner:
         table: dict[str, Rule] = {QUERY: QUERY_RULES, UP: UP_RULES, GATE: UP_RULES, DOWN: down}.get(role, {})
         return table.get(recipe, lambda at: "")(at)
 
-    def place(self, name: str, role: str) -> Place:
+    def place(self, name: str, role: str) -> MatrixPlace:
         """Where the matrix stands: counted, or in a model with experts, where counting goes wrong, by its name."""
         index, count = self.seen.get(role, 0), self.counts.get(role, self.model.layers)
         self.seen[role] = index + 1
@@ -394,7 +394,7 @@ class Planner:
             if not match or int(match[1]) >= count:
                 raise ValueError(f"tensor {name}: expected a name that begins with blk.N., N below {count}")
             index = int(match[1])
-        return Place(self.model, index, count)
+        return MatrixPlace(self.model, index, count)
 
 
 def ordered(names: Iterable[str]) -> list[str]:

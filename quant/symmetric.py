@@ -36,7 +36,7 @@ class Search(NamedTuple):
     reach: int = 0  # integers tried in stage 3 on either side
 
 
-class SuperBlock(NamedTuple):
+class SymmetricSuperBlock(NamedTuple):
     """What the search keeps of a super-block: x and weight float32 [sub-blocks, size], the others [sub-blocks]."""
 
     x: NDArray
@@ -56,7 +56,7 @@ class SuperBlock(NamedTuple):
 def new_super_block(blocks, size, search):
     x, w, rows = np.zeros((blocks, size), f32), np.zeros((blocks, size), f32), np.zeros((6, blocks), f32)
     grid, factors = np.zeros(search.grid, f32), np.zeros((2, FACTORS), f32)
-    return SuperBlock(x, w, rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], grid, factors[0], factors[1])
+    return SymmetricSuperBlock(x, w, rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], grid, factors[0], factors[1])
 
 
 @inlined

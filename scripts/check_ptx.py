@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from localllm.kernels.cuda import MODULES  # noqa: E402
 from localllm.kernels.cuda.build import assembler, ptx  # noqa: E402
-from localllm.kernels.cuda.planes import LAYOUTS, PLAIN  # noqa: E402
+from localllm.kernels.cuda.product.planes import PLAIN, PLANES  # noqa: E402
 
 CAPABILITIES = ("7.5", "8.0", "8.9", "9.0", "10.0")
 REGISTERS = 128  # of a thread
@@ -34,10 +34,10 @@ CACHE = ("F32", "F16", "Q8_0", "Q4_0", "Q4_1")
 
 # The formats that kernels are made for, the first one being what --quick takes for other cards than 8.0.
 FORMATS: dict[str, list[str]] = {
-    "to_planes": ["Q4_K", *LAYOUTS],
-    "unpack": ["Q6_K", *LAYOUTS],
-    "embed": ["Q4_K", *LAYOUTS, *PLAIN],
-    "linear_planes": [f"{tokens}-{name}" for tokens in (1, 2, 4, 8) for name in ("Q4_K", *LAYOUTS)],
+    "to_planes": ["Q4_K", *PLANES],
+    "unpack": ["Q6_K", *PLANES],
+    "embed": ["Q4_K", *PLANES, *PLAIN],
+    "linear_planes": [f"{tokens}-{name}" for tokens in (1, 2, 4, 8) for name in ("Q4_K", *PLANES)],
     "linear_plain": [f"{tokens}-{name}" for tokens in (1, 2, 4, 8) for name in ("F16", *PLAIN)],
     "store": ["Q8_0", *CACHE],
     "recall": ["Q8_0", *CACHE],

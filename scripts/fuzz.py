@@ -23,13 +23,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
 
-from localllm.engine import program  # noqa: E402
+from localllm.engine import run  # noqa: E402
 
-program.BATCH = 8  # tokens of a run, before others take it over: buffers are no larger than their guard pages allow
+run.BATCH = 8  # tokens of a run, before others take it over: buffers are no larger than their guard pages allow
 
 from fuzz_kinds import KINDS, Kind, read_model  # noqa: E402
 
-from localllm.engine.model import Engine  # noqa: E402
+from localllm.engine.engine import Engine  # noqa: E402
+from localllm.engine.options import EngineOptions  # noqa: E402
 from localllm.errors import LocalllmError  # noqa: E402
 from localllm.files.gguf_file import GGUFFile  # noqa: E402
 from localllm.files.gguf_writer import write_gguf  # noqa: E402
@@ -136,7 +137,7 @@ def warm_up(seeds: list[Path]) -> None:
     for seed in seeds:
         file = GGUFFile.open(seed)
         if "token_embd.weight" in file.tensors:
-            engine = Engine(file, threads=1, context=64)
+            engine = Engine(file, EngineOptions(threads=1, context=64))
             engine.sequence().append([0, 1])
             engine.close()
     for seed in seeds[:2]:

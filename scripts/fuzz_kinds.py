@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localllm.engine import cpu, lowering, tape
-from localllm.engine.model import Engine
+from localllm.engine.engine import Engine
+from localllm.engine.lower import steps, tape
+from localllm.engine.options import EngineOptions
 from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files import prefix_files
 from localllm.files.gguf_file import GGUFFile, mapped
@@ -263,11 +264,11 @@ def answer(file: GGUFFile, tokens: list[int], draw: random.Random) -> None:
     backend = "reference" if draw.random() < 0.03 else "cpu"
     if backend == "cpu":
         file.tensors = {n: replace(t, data=guarded.guarded_copy(t.data)) for n, t in file.tensors.items()}
-    before = tape.place_buffers, cpu.padded
+    before = tape.place_buffers, steps.padded
     tape.place_buffers = guarded.place_buffers
-    cpu.padded = lowering.padded = lambda vector: guarded.guarded_copy(before[1](vector))
+    steps.padded = lambda vector: guarded.guarded_copy(before[1](vector))
     try:
-        engine = Engine(file, threads=1, context=64, backend=backend)
+        engine = Engine(file, EngineOptions(threads=1, context=64, backend=backend))
         try:
             sequence = engine.sequence()
             sequence.append(ids, "all", draw.random() < 0.5)
@@ -275,8 +276,7 @@ def answer(file: GGUFFile, tokens: list[int], draw: random.Random) -> None:
         finally:
             engine.close()
     finally:
-        tape.place_buffers, cpu.padded = before
-        lowering.padded = before[1]
+        tape.place_buffers, steps.padded = before
         guarded.keep.clear()
 
 
@@ -488,7 +488,7 @@ KEY = "0123456789abcdef" * 2
 def kept_prompt() -> bytes:
     """A valid file of the cache of prompts."""
     parts = {"k": np.arange(64, dtype=np.uint8), "v": np.arange(99, dtype=np.uint8)}
-    prefix_files.write_kept(KEY, prefix_files.About("m", 64, ""), parts)
+    prefix_files.write_kept(KEY, prefix_files.PrefixAbout("m", 64, ""), parts)
     return (prefix_files.folder() / KEY).read_bytes()
 
 

@@ -88,8 +88,8 @@ TOPICS: dict[str, Topic] = {
         """,
     ),
     "commands": Topic(
-        "The commands are chat, run, inspect, tokenize, quantize, bench and warmup. Add --help to any of them to see "
-        "its options.",
+        "The commands are chat, run, map, list, pull, fit, inspect, quantize, sessions, config and some more: "
+        "localllm --help lists them, and --help behind one shows its options.",
         ask="""
         (what|which) (commands|subcommands|sub commands) (are there|exist|does localllm have|do you know|can i use)
         (what|which) (commands|subcommands) (does it|does this tool|does the program) (have|know|offer|support|accept)
@@ -145,8 +145,8 @@ TOPICS: dict[str, Topic] = {
         """,
     ),
     "get_model": Topic(
-        "Download a GGUF file, for example from Hugging Face: look for file names that end in .gguf. Then start it "
-        "with localllm chat model.gguf.",
+        "localllm list --all shows models by name, and localllm pull qwen3-4b downloads one. Any GGUF file from "
+        "Hugging Face works too: localllm pull hf:OWNER/REPOSITORY.",
         ask="""
         (where|how) (can|could|do) i (pick up|come by|get hold of|lay my hands on) (llama|mistral|qwen|a model|a gguf|gguf models|gemma)
         (what|which) (place|website|source|link) (do you|would you|can you) (recommend|suggest) (for|to get|to download) {models}
@@ -840,6 +840,98 @@ TOPICS: dict[str, Topic] = {
         does (it|the chat|a long conversation) (get|become) slower (over time|the longer we talk|with every message)
         """,
     ),
+    # --- models by name, many prompts, forms, sessions, computers -------------------------------------------------
+    "pull": Topic(
+        "localllm pull NAME downloads a model and checks it, localllm pull NAME:Q8_0 another quantization of it; the same "
+        "command goes on where an interrupted download stopped.",
+        commands="(pull|localllm pull|the pull command)",
+        tasks="(download|fetch|pull|bring) (a|the|some|another) (model|gguf|known model|model by name)( from hugging face| from the hub|)",
+        ask="""
+        (what|which) command (downloads|fetches|brings|pulls) (a model|models|gguf files)
+        (can|does) (localllm|it) (download|fetch|pull) (models|a model|gguf files) (by itself|for me|from hugging face|)
+        (the|my) (download|pull) (was interrupted|broke|stopped|failed)(, what now| in the middle|, must i start again)
+        (how do i|can i) (get|pull|download) (another|a different|the q8_0) (quantization|quant|version) (of a model|of it|)
+        (does|will) (a download|pull) (continue|go on|resume) (after|when) (it was interrupted|ctrl-c|the connection is lost)
+        """,
+    ),
+    "fit": Topic(
+        "localllm fit NAME tells whether a model fits the memory of your computer, with which context, and how fast it may "
+        "be, before you download it.",
+        commands="(fit|localllm fit|the fit command)",
+        tasks="(find out|tell|see|know|check) (if|whether) (a|the|this) model (fits|will fit|is too big|runs here)( into my memory| before downloading|)",
+        ask="""
+        (will|does|would) (a|the|this) (model|7b|70b|13b model) (fit|run) (in|into|on) (my|the) (memory|ram|computer|machine)
+        (is there|which is the) (a|) command (that|to) (tells|estimates|tell|estimate) (the memory|how fast|if) a model (needs|will be|fits)
+        (how fast|how big) (will|would) (a|the) model be (here|on this machine|on my laptop) before i (download|pull|get) it
+        """,
+    ),
+    "list": Topic(
+        "localllm list shows the models that are on this computer, localllm list --all also those that localllm knows by "
+        "name, and localllm rm NAME removes one.",
+        commands="(list|rm|localllm list|localllm rm|the list command)",
+        tasks="(see|list|show|find|remove|delete) (the|my|all|all the|) (models|downloaded models|pulled models|models i have)( on disk|)",
+        ask="""
+        (which|what) models (do i have|are here|are on my disk|did i download|are installed|does localllm know)
+        (how|where) do i (see|find|list|look up) (the names of models|known models|models by name|available models)
+        (how do i|can i) (delete|remove|uninstall|get rid of) (a model|models|a downloaded model) (again|)
+        """,
+    ),
+    "map": Topic(
+        "localllm map model.gguf questions.jsonl -o answers.jsonl answers every line of a file, plain text or JSON; started "
+        "again with the same -o, it goes on where it stopped.",
+        commands="(map|localllm map|the map command)",
+        tasks="(answer|ask|process|run) (many|a lot of|hundreds of|all the|a file of) (prompts|questions|lines|records)( at once| in a batch|)",
+        ask="""
+        (can|does) (localllm|it) (do|run|have) (batches|batch jobs|batch processing|many prompts at once)
+        i have (a|one) (file|list|csv) (of|with) (questions|prompts|many lines)(, how do i ask them all|, can i process it|)
+        (what|which) (format|kind of file) (does|should) (the|) (input of map|map input|a batch) (have|need)
+        (does|will) (map|the batch) (go on|continue|resume) (after|when) (an interruption|ctrl-c|it was stopped)
+        """,
+    ),
+    "schema": Topic(
+        '--json-schema FILE makes every answer JSON by a schema, --grammar takes GBNF such as root ::= "yes" | "no", and '
+        "--regex a regular expression.",
+        flags="(--json-schema|--grammar|--regex|-j)",
+        tasks="(force|limit|restrict|constrain) (the|an|its) (answer|output) to (json|a schema|yes or no|a grammar|a pattern|a format)",
+        things="(json schemas|structured output|gbnf|constrained output|a grammar for the answer)",
+        ask="""
+        (can|does) (localllm|it) (do|support|have) (structured output|json schemas|grammars|gbnf|regular expressions|json mode)
+        (how do i|can i) (get|make) (valid|guaranteed|only|strict) json( by a schema| out of it|)
+        (how do i|can i) (make it|let it) (say|answer) only (yes or no|a number|a date|one of some words)
+        """,
+    ),
+    "sessions": Topic(
+        "localllm chat --session NAME keeps a conversation in a file and goes on with it later, --continue takes the latest, "
+        "and localllm sessions lists them.",
+        flags="(--session|--continue)",
+        commands="(sessions|localllm sessions|the sessions command)",
+        tasks="(save|keep|store|resume|continue|go on with) (a|the|my|yesterdays|an old) (chat|conversation|session)( for later| tomorrow|)",
+        ask="""
+        (where|how) (are|is) (my|the|old) (chats|conversations|sessions|chat) (saved|kept|stored|listed)
+        (can i|how do i) (go back to|reopen|continue|load) (my|an|the) (last|old|earlier|saved) (chat|conversation|session)
+        (is|are) (a chat|conversations|chats) (saved|kept|written to disk) (by default|automatically|)
+        """,
+    ),
+    "platforms": Topic(
+        "localllm is made for Linux, macOS and Windows, on x86-64 and ARM processors, with Python 3.11 or newer.",
+        things="(supported platforms|supported operating systems|the platforms|system requirements)",
+        ask="""
+        (does|will|can) (localllm|it|this) (run|work) on (windows|linux|macos|a mac|arm|a raspberry pi|apple silicon|windows 11|ubuntu|m1|m2)
+        (which|what) (platforms|operating systems|systems|processors|cpus) (are supported|does it support|does it run on|can i use)
+        (is there|do you have) (a|) (windows|mac|macos|linux|arm) (version|build|release|port)
+        """,
+    ),
+    "elsewhere": Topic(
+        "Options have llama.cpp's names, and ollama run MODEL is localllm chat MODEL here; the page Coming from llama.cpp or "
+        "Ollama has the rest. Your own defaults stand in config.toml: localllm config shows it.",
+        ask="""
+        (i come from|i used|i know|what about) (ollama|llama.cpp|llama-cli)(, what is different|, what is the same here|)
+        (what|which) is the (equivalent|counterpart|same) (of|for|as) (ollama run|llama-cli|ollama pull|llama-quantize|ollama)
+        (do|are) (llama.cpp|llama-cli) (options|flags|arguments) (work|the same|understood|known)( here|)
+        (where|how) do i (set|store|keep|save) (my|) (default|own|favourite|permanent) (options|settings)
+        (is there|does it have) a (config file|configuration file|settings file)
+        """,
+    ),
     # --- files, formats, memory ---------------------------------------------------------------------------------
     "gguf": Topic(
         "GGUF is a file format for language models: one file holds the weights, the vocabulary, the chat template and "
@@ -984,7 +1076,7 @@ TOPICS: dict[str, Topic] = {
     # --- errors ---------------------------------------------------------------------------------------------------
     "exit_codes": Topic(
         "The exit codes are 0 done, 2 wrong usage, 3 unreadable or invalid model, 4 prompt does not fit the context, 5 "
-        "not enough memory, 130 interrupted.",
+        "not enough memory, 6 some records failed, 7 the answer was cut, 130 interrupted.",
         things="(the exit codes|exit codes|return codes|the exit status|exit status|error codes|the return code|the exit code)",
         ask="""
         (what|which) (number|code|codes|status) (does|do|will) (it|localllm|the program|run) (return|exit with|give back|end with)( on errors| when it fails| at the end|)
@@ -1227,8 +1319,8 @@ TOPICS: dict[str, Topic] = {
         (is|will) there (be |)(a|an|some) (graphical interface|window|mobile app|web page|plugin|extension|vscode extension|browser version)
         (can|does|how do|how does|will|could) (it|localllm|i|you|this) (understand|see|read|create|draw|use|process|support|make|show) (images|pictures|photos|video|videos|audio|voice|speech|music|pdfs|screenshots)
         (can|does|how do) (it|localllm|i) (fine-tune|finetune|train|retrain|merge|teach) (a|the|my own|) (model|models|lora|network)
-        (does it|can it|how do i|does localllm) (support|use|have|load|offer) (lora|loras|adapters|rag|embeddings|function calling|tools|plugins|agents|vector databases|a web interface|a gui|docker|themes|colors|a config file|speculative decoding|a rest api|multi user mode)
-        (is there|do you have) (a|an|any) (gui|web interface|web ui|app for android|docker image|windows installer|config file|plugin system|forum|discord|mailing list|roadmap|server mode)
+        (does it|can it|how do i|does localllm) (support|use|have|load|offer) (lora|loras|adapters|rag|embeddings|function calling|tools|plugins|agents|vector databases|a web interface|a gui|docker|themes|colors|speculative decoding|a rest api|multi user mode)
+        (is there|do you have) (a|an|any) (gui|web interface|web ui|app for android|docker image|windows installer|plugin system|forum|discord|mailing list|roadmap|server mode)
         (who|which company) (wrote|made|develops|maintains|created|programmed|is behind) (localllm|this tool|this program)
         (when|what year) was localllm (written|released|started|made)
         (how does localllm|is localllm|is it) (compare to|better than|faster than|related to|based on|like) (ollama|llama.cpp|lm studio|vllm|gpt4all|koboldcpp|jan)

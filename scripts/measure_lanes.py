@@ -19,33 +19,23 @@ import numpy as np
 from synthetic_blocks import PLAIN, random_matrix
 
 from localllm.arch.storage import KVType
-from localllm.engine import cpu, cpu_tiles
-from localllm.engine.cache import KVCache
-from localllm.engine.program import BATCH, PRECISE_TOKENS, Header
-from localllm.engine.recorder import ALL, Activation, Operation
-from localllm.engine.threads import Threads
-from localllm.kernels.amx import has_tiles
+from localllm.engine.cpu import tiles
+from localllm.engine.cpu.lowering import VERBS, prepared
+from localllm.engine.cpu.target import CpuTarget
+from localllm.engine.cpu.threads import Threads
+from localllm.engine.lower.lowering import function_of
+from localllm.engine.lower.steps import StepPlaces, Steps
+from localllm.engine.lower.tape import Tape
+from localllm.engine.memory.cache import KVCache
+from localllm.engine.record.operations import ALL, Activation, Operation
+from localllm.engine.run import BATCH, PRECISE_TOKENS, Header
+from localllm.kernels.build.library import Library
 from localllm.kernels.cores import usable_cores
-from localllm.kernels.lane import lane
-from localllm.kernels.library import Library
+from localllm.kernels.machine import has_tiles, lane_name
 from localllm.quant.formats import BY_NAME
 
 TOKENS = (9, 12, 16, 24, 32, 48, 64, 128, 512)
 LANES = {"16 bits": (False, True), "8 bits": (False, False), "2 planes": (True, True), "1 plane": (True, False)}
-
-
-def lowering_of(base: type[cpu.CpuLowering]) -> type[cpu.CpuLowering]:
-    """One that makes a tape of nothing but a product."""
-
-    class OneProduct(base):  # type: ignore[misc, valid-type]
-        def _linear(self, operation: Operation, x: Activation, **given: Any) -> None:
-            self._new(x)
-            super()._linear(operation, x, **given)
-
-        def _hand_out(self, x: Activation) -> None:
-            self.x, self.y = (self._buffers[y] for y in self._buffers)
-
-    return OneProduct
 
 
 class Product:
@@ -54,20 +44,23 @@ class Product:
     def __init__(self, weights: np.ndarray, format: Any, rows: int, columns: int, threads: int, in_tiles: bool):
         tensor = SimpleNamespace(data=weights, format=format, nbytes=weights.nbytes)
         x, y = Activation(ALL, columns), Activation(ALL, rows)
-        given = {"weight": SimpleNamespace(tensor=tensor, name="weights"), "bias": None}
-        make = lowering_of(cpu_tiles.TileLowering if in_tiles else cpu.CpuLowering)
-        cache = KVCache([], 64, KVType.of("f16"))
-        self.lowering = make([Operation("linear", (x,), y, given)], cache, None, threads, Header())
-        self.library = Library(self.lowering.kernels | {"run", "work"})
-        tape = self.lowering.finish(self.library.addresses)
+        given = {"weight": SimpleNamespace(tensor=tensor, name="weights", shape=(rows, columns)), "bias": None}
+        target, self.header = CpuTarget(threads, in_tiles, VERBS), Header()
+        steps = Steps(target, StepPlaces(KVCache([], 64, KVType.of("f16")), None, self.header), {})
+        steps.new(x)
+        for operation in prepared([Operation("linear", (x,), y, given)], target):
+            function_of(operation.verb, target)(steps, operation, target)
+        self.tape = Tape(steps.all)
+        self.library = Library(self.tape.kernels | {"run", "work"})
+        tape = self.tape.finish(self.library.addresses, threads)
         self.threads = Threads(threads, self.library.addresses, tape, keep=self)
-        self._x, self._y = (rows_of(buffer, BATCH) for buffer in (self.lowering.x, self.lowering.y))
+        self._x, self._y = (rows_of(steps.buffers[one], BATCH) for one in (x, y))
         self.x = np.random.default_rng(0).standard_normal((BATCH, columns), np.float32)
         self.y = self._y[:, :rows]
 
     def seconds(self, tokens: int, precise: bool, rounds: int) -> float:
         """The median."""
-        header, taken = self.lowering.header, []
+        header, taken = self.header, []
         header.numbers[:] = tokens, 0, 1, BATCH if precise else 1, 0, 0
         header.few_counts[:] = 0
         for _ in range(rounds + 1):
@@ -128,10 +121,10 @@ def main() -> None:
     parser.add_argument("--emulated", action="store_true")
     options = parser.parse_args()
     lanes = [name for name, (in_tiles, _) in LANES.items() if not in_tiles or has_tiles() or options.emulated]
-    print(f"{lane()}, {options.threads} threads")
-    for name in cpu_tiles.LEAST_IN_TILES:  # so that tiles are tried with any number
-        cpu_tiles.LEAST_IN_TILES[name] = 1
-    cpu_tiles.SOME_IN_TILES = 1
+    print(f"{lane_name()}, {options.threads} threads")
+    for name in tiles.LEAST_IN_TILES:  # so that tiles are tried with any number
+        tiles.LEAST_IN_TILES[name] = 1
+    tiles.SOME_IN_TILES = 1
     sizes = options.rows, options.columns, options.threads, options.rounds
     least = {name: measure(name, *sizes, lanes) for name in (PLAIN if options.all else options.formats)}
     if len(lanes) == len(LANES):

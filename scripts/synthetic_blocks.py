@@ -12,35 +12,14 @@ import gguf
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
+from localllm.kernels.reference import dequantized_bits
 from localllm.quant.formats import Format
+from localllm.quant.layouts import LAYOUTS, floats_at
 
 CHUNK = 16 << 20  # bytes made at a time
 
-# Where a block has its f16 scales, and what to multiply the block's scale by: a minimum that centres the codes.
-SCALES: dict[str, list[tuple[int, float]]] = {
-    "Q4_0": [(0, 1)],
-    "Q4_1": [(0, 1), (2, -7.5)],
-    "Q5_0": [(0, 1)],
-    "Q5_1": [(0, 1), (2, -15.5)],
-    "Q8_0": [(0, 1)],
-    "Q2_K": [(80, 1), (82, 1.5)],
-    "Q3_K": [(108, 1)],
-    "Q4_K": [(0, 1), (2, 7.5)],
-    "Q5_K": [(0, 1), (2, 15.5)],
-    "Q6_K": [(208, 1)],
-    "IQ1_S": [(0, 1)],
-    "IQ2_XXS": [(0, 1)],
-    "IQ2_XS": [(0, 1)],
-    "IQ2_S": [(0, 1)],
-    "IQ3_XXS": [(0, 1)],
-    "IQ3_S": [(0, 1)],
-    "IQ4_NL": [(0, 1)],
-    "IQ4_XS": [(0, 1)],
-    "TQ1_0": [(52, 1)],
-    "TQ2_0": [(64, 1)],
-}
 FLOATS = ("F32", "F16", "BF16")
-PLAIN = [*FLOATS, *SCALES, "IQ1_M", "MXFP4", "NVFP4"]
+PLAIN = [*FLOATS, *(name for name in LAYOUTS if name in GGMLQuantizationType.__members__)]
 
 
 def random_bytes(count: int, random: np.random.Generator) -> np.ndarray:
@@ -67,9 +46,16 @@ def set_scales(format: Format, blocks: np.ndarray, scales: np.ndarray) -> None:
             nibbles = (halves >> (4 * word) & 15).astype(np.uint8)
             blocks[:, 49 + 2 * word] = blocks[:, 49 + 2 * word] & 15 | nibbles << 4
     else:
-        for offset, factor in SCALES[format.name]:
+        for offset, factor in zip(floats_at(format.name), (1, low_factor(format)), strict=False):
             halves = (scales * np.float32(factor)).astype(np.float16)
             blocks[:, offset : offset + 2] = halves.view(np.uint8).reshape(-1, 2)
+
+
+def low_factor(format: Format) -> float:
+    """What to multiply a block's scale by for its other float16, so that the weights have a mean of 0."""
+    layout = LAYOUTS[format.name]
+    middle = ((1 << layout.bits) - 1) / 2
+    return middle if layout.minimums else -middle  # subtracted, times minimums that are like scales; or added
 
 
 def mend_codes(format: Format, blocks: np.ndarray) -> None:
@@ -89,7 +75,7 @@ def random_blocks(format: Format, count: int, scale: float, random: np.random.Ge
     blocks = random_bytes(count * format.bytes, random).reshape(count, format.bytes)
     mend_codes(format, blocks)
     scales = np.float32(scale) * (random.random(count, np.float32) / 2 + np.float32(0.75))
-    if len(SCALES.get(format.name, [])) == 1:  # codes like Q4_0's -8 to 7 need scales of both signs for a mean of 0
+    if len(floats_at(format.name)) == 1:  # codes like Q4_0's -8 to 7 need scales of both signs for a mean of 0
         scales *= random.choice(np.array([-1, 1], np.float32), count)
     set_scales(format, blocks, scales)
     return blocks
@@ -98,6 +84,8 @@ def random_blocks(format: Format, count: int, scale: float, random: np.random.Ge
 @cache
 def deviation_of_scale_one(format: Format) -> float:
     blocks = random_blocks(format, 4096, 1.0, np.random.default_rng(0))
+    if format.name in ("Q1_0", "Q2_0"):  # which `gguf` 0.19 cannot
+        return float(dequantized_bits(blocks, format.name).std())
     return float(gguf.dequantize(blocks, GGMLQuantizationType(format.id)).std())
 
 

@@ -1,20 +1,38 @@
-"""Write docs/commands.md: what `localllm help` tells of every command, at 80 columns. A test compares."""
+"""Write docs/commands.md, what `localllm help` tells of every command at 80 columns, and docs/coming-from.md, what
+localllm/cli/llama_names.py knows. A test compares.
+"""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from localllm.cli.app import COMMANDS, context_of
+from localllm.cli import llama_names
+from localllm.cli.app import context_of
+from localllm.cli.commands import COMMANDS, params_of
 
 WIDTH = 80
-FILE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+FILE, COMING = DOCS / "commands.md", DOCS / "coming-from.md"
 BEGINNING = """\
 # All commands
 
 What `localllm help` and `localllm help COMMAND` show; scripts/write_help.py writes this file.
 """
+COMING_BEGINNING = """\
+# Coming from llama.cpp or Ollama
+
+A command line that was copied from a tutorial for llama.cpp runs, with `localllm run` or `localllm chat` in front:
+options have the same names and defaults, those that mean nothing here are left out, which one line on stderr tells, and
+only what would change the answer and cannot be done is refused. scripts/write_help.py writes this file from what the
+program itself uses.
+
+Models are GGUF files, or names: those that `localllm list --all` shows, `hf:OWNER/REPOSITORY:TYPE`, `hf.co/...`, the
+address of a page of the Hugging Face hub, `gemma3:4b` as of Ollama. Nothing is fetched unless you say so: `localllm
+pull` does it, and on a terminal you are asked.
+"""
 
 
 def document() -> str:
-    """The whole file."""
+    """The whole of docs/commands.md."""
     parts = [BEGINNING]
     for name in (None, *COMMANDS):
         context = context_of(name)
@@ -23,5 +41,63 @@ def document() -> str:
     return "\n".join(parts)
 
 
+def coming_from() -> str:
+    """The whole of docs/coming-from.md."""
+    valued = [*llama_names.SWITCHES.items(), *llama_names.VALUED.items()]
+    parts = [
+        COMING_BEGINNING,
+        "## Commands of llama.cpp\n",
+        *commands(llama_names.LLAMA_CPP),
+        "\n## Commands of Ollama\n",
+        *commands(llama_names.OLLAMA),
+        "\n## Options with other names here\n",
+        "What stands in the first column works, too.\n",
+        *table(("llama.cpp", "localllm"), other_names()),
+        "\n## Options that are left out\n",
+        "They are taken, and change nothing.\n",
+        *table(("llama.cpp", "why"), reasons([*llama_names.FLAGS.items(), *valued])),
+        "\nIn one command only:\n",
+        *table(
+            ("command", "llama.cpp", "why"),
+            [(f"`{name}`", *row) for name, groups in llama_names.IN_COMMAND.items() for row in reasons(groups.items())],
+        ),
+        "\n## Options that are refused\n",
+        "They would change the answer, or mean something else.\n",
+        *table(("llama.cpp", "instead"), reasons(llama_names.REFUSED.items())),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def commands(rows: tuple[llama_names.Elsewhere, ...]) -> Iterator[str]:
+    return table(
+        ("there", "here", "what differs"),
+        [(f"`{row.there}`", f"`{row.here}`" if row.here else "", row.differs) for row in rows],
+    )
+
+
+def other_names() -> Iterator[tuple[str, str]]:
+    """Options by which localllm knows llama.cpp's: its own one last."""
+    for param in params_of("run"):
+        names = [name for name in param.on if name.startswith("-")]
+        if len(names) > 1 and not param.is_argument:
+            yield ", ".join(f"`{name}`" for name in names), f"`{max(names, key=len)}`"
+    for name, words in llama_names.SAME.items():
+        yield f"`{name}`", f"`{' '.join(words).replace('{}', 'VALUE')}`"
+
+
+def reasons(groups: "Mapping[str, str] | Iterator[tuple[str, str]] | list[tuple[str, str]]") -> list[tuple[str, str]]:
+    """Names and a reason, a row for each reason."""
+    found: dict[str, list[str]] = {}
+    for reason, names in groups:
+        found.setdefault(reason, []).extend(names.split())
+    return [(", ".join(f"`{name}`" for name in names), reason) for reason, names in found.items()]
+
+
+def table(header: tuple[str, ...], rows: "Iterator[tuple[str, ...]] | list[tuple[str, ...]]") -> Iterator[str]:
+    for row in (header, ("---",) * len(header), *rows):
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
 if __name__ == "__main__":
     FILE.write_text(document(), encoding="utf-8")
+    COMING.write_text(coming_from(), encoding="utf-8")

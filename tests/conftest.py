@@ -4,9 +4,13 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import compile_once
 import pytest
+import selection
+from models import write_model
 from tiny_model import write_tiny_model
 
 import localllm
@@ -22,6 +26,18 @@ ROOT = Path(__file__).resolve().parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """--all, --commit and what they do."""
+    pluginmanager.register(selection)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def each_kernel_once():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        compile_once.take_turns(monkeypatch)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real models, golden logits, vocabularies and texts, which lies next to the project's root.
@@ -33,6 +49,19 @@ def shared() -> Path:
         missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         missing(f"needs the shared folder, which is missing: {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By the name of a declaration in tests/models: the path of its model, written once."""
+    folder, written = tmp_path_factory.mktemp("models"), {}
+
+    def path(name: str) -> Path:
+        if name not in written:
+            written[name] = write_model(name, folder / f"{name}.gguf")
+        return written[name]
+
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -61,8 +90,3 @@ def cli(capfdbinary, monkeypatch):
         return end.value.code, out.decode(), err.decode()
 
     return call
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests go first, so that no core waits for another's last one."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -22,12 +22,12 @@ def pretend() -> None:
 
 def assembly(name: str, triple: str) -> str:
     """The kernel for the system that the triple names."""
-    from localllm.kernels.compile import linked
-    from localllm.kernels.target import cpu_feature_string, cpu_name
+    from localllm.kernels.build.compile import linked
+    from localllm.kernels.machine import this_lane
 
     module, _ = linked(name)
     machine = llvm.Target.from_triple(triple).create_target_machine(
-        cpu=cpu_name(), features=cpu_feature_string(), opt=3, reloc="pic", codemodel="small"
+        cpu=this_lane().cpu, features=this_lane().feature_string, opt=3, reloc="pic", codemodel="small"
     )
     module.triple, module.data_layout = triple, str(machine.target_data)
     assert machine.emit_object(module)

@@ -1,18 +1,21 @@
-"""What the planes of localllm.kernels.cuda.planes mean, in NumPy."""
+"""What the planes of localllm.kernels.cuda.product.planes mean, in NumPy."""
 
 import numpy as np
 
-from localllm.kernels.cpu.blocks_table import DOUBLED_E2M1, HALVED_E8M0, IQ4_VALUES
-from localllm.kernels.cuda.planes import LAYOUTS, UNIT, offset
+from localllm.kernels.cuda.product.planes import PLANES, UNIT, offset
+from localllm.quant.layouts import DOUBLED_E2M1, IQ4_VALUES, halved_e8m0, halved_ue4m3
 
-CENTRES = {"Q4_0": 8, "Q5_0": 16, "Q3_K": 4, "Q6_K": 32}
-TABLES = {"IQ4_NL": IQ4_VALUES, "IQ4_XS": IQ4_VALUES, "MXFP4": DOUBLED_E2M1}
+CENTRES = {"Q4_0": 8, "Q5_0": 16, "Q3_K": 4, "Q6_K": 32, "Q1_0": 1, "Q2_0": 1, "TQ2_0": 1}
+STEPS = {"Q1_0": 2}
+TABLES = {name: np.array(IQ4_VALUES) for name in ("IQ4_NL", "IQ4_XS")} | {
+    name: np.array(DOUBLED_E2M1) for name in ("MXFP4", "NVFP4")
+}
 
 
 def split(name: str, rows: np.ndarray, columns: int) -> dict[str, np.ndarray]:
     """The planes of rows, uint8 [rows, row_bytes], by name: uint8 [rows, units or blocks, bytes]."""
     planes = {}
-    for plane in LAYOUTS[name]:
+    for plane in PLANES[name]:
         start = offset(name, plane.name, columns)
         data = rows[:, start : start + columns // plane.weights * plane.bytes]
         planes[plane.name] = data.reshape(len(rows), -1, plane.bytes)
@@ -69,18 +72,17 @@ def factors(name: str, planes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.nd
     nothing = np.zeros((1, 1, 1), np.float32)
     if name in ("Q4_K", "Q5_K"):
         return k_header(planes)
+    if name == "NVFP4":
+        return halved_ue4m3()[planes["scales"]], nothing
     if name == "MXFP4":
-        return HALVED_E8M0[planes["exponent"]], nothing
+        return halved_e8m0()[planes["scales"]], nothing
     if name == "IQ4_XS":
         header, unit = planes["header"], np.arange(8)
         low, high = integers(header[..., 4:], "<u4") >> 4 * unit & 15, integers(header[..., 2:4], "<u2") >> 2 * unit & 3
         scales = halves(header[..., :2]) * ((low | high << 4) - 32).astype(np.float32)
         return scales.reshape(len(header), -1, 1), nothing
-    if "d_minimum" in planes:
-        both = halves(planes["d_minimum"])
-        return both[..., :1], -both[..., 1:]
     if name == "Q2_K":
-        both, packed = per_unit(halves(planes["d_dmin"])), planes["scales"]
+        both, packed = per_unit(halves(planes["d_low"])), planes["scales"]
         return both[..., :1] * (packed & 15).astype(np.float32), both[..., 1:] * (packed >> 4).astype(np.float32)
     if name == "Q3_K":
         low = np.concatenate([planes["scales"] & 15, planes["scales"] >> 4], axis=-1).astype(np.int64)
@@ -88,13 +90,17 @@ def factors(name: str, planes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.nd
         return per_unit(halves(planes["d"])) * ((low | high << 4) - 32).astype(np.float32), nothing
     if name == "Q6_K":
         return per_unit(halves(planes["d"])) * integers(planes["scales"], "i1").astype(np.float32), nothing
-    return halves(planes["d"]), nothing
+    if "d_low" in planes:
+        both = halves(planes["d_low"])
+        return both[..., :1], -both[..., 1:]
+    units = max(data.shape[1] for data in planes.values())
+    return np.repeat(halves(planes["d"]), units // planes["d"].shape[1], axis=1), nothing
 
 
 def dequantized(name: str, rows: np.ndarray, columns: int) -> np.ndarray:
     """Rows of planes, uint8 [rows, row_bytes], as float32 [rows, columns]."""
     planes = split(name, rows, columns)
-    codes, (scales, lows) = codes_of(planes) - CENTRES.get(name, 0), factors(name, planes)
+    codes, (scales, lows) = STEPS.get(name, 1) * codes_of(planes) - CENTRES.get(name, 0), factors(name, planes)
     values = (TABLES[name][codes] if name in TABLES else codes).astype(np.float32)
     repeats = UNIT // scales.shape[-1], UNIT // lows.shape[-1]
     scales, lows = np.repeat(scales, repeats[0], axis=-1), np.repeat(lows, repeats[1], axis=-1)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from localllm.engine.model import Engine
+from localllm.engine.engine import Engine
+from localllm.engine.options import EngineOptions
 from localllm.files.gguf_file import GGUFFile
 
 
@@ -21,6 +22,6 @@ class SingleEngine(Engine):
 
 
 def open_engine(model: str | Path | GGUFFile, **options) -> SingleEngine:
-    """Options are those of Engine; two threads unless they say otherwise."""
+    """Options are EngineOptions; two threads unless they say otherwise."""
     file = model if isinstance(model, GGUFFile) else GGUFFile.open(model)
-    return SingleEngine(file, **{"threads": 2, **options})
+    return SingleEngine(file, EngineOptions(**{"threads": 2, **options}))

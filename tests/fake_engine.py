@@ -11,7 +11,7 @@ from localllm.text.tokenizer import Tokenizer
 
 
 class FakeEngine:
-    """Stands in for localllm.engine.model.Engine and keeps its promises, and nobody else's.
+    """Stands in for localllm.engine.engine.Engine and keeps its promises, and nobody else's.
 
     Attributes:
         sequences: all that were asked for, and forks of them.

@@ -14,13 +14,14 @@ from types import SimpleNamespace
 import gguf
 import numpy as np
 
-from localllm.engine import program
+from localllm.engine import run as engine_run
 
 if __name__ == "__main__":
-    program.BATCH = int(sys.argv[2])  # before others take it over
+    engine_run.BATCH = int(sys.argv[2])  # before others take it over
 
-from localllm.engine import cpu, lowering, tape
-from localllm.engine.model import Engine
+from localllm.engine.engine import Engine
+from localllm.engine.lower import steps, tape
+from localllm.engine.options import EngineOptions
 from localllm.files.gguf_file import Tensor
 from localllm.quant.formats import BY_NAME
 
@@ -71,8 +72,10 @@ def model(shape: tuple[int, ...], format: str, bias: bool, experts: int) -> Simp
         block = BY_NAME[format].block
         is_matrix = len(size) > 1 and name.endswith("weight")
         kind = format if is_matrix and size[-1] % block == 0 else "F32"
-        values = random.normal(0, size[-1] ** -0.5, size).astype(np.float32) + (len(size) == 1)
-        data = guarded_copy(encoded(values.reshape(-1, size[-1]), kind)).view(np.uint8)
+        # Some rows, again and again: to make and to round as many as 40 experts have took most of the time.
+        rows = int(np.prod(size[:-1]))
+        values = random.normal(0, size[-1] ** -0.5, (min(rows, 37), size[-1])).astype(np.float32) + (len(size) == 1)
+        data = guarded_copy(encoded(values, kind)[np.arange(rows) % len(values)]).view(np.uint8)
         tensors[name] = Tensor(name, BY_NAME[kind], size, data.reshape(*size[:-1], -1))
 
     add("token_embd.weight", vocab, width)
@@ -112,9 +115,10 @@ def run(shape: tuple[int, ...], format: str) -> None:
     """Precise and not, one sequence and two, with F32 in every type of cache; without experts, with few, with many."""
     runs = {"f16": (0, 40), "f32": (3,), "q8_0": (0,)} if format == "F32" else {"f16": (0, 3, 40)}
     for kv_type, experts in ((kv_type, experts) for kv_type, counts in runs.items() for experts in counts):
-        engine = Engine(model(shape, format, kv_type == "f16" and experts != 3, experts), 2, 512, kv_type)
+        file = model(shape, format, kv_type == "f16" and experts != 3, experts)
+        engine = Engine(file, EngineOptions(2, 512, kv_type))
         for precise in (True, False):
-            ids = np.random.default_rng(0).integers(0, shape[-1], program.BATCH).tolist()
+            ids = np.random.default_rng(0).integers(0, shape[-1], engine_run.BATCH).tolist()
             first, second = engine.sequence(), engine.sequence()
             assert np.isfinite(first.append(ids, "all", precise)).all()
             engine.step([(first, ids[: len(ids) // 2 + 1]), (second, ids[: len(ids) // 2])][: len(ids)], precise)
@@ -126,8 +130,8 @@ def run(shape: tuple[int, ...], format: str) -> None:
 
 if __name__ == "__main__":
     tape.place_buffers = place_buffers
-    without_guard = cpu.padded
-    cpu.padded = lowering.padded = lambda vector: guarded_copy(without_guard(vector))
+    without_guard = steps.padded
+    steps.padded = lambda vector: guarded_copy(without_guard(vector))
     for number in map(int, sys.argv[3:]):
         print(SHAPES[number], flush=True)
         run(SHAPES[number], sys.argv[1])

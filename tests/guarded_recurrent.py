@@ -9,31 +9,32 @@ import sys
 
 import numpy as np
 
-from localllm.engine import program
+from localllm.engine import run as engine_run
 
 if __name__ == "__main__":
-    program.BATCH = int(sys.argv[1])  # before others take it over
+    engine_run.BATCH = int(sys.argv[1])  # before others take it over
 
 from guarded import guarded_copy, keep, place_buffers
 from recurrent_models import MODELS, VOCABULARY, file_of
 
-from localllm.engine import cpu, lowering, lowering_recurrent, tape
-from localllm.engine.model import Engine
-from localllm.engine.recurrent import Layout
+from localllm.engine.engine import Engine
+from localllm.engine.lower import steps, tape
+from localllm.engine.memory.recurrent import StateLayout
+from localllm.engine.options import EngineOptions
 
 
-def guarded_states(layout: Layout) -> np.ndarray:
+def guarded_states(layout: StateLayout) -> np.ndarray:
     """Memory for the states of a sequence, full of NaN."""
     return guarded_copy(np.full(len(layout.zeros), np.nan, np.float32))
 
 
 def run(name: str) -> None:
     """One sequence and two, prompts and further tokens, forks."""
-    engine = Engine(file_of(*MODELS[name], place=guarded_copy), 2, 512, "f16")
-    layout = engine.backend._layout
+    engine = Engine(file_of(*MODELS[name], place=guarded_copy), EngineOptions(2, 512, "f16"))
+    layout = engine.backend.room.layout
     if layout:
         layout.zeros = guarded_copy(layout.zeros)
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, program.BATCH).tolist()
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, engine_run.BATCH).tolist()
     first, second = engine.sequence(), engine.sequence()
     assert np.isfinite(first.append(ids, "all")).all()
     assert np.isfinite(first.append(ids[:1])).all()
@@ -45,9 +46,9 @@ def run(name: str) -> None:
 
 
 if __name__ == "__main__":
-    tape.place_buffers, Layout.new = place_buffers, guarded_states
+    tape.place_buffers, StateLayout.new = place_buffers, guarded_states
     without_guard = tape.padded
-    cpu.padded = lowering.padded = lowering_recurrent.padded = lambda vector: guarded_copy(without_guard(vector))
+    steps.padded = lambda vector: guarded_copy(without_guard(vector))
     for name in MODELS:
         print(name, flush=True)
         run(name)

@@ -5,29 +5,32 @@ import mmap
 import os
 from collections.abc import Callable, Iterable
 
+import gguf
 import numpy as np
 
 from localllm.kernels.arguments import in_order
-from localllm.kernels.cpu.pieces import PIECES, few_tokens
-from localllm.kernels.library import Library
+from localllm.kernels.build.library import Library
+from localllm.kernels.cpu.product.pieces import PIECES, few_tokens
+from localllm.kernels.machine import Lane
+from localllm.kernels.reference import dequantized_bits
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 THREADS = 3
 GUARD = np.float32(7.25)
 
 
-def caller(names: Iterable[str]) -> Callable[..., None]:
+def caller(names: Iterable[str], lane: Lane | None = None) -> Callable[..., None]:
     """A function (kernel name, parts, **arguments) that runs all parts of a step, the last part first.
 
-    The kernels `names` are compiled now, in parallel, others when they are called.
+    The kernels `names` are compiled now, in parallel, others when they are called; for a lane, if one is given.
     """
-    library = Library(compiled_for(names))
+    library = Library(compiled_for(names), lane=lane)
 
     def call(name: str, parts: int, **arguments) -> None:
         library.load(compiled_for([name]))
         kind, _, format = name.partition("-")
         if kind == "linear_quantized":
-            name, arguments = kind, arguments | pieces(library, format, arguments["columns"])
+            name, arguments = kind, arguments | pieces(library, format, arguments["columns"], lane)
         kernel = KERNEL(library.addresses[name])
         values = np.array([encoded(value) for value in in_order(name, arguments)], np.int64)
         for part in reversed(range(parts)):
@@ -46,10 +49,10 @@ def compiled_for(names: Iterable[str]) -> list[str]:
     return found
 
 
-def pieces(library: Library, format: str, columns: int) -> dict[str, np.ndarray | int]:
+def pieces(library: Library, format: str, columns: int, lane: Lane | None = None) -> dict[str, np.ndarray | int]:
     """What a product of quantized weights needs to find its pieces."""
     addresses = [library.addresses[f"{piece}-{format}"] for piece in PIECES]
-    return {"pieces": np.array(addresses, np.int64), "few_tokens": few_tokens(format, columns)}
+    return {"pieces": np.array(addresses, np.int64), "few_tokens": few_tokens(format, columns, lane)}
 
 
 def wanted(request, names: Iterable[str]) -> list[str]:
@@ -57,6 +60,13 @@ def wanted(request, names: Iterable[str]) -> list[str]:
     tests = [item for item in request.session.items if item.module is request.module]
     formats = {item.callspec.params.get("name", "") if hasattr(item, "callspec") else "" for item in tests}
     return [name for name in names if name.partition("-")[2] in formats]
+
+
+def dequantized(name: str, blocks: np.ndarray) -> np.ndarray:
+    """The weights of whole blocks of any format, uint8 [..., bytes], as `gguf` has them: float32 [..., weights]."""
+    if name in ("Q1_0", "Q2_0"):  # which `gguf` 0.19 cannot
+        return dequantized_bits(blocks, name).reshape(*blocks.shape[:-1], -1)
+    return gguf.dequantize(np.ascontiguousarray(blocks), gguf.GGMLQuantizationType[name]).astype(np.float32)
 
 
 def encoded(value) -> int:

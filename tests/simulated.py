@@ -20,13 +20,13 @@ WARP = int(os.environ.get("SIMULATED_WARP", "4"))
 BLOCK = 2 * WARP
 # The simulator asks all the time whether its threads wait for each other. With Python's 5 ms for whoever has the
 # interpreter, a token of a small model took 7.2 s instead of 2.7.
-sys.setswitchinterval(1e-4)
+SECONDS_IN_TURN = 1e-4
 device.WARP, device.BLOCK = WARP, BLOCK
 
-from localllm.engine.cuda_card import CHUNK, Launch, Product, Work  # noqa: E402
+from localllm.engine.cuda.card import CHUNK, Launch, LibraryProduct, Work  # noqa: E402
 from localllm.errors import MemoryLimitError  # noqa: E402
+from localllm.kernels.build.library import Progress  # noqa: E402
 from localllm.kernels.cuda import Grid, grid, kernel, parameters  # noqa: E402
-from localllm.kernels.library import Progress  # noqa: E402
 
 
 def shared_array(self: FakeCUDAShared, shape: int, dtype) -> np.ndarray:
@@ -61,11 +61,16 @@ def launch(name: str, rows: int, /, **arguments) -> None:
 
 def simulate(name: str, how: Grid, arguments: list[int]) -> None:
     """Run a kernel."""
-    cuda.jit(kernel(name))[(how.x, how.y), how.threads](*arguments)
+    others = sys.getswitchinterval()  # of tests without a card
+    sys.setswitchinterval(SECONDS_IN_TURN)
+    try:
+        cuda.jit(kernel(name))[(how.x, how.y), how.threads](*arguments)
+    finally:
+        sys.setswitchinterval(others)
 
 
 class SimulatedCard:
-    """As localllm.engine.cuda_card.Card.
+    """As localllm.engine.cuda.card.Card.
 
     Attributes:
         memory: what was allocated, by address.  capacity: bytes that there are.
@@ -134,7 +139,7 @@ class SimulatedCard:
             else:
                 self._multiply(work)
 
-    def _multiply(self, work: Product) -> None:
+    def _multiply(self, work: LibraryProduct) -> None:
         a, b = (
             self._matrix(*side, work) for side in ((work.a, work.m, work.a_stride), (work.b, work.n, work.b_stride))
         )
@@ -143,7 +148,7 @@ class SimulatedCard:
         with np.errstate(all="ignore"):  # rows without a token hold anything
             c[:] = b @ a.T + (c if work.adds else 0)
 
-    def _matrix(self, address: int, rows: int, stride: int, work: Product) -> np.ndarray:
+    def _matrix(self, address: int, rows: int, stride: int, work: LibraryProduct) -> np.ndarray:
         """Float32 [rows, k]."""
         kind = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32}[work.kind]
         numbers = self._bytes(address, np.dtype(kind).itemsize * (stride * (rows - 1) + work.k)).view(kind)

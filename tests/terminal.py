@@ -24,7 +24,7 @@ class Terminal:
         columns: int = 120,
         program: Sequence[str] = PROGRAM,
         alone: bool = False,
-        timeout: float = 30,
+        timeout: float = 90,
         **environment: str,
     ):
         """environment: variables besides those of this process, or instead of them if alone; timeout: seconds."""

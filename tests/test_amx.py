@@ -1,12 +1,16 @@
 """The lane of products in BF16 tiles against NumPy twins: on CPUs without AMX, its instructions are emulated.
 
 The rest of the lane is the same code: unpacking, panels, blocking, sums, edges, and how the engine makes use of it. To
-compile all of it takes a minute or two, so most formats, attention, experts and whole models wait for somebody who has
-changed something: ALL_TILES=1 scripts/test tests/test_amx.py.
+compile all of it takes a minute or two, so most of it seldom has its turn. Who has changed something:
+scripts/test --all tests/test_amx.py.
 """
 
 import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +18,7 @@ import pytest
 import test_attention
 import test_experts
 import test_goldens
+from conftest import ROOT
 from kernel_calls import (
     GUARD,
     Scratch,
@@ -27,25 +32,24 @@ from kernel_calls import (
     wanted,
     written,
 )
+from selection import everything
 from test_experts import CHOICES, Plan
 from test_kernels import FORMATS as LINEAR_FORMATS
 from test_kernels import product_error, random_matrix
 from test_variants import needs_x86, run_as
 
-from localllm.engine import cpu as engine_cpu
-from localllm.engine.cpu import attention_scratch
-from localllm.engine.cpu_tiles import TileLowering
-from localllm.engine.program import Header, Span
+from localllm.engine.cpu import lowering as engine_cpu
+from localllm.engine.cpu.attention import attention_scratch
+from localllm.engine.run import Header, Span
 from localllm.files.gguf_file import GGUFFile
-from localllm.kernels import amx, cpu, lane
+from localllm.kernels import cpu, machine
 from localllm.kernels.arguments import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
-from localllm.kernels.cpu.quantized_formats import QUANTIZED
-from localllm.kernels.library import Library
-from localllm.kernels.target import cpu_features
+from localllm.kernels.build.library import Library
+from localllm.kernels.formats import as_groups
+from localllm.kernels.machine import Lane, this_lane
 from localllm.quant.formats import BY_NAME
 
-EVERYTHING = os.environ.get("ALL_TILES") == "1"
-at_length = pytest.mark.skipif(not EVERYTHING, reason="ALL_TILES=1 is not set")
+at_length = pytest.mark.sampled(every=12)
 ALL = 1 << 20  # tokens, in both planes
 SLAB = cpu.TILE_SLAB
 
@@ -109,15 +113,13 @@ def unpacking(name: str, kind: str) -> str:
     return f"unpack_{'rows' if kind == 'float' else 'groups'}-{name}"
 
 
-QUANTIZED_NAMES = list(cpu.SUB_BLOCK) if EVERYTHING else ["Q4_K", "Q8_0"]
-CASES = [("quantized", name) for name in QUANTIZED_NAMES]
-CASES += [("float", name) for name in LINEAR_FORMATS["linear_float"] if EVERYTHING]
+CASES = [("quantized", name) for name in cpu.SUB_BLOCK] + [("float", name) for name in LINEAR_FORMATS["linear_float"]]
 TOKENS = [1, 16, 17, 33, 600]  # one, a panel, two, an odd number, more than a run ever has
 
 
 def shapes(kind: str, name: str) -> list[tuple[int, int]]:
     """(rows, columns): halves of slabs that are not there, rows that end within a slab, or within 32 columns."""
-    block = BY_NAME[name].block if kind == "float" else 64 if QUANTIZED[name].chunk else 256
+    block = BY_NAME[name].block if kind == "float" else 64 if as_groups(name).chunk else 256
     return {
         1: [(1, 5), (16, 100), (50, 300)], 16: [(17, 96), (33, 320)], 32: [(17, 96), (33, 288)],
         64: [(5, 64), (17, 576), (33, 320)], 256: [(5, 256), (17, 512), (50, 768)],
@@ -130,6 +132,7 @@ def mean_error(got: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
     return float(((got - x @ weights.T) ** 2).sum() / (x**2 @ (weights**2).T).sum())
 
 
+@at_length
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_products(call, kind, name):
     """One plane is what rounding to BF16 leaves of a product, two are exact but for 2e-11."""
@@ -239,7 +242,7 @@ def test_what_is_not_a_number_stays_visible_in_tiles(attend, side):
 @pytest.fixture
 def in_tiles(monkeypatch):
     """Models are lowered to tiles, emulated if need be."""
-    monkeypatch.setattr(engine_cpu, "lowering_for_this_cpu", lambda: TileLowering)
+    monkeypatch.setattr(engine_cpu, "has_tiles", lambda: True)
 
 
 @at_length
@@ -248,34 +251,45 @@ def in_tiles(monkeypatch):
     "llama-F16", "llama-Q4_0", "llama-Q4_K_M", "llama-Q6_K", "llama-Q8_0", "llama-NVFP4", "llama_moe-Q4_0",
     "gpt_oss-MXFP4_MOE", "qwen2-BF16", "deepseek2_v3-Q8_0",
 ])  # fmt: skip
-def test_goldens_in_tiles(shared, name):
+def test_goldens_in_tiles(model_path, name):
     """48 tokens, precisely: nearer to exact weights than elsewhere. Measured: 2e-10."""
-    test_goldens.check_quantized(shared / "goldens" / "quant" / f"{name}.gguf", "cpu", 1e-8)
+    test_goldens.check_golden(name, model_path(name), "cpu", 1e-8)
 
 
 @at_length
 @pytest.mark.usefixtures("in_tiles")
-@pytest.mark.parametrize("name", ["llama", "gemma2", "lfm2", "llama_moe", "gpt_oss", "deepseek2_lite", "phi3_longrope"])
-def test_architectures_in_tiles(shared, name):
-    test_goldens.test_architectures(shared, name, "cpu")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "gemma2",
+        "lfm2",
+        "llama_moe",
+        "gpt_oss",
+        "deepseek2_lite",
+        "phi3_longrope",
+    ],
+)
+def test_architectures_in_tiles(model_path, name):
+    """Measured: 1.03e-9 of deepseek2_lite."""
+    test_goldens.check_architecture(name, model_path(name), 3e-9)
 
 
 @at_length
 @pytest.mark.usefixtures("in_tiles")
 @pytest.mark.parametrize(("name", "bound"), [("Q4_0", 1e-4), ("Q8_0", 1e-4), ("Q4_K_M", 1e-4), ("F16", 1e-4)])
-def test_batches_in_tiles(shared, name, bound):
+def test_batches_in_tiles(model_path, name, bound):
     """Precise ones, and large ones, in which int8 loses 3.1e-4 to 6.9e-4."""
-    path = shared / "goldens" / "quant" / f"llama-{name}.gguf"
+    path = model_path(f"llama-{name}")
     assert test_goldens.prefill_against_steps(path, [8, 9, 15, 16, 17, 33, 127, 128], 640, 320) < 1e-6
     assert test_goldens.prefill_against_steps(path, [129, 600], 640, 320) < bound
 
 
 @at_length
 @pytest.mark.usefixtures("in_tiles")
-def test_runs_of_any_size_agree_in_tiles(shared):
+def test_runs_of_any_size_agree_in_tiles(model_path):
     """Experts, and several sequences: weights in float32 are never rounded to one plane."""
-    folder = shared / "goldens" / "arch"
-    test_experts.test_runs_of_any_size_agree(lambda name: GGUFFile.open(folder / f"{name}.gguf"), "llama_moe")
+    test_experts.test_runs_of_any_size_agree(lambda name: GGUFFile.open(model_path(name)), "llama_moe")
 
 
 def test_integers_are_made_for_few_tokens_only():
@@ -291,36 +305,35 @@ def test_integers_are_made_for_few_tokens_only():
 def test_tiles_are_used_where_they_are_there_and_allowed(monkeypatch, features, allowed):
     """Nobody is asked for what the CPU does not have."""
     asked = []
-    for module in (amx, engine_cpu, lane):
-        monkeypatch.setattr(module, "cpu_features", lambda: frozenset(features))
-    monkeypatch.setattr(amx, "allow_tiles", lambda: asked.append(1) or allowed)
-    monkeypatch.setattr(amx, "has_tiles", amx.has_tiles.__wrapped__)
+    monkeypatch.setattr(machine, "this_lane", lambda: Lane("", ",".join(f"+{feature}" for feature in features)))
+    monkeypatch.setattr(machine, "allow_tiles", lambda: asked.append(1) or allowed)
     is_there = "amx-bf16" in features
-    assert engine_cpu.lowering_for_this_cpu() is (TileLowering if is_there and allowed else engine_cpu.CpuLowering)
-    assert lane.lane() == ("portable" if not is_there else "amx-bf16" if allowed else "avx2")
+    assert machine.has_tiles() == (is_there and allowed)
+    assert machine.lane_name() == ("portable" if not is_there else "amx-bf16" if allowed else "avx2")
     assert bool(asked) == is_there
 
 
-@pytest.mark.skipif("amx-tile" in cpu_features(), reason="this CPU has tiles")
+@pytest.mark.skipif("amx-tile" in this_lane().features, reason="this CPU has tiles")
 def test_a_system_without_tiles_refuses_quietly():
-    assert amx.allow_tiles() is False
+    assert machine.allow_tiles() is False
 
 
 # ---- the instructions -----------------------------------------------------------------------------------------------
 
 ASSEMBLY = """
 import sys
-from localllm.kernels.compile import linked
+from localllm.kernels.build.compile import linked
 for name in sys.argv[1:]:
     module, machine = linked(name)
     print(machine.emit_assembly(module))
 """
 
 
+@pytest.mark.slow
 @needs_x86
 def test_the_instructions_are_used(tmp_path):
     """Compiled for a CPU that has them: tiles are configured and released, and never put aside."""
-    names = ["linear_tiles_quantized", *["attend_tiles-F16"][:EVERYTHING]]
+    names = ["linear_tiles_quantized", *["attend_tiles-F16"] * everything()]
     assembly = run_as("sapphirerapids", tmp_path, "-c", ASSEMBLY, *names)
     for instruction in ("ldtilecfg", "tilerelease"):
         assert len(re.findall(rf"\t{instruction}\b", assembly)) == len(names)
@@ -329,3 +342,59 @@ def test_the_instructions_are_used(tmp_path):
     stores = re.findall(r"\ttilestored\t%tmm(\d), (\S+)\n", assembly)
     assert loads and stores and {number for number, _ in stores} <= set("0123")
     assert not any("rsp" in place for place in (*loads, *(place for _, place in stores)))
+
+
+def host_with_tiles() -> str:
+    """This CPU's features in LLVM's form, and AMX."""
+    others = [item for item in this_lane().feature_string.split(",") if not item.startswith(("+amx", "-amx"))]
+    return ",".join([*others, "+amx-tile", "+amx-bf16", "+amx-int8"])
+
+
+@pytest.fixture(scope="session")
+def instructions(tmp_path_factory) -> Path:
+    """A library, to be loaded before others, that carries out the instructions of AMX."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None or sys.platform != "linux" or not {"avx512vnni", "avx512bw"} <= this_lane().features:
+        pytest.skip("needs Linux, a C compiler, and a CPU with AVX-512")
+    if "amx-tile" in this_lane().features:
+        pytest.skip("this CPU has the instructions: the other tests here run them")
+    library = tmp_path_factory.mktemp("amx") / "instructions.so"
+    source = Path(__file__).with_name("amx_instructions.c")
+    subprocess.run([compiler, "-O2", "-march=native", "-shared", "-fPIC", "-o", library, source, "-lm"], check=True)
+    return library
+
+
+@at_length
+@pytest.mark.parametrize(
+    "case",
+    [
+        "test_products[quantized-Q4_0]", "test_products[quantized-Q4_K]", "test_products[quantized-Q6_K]",
+        "test_products[quantized-NVFP4]", "test_products[float-F16]", "test_attention_in_tiles[33-300-F16]",
+        "test_products_are_those_of_each_expert_alone_in_tiles[two of eight-quantized-Q4_0]",
+        "test_goldens_in_tiles[llama-Q4_0]", "test_architectures_in_tiles[llama]",
+    ],
+)  # fmt: skip
+def test_the_instructions_run(instructions, tmp_path, case):
+    """What the tests above say about the emulated lane, they say about the instructions, computed one by one."""
+    chosen = {
+        "LD_PRELOAD": str(instructions), "NUMBA_CPU_NAME": "sapphirerapids", "NUMBA_CPU_FEATURES": host_with_tiles(),
+        "LOCALLLM_CACHE": str(tmp_path / "cache"), "AMX_PRODUCTS": str(tmp_path / "products"),
+    }  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:faulthandler",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+    ]
+    done = subprocess.run(
+        [*command, f"{Path(__file__)}::{case}"], cwd=ROOT, env=os.environ | chosen, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert "1 passed" in done.stdout
+    assert sum(map(int, (tmp_path / "products").read_text().split())) > 100

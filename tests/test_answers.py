@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation import answers as module
-from localllm.generation.answers import Answer, answers, log_total
+from localllm.generation.answers import Answer, answers, distinct, log_total
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
@@ -192,19 +192,27 @@ def test_beam_search_is_its_definition(seed, levels, ending, end_ids, prompt, be
     engine = FakeSequences(VOCAB, row, context=12)
     found = ask(engine, tokenizer, prompt, n=beams, beams=beams, max_tokens=max_tokens, stop=stop)
     limit = 12 - len(prompt) if max_tokens is None else min(12 - len(prompt), max_tokens)
-    assert found == NaiveBeams(row, prompt, end_ids, stop).search(beams, limit)
+    naive = NaiveBeams(row, prompt, end_ids, stop)
+    assert found == naive.search(beams, limit)
     assert engine.open() == 0
     assert all(count <= beams for count in engine.steps)
     assert len(engine.steps) <= max(0, limit - 1), "no token is computed for nothing"
     assert ask(engine, tokenizer, prompt, beams=beams, max_tokens=max_tokens, stop=stop) == found[:1]
 
 
+def test_equal_texts_are_one_answer():
+    """The better one's; other tokens may say the same."""
+    given = [Answer(text, [number], -number, "stop") for number, text in enumerate(["yes", "no", "yes", "maybe", "no"])]
+    assert [answer.tokens for answer in distinct(given)] == [[0], [1], [3]]
+
+
 def test_a_search_as_wide_as_everything_finds_the_likeliest():
     row = table(77, levels=100)
     found = ask(FakeSequences(VOCAB, row), Letters(frozenset()), [2], n=VOCAB**2, beams=VOCAB**2, max_tokens=3)
     everything = [[a, b, c] for a in range(VOCAB) for b in range(VOCAB) for c in range(VOCAB)]
-    likeliest = sorted((sum_of(row, [2], tokens) for tokens in everything), reverse=True)
-    assert [answer.logprob for answer in found] == likeliest[: VOCAB**2]
+    naive = NaiveBeams(row, [2], frozenset(), ())
+    likeliest = sorted(everything, key=naive.total, reverse=True)[: VOCAB**2]
+    assert [answer.logprob for answer in found] == [*map(naive.total, likeliest)]
 
 
 def test_one_beam_is_greedy():
@@ -279,6 +287,7 @@ def test_ctrl_c_in_the_engine_leaves_nothing_open(search: dict):
         assert engine.open() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", SEARCHES, ids=["n-best", "beams"])
 def test_ctrl_c_on_any_line_leaves_nothing_open(search: dict):
     for line in lines_that_run(lambda engine: ask(engine, Letters(), [2, 3], **search)):

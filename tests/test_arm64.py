@@ -8,9 +8,9 @@ import sys
 import pytest
 from conftest import ROOT
 
-from localllm.engine.memory import Reserved
+from localllm.engine.memory.reserved import Reserved
 from localllm.kernels import free_memory, system
-from localllm.kernels.cpu.pieces import PIECES
+from localllm.kernels.cpu.product.pieces import PIECES
 from localllm.kernels.free_memory import available_memory
 from localllm.kernels.system import arm_features
 
@@ -41,6 +41,7 @@ def called(text: str) -> set[str]:
     return {name for name in names if name not in here}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("triple", "cpu", "products"),
     [
@@ -54,6 +55,7 @@ def test_products_of_bytes(triple, cpu, products):
     assert {name.removeprefix("_") for name in called(text)} <= MAY_CALL
 
 
+@pytest.mark.slow
 def test_kernels_of_the_first_arms():
     """Waiting, the clock, half floats, products that are added: nothing calls a function for them."""
     text = assembly(LINUX, A72, "run", "embed-F16", "embed-Q5_0", "rms_norm")

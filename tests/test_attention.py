@@ -10,12 +10,13 @@ from kernel_calls import GUARD, Scratch, at_end_of_page, caller, count, for_any_
 from localllm.arch import storage
 from localllm.cli import run
 from localllm.cli.command import command
-from localllm.engine.cpu import attention_scratch, most_units
+from localllm.engine.cpu.attention import attention_scratch, most_units
 from localllm.errors import UsageError
 from localllm.kernels import reference
 from localllm.kernels.arguments import PAGE, SEQUENCE, SPLIT, UNIT
-from localllm.kernels.cpu import ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS, cache_formats
-from localllm.kernels.cpu.tiles_f32 import ROWS as TILE
+from localllm.kernels.cpu import ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS
+from localllm.kernels.cpu.attention import cache_formats
+from localllm.kernels.cpu.product.tiles_f32 import ROWS as TILE
 
 NAMES = ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"]
 BLOCKS = ["Q8_0", "Q4_0", "Q4_1"]
@@ -439,6 +440,7 @@ def exact_attention(
     return result.reshape(len(rows), -1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("tokens", "length"), POSITIONS)
 @pytest.mark.parametrize("name", NAMES + MIXTURES)
 def test_attention(call, name, tokens, length):
@@ -566,5 +568,5 @@ def test_the_lists_of_formats_agree():
     assert list(cache_formats.STORAGE) == NAMES
     lists = storage.STORAGE, reference.KEEP, [name.lower() for name in NAMES]
     assert len({tuple(sorted(names)) for names in lists}) == 1
-    help = next(option.help for option in command(run.run).params if option.name == "kv_type")
+    help = next(option.help for option in command(run.run).parameters if option.name == "kv_type")
     assert all(name.lower() in help for name in NAMES)

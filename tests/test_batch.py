@@ -13,7 +13,7 @@ from test_answers import VOCAB, Letters, table
 from localllm.engine.runs import FIRST as CHUNK
 from localllm.engine.runs import Runs
 from localllm.errors import ContextError, MemoryLimitError
-from localllm.generation.answering import Request
+from localllm.generation.answering import AnswerRequest
 from localllm.generation.answers import answers
 from localllm.generation.batch import Batch
 from localllm.generation.generate import Generation, GenerationOptions
@@ -60,7 +60,7 @@ class Paged(FakeSequences):
         return self.give([[self.row(tuple(sequence.tokens))] * wanted for sequence, _ in requests])
 
 
-def ask(engine: Paged, requests: list[Request], **choices) -> list[Request]:
+def ask(engine: Paged, requests: list[AnswerRequest], **choices) -> list[AnswerRequest]:
     """All that are finished, in their order of finishing."""
     with closing(Batch(engine, Letters(), requests, **choices)) as batch:
         finished = [request for some in batch for request in some]
@@ -70,12 +70,14 @@ def ask(engine: Paged, requests: list[Request], **choices) -> list[Request]:
     return finished
 
 
-def request(prompt: list[int], n: int = 1, **options) -> Request:
+def request(prompt: list[int], n: int = 1, **options) -> AnswerRequest:
     sampling = {name: options.pop(name) for name in list(options) if name in SamplingOptions.__dataclass_fields__}
-    return Request(prompt, Letters().stream(), GenerationOptions(**options, sampling=SamplingOptions(**sampling)), n)
+    return AnswerRequest(
+        prompt, Letters().stream(), GenerationOptions(**options, sampling=SamplingOptions(**sampling)), n
+    )
 
 
-def alone(asked: Request, row: Callable, seed: int, context: int) -> Generation:
+def alone(asked: AnswerRequest, row: Callable, seed: int, context: int) -> Generation:
     options = GenerationOptions(
         asked.options.max_tokens, asked.options.stop, SamplingOptions(seed=seed), speculate="off"
     )
@@ -159,6 +161,12 @@ def test_prompts_are_read_with_the_arithmetic_that_they_would_meet_alone(lengths
         assert read[number] == [size <= PRECISE for size in sizes for _ in range(size)] + [True], "the last is written"
 
 
+def test_who_asks_for_no_number_gets_one_answer():
+    asked = AnswerRequest([2], Letters().stream(), GenerationOptions(3))
+    ask(Paged(table(1, ending=-9.0)), [asked])
+    assert [len(answer.tokens) for answer in asked.answers] == [3]
+
+
 def test_a_prompt_beside_longer_ones_keeps_its_precision():
     engine = Paged(table(1), context=1024)
     ask(engine, [request([2] * 300, max_tokens=1), request([3] * 100, max_tokens=1), request([4] * 600, max_tokens=1)])
@@ -235,6 +243,21 @@ def test_after_stop_only_what_has_begun_goes_on():
             finished += some
             batch.stop()
     assert {id(one) for one in finished} == {id(asked[0]), id(asked[1])}
+
+
+def test_after_stop_what_was_preempted_goes_on_too():
+    """Ctrl-C when an answer that had begun waits for memory: it is not lost, and says what it would have said."""
+    asked = [request([2 + number] * 60, max_tokens=150, seed=1) for number in range(5)]
+    finished, row = [], table(4, ending=-9.0)
+    with closing(Batch(Paged(row), Letters(), asked, parallel=3, places=6 * PAGE)) as batch:
+        for some in batch:
+            finished += some
+            if any(one.request.begun for one in batch.waiting):
+                batch.stop()
+    begun = [one for one in asked if one.begun]
+    assert batch.preempted and 1 < len(begun) < 5
+    assert {id(one) for one in finished} == {id(one) for one in begun}
+    assert [one.answers[0].tokens for one in begun] == [alone(one, row, 1, 512).tokens for one in begun]
 
 
 @pytest.mark.parametrize(

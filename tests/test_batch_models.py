@@ -40,6 +40,7 @@ def texts(count: int) -> list[str]:
     return [f"Story {number}: " + "the cat and the dog " * (7 * number) + "went" for number in range(count)]
 
 
+@pytest.mark.slow
 def test_a_real_model_says_what_it_says_alone(shared: Path):
     with api.open_model(shared / "models" / "smollm2-135m-instruct-q4_1.gguf", context=1024) as model:
         prompts = [model.tokenize(text) for text in texts(6)]
@@ -102,10 +103,10 @@ def test_several_answers_are_the_same_as_candidates(guide: api.Model):
 
 
 @pytest.mark.parametrize("name", ["gemma3", "llama4", "mamba2", "qwen35", "lfm2", "deepseek2_lite", "qwen3moe"])
-def test_windows_states_latents_and_experts(shared: Path, name: str):
+def test_windows_states_latents_and_experts(model_path, name: str):
     """More sequences than there is room for, of which some begin alike: what is dropped is read again."""
     random = np.random.default_rng(1)
-    with api.open_model(shared / "goldens" / "arch" / f"{name}.gguf", context=512, kv_type="f32") as model:
+    with api.open_model(model_path(name), context=512, kv_type="f32") as model:
         beginning = random.integers(0, 256, 150).tolist()
         prompts = [random.integers(0, 256, length).tolist() for length in (3, 40, 20, 130, 201)]
         prompts += [[*beginning, *prompt] for prompt in prompts[:3]]

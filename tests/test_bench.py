@@ -23,18 +23,18 @@ from localllm.arch import architecture
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weights
 from localllm.cli.bench import Numbers
-from localllm.engine import bandwidth
-from localllm.engine.bandwidth import MemoryReader, read_bandwidth
-from localllm.engine.program import Span
+from localllm.engine.cpu import bandwidth
+from localllm.engine.cpu.bandwidth import MemoryReader, read_bandwidth
+from localllm.engine.run import Span
 from localllm.errors import UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.reference import Reference, Remembered
 from localllm.services import bench
 from localllm.services.bench import Bench, Course, Result, Test, plan
-from localllm.services.costs import Costs
+from localllm.services.costs import MatrixCosts
 
 Test.__test__ = False  # type: ignore[attr-defined]  # no test case
-COSTS = Costs(weight_bytes=2_000_000, per_token=3_000_000, per_logits=1_000_000)
+COSTS = MatrixCosts(weight_bytes=2_000_000, per_token=3_000_000, per_logits=1_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_costs_are_those_of_the_matrix_products(tiny: str, tied: bool):
     builder = Counting([Span(Remembered(KVType("f32", "f32")), 0, np.array([5, 6, 7]), wanted=1)], {}, 512)
     model, hyperparameters = architecture(file)
     model.forward(builder, Weights(tensors), hyperparameters)
-    costs = Costs.of(tensors)
+    costs = MatrixCosts.of(tensors)
     assert 3 * costs.per_token + costs.per_logits == builder.multiply_adds
     assert costs.weight_bytes == builder.weight_bytes
     assert costs.per_logits == prod(tensors["token_embd.weight"].shape)

@@ -278,7 +278,7 @@ def test_commands(talk, tmp_path: Path, tiny: str):
     for words in ("Tiny Test · F32", "Be brief.", "max_tokens = 5, temperature = 0.5", "context   "):
         assert words in shown
     chat.say("/set max_tokens default")
-    assert "no such command" in chat.say("/nonsense")
+    assert "there is no /nonsense" in chat.say("/nonsense")
     assert "a new conversation" in chat.say("/clear")
     assert "0 of 4096 tokens, in 1 message" in chat.say("/show")
     assert "\n /FOUR\n" in chat.say(" /four")

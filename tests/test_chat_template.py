@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from localllm.errors import ModelError, UsageError
+from localllm.text import limits
 from localllm.text import sandbox as template_sandbox
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 from localllm.text.templates import ChatTemplate
@@ -165,11 +166,11 @@ def test_the_sandbox_shows_nothing(source: str):
     ],
 )
 def test_hostile_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(template_sandbox, "SECONDS", 0.3)
-    started = time.monotonic()
+    monkeypatch.setattr(limits, "SECONDS", 0.3)
+    started = time.process_time()
     with pytest.raises(ModelError, match=r"the chat template (was stopped|fails)"):
         render(source)
-    assert time.monotonic() - started < 3
+    assert time.process_time() - started < 3
 
 
 def test_fallbacks():

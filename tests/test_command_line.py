@@ -1,5 +1,6 @@
 """The command line's frame: groups of options, other names, defaults from elsewhere, help, completion."""
 
+import ast
 import os
 import re
 import shlex
@@ -17,18 +18,20 @@ from test_cli import posix
 
 import localllm
 from localllm.cli import llama_names
-from localllm.cli.app import COMMANDS, context_of, params_of
-from localllm.cli.command import argument, command, option
+from localllm.cli.app import OPTIONS, context_of
+from localllm.cli.command import command
+from localllm.cli.commands import COMMANDS, params_of
 from localllm.cli.completion import possible
-from localllm.cli.defaults import names, silenced, variables
+from localllm.cli.defaults import silenced
 from localllm.cli.escapes import unescaped
+from localllm.cli.parameters import argument, option
 from localllm.cli.prompt import whole_prompt
 from localllm.cli.words import read_words
 from localllm.errors import UsageError
 from localllm.files.settings import settings
 
 sys.path.insert(0, str(ROOT / "scripts"))
-from write_help import FILE, document
+from write_help import COMING, FILE, coming_from, document
 
 WIDTHS = [40, 60, 80, 120]
 
@@ -80,22 +83,36 @@ def test_groups_are_options_and_come_together():
     assert text.index("What is outside:") < text.index("--text") < text.index("What is inside:") < text.index("--small")
 
 
+def test_typer_is_used_as_it_is_documented():
+    """No private name of it, so that a newer one can be installed, and nothing of it that is slow to import."""
+    for path in (ROOT / "localllm" / "cli").glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported = {each.module or "" for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)}
+        assert {name for name in imported if name.startswith(("typer", "click"))} <= {"typer.core"}, path.name
+        frames = {"ctx", "context", "typer", "made", "program"}
+        taken = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and each.attr.startswith("_")]
+        assert not [each.attr for each in taken if isinstance(each.value, ast.Name) and each.value.id in frames]
+    code = "import sys; from localllm.cli.app import execute; execute(['run', '-p', 'x', '-n5', 'm', '--help'])"
+    slow = "assert not {'pydantic', 'rich', 'numpy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", f"{code}; {slow}"], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+
+
 # Names.
 
 
 @pytest.mark.parametrize(
     ("words", "values"),
     [
-        ("-m x -p y", {"model": "x", "prompt": "y"}),
-        ("--model=x -py", {"model": "x", "prompt": "y"}),
+        ("-m x -p y", {"model": "x", "prompt": ["y"]}),
+        ("--model=x -py", {"model": "x", "prompt": ["y"]}),
         ("x --ctx-size 5 --predict 6 -t -1", {"context": 5, "max_tokens": 6, "threads": None}),
         ("x -c 0 --n-predict -1 -s -1", {"context": None, "max_tokens": -1, "seed": None}),
-        ("x -n6 -s 7 --reverse-prompt a -r b", {"max_tokens": 6, "seed": 7, "stop": ("a", "b")}),
+        ("x -n6 -s 7 --reverse-prompt a -r b", {"max_tokens": 6, "seed": 7, "stop": ["a", "b"]}),
         ("x --system-prompt a -ctk q8_0 --cache-type-v f32", {"system": "a", "keys": "q8_0", "values": "f32"}),
-        (r"x -p a\nb -sys \x41 -e -r \t", {"prompt": "a\nb", "system": "A", "stop": ("\t",)}),
-        (r"x -p a\nb --no-escape", {"prompt": r"a\nb"}),
-        ("x -p --raw -f -", {"prompt": "--raw", "file": "-", "raw": False}),
-        ("-p y -- -x", {"model": "-x", "prompt": "y"}),
+        (r"x -p a\nb -sys \x41 -e -r \t", {"prompt": ["a\nb"], "system": "A", "stop": ["\t"]}),
+        (r"x -p a\nb --no-escape", {"prompt": [r"a\nb"]}),
+        ("x -p --raw -f -", {"prompt": ["--raw"], "file": ["-"], "raw": False}),
+        ("-p y -- -x", {"model": "-x", "prompt": ["y"]}),
     ],
 )
 def test_names_of_options(words: str, values: dict[str, Any]):
@@ -107,7 +124,7 @@ def test_arguments_by_name():
     assert parsed("perplexity", "-f", "text", "-m", "model") | {"model": "model", "text": "text"} == parsed(
         "perplexity", "model", "text"
     )
-    assert parsed("imatrix", "-f", "a", "-m", "m", "b", "-o", "o")["texts"] == ("a", "b")
+    assert parsed("imatrix", "-f", "a", "-m", "m", "b", "-o", "o")["texts"] == ["a", "b"]
 
 
 def test_a_value_that_may_be_left_out():
@@ -135,34 +152,48 @@ def test_escape_sequences(text: str, meaning: str):
 
 
 def test_options_of_llama_cpp_are_known_or_refused_never_both():
-    known = {name for param in params_of("run") for name in (*param.opts, *param.secondary_opts)}
-    assert not known & llama_names._ADVICE.keys()
-    for name, reason in llama_names._ADVICE.items():
-        with pytest.raises(UsageError, match=re.escape(f"{name}: {reason}")):
-            read_words(["x", name, "1"], params_of("run"), "run")
+    device = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-dev", "--device"}  # of which not all commands have them
+    for name_of in ("run", "chat"):
+        params = params_of(name_of)
+        known = {name for param in params for name in param.names} - device
+        assert not known & {*llama_names._LEFT_OUT, *llama_names._REFUSED, *llama_names.SAME}
+        for name in {*llama_names._LEFT_OUT, *llama_names._REFUSED} - device:
+            if foreign := llama_names.left_out(name, name_of):
+                words = read_words([name, "x"][: 1 + (foreign.values > 0)], params, name_of)
+                assert (words.left_out, words.texts) == ([(name, foreign.reason)], {})
+            else:
+                with pytest.raises(UsageError, match=re.escape(f"{name}: {llama_names.refusal(name)}")):
+                    read_words(["x", name, "1"], params, name_of)
+    assert llama_names._LEFT_OUT.keys() & llama_names._REFUSED.keys() == set()
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         ("run x -ngl many", "-ngl"),
-        ("run x -sm layer", "-sm: one card is used"),
-        ("run x --main-gpu=1", "--main-gpu: one card is used"),
+        ("run x --lora=a", "--lora: adapters are not supported"),
+        ("run x -cnv", "-cnv: `localllm chat` holds a conversation"),
+        ("chat x -st", "-st: `localllm run` gives one answer"),
         ("run x -p y --tmep 0", "there is no option --tmep; did you mean --temp"),
         ("run x -temp 0", "there is no option -temp; did you mean --temp"),
         ("run x -prompt y", "there is no option -prompt; did you mean --prompt"),
         ("run x --zzz", "there is no option --zzz; localllm run --help lists them"),
         ("run x -p", "-p needs a value"),
-        ("run x --temp cold", "'--temp'.*'cold' is not a valid float"),
-        ("run x -s 1.5", "'1.5' is not a valid integer"),
-        ("run x --on-overflow burn", "'burn' is not one of 'error', 'drop-turns', 'shift'"),
-        ("run x y", "unexpected extra argument.*y"),
+        ("run x --temp cold", "--temp: should be a number, not 'cold'"),
+        ("run x -s 1.5", "-s: should be a whole number, not '1.5'"),
+        ("run x --on-overflow burn", "--on-overflow: there is no 'burn'; there are error, drop-turns, shift"),
+        ("run x y z", "'z' is one argument too many"),
+        ("rum x", "there is no command rum; did you mean run"),
+        ("remove x", "there is no command remove; did you mean rm"),
+        ("download x", "there is no command download; did you mean pull"),
+        ("show x", "there is no command show; did you mean inspect"),
+        ("serve x", "there is no command serve: there is no server; the Python API"),
         ("rnu x", "there is no command rnu; did you mean run"),
         ("small.gguf", "localllm chat small.gguf"),
         ("-m small.gguf", "-m stands behind a command"),
         ("help rnu", "there is no command rnu"),
         ("config rnu", "there is no command rnu"),
-        ("completion tcsh", "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
+        ("completion tcsh", "SHELL: there is no 'tcsh'; there are bash, zsh, fish"),
     ],
 )
 def test_wrong_words(cli, words: str, told: str):
@@ -185,8 +216,8 @@ def test_a_chat_template_in_a_file(tmp_path: Path):
 def test_a_prompt_with_the_line_break_at_its_end(tmp_path: Path):
     path = tmp_path / "prompt"
     path.write_bytes(b"a\r\n")
-    assert whole_prompt(None, str(path), use_stdin=False) == "a"
-    assert whole_prompt(None, None, use_stdin=False, exact=str(path)) == "a\r\n"
+    assert whole_prompt([], [str(path)], use_stdin=False) == "a"
+    assert whole_prompt([], use_stdin=False, exact=str(path)) == "a\r\n"
 
 
 # Defaults from elsewhere.
@@ -231,15 +262,15 @@ def test_flags_win_over_the_environment_over_the_file_over_the_program(configure
     home = os.path.expanduser("~/small.gguf")
     assert [parsed("run", "-m", model)["temperature"] for model in ("small", home)] == [0.7, 0.7]
     values = parsed("run", "other.gguf")
-    wanted = {"top_k": 5, "stop": ("a", "b"), "max_tokens": 7, "raw": True, "seed": 3, "top_p": None}
+    wanted = {"top_k": 5, "stop": ["a", "b"], "max_tokens": 7, "raw": True, "seed": 3, "top_p": None}
     assert {name: values[name] for name in wanted} == wanted
     monkeypatch.setenv("LOCALLLM_TEMP", "0.8")
     monkeypatch.setenv("LOCALLLM_STOP", "c d")
     monkeypatch.setenv("LOCALLLM_RAW", "off")
     values = parsed("run", "small")
-    assert (values["temperature"], values["stop"], values["raw"]) == (0.8, ("c d",), False)
+    assert (values["temperature"], values["stop"], values["raw"]) == (0.8, ["c d"], False)
     assert parsed("run", "small", "--temp", "0.9", "-r", "e")["temperature"] == 0.9
-    assert parsed("run", "small", "--temp", "0.9", "-r", "e")["stop"] == ("e",)
+    assert parsed("run", "small", "--temp", "0.9", "-r", "e")["stop"] == ["e"]
 
 
 def test_a_model_by_default(configure, monkeypatch):
@@ -257,6 +288,67 @@ def test_a_flag_silences_defaults_that_do_not_go_with_it(configure):
     assert parsed("run", "m", "-sysf", "f")["system"] is None
     assert [parsed("run", "m", "--beams", 2)[name] for name in ("temperature", "seed")] == [None, None]
     assert parsed("run", "m", "-ctk", "f32")["kv_type"] == "f16"
+
+
+# What was typed, and the defaults that it silences: lines of config.toml, each with the parameter that it sets.
+SYSTEMS = {'system = "x"': "system", 'system-prompt-file = "f"': "system_file"}
+SHAPES = {'json-schema = "{}"': "json_schema", 'grammar = "root ::= x"': "grammar", 'regex = "a"': "regex"}
+THOUGHTS = {'think = "on"': "think", "think-budget = 5": "think_budget", 'template-var = "a=1"': "template_var"}
+DRAWING = {
+    "temp = 0.1": "temperature", "top-k = 3": "top_k", "min-p = 0.1": "min_p", "seed = 3": "seed",
+    "mirostat = 2": "mirostat", 'samplers = "top_k"': "samplers", 'sampling-seq = "k"': "letters",
+    "ignore-eos = true": "ignore_eos", "dry-multiplier = 0.5": "dry_multiplier",
+}  # fmt: skip
+KINDS_OF_CACHE = {'cache-type-k = "f32"': "keys", 'cache-type-v = "f32"': "values"}
+SILENCED = [
+    ("run", "-sys y", {'system-prompt-file = "f"': "system_file"}),
+    ("run", "-sysf g", {'system = "x"': "system"}),
+    ("run", "--raw", {**SYSTEMS, 'chat-template = "phi3"': "chat_template", **THOUGHTS}),
+    *[
+        ("run", f"{typed} x", {line: name for line, name in SHAPES.items() if not line.startswith(typed[2:])})
+        for typed in ("--json-schema", "--grammar", "--regex")
+    ],
+    ("run", "--samplers top_p", {'sampling-seq = "k"': "letters"}),
+    ("run", "--sampling-seq p", {'samplers = "top_k"': "samplers"}),
+    ("run", "--beams 2", DRAWING),
+    ("run", "--kv-type q8_0", KINDS_OF_CACHE),
+    *[("run", f"{typed} q8_0", {'kv-type = "k=f16,v=f32"': "kv_type"}) for typed in ("-ctk", "-ctv")],
+    ("bench", "--json", {"md = true": "as_markdown"}),
+    ("bench", "--md", {"json = true": "as_json"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "line", "name"),
+    [(command, typed, line, name) for command, typed, lines in SILENCED for line, name in lines.items()],
+)
+def test_what_was_typed_silences_what_does_not_go_with_it(configure, command, typed, line, name):
+    """And nothing else does: without it the default holds."""
+    usual = parsed(command, "m")[name]
+    configure(f"[command.{command}]\n{line}\n")
+    held = parsed(command, "m")[name]
+    assert held != usual
+    assert parsed(command, "m", "-t", "1")[name] == held
+    assert parsed(command, "m", *typed.split())[name] == usual
+
+
+def test_every_pair_that_is_silenced_is_tested():
+    flags = {"-sys": "system", "-sysf": "system_file", "--sampling-seq": "letters", "-ctk": "keys", "-ctv": "values"}
+    flags |= {"--json": "as_json", "--md": "as_markdown"}
+    told = {"beams": set(silenced("beams"))}
+    for _, typed, lines in SILENCED:
+        flag = typed.split()[0]
+        name = flags.get(flag, flag[2:].replace("-", "_"))
+        told.setdefault(name, set()).update(lines.values())
+    names = {param.name for command in COMMANDS for param in params_of(command)}
+    assert {name: {*silenced(name)} for name in names if silenced(name)} == told
+    assert {*DRAWING.values()} <= told["beams"]
+
+
+def test_what_was_typed_twice_is_an_error_and_not_silent(configure):
+    configure('[command.run]\nregex = "a"\n')
+    values = parsed("run", "m", "--regex", "b", "--grammar", "c")
+    assert (values["regex"], values["grammar"]) == ("b", "c")
 
 
 def test_what_is_silenced_exists():
@@ -277,12 +369,12 @@ def test_what_is_silenced_exists():
         ("[defaults]\n# nothing\ntempp = 1\n", 3, "no command has an option --tempp"),
         ("[command.run]\ntemp = 1\nmd = true\n", 3, "run has no option --md"),
         ("[command.rnu]\n", 1, "there is no command rnu"),
-        ("[defaults]\ntemp = 'cold'\n", 2, "temp: 'cold' is not a valid float."),
+        ("[defaults]\ntemp = 'cold'\n", 2, "temp: should be a number, not 'cold'"),
         ("[defaults]\ntemp = true\n", 2, "temp: should have a value, not true or false"),
         ("[defaults]\nraw = 1\n", 2, "raw: should be true or false"),
         ("[defaults]\nthreads = [1, 2]\n", 2, "threads: should be a text or a number"),
-        ("[model.'a.b']\ntop_k = 1.5\n", 2, "top_k: '1.5' is not a valid integer."),
-        ("[model]\n'a.b'.top-k = 'x'\n", 2, "top-k: 'x' is not a valid integer."),
+        ("[model.'a.b']\ntop_k = 1.5\n", 2, "top_k: should be a whole number, not '1.5'"),
+        ("[model]\n'a.b'.top-k = 'x'\n", 2, "top-k: should be a whole number, not 'x'"),
     ],
 )
 def test_errors_in_the_file_name_the_line(cli, configure, text: str, line: int, told: str):
@@ -313,12 +405,12 @@ def test_values_that_a_command_refuses_have_their_source(cli, configure, monkeyp
 
 def test_an_error_in_the_environment_names_the_variable(cli, monkeypatch):
     monkeypatch.setenv("LOCALLLM_TEMP", "cold")
-    assert cli("run", "x", "-p", "y") == (2, "", "localllm: error: LOCALLLM_TEMP: 'cold' is not a valid float.\n")
+    assert cli("run", "x", "-p", "y") == (2, "", "localllm: error: LOCALLLM_TEMP: should be a number, not 'cold'\n")
 
 
 def test_no_option_has_the_variable_of_something_else():
     others = {f"LOCALLLM_{name}" for name in ("CACHE", "DEBUG", "MODELS", "PREFIX_GB")}
-    assert not others & {name for command in COMMANDS for param in params_of(command) for name in variables(param)}
+    assert not others & {name for command in COMMANDS for param in params_of(command) for name in param.variables}
 
 
 @pytest.mark.parametrize("folder", ["", "relative"])
@@ -349,7 +441,7 @@ def test_config_tells_what_holds_and_why(cli, configure, monkeypatch):
         ["--top-p", "0.95", "default"],
     ):
         assert line in lines
-    assert {line[0] for line in lines} >= {f"--{names(param)[0]}" for param in params_of("run")[1:] if names(param)}
+    assert {line[0] for line in lines} >= {f"--{param.keys[0]}" for param in params_of("run")[1:] if param.keys}
     monkeypatch.setenv("LOCALLLM_PREFIX_GB", "1")
     assert re.search(r"prompts kept +1.0 GB +LOCALLLM_PREFIX_GB\n", cli("config")[1])
 
@@ -365,14 +457,15 @@ def test_help_fits_the_terminal_and_loses_nothing(name: str | None, width: int):
     assert max(map(len, text.splitlines())) <= width or width < 80
     assert [line for line in text.splitlines() if len(line) > width and " " in line.strip()] == []
     words, letters = text.split(), "".join(text.split())
-    for param in context.command.get_params(context):
-        assert "".join((param.help or "").split()) in letters
-        for option_name in (*param.opts, *param.secondary_opts):
-            assert param.param_type_name == "argument" or {option_name, f"{option_name},", f"{option_name}]"} & {*words}
+    for param in params_of(name) if name else OPTIONS:
+        assert "".join(param.help.split()) in letters
+        for option_name in param.names:
+            assert param.is_argument or {option_name, f"{option_name},", f"{option_name}]"} & {*words}
 
 
 def test_docs_show_the_help():
     assert FILE.read_text(encoding="utf-8") == document(), "scripts/write_help.py writes it anew"
+    assert COMING.read_text(encoding="utf-8") == coming_from(), "scripts/write_help.py writes it anew"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -458,8 +551,9 @@ def test_a_shell_completes(tmp_path: Path, shell: str):
     program.chmod(0o755)
     for name in ("a.gguf", "b.txt", "c d.gguf"):
         (tmp_path / name).touch()
-    script = SHELLS[shell] + "ask localllm war\nask localllm run ''\nask localllm run x -f b\nask localllm run --no-c\n"
+    asked = ("war", "run ''", "run x -f b", "run --no-c", "run x --on-overflow = dr")
+    script = SHELLS[shell] + "".join(f"ask localllm {words}\n" for words in asked)
     environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
     done = subprocess.run([shell, "-c", script], cwd=tmp_path, env=os.environ | environment, capture_output=True)
     told = [line.partition("\t")[0].replace("\\", "") for line in done.stdout.decode().splitlines()]
-    assert {"warmup", "a.gguf", "c d.gguf", "b.txt", "--no-cache"} == set(told) - {"bin", "bin/"}
+    assert {"warmup", "a.gguf", "c d.gguf", "b.txt", "--no-cache", "drop-turns"} == set(told) - {"bin", "bin/"}

@@ -25,6 +25,7 @@ def run(cache: Path) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"x" * len(data)]
 )
@@ -37,11 +38,13 @@ def test_machine_code_is_kept_and_made_again_when_damaged(tmp_path: Path, damage
     assert run(tmp_path) == "[15360, 49152] 1"
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path):
     (tmp_path / "file").touch()
     assert run(tmp_path / "file") == "[15360, 49152] 0"
 
 
+@pytest.mark.slow
 def test_a_folder_where_others_can_write_is_done_without(tmp_path: Path):
     """What Numba reads there are pickles."""
     assert run(tmp_path) == "[15360, 49152] 0"

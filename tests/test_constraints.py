@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.errors import ConstraintError, UsageError
+from localllm.generation import constraints
 from localllm.generation.constraints import Constraint, Matcher, constraint_of, matcher_of
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling import SamplingOptions
@@ -162,7 +164,8 @@ def test_a_class_that_knows_its_schema(model: localllm.Model):
 
     assert problem(PERSON, "".join(model.chat(ASKED, 80, seed=2, schema=Person))) is None
     pydantic = pytest.importorskip("pydantic")
-    made = pydantic.create_model("Made", n=(int, pydantic.Field(ge=3, le=5)))
+    closed = pydantic.ConfigDict(extra="forbid")
+    made = pydantic.create_model("Made", __config__=closed, n=(int, pydantic.Field(ge=3, le=5)))
     assert made.model_validate_json("".join(model.generate("x", 80, seed=2, schema=made))).n in (3, 4, 5)
 
 
@@ -365,6 +368,38 @@ def test_regular_expressions_that_are_refused(regex):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("regex", "reason"),
+    [
+        ("a(", "the regular expression is invalid: unclosed group"),
+        ("[", "the regular expression is invalid: unclosed character class"),
+        (r"(a)\1", "the regular expression is invalid: backreferences are not supported"),
+        (r"\ba", "lookarounds not supported"),
+    ],
+)
+def test_what_is_wrong_with_a_regular_expression_is_told_without_a_picture(regex: str, reason: str):
+    with pytest.raises(UsageError) as refused:
+        Constraint.of_regex(regex)
+    message = str(refused.value)
+    assert message.startswith("the regex cannot be used: ") and reason in message
+    assert "^" not in message and "|" not in message
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("NoExtensionBias and more", "there is no text that it allows"),
+        ('Unimplemented keys: ["a"]', '"a" is not supported'),
+        ('Unimplemented keys: ["a", "b"]', '"a", "b" are not supported'),
+        ("oneOf constraints are hard", "oneOf is supported for schemas that obviously exclude each other only"),
+        ("a\n  b |\nerror: c", "a b | error: c"),
+        ("x" * 900, "x" * 300),
+    ],
+)
+def test_reasons_are_one_line(message: str, said: str):
+    assert constraints._reason(message) == said
+
+
 def test_what_does_not_go_together(model: localllm.Model):
     with pytest.raises(UsageError, match="schema and regex do not go together"):
         constraint_of(schema={}, regex="a")
@@ -425,10 +460,10 @@ def test_run_with_a_grammar_and_a_regular_expression(tiny: Path, tmp_path: Path,
     assert re.fullmatch(r"[ab]{7}\n", cli("run", tiny, *PROMPT, "--regex", "[ab]{7}")[1])
 
 
-def test_a_warning_for_what_was_cut(tiny: Path, cli):
+def test_what_was_cut_is_an_error(tiny: Path, cli):
     code, out, err = cli("run", tiny, *PROMPT, "--regex", "[ab]{7}", "-n", "3")
-    assert (code, len(out)) == (0, 4)
-    assert err == "localllm: warning: the answer was cut, so it is not what its regex matches\n"
+    assert (code, len(out)) == (7, 4)
+    assert err == "localllm: error: the answer was cut, so it is not what its regex matches\n"
 
 
 @pytest.mark.parametrize(
@@ -445,3 +480,75 @@ def test_what_is_refused_before_the_model_is_opened(arguments: tuple[str, ...], 
     code, out, err = cli("run", "missing.gguf", "-p", "Hi", *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("localllm: error: ") and reason in err and err.count("\n") == 1
+
+
+# ---- what is ready for the next answer ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(monkeypatch) -> list[str]:
+    """The constraints whose beginnings were made for a vocabulary."""
+    made, beginning = list[str](), Constraint.beginning
+
+    def counted(self, vocabulary):
+        made.append(self.grammar)
+        return beginning(self, vocabulary)
+
+    monkeypatch.setattr(Constraint, "beginning", counted)
+    return made
+
+
+def test_a_constraint_is_made_once_for_threads_that_want_it_at_the_same_time(tiny, made, monkeypatch):
+    """While one makes it, the others wait: none makes it again, or uses half of it."""
+    tokenizer, constraint = Tokenizer.from_file(tiny), Constraint.of_regex("[abc]{3}")
+    counted, here, go, found = Constraint.beginning, threading.Event(), threading.Event(), []
+
+    def slow(self, vocabulary):
+        here.set()
+        assert go.wait(30)
+        return counted(self, vocabulary)
+
+    def work() -> None:
+        matcher = matcher_of(constraint, tokenizer, tokenizer.vocab_size)
+        found.append(int(matcher.allowed().sum()))
+
+    made.clear()
+    monkeypatch.setattr(Constraint, "beginning", slow)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    threads[0].start()
+    assert here.wait(30)
+    for thread in threads[1:]:
+        thread.start()
+        thread.join(0.2)  # it waits for the first, and not for anything that can be told
+    go.set()
+    for thread in threads:
+        thread.join(30)
+    assert len(made) == 1
+    assert len(found) == 3 and len(set(found)) == 1 and found[0] > 0
+
+
+def test_matchers_of_one_constraint_know_nothing_of_each_other(tokenizer):
+    first, second = (matcher_of(Constraint.of_regex("ab|cd"), tokenizer, tokenizer.vocab_size) for _ in range(2))
+    a, b, c, d = (tokenizer.encode(letter)[0] for letter in "abcd")
+    before = second.allowed()
+    first.accept(a)
+    third = first.copy()
+    first.accept(b)
+    np.testing.assert_array_equal(second.allowed(), before)
+    assert first.is_complete and not third.is_complete
+    assert third.allowed()[b] and not third.allowed()[d]
+    second.accept(c)
+    assert second.allowed()[d] and not second.allowed()[b]
+
+
+def test_the_oldest_of_many_constraints_is_made_again(tiny, made):
+    """64 are ready for another answer."""
+    tokenizer = Tokenizer.from_file(tiny)
+    constraints = [Constraint.of_regex(f"a{{{count}}}") for count in range(1, 66)]
+    made.clear()
+    for constraint in (*constraints[:64], *constraints[:64]):
+        matcher_of(constraint, tokenizer, tokenizer.vocab_size)
+    assert len(made) == 64
+    for constraint in (constraints[64], constraints[1], constraints[0]):
+        matcher_of(constraint, tokenizer, tokenizer.vocab_size)
+    assert made[64:] == [constraints[64].grammar, constraints[0].grammar]

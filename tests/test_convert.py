@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import vocabularies
 from checkpoint import (
     added_token,
     edit_json,
@@ -226,7 +227,13 @@ def test_a_tied_checkpoint_may_store_its_output_matrix(tmp_path: Path):
 
 
 def test_a_sliding_window_is_warned_of(tmp_path: Path):
-    assert "sliding window of 100" in open_folder(write_checkpoint(tmp_path, {"sliding_window": 100})).warnings[0]
+    """If it leaves something out, and is in use."""
+    folder = write_checkpoint(tmp_path, {"sliding_window": 100})
+    assert "sliding window of 100" in open_folder(folder).warnings[0]
+    context = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+    for window, is_used, warnings in ((context - 1, True, 1), (context, True, 0), (100, False, 0), (None, True, 0)):
+        edit_json(folder / "config.json", sliding_window=window, use_sliding_window=is_used)
+        assert len(open_folder(folder).warnings) == warnings
 
 
 # ---- byte-level vocabularies
@@ -316,13 +323,24 @@ def test_a_name_that_many_know_is_preferred(tmp_path: Path):
     assert open_folder(tmp_path).metadata["tokenizer.ggml.pre"] == "granite-embed-multi-97m"
 
 
-def vocabulary_of(shared: Path, name: str) -> dict[str, Any]:
-    """The metadata of a vocabulary that llama.cpp's converter made."""
-    return GGUFFile.open(shared / "vocabs" / f"ggml-vocab-{name}.gguf").metadata
+@pytest.fixture(params=["tiny", "released"])
+def source(request) -> Path | None:
+    """Where vocabularies come from."""
+    return request.getfixturevalue("shared") if request.param == "released" else None
 
 
-def vectors(shared: Path, name: str) -> list[tuple[str, list[int]]]:
+def vocabulary_of(shared: Path | None, name: str) -> dict[str, Any]:
+    """The metadata of a vocabulary: of a released model, as llama.cpp's converter made it, or a tiny one."""
+    return (
+        GGUFFile.open(shared / "vocabs" / f"ggml-vocab-{name}.gguf").metadata if shared else vocabularies.metadata(name)
+    )
+
+
+def vectors(shared: Path | None, name: str) -> list[tuple[str, list[int]]]:
     """Texts and llama.cpp's tokens for them."""
+    if shared is None:
+        tokens = vocabularies.GIVEN["tokens"][name]
+        return [(text, plain) for text, (plain, *_) in zip(vocabularies.GIVEN["texts"], tokens, strict=True)]
     path = shared / "vocabs" / f"ggml-vocab-{name}.gguf"
     texts = path.with_suffix(".gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     lines = path.with_suffix(".gguf.out").read_text(encoding="utf-8").splitlines()
@@ -343,8 +361,8 @@ def special_tokens(metadata: dict[str, Any], kinds: set[int]) -> list[dict[str, 
         pytest.param("deepseek-llm", splits(*PRETOKENIZERS["deepseek-llm"].patterns), marks=pytest.mark.slow),
     ],
 )
-def test_byte_level_vocabularies_are_those_of_llama_cpp(shared: Path, tmp_path: Path, name: str, content: Any):
-    theirs = vocabulary_of(shared, name)
+def test_byte_level_vocabularies_are_those_of_llama_cpp(source, tmp_path: Path, name: str, content: Any):
+    theirs = vocabulary_of(source, name)
     pieces, types = theirs["tokenizer.ggml.tokens"], theirs["tokenizer.ggml.token_type"]
     vocab = {piece: token for token, piece in enumerate(pieces) if types[token] == 1}
     model = {"type": "BPE", "vocab": vocab, "merges": theirs["tokenizer.ggml.merges"]}
@@ -356,7 +374,7 @@ def test_byte_level_vocabularies_are_those_of_llama_cpp(shared: Path, tmp_path: 
     assert ours["tokenizer.ggml.merges"] == theirs["tokenizer.ggml.merges"]
     assert ours["tokenizer.ggml.token_type"].tolist() == types.tolist()
     encode = Tokenizer(ours).encode
-    assert [encode(text) for text, _ in vectors(shared, name)] == [tokens for _, tokens in vectors(shared, name)]
+    assert [encode(text) for text, _ in vectors(source, name)] == [tokens for _, tokens in vectors(source, name)]
 
 
 # ---- SentencePiece
@@ -385,14 +403,14 @@ def byte_fallback(pieces: list[str], scores: list[float], added: list[dict[str, 
 
 
 @pytest.mark.parametrize("files", ["tokenizer.model", "both", "tokenizer.json"])
-def test_sentencepiece_vocabularies_are_those_of_llama_cpp(shared: Path, tmp_path: Path, files: str):
-    theirs = vocabulary_of(shared, "llama-spm")
+def test_sentencepiece_vocabularies_are_those_of_llama_cpp(source, tmp_path: Path, files: str):
+    theirs = vocabulary_of(source, "llama-spm")
     pieces, scores = theirs["tokenizer.ggml.tokens"], theirs["tokenizer.ggml.scores"].tolist()
     types = theirs["tokenizer.ggml.token_type"].tolist()
     if files != "tokenizer.json":
         (tmp_path / "tokenizer.model").write_bytes(sentencepiece(pieces, scores, types))
     if files != "tokenizer.model":
-        write_json(tmp_path / "tokenizer.json", byte_fallback(pieces, scores, special_tokens(theirs, {2, 3})))
+        write_json(tmp_path / "tokenizer.json", byte_fallback(pieces, scores, special_tokens(theirs, {2, 3, 4})))
     write_json(tmp_path / "config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": -1})
     ours, warnings = vocabulary_metadata(tmp_path, len(pieces))
     assert ours["tokenizer.ggml.tokens"] == pieces and warnings == []
@@ -401,10 +419,11 @@ def test_sentencepiece_vocabularies_are_those_of_llama_cpp(shared: Path, tmp_pat
     assert (ours["tokenizer.ggml.bos_token_id"], ours["tokenizer.ggml.eos_token_id"]) == (1, 2)
     assert "tokenizer.ggml.padding_token_id" not in ours
     if files != "tokenizer.json":
-        np.testing.assert_array_equal(ours["tokenizer.ggml.scores"][3:], theirs["tokenizer.ggml.scores"][3:])
+        normal = np.array(types) == 1
+        np.testing.assert_array_equal(ours["tokenizer.ggml.scores"][normal], theirs["tokenizer.ggml.scores"][normal])
     encode = Tokenizer(ours).encode
-    assert [encode(text) for text, _ in vectors(shared, "llama-spm")] == [
-        tokens for _, tokens in vectors(shared, "llama-spm")
+    assert [encode(text) for text, _ in vectors(source, "llama-spm")] == [
+        tokens for _, tokens in vectors(source, "llama-spm")
     ]
 
 

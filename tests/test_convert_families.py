@@ -23,9 +23,10 @@ import localllm
 from localllm.arch import ARCHITECTURES
 from localllm.convert import Checkpoint, open_folder
 from localllm.convert.tensors import as_float32
+from localllm.errors import ModelError
 from localllm.quant.recipes import recipe_named
 from localllm.services.quantize import open_source, run
-from localllm.services.quantize_plan import COPY, Request, make_plan
+from localllm.services.quantize_plan import COPY, QuantizeRequest, make_plan
 
 VARIANTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("checkpoints.json").read_text())
 
@@ -78,6 +79,7 @@ def told(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_metadata_and_tensors_are_those_of_llama_cpp(tmp_path: Path, variant: str):
     checkpoint = open_folder(written(tmp_path, variant))
@@ -95,12 +97,80 @@ def runs(variant: str) -> bool:
     return facts(variant)["metadata"]["general.architecture"] in ARCHITECTURES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [*filter(runs, VARIANTS)])
 def test_logits_are_those_of_transformers(tmp_path: Path, variant: str):
     path = write_gguf(tmp_path / "model.gguf", open_folder(written(tmp_path / "model", variant)))
     with localllm.open(path, backend="reference", kv_type="f32") as model:
         logits = model.logits(TEXT)[-1]
     np.testing.assert_allclose(logits[:251:50], facts(variant)["logits"], atol=5e-5)
+
+
+# What transformers takes where a config.json says nothing: the norms' epsilon and the base of the rotation.
+UNSAID = {
+    "llama": (1e-6, 10000.0), "qwen2": (1e-6, 10000.0), "qwen3": (1e-6, 10000.0), "gemma": (1e-6, 10000.0),
+    "gemma2": (1e-6, 10000.0), "gemma3": (1e-6, 1000000.0), "phi3": (1e-5, 10000.0), "smollm3": (1e-6, 2000000.0),
+    "olmo2": (1e-5, 10000.0), "granite": (1e-6, 10000.0), "starcoder2": (1e-5, 10000.0), "gpt2": (1e-5, None),
+    "mixtral": (1e-5, 1000000.0), "qwen2moe": (1e-6, 10000.0), "qwen3moe": (1e-6, 10000.0), "olmoe": (1e-5, 10000.0),
+    "gpt-oss": (1e-5, 150000.0), "deepseek3": (1e-6, 10000.0), "mamba": (1e-5, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", UNSAID)
+def test_what_a_config_need_not_say(tmp_path: Path, variant: str):
+    folder = written(tmp_path, variant)
+    unsaid = dict.fromkeys(["rms_norm_eps", "norm_epsilon", "layer_norm_epsilon", "rope_theta", "rope_parameters"])
+    edit_json(folder / "config.json", **unsaid)
+    metadata = {key.partition(".")[2]: value for key, value in open_folder(folder).metadata.items()}
+    norms = [f"attention.layer_norm{kind}_epsilon" for kind in ("", "_rms")]
+    epsilon, base = UNSAID[variant]
+    assert [metadata[name] for name in norms if name in metadata] == [epsilon]
+    assert metadata.get("rope.freq_base") == base
+
+
+# What else it takes.
+TIED = {"tie_word_embeddings": True}
+GEMMA = {**TIED, "head_dim": 256, "max_position_embeddings": 8192}
+ALSO_UNSAID = {
+    "llama": {"tie_word_embeddings": False, "max_position_embeddings": 2048, "hidden_act": "silu"},
+    "gemma": GEMMA,
+    "gemma2": {
+        **GEMMA, "sliding_window": 4096, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3": {
+        **TIED, "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "query_pre_attn_scalar": 256, "max_position_embeddings": 131072, "sliding_window": 4096,
+    },
+    "smollm3": TIED, "starcoder2": {**TIED, "max_position_embeddings": 4096}, "gpt2": {**TIED, "n_positions": 1024},
+    "mamba": TIED, "qwen3moe": {"norm_topk_prob": False}, "gpt-oss": {"head_dim": 64, "sliding_window": 128},
+    "deepseek3": {
+        "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+    },
+}  # fmt: skip
+
+
+def told_or_refused(folder: Path) -> object:
+    try:
+        checkpoint = open_folder(folder)
+    except ModelError as error:
+        return str(error)
+    return told(checkpoint.metadata), [(tensor.name, tensor.shape) for tensor in checkpoint.tensors]
+
+
+@pytest.mark.parametrize(
+    ("variant", "name", "value"),
+    [(variant, name, value) for variant, unsaid in ALSO_UNSAID.items() for name, value in unsaid.items()],
+)
+def test_what_is_unsaid_is_as_if_it_were_said(tmp_path: Path, variant: str, name: str, value: object):
+    """The same model comes of it, or the same refusal of what does not fit; and of another value another one."""
+    folder = written(tmp_path, variant)
+    results = []
+    for said in (None, value, 3 if not isinstance(value, bool) else not value):
+        edit_json(folder / "config.json", **{name: said})
+        results.append(told_or_refused(folder))
+    assert results[0] == results[1]
+    assert results[2] != results[1]
 
 
 @pytest.mark.parametrize("variant", ["mixtral", "gpt-oss", "gpt-oss-mxfp4", "granitemoe", "deepseek3", "gpt2", "mamba"])
@@ -115,6 +185,7 @@ def test_any_rows_are_those_of_the_whole(tmp_path: Path, variant: str):
                 np.testing.assert_array_equal(rows, whole[first : first + step])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["mixtral", "gpt-oss", "deepseek3", "gpt2", "gemma2", "mamba"])
 def test_halves_become_full_numbers_where_readers_expect_them(tmp_path: Path, variant: str):
     full = {tensor.name: tensor for tensor in open_folder(written(tmp_path / "full", variant)).tensors}
@@ -135,12 +206,13 @@ def test_decay_is_minus_the_exponential(tmp_path: Path):
     np.testing.assert_allclose(decay, -np.exp(logarithms.astype(np.float64)), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "recipe"),
     [("gpt2", "COPY"), ("gpt2", "Q8_0"), ("mixtral", "Q8_0"), ("gpt-oss-mxfp4", "COPY"), ("deepseek3", "COPY")],
 )
 def test_a_quantized_checkpoint_is_a_model(tmp_path: Path, variant: str, recipe: str):
-    request = Request(COPY if recipe == "COPY" else recipe_named(recipe))
+    request = QuantizeRequest(COPY if recipe == "COPY" else recipe_named(recipe))
     plan = make_plan(open_source(str(written(tmp_path / "model", variant))), request)
     run(plan, str(tmp_path / "model.gguf"), request, 2, lambda done, name: None)
     with localllm.open(tmp_path / "model.gguf", backend="reference", kv_type="f32") as model:
@@ -149,7 +221,7 @@ def test_a_quantized_checkpoint_is_a_model(tmp_path: Path, variant: str, recipe:
 
 
 def test_blocks_are_kept(tmp_path: Path):
-    request = Request(recipe_named("MXFP4"))
+    request = QuantizeRequest(recipe_named("MXFP4"))
     plan = make_plan(open_source(str(written(tmp_path, "gpt-oss-mxfp4"))), request)
     assert {job.format.name for job in plan.jobs if "_exps.weight" in job.tensor.name} == {"MXFP4"}
     assert all(job.is_copied for job in plan.jobs if "_exps" in job.tensor.name)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from simulated import launch
 
-from localllm.engine.cuda_attention import Few
+from localllm.engine.cuda.attention import Few
 from localllm.kernels.arguments import PAGE, SEQUENCE
 
 NOWHERE = 1000.0  # in places of the cache that nobody may read
@@ -160,6 +160,7 @@ def check_few(kinds: tuple[str, str], shape: Shape, spans: list[tuple[int, int]]
     assert error(got, expected(shape, tokens, q, keys.kept, values.kept, **given)) < 1e-11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kinds", "shape", "spans"),
     [
@@ -187,6 +188,7 @@ def test_few_with_slopes_and_sinks():
     check_few(("F32", "F32"), Shape(16, 16, 2, 2), [(1, 200), (1, 3)], slopes=slopes, sinks=sinks)
 
 
+@pytest.mark.sampled
 def test_many_on_tensor_cores():
     """Which need whole warps, so a process of their own."""
     tests = Path(__file__).with_name("whole_warps.py")

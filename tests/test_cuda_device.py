@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.engine import cuda_device
-from localllm.engine.cuda_device import CudaCard
+from localllm.engine.cuda import device as cuda_device
+from localllm.engine.cuda.device import CudaCard
 from localllm.errors import LocalllmError
 
 

@@ -12,11 +12,11 @@ from simulated import SimulatedCard
 from localllm.arch.states import Paged
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weight
-from localllm.engine import cuda_backend, devices
-from localllm.engine.cuda_cache import CudaCache
-from localllm.engine.cuda_device import NoCardError, limits
-from localllm.engine.cuda_weights import CardWeights
-from localllm.engine.placing import (
+from localllm.engine.cuda import backend as cuda_backend
+from localllm.engine.cuda import devices
+from localllm.engine.cuda.cache import CudaCache
+from localllm.engine.cuda.device import NoCardError, limits
+from localllm.engine.cuda.placing import (
     MARGIN,
     Sizes,
     card_bytes,
@@ -26,6 +26,8 @@ from localllm.engine.placing import (
     spare,
     state_bytes,
 )
+from localllm.engine.cuda.weights import CardWeights
+from localllm.engine.options import EngineOptions
 from localllm.errors import MemoryLimitError, UsageError
 from localllm.files.gguf_file import Tensor
 from localllm.quant.formats import BY_NAME
@@ -47,7 +49,7 @@ def small(format: str = "F32"):
 
 
 def engine(backend: str, format: str = "F32", **options):
-    return SingleEngine(small(format), 2, CONTEXT, "f32", backend, **options)
+    return SingleEngine(small(format), EngineOptions(2, CONTEXT, "f32", backend, **options))
 
 
 def nmse(got: np.ndarray, expected: np.ndarray) -> float:
@@ -56,6 +58,7 @@ def nmse(got: np.ndarray, expected: np.ndarray) -> float:
     return float(((got - expected) ** 2).sum() / (expected**2).sum())
 
 
+@pytest.mark.sampled
 def test_sequences_go_their_own_ways_together(card):
     """Two prompts, a fork, a step of all three, and back: as on the CPU."""
     rows = {}
@@ -73,6 +76,7 @@ def test_sequences_go_their_own_ways_together(card):
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("layers", [1, 2])
 def test_layers_on_both_sides(card, layers):
     """The first layer on the CPU and the second on the card, or both there."""
@@ -86,6 +90,7 @@ def test_layers_on_both_sides(card, layers):
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
 
 
+@pytest.mark.sampled
 def test_more_sequences_than_the_card_has_tables_for(card, monkeypatch):
     """What the CPU's layers leave for the second group is not what they left for the first."""
     monkeypatch.setattr(cuda_backend, "MOST_SEQUENCES", 1)
@@ -97,6 +102,7 @@ def test_more_sequences_than_the_card_has_tables_for(card, monkeypatch):
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("format", ["Q8_0", "BF16"])
 def test_formats(card, format):
     """A prompt in float16 or BF16, and a token with the weights as they are."""
@@ -108,6 +114,7 @@ def test_formats(card, format):
     assert nmse(rows["cuda"], rows["reference"]) < 1e-5  # float16 has 11 bits: 1e-6 measured
 
 
+@pytest.mark.sampled
 def test_everything_is_given_back(card):
     model = engine("cuda")
     model.forward([1, 2], 0)
@@ -135,7 +142,7 @@ def test_a_card_without_room(monkeypatch):
         engine("cuda", gpu_layers="all")
     with pytest.raises(MemoryLimitError, match="too few for a layer"):
         engine("cuda")
-    monkeypatch.setattr("localllm.engine.model.has_driver", lambda: True)
+    monkeypatch.setattr("localllm.engine.opening.has_driver", lambda: True)
     model = engine("auto")
     assert model.device == "CPU" and "the CPU computes: Numba's simulator has 0.4 GB free" in model.warning
     model.close()
@@ -146,7 +153,7 @@ def test_a_card_that_does_not_work(monkeypatch):
         raise NoCardError("card 0 cannot be used: it is on fire")
 
     monkeypatch.setattr(devices, "open_card", broken)
-    monkeypatch.setattr("localllm.engine.model.has_driver", lambda: True)
+    monkeypatch.setattr("localllm.engine.opening.has_driver", lambda: True)
     model = engine("auto")
     assert model.warning == "the CPU computes: card 0 cannot be used: it is on fire"
     model.close()
@@ -156,11 +163,11 @@ def test_a_card_that_does_not_work(monkeypatch):
 
 def test_nothing_is_asked_where_there_is_no_driver(monkeypatch):
     """Not even a module is imported."""
-    monkeypatch.setattr("localllm.engine.model.has_driver", lambda: False)
-    monkeypatch.delitem(sys.modules, "localllm.engine.devices")
+    monkeypatch.setattr("localllm.engine.opening.has_driver", lambda: False)
+    monkeypatch.delitem(sys.modules, "localllm.engine.cuda.devices")
     model = engine("auto")
     assert model.device == "CPU" and model.warning is None
-    assert "localllm.engine.devices" not in sys.modules
+    assert "localllm.engine.cuda.devices" not in sys.modules
     model.close()
     model = engine("auto", gpu_layers=1)  # who asks for layers on a card hears that there is none
     assert model.device == "CPU" and model.warning == "the CPU computes: there is no NVIDIA driver"

@@ -6,7 +6,7 @@ from kernel_calls import GUARD, at_end_of_page, count, normal, output, padded, w
 from simulated import launch
 from test_experts import CHOICES, exact_choice
 
-from localllm.arch.experts import Routing
+from localllm.arch.routing import Routing
 from localllm.kernels.arguments import EXPERT
 
 ROUTINGS = [

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from localllm.engine.cuda_fusion import fused
-from localllm.engine.tape import Buffer, Step
+from localllm.engine.cuda.fusion import fused
+from localllm.engine.lower.tape import Buffer, Step
 from localllm.kernels.arguments import KERNELS
 
 COUNT, FEW = np.zeros(1, np.int64), np.zeros(1, np.int64)

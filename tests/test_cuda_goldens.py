@@ -6,9 +6,10 @@ The simulator takes seconds for a token: a few families and tokens here, all of 
 import numpy as np
 import pytest
 from engines import open_engine
+from models.golden import COLUMNS, Golden
 from simulated import SimulatedCard
 
-from localllm.engine import devices
+from localllm.engine.cuda import devices
 
 DENSE = {"llama": 1, "gemma2": 0}  # tokens that are read one by one behind the prompt
 
@@ -25,12 +26,13 @@ def nmse(got: np.ndarray, expected: np.ndarray) -> float:
     return float(((got - expected) ** 2).sum() / ((expected - expected.mean()) ** 2).sum())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "more"), DENSE.items())
-def test_dense_families(shared, card, name, more):
+def test_dense_families(model_path, card, name, more):
     """A prompt of 9 tokens in one run, by the library, and some more, by our own products."""
-    golden = np.load(shared / "goldens" / "arch" / f"{name}.npz")
-    engine = open_engine(shared / "goldens" / "arch" / f"{name}.gguf", context=64, kv_type="f32", backend="cuda")
-    ids = golden["tokens"].tolist()
+    golden = Golden.load(name)
+    engine = open_engine(model_path(name), context=64, kv_type="f32", backend="cuda")
+    ids = golden.tokens.tolist()
     got = [engine.forward(ids[:9], 0, "all"), *(engine.forward([ids[i]], i) for i in range(9, 9 + more))]
     engine.close()
-    assert nmse(np.concatenate(got), golden["prefill_logits"][: 9 + more]) < 1e-6
+    assert nmse(np.concatenate(got)[:, COLUMNS], golden.prefill[: 9 + more]) < 1e-6

@@ -1,19 +1,16 @@
 """Quantized weights on a card, in Numba's simulator: planes, and products with them against float64 in NumPy."""
 
-import gguf
 import numpy as np
 import pytest
 from cuda_planes import dequantized
+from kernel_calls import dequantized as weights_of
 from simulated import launch
 
 from localllm.kernels.cuda import grid
-from localllm.kernels.cuda.planes import LAYOUTS, PLAIN, offset, row_bytes, stored_as
+from localllm.kernels.cuda.product.planes import PLAIN, PLANES, offset, row_bytes, stored_as
 from localllm.quant.formats import BY_NAME, FORMATS
+from localllm.quant.layouts import floats_at
 
-HALVES = {  # where blocks have their float16 numbers
-    "MXFP4": (), "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,),
-    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
-}  # fmt: skip
 random = np.random.default_rng(0)
 
 
@@ -36,12 +33,12 @@ def blocks_of(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarra
     """A matrix as in the file: any codes, scales of both signs; and its weights, float32."""
     format = BY_NAME[name]
     blocks = random.integers(0, 256, (rows * columns // format.block, format.bytes), np.uint8)
-    for field in HALVES.get(name, (0,)):
+    for field in floats_at(name):
         scales = random.uniform(-0.01, 0.01, len(blocks)).astype("<f2")
         blocks[:, field : field + 2] = scales.view(np.uint8).reshape(-1, 2)
     if name == "MXFP4":
         blocks[:, 0] = random.integers(118, 124, len(blocks))
-    weights = gguf.dequantize(blocks, gguf.GGMLQuantizationType[name]).astype(np.float32)
+    weights = weights_of(name, blocks)
     return blocks, weights.reshape(rows, columns)
 
 
@@ -104,7 +101,7 @@ def columns_for(name: str, units: int) -> int:
     return -(-32 * units // BY_NAME[name].block) * BY_NAME[name].block
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", PLANES)
 def test_planes(name):
     columns = 3 * columns_for(name, 1)
     blocks, weights = blocks_of(name, 2, columns)
@@ -112,7 +109,7 @@ def test_planes(name):
     np.testing.assert_array_equal(dequantized(name, planes, columns), weights)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", PLANES)
 def test_planes_take_what_the_file_does(name):
     for columns in (576, 2048, 4096):
         if columns % BY_NAME[name].block == 0:
@@ -121,7 +118,7 @@ def test_planes_take_what_the_file_does(name):
 
 
 def test_every_format_has_one_on_the_card():
-    assert {stored_as(format.name) for format in FORMATS.values()} == {*LAYOUTS, *PLAIN}
+    assert {stored_as(format.name) for format in FORMATS.values()} == {*PLANES, *PLAIN}
 
 
 def test_quantize():
@@ -168,12 +165,13 @@ def test_quantize_what_is_made_on_the_way(verb):
 
 # Formats, tokens that kernels are made for and tokens there are, rows, units of 32 columns.
 CASES = [
-    *((name, 1, 1, 3, 2) for name in LAYOUTS),
+    *((name, 1, 1, 3, 2) for name in PLANES),
     *((name, 8, 8, 2, 2) for name in ("Q8_0", "Q2_K", "Q3_K", "Q4_K")),
     ("Q4_0", 4, 3, 5, 9), ("Q4_1", 2, 2, 1, 1), ("Q6_K", 2, 1, 2, 24), ("Q8_0", 8, 5, 3, 5),
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "most", "count", "rows", "units"), CASES)
 def test_linear_planes(name, most, count, rows, units):
     columns = columns_for(name, units)
@@ -246,7 +244,7 @@ def test_what_is_not_finite_stays_visible():
     assert error(y[:1, ::2], x[:1], exact[::2]) < 1e-8
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", PLANES)
 def test_unpack(name):
     columns = columns_for(name, 1)
     weights, exact = matrix(name, 3, columns)
@@ -258,7 +256,7 @@ def test_unpack(name):
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q6_K", *PLAIN])
 def test_embed(name):
-    columns = 256 if name in LAYOUTS else 45
+    columns = 256 if name in PLANES else 45
     weights, exact = matrix(name, 3, columns)
     x = aligned(3, -(-columns // 16) * 16, kind=np.float32)
     launch(

@@ -27,6 +27,7 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(not has_assembler(), reason="needs ptxas, of the wheel nvidia-cuda-nvcc")
 @pytest.mark.parametrize("capability", ["7.5", "8.0", "8.9", "9.0", "10.0"])
 def test_kernels_are_assembled_within_limits(capability):
@@ -37,6 +38,7 @@ def test_kernels_are_assembled_within_limits(capability):
     assert capability != "8.0" or kinds >= MODULES.keys()
 
 
+@pytest.mark.slow
 def test_a_kernel_over_a_limit_is_told():
     """A limit of nothing shows that limits are looked at."""
     code = "import check_ptx; check_ptx.REGISTERS = 8; check_ptx.main()"
@@ -54,6 +56,7 @@ print(told)
 """
 
 
+@pytest.mark.slow
 def test_machine_code_is_kept(tmp_path):
     cache = {"LOCALLLM_CACHE": str(tmp_path), "NUMBA_ENABLE_CUDASIM": "1"}  # which compilers do not heed
     assert run("-c", KEEP, **cache).stdout == "[(0, 1), (1, 1)]\n"

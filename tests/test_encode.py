@@ -7,6 +7,8 @@ import pytest
 from localllm.quant.encode import ENCODERS, encode
 from localllm.quant.formats import BY_NAME
 
+pytestmark = pytest.mark.sampled("name", always=("Q4_0",))  # to compile all searches takes minutes
+
 FLOATS = {"F32": 0.0, "F16": 2.0**-11, "BF16": 2.0**-8}  # largest relative errors
 # Format: (weights that share a scale, codes, whether they also share a minimum).
 CODES = {

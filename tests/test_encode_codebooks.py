@@ -8,6 +8,8 @@ from localllm.quant import encode
 from localllm.quant.codebook import codebook
 from localllm.quant.formats import BY_NAME
 
+pytestmark = pytest.mark.sampled("name", always=("IQ3_XXS",))  # to compile all searches takes minutes
+
 ENCODERS = {
     name: encode.ENCODERS[name] for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 }

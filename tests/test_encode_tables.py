@@ -9,6 +9,8 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from localllm.quant import encode as encoding
 from localllm.quant.formats import BY_NAME
 
+pytestmark = pytest.mark.sampled("name", always=("IQ4_NL",))  # to compile all searches takes minutes
+
 ENCODERS = {name: encoding.ENCODERS[name] for name in ("IQ4_NL", "IQ4_XS", "MXFP4", "TQ1_0", "TQ2_0")}
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float64)
 MXFP4_VALUES = np.array([-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6])

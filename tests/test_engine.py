@@ -14,7 +14,7 @@ from tiny_model import HEADS, HIDDEN, KV_HEADS, WIDTH, write_tiny_model
 
 from localllm.arch.states import Paged
 from localllm.arch.storage import KVType
-from localllm.engine import cache
+from localllm.engine.memory import cache
 from localllm.errors import ContextError, MemoryLimitError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile, Tensor
 from localllm.quant.formats import BY_NAME
@@ -431,17 +431,18 @@ def test_logits_that_are_not_numbers(opened, file, backend, name, value):
 MEMORY = """
 import sys
 from pathlib import Path
-from localllm.engine.model import Engine
+from localllm.engine.engine import Engine
+from localllm.engine.options import EngineOptions
 from localllm.files.gguf_file import GGUFFile
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 file = GGUFFile.open(sys.argv[1])
-first = Engine(file, threads=2, context=64)
+first = Engine(file, EngineOptions(threads=2, context=64))
 first.sequence().append([1, 2, 3])
 before = resident()
-engine = Engine(file, threads=2, context=131072)
+engine = Engine(file, EngineOptions(threads=2, context=131072))
 after_opening = resident()
 sequence = engine.sequence()
 sequence.append([1, 2, 3])

@@ -23,16 +23,18 @@ from kernel_calls import (
 from test_families import assert_same_everywhere, change, golden, logits, nmse, put, values  # noqa: F401 (a fixture)
 from test_kernels import as_written, linear_float, linear_quantized, quantize_words, random_matrix
 
-from localllm.arch.experts import Routing
-from localllm.engine.model import Engine
-from localllm.engine.observe import Squares
+from localllm.arch.routing import Routing
+from localllm.arch.verbs import swiglu_limited
+from localllm.engine.engine import Engine
+from localllm.engine.options import EngineOptions
+from localllm.engine.record.observe import SquareSums
 from localllm.errors import ModelError
 from localllm.files.gguf_file import Tensor
 from localllm.kernels import cpu
 from localllm.kernels.arguments import EXPERT, LINEAR_FLOAT, LINEAR_QUANTIZED
+from localllm.kernels.build.library import Library
 from localllm.kernels.cpu import EXPERT_ROWS
-from localllm.kernels.library import Library
-from localllm.kernels.reference import Choice, Reference
+from localllm.kernels.reference import ChosenExperts, Reference
 
 ROUTINGS = [
     Routing(8, 2), Routing(8, 8), Routing(1, 1), Routing(60, 4, normalized=False, scale=2.5),
@@ -48,7 +50,7 @@ def call():
     return caller([*KERNELS, "sigmoid_gate", "swiglu_limited"])
 
 
-def exact_choice(scores: np.ndarray, routing: Routing, bias: np.ndarray | None) -> Choice:
+def exact_choice(scores: np.ndarray, routing: Routing, bias: np.ndarray | None) -> ChosenExperts:
     """By the reference's verb."""
     weight: Any = None if bias is None else type("Bias", (), {"vector": lambda self: bias})()
     return Reference.route(None, scores, routing, weight)  # type: ignore[arg-type]
@@ -101,6 +103,22 @@ def test_of_equal_scores_the_first_is_chosen(call):
         chosen, _ = route(call, scores, routing, None, 1)
         np.testing.assert_array_equal(chosen, exact_choice(scores, routing, None).experts)
     np.testing.assert_array_equal(route(call, scores, Routing(8, 3), None, 1)[0], [[0, 1, 2], [2, 5, 7]])
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("logit", [-5.0, -13.0, -20.0, -60.0])
+def test_weights_of_tiny_sigmoids_stay_tiny(call, logit, groups):
+    """Their sum divides them, but never less than 2^-14: as in llama.cpp, a token that no expert wants gets little."""
+    routing = Routing(16, 4, sigmoid=True, normalized=True, scale=2.5, groups=groups, groups_used=groups)
+    scores = (logit + 0.5 * normal(5, 16)).astype(np.float32)
+    expected = exact_choice(scores, routing, None)
+    chosen, weights = route(call, scores, routing, None, 1)
+    np.testing.assert_array_equal(chosen, expected.experts)
+    sigmoids = 1 / (1 + np.exp(-np.take_along_axis(scores, chosen, axis=1).astype(np.float64)))
+    by_hand = 2.5 * sigmoids / np.maximum(sigmoids.sum(axis=1, keepdims=True), 2.0**-14)
+    np.testing.assert_allclose(weights, by_hand, rtol=1e-5, atol=1e-38)
+    np.testing.assert_allclose(expected.weights, by_hand, rtol=1e-5, atol=1e-38)
+    assert (weights.sum(axis=1) > 2.4).all() if logit > -6 else (weights.sum(axis=1) < 2).all()
 
 
 def test_sigmoids_that_are_all_1_are_told_apart(call):
@@ -303,7 +321,7 @@ def test_swiglu_limited(call, tokens, columns):
         call("swiglu_limited", parts, count=count(tokens), **vectors, sharpness=1.702, limit=7.0)
         return written(y, tokens, columns)
 
-    exact = Reference.swiglu_limited(None, gate.astype(np.float64), up, 1.702, 7.0)  # type: ignore[arg-type]
+    exact = swiglu_limited(gate.astype(np.float64), up, 1.702, 7.0)
     np.testing.assert_allclose(for_any_parts(compute), exact, rtol=1e-5, atol=1e-30)
 
 
@@ -330,7 +348,7 @@ def test_sigmoid_gate(call, tokens):
 ])  # fmt: skip
 def test_runs_of_any_size_agree(golden, name):  # noqa: F811
     """One by one, in long runs, as a fork, among others."""
-    engine = Engine(golden(name), 2, 640, "f32")
+    engine = Engine(golden(name), EngineOptions(2, 640, "f32"))
     tokens = np.random.default_rng(0).integers(0, 250, 600)
     one, whole = engine.sequence(), engine.sequence()
     steps = np.concatenate([one.append([token]) for token in tokens])
@@ -348,7 +366,7 @@ def test_runs_of_any_size_agree(golden, name):  # noqa: F811
 
 @pytest.mark.parametrize("fields", [
     {"expert_group_count": 2, "expert_group_used_count": 1}, {"expert_gating_func": 1, "expert_weights_scale": 0.0},
-    {"expert_used_count": 4}, {"expert_used_count": 1, "expert_weights_norm": False}, {"expert_gating_func": 3},
+    {"expert_used_count": 4}, {"expert_used_count": 1, "expert_weights_norm": False},
     {"attention__temperature_scale": 0.5, "attention__temperature_length": 8}, {"rope__scaling__type": "linear"},
     {"rope__scaling__yarn_log_multiplier": 0.0}, {"rope__scaling__attn_factor": 0.8},
 ])  # fmt: skip
@@ -363,7 +381,7 @@ def test_layers_that_guess_are_left_out(golden):  # noqa: F811
     for name, tensor in list(file.tensors.items()):
         if name.startswith("blk.1."):
             file.tensors[name.replace("blk.1", "blk.2")] = replace(tensor, name=name.replace("blk.1", "blk.2"))
-    put(file, "blk.2.nextn.enorm.weight", np.ones(96))
+    put(file, "blk.2.nextn.eh_proj.weight", np.ones((96, 192)))
     change(file, block_count=3, nextn_predict_layers=1)
     np.testing.assert_array_equal(logits(file), logits(golden("deepseek2_v3")))
     with pytest.raises(ModelError, match="nextn_predict_layers leaves no layers"):
@@ -407,7 +425,7 @@ def test_routing_that_makes_no_sense_is_refused(golden, fields, problem):  # noq
 
 
 @pytest.mark.parametrize("fields, problem", [
-    ({"expert_gating_func": 4}, "deepseek2.expert_gating_func 4 is not supported"),
+    ({"expert_gating_func": 4}, "deepseek2.expert_gating_func should be 1 or 2, is 4"),
     ({"rope__scaling__type": "longrope"}, "rope scaling longrope is not supported"),
     ({"rope__dimension_count": 64}, "4 heads of 64, 1 of keys, 64 rotated: makes no sense"),
     ({"attention__head_count_kv": 4}, "4 heads of 64, 4 of keys, 32 rotated: makes no sense"),
@@ -463,4 +481,4 @@ def test_experts_of_other_shapes_are_refused(golden, shape):  # noqa: F811
 def test_importance_of_experts_is_refused(golden):  # noqa: F811
     for backend in ("cpu", "reference"):
         with pytest.raises(ModelError, match="an importance matrix of a model with experts"):
-            Engine(golden("llama_moe"), 2, 128, backend=backend, observer=Squares())
+            Engine(golden("llama_moe"), EngineOptions(2, 128, backend=backend, observer=SquareSums()))

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from localllm.arch import architecture
-from localllm.engine.model import Engine
+from localllm.engine.engine import Engine
+from localllm.engine.options import EngineOptions
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile, Tensor
 from localllm.quant.encode import encode
@@ -17,8 +18,8 @@ TOKENS = np.arange(40) * 7 % 250
 
 
 @pytest.fixture
-def golden(shared) -> Callable[[str], GGUFFile]:
-    return lambda name: GGUFFile.open(shared / "goldens" / "arch" / f"{name}.gguf")
+def golden(model_path) -> Callable[[str], GGUFFile]:
+    return lambda name: GGUFFile.open(model_path(name))
 
 
 def change(file: GGUFFile, **fields) -> GGUFFile:
@@ -47,7 +48,7 @@ def values(file: GGUFFile, name: str) -> np.ndarray:
 
 def logits(file: GGUFFile, backend: str = "cpu", context: int = 128, steps: bool = False) -> np.ndarray:
     """Of TOKENS, in one run or one by one."""
-    engine = Engine(file, 2, context, "f32", backend)
+    engine = Engine(file, EngineOptions(2, context, "f32", backend))
     sequence = engine.sequence()
     tokens = [[token] for token in TOKENS] if steps else [TOKENS]
     rows = [sequence.append(some, "all") for some in tokens]
@@ -186,7 +187,7 @@ def test_exaone4_rotates_only_where_there_are_windows_if_there_are_any(golden):
 
 def gemma4(file: GGUFFile, kinds: str, shared: int) -> GGUFFile:
     """Layers of the golden's kinds, w or a, the last `shared` of which have no keys and values of their own."""
-    sources = {"w": 0, "a": 4}
+    sources = {"w": 0, "a": 2}
     layers = {
         f"blk.{layer}{name[5:]}": replace(tensor, name=f"blk.{layer}{name[5:]}")
         for layer, kind in enumerate(kinds)
@@ -215,7 +216,7 @@ def test_gemma4_layers_that_read_those_of_others(golden):
 
 def test_gemma4_values_that_are_keys(golden):
     file = golden("gemma4")
-    for layer in range(5):
+    for layer in range(3):
         del file.tensors[f"blk.{layer}.attn_v.weight"]
     assert_same_everywhere(file)
 
@@ -263,12 +264,45 @@ def test_what_has_no_meaning_is_refused(golden, name, extra):
     ("gptneox", {"use_parallel_residual": 1}, "should be true or false"),
     ("qwen2", {"attention.causal": False}, "looks ahead"),
     ("glm4", {"rope.dimension_sections": np.array([8, 4, 4, 0])}, "positions in images"),
-    ("gemma4", {"attention.shared_kv_layers": 5}, "shared_kv_layers"),
+    ("gemma4", {"attention.shared_kv_layers": 3}, "shared_kv_layers"),
     ("gemma4", {"attention.value_length_swa": 16}, "the length of keys"),
     ("qwen3", {"rope.scaling.type": "su"}, "rope scaling su"),
+    ("baichuan_7b", {"block_count": 31}, "31: 32 and 40 layers are known"),
+    ("cogvlm", {"rope.freq_base": 5e5}, "only whole heads, to the base of 10000"),
+    ("deepseek2_ocr", {"rope.freq_base": 5e5}, "only the base of 10000"),
+    ("qwen2vl", {"rope.dimension_sections": np.array([8, 8])}, "sections should be four numbers"),
+    ("hunyuan", {"rope.dimension_sections": np.array([4, 4, 4, 4])}, "dimension_sections is not supported here"),
+    ("maincoder", {"rope.scaling.alpha": 2.0}, "rope.scaling.alpha is not supported here"),
+    ("nanbeige", {"num_loops": 65}, "num_loops should be a number from 1 to 64"),
+    ("muse_glimmer", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "only linear scaling"),
+    ("step35", {"swiglu_clamp_exp": 0.1}, "each 0 or at least 0.3"),
+    ("step35", {"rope.dimension_count_swa": 20}, "dimension_count_swa is not supported here"),
+    ("laguna", {"attention.key_length_swa": 32}, "key_length_swa is not supported here"),
+    ("granite_swa", {"deepstack_mapping": np.array([-1, 0, -1])}, "deepstack_mapping is not supported"),
+    ("granite_swa", {"attention.rope_pattern": np.array([1, 2, 1])}, "yes or no for each of 3 layers"),
+    ("deci", {"attention.head_count_kv": np.array([3, 0, 0, 4, 0, 1])}, "cannot share key-value heads"),
+    ("hunyuan", {"expert_count": 2}, "expert_count is 2, but no layer has experts"),
 ])  # fmt: skip
 def test_what_is_not_done_is_refused(golden, name, fields, problem):
     file = golden(name)
     file.metadata |= {f"{file.metadata['general.architecture']}.{key}": value for key, value in fields.items()}
     with pytest.raises(ModelError, match=problem):
         architecture(file)
+
+
+def test_a_layer_without_a_feed_forward_network_does_nothing(golden):
+    """As in llama.cpp, though it may have attention: whose tensors stand in the file, and keep nothing."""
+    file = golden("deci")
+    assert [state.layer for state in architecture(file)[1].states()] == [0, 5]
+    assert_same_everywhere(file)
+
+
+def test_layers_that_are_gone_through_twice_keep_twice(golden):
+    states = architecture(golden("nanbeige"))[1].states()
+    assert [state.layer for state in states] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name, still", [("qwen2vl", range(12, 16)), ("qwen3vl", (9, 12, 14, 15))])
+def test_pairs_of_no_axis_stand_still(golden, name, still):
+    """Of 16 pairs, 3, 5 and 4 belong to the axes of an image: one behind the other, or in turn."""
+    assert architecture(golden(name))[1].attention.rope.still == tuple(still)

@@ -4,12 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 sys.path.append(str(SCRIPTS))
 
 from fuzz_kinds import KINDS  # noqa: E402
 
 
+@pytest.mark.slow
 def test_wrong_files_of_every_kind_are_refused_or_read() -> None:
     command = [sys.executable, str(SCRIPTS / "fuzz.py"), "--count", "200", "--first", "269"]  # all kinds
     ran = subprocess.run(command, capture_output=True, text=True)

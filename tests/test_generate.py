@@ -6,8 +6,9 @@ from tiny_model import write_tiny_model
 
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.reuse import common
 from localllm.generation.sampling import SamplingOptions
-from localllm.generation.sequences import Sequences, common
+from localllm.generation.sequences import Sequences
 from localllm.generation.transcript import StopFilter
 from localllm.text.tokenizer import Tokenizer
 

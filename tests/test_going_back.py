@@ -10,7 +10,7 @@ from tiny_hybrid import write_tiny_hybrid
 from tiny_model import CHATML, write_tiny_model
 
 import localllm
-from localllm.engine.program import PRECISE_TOKENS
+from localllm.engine.run import PRECISE_TOKENS
 from localllm.errors import UsageError
 from localllm.files import prefix_files
 from localllm.generation import sequences as waiting
@@ -91,6 +91,21 @@ def test_branches_are_not_read_again(tokenizer: Tokenizer):
     for _ in range(20):
         session.sequences.hold()
     assert len(fake.open_sequences) == 1 + waiting.HELD
+
+
+def test_who_comes_back_takes_what_was_held(tokenizer: Tokenizer):
+    """It waits no longer: another copy of it would take its memory."""
+    fake, session = conversation(tokenizer, *(f"Answer {number}. {LONG_TEXT}" for number in range(8)))
+    for number in range(3):
+        read(fake, session, f"question {number}")
+    trunk = session.messages
+    session.sequences.hold()
+    session.messages = []
+    read(fake, session, "something else")
+    assert len(fake.open_sequences) == 2
+    session.messages = trunk
+    read(fake, session, "question 9")
+    assert len(fake.open_sequences) == 1
 
 
 def test_what_is_held_leaves_room_for_a_whole_context(tokenizer: Tokenizer, monkeypatch):

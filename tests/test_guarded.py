@@ -21,7 +21,7 @@ def test_what_is_sampled():
     assert {tokens for batches in SAMPLED.values() for tokens in batches} == set(BATCHES)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(20)
 @pytest.mark.parametrize(("format", "tokens"), [(name, tokens) for name in SAMPLED for tokens in SAMPLED[name]])
 def test_models_of_odd_shapes_between_guards(format, tokens):
     """A crash shows in the exit code; the shape at which it happened is the last that was printed."""
@@ -32,7 +32,7 @@ def test_models_of_odd_shapes_between_guards(format, tokens):
     assert done.returncode == 0, f"{format}, after {done.stdout.splitlines()[-1:]}: {done.stderr[-500:]}"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(20)
 @pytest.mark.parametrize("tokens", [1, 5, 70])
 def test_recurrent_models_between_guards(tokens):
     program = Path(__file__).parent / "guarded_recurrent.py"

@@ -11,6 +11,7 @@ from localllm.arch import architecture, llama
 from localllm.arch.attention import Transformer
 from localllm.arch.fields import Fields
 from localllm.arch.rope import Rope
+from localllm.arch.sections import with_sections
 from localllm.arch.states import Paged
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
@@ -216,8 +217,8 @@ def test_other_architectures_are_refused(name):
     assert len(str(error.value)) < 1000
 
 
-def test_gemma_2(shared):
-    with GGUFFile.open(shared / "goldens" / "arch" / "gemma2.gguf") as file:
+def test_gemma_2(model_path):
+    with GGUFFile.open(model_path("gemma2")) as file:
         h = architecture(file)[1]
     windows = [state.window for state in h.states()]
     assert windows[::2] == [16] * len(windows[::2]) and not any(windows[1::2])
@@ -287,6 +288,26 @@ def test_yarn_of_one_model_by_hand():
     np.testing.assert_allclose(got[22], plain[22] * (1 / 13 + 12 / 13 / 4), rtol=1e-12)
 
 
+def test_yarn_of_a_long_original_context_by_hand():
+    """dims 8, base 10, original context 700: 32 turns at pair 2.17, 1 turn at 8.19; the ramp ends at 7, dims - 1.
+
+    So does llama.cpp's, though the last pair is number 3.
+    """
+    got = rope(8, 10.0, 4.0, True, 700).frequencies()
+    plain = 10.0 ** (-np.arange(4) / 4)
+    np.testing.assert_allclose(got[:3], plain[:3], rtol=1e-12)
+    np.testing.assert_allclose(got[3], plain[3] * (4 / 5 + 1 / 5 / 4), rtol=1e-12)
+
+
+def test_what_is_unscaled_is_as_if_there_were_no_scaling():
+    """Some layers of Gemma 3 and OLMo 3: neither their frequencies are stretched nor their magnitude is raised."""
+    scaled = replace(rope(64, 10000.0, 8.0, True, 512), magnitude=1.2, turns=(16.0, 2.0))
+    unscaled = scaled.unscaled(5000.0)
+    np.testing.assert_array_equal(unscaled.frequencies(), rope(64, 5000.0).frequencies())
+    assert unscaled.magnitude == 1
+    assert (unscaled.dims, unscaled.head_dim, unscaled.interleaved) == (64, 64, True)
+
+
 @pytest.mark.parametrize("original", [1, 6, 1 << 24])
 @pytest.mark.parametrize("base", [1.0000001, 10000.0, 1e30])
 @pytest.mark.parametrize("dims", [2, 128])
@@ -294,3 +315,30 @@ def test_yarn_with_extreme_values_stays_finite(original, base, dims):
     got = rope(dims, base, 4.0, True, original).frequencies()
     assert np.isfinite(got).all()
     assert (got > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("sections", "mixed", "still"),
+    [
+        (None, False, ()),
+        ([2, 1, 1, 0], False, ()),
+        ([1, 1, 1, 1], False, (3, 7)),  # over and over
+        ([3, 2, 2, 1], False, (7,)),
+        ([3, 2, 3, 0], True, (7,)),  # in turn: the height has no third one
+        ([3, 3, 2, 0], True, ()),
+        ([1, 3, 3, 0], True, (3, 6)),
+    ],
+)
+def test_pairs_of_the_fourth_position_stand_still(sections, mixed, still):
+    metadata = (
+        METADATA if sections is None else METADATA | {"llama.rope.dimension_sections": np.array(sections, np.int32)}
+    )
+    turned = rope(dims=16)
+    assert with_sections(Fields(metadata, "model.gguf", 100), turned, mixed) == replace(turned, still=still)
+
+
+@pytest.mark.parametrize("sections", [[1, 2, 3], [1, 2, 3, 4, 5], [0, 0, 0, 0], [1, -1, 1, 0], 3])
+def test_sections_that_make_no_sense(sections):
+    values = np.array(sections, np.int32) if isinstance(sections, list) else sections
+    with pytest.raises(ModelError, match="dimension_sections"):
+        with_sections(Fields(METADATA | {"llama.rope.dimension_sections": values}, "model.gguf", 100), rope())

@@ -14,7 +14,7 @@ from kernel_calls import caller, count, for_any_parts, normal, output, padded, w
 from tiny_model import LAYERS, WIDTH, damage, exact, write_tiny_model
 
 from localllm.cli import main
-from localllm.engine import observe
+from localllm.engine.record import observe
 from localllm.engine.sequence import Sequence
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
@@ -80,7 +80,7 @@ def test_the_kernel(call, tokens, columns):
 
 def test_the_engine_collects_what_the_reference_does(tiny):
     tokens = np.random.default_rng(0).integers(0, 260, 600)
-    observers = {"cpu": observe.Squares(), "reference": observe.Squares()}
+    observers = {"cpu": observe.SquareSums(), "reference": observe.SquareSums()}
     for backend, observer in observers.items():
         engine = open_engine(tiny, context=600, kv_type="f32", backend=backend, observer=observer)
         for logits in ("none", "all", "last"):  # two batches each
@@ -98,13 +98,13 @@ def test_the_engine_collects_what_the_reference_does(tiny):
 
 
 def test_observing_changes_nothing(tiny):
-    watched, plain = open_engine(tiny, observer=observe.Squares()), open_engine(tiny)
+    watched, plain = open_engine(tiny, observer=observe.SquareSums()), open_engine(tiny)
     np.testing.assert_array_equal(watched.forward(range(200), 0), plain.forward(range(200), 0))
-    assert observe.Squares().take() == {}
+    assert observe.SquareSums().take() == {}
 
 
 def test_all_sequences_are_observed(tiny):
-    observer = observe.Squares()
+    observer = observe.SquareSums()
     engine = open_engine(tiny, observer=observer)
     engine.forward(range(20), 0, "all")
     engine.sequence().append(range(20, 50), "all")
@@ -117,7 +117,7 @@ def test_all_sequences_are_observed(tiny):
 def test_threads_do_not_change_a_bit(tiny):
     results = []
     for threads in (1, 2, 3):
-        observer = observe.Squares()
+        observer = observe.SquareSums()
         open_engine(tiny, threads=threads, observer=observer).forward(range(200), 0)
         results.append(observer.take())
     for result in results[1:]:
@@ -254,7 +254,7 @@ def test_merging(tmp_path):
 
 def collected(path: str, chunks: np.ndarray) -> dict[str, np.ndarray]:
     """Mean squares by the reference."""
-    observer = observe.Squares()
+    observer = observe.SquareSums()
     engine = open_engine(path, backend="reference", observer=observer)
     for chunk in chunks:
         engine.forward(chunk, 0, "all")

@@ -9,8 +9,9 @@ import pytest
 from conftest import ROOT
 
 from localllm.errors import LocalllmError
-from localllm.kernels import machine_code, target
-from localllm.kernels.machine_code import MachineCode, linked_by_llvm
+from localllm.kernels import machine
+from localllm.kernels.build import machine_code
+from localllm.kernels.build.machine_code import MachineCode, linked_by_llvm
 
 SOURCE = """
 declare double @exp(double)
@@ -106,9 +107,8 @@ def test_what_cannot_be_linked_is_refused():
 
 def test_a_start_does_without_llvm():
     """Loading kernels that are compiled imports no llvmlite, which takes 50 ms."""
-    program = (
-        "import sys; from localllm.kernels.library import Library; Library(['add']); print('llvmlite' in sys.modules)"
-    )
+    library = "from localllm.kernels.build.library import Library"
+    program = f"import sys; {library}; Library(['add']); print('llvmlite' in sys.modules)"
     for _ in range(2):  # the first may compile
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == f"{not machine_code.is_x86_64(object_of(SOURCE)) or sys.platform != 'linux'}\n", done.stderr
@@ -118,16 +118,16 @@ def test_which_cpu_it_is_is_remembered(tmp_path, monkeypatch):
     """Under what Linux says of it: another computer with the same home asks LLVM."""
     asked = []
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
-    monkeypatch.setattr(target, "processor_by_llvm", lambda: asked.append(1) or ("znver9", "+sse2,-avx"))
+    monkeypatch.setattr(machine, "processor_by_llvm", lambda: asked.append(1) or ("znver9", "+sse2,-avx"))
     for said, times in ((b"model 1", 1), (b"model 1", 1), (b"model 2", 2), (None, 3)):
-        monkeypatch.setattr(target, "processor_information", lambda: said)  # noqa: B023
-        assert target.processor.__wrapped__() == ("znver9", "+sse2,-avx")
+        monkeypatch.setattr(machine, "processor_information", lambda: said)  # noqa: B023
+        assert machine.processor.__wrapped__() == ("znver9", "+sse2,-avx")
         assert len(asked) == times
     for file in tmp_path.rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes() + b"!")
-    monkeypatch.setattr(target, "processor_information", lambda: b"model 1")
-    target.processor.__wrapped__()
+    monkeypatch.setattr(machine, "processor_information", lambda: b"model 1")
+    machine.processor.__wrapped__()
     assert len(asked) == 4
 
 
@@ -143,8 +143,8 @@ def test_what_linux_says_of_a_cpu(tmp_path):
         first.replace("sse2", "avx") + "\n",
     ):
         (tmp_path / "cpuinfo").write_text(text)
-        said.append(target.processor_information(str(tmp_path / "cpuinfo")))
+        said.append(machine.processor_information(str(tmp_path / "cpuinfo")))
     assert said[0] == said[1] != said[2]
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50\nFeatures\t: fp asimd\n\n")
-    assert target.processor_information(str(tmp_path / "cpuinfo")) is None
-    assert target.processor_information(str(tmp_path / "nothing")) is None
+    assert machine.processor_information(str(tmp_path / "cpuinfo")) is None
+    assert machine.processor_information(str(tmp_path / "nothing")) is None

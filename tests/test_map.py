@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from system_calls import SAFE, SystemCalls
 
 from localllm import builtin_model
 from localllm.errors import UsageError
@@ -191,6 +192,7 @@ def test_a_second_ctrl_c_leaves_at_once(many: Path, tmp_path: Path):
     assert all("output" in result for result in lines(output.read_text()))
 
 
+@pytest.mark.slow
 def test_killed_and_started_again(many: Path, tmp_path: Path):
     output, few = tmp_path / "answers.jsonl", tmp_path / "few.txt"
     few.write_text("".join(many.read_text().splitlines(keepends=True)[:200]))
@@ -281,7 +283,7 @@ def test_short_ones_first():
 
 def test_an_id_is_known_by_its_type():
     records = [Record(1, "a"), Record("1", "b")]
-    assert unfinished(records, [{"id": "1", "input": "b"}], "") == [records[0]]
+    assert unfinished(records, [{"id": "1", "input": "b"}]) == [records[0]]
 
 
 def test_two_processes_cannot_write_the_same_file(tmp_path: Path):
@@ -290,6 +292,40 @@ def test_two_processes_cannot_write_the_same_file(tmp_path: Path):
         with pytest.raises(UsageError, match="another process"), LineFile(tmp_path / "out.jsonl"):
             pass
     assert (tmp_path / "out.jsonl").read_bytes() == b'{"id": 1}\n'
+
+
+def test_what_was_written_is_on_the_disk_in_the_end(tmp_path: Path, monkeypatch):
+    calls = SystemCalls(monkeypatch)
+    with LineFile(tmp_path / "out.jsonl") as out:
+        out.write(json_line({"id": 1}))
+        out.write(json_line({"id": 2}))
+    assert calls.of(tmp_path / "out.jsonl") == ["write", "fsync"]
+
+
+def test_lines_that_go_take_the_others_along_safely(tmp_path: Path, monkeypatch):
+    """And the lock goes to the new file."""
+    (tmp_path / "out.jsonl").write_bytes(b'{"id": 1}\n{"id": 2, "error": "x"}\n{"id": 3')
+    calls = SystemCalls(monkeypatch)
+    with LineFile(tmp_path / "out.jsonl", keep=lambda record: "error" not in record) as out:
+        assert calls.of(tmp_path / "out.jsonl") == SAFE
+        assert out.records == [{"id": 1}]
+        out.write(json_line({"id": 4}))
+        with pytest.raises(UsageError, match="another process"), LineFile(tmp_path / "out.jsonl"):
+            pass
+    assert (tmp_path / "out.jsonl").read_bytes() == b'{"id": 1}\n{"id": 4}\n'
+
+
+@pytest.mark.parametrize("begun", [b"", b'{"id": 1}\n'])
+def test_a_file_in_which_nothing_came_to_be_is_gone(tmp_path: Path, begun: bytes):
+    """If something failed; what was there stays."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(begun)
+    with pytest.raises(KeyboardInterrupt), LineFile(path):
+        raise KeyboardInterrupt
+    assert path.exists() == bool(begun)
+    with LineFile(path):
+        pass
+    assert path.read_bytes() == begun
 
 
 def test_text_that_is_no_utf_8_survives():

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from localllm import builtin_model
 from localllm.errors import LocalllmError
-from localllm.services.map import Job, Mapping
+from localllm.services.map import MapJob, Mapping
 from localllm.services.records import Prompts, Record
 
 ray = pytest.importorskip("ray", reason="needs Ray: scripts/test_ray")
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.slow
 STORE = 100 * 2**20  # bytes of a node's object store
 
 
-def job(path: str | os.PathLike[str]) -> Job:
+def job(path: str | os.PathLike[str]) -> MapJob:
     from localllm.generation.generate import GenerationOptions
     from localllm.generation.sampling import SamplingOptions
 
     options = GenerationOptions(40, sampling=SamplingOptions(temperature=0))
-    return Job(os.fspath(path), Prompts("What is {line}?"), options, context=256, threads=1)
+    return MapJob(os.fspath(path), Prompts("What is {line}?"), options, context=256, threads=1)
 
 
 RECORDS = [Record(number, f"number {number}") for number in range(300)]

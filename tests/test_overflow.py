@@ -47,7 +47,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=12), st.sampled_from([0, 1, KEEP, 64, 128]))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 def test_it_looks_as_if_it_held_everything(steps, keep):
     engine = FakeEngine(2000, lambda tokens: tokens[-1], CONTEXT)
     held = engine.sequence()
@@ -143,6 +143,21 @@ def test_a_conversation_shifts(tiny):
     standing = tokenizer.encode("<|im_start|>system\nRemember me.<|im_end|>\n<|im_start|>user\n", special=True)
     assert held.tokens[: len(standing)] == standing
     assert answer.kept == len(standing)
+
+
+@pytest.mark.parametrize("keep", [None, 7])
+def test_an_answer_that_goes_on_keeps_the_system_message(tiny, keep):
+    """While it goes on the context gets full; `keep` says otherwise how many tokens stay."""
+    engine, session, tokenizer = conversation(tiny, "x" * 900)
+    session.system = "Remember me."
+    "".join(session.ask("Go", options("shift", max_tokens=100, keep=keep)))
+    answer = session.resume(options("shift", max_tokens=300, keep=keep))
+    assert "".join(answer) == "x" * 300
+    standing = tokenizer.encode("<|im_start|>system\nRemember me.<|im_end|>\n<|im_start|>user\n", special=True)
+    assert answer.dropped > 0
+    assert answer.kept == (len(standing) if keep is None else keep)
+    (held,) = engine.open_sequences
+    assert held.tokens[: answer.kept] == standing[: answer.kept]
 
 
 def test_a_conversation_may_refuse_to_forget(tiny):

@@ -1,8 +1,10 @@
 """The wheel holds the whole program and its data, and the data says what is true."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -39,23 +41,85 @@ def test_what_is_installed_here_is_localllm_alone(tmp_path: Path):
     assert done.stdout == b"[]\n", done
 
 
+def installed_files() -> set[str]:
+    """What an installation has of the repository, by where it is installed."""
+    places = {ROOT / "localllm": "localllm", ROOT / "quant": "localllm/quant"}
+    return {"localllm/data/models.toml"} | {
+        f"{place}/{path.relative_to(folder).as_posix()}"
+        for folder, place in places.items()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_there_are_no_links():
+    """They do not survive Windows, archives and copies."""
+    listed = subprocess.run(["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a clone")
+    assert [line for line in listed.stdout.splitlines() if line.startswith("120000")] == []
+
+
+def answers(python: str, folder: Path, **environment: str) -> None:
+    """A Python that has localllm, in whatever way, has all of it."""
+    program = (
+        "import localllm, localllm.quant.formats, localllm.services.catalogue as c\n"
+        "assert len(c.known_models()) >= 40 and localllm.builtin_model().exists(), c.registry()\n"
+        "print(localllm.__path__[0], sep='')"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
+    done = subprocess.run([python, "-c", program], cwd=folder, capture_output=True, text=True, env=clean)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_copy_of_the_folder_runs(tmp_path: Path):
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "tests", "docs")
+    shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
+    answers(sys.executable, tmp_path / "copy", PYTHONPATH=str(tmp_path / "copy"))
+
+
+def built(kind: str, source: Path, target: Path) -> Path:
+    """What the build backend makes of a source tree: sdist, wheel or editable."""
+    target.mkdir()
+    program = f"import sys, hatchling.build as backend; backend.build_{kind}(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", program, str(target)], check=True, cwd=source, stdout=subprocess.DEVNULL)
+    (file,) = target.iterdir()
+    return file
+
+
+def install(wheel: Path, folder: Path) -> None:
+    """Into an environment of its own, which has what localllm needs from this one; it has to run there."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = str(folder / ("bin/python" if os.name == "posix" else "Scripts/python.exe"))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--python", python]
+    subprocess.run([*pip, "install", "--no-deps", str(wheel)], check=True, stdin=subprocess.DEVNULL)
+    answers(python, folder, PYTHONPATH=os.pathsep.join(map(str, site_packages())))
+
+
 @pytest.mark.slow
-def test_wheel(tmp_path: Path):
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
-    subprocess.run(pip, check=True, stdin=subprocess.DEVNULL)
-    (wheel,) = tmp_path.glob("*.whl")
+def test_wheel_sdist_and_editable(tmp_path: Path):
+    """The wheel of the sources' archive is that of the repository; each installs the whole program."""
+    wheel, archive = built("wheel", ROOT, tmp_path / "wheel"), built("sdist", ROOT, tmp_path / "sdist")
+    with tarfile.open(archive) as sources:
+        sources.extractall(tmp_path / "sources", filter="data")
+    (unpacked,) = (tmp_path / "sources").iterdir()
+    assert built("wheel", unpacked, tmp_path / "again").read_bytes() == wheel.read_bytes()
+    check_wheel(wheel)
+    install(wheel, tmp_path / "installed")
+    install(built("editable", ROOT, tmp_path / "editable"), tmp_path / "in place")
+
+
+def site_packages() -> list[Path]:
+    """Where this Python has what localllm needs, other than localllm."""
+    return [Path(path) for path in sys.path if Path(path).name == "site-packages"]
+
+
+def check_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
         commands = archive.read(entry_points).decode()
         registry = archive.read("localllm/data/models.toml")
-    sources = {
-        path.relative_to(ROOT).as_posix()
-        for folder in ("localllm", "localllm/quant")
-        for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    assert names == sources
-    assert {"localllm/data/guide.gguf", "localllm/data/models.toml"} <= names
+    assert names == installed_files()
     assert registry == (ROOT / "models.toml").read_bytes()
     assert "localllm = localllm.cli.main:program" in commands

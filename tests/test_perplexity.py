@@ -23,7 +23,7 @@ from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, 
 from localllm.files.text_file import read_text
 from localllm.services import perplexity
 from localllm.services.chunks import as_read, cut
-from localllm.services.perplexity import Reader
+from localllm.services.perplexity import ChunkReader
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
 
 TEXT = " ".join(f"hello world {number}, wor rld" for number in range(60))
@@ -103,7 +103,7 @@ def test_a_text_file(tmp_path, data, text):
 @pytest.mark.parametrize("bos", [None, 2])
 def test_perplexity_is_what_the_formula_says(monkeypatch, tiny, threads, piece, bos):
     monkeypatch.setattr(perplexity, "PIECE", piece)
-    with Reader(tiny, SIZE, threads) as reader:
+    with ChunkReader(tiny, SIZE, threads) as reader:
         chunks = cut(reader.tokenizer.encode(TEXT), SIZE, 3)
         if bos is not None:
             reader.tokenizer.adds_bos, reader.tokenizer.bos_id = True, bos
@@ -121,14 +121,14 @@ def test_perplexity_is_what_the_formula_says(monkeypatch, tiny, threads, piece, 
 def test_threads_do_not_change_a_bit(tiny):
     results = []
     for threads in (1, 2):
-        with Reader(tiny, SIZE, threads) as reader:
+        with ChunkReader(tiny, SIZE, threads) as reader:
             results.append(list(reader.predict(cut(reader.tokenizer.encode(TEXT), SIZE, 2)))[-1].nll)
     np.testing.assert_array_equal(*results)
 
 
 def test_a_damaged_model(tmp_path):
     path = damage(write_tiny_model(tmp_path / "tiny.gguf"))
-    with Reader(path, SIZE, 1) as reader, pytest.raises(ModelError, match=r"tiny\.gguf: .*not numbers"):
+    with ChunkReader(path, SIZE, 1) as reader, pytest.raises(ModelError, match=r"tiny\.gguf: .*not numbers"):
         list(reader.predict(np.zeros((1, SIZE), np.int32)))
 
 
@@ -224,7 +224,7 @@ def test_the_file(tmp_path):
 
 def test_a_file_that_is_not_finished_is_not_there(tmp_path, tiny):
     (tmp_path / "x").write_text("old")
-    with Reader(tiny, SIZE, 1) as reader:
+    with ChunkReader(tiny, SIZE, 1) as reader:
         results = reader.predict(cut(reader.tokenizer.encode(TEXT), SIZE, 3), tmp_path / "x")
         next(results)
         results.close()
@@ -239,7 +239,7 @@ def test_a_disk_without_room(monkeypatch, tmp_path):
 
 
 def test_a_model_is_like_itself_and_unlike_others(tmp_path, tiny, other):
-    with Reader(tiny, SIZE, 2) as reader:
+    with ChunkReader(tiny, SIZE, 2) as reader:
         first = list(reader.predict(cut(reader.tokenizer.encode(TEXT), SIZE, 3), tmp_path / "x"))[-1]
         base = Logits.open(tmp_path / "x")
         same = list(reader.compare(base))[-1]
@@ -247,7 +247,7 @@ def test_a_model_is_like_itself_and_unlike_others(tmp_path, tiny, other):
     np.testing.assert_allclose(same.base_nll, first.nll, atol=1e-3)
     np.testing.assert_allclose(same.kld, 0, atol=1e-4)
     assert same.same_top.all()
-    with Reader(other, SIZE, 2) as reader:
+    with ChunkReader(other, SIZE, 2) as reader:
         assert [result.chunks for result in reader.compare(base, 2)] == [1, 2]
         unlike = list(reader.compare(base))[-1]
     np.testing.assert_allclose(unlike.nll, exact_nll(other, base.chunks), rtol=1e-4)
@@ -266,7 +266,7 @@ def engine_logits(path: str, chunks: np.ndarray) -> np.ndarray:
 def test_another_vocabulary(tmp_path, tiny):
     with LogitsWriter(tmp_path / "x", np.zeros((1, 7), np.int32), 3) as writer:
         writer.write(np.zeros((3, 8), "<u2"))
-    with Reader(tiny, 7, 1) as reader, pytest.raises(UsageError, match="different vocabularies, 3 and 268"):
+    with ChunkReader(tiny, 7, 1) as reader, pytest.raises(UsageError, match="different vocabularies, 3 and 268"):
         next(reader.compare(Logits.open(tmp_path / "x")))
 
 
@@ -278,7 +278,7 @@ def test_as_llama_perplexity(shared: Path, monkeypatch):
     """SmolLM2, dequantized to F32, with llama.cpp 0.5.0: [1]28.7254,[2]43.0314,[3]39.6456,[4]40.4651."""
     path = shared / "models" / "smollm2-135m-instruct-q4_1.gguf"
     monkeypatch.setattr(GGUFFile, "open", classmethod(lambda cls, path, open=GGUFFile.open: exact(open(path))))
-    with Reader(path, 512, None) as reader:
+    with ChunkReader(path, 512, None) as reader:
         tokens = reader.tokenizer.encode(read_text(shared / "text" / "tinyshakespeare.txt"), bos=True)
         values = [result.perplexity[0] for result in reader.predict(cut(tokens, 512, 4))]
     np.testing.assert_allclose(values, [28.7254, 43.0314, 39.6456, 40.4651], rtol=2e-4)
@@ -349,11 +349,11 @@ def test_refusals(cli, tiny, text, code, arguments, reason):
 
 def test_ctrl_c_prints_what_was_measured(cli, monkeypatch, tiny, text, tmp_path):
     def interrupted(self, chunks, save):
-        yield from list(Reader.real_predict(self, chunks[:1]))
+        yield from list(ChunkReader.real_predict(self, chunks[:1]))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Reader, "real_predict", Reader.predict, raising=False)
-    monkeypatch.setattr(Reader, "predict", interrupted)
+    monkeypatch.setattr(ChunkReader, "real_predict", ChunkReader.predict, raising=False)
+    monkeypatch.setattr(ChunkReader, "predict", interrupted)
     monkeypatch.setattr(main.os, "_exit", sys.exit)
     code, out, err = cli(tiny, text, "-c", SIZE)
     assert (code, err) == (130, "")

@@ -10,10 +10,10 @@ import pytest
 from conftest import ROOT
 from engines import open_engine
 
-from localllm.engine.pieces import EVERY, Pieces
-from localllm.engine.recorder import ALL, WANTED, Routed, Rows
-from localllm.kernels import objects
-from localllm.kernels.cpu.pieces import PIECES, few_tokens, piece_for
+from localllm.engine.cpu.pieces import EVERY, Pieces
+from localllm.engine.record.operations import ALL, WANTED, Routed, Rows
+from localllm.kernels.build import objects
+from localllm.kernels.cpu.product.pieces import PIECES, few_tokens, piece_for
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from make_synthetic import SHAPES, write_model
@@ -60,9 +60,10 @@ def compilers() -> list[str]:
     """The processes that this one has started to compile."""
     lines = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
     found = (pid for line in lines for pid in line)
-    return [pid for pid in found if b"localllm.kernels.compile" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in found if b"localllm.kernels.build.compile" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_pieces_are_compiled_behind_runs_that_do_not_need_them(tmp_path, monkeypatch):
     """The answer is that of a later start; nobody shows progress when it has begun; compilers end with the engine."""
@@ -72,7 +73,7 @@ def test_pieces_are_compiled_behind_runs_that_do_not_need_them(tmp_path, monkeyp
         expected = [engine.forward(ids, 0) for ids in ([1], PROMPT)]
     there = objects.object_folder()
     here = tmp_path / "kernels" / there.name
-    monkeypatch.setattr(objects, "object_folder", lambda: here)
+    monkeypatch.setattr(objects, "object_folder", lambda of=None: here)
     unwanted = shutil.ignore_patterns("linear_few-*", "linear_precise-*", "linear_fast-*")
     shutil.copytree(there, here, ignore=unwanted)
     here.chmod(0o700)

@@ -8,7 +8,7 @@ import pytest
 from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tokenizer import CONTROL, USER_DEFINED, byte_level, vocabulary  # noqa: F401 (a fixture)
+from test_tokenizer import CONTROL, USER_DEFINED, byte_level, released_vocabulary, vocabulary  # noqa: F401 (fixtures)
 from tiny_model import write_tiny_model
 
 from localllm.generation.session import Session
@@ -210,6 +210,7 @@ def template_of(shared: Path, name: str) -> str:
     return (shared / "templates" / f"{name}.jinja").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "template"),
     [
@@ -224,9 +225,10 @@ def template_of(shared: Path, name: str) -> str:
     ],
     ids=lambda value: value[:16],
 )
-def test_random_texts_make_no_control_token(shared, vocabulary, name: str, template: str):  # noqa: F811
-    tokenizer = vocabulary(name)
-    source = template if "{%" in template else template_of(shared, template)
+def test_random_texts_make_no_control_token(request, name: str, template: str):
+    own = "{%" in template
+    tokenizer = request.getfixturevalue("vocabulary" if own else "released_vocabulary")(name)
+    source = template if own else template_of(request.getfixturevalue("shared"), template)
     compiled = ChatTemplate(source, tokenizer.pieces[tokenizer.bos_id], tokenizer.pieces[tokenizer.eos_id])
     markers = sorted(tokenizer._control_pieces)[-20:] + ["<|im_end|>"]
 
@@ -282,6 +284,7 @@ def released(shared) -> list[tuple[str, Tokenizer, ChatTemplate]]:
 USER = {"role": "user", "content": "Hi"}  # some templates take a <tool_response> for no question
 
 
+@pytest.mark.slow
 def test_harmless_messages_are_rendered_as_before(released):
     for name, tokenizer, template in released:
         for text in HARMLESS:
@@ -293,6 +296,7 @@ def test_harmless_messages_are_rendered_as_before(released):
                 assert tokenizer.encode_rendered(rendered) == tokenizer.encode(before, special=True), (name, text)
 
 
+@pytest.mark.slow
 def test_markers_in_messages_of_released_templates(released):
     def found(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> list[str]:
         messages = [{"role": role, "content": text} for role in ("system", "user", "assistant", "user")]
@@ -309,13 +313,14 @@ def test_markers_in_messages_of_released_templates(released):
 # Speed: what a file and a text may be like is not for us to choose.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["<|im_start|>", "<", "< ", "<unused1234", "a<b>c", "<unused1"])
 def test_a_megabyte_and_thousands_of_control_tokens(text: str):
     markers = Markers([*(f"<unused{number}>" for number in range(6000)), "<|im_start|>", "<|im_end|>", "<" * 5000])
     content = text * (1_000_000 // len(text))
-    started = time.perf_counter()
+    started = time.process_time()
     rendered = markers.render(ChatTemplate(CHATML), [{"role": "user", "content": content}])
-    assert time.perf_counter() - started < 20, "a second, if it takes as long as the text is"
+    assert time.process_time() - started < 20, "a second, if it takes as long as the text is"
     assert content in rendered.replace(BREAK, "")
     assert rendered.count("<|im_start|>") == 2
 

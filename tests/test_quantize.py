@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import mmap
 import os
 import random
 import resource
@@ -16,6 +17,7 @@ import gguf
 import numpy as np
 import pytest
 from conftest import ROOT
+from system_calls import SystemCalls
 from tiny_model import write_tiny_model
 
 from localllm.cli.main import main
@@ -23,7 +25,7 @@ from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_writer import Output, write_gguf
 from localllm.files.safe_file import SafeFile
-from localllm.files.source import row_count
+from localllm.files.source import map_under, row_count
 from localllm.kernels.widen import Widener, can_widen
 from localllm.quant.encode import ENCODERS, encode
 from localllm.quant.formats import BY_NAME, FORMATS
@@ -31,7 +33,7 @@ from localllm.quant.recipes import RECIPES, Options
 from localllm.services import quantize as service
 from localllm.services import quantize_plan
 from localllm.services.quantize import default_output, open_source, parse_override, run
-from localllm.services.quantize_plan import CHUNK, COPY, Request, make_plan
+from localllm.services.quantize_plan import CHUNK, COPY, QuantizeRequest, make_plan
 
 MADE = {
     "general.architecture": "made",
@@ -76,7 +78,7 @@ def model(tmp_path_factory) -> Path:
 
 def quantized(path: Path, target: Path, recipe: str, threads: int = 2, **request) -> GGUFFile:
     """The file that becomes of it."""
-    asked = Request(COPY if recipe == "COPY" else RECIPES[recipe], **request)
+    asked = QuantizeRequest(COPY if recipe == "COPY" else RECIPES[recipe], **request)
     run(make_plan(open_source(str(path)), asked), str(target), asked, threads, lambda done, name: None)
     return GGUFFile.open(target)
 
@@ -95,7 +97,7 @@ def values(file: GGUFFile) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("recipe", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K_M", "Q6_K"])
 def test_a_file_has_the_planned_formats_and_the_weights(recipe: str, model: Path, tmp_path: Path):
     file = quantized(model, tmp_path / "x.gguf", recipe)
-    plan = make_plan(open_source(str(model)), Request(RECIPES[recipe]))
+    plan = make_plan(open_source(str(model)), QuantizeRequest(RECIPES[recipe]))
     assert {name: t.format.name for name, t in file.tensors.items()} == {
         j.tensor.name: j.format.name for j in plan.jobs
     }
@@ -158,7 +160,7 @@ def test_metadata_is_kept_and_completed(model: Path, tmp_path: Path):
 def test_overrides_keep_the_type_that_readers_expect(tmp_path: Path):
     write_model(tmp_path / "m.gguf", **{"a.byte": np.uint8(1), "a.long": np.uint64(1), "a.double": np.float64(1)})
     texts = ["a.byte=int:300", "a.long=int:5", "a.double=float:0.1"]
-    asked = Request(COPY, overrides=[parse_override(text) for text in texts])
+    asked = QuantizeRequest(COPY, overrides=[parse_override(text) for text in texts])
     (metadata, _), *_ = make_plan(open_source(str(tmp_path / "m.gguf")), asked).files
     assert [metadata[key][0] for key in ("a.byte", "a.long", "a.double")] == [4, 10, 12]
 
@@ -206,6 +208,7 @@ UNKNOWN = ("NVFP4", "Q1_0", "Q2_0")  # to `gguf` 0.19
 REST = sorted(name for name, format in BY_NAME.items() if can_widen(format) and name not in (*QUICK, *UNKNOWN))
 
 
+@pytest.mark.sampled("name")
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)])
 def test_every_format_is_read_as_gguf_reads_it(name: str):
     format = BY_NAME[name]
@@ -220,18 +223,18 @@ def test_every_format_is_read_as_gguf_reads_it(name: str):
 
 
 def test_rows_that_do_not_fit(model: Path, tmp_path: Path):
-    plan = make_plan(open_source(str(model)), Request(RECIPES["Q4_K_S"]))
+    plan = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_K_S"]))
     assert [job.tensor.name for job in plan.jobs if job.is_fallback] == ["blk.0.ffn_up.weight"]
     assert plan.warnings == ["a fallback: blk.0.ffn_up.weight: Q5_0 for Q4_K, because rows are no multiple of 256"]
     with pytest.raises(ModelError, match=r"--strict: blk\.0\.ffn_up\.weight: Q5_0 for Q4_K"):
-        make_plan(open_source(str(model)), Request(RECIPES["Q4_K_S"], strict=True))
-    make_plan(open_source(str(model)), Request(RECIPES["Q4_0"], strict=True))
+        make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_K_S"], strict=True))
+    make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_0"], strict=True))
 
 
 def test_types_without_an_encoder_are_refused(model: Path, monkeypatch):
     monkeypatch.delitem(ENCODERS, "Q6_K")
     with pytest.raises(UsageError, match="would become Q6_K, which localllm cannot make yet"):
-        make_plan(open_source(str(model)), Request(RECIPES["Q6_K"]))
+        make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q6_K"]))
 
 
 @pytest.mark.parametrize(
@@ -294,28 +297,28 @@ def test_the_user_chooses_where_importance_counts(model: Path, importance, tmp_p
     used = {
         key: {job.tensor.name for job in make_plan(open_source(str(model)), request).jobs if job.importance is not None}
         for key, request in {
-            "include": Request(RECIPES["Q4_1"], imatrix=imatrix, include=["ffn_down", "attn_q"]),
-            "exclude": Request(RECIPES["Q4_1"], imatrix=imatrix, exclude=["ffn_down", "attn_q"]),
+            "include": QuantizeRequest(RECIPES["Q4_1"], imatrix=imatrix, include=["ffn_down", "attn_q"]),
+            "exclude": QuantizeRequest(RECIPES["Q4_1"], imatrix=imatrix, exclude=["ffn_down", "attn_q"]),
         }.items()
     }
     assert used["include"] == {"blk.0.ffn_down.weight"} and used["exclude"] == importance.keys() - used["include"]
     for named in ({"include": ["a"]}, {"include": ["a"], "exclude": ["b"], "imatrix": imatrix}):
         with pytest.raises(UsageError, match="exclude"):
-            make_plan(open_source(str(model)), Request(RECIPES["Q4_1"], **named))
+            make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_1"], **named))
 
 
 def test_importance_of_another_model(model: Path, importance, tmp_path: Path):
     importance["blk.0.ffn_down.weight"] = np.ones((1, 256), np.float32)
     imatrix = write_imatrix(tmp_path / "i.gguf", importance)
     with pytest.raises(ModelError, match=r"blk\.0\.ffn_down\.weight: the importance matrix is for \[1, 256\] columns"):
-        make_plan(open_source(str(model)), Request(RECIPES["Q4_1"], imatrix=imatrix))
+        make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_1"], imatrix=imatrix))
 
 
 def test_what_importance_misses_is_told(model: Path, importance, tmp_path: Path):
     imatrix = write_imatrix(tmp_path / "i.gguf", importance)
-    lines = make_plan(open_source(str(model)), Request(RECIPES["Q2_K_S"], imatrix=imatrix)).warnings
+    lines = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q2_K_S"], imatrix=imatrix)).warnings
     assert any("does not have blk.0.ffn_up.weight and 1 more" in line for line in lines)
-    lines = make_plan(open_source(str(model)), Request(RECIPES["Q2_K_S"])).warnings
+    lines = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q2_K_S"])).warnings
     assert any("Q2_K_S is poor without an importance matrix" in line for line in lines)
 
 
@@ -343,6 +346,15 @@ def test_split_files_become_one(tmp_path: Path):
     file = quantized(split(tmp_path, tmp_path), tmp_path / "x.gguf", "Q8_0")
     assert not [key for key in file.metadata if key.startswith("split.")]
     assert file.tensors.keys() == SHAPES.keys()
+
+
+def test_no_part_has_its_name_before_all_are_on_the_disk(tmp_path: Path, monkeypatch):
+    parts, calls = split(tmp_path, tmp_path), SystemCalls(monkeypatch)
+    quantized(parts, tmp_path / "x-00001-of-00003.gguf", "COPY", keep_split=True)
+    numbers = {(tmp_path / f"x-0000{number}-of-00003.gguf").stat().st_ino for number in (1, 2, 3)}
+    first = min(place for place, call in enumerate(calls) if call[0] == "name" and call[1] in numbers)
+    assert {number for name, number in calls[:first] if name == "fsync"} >= numbers
+    assert calls.of(tmp_path / "x-00003-of-00003.gguf")[-2:] == ["name", "fsync folder"]
 
 
 def test_split_files_stay_split(tmp_path: Path):
@@ -508,7 +520,7 @@ finally:
 
 def with_fate(number: int, call: int, model: Path, target: Path) -> subprocess.CompletedProcess:
     """Quantize in a process that sends itself a signal at its `call`-th call that writes, syncs or names the file."""
-    command = [sys.executable, "-c", FATE, str(int(number)), str(call), model, target, "Q8_0", "-t", "2"]
+    command = [sys.executable, "-c", FATE, str(int(number)), str(call), model, target, "Q8_0", "-t", "2", "--force"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
@@ -518,6 +530,7 @@ def calls(model: Path, tmp_path_factory) -> int:
     return int(with_fate(0, 0, model, tmp_path_factory.mktemp("calls") / "x.gguf").stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="elsewhere, a kill leaves a temporary file")
 @pytest.mark.parametrize(
     ("number", "code"),
@@ -538,7 +551,7 @@ def test_killed_at_random_moments(tmp_path: Path):
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "x.gguf").write_text("old")
-    command = [sys.executable, "-m", "localllm", "quantize", model, folder / "x.gguf", "Q8_0"]
+    command = [sys.executable, "-m", "localllm", "quantize", model, folder / "x.gguf", "Q8_0", "--force"]
     assert subprocess.run(command, cwd=ROOT).returncode == 0
     new = (folder / "x.gguf").read_bytes()
     for _ in range(20):
@@ -632,3 +645,15 @@ def test_formats_of_the_table_are_those_of_gguf():
     assert all(known.get(number, format.name) == format.name for number, format in FORMATS.items())
     assert {number for number in FORMATS if number not in known} <= {42}, "Q2_0, which gguf does not know yet"
     assert service.parse_patterns(["a=q8_0"])[0][1] == "Q8_0" and Options().patterns == ()
+
+
+def test_which_map_an_array_is_in(tmp_path: Path):
+    """Of views of views, too; what is not mapped is in none."""
+    (tmp_path / "x").write_bytes(bytes(10_000))
+    with open(tmp_path / "x", "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    whole = np.frombuffer(mapped, np.uint8)
+    for array, start in ((whole, 0), (whole[5000:], 5000), (whole[4096:][10:].view("<u2"), 4106)):
+        assert map_under(array) == (mapped, start)
+    for array in (np.zeros(5, np.uint8), np.frombuffer(bytes(5), np.uint8), np.zeros(5, np.uint8)[2:]):
+        assert map_under(array) == (None, 0)

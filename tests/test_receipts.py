@@ -145,7 +145,7 @@ def test_ctrl_c_leaves_a_receipt(tiny: str, tmp_path: Path, cli):
     process = subprocess.Popen([*command, "--receipt", str(path), "-s", "1"], stdout=subprocess.PIPE, env=environment)
     assert process.stdout is not None and process.stdout.read(10)
     process.send_signal(signal.SIGINT)
-    text = process.communicate(timeout=30)[0]
+    text = process.communicate(timeout=120)[0]
     assert process.returncode == 130
     result = json.loads(path.read_bytes())["result"]
     assert result["finish_reason"] == "interrupted"

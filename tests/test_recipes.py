@@ -106,6 +106,30 @@ def test_plans_are_those_of_llama_quantize(case: str, name: str):
     assert compared in (1, 3)
 
 
+@pytest.mark.parametrize(
+    ("model", "is_70b"),
+    [
+        ({"arch": "llama", "layers": 80}, True),
+        ({"arch": "llama", "layers": 80, "kv": 8}, False),  # Llama 1 65B
+        ({"arch": "llama", "layers": 79}, False),
+        ({"arch": "llama", "layers": 81}, False),
+        ({"arch": "llama-embed", "layers": 80}, True),
+        ({"arch": "llama-embed", "layers": 80, "kv": 8}, False),
+        *[({"arch": arch, "layers": 80, "kv": kv}, True) for arch in ("deci", "olmo", "qwen2") for kv in (2, 8)],
+        *[({"arch": arch, "layers": 64}, False) for arch in ("deci", "olmo", "qwen2")],
+        *[({"arch": arch, "layers": 80}, False) for arch in ("qwen3", "olmo2", "gemma3", "deci2", "")],
+    ],
+    ids=str,
+)
+def test_models_in_the_shape_of_llama_2_70b_have_better_values(model: dict, is_70b: bool):
+    """Whose attn_v is small: in recipes of 3 and 4 bits it gets one of 5, as llama.cpp has it by architecture."""
+    values = {f"blk.{layer}.attn_v.weight": (256, 1024) for layer in range(80)}
+    for name, usual in (("Q3_K_S", "Q3_K"), ("Q4_K_S", "Q4_K")):
+        plan = planned(RECIPES[name], facts(**model), values)
+        assert plan["blk.40.attn_v.weight"] == ("Q5_K" if is_70b else usual)
+    assert facts(**model).is_70b == is_70b
+
+
 def test_names_and_numbers():
     assert recipe_named("q4_k_m") is recipe_named("15") is recipe_named("Q4_K") is RECIPES["Q4_K_M"]
     for text in ("Q4", "", "33", "-1", "²"):

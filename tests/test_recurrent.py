@@ -9,9 +9,10 @@ import localllm
 from localllm.arch import architecture
 from localllm.arch.states import cache_bytes
 from localllm.arch.storage import KVType
-from localllm.engine import recurrent
-from localllm.engine.model import REREAD, Engine
-from localllm.engine.recurrent import Layout, RecurrentState
+from localllm.engine.engine import REREAD, Engine
+from localllm.engine.memory import recurrent
+from localllm.engine.memory.recurrent import RecurrentState, StateLayout
+from localllm.engine.options import EngineOptions
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
 
@@ -26,7 +27,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 
 def engine_of(name: str, backend: str = "cpu") -> Engine:
-    return Engine(file_of(*MODELS[name]), 2, 700, "f32", backend)
+    return Engine(file_of(*MODELS[name]), EngineOptions(2, 700, "f32", backend))
 
 
 @pytest.fixture(params=["mamba", "mamba2", "lfm2", "qwen35"])
@@ -81,15 +82,15 @@ def test_what_does_not_fit_is_refused(model, problem):
     if problem == "token_embd":
         tensors = {name: values for name, values in tensors.items() if name != "token_embd.weight"}
     with pytest.raises(ModelError, match=problem):
-        Engine(file_of(arch, metadata | fields, tensors), 2, 700, "f32")
+        Engine(file_of(arch, metadata | fields, tensors), EngineOptions(2, 700, "f32"))
 
 
 def test_layers_that_guess_further_tokens_are_left_out():
     arch, metadata, tensors = qwen35(layers=2, interval=2)
-    expected = fresh(Engine(file_of(arch, metadata, tensors), 2, 700, "f32"), tokens(9))
+    expected = fresh(Engine(file_of(arch, metadata, tensors), EngineOptions(2, 700, "f32")), tokens(9))
     more = {"blk.2.nextn.eh_proj.weight": np.ones((64, 128), np.float32), "blk.2.attn_norm.weight": np.ones(64, "f4")}
     file = file_of(arch, metadata | {"block_count": 3, "nextn_predict_layers": 1}, tensors | more)
-    np.testing.assert_array_equal(fresh(Engine(file, 2, 700, "f32"), tokens(9)), expected)
+    np.testing.assert_array_equal(fresh(Engine(file, EngineOptions(2, 700, "f32")), tokens(9)), expected)
 
 
 def test_layers_that_attend_may_be_listed():
@@ -112,7 +113,7 @@ def test_infinite_weights_before_a_gate(name, backend):
     for value in (np.inf, -np.inf):
         broken = tensors[name].copy()
         broken[-1, 0] = value  # of queries' gates, too
-        engine = Engine(file_of(arch, metadata, tensors | {name: broken}), 1, 700, "f32", backend)
+        engine = Engine(file_of(arch, metadata, tensors | {name: broken}), EngineOptions(1, 700, "f32", backend))
         with np.errstate(all="ignore"), pytest.raises(ModelError, match="not numbers"):
             fresh(engine, tokens(3))
         engine.close()
@@ -212,7 +213,7 @@ def test_what_a_failed_run_should_have_read_again(engine, monkeypatch, failure):
 
 
 def test_forks_copy_nothing_and_share_snapshots():
-    layout = Layout(architecture(file_of(*MODELS["mamba2"]))[1].states())
+    layout = StateLayout(architecture(file_of(*MODELS["mamba2"]))[1].states())
     state = RecurrentState(layout)
     state.prepare(0, 10)
     first = state.target
@@ -243,7 +244,7 @@ def test_answers_in_forks_are_what_they_are_alone(tmp_path):
 
 
 def test_snapshots_are_few_and_near_the_end_denser(monkeypatch):
-    layout = Layout(architecture(file_of(*MODELS["mamba"]))[1].states())
+    layout = StateLayout(architecture(file_of(*MODELS["mamba"]))[1].states())
     state, length = RecurrentState(layout), 0
     for count in [512] * 20 + [1] * 500:
         state.prepare(length, count)

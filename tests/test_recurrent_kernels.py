@@ -8,7 +8,7 @@ from kernel_calls import at_end_of_page, caller, count, for_any_parts, normal, o
 
 from localllm.arch.states import Recurrent
 from localllm.arch.weights import Weight
-from localllm.engine.program import Span
+from localllm.engine.run import Span
 from localllm.files.gguf_file import Tensor
 from localllm.kernels.arguments import SEQUENCE
 from localllm.kernels.reference import Reference, Remembered

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from system_calls import SAFE, SystemCalls
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files import safe_file
@@ -38,6 +39,15 @@ def test_the_file_appears_in_the_end(way: str, tmp_path: Path):
         file.write(memoryview(bytearray(b"bytes")))
         assert target.read_text() == "old" and file.position == 9
     assert target.read_text() == "new bytes" and list(tmp_path.iterdir()) == [target]
+
+
+def test_all_is_on_the_disk_before_the_file_has_its_name(way: str, tmp_path: Path, monkeypatch):
+    """And then the name is: a power failure at any moment leaves the old file or the new one."""
+    calls = SystemCalls(monkeypatch)
+    with SafeFile(tmp_path / "x") as file:
+        file.write(b"new")
+        file.write(b"bytes")
+    assert calls.of(tmp_path / "x") == SAFE
 
 
 def test_permissions_are_those_of_a_new_file(way: str, tmp_path: Path):

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from conftest import ROOT
 
-from localllm.cli import app
+from localllm.cli import commands
 from localllm.generation.sampling_options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
 
 ROWS = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| .* \|$", (ROOT / "docs/sampling.md").read_text(), re.MULTILINE)
@@ -14,7 +14,7 @@ KEYS = dict(re.findall(r"^\| `(\w+)` \|(?:[^|]*\|){4} (?:`(\w+)`)? ?\|", (ROOT /
 
 def flags(command: str) -> dict[str, set[str]]:
     """By field of SamplingOptions, what the command line calls it."""
-    params = {param.name: set(param.opts) for param in app.localllm.get_command(None, command).params}
+    params = {param.name: set(param.on) for param in commands.params_of(command)}
     params["samplers"] |= params.pop("letters")
     return params
 

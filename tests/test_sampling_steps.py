@@ -21,9 +21,9 @@ from localllm.generation.history import Breakers, History
 from localllm.generation.recommended import recommended
 from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
-from localllm.generation.speculation import Costs
+from localllm.generation.speculation import StepCosts
 
-PLENTY = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+PLENTY = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 PIECES = [b"a", b"b", b"ab", b"c", b"\n", b'x"', b"ba", b"d"]
 SPEAKER = SimpleNamespace(token_bytes=lambda token, special: PIECES[token % len(PIECES)], end_ids=frozenset([3]))
 
@@ -119,6 +119,40 @@ def test_dry_finds_the_longest_repetition(text: list[int], allowed: int, base: f
         most = math.log(np.finfo(np.float32).max) / math.log(base) if base > 1 else 0
         loss = 0.5 * base ** min(max(lengths) - allowed, int(most)) if lengths and not exempt else 0.0
         assert changed[token] == pytest.approx(-loss)
+
+
+@pytest.mark.parametrize(
+    ("texts", "tokens", "since"),
+    [
+        (("ab",), [3, 0, 1], 0),  # c, a, b: the breaker is in two tokens
+        (("ab",), [0, 1, 3, 3], 2),
+        (("ab",), [0, 3, 1], 3),  # a, c, b: it is not there
+        (("bcb",), [6, 3, 6, 7], 4),  # ba, c, ba: not there
+        (("bcb",), [1, 3, 1, 7], 1),  # in three
+        (("abcba",), [2, 3, 6, 7, 7], 2),  # ab, c, ba: the longest
+        (("abcba", "c"), [2, 3, 6, 7, 7], 2),  # two that overlap
+        (("c", "abcba"), [0, 1, 3, 7], 1),
+        (("aa",), [0, 0, 0], 0),  # the second begins where the first has not ended
+        (("b",), [1], 0),
+        ((), [4, 4], 2),
+    ],
+)
+def test_breakers_may_be_cut_into_any_tokens(texts: tuple[str, ...], tokens: list[int], since: int):
+    breakers = Breakers(texts, SPEAKER)
+    for token in tokens:
+        breakers.push(token)
+    assert breakers.since == since
+
+
+def test_a_breaker_in_two_tokens_ends_what_dry_compares():
+    """After a b c a b c comes a, by three tokens; by two if "ca" ends what was said before."""
+    for texts, expected in (((), {0: -0.5 * 2.0**2}), (("ca",), {0: -0.5 * 2.0**1})):
+        breakers = Breakers(texts, SPEAKER)
+        text = [0, 1, 3, 0, 1, 3]
+        for token in text:
+            breakers.push(token)
+        changed = steps.dry(everything(np.zeros(8, np.float32)), np.array(text), breakers, 0.5, 2.0, 1).logits
+        assert {token: loss for token, loss in enumerate(changed.tolist()) if loss} == expected
 
 
 def test_dry_of_one_token_for_ever_is_quick():
@@ -442,8 +476,10 @@ def model():
 @pytest.mark.parametrize("options", LEARNING, ids=str)
 @pytest.mark.parametrize("how", ["ngram", "itself"])
 def test_guesses_change_no_text(model, how: str, options: dict, monkeypatch: pytest.MonkeyPatch):
-    took = Costs.took
-    monkeypatch.setattr(Costs, "took", lambda costs, tokens, _: took(costs, tokens, 1.0))  # whatever the machine does
+    took = StepCosts.took
+    monkeypatch.setattr(
+        StepCosts, "took", lambda costs, tokens, _: took(costs, tokens, 1.0)
+    )  # whatever the machine does
     expected = model.generate(PROMPT, 40, speculate="off", seed=3, **options)
     text = "".join(expected)
     answer = model.generate(PROMPT, 40, speculate=model if how == "itself" else how, seed=3, **options)

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from selection import everything
 from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model
 
-from localllm.engine.model import Engine
-from localllm.engine.pages import Pages
+from localllm.engine.engine import Engine
+from localllm.engine.memory.pages import Pages
+from localllm.engine.options import EngineOptions
 from localllm.engine.reference import ReferenceBackend
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, UsageError
 from localllm.files.gguf_file import GGUFFile
@@ -36,14 +38,14 @@ def hybrid(tmp_path_factory) -> Path:
 @pytest.fixture(params=[(backend, model) for backend in BACKENDS for model in ("path", "hybrid")], ids="-".join)
 def engine(request):
     backend, model = request.param
-    engine = Engine(GGUFFile.open(request.getfixturevalue(model)), 2, CONTEXT, "f32", backend)
+    engine = Engine(GGUFFile.open(request.getfixturevalue(model)), EngineOptions(2, CONTEXT, "f32", backend))
     yield engine
     engine.close()
 
 
 @pytest.fixture
 def cpu(path):
-    engine = Engine(GGUFFile.open(path), 2, 1024, "f32")
+    engine = Engine(GGUFFile.open(path), EngineOptions(2, 1024, "f32"))
     yield engine
     engine.close()
 
@@ -58,7 +60,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 
 def pages(engine: Engine) -> Pages:
-    return engine.backend._pages
+    return engine.backend.room.pages
 
 
 # ---- any interleaving -----------------------------------------------------------------------------------------------
@@ -139,12 +141,14 @@ class Interleaving(RuleBasedStateMachine):
             sequence.close()
 
 
+@pytest.mark.slow
 def test_any_interleaving_gives_each_sequence_what_it_has_alone(engine):
     machine = type("Machine", (Interleaving,), {"engine": engine})
-    quick = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
+    quick = {"deadline": None, "suppress_health_check": list(HealthCheck)}
     case = machine.TestCase
     is_slow = engine.backend.__class__ is ReferenceBackend
-    case.settings = settings(max_examples=12 if is_slow else 40, stateful_step_count=25, **quick)
+    examples = (12 if is_slow else 40) if everything() else 8
+    case.settings = settings(max_examples=examples, stateful_step_count=25, **quick)
     case("runTest").runTest()
     if hasattr(engine.backend, "_pages"):
         engine.sequence().append([1])  # the engine tidies up after forgotten ones
@@ -209,7 +213,7 @@ def test_pages_when_there_are_no_more():
 
 
 def test_a_full_cache_is_an_error_that_loses_nothing(path):
-    engine = Engine(GGUFFile.open(path), 1, PAGE, "f32")
+    engine = Engine(GGUFFile.open(path), EngineOptions(1, PAGE, "f32"))
     count = len(pages(engine))
     sequences = [engine.sequence() for _ in range(count + 1)]
     for sequence in sequences[:-1]:
@@ -222,8 +226,29 @@ def test_a_full_cache_is_an_error_that_loses_nothing(path):
     engine.close()
 
 
+def test_a_run_that_fails_halfway_gives_back_what_it_took(path):
+    """Of two sequences the first has its pages already when there are none for the second."""
+    engine = Engine(GGUFFile.open(path), EngineOptions(1, 5 * PAGE, "f32"))
+    room = engine.places()[1] // PAGE
+    others = [engine.sequence() for _ in range(room // 5 - 1)]
+    for other in others:
+        other.append(tokens(5 * PAGE), "none")
+    first, second = engine.sequence(), engine.sequence()
+    for sequence in (first, second):
+        sequence.append([1])
+    used, left = engine.places()[0], room - engine.places()[0] // PAGE
+    with pytest.raises(MemoryLimitError):
+        engine.step([(first, tokens(3 * PAGE)), (second, tokens((left - 2) * PAGE))])
+    assert (engine.places()[0], first.tokens, second.tokens) == (used, [1], [1])
+    assert nmse(first.append(tokens(3 * PAGE)), fresh(path, [1, *tokens(3 * PAGE)])) < 1e-12
+    for sequence in (first, second, *others):
+        sequence.close()
+    assert engine.places()[0] == 0
+    engine.close()
+
+
 def fresh(path: Path, ids: list[int]) -> np.ndarray:
-    engine = Engine(GGUFFile.open(path), 1, 1024, "f32")
+    engine = Engine(GGUFFile.open(path), EngineOptions(1, 1024, "f32"))
     logits = engine.sequence().append(ids)
     engine.close()
     return logits
@@ -238,7 +263,7 @@ def resident() -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_memory_comes_with_tokens_and_goes_with_them(tmp_path):
     file = GGUFFile.open(write_tiny_model(tmp_path / "tiny.gguf", context=200_000))
-    engine = Engine(file, 2, None, "f32")
+    engine = Engine(file, EngineOptions(2, None, "f32"))
     warm = engine.sequence()
     warm.append(tokens(512), "none")
     warm.close()

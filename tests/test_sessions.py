@@ -10,6 +10,7 @@ import pytest
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from system_calls import SAFE, SystemCalls
 from wcwidth import wcswidth
 
 from localllm.cli import chat_options, history
@@ -34,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
 
 def written(name: str, *turns: list[dict]) -> Path:
     with SessionFile(name) as file:
-        file.chat.model = sessions.About("Tiny", "/tiny.gguf", "0123456789abcdef")
+        file.chat.model = sessions.SessionModel("Tiny", "/tiny.gguf", "0123456789abcdef")
         for number in range(len(turns)):
             file.write([message for turn in turns[: number + 1] for message in turn])
     return sessions.path_of(name)
@@ -55,6 +56,20 @@ def test_a_person_can_read_it(folder: Path):
     with SessionFile("a trip") as file:
         file.write(TURN)
     assert path.read_bytes().count(b"\n") == 3
+
+
+def test_every_turn_is_on_the_disk_when_it_is_written(monkeypatch):
+    calls = SystemCalls(monkeypatch)
+    with SessionFile("a trip") as file:
+        file.write(TURN)
+        path = sessions.path_of("a trip")
+        assert calls.of(path) == SAFE
+        calls.clear()
+        file.write([*TURN, *OTHER])
+        assert calls.of(path) == ["write", "fsync"]
+        calls.clear()
+        file.write([*TURN, *OTHER])
+        assert calls == []
 
 
 def test_wherever_a_write_is_cut_off_whole_turns_stay():

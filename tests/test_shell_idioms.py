@@ -68,6 +68,7 @@ def test_the_readme_shows_some_of_them():
         assert any(block + "\n" == code for _, code in BLOCKS.values()), block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", ANSWERS)
 def test_an_idiom(folder: Path, title: str):
     language, code = BLOCKS[title]

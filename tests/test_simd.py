@@ -8,8 +8,10 @@ import pytest
 from llvmlite import ir
 from numba import njit
 
-from localllm.kernels import half, simd
-from localllm.kernels.target import cpu_features, has_instructions
+from localllm.kernels import simd
+from localllm.kernels.machine import Lane, this_lane
+from localllm.kernels.simd import arithmetic, dots, half, threads, vectors
+from localllm.kernels.simd import bytes as bytes_
 
 
 def random(dtype, count: int, seed: int = 0) -> np.ndarray:
@@ -238,12 +240,12 @@ def test_constants():
     constant = result(np.float32, 8, lambda out: simd.store_f32x8(out, halving()))
     np.testing.assert_array_equal(constant, [1.0, 0.5] * 4)
     two, three = np.float32(2), np.float32(3)
-    turns = result(np.float32, 8, lambda out: simd.store_f32x8(out, simd.alternating_f32x8(two, three)))
+    turns = result(np.float32, 8, lambda out: simd.store_f32x8(out, simd.four_times_f32x2(simd.pair_f32x2(two, three))))
     np.testing.assert_array_equal(turns, [2, 3] * 4)
 
 
 @pytest.mark.parametrize(("lanes", "fma"), [(8, simd.fma_f32x8), (16, simd.fma_f32x16)])
-@pytest.mark.skipif(not has_instructions("fma"), reason="needs FMA")
+@pytest.mark.skipif(not this_lane().has_instructions("fma"), reason="needs FMA")
 def test_fma_rounds_once(lanes, fma):
     load, store = LOADS[np.float32][lanes]
     close = -(X * Y)  # what is left of x * y + close is the rounding error of x * y
@@ -270,6 +272,7 @@ def largest_size(x, y):
     return kernel(x.ctypes.data, y.ctypes.data)
 
 
+@pytest.mark.slow
 def test_largest_size():
     """Where a lane is NaN, of either sign, the result is, whatever else there is."""
     assert largest_size(X, Y) == max(np.abs(X).max(), np.abs(Y).max())
@@ -320,7 +323,7 @@ def test_fma_of_whole_numbers():
 
 
 def test_rounding_without_an_instruction(monkeypatch):
-    monkeypatch.setattr(simd, "has_instructions", lambda feature: False)
+    pretend(set(), monkeypatch)
     for values in (HALVES, 1e4 * X, np.float32(-(2**22)) + HALVES + 8):
         got = result(
             np.float32, 16, lambda out, x: simd.store_f32x16(out, simd.round_f32x16(simd.load_f32x16(x))), values
@@ -347,7 +350,7 @@ def test_exp2_is_right_to_2e_7():
     got = np.empty_like(x)
     for i in range(0, x.size, 16):
         kernel(got.ctypes.data + 4 * i, x.ctypes.data + 4 * i)
-    precision = 2e-7 if has_instructions("fma") else 3e-7
+    precision = 2e-7 if this_lane().has_instructions("fma") else 3e-7
     np.testing.assert_allclose(got, np.exp2(x.astype(np.float64)), rtol=precision)
     edges = np.array([-np.inf, -1e30, -127, 128, 1e4, np.inf, np.nan, -np.nan] * 2, dtype=np.float32)
     kernel(got.ctypes.data, edges.ctypes.data)
@@ -551,9 +554,11 @@ def test_vectors_of_integers():
 
 def pretend(features: set[str], monkeypatch) -> None:
     """Choose the variants for a CPU with no other features."""
-    if not features <= cpu_features():
+    if not features <= this_lane().features:
         pytest.skip(f"needs {features}")
-    monkeypatch.setattr(simd, "cpu_features", lambda: features)
+    other = Lane("", ",".join(f"+{feature}" for feature in sorted(features)))
+    for module in (arithmetic, bytes_, dots, half, threads, vectors):
+        monkeypatch.setattr(module, "this_lane", lambda: other)
 
 
 @pytest.mark.parametrize("features", [{"avx512bw"}, {"avx2"}, {"ssse3"}, {"neon"}, set()])
@@ -606,7 +611,7 @@ def test_keep_lanes(count):
 
 # ---- the int8 dot product -------------------------------------------------------------------------------------------
 
-VNNI_256 = {"avxvnni"} if "avxvnni" in cpu_features() else {"avx512vnni", "avx512vl"}
+VNNI_256 = {"avxvnni"} if "avxvnni" in this_lane().features else {"avx512vnni", "avx512vl"}
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,7 @@ def test_sentence_piece_is_valid_too(wrong: Wrong, cli):
     assert cli(*arguments("tokenize", wrong.write(sentence_piece())))[0] == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", METADATA)
 def test_metadata(wrong: Wrong, cli, case: str):
     changes, expected = METADATA[case]

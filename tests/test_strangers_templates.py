@@ -86,6 +86,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", BOMBS)
 def test_bombs(case: str):
     """In the program itself, as if the first rendering had been harmless."""
@@ -102,6 +103,7 @@ def test_bombs(case: str):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 700_000  # KB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "reason"), [
     ("{{ lipsum(16000000) }}", None),
     ("{{ 'x' * 99999999 }}", "a value is over"),

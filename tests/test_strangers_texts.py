@@ -4,6 +4,7 @@ import random
 import time
 
 import pytest
+import vocabularies
 
 from localllm.text import subwords, words
 from localllm.text.pretokenizers import PRETOKENIZERS
@@ -12,9 +13,9 @@ from localllm.text.tokenizer import Tokenizer
 FAMILIES = sorted({family: name for name, family in PRETOKENIZERS.items()}.values())
 
 
-def sample(shared, draw: random.Random, length: int) -> str:
+def sample(draw: random.Random, length: int) -> str:
     """Prose with runs of spaces, digits, letters, signs and newlines in it."""
-    prose = (shared / "text" / "tinyshakespeare.txt").read_text()
+    prose = vocabularies.PROSE
     parts = []
     while sum(map(len, parts)) < length:
         start = draw.randrange(len(prose) - 400)
@@ -24,8 +25,8 @@ def sample(shared, draw: random.Random, length: int) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "superbpe"])  # whose words are paragraphs
-def test_windows_give_the_same_words(shared, monkeypatch, name: str):
-    text = sample(shared, random.Random(7), 30_000)
+def test_windows_give_the_same_words(monkeypatch, name: str):
+    text = sample(random.Random(7), 30_000)
     expected = words.cutter(PRETOKENIZERS[name].patterns)(text)
     monkeypatch.setattr(words, "WINDOW", 2000)
     monkeypatch.setattr(words, "MARGIN", 500)
@@ -33,8 +34,8 @@ def test_windows_give_the_same_words(shared, monkeypatch, name: str):
 
 
 @pytest.fixture(scope="module")
-def llama(shared) -> Tokenizer:
-    return Tokenizer.from_file(shared / "vocabs" / "ggml-vocab-llama-bpe.gguf")
+def llama() -> Tokenizer:
+    return Tokenizer.from_metadata(vocabularies.metadata("llama-bpe"))
 
 
 @pytest.mark.parametrize("alphabet", ["a", "ab", "abcdefghijklmnopqrstuvwxyz", "aeiou", "é中", "x_", "-"])
@@ -46,6 +47,7 @@ def test_windows_give_the_same_tokens(llama, monkeypatch, alphabet: str):
     assert subwords.merge_long(text, llama._subwords.vocabulary.ranks, " ") == whole
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("unit", [" ", "a", "\n", "1", "!", "ab", "中"])
 def test_long_runs(llama, unit: str):
     """Ten million spaces made the regular expressions' library panic, a megabyte of one letter took 9 s."""
@@ -56,8 +58,8 @@ def test_long_runs(llama, unit: str):
     assert llama.decode(ids) == text
 
 
-def test_spaces_before_a_digit(llama, shared):
-    other = Tokenizer.from_file(shared / "vocabs" / "ggml-vocab-llama-spm.gguf")
+def test_spaces_before_a_digit(llama):
+    other = Tokenizer.from_metadata(vocabularies.metadata("llama-spm"))
     for tokenizer in (llama, other):
         start = time.process_time()
         tokenizer.encode(" " * 60_000 + "1")

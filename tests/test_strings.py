@@ -7,11 +7,12 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+import vocabularies
 from tiny_model import write_tiny_model
 
 from localllm.files import strings
 from localllm.files.gguf_file import GGUFFile
-from localllm.files.strings import Places, Strings, keep_strings, kept_strings, table_of
+from localllm.files.strings import StringPlaces, Strings, keep_strings, kept_strings, table_of
 from localllm.text.tokenizer import Tokenizer
 
 TOKENS, MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
@@ -55,16 +56,17 @@ def test_the_second_start_finds_what_the_first_made(model):
     require_same(second, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-2", "llama-bpe"])
-def test_real_vocabularies(shared, name: str):
-    path = shared / "vocabs" / f"ggml-vocab-{name}.gguf"
+def test_vocabularies(tmp_path, name: str):
+    path = vocabularies.write_vocabulary(vocabularies.metadata(name), tmp_path / "vocabulary.gguf")
     first, second = opened(path), opened(path)
     assert is_kept(second)
     require_same(second, first)
 
 
-def test_others_than_byte_level_ones_are_made_as_ever(shared):
-    path = shared / "vocabs" / "ggml-vocab-llama-spm.gguf"
+def test_others_than_byte_level_ones_are_made_as_ever(tmp_path):
+    path = vocabularies.write_vocabulary(vocabularies.metadata("llama-spm"), tmp_path / "vocabulary.gguf")
     opened(path)
     assert not is_kept(opened(path))
 
@@ -149,14 +151,14 @@ def found_in(texts: list[str]) -> Strings:
 
 
 def test_a_string_that_comes_twice_is_found_at_its_first_place():
-    found = Places(found_in(["a b", "c d", "a b"]))
+    found = StringPlaces(found_in(["a b", "c d", "a b"]))
     assert found["a b"] == 0 and found.get("c d") == 1 and dict(found.items()) == {"a b": 0, "c d": 1}
 
 
 def test_after_many_questions_it_is_a_dictionary(monkeypatch):
     monkeypatch.setattr(strings, "LOOKUPS", 3)
     texts = [f"text {number}" for number in range(10)]
-    found = Places(found_in(texts))
+    found = StringPlaces(found_in(texts))
     del found["text 7"]
     for _ in range(2):
         assert [found.get(text) for text in texts] == [0, 1, 2, 3, 4, 5, 6, None, 8, 9]

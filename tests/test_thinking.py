@@ -309,7 +309,7 @@ def test_variables_of_the_template(thinker: Path, cli):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--think", "maybe"), "'maybe' is not one of"),
+        (("--think", "maybe"), "there is no 'maybe'; there are auto"),
         (("--think-budget", "-2"), "should be a whole number, 0 or above, not -2"),
         (("--template-var", "x"), "should be NAME=VALUE or a JSON object, not 'x'"),
         (("--raw", "--think", "on"), "--raw switches off"),

@@ -15,18 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localllm.engine.tape import Buffer, Step, Tape
-from localllm.engine.threads import KERNEL, Threads
+from localllm.engine.cpu.threads import KERNEL, Threads
+from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.kept import read_kept, write_kept
 from localllm.files.safe_file import lock
-from localllm.kernels import compilers, objects
 from localllm.kernels import cores as cores_module
-from localllm.kernels.compilers import Compiler
+from localllm.kernels.build import compilers, library, objects
+from localllm.kernels.build.compilers import Compiler
+from localllm.kernels.build.library import Library
+from localllm.kernels.build.objects import DAY, object_file, object_folder, symbol
 from localllm.kernels.cores import cgroup_quota, logical_cores, usable_cores
 from localllm.kernels.cpu.job import JOB, LINE, STEP, Job
-from localllm.kernels.library import Library
-from localllm.kernels.objects import DAY, object_file, object_folder, symbol
 
 # ---- how many cores -------------------------------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ def test_ctrl_c_leaves_everything_usable():
     assert interrupted == 500
     start = time.perf_counter()
     counting.threads.close()
-    assert time.perf_counter() - start < 2
+    assert time.perf_counter() - start < 30
 
 
 def test_at_rest_threads_use_no_processor():
@@ -347,7 +347,7 @@ def test_threads_end_when_asked_to_asleep_or_awake():
         start = time.perf_counter()
         counting.threads.close()
         counting.threads.close()
-        assert time.perf_counter() - start < 2
+        assert time.perf_counter() - start < 30
         assert (counting.run() == STAGES).all(), "the thread that gives the orders can still do all by itself"
 
 
@@ -365,7 +365,7 @@ def python_path() -> str:
 
 LOAD = """
 import sys
-from localllm.kernels.library import Library
+from localllm.kernels.build.library import Library
 library = Library(sys.argv[1:])
 assert all(library.addresses.values())
 print(library.warning or "numba" in sys.modules)
@@ -377,6 +377,7 @@ def test_cached_kernels_load_without_numba():
     assert run_python(LOAD, *NAMES).stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_two_processes_compile_into_the_same_empty_cache(tmp_path):
     environment = os.environ | {"LOCALLLM_CACHE": str(tmp_path)}
     command = [sys.executable, "-c", LOAD, "add", "select"]
@@ -402,6 +403,7 @@ def damaged(content: bytes) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("damage", ["empty", "cut", "nearly whole", "zeros", "text", "one byte"])
 def test_a_damaged_object_file_is_compiled_again(tmp_path, damage):
     """A full disk or a crash can leave anything; running it would be worse than compiling once more."""
@@ -414,6 +416,7 @@ def test_a_damaged_object_file_is_compiled_again(tmp_path, damage):
     assert path.read_bytes() != content
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     warning = run_python(LOAD, "add", "select", LOCALLLM_CACHE=str(tmp_path / "file")).stdout
@@ -421,13 +424,15 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path):
     assert warning == f"compiled kernels cannot be kept in {folder}: Not a directory\n"
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_looked_into_costs_only_time(tmp_path):
     """Also to find out which of the kernels for later are there."""
-    program = "from localllm.kernels.library import Library; print(Library(['add'], later=['select']).warning)"
+    program = "from localllm.kernels.build.library import Library; print(Library(['add'], later=['select']).warning)"
     told = run_python(program, LOCALLLM_CACHE=str(tmp_path / ("x" * 300))).stdout
     assert told.endswith("File name too long\n")
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_only_time(tmp_path):
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))"
     warning = run_python(full + LOAD, "add", "select", LOCALLLM_CACHE=str(tmp_path)).stdout
@@ -437,7 +442,7 @@ def test_a_full_disk_costs_only_time(tmp_path):
 
 
 def test_a_cache_that_vanishes_is_made_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(objects, "object_folder", lambda: tmp_path / "kernels" / "key")
+    monkeypatch.setattr(objects, "object_folder", lambda of=None: tmp_path / "kernels" / "key")
     for _ in range(2):
         assert Library(["add"]).warning is None
         assert object_file("add").exists()
@@ -478,7 +483,7 @@ def test_unused_folders_are_removed_when_new_kernels_have_been_written(tmp_path,
     in_use = used / ".localllm-1-y.tmp"
     for folder, days in ((used, 40), (old, 31), (recent, 29), (foreign, 40)):
         os.utime(folder, (0, time.time() - days * DAY))
-    monkeypatch.setattr(objects, "object_folder", lambda: used)
+    monkeypatch.setattr(objects, "object_folder", lambda of=None: used)
     with in_use.open("wb") as file:
         assert lock(file.fileno())
         Library(["add"])
@@ -491,22 +496,23 @@ def test_unused_folders_are_removed_when_new_kernels_have_been_written(tmp_path,
 def test_use_is_marked_once_a_day(tmp_path, monkeypatch, days, marked):
     write_kept(tmp_path / "key" / "add.o", read_kept(object_file("add")))
     os.utime(tmp_path / "key", (0, time.time() - days * DAY))
-    monkeypatch.setattr(objects, "object_folder", lambda: tmp_path / "key")
+    for module in (objects, library):
+        monkeypatch.setattr(module, "object_folder", lambda of=None: tmp_path / "key")
     Library(["add"])
     assert (objects.age(tmp_path / "key", time.time()) < 60) == marked
 
 
 def test_the_key_is_of_what_machine_code_depends_on(tmp_path, monkeypatch):
     kernels = tmp_path / "kernels"
-    shutil.copytree(Path(objects.__file__).parent, kernels)
-    monkeypatch.setattr(objects, "__file__", str(kernels / "objects.py"))
-    changes = {}
-    for name in ("cpu/rowwise.py", "simd.py", "half.py", "objects.py", "reference.py", "widen.py", "compilers.py"):
+    shutil.copytree(Path(objects.__file__).parents[1], kernels)
+    monkeypatch.setattr(objects, "__file__", str(kernels / "build" / "objects.py"))
+    changes, others = {}, ["reference.py", "widen.py", "build/compilers.py"]
+    for name in ("cpu/elementwise/rowwise.py", "simd/memory.py", "simd/half.py", "build/objects.py", *others):
         before = object_folder.__wrapped__()
         with (kernels / name).open("a") as file:
             file.write("#")
         changes[name] = object_folder.__wrapped__() != before
-    assert [name for name, changed in changes.items() if not changed] == ["reference.py", "widen.py", "compilers.py"]
+    assert [name for name, changed in changes.items() if not changed] == others
 
 
 def test_compilers_do_not_hear_what_numba_is_told(monkeypatch):
@@ -559,6 +565,7 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 @pytest.mark.parametrize("pause", [0, 3], ids=["starting", "compiling"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -571,7 +578,7 @@ def test_compilers_end_with_the_program(tmp_path, number, pause):
     time.sleep(pause)
     assert program.poll() is None
     program.send_signal(number)
-    program.communicate(timeout=10)
+    program.communicate(timeout=120)
     end = time.perf_counter() + 30  # those that still import take a while under emulation
     while processes_of(tmp_path) and time.perf_counter() < end:
         time.sleep(0.05)
@@ -580,7 +587,7 @@ def test_compilers_end_with_the_program(tmp_path, number, pause):
 
 
 def test_progress_is_reported_while_compiling(tmp_path, monkeypatch):
-    monkeypatch.setattr(objects, "object_folder", lambda: tmp_path / "key")
+    monkeypatch.setattr(objects, "object_folder", lambda of=None: tmp_path / "key")
     calls = []
     Library(["add", "select", "add"], lambda done, total: calls.append((done, total)))
     assert calls[0] == (0, 2)

@@ -139,6 +139,7 @@ def test_maps_that_are_no_bytes(value):
         unigram(["a"], [-1.0], precompiled_charsmap=value)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, database=None)
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300), st.text(max_size=30))
 def test_random_tries_do_no_harm(nodes: list[int], text: str):
@@ -153,6 +154,6 @@ def test_random_tries_do_no_harm(nodes: list[int], text: str):
 def test_a_fifth_of_a_megabyte(unit: str):
     settings = {"remove_extra_whitespaces": True, "precompiled_charsmap": charsmap()}
     tokenizer = unigram(GIVEN["pieces"], GIVEN["scores"], GIVEN["types"], **settings)
-    started = time.perf_counter()
+    started = time.process_time()
     tokenizer.encode(unit * (200_000 // len(unit)))
-    assert time.perf_counter() - started < 20, "a second, if it takes as long as the text is"
+    assert time.process_time() - started < 20, "a second, if it takes as long as the text is"

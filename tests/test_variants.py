@@ -6,19 +6,18 @@ tests runs as it would there.
 
 import os
 import re
-import struct
 import subprocess
 import sys
 from pathlib import Path
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from conftest import ROOT
+from selection import again_the_same
 
 import localllm
-from localllm.files.kept import read_kept
-from localllm.kernels.target import cpu_features
+from localllm.kernels.machine import this_lane
+from localllm.quant.cache import cache_folder
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from make_synthetic import SHAPES, write_model
@@ -27,19 +26,17 @@ BASE = "+64bit,+cmov,+cx8,+fxsr,+mmx,+sse,+sse2"
 AVX2 = BASE + ",+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+cx16,+sahf"
 AVX512 = AVX2 + "".join(f",+avx512{name}" for name in ("f", "bw", "cd", "dq", "vl", "vnni", "vbmi", "vbmi2", "bf16"))
 AMX = AVX512 + ",+amx-tile,+amx-bf16,+amx-int8"
-CPUS = {"x86-64": BASE, "haswell": AVX2, "alderlake": AVX2 + ",+avxvnni", "sapphirerapids": AMX}
-FORMATS = "Q4_0 or Q5_1 or Q8_0 or Q4_K or Q6_K or Q2_K or IQ4_XS or F16"
-ROWWISE = "_norm or functions or temper or test_columns or add or swiglu or select or angles or rope or test_quantize["
+SSE4 = BASE + ",+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,+sahf"
+CPUS = {"x86-64": BASE, "nehalem": SSE4, "haswell": AVX2, "alderlake": AVX2 + ",+avxvnni", "sapphirerapids": AMX}
+FORMATS = "F16 or Q4_0 or Q8_0 or Q4_K_M"
+FAMILIES = "llama_moe or gemma2 or deepseek2_lite or qwen35 or mamba2"
 TESTS = {
-    "test_kernels.py": f"({FORMATS} or {ROWWISE} or test_logits)",
-    "test_attention.py": "(F16 or Q8_0 or scores or windows or softcaps or slopes or visible)",
     "test_simd.py": "test",
-    "test_recurrent_kernels.py": "test",
     "test_variants.py": "whole_model",
+    "test_goldens.py": f"(test_common_formats and ({FORMATS})) or (test_architectures and ({FAMILIES}))",
 }
-MATHEMATICS = {"log", "sin", "cos", "sincos"}  # what kernels may call, once for many numbers
 
-needs_x86 = pytest.mark.skipif("sse2" not in cpu_features(), reason="needs an x86-64")
+needs_x86 = pytest.mark.skipif("sse2" not in this_lane().features, reason="needs an x86-64")
 
 
 def run_as(cpu: str, cache: Path, *arguments: str) -> str:
@@ -52,35 +49,26 @@ def run_as(cpu: str, cache: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def functions_needed(code: bytes) -> set[str]:
-    """The functions that machine code in an ELF file calls elsewhere."""
-    sections = {section.name(): section.data() for section in llvm.ObjectFileRef.from_data(code).sections()}
-    names = sections[b".strtab"]
-    symbols = struct.iter_unpack("<IBBHQQ", sections[b".symtab"])
-    starts = [name for name, _, _, section, _, _ in symbols if name and section == 0]
-    return {names[start : names.index(b"\0", start)].decode() for start in starts}
-
-
-@pytest.mark.slow
+@pytest.mark.slow(60)
+@pytest.mark.sampled(every=8)
 @needs_x86
-@pytest.mark.parametrize("cpu", ["haswell", "x86-64"])
-def test_another_cpu(cpu, tmp_path):
-    """With AVX2, and with what every x86-64 has. Nothing calls a function for what other CPUs have instructions for."""
-    if not {feature.strip("+") for feature in CPUS[cpu].split(",")} <= cpu_features():
+@pytest.mark.parametrize("file", TESTS)
+@pytest.mark.parametrize("cpu", ["alderlake", "haswell", "nehalem", "x86-64"])
+def test_another_cpu(cpu, file):
+    """With AVX-VNNI, AVX2, SSE4, and with what every x86-64 has: the vocabulary of vectors, a model, and
+    llama.cpp's logits.
+
+    Kernels one by one: test_lanes.py.
+    """
+    if not {feature.strip("+") for feature in CPUS[cpu].split(",")} <= this_lane().features:
         pytest.skip(f"this CPU is no {cpu}")
-    selection = " or ".join(f"{file} and {names}" for file, names in TESTS.items())
-    files = [f"tests/{file}" for file in TESTS]
-    assert " passed" in run_as(cpu, tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", selection, *files)
-    objects = list(tmp_path.rglob("*.o"))
-    assert len(objects) > 30
-    if sys.platform == "linux":
-        needed = set().union(*(functions_needed(read_kept(path) or b"") for path in objects))
-        assert needed and needed <= MATHEMATICS
+    arguments = ["-q", "-p", "no:cacheprovider", "-k", TESTS[file], f"tests/{file}", *again_the_same()]
+    assert " passed" in run_as(cpu, cache_folder(), "-m", "pytest", *arguments)
 
 
 ASSEMBLY = """
-from localllm.kernels.compile import linked
-from localllm.kernels.cpu.pieces import PIECES
+from localllm.kernels.build.compile import linked
+from localllm.kernels.cpu.product.pieces import PIECES
 for piece in PIECES:
     module, machine = linked(f"{piece}-Q4_K")
     print(machine.emit_assembly(module))

@@ -5,8 +5,9 @@ import pytest
 
 from localllm.arch.states import SLACK, Paged
 from localllm.arch.storage import KVType
-from localllm.engine import page_table
-from localllm.engine.model import Engine
+from localllm.engine.engine import Engine
+from localllm.engine.memory import page_table
+from localllm.engine.options import EngineOptions
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
@@ -15,9 +16,9 @@ TOKENS = np.random.default_rng(7).integers(0, 256, 600).tolist()
 
 
 @pytest.fixture
-def engine(shared, monkeypatch):
+def engine(model_path, monkeypatch):
     monkeypatch.setattr(page_table, "SLACK", 2 * PAGE)
-    engine = Engine(GGUFFile.open(shared / "goldens" / "arch" / "gemma3.gguf"), 2, 1024, "f32")
+    engine = Engine(GGUFFile.open(model_path("gemma3")), EngineOptions(2, 1024, "f32"))
     yield engine
     engine.close()
 
@@ -61,13 +62,15 @@ def test_going_back(engine):
     np.testing.assert_allclose(sequence.append(TOKENS[kept:210]), alone(engine, TOKENS[:210]), atol=1e-4)
 
 
-def test_what_forks_share_stays(engine):
-    sequence, _ = read(engine, 100)
+@pytest.mark.parametrize("length", [100, 70])
+def test_what_forks_share_stays(engine, length):
+    """Of 70 tokens, those that the window sees are on two pages."""
+    sequence, _ = read(engine, length)
     fork = sequence.fork()
-    sequence.append(TOKENS[100:500])
+    sequence.append(TOKENS[length:500])
     sequence.append(TOKENS[500:501])
     assert sequence.store._lost > 0 == fork.store._lost
-    np.testing.assert_allclose(fork.append(TOKENS[100:110]), alone(engine, TOKENS[:110]), atol=1e-4)
+    np.testing.assert_allclose(fork.append(TOKENS[length:110]), alone(engine, TOKENS[:110]), atol=1e-4)
     fork.close()
     sequence.append(TOKENS[501:502])
     assert sequence.store._lost > 0

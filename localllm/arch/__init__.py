@@ -8,54 +8,115 @@ from localllm.arch.fields import Fields
 from localllm.arch.general import require_general
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.kinds import require_kinds
+from localllm.arch.unread import require_asked
 from localllm.errors import UnsupportedError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_header import shown
 
 ARCHITECTURES = {
+    "afmoe": "afmoe",
+    "apertus": "apertus",
+    "arcee": "arcee",
+    "arctic": "arctic",
+    "baichuan": "baichuan",
+    "bailingmoe": "deepseek",
+    "bailingmoe2": "dots1",
     "bitnet": "bitnet",
+    "bloom": "bloom",
+    "chatglm": "chatglm",
+    "codeshell": "codeshell",
+    "cogvlm": "cogvlm",
     "cohere2": "cohere2",
+    "cohere2moe": "cohere2moe",
     "command-r": "command_r",
+    "dbrx": "dbrx",
+    "deci": "deci",
+    "deepseek": "deepseek",
     "deepseek2": "deepseek2",
+    "deepseek2-ocr": "deepseek",
+    "dots1": "dots1",
+    "ernie4_5": "llama",
+    "ernie4_5-moe": "deepseek",
     "exaone": "exaone",
+    "exaone-moe": "exaone_moe",
     "exaone4": "exaone4",
     "falcon": "falcon",
+    "falcon-h1": "falcon_h1",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "gemma4": "gemma4",
     "glm4": "glm4",
+    "glm4moe": "glm4moe",
     "gpt-oss": "gpt_oss",
     "gpt2": "gpt2",
     "gptneox": "gptneox",
     "granite": "granite",
+    "granite_swa": "granite_swa",
+    "granitehybrid": "granitehybrid",
     "granitemoe": "granite",
+    "grok": "grok",
+    "hunyuan-dense": "hunyuan",
+    "hunyuan-moe": "hunyuan",
+    "hunyuan_vl": "hunyuan",
     "internlm2": "internlm2",
+    "jais": "jais",
+    "jais2": "nemotron",
+    "jamba": "jamba",
+    "laguna": "laguna",
     "lfm2": "lfm2",
     "lfm2moe": "lfm2",
     "llama": "llama",
     "llama4": "llama4",
+    "maincoder": "hunyuan",
     "mamba": "mamba",
     "mamba2": "mamba2",
+    "maple": "maple",
+    "mellum": "mellum",
+    "mimo2": "mimo2",
     "minicpm": "minicpm",
+    "minicpm3": "minicpm3",
+    "minimax-m2": "minimax_m2",
     "mistral3": "mistral3",
+    "mistral4": "deepseek2",
     "mpt": "mpt",
+    "muse-glimmer": "muse_glimmer",
+    "nanbeige": "nanbeige",
     "nemotron": "nemotron",
+    "nemotron_h": "nemotron_h",
+    "nemotron_h_moe": "nemotron_h",
     "olmo": "olmo",
     "olmo2": "olmo2",
     "olmoe": "olmoe",
+    "openelm": "qwen3",
+    "orion": "stablelm",
+    "paddleocr": "qwen2vl",
+    "pangu-embedded": "qwen2",
     "phi2": "phi2",
     "phi3": "phi3",
+    "plamo": "plamo",
+    "plm": "plm",
+    "qwen": "qwen2",
     "qwen2": "qwen2",
     "qwen2moe": "qwen2moe",
+    "qwen2vl": "qwen2vl",
     "qwen3": "qwen3",
     "qwen35": "qwen35",
     "qwen35moe": "qwen35",
     "qwen3moe": "qwen3",
     "qwen3next": "qwen35",
+    "qwen3vl": "qwen3vl",
+    "qwen3vlmoe": "qwen3vl",
+    "refact": "baichuan",
+    "seed_oss": "seed_oss",
     "smollm3": "smollm3",
+    "spark2_5": "spark2_5",
     "stablelm": "stablelm",
+    "starcoder": "gpt2",
     "starcoder2": "starcoder2",
+    "step35": "step35",
+    "talkie": "talkie",
+    "xverse": "llama",
 }
 
 
@@ -66,10 +127,13 @@ def architecture(file: GGUFFile) -> tuple[ModuleType, Hyperparameters]:
     """
     name = require_general(file)
     if name not in ARCHITECTURES:  # whose metadata may mean anything
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise UnsupportedError(f"{file.path}: architecture {shown(name)} is not supported (supported: {known})")
+        known = f"docs/what-runs.md lists the {len(ARCHITECTURES)} that are"
+        raise UnsupportedError(f"{file.path}: architecture {shown(name)} is not supported ({known})")
     fields = Fields.of(file)
     require_kinds(fields)
     require_agreement(fields, file.tensors)
     module = import_module(f"localllm.arch.{ARCHITECTURES[fields.arch]}")
-    return module, module.read(fields)
+    fields.asked.clear()  # by the checks
+    hyperparameters = module.read(fields)
+    require_asked(fields)
+    return module, hyperparameters

@@ -1,6 +1,6 @@
 """What a file says twice, as a hyperparameter and by a tensor's shape, has to agree: else one of them is damaged."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localllm.arch.fields import Fields, show
@@ -21,6 +21,9 @@ TENSORS = {
     "expert_shared_feed_forward_length": "ffn_down_shexp.weight",
     "attention.q_lora_rank": "attn_q_a.weight",
 }
+OF_EXPERTS_ONLY = "arctic"  # feed_forward_length, there, though layers have another network beside them
+OF_BOTH = "qwen"  # whose feed_forward_length is that of the gate and the other matrix together
+OF_ONE_EXPERT = "hunyuan-dense", "hunyuan_vl"  # who say of their feed-forward network that it is one
 OTHERS = "mla", "swa"  # lengths of keys and values, in models that have more than one
 MOST_LAYERS = "leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers"  # no more than there are
 # What a file without experts does not say, or says as 0.
@@ -40,17 +43,12 @@ def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
     for key, (name, axis) in LENGTHS.items():
         if fields.raw(key) is not None or key == "expert_count":
             require_lengths(fields, tensors, key, fields.counts(key, fields.layers(), 0), name, axis)
-    if fields.raw("expert_shared_count") is not None:
-        length = fields.count("expert_shared_count") * fields.count("expert_feed_forward_length")
+    if fields.raw("expert_shared_count") is not None and fields.raw("expert_shared_feed_forward_length") is None:
+        length = fields.count("expert_shared_count", 0) * fields.count("expert_feed_forward_length", 0)
         require_lengths(
             fields, tensors, "expert_shared_count", (length,) * fields.layers(), "ffn_down_shexp.weight", -1
         )
-    if fields.raw("leading_dense_block_count") is not None:
-        dense = fields.count("leading_dense_block_count", 0)
-        require_experts(fields, tensors, "leading_dense_block_count", lambda layer: layer >= dense)
-    if fields.raw("interleave_moe_layer_step") is not None:
-        step = fields.count("interleave_moe_layer_step")
-        require_experts(fields, tensors, "interleave_moe_layer_step", lambda layer: (layer + 1) % step == 0)
+    require_experts(fields, tensors)
 
 
 def require_width(fields: Fields, tensors: Mapping[str, Any]) -> None:
@@ -91,18 +89,21 @@ def require_present(fields: Fields, tensors: Mapping[str, Any]) -> None:
 
 def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Any]) -> None:
     """That of the layers, which is that of experts too where these have none of their own."""
-    key, names = "feed_forward_length", ["ffn_down.weight"]
+    key, names, experts = "feed_forward_length", ["ffn_down.weight"], "ffn_down_exps.weight"
     if fields.raw("expert_feed_forward_length") is None:
-        names.append("ffn_down_exps.weight")
+        names = [experts] if fields.arch == OF_EXPERTS_ONLY else [*names, experts]
     for name in names:
         if any(f"blk.{layer}.{name}" in tensors for layer in range(fields.layers())):
             lengths = fields.counts(key, fields.layers(), None if fields.raw(key) is None else 0)
+            lengths = tuple(length // 2 for length in lengths) if fields.arch == OF_BOTH else lengths
             require_lengths(fields, tensors, key, lengths, name, -1)
 
 
 def require_experts_or_none(fields: Fields, tensors: Mapping[str, Any]) -> None:
     """A model that says something of experts has some."""
     experts = max(fields.counts("expert_count", fields.layers(), 0))
+    if fields.arch in OF_ONE_EXPERT and experts <= 1:
+        return
     for key in ABOUT_EXPERTS:
         if not experts and (value := max(fields.counts(key, fields.layers(), 0))):
             raise fields.error(f"{fields.key(key)} is {value}, but {fields.key('expert_count')} is 0")
@@ -122,9 +123,12 @@ def require_lengths(
             raise fields.error(f"{fields.key(key)}, {show(fields.raw(key))}, {problem}")
 
 
-def require_experts(fields: Fields, tensors: Mapping[str, Any], key: str, expected: Callable[[int], bool]) -> None:
-    """In the layers where they are expected, and in no others."""
-    for layer in range(fields.layers()):
-        if expected(layer) != any(f"blk.{layer}.{name}" in tensors for name in OF_EXPERTS):
-            other = "no experts" if expected(layer) else "experts"
-            raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, but layer {layer} has {other}")
+def require_experts(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """In the layers where they are expected, behind the first ones and in every so many, and in no others."""
+    keys = [key for key in ("leading_dense_block_count", "interleave_moe_layer_step") if fields.raw(key) is not None]
+    dense, step = fields.count("leading_dense_block_count", 0), fields.count("interleave_moe_layer_step", 1)
+    for layer in range(fields.layers() - fields.count("nextn_predict_layers", 0)) if keys else ():
+        expected = layer >= dense and (layer + 1) % step == 0
+        if expected != any(f"blk.{layer}.{name}" in tensors for name in OF_EXPERTS):
+            said = ", ".join(f"{fields.key(key)} is {show(fields.raw(key))}" for key in keys)
+            raise fields.error(f"{said}, but layer {layer} has {'no experts' if expected else 'experts'}")

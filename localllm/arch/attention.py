@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.experts import Routing
 from localllm.arch.fields import Fields, show
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope, read_base, read_rope
+from localllm.arch.routing import Routing
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
@@ -29,8 +29,11 @@ class Attention:
     rope: Rope
 
 
-def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True) -> Attention:
-    """The attention.* and rope.* keys; without `every_layer`, layers may have no key-value heads. Raises ModelError."""
+def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True, own_values: bool = False) -> Attention:
+    """The attention.* and rope.* keys. Raises ModelError.
+
+    Without `every_layer`, layers may have no key-value heads; with `own_values`, values may be shorter than keys.
+    """
     layers, width = fields.layers(), fields.count("embedding_length")
     heads = fields.counts("attention.head_count", layers)
     given = fields.raw("attention.head_count_kv") is not None
@@ -41,7 +44,7 @@ def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True) 
     if fields.raw("attention.key_length") is None and width % heads[0]:
         raise fields.error(f"{width} columns do not make {heads[0]} attention heads")
     head_dim = fields.count("attention.key_length", width // heads[0])
-    if fields.count("attention.value_length", head_dim) != head_dim:
+    if not own_values and fields.count("attention.value_length", head_dim) != head_dim:
         raise fields.unsupported("keys and values of different lengths are not supported")
     return Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved))
 
@@ -55,13 +58,20 @@ class Transformer(Hyperparameters):
     routing: Routing | None = field(default=None, kw_only=True)  # of tokens to experts
 
     @classmethod
-    def shared_fields(cls, fields: Fields, interleaved: bool, epsilon: str = RMS_EPSILON) -> dict:
-        """The arguments that are read alike in all families. Raises ModelError."""
-        return {
-            **fields.common(),
-            "attention": read_attention(fields, interleaved),
-            "epsilon": fields.epsilon(epsilon),
-        }
+    def shared_fields(
+        cls,
+        fields: Fields,
+        interleaved: bool,
+        epsilon: str = RMS_EPSILON,
+        rotates_all: bool = False,
+        own_values: bool = False,
+    ) -> dict:
+        """The arguments that are read alike in all families. rotates_all: whole heads, always. Raises ModelError."""
+        attention = read_attention(fields, interleaved, own_values=own_values)
+        if rotates_all and attention.rope.dims != attention.head_dim:
+            problem = f"is {attention.rope.dims}, a head has {attention.head_dim}"
+            raise fields.error(f"{fields.key('rope.dimension_count')} {problem}")
+        return {**fields.common(), "attention": attention, "epsilon": fields.epsilon(epsilon)}
 
     @property
     def scale(self) -> float:
@@ -81,7 +91,7 @@ class Transformer(Hyperparameters):
         a = self.attention
         return [
             Paged(layer, kv_heads, a.head_dim, a.head_dim, self.window(layer))
-            for layer, kv_heads in enumerate(a.kv_heads)
+            for layer, kv_heads in enumerate(a.kv_heads[: self.layers])
         ]
 
 
@@ -110,11 +120,25 @@ def read_local_rope(fields: Fields, rope: Rope) -> Rope:
     return replace(rope, base=read_base(fields, "rope.freq_base_swa", rope.base))
 
 
-def read_windows(fields: Fields, period: int | None, default: int | None = None) -> tuple[int | None, ...]:
+def read_wider_local_rope(fields: Fields, rope: Rope) -> Rope:
+    """The same, where layers with a window may also rotate more or fewer numbers. Raises ModelError."""
+    dims = fields.count("rope.dimension_count_swa", rope.dims)
+    if dims > rope.head_dim or dims % 2:
+        raise fields.error(f"{fields.key('rope.dimension_count_swa')} is {dims}, a head has {rope.head_dim}")
+    for name in ("attention.key_length_swa", "attention.value_length_swa"):
+        if fields.count(name, rope.head_dim) != rope.head_dim:
+            raise fields.unsupported(f"{fields.key(name)} is not supported here")
+    return replace(read_local_rope(fields, rope), dims=dims)
+
+
+def read_windows(
+    fields: Fields, period: int | None, default: int | None = None, all_first: bool = False
+) -> tuple[int | None, ...]:
     """By layer, how many tokens it sees, None for all. Raises ModelError.
 
-    Of each `period` layers the last one sees all. A file may have its own period, 0 for windows everywhere, or a list
-    of the layers with a window (and must, if `period` is None). Without a window it has the `default`, 0 for none.
+    Of each `period` layers the last one sees all, or the first one if `all_first`. A file may have its own period, 0
+    for windows everywhere, or a list of the layers with a window (and must, if `period` is None). Without a window it
+    has the `default`, 0 for none.
     """
     layers, name = fields.layers(), "attention.sliding_window_pattern"
     window = fields.count("attention.sliding_window", default) or None
@@ -126,7 +150,8 @@ def read_windows(fields: Fields, period: int | None, default: int | None = None)
     if period is None:
         raise fields.error(f"{fields.key(name)} should be a list of layers, is {show(pattern)}")
     period = fields.count(name, 0 if pattern == 0 else period)
-    return tuple(None if period and layer % period == period - 1 else window for layer in range(layers))
+    seeing = 0 if all_first else period - 1
+    return tuple(None if period and layer % period == seeing else window for layer in range(layers))
 
 
 def qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> list[Activation]:
@@ -158,11 +183,30 @@ def attend(
     **given: Any,
 ) -> Activation:
     """Rotate queries and keys, and attend; `given`: what else the verb takes."""
-    if rope := h.rope(state.layer):
-        if rope.by_factors and not factors:
-            raise ModelError("the model has no factors for its rope scaling, longrope")
-        q, k = b.rope(q, rope, b.positions, factors), b.rope(k, rope, b.positions, factors)
+    q, k = rotated(b, h, state.layer, q, k, factors)
     return b.attend(q, k, v, state, heads=h.attention.heads[state.layer], scale=h.scale, **given)
+
+
+def rotated(
+    b: Builder, h: Transformer, layer: int, q: Activation, k: Activation, factors: Weight | None = None
+) -> tuple[Activation, Activation]:
+    """Queries and keys, rotated where a layer's are. Raises ModelError if factors are missing."""
+    rope = h.rope(layer)
+    if rope is None:
+        return q, k
+    if rope.by_factors and not factors:
+        raise ModelError("the model has no factors for its rope scaling, longrope")
+    return b.rope(q, rope, b.positions, factors), b.rope(k, rope, b.positions, factors)
+
+
+def gated_heads(b: Builder, h: Transformer, state: Paged, x: Activation, gates: Activation) -> Activation:
+    """What the heads see, each multiplied by its gate: gates are [tokens, heads]."""
+    heads, every, repeats = h.attention.heads[state.layer], gates, 1
+    while 2 * repeats <= state.value_dim:
+        every, repeats = b.join(every, every, heads), 2 * repeats
+    if rest := state.value_dim - repeats:
+        every = b.join(every, b.columns(every, 0, rest, repeats), heads)
+    return b.multiply(x, every)
 
 
 def normed_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> tuple[Activation, Activation]:

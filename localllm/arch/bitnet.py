@@ -5,6 +5,7 @@ apart; matrices may have a scale; the output matrix is the embedding matrix.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv
+from localllm.arch.decoder import decoder
 from localllm.arch.fields import Fields, show
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
@@ -21,11 +22,7 @@ def read(fields: Fields) -> Transformer:
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

@@ -5,6 +5,7 @@ R+ normalizes each head of queries and keys; a factor for the logits; the output
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Windowed, attend, centered_heads, qkv
+from localllm.arch.decoder import decoder
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
@@ -28,11 +29,8 @@ def read(fields: Fields) -> Cohere:
 
 def forward(b: Builder, w: Weights, h: Cohere) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    x = b.layer_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.scale(b.linear(x, w.get("output") or w.token_embd), h.logit_scale)
+    logits = decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
+    return b.scale(logits, h.logit_scale)
 
 
 def block(b: Builder, w: Weights, h: Cohere, state: Paged, x: Activation) -> Activation:

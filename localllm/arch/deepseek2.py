@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.experts import SIGMOID, SOFTMAX, Routing, gated_or_mixture, read_routing, shared
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import SIGMOID, SOFTMAX, gated_or_mixture, read_own_routing, shared
 from localllm.arch.fields import Fields
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope, read_rope, yarn_magnitude
+from localllm.arch.routing import Routing
 from localllm.arch.states import Latent, Paged
 from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
+from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
 VOCABULARY_OF_GLM = 154880  # whose first files do not say that scores are sigmoids
@@ -37,7 +39,6 @@ class DeepSeek2(Hyperparameters):
     scale: float  # of the scores
     temperature: float  # how fast queries grow, 0 for not at all
     temperature_length: int
-    guessing: int  # layers behind the others, which guess further tokens
     routing: Routing | None
 
     def states(self) -> Sequence[Latent | Paged]:
@@ -60,13 +61,9 @@ def read(fields: Fields) -> DeepSeek2:
         if fields.count(f"attention.{side}_length", length) != length:
             raise fields.error(f"{fields.key(f'attention.{side}_length')} should be {length}")
     rope, sharpness = read_stretch(fields, dims)
-    common, guessing = fields.common(), fields.count("nextn_predict_layers", 0)
-    if guessing >= common["layers"]:
-        raise fields.error(f"{fields.key('nextn_predict_layers')} leaves no layers")
-    common["layers"] -= guessing
     temperature = fields.number("attention.temperature_scale", 0.0)
     return DeepSeek2(
-        **common,
+        **fields.common(),
         epsilon=fields.epsilon(RMS_EPSILON),
         heads=heads,
         key_dim=key_dim - dims,
@@ -77,18 +74,7 @@ def read(fields: Fields) -> DeepSeek2:
         scale=sharpness / math.sqrt(key_dim),
         temperature=temperature,
         temperature_length=fields.count("attention.temperature_length", None if temperature else 1),
-        guessing=guessing,
-        routing=read_own_routing(fields),
-    )
-
-
-def read_own_routing(fields: Fields) -> Routing | None:
-    """What a model does with its experts' scores is said by its file. Raises ModelError."""
-    return read_routing(
-        fields,
-        fields.count("expert_gating_func", 0) or (SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX),
-        normalized=fields.flag("expert_weights_norm", False),
-        scale=fields.number("expert_weights_scale", 0.0) or 1.0,
+        routing=read_own_routing(fields, SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX),
     )
 
 
@@ -111,13 +97,7 @@ def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
 
 def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    for layer in range(h.layers, h.layers + h.guessing):
-        b.ignore(*w.block(layer).all())
-    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activation) -> Activation:
@@ -128,7 +108,7 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activa
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
 
 
-def projected(b: Builder, w: Weights, h: DeepSeek2, x: Activation) -> list[Activation]:
+def projected(b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight | None = None) -> list[Activation]:
     """Queries, of all heads the plain parts and the rotated ones; the latent row, and the rotated key."""
     if narrow := w.get("attn_q_a"):
         q = b.linear(b.rms_norm(b.linear(x, narrow), w.attn_q_a_norm, h.epsilon), w.attn_q_b)
@@ -138,8 +118,8 @@ def projected(b: Builder, w: Weights, h: DeepSeek2, x: Activation) -> list[Activ
         q = b.temper(q, b.positions, h.temperature, h.temperature_length)
     both, period = b.linear(x, w.attn_kv_a_mqa), h.key_dim + h.rope.dims
     latent = b.rms_norm(b.columns(both, 0, h.latent), w.attn_kv_a_norm, h.epsilon)
-    key = b.rope(b.columns(both, h.latent, h.latent + h.rope.dims), h.rope, b.positions)
-    rotated = b.rope(b.columns(q, h.key_dim, period, period), h.rope, b.positions)
+    key = b.rope(b.columns(both, h.latent, h.latent + h.rope.dims), h.rope, b.positions, factors)
+    rotated = b.rope(b.columns(q, h.key_dim, period, period), h.rope, b.positions, factors)
     return [b.columns(q, 0, h.key_dim, period), rotated, latent, key]
 
 
@@ -151,9 +131,11 @@ def to_latents(b: Builder, w: Weights, h: DeepSeek2, state: Latent, x: Activatio
     return b.head_linear(y, w.attn_v_b)
 
 
-def to_keys(b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation) -> Activation:
+def to_keys(
+    b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation, factors: Weight | None = None
+) -> Activation:
     """What the heads see, of keys and values."""
-    plain, rotated, latent, key = projected(b, w, h, x)
+    plain, rotated, latent, key = projected(b, w, h, x, factors)
     both, period = b.linear(latent, w.attn_kv_b), h.key_dim + h.value_dim
     k = b.join(b.columns(both, 0, h.key_dim, period), key, h.heads, shared=True)
     v = b.columns(both, h.key_dim, period, period)

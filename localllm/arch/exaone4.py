@@ -6,6 +6,7 @@ rotate.
 """
 
 from localllm.arch.attention import Windowed, attend, normed_heads, qkv, read_windows, rope_factors
+from localllm.arch.decoder import decoder
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.rope import Rope
@@ -32,11 +33,7 @@ def read(fields: Fields) -> EXAONE4:
 
 def forward(b: Builder, w: Weights, h: EXAONE4) -> Activation:
     """Logits of the wanted tokens."""
-    x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x, factors)
-    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: EXAONE4, state: Paged, x: Activation, factors: Weight | None) -> Activation:

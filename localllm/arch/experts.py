@@ -4,31 +4,13 @@ from collections.abc import Callable
 
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields, show
+from localllm.arch.routing import Routing
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights, stacked
-from localllm.frozen import frozen
 
 Gate = Callable[[Activation, Activation], Activation]  # such as b.swiglu
 
 FUNCTIONS = SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # numbers that files have for what makes scores
-
-
-@frozen
-class Routing:
-    """How tokens choose experts: those with the highest scores, of the best groups.
-
-    Scores are the softmax of the router's logits, or the sigmoid of each. The weights of the chosen ones are their
-    scores, made to add up to 1 if they are normalized, times the scale.
-    """
-
-    experts: int
-    used: int  # by each token
-    sigmoid: bool = False
-    normalized: bool = True
-    scale: float = 1.0
-    groups: int = 1  # of as many experts each; a group is as good as the sum of its two best (DeepSeek-V3, 2024)
-    groups_used: int = 1
-    weighs_inputs: bool = False  # weights multiply what experts get instead of what they make of it
 
 
 def read_routing(
@@ -52,6 +34,15 @@ def read_routing(
     normalized = normalized or function == SOFTMAX_OF_CHOSEN  # which is the normalized softmax of all
     used, groups, groups_used = read_choice(fields, experts)
     return Routing(experts, used, function == SIGMOID, normalized, scale, groups, groups_used, weighs_inputs)
+
+
+def read_own_routing(fields: Fields, function: int | None = None) -> Routing | None:
+    """Of families whose files say what is done with scores; `function` where they do not. Raises ModelError."""
+    said = fields.count("expert_gating_func", 0) or function
+    if fields.count("expert_count", 0) and said not in (SOFTMAX, SIGMOID):
+        raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
+    normalized = fields.flag("expert_weights_norm", False)
+    return read_routing(fields, said or SOFTMAX, normalized, fields.number("expert_weights_scale", 0.0) or 1.0)
 
 
 def read_choice(fields: Fields, experts: int) -> tuple[int, int, int]:

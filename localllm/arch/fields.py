@@ -19,6 +19,9 @@ class Fields(Checked):
     """The hyperparameters of a file, by the names that GGUF gives them, without the architecture in front.
 
     Every method raises ModelError, with the key, for a value that it should not have.
+
+    Attributes:
+        asked: names that somebody has asked for, or may.
     """
 
     def __init__(self, metadata: Mapping[str, Any], path: str, vocab_size: int):
@@ -28,6 +31,7 @@ class Fields(Checked):
             raise ModelError(f"{path}: no text general.architecture in the metadata; not a language model?")
         super().__init__(metadata, f"{arch}.", path)
         self.arch, self.vocab_size = arch, vocab_size
+        self.asked = set[str]()
 
     @classmethod
     def of(cls, file: GGUFFile) -> "Fields":
@@ -41,6 +45,10 @@ class Fields(Checked):
         if fields.count("vocab_size", size) != size:
             raise fields.error(f"{fields.key('vocab_size')} is {fields.raw('vocab_size')}, the vocabulary has {size}")
         return fields
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
+        return super().raw(name, default)
 
     def count(self, name: str, default: int | None = None) -> int:
         """A whole number of sensible size, above 0 unless the default is 0."""
@@ -91,9 +99,13 @@ class Fields(Checked):
 
     def common(self) -> dict[str, Any]:
         """What every model has: the arguments of localllm.arch.hyperparameters.Hyperparameters."""
+        guessing = self.count("nextn_predict_layers", 0)
+        if guessing >= self.layers():
+            raise self.error(f"{self.key('nextn_predict_layers')} leaves no layers")
         return {
             "arch": self.arch,
-            "layers": self.layers(),
+            "layers": self.layers() - guessing,
+            "guessing": guessing,
             "width": self.count("embedding_length"),
             "vocab_size": self.vocab_size,
             "context": self.count("context_length"),

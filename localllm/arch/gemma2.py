@@ -5,6 +5,7 @@ the scores and on the logits.
 """
 
 from localllm.arch.attention import Windowed, attend, qkv, read_windows
+from localllm.arch.decoder import decoder
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
@@ -41,11 +42,7 @@ def read(fields: Fields) -> Gemma2:
 
 def forward(b: Builder, w: Weights, h: Gemma2) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    logits = b.linear(x, w.get("output") or w.token_embd)
+    logits = decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 

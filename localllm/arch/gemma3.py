@@ -5,6 +5,7 @@ rotate with a base of their own, which is never stretched; soft caps only if the
 """
 
 from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_windows
+from localllm.arch.decoder import decoder
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.rope import read_base
@@ -44,11 +45,7 @@ def read(fields: Fields) -> Gemma3:
 
 def forward(b: Builder, w: Weights, h: Gemma3) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    logits = b.linear(x, w.get("output") or w.token_embd)
+    logits = decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 

@@ -1,10 +1,11 @@
-"""GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners).
+"""GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners), StarCoder (2305.06161).
 
 Unlike llama: a table of positions is added to the embeddings, and nothing is rotated; layer norms; GELU without a gate;
 biases everywhere; queries, keys and values by one matrix.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer
+from localllm.arch.decoder import centered, decoder
 from localllm.arch.fields import Fields
 from localllm.arch.rope import Rope
 from localllm.arch.starcoder2 import block
@@ -27,8 +28,4 @@ def read(fields: Fields) -> GPT2:
 def forward(b: Builder, w: Weights, h: GPT2) -> Activation:
     """Logits of the wanted tokens."""
     x = b.add(b.embed(w.token_embd, b.ids), b.embed_positions(w.position_embd, b.positions))
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    w.require_biases("output_norm")
-    x = b.layer_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block, x, centered(b, w, h))

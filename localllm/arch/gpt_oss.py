@@ -7,6 +7,7 @@ attend to nothing (its sink); biases everywhere; experts with another SwiGLU.
 from functools import partial
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows
+from localllm.arch.decoder import decoder
 from localllm.arch.experts import SOFTMAX_OF_CHOSEN, gated_or_mixture, read_routing
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
@@ -30,11 +31,7 @@ def read(fields: Fields) -> LocallyRotated:
 
 def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:

@@ -5,6 +5,7 @@ are half the rotated numbers apart, and leave the end of a head. The feed-forwar
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
+from localllm.arch.decoder import centered, decoder
 from localllm.arch.feed_forward import plain
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
@@ -28,12 +29,8 @@ def read(fields: Fields) -> GPTNeoX:
 
 def forward(b: Builder, w: Weights, h: GPTNeoX) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    w.require_biases("output_norm")
-    x = b.layer_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.output)
+    w.require("output")
+    return decoder(b, w, h, block, norm=centered(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: GPTNeoX, state: Paged, x: Activation) -> Activation:

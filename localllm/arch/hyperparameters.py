@@ -1,6 +1,7 @@
 """What every model has. A family adds what is its own, in its file."""
 
 from collections.abc import Sequence
+from dataclasses import field
 
 from localllm.arch.states import State
 from localllm.frozen import frozen
@@ -15,6 +16,7 @@ class Hyperparameters:
     width: int  # of the residual stream
     vocab_size: int
     context: int  # trained for
+    guessing: int = field(default=0, kw_only=True)  # layers behind the others, which guess further tokens
 
     def states(self) -> Sequence[State]:
         """What the layers keep of the tokens they have seen."""

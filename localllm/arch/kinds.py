@@ -21,7 +21,7 @@ COUNTS = """
     vocab_size context_length embedding_length block_count feed_forward_length expert_count expert_used_count
     expert_shared_count expert_feed_forward_length expert_shared_feed_forward_length expert_group_count
     expert_group_used_count expert_gating_func leading_dense_block_count interleave_moe_layer_step moe_every_n_layers
-    nextn_predict_layers full_attention_interval embedding_length_out embedding_length_per_layer_input
+    nextn_predict_layers moe_latent_size full_attention_interval embedding_length_out embedding_length_per_layer_input
     decoder_start_token_id decoder_block_count pooling_type n_deepstack_layers
     attention.head_count attention.head_count_kv attention.key_length attention.value_length attention.key_length_mla
     attention.value_length_mla attention.key_length_swa attention.value_length_swa attention.q_lora_rank

@@ -7,6 +7,7 @@ no key-value heads in the metadata.
 from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_heads, qkv, read_attention
+from localllm.arch.decoder import decoder
 from localllm.arch.experts import SIGMOID, gated_or_mixture, read_routing
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged, Recurrent
@@ -46,11 +47,7 @@ def read(fields: Fields) -> Lfm2:
 
 def forward(b: Builder, w: Weights, h: Lfm2) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    x = b.rms_norm(b.select(x, b.wanted), w.token_embd_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block, norm=lambda x: b.rms_norm(x, w.token_embd_norm, h.epsilon))
 
 
 def block(b: Builder, w: Weights, h: Lfm2, state: Paged | Recurrent, x: Activation) -> Activation:

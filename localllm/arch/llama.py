@@ -1,6 +1,7 @@
-"""Llama (Touvron et al. 2023) and everything built like it: Mistral, Mixtral, SmolLM, TinyLlama, ..."""
+"""Llama (Touvron et al. 2023) and everything built like it: Mistral, Mixtral, SmolLM, ERNIE 4.5, ..."""
 
 from localllm.arch.attention import Transformer, attend, qkv, rope_factors
+from localllm.arch.decoder import decoder
 from localllm.arch.experts import gated_or_mixture, read_routing
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
@@ -10,19 +11,13 @@ from localllm.arch.weights import Weight, Weights
 
 def read(fields: Fields) -> Transformer:
     """The hyperparameters. Raises ModelError, also if a part of a head were not rotated: no llama is so."""
-    shared = Transformer.shared_fields(fields, interleaved=True)
-    if (rope := shared["attention"].rope).dims != rope.head_dim:
-        raise fields.error(f"{fields.key('rope.dimension_count')} is {rope.dims}, a head has {rope.head_dim}")
+    shared = Transformer.shared_fields(fields, interleaved=True, rotates_all=True)
     return Transformer(**shared, routing=read_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     """Logits of the wanted tokens."""
-    x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x, factors)
-    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:

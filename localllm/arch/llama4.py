@@ -8,6 +8,7 @@ layers have experts beside one for all tokens; their sigmoids multiply what they
 from collections.abc import Sequence
 
 from localllm.arch.attention import LocallyRotated, qkv, read_local_rope, read_windows, rope_factors
+from localllm.arch.decoder import decoder
 from localllm.arch.experts import SIGMOID, gated_or_mixture, read_routing, shared
 from localllm.arch.fields import Fields
 from localllm.arch.rope import Rope
@@ -54,11 +55,7 @@ def read(fields: Fields) -> Llama4:
 
 def forward(b: Builder, w: Weights, h: Llama4) -> Activation:
     """Logits of the wanted tokens."""
-    x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x, factors)
-    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Llama4, state: Paged, x: Activation, factors: Weight | None) -> Activation:

@@ -7,6 +7,7 @@ way to forget and to read depends on the token.
 from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON
+from localllm.arch.decoder import decoder
 from localllm.arch.fields import Fields
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.states import Recurrent
@@ -16,7 +17,7 @@ from localllm.frozen import frozen
 
 
 @frozen
-class Mamba(Hyperparameters):
+class Selection:
     """`inner` columns, each with `state_size` numbers; the convolution has `taps`."""
 
     inner: int
@@ -24,46 +25,56 @@ class Mamba(Hyperparameters):
     taps: int
     rank: int  # of the matrix that makes time steps
     normalized: bool  # what the scan gets
+
+    def state(self, layer: int) -> Recurrent:
+        """The last tokens and the states."""
+        return Recurrent(layer, ((self.taps - 1, self.inner), (self.state_size, self.inner)))
+
+
+@frozen
+class Mamba(Hyperparameters):
+    selection: Selection
     epsilon: float
 
     def states(self) -> Sequence[Recurrent]:
-        """Of every layer the last tokens and the states."""
-        shapes = (self.taps - 1, self.inner), (self.state_size, self.inner)
-        return [Recurrent(layer, shapes) for layer in range(self.layers)]
+        return [self.selection.state(layer) for layer in range(self.layers)]
 
 
-def read(fields: Fields) -> Mamba:
-    """The hyperparameters. Raises ModelError."""
-    return Mamba(
-        **fields.common(),
+def read_selection(fields: Fields) -> Selection:
+    """The ssm.* keys. Raises ModelError."""
+    return Selection(
         inner=fields.count("ssm.inner_size"),
         state_size=fields.count("ssm.state_size"),
         taps=fields.count("ssm.conv_kernel"),
         rank=fields.count("ssm.time_step_rank"),
         normalized=fields.flag("ssm.dt_b_c_rms", False),
-        epsilon=fields.epsilon(RMS_EPSILON),
     )
+
+
+def read(fields: Fields) -> Mamba:
+    """The hyperparameters. Raises ModelError."""
+    return Mamba(**fields.common(), selection=read_selection(fields), epsilon=fields.epsilon(RMS_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: Mamba) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
-    for state in h.states():
-        block = w.block(state.layer)
-        x = b.add(x, mixed(b, block, h, state, b.rms_norm(x, block.attn_norm, h.epsilon)))
-    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block)
 
 
-def mixed(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> Activation:
+    """One layer, added to the residual stream."""
+    return b.add(x, mixed(b, w, h.selection, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
+
+
+def mixed(b: Builder, w: Weights, s: Selection, epsilon: float, state: Recurrent, x: Activation) -> Activation:
     """What a layer adds to the residual stream."""
     w.require_biases("ssm_conv1d", "ssm_dt")
-    inner, gate = (b.linear(x, part) for part in w.ssm_in.split(h.inner, h.inner))
+    inner, gate = (b.linear(x, part) for part in w.ssm_in.split(s.inner, s.inner))
     inner = b.convolve(inner, w.ssm_conv1d, state)
-    of_scan = [b.linear(inner, part) for part in w.ssm_x.split(h.rank, h.state_size, h.state_size)]
+    of_scan = [b.linear(inner, part) for part in w.ssm_x.split(s.rank, s.state_size, s.state_size)]
     norms = [w.get("ssm_dt_norm"), w.get("ssm_b_norm"), w.get("ssm_c_norm")]
-    if h.normalized or any(norms):
-        of_scan = [b.rms_norm(x, norm, h.epsilon) for x, norm in zip(of_scan, norms, strict=True)]
+    if s.normalized or any(norms):
+        of_scan = [b.rms_norm(x, norm, epsilon) for x, norm in zip(of_scan, norms, strict=True)]
     steps, keys, queries = of_scan
     steps = b.softplus(b.linear(steps, w.ssm_dt))
     y = b.selective_scan(inner, steps, keys, queries, w.exactly("ssm_a"), w.exactly("ssm_d"), state)

@@ -17,4 +17,6 @@ def read(fields: Fields) -> Granite:
         residual_scale=fields.number("residual_scale", 1.4 / shared["layers"] ** 0.5) or 1.0,
         score_scale=shared["attention"].head_dim ** -0.5,
         logit_scale=fields.factor("logit_scale", 256 / shared["width"]),
+        rotated=True,
+        has_shared=False,
     )

@@ -7,6 +7,7 @@ file's own numbers of turns, and without the magnitude that `yarn_log_multiplier
 from dataclasses import replace
 
 from localllm.arch.attention import Attention, Transformer, attend, qkv, rope_factors
+from localllm.arch.decoder import decoder
 from localllm.arch.experts import gated_or_mixture, read_routing
 from localllm.arch.fields import Fields
 from localllm.arch.rope import yarn_magnitude
@@ -42,11 +43,7 @@ def with_own_yarn(fields: Fields, attention: Attention) -> Attention:
 
 def forward(b: Builder, w: Weights, h: Mistral3) -> Activation:
     """Logits of the wanted tokens."""
-    x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x, factors)
-    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Mistral3, state: Paged, x: Activation, factors: Weight | None) -> Activation:

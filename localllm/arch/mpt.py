@@ -5,6 +5,7 @@ rotated; layer norms; GELU without a gate; queries, keys and values by one matri
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
+from localllm.arch.decoder import decoder
 from localllm.arch.feed_forward import plain
 from localllm.arch.fields import Fields
 from localllm.arch.rope import Rope
@@ -37,10 +38,7 @@ def forward(b: Builder, w: Weights, h: MPT) -> Activation:
     x = b.embed(w.token_embd, b.ids)
     if table := w.get("position_embd"):
         x = b.add(x, b.embed_positions(table, b.positions))
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    x = b.layer_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block, x, lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
 
 
 def block(b: Builder, w: Weights, h: MPT, state: Paged, x: Activation) -> Activation:

@@ -1,10 +1,11 @@
-"""Nemotron 3 and 4, Minitron (Parmar et al. 2024, arXiv 2402.16819).
+"""Nemotron 3 and 4, Minitron (Parmar et al. 2024, arXiv 2402.16819), Jais 2 (Inception 2025).
 
 Unlike llama: layer norms (to whose weights one is added, in the file already); squared ReLU without a gate; rotated
 pairs are half the rotated numbers apart, and leave the end of a head.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
+from localllm.arch.decoder import centered, decoder
 from localllm.arch.feed_forward import plain
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
@@ -19,12 +20,9 @@ def read(fields: Fields) -> Transformer:
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    w.require_biases("output_norm")
-    x = b.layer_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.output)
+    if h.arch == "nemotron":
+        w.require("output")
+    return decoder(b, w, h, block, norm=centered(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

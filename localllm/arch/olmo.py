@@ -4,6 +4,7 @@ Unlike llama: layer norms without weights; queries, keys and values may be clamp
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
+from localllm.arch.decoder import decoder
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
@@ -27,11 +28,7 @@ def read(fields: Fields) -> OLMo:
 
 def forward(b: Builder, w: Weights, h: OLMo) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    x = b.layer_norm(b.select(x, b.wanted), None, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, None, h.epsilon))
 
 
 def block(b: Builder, w: Weights, h: OLMo, state: Paged, x: Activation) -> Activation:

@@ -5,6 +5,7 @@ all heads; rotated pairs are half a head apart. In OLMo 3, three of four layers 
 """
 
 from localllm.arch.attention import Windowed, attend, qkv, read_windows
+from localllm.arch.decoder import decoder
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.rope import Rope
@@ -29,11 +30,7 @@ def read(fields: Fields) -> OLMo2:
 
 def forward(b: Builder, w: Weights, h: OLMo2) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: OLMo2, state: Paged, x: Activation) -> Activation:

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5 (Yang et al. 2024, arXiv 2407.10671).
+"""Qwen, 2 and 2.5 (Bai et al. 2023, Yang et al. 2024, arXiv 2309.16609, 2407.10671), openPangu (Huawei 2025).
 
 Unlike llama: rotated pairs are half a head apart; queries, keys and values have biases.
 """

@@ -4,6 +4,7 @@ Unlike Qwen 2: experts, whose weights do not add up to 1, beside one with a gate
 """
 
 from localllm.arch.attention import Transformer, attend, qkv
+from localllm.arch.decoder import decoder
 from localllm.arch.experts import admitted, gated_or_mixture, read_routing
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
@@ -19,11 +20,7 @@ def read(fields: Fields) -> Transformer:
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

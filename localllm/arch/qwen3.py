@@ -1,9 +1,10 @@
-"""Qwen 3, with experts or without (Yang et al. 2025, arXiv 2505.09388).
+"""Qwen 3, with experts or without (Yang et al. 2025, arXiv 2505.09388); OpenELM (2404.14619).
 
 Unlike llama: rotated pairs are half a head apart; each head of queries and keys is normalized before.
 """
 
 from localllm.arch.attention import Transformer, attend, normed_heads, qkv, rope_factors
+from localllm.arch.decoder import decoder
 from localllm.arch.experts import gated_or_mixture, read_routing
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
@@ -18,11 +19,7 @@ def read(fields: Fields) -> Transformer:
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     """Logits of the wanted tokens."""
-    x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x, factors)
-    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:

@@ -10,8 +10,10 @@ from dataclasses import replace
 import numpy as np
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_heads, read_attention
+from localllm.arch.decoder import decoder
 from localllm.arch.experts import admitted, gated_or_mixture, read_routing
 from localllm.arch.fields import Fields, show
+from localllm.arch.sections import with_sections
 from localllm.arch.states import Paged, Recurrent
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
@@ -56,20 +58,15 @@ class Qwen35(Transformer):
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
         """Keys and values, or what the delta rule keeps."""
-        kept = super().states()[: self.layers]
-        return [state if self.attends[state.layer] else self.delta.state(state.layer) for state in kept]
+        return [s if self.attends[s.layer] else self.delta.state(s.layer) for s in super().states()]
 
 
 def read(fields: Fields) -> Qwen35:
     """The hyperparameters. Raises ModelError."""
     common, attention = fields.common(), read_attention(fields, interleaved=False)
-    common["layers"] -= fields.count("nextn_predict_layers", 0)  # the last ones, which guess further tokens
-    if common["layers"] < 1:
-        raise fields.error(f"{fields.key('nextn_predict_layers')} leaves no layers")
-    still = still_pairs(fields, attention.rope.dims // 2)
     return Qwen35(
         **common,
-        attention=replace(attention, rope=replace(attention.rope, still=still)),
+        attention=replace(attention, rope=with_sections(fields, attention.rope, mixed=True)),
         epsilon=fields.epsilon(RMS_EPSILON),
         delta=read_delta(fields),
         attends=read_attends(fields, common["layers"]),
@@ -102,29 +99,9 @@ def read_attends(fields: Fields, layers: int) -> tuple[bool, ...]:
     return tuple((layer + 1) % interval == 0 for layer in range(layers))
 
 
-def still_pairs(fields: Fields, pairs: int) -> tuple[int, ...]:
-    """The pairs of a head that do not turn in text: those that belong to none of an image's three axes.
-
-    Pairs belong to the axes in turn, as long as an axis has some left of its section. Raises ModelError.
-    """
-    sections, name = fields.raw("rope.dimension_sections"), "rope.dimension_sections"
-    if sections is None:
-        return ()
-    if not isinstance(sections, np.ndarray) or len(sections) != 4 or min(sections) < 0 or not sum(sections):
-        raise fields.error(f"{fields.key(name)} should be four numbers, is {show(sections)}")
-    places = [pair % int(sum(sections)) for pair in range(pairs)]
-    return tuple(pair for pair, place in enumerate(places) if place >= 3 * int(sections[place % 3]))
-
-
 def forward(b: Builder, w: Weights, h: Qwen35) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    for layer in range(h.layers, len(h.attention.heads)):
-        b.ignore(*w.block(layer).all())
-    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activation) -> Activation:

@@ -1,4 +1,4 @@
-"""StableLM 1.6B, 3B and 2 (Bellagente et al. 2024, arXiv 2402.17834).
+"""StableLM 1.6B, 3B and 2 (Bellagente et al. 2024, arXiv 2402.17834), Orion 14B (arXiv 2401.12246).
 
 Unlike llama: layer norms; rotated pairs are half the rotated numbers apart, and leave the end of a head; queries, keys
 and values may have biases. The 12B model normalizes each head of queries and keys, and its feed-forward network reads
@@ -6,6 +6,7 @@ what attention reads.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, centered_heads, qkv
+from localllm.arch.decoder import centered, decoder
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
@@ -20,12 +21,8 @@ def read(fields: Fields) -> Transformer:
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    w.require_biases("output_norm")
-    x = b.layer_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.output)
+    w.require("output")
+    return decoder(b, w, h, block, norm=centered(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

@@ -4,6 +4,7 @@ Unlike llama: layer norms; GELU without a gate; biases everywhere; rotated pairs
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
+from localllm.arch.decoder import centered, decoder
 from localllm.arch.feed_forward import plain
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
@@ -18,12 +19,7 @@ def read(fields: Fields) -> Transformer:
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     """Logits of the wanted tokens."""
-    x = b.embed(w.token_embd, b.ids)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
-    w.require_biases("output_norm")
-    x = b.layer_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
-    return b.linear(x, w.get("output") or w.token_embd)
+    return decoder(b, w, h, block, norm=centered(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

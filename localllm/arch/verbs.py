@@ -1,60 +1,142 @@
 """The verbs that an architecture is written in.
 
 A verb gets everything by argument, changes no argument and returns a new activation. The recorder of localllm.engine
-writes them down, once, when a model is opened; `Reference` computes them at once in NumPy. What each means is written
-in localllm.kernels.reference. An Activation is [rows, columns] in the builder's own form; rows are the tokens of a run,
-or those of them that were selected.
+writes them down, once, when a model is opened; `Reference` of localllm.kernels computes them at once in NumPy. An
+Activation is float32 [rows, columns] in the builder's own form; rows are the tokens of a run, or those of them that
+were selected.
+
+Verbs that treat rows one by one, and nothing but numbers of the same place together, are all here: what they mean, and
+their formulas in NumPy. Each has a row in localllm.kernels.verbs, and kernels.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
 
 from localllm.arch.rope import Rope
+from localllm.arch.routing import Routing
 from localllm.arch.states import Latent, Paged, Recurrent
 from localllm.arch.weights import Weight
-
-if TYPE_CHECKING:
-    from localllm.arch.experts import Routing  # which is written in verbs
 
 Activation = Any
 Numbers = Any  # one integer for each row
 Choice = Any  # which experts the tokens of an activation go to
 
 
-class Builder(Protocol):
+class RowwiseVerbs(Protocol):
+    """Verbs that treat rows one by one: y has the shape of x."""
+
+    def rowwise(self, verb: str, formula: Callable[..., Any], *inputs: Activation, **given: float) -> Activation:
+        """What a builder does with such a verb; formula: of activations and numbers as NumPy has them."""
+        ...
+
+    def add(self, x: Activation, y: Activation) -> Activation:
+        """x + y."""
+        return self.rowwise("add", np.add, x, y)
+
+    def multiply(self, x: Activation, y: Activation) -> Activation:
+        """x * y."""
+        return self.rowwise("multiply", np.multiply, x, y)
+
+    def swiglu(self, gate: Activation, up: Activation) -> Activation:
+        """silu(gate) * up (Shazeer 2020)."""
+        return self.rowwise("swiglu", swiglu, gate, up)
+
+    def swiglu_limited(self, gate: Activation, up: Activation, sharpness: float, limit: float) -> Activation:
+        """gate * sigmoid(sharpness * gate) * (up + 1) of numbers that are not beyond the limit (gpt-oss, 2025)."""
+        return self.rowwise("swiglu_limited", swiglu_limited, gate, up, sharpness=sharpness, limit=limit)
+
+    def geglu(self, gate: Activation, up: Activation) -> Activation:
+        """gelu(gate) * up (Shazeer 2020)."""
+        return self.rowwise("geglu", geglu, gate, up)
+
+    def gelu(self, x: Activation) -> Activation:
+        """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
+        return self.rowwise("gelu", gelu, x)
+
+    def relu_squared(self, x: Activation) -> Activation:
+        """max(x, 0)^2 (So et al. 2021), NaN for infinity."""
+        return self.rowwise("relu_squared", relu_squared, x)
+
+    def xielu(self, x: Activation, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> Activation:
+        """alpha_p x^2 + beta x where x is above 0, else alpha_n (e^min(x, epsilon) - 1 - x) + beta x (xIELU, Huang and
+        Schlag 2024, arXiv 2411.13010). The alphas as they multiply: learned ones have gone through softplus, and the
+        second one through adding beta. epsilon is a little below 0.
+        """
+        return self.rowwise("xielu", xielu, x, alpha_p=alpha_p, alpha_n=alpha_n, beta=beta, epsilon=epsilon)
+
+    def sigmoid(self, x: Activation) -> Activation:
+        """1 / (1 + e^-x), NaN for infinity."""
+        return self.rowwise("sigmoid", sigmoid, x)
+
+    def clamp(self, x: Activation, limit: float) -> Activation:
+        """x, but nothing beyond limit or -limit, and NaN for infinity."""
+        return self.rowwise("clamp", clamp, x, limit=limit)
+
+    def softcap(self, x: Activation, cap: float) -> Activation:
+        """cap * tanh(x / cap): about x where it is small, never beyond the cap; NaN for infinity."""
+        return self.rowwise("softcap", softcap, x, cap=cap)
+
+
+class Builder(RowwiseVerbs, Protocol):
     """What all builders can do."""
 
     ids: Numbers  # of the run's tokens
     positions: Numbers  # theirs in their sequences
     wanted: Numbers  # which tokens' logits are asked for
 
-    def embed(self, weight: Weight, ids: Numbers) -> Activation: ...
+    def embed(self, weight: Weight, ids: Numbers) -> Activation:
+        """The embedding rows of the tokens: [tokens, width]."""
+        ...
 
-    def embed_positions(self, weight: Weight, positions: Numbers) -> Activation: ...
+    def embed_positions(self, weight: Weight, positions: Numbers) -> Activation:
+        """The rows of a table of positions: [tokens, width]."""
+        ...
 
-    def select(self, x: Activation, which: Numbers) -> Activation: ...
+    def select(self, x: Activation, which: Numbers) -> Activation:
+        """Some of the rows, by their numbers."""
+        ...
 
-    def columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation: ...
+    def columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
+        """The columns from `first` up to `end`, of each `period` columns."""
+        ...
 
-    def join(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation: ...
+    def join(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
+        """Head by head, columns of x and then columns of y; all heads get the same of y if it is shared."""
+        ...
 
-    def head_linear(self, x: Activation, weight: Weight) -> Activation: ...
+    def head_linear(self, x: Activation, weight: Weight) -> Activation:
+        """Each head's columns by its own matrix; the weight is a stack [heads, rows, columns]."""
+        ...
 
-    def rms_norm(
-        self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None
-    ) -> Activation: ...
+    def rms_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
+        """x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019).
 
-    def layer_norm(
-        self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None
-    ) -> Activation: ...
+        Each `group` columns are normalized on their own, the whole row if it is None; the weight has as many numbers
+        as a group or as a row, and None stands for ones.
+        """
+        ...
 
-    def linear(self, x: Activation, weight: Weight) -> Activation: ...
+    def layer_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
+        """(x - mean) / sqrt(variance + epsilon) * weight + bias (Ba et al. 2016); groups and weight as in rms_norm."""
+        ...
 
-    def rope(self, x: Activation, rope: Rope, positions: Numbers, factors: Weight | None = None) -> Activation: ...
+    def linear(self, x: Activation, weight: Weight) -> Activation:
+        """x W^T * scale + bias: [tokens, rows of W]."""
+        ...
 
-    def by_context(self, short: Weight, long: Weight, original: int) -> Weight: ...
+    def rope(self, x: Activation, rope: Rope, positions: Numbers, factors: Weight | None = None) -> Activation:
+        """Rotate each head's pairs by position * frequency (Su et al. 2021)."""
+        ...
 
-    def ignore(self, *weights: Weight | None) -> None: ...
+    def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
+        """`long` if sequences may become longer than `original` tokens, else `short`."""
+        ...
+
+    def ignore(self, *weights: Weight | None) -> None:
+        """These stand in the file, but nothing needs them."""
+        ...
 
     def attend(
         self,
@@ -67,47 +149,61 @@ class Builder(Protocol):
         softcap: float = 0.0,
         slopes: Sequence[float] = (),
         sinks: Weight | None = None,
-    ) -> Activation: ...
+    ) -> Activation:
+        """softmax(q k^T * scale) v over the keys that a token sees: its sequence's up to its own, within the window.
 
-    def route(self, logits: Activation, routing: "Routing", bias: Weight | None = None) -> Choice: ...
+        The run's keys and values go to the cache first, unless they are None: then an earlier layer has filled it. The
+        values of a Latent state are the first numbers of its keys.
+        Query heads in equal groups share key-value heads. A score s becomes softcap * tanh(s / softcap) if softcap is
+        not 0, and loses slope * distance if heads have slopes (ALiBi, Press et al. 2021). A sink is a score of each
+        head for nothing (gpt-oss, 2025).
+        """
+        ...
 
-    def gather(self, x: Activation, choice: Choice) -> Activation: ...
+    def route(self, logits: Activation, routing: Routing, bias: Weight | None = None) -> Choice:
+        """Which experts each token goes to (localllm.arch.routing.Routing), and their weights.
 
-    def expert_linear(self, x: Activation, weight: Weight, choice: Choice) -> Activation: ...
+        The bias counts in the choice only. A token with a logit that is not a number goes anywhere, with NaN.
+        """
+        ...
 
-    def scatter(self, x: Activation, choice: Choice) -> Activation: ...
+    def gather(self, x: Activation, choice: Choice) -> Activation:
+        """A row for each expert that a token goes to; here in the order of the tokens."""
+        ...
 
-    def add(self, x: Activation, y: Activation) -> Activation: ...
+    def expert_linear(self, x: Activation, weight: Weight, choice: Choice) -> Activation:
+        """Each row by the matrix of its expert, as in `linear`; the weight is a stack [experts, rows, columns]."""
+        ...
 
-    def swiglu(self, gate: Activation, up: Activation) -> Activation: ...
+    def scatter(self, x: Activation, choice: Choice) -> Activation:
+        """What its experts make of a token, weighted and added up."""
+        ...
 
-    def swiglu_limited(self, gate: Activation, up: Activation, sharpness: float, limit: float) -> Activation: ...
+    def sigmoid_gate(self, x: Activation, gate: Activation) -> Activation:
+        """x * sigmoid(gate), which has one column."""
+        ...
 
-    def sigmoid_gate(self, x: Activation, gate: Activation) -> Activation: ...
+    def scale(self, x: Activation, factor: float | Weight) -> Activation:
+        """x * factor, a number or a tensor of one."""
+        ...
 
-    def geglu(self, gate: Activation, up: Activation) -> Activation: ...
+    def temper(self, x: Activation, positions: Numbers, slope: float, length: int, offset: int = 0) -> Activation:
+        """x * (1 + slope * log(floor((position + offset) / length) + 1)): sharper attention far behind (Llama 4)."""
+        ...
 
-    def gelu(self, x: Activation) -> Activation: ...
-
-    def relu_squared(self, x: Activation) -> Activation: ...
-
-    def scale(self, x: Activation, factor: float | Weight) -> Activation: ...
-
-    def temper(self, x: Activation, positions: Numbers, slope: float, length: int, offset: int = 0) -> Activation: ...
-
-    def clamp(self, x: Activation, limit: float) -> Activation: ...
-
-    def softcap(self, x: Activation, cap: float) -> Activation: ...
-
-    def multiply(self, x: Activation, y: Activation) -> Activation: ...
-
-    def sigmoid(self, x: Activation) -> Activation: ...
-
-    def softplus(self, x: Activation, bias: Weight | None = None) -> Activation: ...
+    def softplus(self, x: Activation, bias: Weight | None = None) -> Activation:
+        """log(1 + e^(x + bias)), NaN for infinity."""
+        ...
 
     def convolve(
         self, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True
-    ) -> Activation: ...
+    ) -> Activation:
+        """y[t] = sum over taps of weight[:, tap] * x[t - taps + 1 + tap] + bias, column by column, over the tokens of a
+        sequence; zeros stand before its first. With `silu` it is multiplied by its sigmoid.
+
+        State `number` [taps - 1, columns]: the last tokens.
+        """
+        ...
 
     def selective_scan(
         self,
@@ -118,7 +214,13 @@ class Builder(Protocol):
         rates: Weight,
         skip: Weight,
         state: Recurrent,
-    ) -> Activation: ...
+    ) -> Activation:
+        """For each column h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x (Gu and Dao 2023).
+
+        x, dt [tokens, columns]; b, c [tokens, state size]; rates [columns, state size]; state 1: h [state size,
+        columns].
+        """
+        ...
 
     def state_space(
         self,
@@ -131,7 +233,13 @@ class Builder(Protocol):
         state: Recurrent,
         number: int,
         groups: int,
-    ) -> Activation: ...
+    ) -> Activation:
+        """For each head h = e^(dt * rate) * h + b (dt * x)^T, y = c h + skip * x (Mamba 2: Dao and Gu 2024).
+
+        x [tokens, heads * value_dim]; dt [tokens, heads]; b, c [tokens, groups * key_dim]: heads in equal groups share
+        them; state `number`: h [heads, key_dim, value_dim].
+        """
+        ...
 
     def delta_rule(
         self,
@@ -145,4 +253,63 @@ class Builder(Protocol):
         number: int,
         key_heads: int,
         repeat: int = 1,
-    ) -> Activation: ...
+    ) -> Activation:
+        """For each head h = e^(dt * rate) * h, then h = h + k (strength * (v - k h))^T, y = q h: what the key has read
+        so far is replaced (the gated delta rule: Yang et al. 2024, arXiv 2412.06464).
+
+        q, k [tokens, key_heads * key_dim]; v [tokens, heads * value_dim]; dt, strength [tokens, heads]; head i has the
+        keys of head i / repeat % key_heads; state `number`: h [heads, key_dim, value_dim].
+        """
+        ...
+
+
+# ---- formulas of the verbs that treat rows one by one, float32 as their inputs ----
+
+
+def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return gate / (1 + np.exp(-gate)) * up
+
+
+def swiglu_limited(gate: np.ndarray, up: np.ndarray, sharpness: float, limit: float) -> np.ndarray:
+    gate, up = if_finite(np.minimum(gate, np.float32(limit)), gate), if_finite(np.clip(up, -limit, limit), up)
+    with np.errstate(over="ignore"):
+        return gate / (1 + np.exp(-np.float32(sharpness) * gate)) * (up + 1)
+
+
+def geglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return gelu(gate) * up
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    x = x.astype(np.float64)
+    return (x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))).astype(np.float32)
+
+
+def relu_squared(x: np.ndarray) -> np.ndarray:
+    return if_finite(np.maximum(x, 0), x) ** 2
+
+
+def xielu(x: np.ndarray, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> np.ndarray:
+    x = x.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        below = alpha_n * (np.expm1(np.minimum(x, epsilon)) - x)
+        return (np.where(x > 0, alpha_p * x * x, below) + beta * x).astype(np.float32)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return if_finite(1 / (1 + np.exp(-x)), x)
+
+
+def clamp(x: np.ndarray, limit: float) -> np.ndarray:
+    return if_finite(np.clip(x, np.float32(-limit), np.float32(limit)), x)
+
+
+def softcap(x: np.ndarray, cap: float) -> np.ndarray:
+    return if_finite(np.float32(cap) * np.tanh(x / np.float32(cap)), x)
+
+
+def if_finite(y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """y, but NaN where x is not finite: a function whose values are bounded would hide what a broken weight made."""
+    return np.where(np.isfinite(x), y, np.float32(np.nan))

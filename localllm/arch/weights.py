@@ -54,6 +54,12 @@ class Weight:
         """A matrix as the vector of its rows, one behind the other."""
         return replace(self, tensor=replace(self.tensor, shape=(math.prod(self.shape),)))
 
+    def repeated(self, count: int) -> "Weight":
+        """A vector of the same numbers, each so many times. Raises ModelError if they are not plain ones."""
+        numbers = len(self.flat().vector())
+        data = np.repeat(self.tensor.data.reshape(numbers, -1), count, axis=0).reshape(-1)
+        return replace(self, tensor=replace(self.tensor, shape=(numbers * count,), data=data))
+
     def as_row(self) -> "Weight":
         """A vector as a matrix of one row."""
         return replace(self, tensor=replace(self.tensor, shape=(1, math.prod(self.shape))))

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from localllm.cli import options
-from localllm.cli.command import option
+from localllm.cli import opening, options
+from localllm.cli.parameters import option
 from localllm.cli.pulling import located
 from localllm.cli.render import count, file_stem, one_line, size
 from localllm.cli.terminal import ProgressLine, is_terminal, write
@@ -84,16 +84,16 @@ def bench(
     """
     if as_markdown and as_json:
         raise UsageError("--md and --json exclude each other")
-    from localllm.kernels.faults import end_on_bus_error
+    from localllm.kernels.build.faults import end_on_bus_error
     from localllm.services import bench as service
 
     tests, line = service.plan(prompt, generate, combined or (), depth), ProgressLine()
     results: list[Result] = []
     path = located(model)
     end_on_bus_error(path)
-    opened = service.Bench(path, lambda step: line.show(f"measuring {step}"), options.compiling(line))
+    opened = service.Bench(path, lambda step: line.show(f"measuring {step}"), opening.compiling(line))
     try:
-        for result in opened.run(tests, threads, repetitions, cache.types(), device, options.layer_count(gpu_layers)):
+        for result in opened.run(tests, threads, repetitions, cache.types(), device, opening.layer_count(gpu_layers)):
             results.append(result)
     finally:
         line.clear()

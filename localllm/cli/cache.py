@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from localllm.cli.command import argument
+from localllm.cli.parameters import argument
 from localllm.cli.render import one_line, size, table
 from localllm.cli.terminal import dim, write
 
 if TYPE_CHECKING:
-    from localllm.files.prefix_files import Entry
+    from localllm.files.prefix_files import KeptPrefix
 
 
 def cache(
@@ -36,7 +36,7 @@ def cache(
     write("\n".join(table(("model", "tokens", "size", "last used"), rows)) + "\n")
 
 
-def prompts(entries: "list[Entry]") -> list[tuple[str, str, str, str]]:
+def prompts(entries: "list[KeptPrefix]") -> list[tuple[str, str, str, str]]:
     """A row for each prompt, the latest first; what several begin with is part of the latest one's size."""
     by_key, begun = {entry.key: entry for entry in entries}, {entry.about.before for entry in entries}
     rows, counted = [], set[str]()

@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import localllm
-from localllm.cli import options
-from localllm.cli.command import option
-from localllm.cli.prompt import Encoding, begin, request, warn_of_template, whole_prompt
+from localllm.cli import asking, opening, options
+from localllm.cli.parameters import option
+from localllm.cli.prompt import Encoding, Prompt, begin, request, typed, warn_of_template, whole_prompt
 from localllm.cli.render import file_stem, stream
+from localllm.cli.shape import require_whole
 from localllm.cli.terminal import ProgressLine, dim, exit_on_sigterm, is_terminal, say
 from localllm.errors import LocalllmError
 from localllm.frozen import frozen
@@ -42,18 +42,20 @@ class Look:
 def chat(
     model: options.OptionalModelName = None,
     *,
+    prompt: Prompt = None,
     system: options.System = None,
     system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
     encoding: Encoding = None,
     look: Look,
-    engine: options.Engine,
+    engine: options.EngineGroup,
     no_cache: options.NoCache = False,
-    choices: options.Generation,
+    choices: options.GenerationGroup,
 ) -> None:
     """Talk with a model, or with the built-in one.
 
-    When stdin is not a terminal, it is the prompt, and one answer is given as by `run`.
+    When stdin is not a terminal, it is the prompt, and one answer is given as by `run`. With -p, the
+    conversation begins with that question.
 
     Examples:
       localllm chat
@@ -68,37 +70,43 @@ def chat(
     session = session_name(look.session, look.latest)
     interactive = is_terminal(sys.stdin)
     own = model_of(session) if session and model is None else model
-    path = str(localllm.builtin_model()) if own is None else own
-    most_bytes = partial(options.most_bytes, path, engine, choices.on_overflow)
-    text = "" if interactive else whole_prompt(None, None, encoding=encoding, most_bytes=most_bytes)
-    system = options.system_message(system, system_file)
+    path = opening.chosen_model(own)
+    most_bytes = partial(opening.most_bytes, path, engine, choices.on_overflow)
+    ways = "-p TEXT or through a pipe"
+    text = "" if interactive else whole_prompt(prompt or (), encoding=encoding, most_bytes=most_bytes, ways=ways)
+    system = asking.system_message(system, system_file)
     line = ProgressLine()
-    chosen = options.generation_options(options.reading(line), choices)
+    chosen = asking.generation_options(opening.reading(line), choices)
 
     def opened(path: str) -> "Model":
-        found = options.open_model(path, engine, chat_template, no_cache)
+        found = opening.open_model(path, engine, chat_template, no_cache)
         if chosen.on_overflow == "shift":
             found.engine.require_shift()
         return found
 
+    opening.tell_choice(own)
     first = opened(path)
     with ExitStack() as leaving:
         conversation = Conversation(first, chosen, line, look.markdown, look.stats)
         leaving.push(lambda *error: conversation.model.__exit__(*error))
-        chosen = conversation.options = options.with_draft_model(first, chosen, choices.speculate)
+        chosen = conversation.options = opening.with_draft_model(first, chosen, choices.speculate)
         if not interactive:
-            if stream(begin(first, request(first, text, system, False), chosen), line):
+            answer = begin(first, request(first, text, system, False), chosen)
+            if stream(answer, line):
                 raise KeyboardInterrupt
-            return options.settle(first)
+            opening.settle(first)
+            return require_whole(chosen, [answer.finish_reason])
         exit_on_sigterm()
         warn_of_template(first)
         tell_model(first)
         start(conversation, session, system)
         try:
+            if prompt:
+                conversation.ask("\n\n".join(typed(text, "-p") for text in prompt))
             hold(conversation, opened)
         finally:
             conversation.leave()
-        options.settle(conversation.model)
+        opening.settle(conversation.model)
 
 
 def tell_model(model: "Model") -> None:

@@ -11,6 +11,7 @@ from localllm.cli.drawing import columns
 from localllm.cli.render import file_stem
 from localllm.cli.session_list import session_lines
 from localllm.cli.terminal import dim, dim_text
+from localllm.cli.words import did_you_mean
 from localllm.errors import UsageError
 from localllm.files.text_file import decoded, without_line_break
 from localllm.frozen import frozen
@@ -49,7 +50,7 @@ class Tools:
 
 
 @frozen
-class Command:
+class ChatCommand:
     """One of them.
 
     Attributes:
@@ -72,7 +73,9 @@ def execute(conversation: "Conversation", text: str, tools: Tools) -> bool:
         return False
     name, _, argument = text.strip().partition(" ")
     if name not in COMMANDS:
-        raise UsageError("no such command: /help shows all; a text that begins with a slash needs a space before it")
+        meant = did_you_mean(name, [each for each in COMMANDS if each != "/clear"])
+        other = "/help shows all; a text that begins with a slash needs a space before it"
+        raise UsageError(f"there is no {name}; {meant or other}")
     COMMANDS[name].run(conversation, argument.strip(), tools)
     return True
 
@@ -102,9 +105,19 @@ def system(conversation: "Conversation", argument: str, tools: Tools) -> None:
 
 
 def undo(conversation: "Conversation", argument: str, tools: Tools) -> None:
-    question = conversation.undo()
+    if argument and not (argument.isdecimal() and 0 < int(argument) < 10**9):
+        raise UsageError("/undo N takes back the last N questions: a whole number from 1 up")
+    for number in range(int(argument or 1)):
+        if conversation.texts:
+            dim(f"taken back: a file of {len(conversation.texts.pop())} characters")
+            continue
+        question = conversation.undo()
+        if question is None:
+            if not number:
+                dim("there is nothing to take back")
+            break
+        dim(f"taken back: {shortened(question)}")
     conversation.keep()
-    dim("there is nothing to take back" if question is None else f"taken back: {shortened(question)}")
 
 
 def retry(conversation: "Conversation", argument: str, tools: Tools) -> None:
@@ -136,9 +149,9 @@ def read(conversation: "Conversation", argument: str, tools: Tools) -> None:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if len(data) > most:
         raise UsageError(f"{path} does not fit a context of {conversation.model.context} tokens")
-    text = without_line_break(decoded(data, path))
-    conversation.texts.append(text)
-    dim(f"{len(text)} characters of {os.path.basename(path)} go with the next question")
+    text, name = without_line_break(decoded(data, path)), os.path.basename(path)
+    conversation.read(text, name)
+    dim(f"{len(text)} characters of {name} go with the next question; /undo takes them back")
 
 
 def save(conversation: "Conversation", argument: str, tools: Tools) -> None:
@@ -232,28 +245,29 @@ def leave(conversation: "Conversation", argument: str, tools: Tools) -> None:
 
 
 COMMANDS = {
-    "/help": Command("", "show this", show_help),
-    "/clear": Command("", "begin a new conversation", clear),
-    "/system": Command("TEXT", "set the system message; without a text, remove it", system),
-    "/undo": Command("", "take back the last question and its answer", undo),
-    "/retry": Command("", "another answer to the last question", retry),
-    "/edit": Command("", "change the last question and ask it instead", edit),
-    "/continue": Command("", "go on with the last answer", resume),
-    "/read": Command("FILE", "send a file's text with the next question", read, None),
-    "/save": Command("NAME", "make this a session, which is written after every answer", save),
-    "/load": Command("NAME", "go on with a session", load, lambda conversation: sessions.names()),
-    "/sessions": Command("", "list them", list_sessions),
-    "/branch": Command("NAME", "try something else: begin a branch or go to one; without a name, list them", branch,
+    "/help": ChatCommand("", "show this", show_help),
+    "/clear": ChatCommand("", "begin a new conversation", clear),
+    "/system": ChatCommand("TEXT", "set the system message; without a text, remove it", system),
+    "/undo": ChatCommand("N", "take back the last question and its answer, or so many; or a file that waits", undo),
+    "/retry": ChatCommand("", "another answer to the last question", retry),
+    "/edit": ChatCommand("", "change the last question and ask it instead", edit),
+    "/continue": ChatCommand("", "go on with the last answer", resume),
+    "/read": ChatCommand("FILE", "send a file's text with the next question", read, None),
+    "/save": ChatCommand("NAME", "make this a session, which is written after every answer", save),
+    "/load": ChatCommand("NAME", "go on with a session", load, lambda conversation: sessions.names()),
+    "/sessions": ChatCommand("", "list them", list_sessions),
+    "/branch": ChatCommand("NAME", "try something else: begin a branch or go to one; without a name, list them", branch,
                        branches),
-    "/set": Command("NAME VALUE", "change an option: /set temperature 0.2, /set seed default", set_option,
+    "/set": ChatCommand("NAME VALUE", "change an option: /set temperature 0.2, /set seed default", set_option,
                     lambda conversation: names(conversation.options)),
-    "/show": Command("", "what holds: model, context, session, options", show),
-    "/stats": Command("on|off", "a line about every answer: tokens per second, context in use", stats,
+    "/show": ChatCommand("", "what holds: model, context, session, options", show),
+    "/stats": ChatCommand("on|off", "a line about every answer: tokens per second, context in use", stats,
                       lambda conversation: ("on", "off")),
-    "/think": Command("CHOICE", "on, off, auto: whether the model thinks first; hide, show: whether one sees it", think,
+    "/think": ChatCommand("CHOICE", "on, off, auto: whether the model thinks first; hide, show: whether one sees it",
+                      think,
                       lambda conversation: ("on", "off", "auto", "low", "medium", "high", "hide", "show")),
-    "/model": Command("PATH", "go on with another model", model, None),
-    "/exit": Command("", "leave, as bye, quit, exit and Ctrl-D do", leave),
+    "/model": ChatCommand("PATH", "go on with another model", model, None),
+    "/exit": ChatCommand("", "leave, as bye, quit, exit and Ctrl-D do", leave),
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from localllm.cli.words import did_you_mean
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def changed(options: "GenerationOptions", name: str, text: str) -> "GenerationOp
     name = name.lstrip("-").replace("-", "_")
     name = OTHER_NAMES.get(name, name)
     if name not in names(options):
-        raise UsageError(f"there is no option {name!r}; there are {', '.join(names(options))}")
+        meant = did_you_mean(name, [*names(options), *OTHER_NAMES]) or "Tab behind /set lists them"
+        raise UsageError(f"there is no option {name!r}; {meant}")
     if text == USUAL:
         usual = type(options)()
         return replaced(options, name, getattr(usual if name in OF_ANSWERS else usual.sampling, name))

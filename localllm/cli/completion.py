@@ -6,10 +6,10 @@ each other line is a word, a tab, and what the word means.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from localllm.cli.app import COMMANDS, COMPLETE, localllm, params_of
-from localllm.cli.command import argument
+from localllm.cli.commands import COMMANDS, COMPLETE, params_of, summary
+from localllm.cli.parameters import Parameter, argument
 from localllm.cli.terminal import write
 
 Word = tuple[str, str]
@@ -99,27 +99,38 @@ def possible(before: Sequence[str], begun: str) -> tuple[str, list[Word]]:
     """
     if not before:
         return "nothing", [
-            *starting(begun, localllm.behind()),
+            *starting(begun, [(name, summary(name)) for name in COMMANDS]),
             *starting(begun, [("--help", ""), ("--version", "")], "-"),
         ]
     if before[0] == "help":
         return "nothing", starting(begun, [(name, "") for name in COMMANDS])
     params = params_of(before[0])
-    options = {name: param for param in params for name in (*param.opts, *param.secondary_opts) if name[:1] == "-"}
+    options = {name: param for param in params for name in param.names}
+    before = without_equals(before)  # bash makes three words of --name=value
+    begun = "" if begun == "=" else begun
+    name, equals, value = begun.partition("=")
+    if equals and (asked := options.get(name)) and not asked.is_flag:
+        kind, found = of_value(asked, value, before[0])
+        return kind, [(f"{name}={word}", meaning) for word, meaning in found]
     if (asked := options.get(before[-1])) and not asked.is_flag:
         return of_value(asked, begun, before[0])
     if begun.startswith("-"):
         words = [(name, help_of(param)) for name, param in options.items()]
         return "nothing", starting(begun, words)
-    arguments = [param for param in params if param.param_type_name == "argument"]
-    return (
-        of_value(arguments[min(place_of(before[1:], options), len(arguments) - 1)], begun, before[0])
-        if arguments
-        else ("nothing", [])
-    )
+    arguments, place = [param for param in params if param.is_argument], place_of(before[1:], options)
+    if not arguments or (place >= len(arguments) and not arguments[-1].many):
+        return "nothing", []
+    return of_value(arguments[min(place, len(arguments) - 1)], begun, before[0])
 
 
-def place_of(before: Sequence[str], options: dict[str, Any]) -> int:
+def without_equals(words: Sequence[str]) -> list[str]:
+    """Words less the "=" between an option and its value."""
+    return [
+        word for place, word in enumerate(words) if word != "=" or not place or not words[place - 1].startswith("-")
+    ]
+
+
+def place_of(before: Sequence[str], options: dict[str, Parameter]) -> int:
     """How many arguments stand there already."""
     count, rest = 0, list(before)
     while rest:
@@ -132,15 +143,34 @@ def place_of(before: Sequence[str], options: dict[str, Any]) -> int:
     return count
 
 
-def of_value(param: Any, begun: str, command: str) -> tuple[str, list[Word]]:
+def of_value(param: Parameter, begun: str, command: str) -> tuple[str, list[Word]]:
     """The values that an option or argument may have."""
-    if choices := param.type_descriptor.choices:
-        return "nothing", starting(begun, [(str(choice), "") for choice in choices])
-    if param.param_type_name == "argument" and param.metavar in ("MODEL", "[MODEL]"):
+    if words := values_of(param):
+        return "models" if words[-1] == "draft:" else "nothing", starting(begun, [(str(word), "") for word in words])
+    if command == "config" and param.name == "command":
+        return "nothing", starting(begun, [("path", ""), *((name, summary(name)) for name in COMMANDS)])
+    if command == "sessions":
+        from localllm.services.sessions import names
+
+        return "nothing", starting(begun, [(name, "") for name in names()])
+    if command == "quantize" and param.is_argument:
+        from localllm.quant.recipes import RECIPES
+
+        return "files", starting(begun, [(name, "") for name in RECIPES], begun[:1] or "?")
+    if param.is_argument and param.metavar in ("MODEL", "[MODEL]"):
         return "models", starting(begun, models(known=command in ("pull", "fit")))
-    if param.param_type_name == "argument" or "FILE" in (param.metavar or ""):
+    if param.is_argument or "FILE" in param.metavar:
         return "files", []
     return "nothing", []
+
+
+def values_of(param: Parameter) -> Sequence[str]:
+    """The words that an option may have as its value, if they are few."""
+    if param.name == "chat_template":
+        from localllm.text.builtin_templates import BUILTIN_TEMPLATES
+
+        return [*BUILTIN_TEMPLATES]
+    return param.choices or param.declared.values
 
 
 def models(known: bool) -> list[Word]:
@@ -165,5 +195,5 @@ def starting(begun: str, words: Sequence[Word], needed: str = "") -> list[Word]:
     return [(word, " ".join(meaning.split())) for word, meaning in words if word.startswith(begun)]
 
 
-def help_of(param: Any) -> str:
-    return (param.help or "").partition("  [")[0]
+def help_of(param: Parameter) -> str:
+    return param.help.partition("  [")[0]

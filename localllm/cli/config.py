@@ -5,18 +5,20 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from localllm.cli import options
-from localllm.cli.command import argument
-from localllm.cli.defaults import Chosen, chosen_before, names
+from localllm.cli.defaults import Chosen, chosen_before
+from localllm.cli.parameters import Parameter, argument
 from localllm.cli.render import one_line, size
 from localllm.cli.terminal import write
-from localllm.files.settings import CACHE_SIZE, Settings, settings
+from localllm.files.settings import CACHE_SIZE, Settings, config_path, settings
 
 Row = tuple[str, str, str]
 
 
 def config(
-    command: Annotated[str | None, argument("[COMMAND]", "Show all options of this one.")] = None,
-    model: Annotated[str | None, argument("[MODEL]", "With this model.", also=options.NAMED)] = None,
+    command: Annotated[
+        str | None, argument("[COMMAND]", "Show all options of this one; path: only where the file is.")
+    ] = None,
+    model: Annotated[str | None, argument("[MODEL]", "With this model.", also=options.NAMED, only_typed=True)] = None,
 ) -> None:
     """Show which defaults hold, and where they come from.
 
@@ -42,6 +44,8 @@ def config(
       localllm config run small
       LOCALLLM_TEMP=0 localllm config run
     """
+    if command == "path":
+        return write(f"{config_path()}\n")
     held = settings()
     rows = [*general(held), *(of_command(command, model) if command else of_all(held))]
     write("".join(f"{line}\n" for line in aligned(rows)))
@@ -67,12 +71,12 @@ def place(held: Settings, *keys: str) -> str:
 
 def of_command(command: str, model: str | None) -> Iterator[Row]:
     """All its options."""
-    from localllm.cli.app import params_of
+    from localllm.cli.commands import params_of
 
     params = params_of(command)
     chosen = chosen_before(command, params, model, set())
     for param in params:
-        if known := names(param):
+        if known := param.keys:
             name = "MODEL" if known == ["model"] else f"--{known[0]}"
             value = Chosen(model, "typed") if name == "MODEL" and model else chosen.get(param.name)
             yield (name, shown(value.value), value.source) if value else (name, default_of(param), "default")
@@ -80,7 +84,7 @@ def of_command(command: str, model: str | None) -> Iterator[Row]:
 
 def of_all(held: Settings) -> Iterator[Row]:
     """What is set, for any command and any model."""
-    from localllm.cli.app import COMMANDS, params_of
+    from localllm.cli.commands import COMMANDS, params_of
 
     for command in held.command:
         if command not in COMMANDS:
@@ -92,22 +96,22 @@ def of_all(held: Settings) -> Iterator[Row]:
         for model in (None, *held.model) if takes_model else (None,):
             for param in params:
                 if found := chosen_before(command, params, model, set()).get(param.name):
-                    row = f"--{names(param)[0]}", shown(found.value), found.source
+                    row = f"--{param.keys[0]}", shown(found.value), found.source
                     users.setdefault(row, []).append(command)
     for (name, value, source), commands in users.items():
         yield name, value, f"{source}: {', '.join(dict.fromkeys(commands))}"
 
 
-def default_of(param: Any) -> str:
+def default_of(param: Parameter) -> str:
     """As the help tells it."""
-    told = (param.help or "").partition("[default: ")[2].partition("]")[0]
-    return told or ("off" if getattr(param, "is_flag", False) else "-")
+    told = param.help.partition("[default: ")[2].partition("]")[0]
+    return told or ("off" if param.is_flag else "-")
 
 
 def shown(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    return one_line(", ".join(map(str, value)) if isinstance(value, tuple) else str(value))
+    return one_line(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
 
 
 def aligned(rows: list[Row]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from localllm.cli.terminal import ProgressLine, dim, say
 from localllm.cli.type_ahead import type_ahead
 from localllm.errors import LocalllmError, UsageError
 from localllm.services import sessions
-from localllm.services.sessions import About, Line, SessionFile
+from localllm.services.sessions import Line, SessionFile, SessionModel
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -54,6 +54,19 @@ class Conversation:
         text = "\n\n".join(part for part in (question, *self.texts) if part)
         if self._answer(lambda options: self.model.session.ask(text, options), self.options, question=text):
             self.texts = []
+
+    def read(self, text: str, name: str) -> None:
+        """Take a file's text along with the next question. Raises UsageError if there is no room for it."""
+        model, tokenizer = self.model, self.model.session.tokenizer
+        kept = [*self.texts, model.session.system or ""]
+        taken = sum(len(tokenizer.encode(each)) for each in kept)
+        taken += self.used if self.options.on_overflow == "error" else 0
+        count, room = len(tokenizer.encode(text)), model.context - model.context // 8 - taken
+        if count > room:
+            raise UsageError(
+                f"{name} has {tokens(count)}: of the context of {model.context}, {max(0, room)} are free for it"
+            )
+        self.texts.append(text)
 
     def ask_again(self, question: str | None = None) -> None:
         """Another answer instead of the last one, to the same question or another one instead of that."""
@@ -130,6 +143,8 @@ class Conversation:
         tell_cut(self.options, [answer.finish_reason])
         if answer.finish_reason == "length" and not answer.is_full and not self.options.constraint:
             say(f"localllm: the answer was cut after {len(answer.tokens)} tokens, as -n says; /continue goes on")
+        if answer.finish_reason == "interrupted" and answer.text:
+            dim("interrupted; /continue goes on")
         if self.stats:
             dim(statistics(answer, self.model.context))
         dim("")
@@ -178,12 +193,11 @@ class Conversation:
         """Go on in a copy of this conversation, or in one that was left. Raises UsageError, LocalllmError."""
         if name == self.name:
             return
-        is_new, kept = name not in self.branches, self.branches.get(name)
+        is_new, kept, before = name not in self.branches, self.branches.get(name), self.name
         own = None if self.file else list(self.lines)
         if is_new:
             self.model.session.sequences.hold()
             if self.file:
-                before = self.name
                 self.save(name)
                 self.branches[before] = None
                 return
@@ -192,7 +206,7 @@ class Conversation:
         else:
             self.leave()
             self._be(kept)
-        self.branches[self.name], self.name = own, name
+        self.branches[before], self.name = own, name
 
     def _be(self, lines: Sequence[Line]) -> None:
         """Go on with another conversation; what was read for this one is kept for a while."""
@@ -269,9 +283,11 @@ def turns(count: int) -> str:
     return "turn was" if count == 1 else f"{count} turns were"
 
 
-def about(model: "Model") -> About:
+def about(model: "Model") -> SessionModel:
     """What a session tells of its model."""
-    return About(model.name or file_stem(model.path), os.path.abspath(model.path), sessions.fingerprint(model.file))
+    return SessionModel(
+        model.name or file_stem(model.path), os.path.abspath(model.path), sessions.fingerprint(model.file)
+    )
 
 
 def settings(options: "GenerationOptions") -> dict[str, object]:

@@ -8,10 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from localllm.cli.commands import COMMANDS, params_of
+from localllm.cli.parameters import PREFIX, Parameter
+from localllm.cli.words import did_you_mean
 from localllm.errors import UsageError
 from localllm.files.settings import Settings, settings
 
-PREFIX = "LOCALLLM_"
+# Variables that are none of an option's.
+OTHER_VARIABLES = {f"{PREFIX}{name}" for name in ("CACHE", "DEBUG", "MODELS", "PREFIX_GB")}
 
 
 class Chosen(NamedTuple):
@@ -21,13 +25,13 @@ class Chosen(NamedTuple):
     source: str
 
 
-def chosen_before(command: str, params: Sequence[Any], model: str | None, typed: set[str]) -> dict[str, Chosen]:
+def chosen_before(command: str, params: Sequence[Parameter], model: str | None, typed: set[str]) -> dict[str, Chosen]:
     """What the environment and the file say about a command's parameters, by their names; the model may be unknown yet.
 
     typed: parameters that were given on the command line, which silence those that would not go with them.
     Raises UsageError, which names the variable, or the file and the line.
     """
-    known = {name: param for param in params for name in names(param)}
+    known = {key: param for param in params for key in param.keys}
     if not known:
         return {}
     held = settings()
@@ -35,7 +39,7 @@ def chosen_before(command: str, params: Sequence[Any], model: str | None, typed:
     found = {known[each.key].name: each for each in entries(held, command, model) if is_known(each, known, held)}
     chosen = {name: Chosen(each.converted(known[each.key], held), each.source(held)) for name, each in found.items()}
     for param in params:
-        if variable := next((name for name in variables(param) if os.environ.get(name)), None):
+        if variable := next((name for name in param.variables if os.environ.get(name)), None):
             chosen[param.name] = Chosen(from_environment(variable, param), variable)
     silent = {other for name in typed for other in silenced(name)} - typed
     return {name: value for name, value in chosen.items() if name not in silent}
@@ -58,10 +62,10 @@ class Entry(NamedTuple):
     def source(self, held: Settings) -> str:
         return f"{held.path.name}, line {held.line(*self.tables, self.written)}"
 
-    def converted(self, param: Any, held: Settings) -> Any:
+    def converted(self, param: Parameter, held: Settings) -> Any:
         """Raises UsageError."""
         try:
-            return converted(param, texts_of(self.value, param))
+            return param.converted(texts_of(self.value, param))
         except ValueError as error:
             raise self.error(held, f"{self.written}: {error}") from None
 
@@ -81,7 +85,7 @@ def tables_of(held: Settings, model: str) -> list[str]:
     return sorted(found, key=lambda name: name == model)
 
 
-def model_by_default(known: Mapping[str, Any], held: Settings, command: str) -> str | None:
+def model_by_default(known: Mapping[str, Parameter], held: Settings, command: str) -> str | None:
     """MODEL when none was typed, if something says it."""
     if "model" not in known:
         return None
@@ -89,38 +93,24 @@ def model_by_default(known: Mapping[str, Any], held: Settings, command: str) -> 
     return os.environ.get(f"{PREFIX}MODEL") or (told if isinstance(told, str) else None)
 
 
-def names(param: Any) -> list[str]:
-    """A parameter's names in the file: the long ones of an option; MODEL is the only argument that has one."""
-    if param.param_type_name == "argument":
-        return ["model"] if param.name == "model" else []
-    return [] if param.is_eager else [name[2:] for name in param.opts if name.startswith("--")]
-
-
-def variables(param: Any) -> list[str]:
-    return [PREFIX + name.upper().replace("-", "_") for name in names(param)]
-
-
-def is_known(entry: Entry, known: Mapping[str, Any], held: Settings) -> bool:
+def is_known(entry: Entry, known: Mapping[str, Parameter], held: Settings) -> bool:
     """Whether it is about this command. Raises UsageError if it is about none."""
     if entry.key in known:
         return True
     if entry.tables[0] == "command":
         raise entry.error(held, f"{entry.tables[1]} has no option --{entry.key}")
-    from localllm.cli.app import COMMANDS, params_of
-
-    if not any(entry.key in names(param) for command in COMMANDS for param in params_of(command)):
+    if not any(entry.key in param.keys for command in COMMANDS for param in params_of(command)):
         raise entry.error(held, f"no command has an option --{entry.key}")
     return False
 
 
-def texts_of(value: Any, param: Any) -> Any:
+def texts_of(value: Any, param: Parameter) -> Any:
     """A value of TOML as the text that would have been typed, or texts; a flag's is a bool. Raises ValueError."""
-    is_flag = getattr(param, "is_flag", False)
-    if is_flag or isinstance(value, bool):
-        if is_flag and isinstance(value, bool):
+    if param.is_flag or isinstance(value, bool):
+        if param.is_flag and isinstance(value, bool):
             return value
-        raise ValueError("should be true or false" if is_flag else "should have a value, not true or false")
-    if getattr(param, "multiple", False):
+        raise ValueError("should be true or false" if param.is_flag else "should have a value, not true or false")
+    if param.many:
         return [as_text(each) for each in (value if isinstance(value, list) else [value])]
     return as_text(value)
 
@@ -131,26 +121,65 @@ def as_text(value: Any) -> str:
     return str(value)
 
 
-def from_environment(variable: str, param: Any) -> Any:
+def from_environment(variable: str, param: Parameter) -> Any:
     """Raises UsageError."""
     text = os.environ[variable]
     try:
-        return converted(param, [text] if getattr(param, "multiple", False) else text)
+        return param.converted([text] if param.many else text)
     except ValueError as error:
         raise UsageError(f"{variable}: {error}") from None
 
 
-def converted(param: Any, value: Any) -> Any:
-    """Raises ValueError."""
-    return param.get_runtime_param().convert(value, param)
+def strange(command: str, params: Sequence[Parameter], model: str | None) -> Iterator[str]:
+    """What the file and the environment say, that no command understands, a line each. What this command understands is
+    not looked at: it was converted already. To ask all commands takes 30 ms.
+    """
+    known = {variable for param in params for variable in param.variables} | OTHER_VARIABLES
+    for variable in sorted({name for name in os.environ if name.startswith(PREFIX)} - known):
+        names = {name for param in all_params() for name in param.variables} | OTHER_VARIABLES
+        if variable not in names:
+            yield f"{variable} in the environment means nothing; {did_you_mean(variable, sorted(names))}".rstrip("; ")
+    held, keys = settings(), {key for param in params for key in param.keys}
+    for each in all_entries(held):
+        about = each.tables[1] if each.tables[0] == "command" else ""
+        if about == command or (not about and each.key in keys):
+            continue
+        try:
+            check(each, held, about)
+        except UsageError as error:
+            yield str(error)
+
+
+def all_entries(held: Settings) -> Iterator[Entry]:
+    """Every line of the file that is about an option."""
+    yield from (Entry(("defaults",), key, value) for key, value in held.defaults.items())
+    for table, inner in (("command", held.command), ("model", held.model)):
+        yield from (Entry((table, name), key, value) for name, keys in inner.items() for key, value in keys.items())
+
+
+def check(entry: Entry, held: Settings, command: str) -> None:
+    """Raises UsageError for one that `command` does not know, or none if that is "", or does not understand."""
+    if command and command not in COMMANDS:
+        raise held.error(f"there is no command {command}", "command", command)
+    given = params_of(command) if command else all_params()
+    found = next((param for param in given if entry.key in param.keys), None)
+    if found is None:
+        is_known(entry, {}, held)
+        raise entry.error(held, f"no command has an option --{entry.key}")
+    entry.converted(found, held)
+
+
+def all_params() -> "Iterator[Parameter]":
+    """Of all commands."""
+    return (param for name in COMMANDS for param in params_of(name))
 
 
 def silenced(name: str) -> tuple[str, ...]:
     """Parameters that do not go with one that was typed: what is only a default for them is forgotten."""
     if name == "beams":
-        from localllm.cli.options import Sampling, Steps
+        from localllm.cli.options import ExactSampling, Sampling
 
-        return tuple(field.name for group in (Sampling, Steps) for field in fields(group))
+        return tuple(field.name for group in (Sampling, ExactSampling) for field in fields(group))
     return {
         "system": ("system_file",),
         "system_file": ("system",),

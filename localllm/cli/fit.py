@@ -1,7 +1,7 @@
 """localllm fit: whether a model fits this computer, before it is here."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import options
 from localllm.cli.render import count, one_line, size, table
@@ -11,7 +11,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def fit(model: options.ModelName, *, as_json: options.AsJson = False) -> None:
+def fit(
+    model: options.ModelName,
+    *,
+    context: Annotated[
+        int | None,
+        options.number("-c", "--context", "--ctx-size", help="For this many tokens.  [default: several lengths]"),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
     """Tell what memory a model needs, and how fast it may be.
 
     From its header alone: of a model that is not here, as qwen3-8b or hf:OWNER/REPOSITORY:Q4_K_M, some megabytes are
@@ -28,7 +36,7 @@ def fit(model: options.ModelName, *, as_json: options.AsJson = False) -> None:
 
     line = ProgressLine()
     try:
-        facts = facts_of(model, line.show)
+        facts = facts_of(model, line.show, context)
     finally:
         line.clear()
     if as_json:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.command import argument
+from localllm.cli.parameters import argument
 
 
 def help(command: Annotated[str | None, argument("[COMMAND]", "Which one.  [default: what there is]")] = None) -> None:

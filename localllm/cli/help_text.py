@@ -4,8 +4,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from textwrap import wrap
-from typing import Any
 
+from localllm.cli.parameters import Parameter
 from localllm.cli.terminal import is_terminal
 
 NARROW = 60  # columns: with fewer, what is explained stands above its explanation
@@ -38,16 +38,12 @@ def coloured(text: str) -> str:
     return shown.get()
 
 
-def command_help(usage: str, doc: str, params: Iterable[Any], commands: list[tuple[str, str]], width: int) -> str:
-    """All about a command.  params: Typer's; an option's rich_help_panel is the title that it stands under.  commands:
-    names and meanings of those behind it.
-    """
+def command_help(usage: str, doc: str, params: Iterable[Parameter], commands: list[tuple[str, str]], width: int) -> str:
+    """All about a command.  commands: names and meanings of those behind it."""
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in params:
-        if not param.hidden:
-            is_argument = param.param_type_name == "argument"
-            title = "Arguments" if is_argument else param.rich_help_panel or "Options"
-            sections.setdefault(title, []).append(argument_row(param) if is_argument else option_row(param))
+        title = "Arguments" if param.is_argument else param.title or "Options"
+        sections.setdefault(title, []).append(argument_row(param) if param.is_argument else option_row(param))
     text, examples = doc.partition("\n\nExamples:\n")[::2]
     lines = [*usage_lines(usage, width), "", *paragraphs(text, width)]
     indent = indentation([row for rows in sections.values() for row in rows], width)
@@ -65,23 +61,16 @@ def usage_lines(usage: str, width: int) -> list[str]:
     return wrap(f"Usage: {usage}", width, subsequent_indent="       ", break_on_hyphens=False)
 
 
-def argument_row(param: Any) -> tuple[str, str]:
-    also = getattr(param.type_descriptor.parameter_info, "also", ())
-    return param.metavar, with_names(param.help or "", also)
+def argument_row(param: Parameter) -> tuple[str, str]:
+    return param.metavar, with_names(param.help, param.names)
 
 
-def option_row(param: Any) -> tuple[str, str]:
+def option_row(param: Parameter) -> tuple[str, str]:
     """The shortest and the longest of its names, with what stands behind them; the others in the explanation."""
-    given = [*param.opts, *param.secondary_opts]
-    shown = [next((name for name in given if name.startswith("--") == long), "") for long in (False, True)]
-    value = "" if param.is_flag else " " + (param.metavar or choices(param))
-    return ", ".join(filter(None, shown)) + value, with_names(
-        param.help or "", [name for name in given if name not in shown]
-    )
-
-
-def choices(param: Any) -> str:
-    return "|".join(map(str, param.type_descriptor.choices or ()))
+    shown = [next((name for name in param.names if name.startswith("--") == long), "") for long in (False, True)]
+    value = "" if param.is_flag else " " + (param.metavar or "|".join(param.choices))
+    others = [name for name in param.names if name not in shown]
+    return ", ".join(filter(None, shown)) + value, with_names(param.help, others)
 
 
 def with_names(help: str, also: Iterable[str]) -> str:

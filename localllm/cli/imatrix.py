@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from localllm.cli import options
-from localllm.cli.command import argument, option
+from localllm.cli import opening, options
+from localllm.cli.parameters import argument, option
 from localllm.cli.pulling import located
 from localllm.cli.remaining import Remaining
 from localllm.cli.terminal import ProgressLine, dim, say
@@ -30,6 +30,7 @@ def imatrix(
     ] = False,
     process_output: Annotated[bool, option("--process-output", help="Collect for the output matrix too.")] = False,
     threads: options.Threads = None,
+    force: options.Force = False,
 ) -> None:
     """Find out which weights matter, as llama-imatrix does.
 
@@ -47,10 +48,12 @@ def imatrix(
         raise UsageError("there is no text: name a file")
     from localllm.files.imatrix_file import write_imatrix
     from localllm.files.safe_file import checked_target
-    from localllm.kernels.faults import end_on_bus_error
+    from localllm.kernels.build.faults import end_on_bus_error
     from localllm.services import imatrix as service
+    from localllm.services.outputs import is_imatrix, require_kind
 
-    checked_target(output, tuple(in_files or ()))
+    checked_target(output, (*([model] if model else ()), *(texts or ()), *(in_files or ())))
+    require_kind(output, is_imatrix, "importance matrix", force)
     merged = service.merge(in_files) if in_files else None
     if model is None:
         assert merged is not None
@@ -59,10 +62,10 @@ def imatrix(
     line = ProgressLine()
     size = 512 if context is None else context
     choices, path = (size, chunks, parse_special, process_output, threads), located(model)
-    with service.Collector(path, tuple(texts or ()), output, *choices, progress=options.compiling(line)) as collector:
+    with service.Collector(path, tuple(texts or ()), output, *choices, progress=opening.compiling(line)) as collector:
         line.clear()
         end_on_bus_error(path)
-        options.warn(collector.warnings)
+        opening.warn(collector.warnings)
         if size > collector.trained_context:
             say(f"localllm: warning: the model was trained for a context of {collector.trained_context} tokens")
         read(collector, line)

@@ -4,21 +4,22 @@ import json
 from typing import Annotated, Any
 
 from localllm.cli import options
-from localllm.cli.command import option
+from localllm.cli.parameters import option
 from localllm.cli.pulling import located
 from localllm.cli.render import count, one_line, size, table
-from localllm.cli.terminal import write
+from localllm.cli.terminal import say, write
 
 
 def inspect(
     model: options.ModelName,
     as_json: options.AsJson = False,
     check: Annotated[bool, option("--check", help="Read every weight, too, and the chat template.")] = False,
+    template: Annotated[bool, option("--template", help="Print the chat template, nothing else.")] = False,
 ) -> None:
     """Show what is in a model file.
 
-    Its architecture, sizes, formats, vocabulary, and the memory that it needs; with --json, every tensor too. A file
-    that makes no sense is an error, with exit code 3; one that localllm does not support is none.
+    Its architecture, sizes, formats, vocabulary, and the memory that it needs; with --json, all metadata and every
+    tensor too. A file that makes no sense is an error, with exit code 3; one that localllm does not support is none.
 
     Examples:
       localllm inspect model.gguf
@@ -29,17 +30,34 @@ def inspect(
     from localllm.services.inspect import inspect_model
 
     path = located(model)
+    if template:
+        return write(chat_template(path) + "\n")
     if check:
-        from localllm.kernels.faults import end_on_bus_error  # slow to import
+        from localllm.kernels.build.faults import end_on_bus_error  # slow to import
 
         end_on_bus_error(path)
-    facts = inspect_model(path, check)
+    facts = inspect_model(path, check, with_metadata=as_json)
     if as_json:
         write(json.dumps(facts, ensure_ascii=False) + "\n")
     else:
         write("\n".join([*summary(facts), "", *formats(facts), *memory(facts)]) + "\n")
+    if check and facts["valid"]:
+        kind = "its chat template" if facts["chat_template"] else "no chat template"
+        say(f"checked: all {len(facts['tensors'])} tensors, {count(facts['parameters'])} weights, metadata, and {kind}")
     if not facts["valid"]:
         raise ModelError(f"{facts['path']}: {facts['reason']}")
+
+
+def chat_template(path: str) -> str:
+    """Of a file. Raises ModelError if it has none."""
+    from localllm.errors import ModelError
+    from localllm.files.gguf_file import GGUFFile
+
+    with GGUFFile.open(path, needed=()) as file:
+        found = file.metadata.get("tokenizer.chat_template")
+    if not isinstance(found, str):
+        raise ModelError(f"{path}: the file has no chat template; --chat-template NAME chooses one for `run`")
+    return found
 
 
 def summary(facts: dict[str, Any]) -> list[str]:

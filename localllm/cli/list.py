@@ -4,8 +4,8 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli import options
-from localllm.cli.command import option
-from localllm.cli.render import columns, one_line, size
+from localllm.cli.parameters import option
+from localllm.cli.render import columns, one_line, size, terminal_width
 from localllm.cli.terminal import dim, write
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def on_disk(models: "Sequence[OnDisk]") -> str:
         )
         for model in models
     ]
-    return lines(columns(("name", "size", "format", "path"), rows, "<><<")) if rows else ""
+    return lines(columns(("name", "size", "format", "path"), rows, "<><<", terminal_width())) if rows else ""
 
 
 def known_ones(models: "Sequence[Known]") -> str:
@@ -71,7 +71,7 @@ def known_ones(models: "Sequence[Known]") -> str:
         for model in models
     ]
     header = ("name", "weights", "size", "context", "license", "good at")
-    return lines(columns(header, rows, "<>>><<")) if rows else ""
+    return lines(columns(header, rows, "<>>><<", terminal_width())) if rows else ""
 
 
 def lines(rows: "Sequence[str]") -> str:

@@ -1,75 +1,222 @@
-"""Options of llama.cpp's programs that mean nothing here, and what to do instead.
+"""Options and commands of llama.cpp and Ollama that have other names here, or mean nothing: so that a command line that
+was copied from anywhere runs. docs/coming-from.md is written from these tables.
 
-Those that do mean something stand beside ours, where the options are. Names: llama.cpp, tools/cli/README.md (2026).
+Options that localllm has under llama.cpp's own names stand where the options are. Names: llama.cpp, tools/cli/README.md
+(2026); Ollama, docs/cli.mdx (2026).
 """
 
-_CARD = "one card is used, which --device names, for the last -ngl layers; leave it out"
-_FILE = "not needed: the file is mapped into memory, and read as it is used"
-_CORES = "threads stay where the system puts them; `taskset` or `numactl` before localllm chooses cores"
-_BATCH = "not needed: how many tokens are read at once is chosen by itself"
-_POSITIONS = "positions are scaled as the file says; `localllm quantize --override-kv` writes another file"
-_LOG = (
-    "there is no log: warnings go to stderr, --stats tells times, and LOCALLLM_DEBUG=1 shows where an error comes from"
-)
-_ADAPTER = "adapters are not supported: merge them into the model before"
-_MEDIA = "not supported: localllm reads text only"
-_CACHE = "long prompts are kept on disk by themselves; see `localllm cache`"
-_MODEL = "name the model where MODEL stands; `localllm pull --help` tells how one from the hub is named"
-_DRAFT = "a smaller model guesses with --speculate draft:MODEL, whose numbers are chosen by themselves"
-_CHAT = "`localllm chat` holds a conversation, `localllm run` gives one answer"
-_SHIFT = "use --on-overflow shift, or --on-overflow error"
-_SILENT = "not needed: the prompt is never shown, and stdout is the answer only"
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-_GROUPS = {
-    _CARD: "-sm --split-mode -ts --tensor-split -mg --main-gpu --list-devices -ot --override-tensor -cmoe --cpu-moe "
-    "-ncmoe --n-cpu-moe -kvo --kv-offload -nkvo --no-kv-offload --op-offload --no-op-offload -fit --fit -fitt "
-    "--fit-target -fitc --fit-ctx --rpc --no-host -bs --backend-sampling",
-    _FILE: "--mlock --mmap --no-mmap -dio --direct-io -ndio --no-direct-io -lm --load-mode",
+_ONE_CARD = "one card is used, which --device names"
+_FILE = "the file is mapped into memory, and read as it is used"
+_CORES = "threads stay where the system puts them; `taskset` or `numactl` chooses cores"
+_BATCH = "how many tokens are read at once is chosen by itself"
+_POSITIONS = "positions are scaled as the file says; `localllm quantize --override-kv` writes another file"
+_LOG = "there is no log: warnings go to stderr, and --stats tells times"
+_ADAPTER = "adapters are not supported: merge them into the model before"
+_MEDIA = "localllm reads text only"
+_CACHE = "long prompts are kept on disk by themselves; see `localllm cache`"
+_SAME = "the model that guesses has the options of the one that answers"
+_SILENT = "the prompt is never shown, and stdout is the answer only"
+_COMPACT = "the cache is always compact"
+
+# Options that change no answer: they are left out, and the reason is told. FLAGS have no value, SWITCHES may have one
+# (on, off, auto ...), VALUED have one.
+FLAGS = {
+    _ONE_CARD: "-cmoe --cpu-moe -kvo --kv-offload -nkvo --no-kv-offload --op-offload --no-op-offload --no-host "
+    "-bs --backend-sampling",
+    _FILE: "--mlock --mmap --no-mmap -dio --direct-io -ndio --no-direct-io",
+    "weights are used as they are in the file": "--repack -nr --no-repack --warmup --no-warmup",
+    _COMPACT: "--swa-full -kvu --kv-unified -no-kvu --no-kv-unified",
+    _CACHE: "--prompt-cache-all --prompt-cache-ro",
+    "nothing is fetched unless you say so": "--offline",
+    _LOG: "--log-disable -v --verbose --log-verbose --log-prefix --no-log-prefix --log-timestamps --no-log-timestamps",
+    "times are told with --stats only": "--perf --no-perf --show-timings --no-show-timings",
+    "`localllm tokenize` shows a text's tokens": "--verbose-prompt",
+    _SILENT: "--display-prompt --no-display-prompt --simple-io -sp --special",
+    "in a chat, Alt-Enter begins a new line": "-mli --multiline-input",
+    "templates are always Jinja": "--jinja --no-jinja --skip-chat-parsing --no-skip-chat-parsing",
+    "`localllm inspect --check` reads every weight": "--check-tensors",
+}  # fmt: skip
+SWITCHES = {
+    "attention is always computed in one pass": "-fa --flash-attn",
+    "NO_COLOR=1 in the environment switches colours off": "-co --color --log-colors",
+    _ONE_CARD: "-fit --fit",
+}
+VALUED = {
+    _ONE_CARD: "-sm --split-mode -ts --tensor-split -mg --main-gpu -ot --override-tensor -ncmoe --n-cpu-moe -fitt "
+    "--fit-target -fitc --fit-ctx",
+    _FILE: "-lm --load-mode",
     _CORES: "--numa -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb "
     "--cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch",
     "reading and writing use the same threads: -t": "-tb --threads-batch",
     _BATCH: "-b --batch-size -ub --ubatch-size",
-    "not needed: attention is always computed in one pass": "-fa --flash-attn",
-    "not needed: weights are used as they are in the file": "--repack -nr --no-repack --warmup --no-warmup",
-    "not needed: the cache is always compact": "-dt --defrag-thold --swa-full -kvu --kv-unified -no-kvu "
-    "--no-kv-unified -ctxcp --ctx-checkpoints --swa-checkpoints",
-    _CACHE: "-cram --cache-ram --prompt-cache --prompt-cache-all --prompt-cache-ro",
-    "several prompts at once: `localllm map`; several answers to one: --n": "-np --parallel",
+    _COMPACT: "-dt --defrag-thold -ctxcp --ctx-checkpoints --swa-checkpoints",
+    _CACHE: "-cram --cache-ram --prompt-cache",
+    "`localllm map` answers several prompts at once": "-np --parallel",
+    "HF_TOKEN in the environment tells who you are": "-hft --hf-token",
+    _LOG: "--log-file -lv --verbosity --log-verbosity --log-prompts-dir",
+    _SAME: "-td --threads-draft -ngld --gpu-layers-draft --n-gpu-layers-draft -devd --device-draft -ctkd "
+    "--cache-type-k-draft -ctvd --cache-type-v-draft -cd --ctx-size-draft --draft --draft-n --draft-max "
+    "--draft-min --draft-n-min --spec-draft-n-max --spec-draft-n-min --draft-p-min --draft-p-split",
+    "this command computes on the processor": "-ngl --gpu-layers --n-gpu-layers -dev --device",
+}  # fmt: skip
+
+# What means something in one command and nothing in another.
+IN_COMMAND = {
+    "chat": {"a chat is a conversation anyway": "-cnv --conversation -i --interactive -if --interactive-first"},
+    "run": {
+        "`run` gives one answer anyway; --raw leaves the chat template out": "-no-cnv --no-cnv --no-conversation",
+        "`run` gives one answer anyway": "-st --single-turn",
+    },
+}
+
+# The same under another name here; {} is the value.
+SAME = {
+    "-hf": ("-m", "hf:{}"),
+    "-hfr": ("-m", "hf:{}"),
+    "--hf-repo": ("-m", "hf:{}"),
+    "--context-shift": ("--on-overflow", "shift"),
+    "--no-context-shift": ("--on-overflow", "error"),
+    "-md": ("--speculate", "draft:{}"),
+    "--model-draft": ("--speculate", "draft:{}"),
+    "--spec-draft-model": ("--speculate", "draft:{}"),
+}
+
+# What would change the answer, and cannot be done.
+REFUSED = {
     _POSITIONS: "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor "
     "--yarn-attn-factor --yarn-beta-slow --yarn-beta-fast -gan --grp-attn-n -gaw --grp-attn-w",
     "`localllm quantize --override-kv` writes a file with other metadata": "--override-kv",
-    "use `localllm inspect --check`": "--check-tensors",
     _ADAPTER: "--lora --lora-scaled --control-vector --control-vector-scaled --control-vector-layer-range",
-    _MODEL: "-mu --model-url -dr --docker-repo -hf -hfr --hf-repo -hff --hf-file --offline --gpt-oss-20b-default "
-    "--gpt-oss-120b-default",
-    "set HF_TOKEN in the environment": "-hft --hf-token",
-    "use `localllm list`": "-cl --cache-list",
-    "use `localllm completion bash`": "--completion-bash",
-    _LOG: "--log-disable --log-file --log-colors -v --verbose --log-verbose -lv --verbosity --log-verbosity "
-    "--log-prefix --no-log-prefix --log-timestamps --no-log-timestamps --log-prompts-dir",
-    "use --stats": "--perf --show-timings",
-    "not needed: times are told with --stats only": "--no-perf --no-show-timings",
-    "`localllm tokenize` shows a text's tokens": "--verbose-prompt --print-token-count",
-    _SILENT: "--display-prompt --no-display-prompt --simple-io -sp --special",
-    "not needed: NO_COLOR=1 in the environment switches colours off": "-co --color",
-    _SHIFT: "--context-shift --no-context-shift",
-    _CHAT: "-cnv --conversation -i --interactive -if --interactive-first -st --single-turn",
-    "use --raw, which continues the prompt as it is": "-no-cnv --no-conversation --in-prefix --in-suffix "
-    "--in-prefix-bos",
-    "not needed: in a chat, Alt-Enter begins a new line": "-mli --multiline-input",
-    "not needed: templates are always Jinja": "--jinja --no-jinja --skip-chat-parsing --no-skip-chat-parsing",
-    "send the answer to a file: > FILE": "--output --output-file -o",
     _MEDIA: "-mm --mmproj -mmu --mmproj-url --mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload "
     "--no-mmproj-offload --image --audio --video --image-min-tokens --image-max-tokens",
-    _DRAFT: "-md --model-draft --spec-draft-model -hfd -hfrd --hf-repo-draft --draft --draft-n --draft-max --draft-min "
-    "--draft-n-min --spec-draft-n-max --spec-draft-n-min --draft-p-min --draft-p-split --spec-type --spec-default "
-    "-td --threads-draft -ngld --gpu-layers-draft --n-gpu-layers-draft -devd --device-draft -ctkd "
-    "--cache-type-k-draft -ctvd --cache-type-v-draft -cd --ctx-size-draft",
+    "name the file behind the repository: hf:OWNER/REPOSITORY/FILE.gguf": "-hff --hf-file",
+    "`localllm pull` brings models of the Hugging Face hub; others, `curl -LO URL` does": "-mu --model-url -dr "
+    "--docker-repo --gpt-oss-20b-default --gpt-oss-120b-default",
+    "use --speculate draft:MODEL, with a model that is here": "-hfd -hfrd --hf-repo-draft --spec-type --spec-default",
     "there is no server; the Python API serves programs": "--server-base",
+    "other computers cannot help": "--rpc",
+    "use `localllm list`": "-cl --cache-list",
+    "`nvidia-smi -L` lists cards, --device names one": "--list-devices",
+    "use `localllm completion bash`": "--completion-bash",
+    "`localllm tokenize` shows a text's tokens": "--print-token-count",
+    "the chat template says what stands around a message: --chat-template": "--in-prefix --in-suffix --in-prefix-bos",
+    "send the answer to a file: > FILE": "--output --output-file -o",
+    "`localllm chat` holds a conversation": "-cnv --conversation -i --interactive -if --interactive-first",
+    "`localllm run` gives one answer": "-st --single-turn -no-cnv --no-cnv --no-conversation",
 }  # fmt: skip
-_ADVICE = {name: reason for reason, names in _GROUPS.items() for name in names.split()}
+
+SWITCH_VALUES = {"on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled"}
 
 
-def advice(name: str) -> str:
+class Foreign(NamedTuple):
+    """An option that has no effect here.  values: how many words it takes, -1 for one that may be left out."""
+
+    reason: str
+    values: int
+
+
+def _by_name(groups: Mapping[str, str], values: int) -> dict[str, Foreign]:
+    return {name: Foreign(reason, values) for reason, names in groups.items() for name in names.split()}
+
+
+_LEFT_OUT = _by_name(FLAGS, 0) | _by_name(SWITCHES, -1) | _by_name(VALUED, 1)
+_REFUSED = {name: reason for reason, names in REFUSED.items() for name in names.split()}
+
+
+def left_out(name: str, command: str) -> Foreign | None:
+    """What is known of an option that means nothing in this command; None if it is no such option."""
+    return _by_name(IN_COMMAND.get(command, {}), 0).get(name) or _LEFT_OUT.get(name)
+
+
+def refusal(name: str) -> str:
     """What to do instead of llama.cpp's option, "" if it has none of this name."""
-    return _ADVICE.get(name, "")
+    return _REFUSED.get(name, "")
+
+
+def is_foreign(name: str) -> bool:
+    """Whether it is an option of llama.cpp that is none of localllm's."""
+    return name in _LEFT_OUT or name in _REFUSED or name in SAME
+
+
+class Elsewhere(NamedTuple):
+    """A command of another program: how it is typed there, and here; what differs."""
+
+    there: str
+    here: str
+    differs: str = ""
+
+
+LLAMA_CPP = (
+    Elsewhere("llama-cli -m FILE", "localllm chat FILE", "a conversation; commands begin with a slash: /help"),
+    Elsewhere("llama-cli -m FILE -p TEXT -st", "localllm run FILE -p TEXT", "stdout is the answer only"),
+    Elsewhere("llama-completion -m FILE -p TEXT", "localllm run FILE -p TEXT --raw", "without the chat template"),
+    Elsewhere("llama-cli -hf OWNER/REPO:TYPE", "localllm chat hf:OWNER/REPO:TYPE", "`localllm pull` fetches it before"),
+    Elsewhere("llama-quantize IN OUT TYPE", "localllm quantize IN OUT TYPE", "also from a checkpoint's folder"),
+    Elsewhere("llama-imatrix -m FILE -f TEXT -o OUT", "localllm imatrix FILE TEXT -o OUT", "goes on where it stopped"),
+    Elsewhere("llama-perplexity -m FILE -f TEXT", "localllm perplexity FILE TEXT", "the same figures"),
+    Elsewhere("llama-bench -m FILE", "localllm bench FILE", "the same tests"),
+    Elsewhere("llama-tokenize -m FILE -p TEXT", "localllm tokenize FILE TEXT", "--ids prints numbers only"),
+    Elsewhere("llama-gguf-split", "localllm quantize IN OUT COPY", "joins; --keep-split keeps the parts"),
+    Elsewhere("gguf-dump FILE", "localllm inspect FILE --json"),
+    Elsewhere("llama-server -m FILE", "import localllm", "there is no server; the Python API serves programs"),
+)
+OLLAMA = (
+    Elsewhere("ollama run MODEL", "localllm chat MODEL", "MODEL is a file or a name"),
+    Elsewhere("ollama run MODEL TEXT", "localllm run MODEL TEXT", "stdout is the answer only"),
+    Elsewhere("ollama pull MODEL", "localllm pull MODEL", "from the Hugging Face hub; gemma3:4b is gemma-3-4b"),
+    Elsewhere("ollama list", "localllm list"),
+    Elsewhere("ollama show MODEL", "localllm inspect MODEL"),
+    Elsewhere("ollama rm MODEL", "localllm rm MODEL"),
+    Elsewhere("ollama create", "[aliases] and [model.NAME] in config.toml", "defaults of a model; `localllm config`"),
+    Elsewhere("ollama ps", "", "nothing runs in the background"),
+    Elsewhere("ollama serve", "import localllm", "there is no server; the Python API serves programs"),
+)
+
+# Words for commands, by which somebody may call them.
+MEANT = {
+    "rm": "remove delete del uninstall erase",
+    "pull": "download get fetch install add",
+    "inspect": "show info dump gguf-dump metadata view",
+    "list": "ls models",
+    "run": "ask generate complete completion prompt llama-cli main simple query exec",
+    "chat": "talk interactive conversation repl",
+    "quantize": "convert quant llama-quantize quantise convert-hf-to-gguf",
+    "tokenize": "tokens llama-tokenize encode tokenise",
+    "perplexity": "ppl llama-perplexity eval",
+    "bench": "benchmark llama-bench speed",
+    "imatrix": "llama-imatrix importance",
+    "config": "settings configure options set env",
+    "sessions": "history conversations",
+    "map": "batch parallel llama-batched",
+    "fit": "memory size estimate",
+    "warmup": "compile",
+}
+NO_COMMAND = {
+    "serve server llama-server api start": "there is no server; the Python API serves programs: import localllm",
+    "ps stop top": "nothing runs in the background: a model is there as long as its command",
+    "push cp copy login signin signout": "models are files: copy them as others, and share them on the Hugging Face "
+    "hub with its own program",
+    "create": "a model's defaults stand in config.toml: see `localllm config --help`",
+    "update upgrade": "pip install --upgrade localllm",
+    "version": "localllm --version",
+}
+
+
+def meant_command(word: str) -> str:
+    """The command that somebody means by another word for it, "" if there is none."""
+    return next((name for name, words in MEANT.items() if word.lower() in words.split()), "")
+
+
+def no_command(word: str) -> str:
+    """Why there is no command of this name of another program's, "" if none has it."""
+    return next((reason for words, reason in NO_COMMAND.items() if word.lower() in words.split()), "")
+
+
+def left_out_line(found: Sequence[tuple[str, str]]) -> str:
+    """What is told of options that were left out: name and reason of each."""
+    if len(found) == 1:
+        return f"{found[0][0]} is left out: {found[0][1]}"
+    return f"left out, because they mean nothing here: {', '.join(name for name, _ in found)}"

@@ -9,16 +9,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
-from localllm.cli import options
-from localllm.cli.command import argument, option
+from localllm.cli import asking, opening, options
+from localllm.cli.parameters import argument, option
 from localllm.cli.prompt import warn_of_template
+from localllm.cli.pulling import located
 from localllm.cli.remaining import duration
-from localllm.cli.terminal import ProgressLine, dim, is_terminal, write
+from localllm.cli.terminal import ProgressLine, dim, is_terminal, say, write
 from localllm.errors import RecordsError, UsageError
 
 if TYPE_CHECKING:
     from localllm.files.line_file import LineFile
-    from localllm.services.map import Job, Mapping, Result
+    from localllm.services.map import MapJob, Mapping, Result
     from localllm.services.map_ray import RayMapping
     from localllm.services.records import Record
 
@@ -48,10 +49,11 @@ def map(
     ] = False,
     shortest_first: Annotated[bool, option("--shortest-first", help="Answer short prompts first.")] = False,
     fast: Annotated[bool, option("--fast", help="Activations in 8 bits: the words may be others than run's.")] = False,
+    stats: Annotated[bool, option("--stats", help="Tell on stderr how many, how long and how fast.")] = False,
     ray: Annotated[
         str | None, option("--ray", metavar="[ADDRESS]", help="On a Ray cluster; alone: a new one here.")
     ] = None,
-    engine: options.Engine,
+    engine: options.EngineGroup,
     choices: options.Answers,
 ) -> None:
     """Answer many prompts, many at once.
@@ -69,7 +71,7 @@ def map(
     """
     from localllm.files.line_file import LineFile
     from localllm.files.text_file import decoded
-    from localllm.services.map import Job, unfinished
+    from localllm.services.map import MapJob, belonging, unfinished
     from localllm.services.map import shortest_first as sorted_by_length
     from localllm.services.records import Prompts, read_records
 
@@ -77,27 +79,33 @@ def map(
         raise UsageError("--raw switches off what --chat-template chooses")
     if raw and not choices.thoughts.are_usual:
         raise UsageError("--raw switches off the chat template, which thoughts and variables are for")
-    system = options.system_message(system, system_file)
+    system = asking.system_message(system, system_file)
     prompts = Prompts(prompt, None if file is None else decoded(content(file), file), system, raw)
-    chosen = options.generation_options(None, choices)
+    chosen = asking.generation_options(None, choices)
     held = engine.context, engine.threads, engine.cache.types()
-    job = Job(os.path.abspath(model), prompts, chosen, n, not fast, *held, chat_template)
-    inputs = tuple(path for path in (model, input, file) if path is not None)
-    written = LineFile(output, inputs, keep=lambda record: "error" not in record) if output else nullcontext()
+    path = located(model)
+    job = MapJob(os.path.abspath(path), prompts, chosen, n, not fast, *held, chat_template)
+    inputs = tuple(name for name in (path, input, file) if name is not None)
     records = read_records(*read(input))
+    written = LineFile(output, inputs, keep=belonging(records, output)) if output else nullcontext()
     with written as out:
-        left = unfinished(records, out.records, out.path) if out else records
+        left = unfinished(records, out.records) if out else records
         left = sorted_by_length(left, prompts) if shortest_first else left
         progress = Progress(len(left), len(records) - len(left))
         if left:
             with begun(job, engine, left, ray, progress, raw) as mapping:
                 answer(mapping, left, out, progress, as_finished)
-    progress.end()
+    progress.end(stats)
 
 
 @contextmanager
 def begun(
-    job: "Job", engine: options.Engine, records: "list[Record]", ray: str | None, progress: "Progress", raw: bool
+    job: "MapJob",
+    engine: options.EngineGroup,
+    records: "list[Record]",
+    ray: str | None,
+    progress: "Progress",
+    raw: bool,
 ) -> "Iterator[Mapping | RayMapping]":
     """The job on this computer or on a Ray cluster."""
     if ray is not None:
@@ -107,7 +115,7 @@ def begun(
         return
     from localllm.services.map import Mapping
 
-    with options.open_model(job.path, engine, job.chat_template) as opened:
+    with opening.open_model(job.path, engine, job.chat_template) as opened:
         if not raw:
             warn_of_template(opened)
         mapping = Mapping(opened, job, records, lambda: progress.show(mapping))
@@ -211,10 +219,16 @@ class Progress:
     def _speed(self, seconds: float) -> str:
         return f"{self._tokens / max(seconds, 1e-9):.1f} tokens/s"
 
-    def end(self) -> None:
-        """Raises KeyboardInterrupt if something was left undone, and RecordsError if something failed."""
+    def end(self, stats: bool) -> None:
+        """Tell what was done, on a terminal or if `stats` are wanted.
+
+        Raises KeyboardInterrupt if something was left undone, and RecordsError if something failed.
+        """
         seconds = perf_counter() - self._start
-        dim(f"{self._written} records in {duration(seconds)}, {self._speed(seconds)}")
+        tokens = f"{self._tokens} tokens written, " if stats else ""
+        (say if stats else dim)(
+            f"{self._written} records in {duration(seconds)}, {tokens}{self._speed(seconds)}, {self._failed} failed"
+        )
         if self._written < self._total:
             raise KeyboardInterrupt
         if self._failed:

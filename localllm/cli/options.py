@@ -1,22 +1,17 @@
-"""Arguments that several commands have, and what they become."""
+"""Arguments and options that several commands have."""
 
-import sys
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from localllm.cli import terminal
-from localllm.cli.command import argument, group, number_or_default, option
-from localllm.cli.pulling import located
-from localllm.cli.sampling import Steps
+from localllm.cli.parameters import argument, group, number_or_default, option
+from localllm.cli.sampling import ExactSampling
 from localllm.cli.shape import Shape, Thoughts
-from localllm.cli.terminal import ProgressLine, say
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.api import Model
-    from localllm.generation.generate import GenerationOptions
+    pass
 
 DRAFT, NAMED = "draft:", ("-m", "--model")
+KV_TYPES = ("f16", "f32", "q8_0", "q4_0", "q4_1")
 A_MODEL = "A GGUF file, or a name: see `localllm list`."
 ModelName = Annotated[str, argument("MODEL", A_MODEL, also=NAMED)]
 OptionalModelName = Annotated[str | None, argument("[MODEL]", f"{A_MODEL}  [default: the built-in model]", also=NAMED)]
@@ -69,12 +64,14 @@ NoCache = Annotated[
 ]
 
 
+Force = Annotated[bool, option("--force", help="Replace a file of another kind, too.")]
 Device = Annotated[
     str,
     option(
         "-dev",
         "--device",
         metavar="NAME",
+        values=("auto", "cpu", "cuda", "cuda:0", "cuda:1"),
         help="What computes: cpu, cuda, cuda:N, or auto: a graphics card if there is one that works.  [default: auto]",
     ),
 ]
@@ -85,11 +82,6 @@ def layers(text: str) -> str:
     if text in ("all", "auto", "-1") or (text.isdecimal() and len(text) < 8):
         return "all" if text == "-1" else text
     raise ValueError(f"{text!r} is not a number, all or auto")
-
-
-def layer_count(text: str) -> int | str:
-    """A number if it is one."""
-    return int(text) if text.isdecimal() else text
 
 
 GpuLayers = Annotated[
@@ -121,14 +113,21 @@ class Cache:
         option(
             "--kv-type",
             metavar="TYPE",
+            values=KV_TYPES,
             help="Numbers in the cache: f16, f32, q8_0, q4_0, q4_1, or two as in k=q8_0,v=q4_0.  [default: f16]",
         ),
     ] = "f16"
     keys: Annotated[
-        str | None, option("-ctk", "--cache-type-k", metavar="TYPE", help="Those of keys.  [default: as --kv-type]")
+        str | None,
+        option(
+            "-ctk", "--cache-type-k", metavar="TYPE", values=KV_TYPES, help="Those of keys.  [default: as --kv-type]"
+        ),
     ] = None
     values: Annotated[
-        str | None, option("-ctv", "--cache-type-v", metavar="TYPE", help="Those of values.  [default: as --kv-type]")
+        str | None,
+        option(
+            "-ctv", "--cache-type-v", metavar="TYPE", values=KV_TYPES, help="Those of values.  [default: as --kv-type]"
+        ),
     ] = None
 
     def types(self) -> str:
@@ -141,7 +140,7 @@ class Cache:
 
 
 @group
-class Engine:
+class EngineGroup:
     """How the model is held and computed."""
 
     context: Annotated[
@@ -243,7 +242,7 @@ class Answers:
         bool, option("-e/--no-escape", "--escape", help=r"\n, \t, \xNN and the like in TEXT mean one character.")
     ] = False
     sampling: Sampling
-    steps: Steps
+    steps: ExactSampling
     shape: Shape
     thoughts: Thoughts
 
@@ -253,7 +252,7 @@ class Answers:
 
 
 @group
-class Generation(Answers):
+class GenerationGroup(Answers):
     """What one answer is like, and how it is found."""
 
     speculate: Annotated[
@@ -261,6 +260,7 @@ class Generation(Answers):
         option(
             "--speculate",
             metavar="HOW",
+            values=("ngram", "off", "draft:"),
             parser=how_to_guess,
             help="Guess tokens: where the text repeats itself (ngram), by a smaller model too (draft:MODEL), or not "
             "(off). The same answer in fewer steps.  [default: ngram]",
@@ -278,140 +278,3 @@ class Generation(Answers):
         int | None,
         number("--keep", help="With shift, tokens that stay in front.  [default: the system message, 4 at least]"),
     ] = None
-
-
-def generation_options(on_progress: Callable[[int, int], None] | None, choices: Answers) -> "GenerationOptions":
-    """What the options say, checked; `on_progress` hears of the prefill. Raises UsageError.
-
-    Of a draft model they know nothing until `with_draft_model`. Mere Answers guess nothing.
-    """
-    from localllm.generation.generate import GenerationOptions
-    from localllm.generation.sampling_options import SamplingOptions
-
-    sampling = SamplingOptions(**choices.drawing())
-    limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
-    more = {**choices.thoughts.given(), "constraint": choices.shape.constraint()}
-    if not isinstance(choices, Generation):
-        return GenerationOptions(limit, stop, sampling, on_progress, "off", **more)
-    kind = "ngram" if is_draft_model(choices.speculate) else choices.speculate
-    return GenerationOptions(limit, stop, sampling, on_progress, kind, choices.on_overflow, choices.keep, **more)
-
-
-def system_message(text: str | None, file: str | None) -> str | None:
-    """The system message of -sys or of -sysf's file. Raises UsageError."""
-    if file is None:
-        return text
-    if text is not None:
-        raise UsageError("-sys and -sysf exclude each other")
-    from localllm.files.text_file import read_text
-
-    return read_text(file)
-
-
-def is_draft_model(speculate: str) -> bool:
-    return speculate.startswith(DRAFT)
-
-
-def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str) -> "GenerationOptions":
-    """The same with the draft model that --speculate names, if it does, opened. Raises as Model.drafter."""
-    if not is_draft_model(speculate):
-        return chosen
-    from dataclasses import replace
-
-    line = ProgressLine()
-    try:
-        draft = located(speculate.removeprefix(DRAFT))
-        return replace(chosen, speculate=model.drafter(f"{DRAFT}{draft}", compiling(line)))
-    finally:
-        line.clear()
-
-
-def most_bytes(model: str, engine: Engine, on_overflow: str | None) -> int:
-    """How many bytes of UTF-8 a prompt may have at most. Raises as located, and ModelError."""
-    from localllm.api import most_prompt_bytes
-
-    return sys.maxsize if on_overflow == "shift" else most_prompt_bytes(located(model), engine.context)
-
-
-def open_model(model: str, engine: Engine, chat_template: str | None = None, no_cache: bool = False) -> "Model":
-    """Open a model, a path or a name; progress and warnings go to stderr."""
-    path = located(model)
-    from localllm import api
-
-    line = ProgressLine()
-    try:
-        opened = api.open_model(
-            path,
-            engine.threads,
-            engine.context,
-            engine.cache.types(),
-            progress=compiling(line),
-            chat_template=chat_template,
-            backend=engine.device,
-            cache=not no_cache,
-            gpu_layers=layer_count(engine.gpu_layers),
-            uploading=uploading(line),
-        )
-    finally:
-        line.clear()
-    from localllm.kernels.faults import end_on_bus_error
-
-    end_on_bus_error(path)
-    warn(opened.warnings)
-    if opened.context > opened.trained_context:
-        say(
-            f"localllm: warning: a context of {opened.context} is more than the {opened.trained_context} tokens "
-            "that the model was trained for; answers may get worse beyond"
-        )
-    return opened
-
-
-def settle(model: "Model") -> None:
-    """The answer is said: who reads it can go on, while what was read of the prompt is written. Ctrl-C ends that."""
-    if model.prefixes is None:
-        return
-    try:
-        if model.prefixes.is_writing:
-            terminal.end_output()
-        model.prefixes.close()
-    except KeyboardInterrupt:
-        model.prefixes.close(wait=False)
-    if model.prefixes.warning:
-        warn([model.prefixes.warning])
-
-
-def warn(warnings: Iterable[str]) -> None:
-    """Lines that the user should see."""
-    for warning in warnings:
-        say(f"localllm: warning: {warning}")
-
-
-def compiling(line: ProgressLine) -> Callable[[int, int], None]:
-    """A callback for api.open_model that shows its progress on the line, and clears it when all are there."""
-
-    def show(done: int, total: int) -> None:
-        if done < total:
-            line.show(f"compiling kernels for this computer, once: {done} of {total}")
-        else:
-            line.clear()
-
-    return show
-
-
-def uploading(line: ProgressLine) -> Callable[[int, int], None]:
-    """A callback for api.open_model that shows how much of the weights the card has."""
-
-    def show(done: int, total: int) -> None:
-        line.show(f"weights to the card: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
-
-    return show
-
-
-def reading(line: ProgressLine) -> Callable[[int, int], None]:
-    """A callback for the prefill that shows its progress on the line; a short prompt needs none."""
-
-    def show(done: int, total: int) -> None:
-        if done:
-            line.show(f"reading the prompt: {done} of {total} tokens")
-
-    return show

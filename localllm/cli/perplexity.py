@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-from localllm.cli import options
-from localllm.cli.command import argument, option
+from localllm.cli import opening, options
+from localllm.cli.parameters import argument, option
 from localllm.cli.pulling import located
 from localllm.cli.remaining import Remaining
 from localllm.cli.render import table
@@ -43,6 +43,7 @@ def perplexity(
     threads: options.Threads = None,
     cache: options.Cache,
     as_json: options.AsJson = False,
+    force: options.Force = False,
 ) -> None:
     """Measure how well a model predicts texts, as llama-perplexity does.
 
@@ -60,22 +61,24 @@ def perplexity(
     from localllm.files.logits_file import Logits
     from localllm.files.safe_file import checked_target
     from localllm.files.text_file import read_text
-    from localllm.kernels.faults import end_on_bus_error
+    from localllm.kernels.build.faults import end_on_bus_error
     from localllm.services.chunks import cut
-    from localllm.services.perplexity import Reader
+    from localllm.services.outputs import are_logits, require_kind
+    from localllm.services.perplexity import ChunkReader
 
     if save_logits is not None:
         checked_target(save_logits, tuple(name for name in (model, text) if name is not None))
+        require_kind(save_logits, are_logits, "file of logits", force)
     line = ProgressLine()
     logits = Logits.open(base) if base else None
     content = read_text(text) if text else ""
     size = logits.chunks.shape[1] if logits else 512 if context is None else context
     known = None
     path = located(model)
-    with Reader(path, size, threads, options.compiling(line), cache.types()) as reader:
+    with ChunkReader(path, size, threads, opening.compiling(line), cache.types()) as reader:
         line.clear()
         end_on_bus_error(path)
-        options.warn(reader.warnings)
+        opening.warn(reader.warnings)
         if size > reader.trained_context:
             say(f"localllm: warning: the model was trained for a context of {reader.trained_context} tokens")
         if logits:

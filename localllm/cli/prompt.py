@@ -1,10 +1,10 @@
 """What is asked: from options, files and pipes to a prompt, and to the answer in the making."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
-from localllm.cli.command import option
+from localllm.cli.parameters import option
 from localllm.cli.terminal import is_terminal, say
 from localllm.errors import ContextError, UsageError
 
@@ -17,40 +17,40 @@ Encoding = Annotated[
     str | None,
     option("--encoding", metavar="NAME", help="How files and stdin are written.  [default: UTF-8, marked UTF-16]"),
 ]
+Prompt = Annotated[list[str] | None, option("-p", "--prompt", metavar="TEXT", help="The prompt.  [repeatable]")]
 ALWAYS = 1 << 20  # bytes of a prompt that are read before anybody asks how many could fit
 
 
 def whole_prompt(
-    prompt: str | None,
-    file: str | None,
+    prompts: Sequence[str],
+    files: Sequence[str] = (),
     use_stdin: bool = True,
     encoding: str | None = None,
     most_bytes: Callable[[], int] = lambda: sys.maxsize,
     exact: str | None = None,
+    ways: str = "-p TEXT, -f FILE or through a pipe",
 ) -> str:
-    """The text of -p, the file of -f and what is piped to stdin, with blank lines between; "-" is stdin's name.
+    """The texts of -p, the files of -f and what is piped to stdin, with blank lines between; "-" is stdin's name.
 
     encoding: of the file and of stdin, see files.text_file. most_bytes: how many bytes of UTF-8 could fit the context;
     only asked for more than ALWAYS. Raises UsageError, and ContextError for more than could fit, as soon as so much has
-    been read.  exact: a file that keeps the line break at its end.
+    been read.  exact: a file that keeps the line break at its end.  ways: how the command is given a prompt.
     """
     if encoding is not None:
         from localllm.files.text_file import require_encoding
 
         require_encoding(encoding)
-    parts = [] if prompt is None else [typed(prompt, "-p")]
-    if file not in (None, "-"):
-        assert file is not None
-        parts.append(text_of(content(file, most_bytes, encoding), file, encoding))
+    parts = [typed(prompt, "-p") for prompt in prompts]
+    parts += [text_of(content(file, most_bytes, encoding), file, encoding) for file in files if file != "-"]
     if exact is not None:
         parts.append(text_of(content(exact, most_bytes, encoding), exact, encoding, whole=True))
-    if file == "-" and sys.stdin is None:
+    if "-" in files and sys.stdin is None:
         raise UsageError("-f -: stdin is closed")
-    if file == "-" or (use_stdin and sys.stdin is not None and not is_terminal(sys.stdin)):
+    if "-" in files or (use_stdin and sys.stdin is not None and not is_terminal(sys.stdin)):
         parts.append(text_of(read_bounded(sys.stdin.buffer, most_bytes, encoding), "stdin", encoding))
     text = "\n\n".join(part for part in parts if part)
     if not text:
-        raise UsageError("there is no prompt: give one with -p TEXT, -f FILE or through a pipe")
+        raise UsageError(f"there is no prompt: give one with {ways}")
     return text
 
 

@@ -1,15 +1,16 @@
 """localllm pull: bring a model from the Hugging Face hub."""
 
+import os
 from typing import Annotated
 
-from localllm.cli.command import argument
+from localllm.cli.parameters import argument
 from localllm.cli.pulling import pull_shown
-from localllm.cli.terminal import write
+from localllm.cli.terminal import dim, write
 from localllm.errors import UsageError
 
 
-def pull(name: Annotated[str, argument("MODEL", "A known name, or hf:OWNER/REPOSITORY.")]) -> None:
-    """Bring a model from the Hugging Face hub, and print its path.
+def pull(names: Annotated[list[str], argument("MODEL...", "Known names, or hf:OWNER/REPOSITORY.")]) -> None:
+    """Bring models from the Hugging Face hub, and print their paths.
 
     A known one (see `localllm list --all`), or any; behind its name a quantization after a colon, or a file after a
     slash. Everything is checked: the size, the SHA-256 that the hub says, the header. After Ctrl-C, a broken connection
@@ -21,12 +22,21 @@ def pull(name: Annotated[str, argument("MODEL", "A known name, or hf:OWNER/REPOS
       localllm pull qwen3-4b:Q8_0
       localllm pull hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q5_K_M
     """
+    for name in names:
+        write(f"{brought(name)}\n")
+
+
+def brought(name: str) -> str:
+    """The file of a model, which is here now."""
     from localllm.services.catalogue import aliased, known_models, of_nothing, referred
 
     meant = aliased(name)
     reference = referred(meant)
     if reference is None:
+        if os.path.isfile(meant):
+            dim(f"{meant} is a file on this computer already")
+            return meant
         if meant.lower() in known_models():
             raise UsageError(f"{name} comes with localllm: there is nothing to pull")
         raise of_nothing(meant)
-    write(pull_shown(reference) + "\n")
+    return pull_shown(reference)

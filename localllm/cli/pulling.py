@@ -9,7 +9,7 @@ from localllm.cli.render import one_line, size
 from localllm.cli.terminal import ProgressLine, dim, is_terminal
 
 if TYPE_CHECKING:
-    from localllm.services.catalogue import MissingError, Reference
+    from localllm.services.catalogue import HubReference, MissingError
 
 LEAST = 0.1  # seconds between two states of the progress line
 
@@ -46,7 +46,7 @@ def confirmed(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def pull_shown(reference: "Reference") -> str:
+def pull_shown(reference: "HubReference") -> str:
     """Pull a model with a line of progress; the path of its file."""
     from localllm.services.pull import Watcher, pull
 

@@ -1,21 +1,23 @@
 """localllm quantize: make a small model file from a big one, or from a downloaded checkpoint."""
 
 import os
+import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
-from localllm.cli import options
-from localllm.cli.command import argument, option
+from localllm.cli import opening, options
+from localllm.cli.parameters import argument, option
 from localllm.cli.pulling import located
 from localllm.cli.render import count, one_line, size, table
 from localllm.cli.terminal import ProgressLine, exit_on_sigterm, is_dumb, is_terminal, say, write
+from localllm.cli.words import did_you_mean
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.services.quantize import OnProgress
-    from localllm.services.quantize_plan import Plan, Recipe, Request
+    from localllm.services.quantize_plan import QuantizePlan, QuantizeRequest, Recipe
 
 
 def several(name: str, metavar: str, help: str) -> Any:
@@ -61,7 +63,10 @@ def quantize(
     strict: Annotated[
         bool, option("--strict", help="Fail where rows do not fit the format and another would take its place.")
     ] = False,
-    force: Annotated[bool, option("--force", help="Replace a file that OUT's default name has already.")] = False,
+    force: Annotated[
+        bool,
+        option("--force", help="Replace whatever file is there already, and write one that is larger than IN."),
+    ] = False,
     dry_run: Annotated[bool, option("--dry-run", help="Show the plan, write nothing.")] = False,
 ) -> None:
     """Make a small model file from a big one.
@@ -88,7 +93,7 @@ def quantize(
     """
     from localllm.quant.recipes import Options
     from localllm.services import quantize as service
-    from localllm.services.quantize_plan import Request, make_plan
+    from localllm.services.quantize_plan import QuantizeRequest, make_plan
 
     exit_on_sigterm()
     source_name, target, recipe, last = understood(tuple(arguments))
@@ -102,7 +107,7 @@ def quantize(
         patterns=service.parse_patterns(tuple(tensor_type or ())),
     )
     overrides = [service.parse_override(text) for text in override_kv or ()]
-    request = Request(
+    request = QuantizeRequest(
         recipe,
         chosen,
         imatrix,
@@ -125,7 +130,10 @@ def quantize(
     else:
         if not is_asked_for:
             service.require_new(plan.paths(target))
-        execute(plan, target, request, threads)
+        if plan.nbytes > plan.nbytes_before and not force:
+            sizes = f"{size(plan.nbytes)}, from {size(plan.nbytes_before)}"
+            raise UsageError(f"the new file would be larger than the old one: {sizes}; --force writes it all the same")
+        execute(plan, target, request, threads, force)
 
 
 def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", int | None]:
@@ -139,8 +147,18 @@ def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", i
             threads = int(rest[0]) if rest else None
             return arguments[0], arguments[1] if place == 2 else None, recipe, threads
     if len(arguments) in (2, 3):
-        raise UsageError(f"{one_line(arguments[-1])} is no type; localllm quantize --help lists them")
+        meant = meant_type(arguments[-1]) or "localllm quantize --help lists them"
+        raise UsageError(f"{one_line(arguments[-1])} is no type; {meant}")
     raise UsageError("expected IN [OUT] TYPE")
+
+
+def meant_type(text: str) -> str:
+    """A question with the type that may be meant, "" if none is like it."""
+    from localllm.quant.recipes import RECIPES
+
+    squeezed = {name.replace("_", ""): name for name in RECIPES}
+    same = squeezed.get(re.sub("[^A-Z0-9]", "", text.upper()))
+    return f"did you mean {same}?" if same else did_you_mean(text.upper(), [*RECIPES])
 
 
 def format_named(text: str | None) -> str:
@@ -150,38 +168,41 @@ def format_named(text: str | None) -> str:
     return parse_format(text) if text else ""
 
 
-def execute(plan: "Plan", target: str, request: "Request", threads: int | None) -> None:
+def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None, force: bool) -> None:
     """Write the files, with a progress bar on a terminal; at the end, what became of it."""
+    from localllm.kernels.build.faults import end_on_bus_error
     from localllm.kernels.cores import usable_cores
-    from localllm.kernels.faults import end_on_bus_error
     from localllm.services import quantize as service
+    from localllm.services.outputs import is_model, require_kind
 
     if threads is not None and not 1 <= threads <= 1024:
         raise UsageError(f"threads should be from 1 to 1024, not {threads}")
     start, line, warnings = perf_counter(), ProgressLine(), list[str]()
     service.check_output(plan, target, request)
+    for path in plan.paths(target):
+        require_kind(path, is_model, "model", force)
     end_on_bus_error(plan.source.path)
     try:
         with progress_bar(plan, line) as on_progress:
             service.run(
-                plan, target, request, threads or usable_cores(), on_progress, options.compiling(line), warnings
+                plan, target, request, threads or usable_cores(), on_progress, opening.compiling(line), warnings
             )
     finally:
         line.clear()
-    options.warn(warnings)
+    opening.warn(warnings)
     seconds = perf_counter() - start
     paths = plan.paths(target)
     name = one_line(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
     write(f"{name}: {summary(plan)}, {seconds:.1f} s\n")
 
 
-def progress_bar(plan: "Plan", line: ProgressLine) -> AbstractContextManager["OnProgress"]:
+def progress_bar(plan: "QuantizePlan", line: ProgressLine) -> AbstractContextManager["OnProgress"]:
     """What shows how far it is, on stderr, if that is a terminal; line: where compilers have shown theirs."""
     return _Bar(plan, line) if is_terminal(sys.stderr) and not is_dumb() else nullcontext(lambda done, name: None)
 
 
 class _Bar:
-    def __init__(self, plan: "Plan", line: ProgressLine):
+    def __init__(self, plan: "QuantizePlan", line: ProgressLine):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -204,13 +225,13 @@ class _Bar:
         self._progress.stop()
 
 
-def summary(plan: "Plan") -> str:
+def summary(plan: "QuantizePlan") -> str:
     """The size before and after."""
     before = f"before: {size(plan.nbytes_before)}, {plan.bits_per_weight_before:.2f}"
     return f"{size(plan.nbytes)}, {plan.bits_per_weight:.2f} bits per weight ({before})"
 
 
-def described(plan: "Plan", target: str) -> str:
+def described(plan: "QuantizePlan", target: str) -> str:
     """The plan by tensor, the sum, and the room on the disk."""
     import shutil
 

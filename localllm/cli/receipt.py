@@ -13,16 +13,19 @@ if TYPE_CHECKING:
 
 
 def prepared(
-    path: str, chosen: "GenerationOptions", model: "Model", inputs: Iterable[str | None]
+    path: str, chosen: "GenerationOptions", model: "Model", inputs: Iterable[str | None], force: bool
 ) -> "GenerationOptions":
     """The options with which the answer can be had again. Raises UsageError for a receipt that cannot be written.
 
-    inputs: files with the prompt; the receipt must not replace them, nor a file of a model.
+    inputs: files with the prompt; the receipt must not replace them, nor a file of a model, nor anything else
+    than a receipt, unless it is forced.
     """
     from localllm.files.safe_file import checked_target
+    from localllm.services.outputs import is_receipt, require_kind
     from localllm.services.receipts import plain_options, repeatable
 
     checked_target(path, (*model.files, *(name for name in inputs if name is not None)))
+    require_kind(path, is_receipt, "receipt", force)
     chosen = repeatable(model, chosen)
     plain_options(chosen)
     return chosen

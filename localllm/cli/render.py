@@ -1,12 +1,16 @@
 """What several commands show alike: answers as they come, tables, numbers and names."""
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from localllm.cli.terminal import ProgressLine, dim_piece, printable, say, write
+from localllm.cli.terminal import ProgressLine, dim_piece, is_terminal, printable, say, width_of
 
 if TYPE_CHECKING:
+    from localllm.cli.drawing import Page
     from localllm.generation.generate import Generation
+
+NARROWEST = 6  # columns of a cell that is cut
 
 
 def stream(answer: "Generation", line: ProgressLine, silent: bool = False, thoughts: bool = True) -> bool:
@@ -16,7 +20,7 @@ def stream(answer: "Generation", line: ProgressLine, silent: bool = False, thoug
     """
     from localllm.generation.thinking import ANSWER, THOUGHT  # here, because every command imports this module
 
-    interrupted, shown = False, ""
+    interrupted, shown, out = False, "", page_of_stdout()
     try:
         for kind, piece in answer.parts:
             line.clear()
@@ -25,16 +29,23 @@ def stream(answer: "Generation", line: ProgressLine, silent: bool = False, thoug
             elif kind == ANSWER and shown == THOUGHT and thoughts:
                 dim_piece("\n\n")
             if kind == ANSWER and not silent:
-                write(piece)
+                out.push(piece)
             shown = kind
     except KeyboardInterrupt:
         interrupted = True
     finally:
         line.clear()
     if not silent and (answer.text or not interrupted):
-        write("\n")
+        out.end()
     tell_overflow(answer)
     return interrupted
+
+
+def page_of_stdout() -> "Page":
+    """Where an answer is written: on a terminal, lines break between words."""
+    from localllm.cli.drawing import page
+
+    return page()
 
 
 def tell_overflow(answer: "Generation") -> None:
@@ -50,14 +61,33 @@ def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]
     return columns(header, rows, "<" + ">" * (len(header) - 1))
 
 
-def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str) -> list[str]:
-    """Lines of columns, each to the left (<) or to the right (>)."""
+def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str, wide: int = 0) -> list[str]:
+    """Lines of columns, each to the left (<) or to the right (>), as wide as `wide` if that is given: then long cells
+    of columns to the left are cut, but for the first, and columns at the right are left out.
+    """
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    layout = [*zip(sides, widths, strict=True)]
+    while wide and len(widths) > 1 and sum(widths) + 2 * (len(widths) - 1) > wide:
+        longest = max(range(1, len(widths)), key=lambda place: (sides[place] == "<", widths[place]))
+        if sides[longest] == "<" and widths[longest] > NARROWEST:
+            widths[longest] -= 1
+        else:
+            header, rows, widths = header[:-1], [row[:-1] for row in rows], widths[:-1]
+    layout = [*zip(sides, widths, strict=False)]
     return [
-        "  ".join(f"{cell:{side}{width}}" for cell, (side, width) in zip(row, layout, strict=True)).rstrip()
+        "  ".join(
+            f"{shortened(cell, width):{side}{width}}" for cell, (side, width) in zip(row, layout, strict=True)
+        ).rstrip()
         for row in (header, *rows)
     ]
+
+
+def terminal_width() -> int:
+    """Of stdout; 0 if that is no terminal, where tables are as wide as they are."""
+    return width_of(sys.stdout) if is_terminal(sys.stdout) else 0
+
+
+def shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def one_line(text: str) -> str:

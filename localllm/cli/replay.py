@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli import options
-from localllm.cli.command import argument, option
+from localllm.cli import opening, options
+from localllm.cli.parameters import argument, option
 from localllm.cli.receipt import hashing
 from localllm.cli.terminal import ProgressLine, say, write
 
@@ -13,7 +13,8 @@ from localllm.cli.terminal import ProgressLine, say, write
 def replay(
     receipt: Annotated[str, argument("FILE", "A receipt, of `run --receipt FILE`.")],
     model: Annotated[
-        str | None, option("-m", "--model", metavar="MODEL", help="The model.  [default: where it was]")
+        str | None,
+        option("-m", "--model", metavar="MODEL", help="The model.  [default: where it was]", only_typed=True),
     ] = None,
 ) -> None:
     """Answer a prompt again, and tell whether the same text comes out.
@@ -30,11 +31,11 @@ def replay(
 
     kept = receipts.read(receipt)
     chosen, line = receipts.options_of(kept), ProgressLine()
-    opening, path = kept["opening"], kept["model"]["files"][0]["path"] if model is None else model
-    cache = options.Cache(kv_type=opening["kv_type"])
-    engine = options.Engine(context=opening["context"], threads=opening["threads"], cache=cache)
-    with options.open_model(path, engine, opening["chat_template"], no_cache=True) as opened:
-        chosen = options.with_draft_model(opened, chosen, kept["options"]["speculate"])
+    held, path = kept["opening"], kept["model"]["files"][0]["path"] if model is None else model
+    cache = options.Cache(kv_type=held["kv_type"])
+    engine = options.EngineGroup(context=held["context"], threads=held["threads"], cache=cache)
+    with opening.open_model(path, engine, held["chat_template"], no_cache=True) as opened:
+        chosen = opening.with_draft_model(opened, chosen, kept["options"]["speculate"])
         try:
             now = receipts.again(opened, kept, chosen, lambda count: line.show(f"answering again: {count} tokens"))
             changed = receipts.changes(kept, opened, hashing(line))

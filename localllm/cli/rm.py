@@ -3,7 +3,7 @@
 import sys
 from typing import Annotated
 
-from localllm.cli.command import argument, option
+from localllm.cli.parameters import argument, option
 from localllm.cli.pulling import confirmed
 from localllm.cli.render import size
 from localllm.cli.terminal import dim, is_terminal

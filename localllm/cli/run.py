@@ -1,15 +1,16 @@
 """localllm run: one answer on stdout, then the end."""
 
+import os
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
-from localllm.cli import options
-from localllm.cli.command import option
-from localllm.cli.prompt import Encoding, begin, request, whole_prompt
+from localllm.cli import asking, opening, options
+from localllm.cli.parameters import argument, option
+from localllm.cli.prompt import Encoding, Prompt, begin, request, whole_prompt
 from localllm.cli.receipt import keep, prepared
-from localllm.cli.render import stream
-from localllm.cli.shape import HideThinking, tell_cut
+from localllm.cli.render import one_line, stream
+from localllm.cli.shape import HideThinking, require_whole
 from localllm.cli.terminal import ProgressLine, write
 from localllm.errors import UsageError
 
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: options.ModelName,
+    model: options.OptionalModelName = None,
+    words: Annotated[str | None, argument("[TEXT]", "The prompt, in quotes.")] = None,
     *,
-    prompt: Annotated[str | None, option("-p", "--prompt", metavar="TEXT", help="The prompt.")] = None,
+    prompt: Prompt = None,
     file: Annotated[
-        str | None, option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt; - is stdin.")
+        list[str] | None,
+        option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt; - is stdin.  [repeatable]"),
     ] = None,
     binary_file: Annotated[
         str | None, option("-bf", "--binary-file", metavar="FILE", help="The same, with the line break at its end.")
@@ -41,14 +44,15 @@ def run(
     receipt: Annotated[
         str | None, option("--receipt", metavar="FILE", help="Write what the answer came from, for `localllm replay`.")
     ] = None,
+    force: options.Force = False,
     hide_thinking: HideThinking = False,
     n: Annotated[int, option("--n", metavar="N", help="Answers to give, best first.  [default: 1]")] = 1,
     beams: Annotated[
         int, option("--beams", metavar="N", help="Find the likeliest answers among N.  [default: 0, off]")
     ] = 0,
-    engine: options.Engine,
+    engine: options.EngineGroup,
     no_cache: options.NoCache = False,
-    choices: options.Generation,
+    choices: options.GenerationGroup,
 ) -> None:
     """Answer one prompt.
 
@@ -57,7 +61,7 @@ def run(
     between them.
 
     Examples:
-      localllm run model.gguf -p "Why is the sky blue?"
+      localllm run model.gguf "Why is the sky blue?"
       cat notes.txt | localllm run model.gguf -p "Summarize this:" -n 100
       localllm run model.gguf -f letter.txt -sys "Translate into French." --temp 0
       localllm run model.gguf -p "Once upon a time" --raw --stats
@@ -66,19 +70,24 @@ def run(
       localllm run model.gguf -p "Is water wet?" --grammar 'root ::= "yes" | "no"'
     """
     started = perf_counter()
-    most_bytes = partial(options.most_bytes, model, engine, choices.on_overflow)
-    text = whole_prompt(prompt, file, not no_stdin, encoding, most_bytes, binary_file)
-    system = options.system_message(system, system_file)
+    path = opening.chosen_model(model)
+    most_bytes = partial(opening.most_bytes, path, engine, choices.on_overflow)
+    if model is not None and words is prompt is None and " " in model.strip() and not os.path.lexists(model):
+        raise UsageError(f"{one_line(model)!r} names no model: the prompt stands behind it, or behind -p")
+    asked_first = [*filter(None, (words,)), *(prompt or ())]
+    text = whole_prompt(asked_first, file or (), not no_stdin, encoding, most_bytes, binary_file)
+    system = asking.system_message(system, system_file)
     line = ProgressLine()
-    chosen = options.generation_options(options.reading(line), choices)
+    chosen = asking.generation_options(opening.reading(line), choices)
     if raw:
         require_no_template(system, chat_template, choices)
     if n != 1 or beams:
         require_sense(n, beams, choices)
-    with options.open_model(model, engine, chat_template, no_cache) as opened:
-        chosen = options.with_draft_model(opened, chosen, choices.speculate)
+    opening.tell_choice(model)
+    with opening.open_model(path, engine, chat_template, no_cache) as opened:
+        chosen = opening.with_draft_model(opened, chosen, choices.speculate)
         if receipt is not None:
-            chosen = prepared(receipt, chosen, opened, (file, binary_file))
+            chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)
         load_s = perf_counter() - started
         asked, interrupted = request(opened, text, system, raw), False
         answers: list[Any]
@@ -89,7 +98,6 @@ def run(
         else:
             answers = [begin(opened, asked, chosen)]
             interrupted = stream(answers[0], line, silent=as_json, thoughts=not hide_thinking)
-        tell_cut(chosen, [answer.finish_reason for answer in answers])
         if as_json or stats or receipt is not None:
             from localllm.cli.report import as_line, report, tell  # seldom needed
 
@@ -103,10 +111,11 @@ def run(
                 keep(receipt, opened, asked, chosen, kinds, result)
         if interrupted:
             raise KeyboardInterrupt
-        options.settle(opened)
+        opening.settle(opened)
+        require_whole(chosen, [answer.finish_reason for answer in answers])
 
 
-def require_no_template(system: str | None, chat_template: str | None, choices: options.Generation) -> None:
+def require_no_template(system: str | None, chat_template: str | None, choices: options.GenerationGroup) -> None:
     """Raises UsageError for what only a chat template could do."""
     if system is not None:
         raise UsageError("-sys needs a chat template, which --raw switches off")
@@ -116,12 +125,12 @@ def require_no_template(system: str | None, chat_template: str | None, choices: 
         raise UsageError("--raw switches off the chat template, which thoughts and variables are for")
 
 
-def require_sense(n: int, beams: int, choices: options.Generation) -> None:
+def require_sense(n: int, beams: int, choices: options.GenerationGroup) -> None:
     """Raises UsageError for numbers of answers that make no sense, and for beams with options for drawing."""
     from localllm.generation.answers import require_counts
 
     require_counts(n, beams)
-    if options.is_draft_model(choices.speculate):
+    if opening.is_draft_model(choices.speculate):
         raise UsageError("a draft model guesses for one answer only: leave out --n, --beams or --speculate")
     drawing = choices.drawing()
     if beams and drawing:

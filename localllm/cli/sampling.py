@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Any
 
-from localllm.cli.command import group, option
+from localllm.cli.parameters import group, option
 from localllm.errors import UsageError
 
 
@@ -24,7 +24,7 @@ def token_bias(text: str) -> tuple[int, float]:
 
 
 @group
-class Steps:
+class ExactSampling:
     """How tokens are drawn, more exactly. As in Sampling, a test compares the defaults in the help."""
 
     repeat_last_n: Annotated[

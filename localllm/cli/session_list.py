@@ -2,7 +2,7 @@
 
 from time import localtime, strftime
 
-from localllm.cli.render import columns, one_line
+from localllm.cli.render import columns, one_line, terminal_width
 from localllm.services import sessions
 
 TITLE = 40  # characters of the first question
@@ -21,4 +21,4 @@ def session_lines() -> list[str]:
         about = (one_line(name), title) if not listed.damage else ("", "damaged")
         rows.append((listed.name, when, str(len(messages)), *about))
     header = ("session", "last used", "messages", "model", "first question")
-    return columns(header, rows, "<<><<") if rows else []
+    return columns(header, rows, "<<><<", terminal_width()) if rows else []

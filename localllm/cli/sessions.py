@@ -2,14 +2,16 @@
 
 from typing import Annotated, Literal
 
-from localllm.cli.command import argument
+from localllm.cli.parameters import argument
 from localllm.cli.session_list import session_lines
 from localllm.cli.terminal import dim, write
 from localllm.errors import UsageError
 
 
 def sessions(
-    action: Annotated[Literal["show", "rm"] | None, argument("[show|rm]", "Print one, or remove it.")] = None,
+    action: Annotated[
+        Literal["list", "show", "rm"] | None, argument("[list|show|rm]", "List them, print one, or remove it.")
+    ] = None,
     name: Annotated[str | None, argument("[NAME]", "Which.")] = None,
 ) -> None:
     """List the sessions of `chat`, print one or remove it.
@@ -23,7 +25,7 @@ def sessions(
     """
     from localllm.services import sessions as kept
 
-    if action is None:
+    if action in (None, "list"):
         lines = session_lines()
         if not lines:
             return dim("there are no sessions: `localllm chat --session NAME` begins one")

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from localllm.cli.command import group, number_or_default, option
+from localllm.cli.parameters import group, number_or_default, option
 from localllm.cli.terminal import say
-from localllm.errors import UsageError
+from localllm.errors import CutError, UsageError
 
 if TYPE_CHECKING:
     from localllm.generation.constraints import Constraint
@@ -41,20 +41,30 @@ class Shape:
         str | None, option("--regex", metavar="TEXT", help="Answer with what a regular expression matches.")
     ] = None
 
+    json_whitespace: Annotated[
+        bool, option("--json-whitespace", help="Allow spaces and line breaks between the parts of JSON.")
+    ] = False
+
     def constraint(self) -> "Constraint | None":
         """What they say, checked. Raises UsageError."""
-        if self.json_schema is self.grammar is self.regex is None:
+        given = [name for name in ("json_schema", "grammar", "regex") if getattr(self, name) is not None]
+        if not given:
             return None
         from localllm.generation.constraints import constraint_of
 
+        if len(given) > 1:
+            names = (f"--{name.replace('_', '-')}" for name in given)
+            raise UsageError(f"{' and '.join(names)} do not go together")
         schema, grammar = text_of(self.json_schema, "{"), text_of(self.grammar, "::=")
-        return constraint_of(schema, grammar, self.regex)
+        return constraint_of(schema, grammar, self.regex, self.json_whitespace)
 
 
 def text_of(given: str | None, sign: str) -> str | None:
     """A text that has the sign as it is, or else the text of the file that it names. Raises UsageError."""
     if given is None or sign in given:
         return given
+    if not given.strip():
+        raise UsageError("what an answer must look like is empty: give a text with it, or the name of a file")
     try:
         return Path(given).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
@@ -122,8 +132,15 @@ def variables_of(text: str) -> dict[str, Any]:
         return {name: value}
 
 
-def tell_cut(chosen: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
-    """Say so if an answer is not what was asked for, because it could not be finished."""
+def require_whole(chosen: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
+    """Raises CutError if an answer is not what was asked for, because it could not be finished."""
     if chosen.constraint and "length" in finish_reasons:
-        what = {"schema": "JSON by its schema", "grammar": "what its grammar says", "regex": "what its regex matches"}
-        say(f"localllm: warning: the answer was cut, so it is not {what[chosen.constraint.kind]}")
+        raise CutError(f"the answer was cut, so it is not {chosen.constraint.promise}")
+
+
+def tell_cut(chosen: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
+    """Say so."""
+    try:
+        require_whole(chosen, finish_reasons)
+    except CutError as error:
+        say(f"localllm: warning: {error}")

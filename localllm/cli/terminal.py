@@ -56,11 +56,20 @@ def discard_output() -> None:
 
 
 def say(line: str) -> None:
-    """One line to stderr, whatever the text; nothing if stderr is gone."""
+    """One line to stderr, whatever the text, which a terminal gets broken between words; nothing if stderr is gone."""
     try:
-        print(printable(" ".join(line.split())), file=sys.stderr, flush=True)
+        print(broken(printable(" ".join(line.split())), sys.stderr), file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):
         return
+
+
+def broken(line: str, stream: Any) -> str:
+    """A line with breaks between words where a terminal would break it anywhere; as it is if the stream is none."""
+    if not is_terminal(stream) or len(line) <= (width := width_of(stream)):
+        return line
+    from textwrap import fill
+
+    return fill(line, width, break_long_words=False, break_on_hyphens=False)
 
 
 def is_dumb() -> bool:
@@ -81,8 +90,8 @@ def coloured(text: str, code: str) -> str:
 
 
 def dim(line: str) -> None:
-    """A line of decoration, only on a terminal; whatever is in the text, it stays one."""
-    dim_text(" ".join(line.split()))
+    """A line of decoration, only on a terminal, broken between words."""
+    dim_text(broken(" ".join(line.split()), sys.stderr))
 
 
 def dim_text(text: str) -> None:

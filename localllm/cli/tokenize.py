@@ -5,8 +5,8 @@ import sys
 from typing import Annotated
 
 from localllm.cli import options
-from localllm.cli.command import argument, option
-from localllm.cli.prompt import Encoding, text_of, typed
+from localllm.cli.parameters import argument, option
+from localllm.cli.prompt import Encoding, content, text_of, typed
 from localllm.cli.pulling import located
 from localllm.cli.terminal import is_terminal, say, write
 from localllm.errors import UsageError
@@ -15,6 +15,9 @@ from localllm.errors import UsageError
 def tokenize(
     model: options.ModelName,
     text: Annotated[str | None, argument("[TEXT]", "What to cut.  [default: stdin]")] = None,
+    *,
+    file: Annotated[str | None, option("-f", "--file", metavar="FILE", help="A file with the text.")] = None,
+    ids: Annotated[bool, option("--ids", help="Print the ids alone, as a list.")] = False,
     encoding: Encoding = None,
     as_json: Annotated[bool, option("--json", help='Print a list of {"id", "piece"} instead.')] = False,
 ) -> None:
@@ -33,14 +36,20 @@ def tokenize(
     tokenizer = open_tokenizer(located(model))
     if tokenizer.warning:
         say(f"localllm: warning: {tokenizer.warning}")
+    if text is not None and file is not None:
+        raise UsageError("TEXT and -f FILE are one too many")
     given = None if text is None else typed(text, "TEXT")
+    if file is not None:
+        given = text_of(content(file, lambda: sys.maxsize, encoding), file, encoding, whole=True)
     if given is None:
         if sys.stdin is None or is_terminal(sys.stdin):
             raise UsageError("there is no text: give one, or pipe it to stdin")
         given = text_of(sys.stdin.buffer.read(), "stdin", encoding)
-    ids = tokenizer.encode(given, special=True, bos=True)
-    pieces = [tokenizer.token_bytes(token, special=True).decode(errors="backslashreplace") for token in ids]
-    tokens = [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]
+    found = tokenizer.encode(given, special=True, bos=True)
+    if ids:
+        return write(json.dumps(found) + "\n")
+    pieces = [tokenizer.token_bytes(token, special=True).decode(errors="backslashreplace") for token in found]
+    tokens = [{"id": token, "piece": piece} for token, piece in zip(found, pieces, strict=True)]
     if as_json:
         write(json.dumps(tokens, ensure_ascii=False) + "\n")
     else:

@@ -1,7 +1,7 @@
 """localllm warmup: make the first start as fast as later ones."""
 
 import localllm
-from localllm.cli import options
+from localllm.cli import opening, options
 from localllm.cli.pulling import located
 from localllm.cli.terminal import ProgressLine, dim
 
@@ -20,7 +20,7 @@ def warmup(model: options.OptionalModelName = None) -> None:
 
     line = ProgressLine()
     try:
-        compile_kernels(path, options.compiling(line))
+        compile_kernels(path, opening.compiling(line))
     finally:
         line.clear()
     dim("the kernels are ready")

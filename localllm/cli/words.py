@@ -1,88 +1,91 @@
-"""What the user typed, word by word, before Typer reads it: names that mean an argument, options that may lack their
-value, and better answers to what does not exist.
-"""
+"""What the user typed, word by word: which options and arguments it gives, and answers to what does not exist."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from localllm.cli.llama_names import advice
+from localllm.cli.llama_names import SAME, SWITCH_VALUES, Foreign, is_foreign, left_out, refusal
+from localllm.cli.parameters import Parameter
 from localllm.errors import UsageError
-
-NUMBERS = (int, float)
 
 
 @dataclass
 class Words:
     """The words behind a command, sorted.
 
-    options: names, each with its value behind it.  arguments: the others.  named: values of arguments that were given
-    by name (-m MODEL), by the argument's place.  given: the parameters that the options are.
+    texts: values by the parameter's name: a text, a list of them if the parameter takes several, True or False of a
+    flag.  names: as what options were typed, by the parameter's name.  left_out: other programs' options that mean
+    nothing here, with the reason.
     """
 
-    options: list[str] = field(default_factory=list)
-    arguments: list[str] = field(default_factory=list)
-    named: dict[int, str] = field(default_factory=dict)
-    given: set[str] = field(default_factory=set)
+    texts: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
 
-    def placed(self) -> list[str]:
-        """The arguments, each in its place."""
-        whole = list(self.arguments)
-        for place in sorted(self.named):
-            whole.insert(place, self.named[place])
-        return whole
+    def given(self, name: str) -> bool:
+        return name in self.texts
 
-    def for_typer(self) -> list[str]:
-        return [*self.options, "--", *self.placed()]
+    def take(self, param: Parameter, value: Any, name: str = "") -> None:
+        """A value of a parameter; the last one counts, or all if it takes several."""
+        if name:
+            self.names[param.name] = name
+        if param.many:
+            self.texts.setdefault(param.name, []).append(value)
+        else:
+            self.texts[param.name] = value
 
 
-def read_words(words: Sequence[str], params: Sequence[Any], command: str) -> Words:
-    """Sort what was typed behind `command`, which has these parameters of Typer's. Raises UsageError."""
-    known = {name: param for param in params for name in (*param.opts, *param.secondary_opts)}
-    places = {name: place for place, param in enumerate(arguments_of(params)) for name in other_names(param)}
-    known = {name: param for name, param in known.items() if name.startswith("-")}
-    found, rest = Words(), list(words)
+def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) -> Words:
+    """Sort what was typed behind `command`, which has these parameters. Raises UsageError."""
+    known = {name: param for param in params for name in param.names}
+    found, rest, arguments = Words(), list(words), list[str]()
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
         if word == "--":
-            found.arguments += rest
+            arguments += rest
             break
         if word == "-" or not word.startswith("-"):
-            found.arguments.append(word)
-        elif name in places and places[name] not in found.named:
-            found.named[places[name]] = value if equals else following(name, rest)
-        elif name in known:
-            found.options.append(word)
-            found.given.add(known[name].name)
-            if takes_value(known[name]) and not equals:
-                found.options += [following(name, rest)] if needs_value(known[name], rest) else [""]
-        elif advice(name) or (last := last_of_letters(word, known)) is None:
-            raise UsageError(no_such_option(name, [*known, *places], command))
+            arguments.append(word)
+        elif (param := known.get(name)) and not (equals and param.is_flag):
+            if param.is_flag:
+                found.take(param, name in param.on, name)
+            else:
+                found.take(param, value if equals else following(name, rest) if needs_value(param, rest) else "", name)
+        elif (same := SAME.get(name)) and same[0] in known:
+            rest[:0] = [part.format(value or following(name, rest)) if "{}" in part else part for part in same]
+        elif foreign := left_out(name, command):
+            found.left_out.append((name, foreign.reason))
+            if not equals and takes_word(foreign, rest):
+                following(name, rest)
+        elif is_foreign(name) or (letters := separate(word, known)) is None:
+            raise UsageError(no_such_option(name, [*known], command))
         else:
-            found.options += [word, following(last, rest)] if last else [word]
-            found.given |= {known[f"-{letter}"].name for letter in word[1:] if f"-{letter}" in known}
+            rest[:0] = letters
+    place(arguments, params, found)
     return found
 
 
-def arguments_of(params: Sequence[Any]) -> list[Any]:
-    return [param for param in params if param.param_type_name == "argument"]
+def place(arguments: list[str], params: Sequence[Parameter], found: Words) -> None:
+    """Give the arguments to the parameters that are none of the options. Raises UsageError if there are too many."""
+    for param in params:
+        if param.is_argument and arguments and (param.many or not found.given(param.name)):
+            for _ in range(len(arguments) if param.many else 1):
+                found.take(param, arguments.pop(0))
+    if arguments:
+        quoted = ": a text of several words stands in quotes" if any(param.name == "words" for param in params) else ""
+        raise UsageError(f"{arguments[0]!r} is one argument too many{quoted}")
 
 
-def other_names(param: Any) -> tuple[str, ...]:
-    """Options by which an argument can be given, too."""
-    return getattr(param.type_descriptor.parameter_info, "also", ())
-
-
-def takes_value(param: Any) -> bool:
-    return not param.is_flag
-
-
-def needs_value(param: Any, rest: Sequence[str]) -> bool:
+def needs_value(param: Parameter, rest: Sequence[str]) -> bool:
     """Whether the next word is the option's value: not if the value may be left out, and the next word is an option."""
-    is_optional = (param.metavar or "").startswith("[")
-    return not is_optional or (bool(rest) and not rest[0].startswith("-"))
+    return not param.metavar.startswith("[") or (bool(rest) and not rest[0].startswith("-"))
+
+
+def takes_word(foreign: Foreign, rest: Sequence[str]) -> bool:
+    """Whether the next word is the value of an option that is left out."""
+    return foreign.values == 1 or (foreign.values < 0 and bool(rest) and rest[0] in SWITCH_VALUES)
 
 
 def following(name: str, rest: list[str]) -> str:
@@ -92,23 +95,24 @@ def following(name: str, rest: list[str]) -> str:
     return rest.pop(0)
 
 
-def last_of_letters(word: str, known: dict[str, Any]) -> str | None:
-    """Of several options of one letter behind one dash (-n5, say), the one whose value is the next word, "" if none
-    needs it; None if the word is nothing like that. A number's value is one, so that -temp is no -t with the value emp;
-    and -prompt is no -p with the value rompt.
+def separate(word: str, known: Mapping[str, Parameter]) -> list[str] | None:
+    """Several options of one letter behind one dash (-n5, say) as words of their own; None if they are nothing like
+    that. A number's value is one, so that -temp is no -t with the value emp; and -prompt is no -p with the value rompt.
     """
     if word.startswith("--") or f"-{word}" in known:
         return None
-    for place, letter in enumerate(word[1:], 2):
+    parts: list[str] = []
+    for at, letter in enumerate(word[1:], 2):
         param = known.get(f"-{letter}")
         if param is None:
             return None
-        if takes_value(param):
-            if place == len(word):
-                return f"-{letter}"
-            is_text = param.type_descriptor.annotation not in NUMBERS
-            return "" if is_text or is_number(word[place:]) else None
-    return ""
+        parts.append(f"-{letter}")
+        if not param.is_flag:
+            value = word[at:]
+            if not value:
+                return parts
+            return [*parts, value] if param.kind not in (int, float) or is_number(value) else None
+    return parts
 
 
 def is_number(text: str) -> bool:
@@ -121,7 +125,7 @@ def is_number(text: str) -> bool:
 
 def no_such_option(name: str, known: Sequence[str], command: str) -> str:
     """Why not, or what may have been meant."""
-    if reason := advice(name):
+    if reason := refusal(name):
         return f"{name}: {reason}"
     if (double := f"-{name}") in known:
         return f"there is no option {name}; did you mean {double}?"
@@ -136,23 +140,18 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
-def as_typed(message: str, params: list[Any], words: Sequence[str], sources: Mapping[str, str]) -> str:
+def as_typed(message: str, params: Sequence[Parameter], words: Words, sources: Mapping[str, str]) -> str:
     """A message with the options in it as the user has typed them, where it has their names in Python: the word that it
-    begins with, and others with a "_". An option that was not typed gets its longest name, and the source of its value.
+    begins with, and others with a "_" that stand alone. An option that was not typed gets its longest name, and the
+    source of its value.
     """
-    names = {param.name: param.opts for param in params if param.param_type_name == "option"}
+    names = {param.name: param.on for param in params if not param.is_argument}
 
     def typed(found: re.Match[str]) -> str:
         name = found[0]
         if name not in names or not (found.start() == 0 or "_" in name):
             return name
-        given = [opt for opt in names[name] if any(is_option(word, opt) for word in words)]
         source = f" ({sources[name]})" if name in sources else ""
-        return given[0] if given else max(names[name], key=len) + source
+        return words.names.get(name) or max(names[name], key=len) + source
 
-    return re.sub(r"(?<![\w./-])\w+(?![\w./-])", typed, message)
-
-
-def is_option(word: str, name: str) -> bool:
-    """Whether a word of the command line is this option, perhaps with its value: -n5, --temp=0."""
-    return word == name or word.startswith(f"{name}=" if name.startswith("--") else name)
+    return re.sub(r"(?<![\w./;('-])\w+(?![\w./;)'-])", typed, message)

@@ -9,9 +9,9 @@ import gguf
 import numpy as np
 
 from localllm.convert.family import Family, Sizes
-from localllm.convert.hyperparameters import Hyperparameters
-from localllm.convert.places import Place, places
-from localllm.convert.tensors import Shape, Source, as_float32, in_float32, kept, stacked
+from localllm.convert.hyperparameters import CheckpointFacts
+from localllm.convert.places import TensorPlace, places
+from localllm.convert.tensors import Shape, TensorSource, as_float32, in_float32, kept, stacked
 from localllm.convert.weights import Stored
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
@@ -34,7 +34,7 @@ class CheckpointTensor:
     name: str
     format: Format  # F32, F16, BF16, MXFP4
     shape: Shape  # the length of a row last
-    source: Source
+    source: TensorSource
 
     def rows(self, first: int, last: int) -> np.ndarray:
         """Rows first to last - 1 (a vector is one row): uint8 [last - first, bytes of a row]. Raises ModelError."""
@@ -44,7 +44,7 @@ class CheckpointTensor:
         """Nothing is kept."""
 
 
-def gguf_tensor(name: str, source: Source) -> CheckpointTensor:
+def gguf_tensor(name: str, source: TensorSource) -> CheckpointTensor:
     """A source in a format that GGUF's readers expect: vectors, which are kept in memory, and some matrices are F32."""
     if len(source.shape) == 1:
         source = kept(as_float32(source.rows(0, 1), source.dtype).reshape(-1))
@@ -55,7 +55,7 @@ def gguf_tensor(name: str, source: Source) -> CheckpointTensor:
 
 
 def arranged(
-    folder: Path, stored: Mapping[str, Stored], family: Family, h: Hyperparameters, warnings: list[str]
+    folder: Path, stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]
 ) -> Iterator[CheckpointTensor]:
     """All tensors under their GGUF names, in the order of the layers. Raises ModelError for one too many or too few."""
     wanted = places(family, h.sizes, h.tied)
@@ -71,8 +71,8 @@ def arranged(
 def by_place(
     stored: Mapping[str, Stored],
     family: Family,
-    h: Hyperparameters,
-    wanted: Mapping[str, Place],
+    h: CheckpointFacts,
+    wanted: Mapping[str, TensorPlace],
     warnings: list[str],
 ) -> dict[str, Found]:
     """The tensors by the names that places have for their parts. Raises ModelError for one without a place."""
@@ -122,7 +122,7 @@ class Names:
         return name, int(expert[1]) if expert else -1
 
 
-def whole(folder: Path, name: str, found: Found, shape: Shape, place: Place) -> Source:
+def whole(folder: Path, name: str, found: Found, shape: Shape, place: TensorPlace) -> TensorSource:
     """A tensor of this shape, which may be stored by experts. Raises ModelError."""
     if -1 in found and len(found) == 1:
         return checked(found[-1], shape, place)
@@ -131,7 +131,7 @@ def whole(folder: Path, name: str, found: Found, shape: Shape, place: Place) -> 
     return stacked([checked(found[expert], shape[1:], place) for expert in range(shape[0])])
 
 
-def checked(tensor: Stored, shape: Shape, place: Place) -> Stored:
+def checked(tensor: Stored, shape: Shape, place: TensorPlace) -> Stored:
     """The tensor. Raises ModelError if it is not of this shape, or of no type that can be read."""
     if tensor.dtype not in place.dtypes:
         raise ModelError(f"{tensor.path}: tensor {tensor.name}: type {shown(tensor.dtype)} is not supported")

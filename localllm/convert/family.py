@@ -5,8 +5,8 @@ from dataclasses import field
 from typing import Any
 
 from localllm.convert.config import Config
-from localllm.convert.hyperparameters import Hyperparameters
-from localllm.convert.tensors import Shape, Source
+from localllm.convert.hyperparameters import CheckpointFacts
+from localllm.convert.tensors import Shape, TensorSource
 from localllm.frozen import frozen
 
 Dimensions = tuple[str, ...]  # of a tensor, by their names in Hyperparameters.sizes
@@ -20,7 +20,7 @@ class MadeOf:
 
     dimensions: Dimensions
     of: Mapping[str, Dimensions]  # names there, behind the layer's number
-    made: Callable[[Sequence[Source], Shape, Sizes], Source]
+    made: Callable[[Sequence[TensorSource], Shape, Sizes], TensorSource]
     dtypes: tuple[str, ...] = NUMBERS
 
 
@@ -33,7 +33,7 @@ class Family:
 
     arch: str  # general.architecture
     layer: Layer | Callable[[Sizes, int], Layer]  # what a layer holds; where they differ, by sizes and the number
-    read: Callable[[Config], Hyperparameters]
+    read: Callable[[Config], CheckpointFacts]
     whole: Mapping[str, Dimensions] = field(default_factory=dict)  # what the model holds besides the usual
     rotated: tuple[str, ...] = ()  # matrices whose rows are in the order of halves, where GGUF has pairs
     transposed: tuple[str, ...] = ()  # matrices whose rows are the columns of GGUF's

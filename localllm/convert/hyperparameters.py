@@ -16,7 +16,7 @@ PLAIN_SCALING = ("linear", "yarn")  # of positions, by metadata alone
 
 
 @frozen
-class Hyperparameters:
+class CheckpointFacts:
     """What is known of a model before its weights are read, checked."""
 
     sizes: Mapping[str, int]  # names that shapes are made of: vocab, layers, width, heads, head_dim, ...
@@ -24,7 +24,7 @@ class Hyperparameters:
     tensors: Mapping[str, np.ndarray]  # that GGUF has and the checkpoint has not: float32, by name
     tied: bool  # the embedding is the output matrix too
 
-    def plus(self, sizes: Mapping[str, int] = {}, **metadata: Any) -> "Hyperparameters":
+    def plus(self, sizes: Mapping[str, int] = {}, **metadata: Any) -> "CheckpointFacts":
         """With more of both; "__" stands for a point, and a value of None takes the key away."""
         more = {name.replace("__", "."): value for name, value in metadata.items()}
         keys = {key: value for key, value in {**self.metadata, **more}.items() if value is not None}
@@ -37,7 +37,7 @@ def decoder(
     activations: tuple[str, ...] = SILU,
     scalings: tuple[str, ...] = PLAIN_SCALING,
     whole_heads: bool = True,  # are rotated; otherwise it may be their beginning
-) -> Hyperparameters:
+) -> CheckpointFacts:
     """A transformer that rotates queries and keys and whose norms are of root mean squares. Raises ModelError."""
     refuse_other_activations(config, activations)
     sizes = attention_sizes(config)
@@ -58,7 +58,7 @@ def decoder(
     }
     if config.get("head_dim") is not None or sizes["queries"] != sizes["width"]:
         metadata |= {f"attention.{side}_length": sizes["head_dim"] for side in ("key", "value")}
-    return Hyperparameters(sizes, metadata, rope.tensors, config.flag("tie_word_embeddings"))
+    return CheckpointFacts(sizes, metadata, rope.tensors, config.flag("tie_word_embeddings"))
 
 
 def attention_sizes(config: Config) -> dict[str, int]:

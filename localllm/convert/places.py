@@ -3,25 +3,25 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from localllm.convert.family import NUMBERS, Dimensions, Family, MadeOf, Sizes
-from localllm.convert.tensors import Shape, Source, column, computed, flat, in_pairs, transposed
+from localllm.convert.tensors import Shape, TensorSource, column, computed, flat, in_pairs, transposed
 from localllm.frozen import frozen
 
 BARE = ("ssm_a", "ssm_d")  # whose names in GGUF do not end with .weight
 
 
 @frozen
-class Place:
+class TensorPlace:
     """Where a tensor of the GGUF file comes from."""
 
     of: Mapping[str, Shape]  # what is stored, by names of the file or behind a layer's number: blk.0.attn_q.weight
-    made: Callable[[Sequence[Source]], Source]
+    made: Callable[[Sequence[TensorSource]], TensorSource]
     dtypes: tuple[str, ...] = NUMBERS
     needed: bool = True
 
 
-def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, Place]:
+def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, TensorPlace]:
     """Of all tensors that the architecture has, by their names in the GGUF file, in its order."""
-    model = Model(family, sizes)
+    model = CheckpointModel(family, sizes)
     found = dict(model.places_of("", "token_embd", ("vocab", "width")))
     for name, dimensions in family.whole.items():
         found |= model.places_of("", name, dimensions)
@@ -34,13 +34,13 @@ def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, Place]:
 
 
 @frozen
-class Model:
+class CheckpointModel:
     """A family, and the sizes of one of its models."""
 
     family: Family
     sizes: Sizes
 
-    def places_of(self, prefix: str, name: str, dimensions: Dimensions | MadeOf) -> Iterator[tuple[str, Place]]:
+    def places_of(self, prefix: str, name: str, dimensions: Dimensions | MadeOf) -> Iterator[tuple[str, TensorPlace]]:
         """The places of a tensor and, if it may have one, of its bias; prefix: the layer."""
         whole_name = prefix + name if name in BARE or "." in name else f"{prefix}{name}.weight"
         if isinstance(dimensions, MadeOf):
@@ -51,16 +51,16 @@ class Model:
         if (prefix and len(shape) == 2) or name in self.family.biased:
             yield bias, self._usual(bias, f"{name}.bias", shape[:1], name in self.family.biased)
 
-    def _made(self, prefix: str, its: MadeOf) -> Place:
+    def _made(self, prefix: str, its: MadeOf) -> TensorPlace:
         """Of a tensor that is stored in its own way."""
         shape, of = self._shape(its.dimensions), {prefix + name: self._shape(part) for name, part in its.of.items()}
-        return Place(of, lambda sources: its.made(sources, shape, self.sizes), its.dtypes)
+        return TensorPlace(of, lambda sources: its.made(sources, shape, self.sizes), its.dtypes)
 
-    def _usual(self, whole_name: str, name: str, stored: Shape, needed: bool = True) -> Place:
+    def _usual(self, whole_name: str, name: str, stored: Shape, needed: bool = True) -> TensorPlace:
         """Of a tensor that is stored under a name that gguf knows."""
-        return Place({whole_name: stored}, lambda sources: self._usually_made(name, sources[0]), needed=needed)
+        return TensorPlace({whole_name: stored}, lambda sources: self._usually_made(name, sources[0]), needed=needed)
 
-    def _usually_made(self, name: str, source: Source) -> Source:
+    def _usually_made(self, name: str, source: TensorSource) -> TensorSource:
         """What a family does with its tensors; name: with ".bias" for those."""
         if name.removesuffix(".bias") in self.family.rotated:
             head_dim = self.sizes["head_dim"]

@@ -17,7 +17,7 @@ Rows = Callable[[int, int], np.ndarray]  # rows first to last - 1 of all matrice
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}  # of a number
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """A tensor. Several threads may read at once."""
 
     @property
@@ -39,7 +39,7 @@ class Made:
     rows: Rows
 
 
-def picked(source: Source, shape: Shape, where: Callable[[np.ndarray], np.ndarray]) -> Made:
+def picked(source: TensorSource, shape: Shape, where: Callable[[np.ndarray], np.ndarray]) -> Made:
     """Some rows of a source, in another order; where: int [rows], numbers of the new rows -> those of the source."""
 
     def rows(first: int, last: int) -> np.ndarray:
@@ -50,7 +50,7 @@ def picked(source: Source, shape: Shape, where: Callable[[np.ndarray], np.ndarra
     return Made(source.dtype, shape, rows)
 
 
-def in_pairs(source: Source, head_dim: int) -> Made:
+def in_pairs(source: TensorSource, head_dim: int) -> Made:
     """Rows in the order that GGUF's llama expects.
 
     A checkpoint rotates number i of a head with number i + head_dim / 2, GGUF's llama number 2 i with number 2 i + 1.
@@ -63,7 +63,7 @@ def in_pairs(source: Source, head_dim: int) -> Made:
     return picked(source, source.shape, where)
 
 
-def spread(source: Source, shape: Shape, period: int, start: int, step: int = 1) -> Made:
+def spread(source: TensorSource, shape: Shape, period: int, start: int, step: int = 1) -> Made:
     """Of every `period` rows of a source as many as a matrix of `shape` has: from `start` on, one of `step`."""
 
     def where(rows: np.ndarray) -> np.ndarray:
@@ -73,7 +73,7 @@ def spread(source: Source, shape: Shape, period: int, start: int, step: int = 1)
     return picked(source, shape, where)
 
 
-def stacked(sources: Sequence[Source]) -> Made:
+def stacked(sources: Sequence[TensorSource]) -> Made:
     """Matrices of one shape, one behind the other."""
     height = sources[0].shape[-2]
 
@@ -88,7 +88,7 @@ def stacked(sources: Sequence[Source]) -> Made:
     return Made(sources[0].dtype, (len(sources), *sources[0].shape), rows)
 
 
-def transposed(source: Source) -> Made:
+def transposed(source: TensorSource) -> Made:
     """Every matrix of a source turned round: a new row is a column."""
     *stack, height, width = source.shape
     item = BYTES[source.dtype]
@@ -104,27 +104,27 @@ def transposed(source: Source) -> Made:
     return Made(source.dtype, (*stack, width, height), rows)
 
 
-def reshaped(source: Source, shape: Shape) -> Made:
+def reshaped(source: TensorSource, shape: Shape) -> Made:
     """The same rows as matrices of other shapes."""
     return Made(source.dtype, shape, source.rows)
 
 
-def column(vector: Source) -> Made:
+def column(vector: TensorSource) -> Made:
     """A vector as a matrix of one column."""
     return kept(as_float32(vector.rows(0, 1), vector.dtype).reshape(-1, 1))
 
 
-def flat(matrix: Source) -> Made:
+def flat(matrix: TensorSource) -> Made:
     """A matrix of one column as a vector."""
     return kept(as_float32(matrix.rows(0, matrix.shape[0]), matrix.dtype).reshape(-1))
 
 
-def every_second(matrix: Source, start: int) -> Made:
+def every_second(matrix: TensorSource, start: int) -> Made:
     """Columns start, start + 2, ... of a small matrix."""
     return kept(as_float32(matrix.rows(0, matrix.shape[0]), matrix.dtype)[:, start::2])
 
 
-def computed(source: Source, function: Callable[[np.ndarray], np.ndarray]) -> Made:
+def computed(source: TensorSource, function: Callable[[np.ndarray], np.ndarray]) -> Made:
     """A function of every number, in float32."""
 
     def rows(first: int, last: int) -> np.ndarray:
@@ -134,7 +134,7 @@ def computed(source: Source, function: Callable[[np.ndarray], np.ndarray]) -> Ma
     return Made("F32", source.shape, rows)
 
 
-def in_float32(source: Source) -> Source:
+def in_float32(source: TensorSource) -> TensorSource:
     """The same numbers in float32."""
     return source if source.dtype == "F32" else computed(source, lambda numbers: numbers)
 
@@ -152,7 +152,7 @@ def as_float32(data: np.ndarray, dtype: str) -> np.ndarray:
     return data.view({"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
 
 
-def mxfp4(blocks: Source, scales: Source) -> Made:
+def mxfp4(blocks: TensorSource, scales: TensorSource) -> Made:
     """MXFP4 weights in GGUF's blocks of 32: the scale, then 16 bytes whose low halves are the first 16 weights.
 
     blocks: uint8 [..., blocks of a row, 16], in whose bytes neighbours are together, the first in the low half; scales:

@@ -17,7 +17,7 @@ SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # Hu
 
 
 @frozen
-class Settings:
+class VocabularySettings:
     """What the files beside the vocabulary say about it."""
 
     folder: Path
@@ -28,7 +28,7 @@ class Settings:
     generation: Mapping[str, Any]  # generation_config.json
 
     @classmethod
-    def read(cls, folder: Path) -> "Settings":
+    def read(cls, folder: Path) -> "VocabularySettings":
         names = ("tokenizer_config", "special_tokens_map", "config", "generation_config")
         others = [read_json(folder / f"{name}.json") or {} for name in names]
         return cls(folder, read_json(folder / "tokenizer.json"), *others)
@@ -67,7 +67,7 @@ def vocabulary_metadata(folder: Path, size: int) -> tuple[dict[str, Any], list[s
 
     They are read back as a GGUF file's would be, so that no file is written that localllm then refuses.
     """
-    settings = Settings.read(folder)
+    settings = VocabularySettings.read(folder)
     tokens = read_tokens(folder, settings.tokenizer, size)
     metadata = token_lists(tokens)
     with understood(folder / "tokenizer.json"):
@@ -100,7 +100,7 @@ def token_lists(tokens: Tokens) -> dict[str, Any]:
     return metadata
 
 
-def special_ids(tokens: Tokens, settings: Settings) -> dict[str, Any]:
+def special_ids(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
     """The ids of special tokens: by their texts, otherwise by their numbers, at last by where texts get them."""
     ids = {piece: token for token, piece in reversed(list(enumerate(tokens.pieces)))}
     template = settings.template() or {}
@@ -113,7 +113,7 @@ def special_ids(tokens: Tokens, settings: Settings) -> dict[str, Any]:
     return metadata
 
 
-def switches(tokens: Tokens, settings: Settings, ids: Mapping[str, int]) -> dict[str, bool]:
+def switches(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, int]) -> dict[str, bool]:
     """What is put around texts."""
     metadata = {}
     for name, default in (("bos", tokens.model == "llama"), ("eos", None)):
@@ -130,7 +130,7 @@ def switches(tokens: Tokens, settings: Settings, ids: Mapping[str, int]) -> dict
     return metadata
 
 
-def more_ends(metadata: Mapping[str, Any], settings: Settings) -> dict[str, int]:
+def more_ends(metadata: Mapping[str, Any], settings: VocabularySettings) -> dict[str, int]:
     """Tokens that end an answer by generation_config.json, and neither by their texts nor as EOS.
 
     GGUF has places for two. Raises ModelError if the vocabulary is not valid.
@@ -141,7 +141,7 @@ def more_ends(metadata: Mapping[str, Any], settings: Settings) -> dict[str, int]
     return {f"{PREFIX}{name}_token_id": token for name, token in zip(("eot", "eom"), ends, strict=False)}
 
 
-def chat_templates(settings: Settings) -> dict[str, Any]:
+def chat_templates(settings: VocabularySettings) -> dict[str, Any]:
     """The chat template, and under their names any others. A file of its own goes before tokenizer_config.json."""
     templates: dict[str, str] = {}
     content = settings.config.get("chat_template")

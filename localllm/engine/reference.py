@@ -7,9 +7,9 @@ from collections.abc import Sequence as Ids
 import numpy as np
 
 from localllm.arch.storage import KVType
-from localllm.engine.observe import Squares
-from localllm.engine.program import Span
-from localllm.engine.shift import Turn
+from localllm.engine.record.observe import SquareSums
+from localllm.engine.record.shift import Turn
+from localllm.engine.run import Span
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.reference import Reference, Remembered
 
@@ -21,7 +21,7 @@ class ReferenceBackend:
     place_bytes = 0  # Python has the memory
 
     def __init__(
-        self, forward: Callable[[Reference], np.ndarray], kv_type: KVType, context: int, observer: Squares | None
+        self, forward: Callable[[Reference], np.ndarray], kv_type: KVType, context: int, observer: SquareSums | None
     ):
         """forward: says the architecture's verbs to a builder; context: the most tokens of a sequence."""
         self._forward, self._kv_type, self._context, self._observer = forward, kv_type, context, observer

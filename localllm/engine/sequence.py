@@ -2,39 +2,36 @@
 
 import weakref
 from collections.abc import Sequence as Ids
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from localllm.engine.memory.store import Store
+from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, UsageError
 
-if TYPE_CHECKING:
-    from localllm.engine.model import Engine
 
+class Reader(Protocol):
+    """What a sequence needs of its engine.
 
-class Store(Protocol):
-    """What a backend keeps for one sequence."""
+    Attributes:
+        context: the most tokens of a sequence.  vocab_size: length of a row of logits.
+        runs: in which prompts are read.  lock: held by whoever runs the model or changes its sequences.
+        abandoned: what was kept for sequences that were forgotten without being closed.
+    """
 
-    def prepare(self, length: int, count: int) -> None:
-        """There will be `count` tokens behind the first `length`. Raises MemoryLimitError."""
+    context: int
+    vocab_size: int
+    runs: Runs
+    lock: Any
+    abandoned: list[Store]
 
-    def fork(self, length: int) -> "Store":
-        """Another one that begins with the same `length` tokens."""
+    def run(self, requests: "Ids[tuple[Sequence, Ids[int]]]", logits: str, precise: bool) -> list[np.ndarray]:
+        """Read the tokens of all requests; of each the logits asked for, float32 [wanted, vocab]."""
         ...
 
-    def truncate(self, length: int) -> int:
-        """Forget all but the first `length` tokens; how many are still there, which may be fewer."""
-        ...
-
-    def shift(self, keep: int, count: int) -> int:
-        """Forget `count` tokens behind the first `keep`; how many there are then, which may be none.
-
-        Keys of later tokens are as they were: the backend turns them.
-        """
-        ...
-
-    def close(self) -> None:
-        """Forget everything."""
+    def shift(self, sequence: "Sequence", keep: int, count: int) -> None:
+        """As Sequence.shift."""
 
 
 class Sequence:
@@ -48,7 +45,7 @@ class Sequence:
             that begins alike.
     """
 
-    def __init__(self, engine: "Engine", store: Store, tokens: Ids[int] = ()):
+    def __init__(self, engine: Reader, store: Store, tokens: Ids[int] = ()):
         self.tokens, self.aligned = list(tokens), 0
         self.engine, self._store = engine, store
         self._forgotten = weakref.finalize(self, engine.abandoned.append, store)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.errors import MemoryLimitError, ModelError
-from localllm.files.gguf_header import MAGIC, NEEDED, Entry, Metadata, read_header, shown
+from localllm.files.gguf_header import MAGIC, NEEDED, Metadata, TensorEntry, read_header, shown
 from localllm.quant.formats import Format
 
 SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
@@ -58,7 +58,7 @@ class GGUFFile:
     parts: the names of the tensors in each file that was read, by its path.
     """
 
-    def __init__(self, part: "Part", parts: dict[str, list[str]]):
+    def __init__(self, part: "FilePart", parts: dict[str, list[str]]):
         self.path = part.path
         self.metadata = part.metadata
         self.tensors = part.tensors
@@ -103,7 +103,7 @@ class GGUFFile:
         self.close()
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """One file, which is a whole model or one of the files of a split one."""
 
     path: str
@@ -129,16 +129,16 @@ def refusal(path: str, problem: str) -> ModelError:
     return ModelError(f"{shown(path, 4096)}: {problem}")
 
 
-def open_part(path: str, needed: Collection[str] = NEEDED) -> Part:
+def open_part(path: str, needed: Collection[str] = NEEDED) -> FilePart:
     data = mapped(path)
     header = read_header(data, path, needed)
     bytes_of_file = np.frombuffer(data, np.uint8)
     tensors = {entry.name: view(entry, bytes_of_file) for entry in header.entries}
     packed = {key: bytes_of_file[place] for key, place in header.packed.items()}
-    return Part(path, header.metadata, tensors, packed)
+    return FilePart(path, header.metadata, tensors, packed)
 
 
-def view(entry: Entry, bytes_of_file: np.ndarray) -> Tensor:
+def view(entry: TensorEntry, bytes_of_file: np.ndarray) -> Tensor:
     data = bytes_of_file[entry.start : entry.start + entry.size]
     if len(entry.shape) > 1:
         data = data.reshape(*entry.shape[:-1], entry.format.row_bytes(entry.shape[-1]))
@@ -150,7 +150,9 @@ def mapped(path: str) -> mmap.mmap:
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
-            raise refusal(path, "a directory; expected a GGUF file")
+            is_checkpoint = os.path.exists(os.path.join(path, "config.json"))
+            advice = f"; `localllm quantize {path} Q4_K_M` makes one of this checkpoint" if is_checkpoint else ""
+            raise refusal(path, f"a directory; expected a GGUF file{advice}")
         if not stat.S_ISREG(mode):  # a pipe would block, a device has no size
             raise refusal(path, "not a regular file; expected a GGUF file")
         with open(path, "rb", buffering=0) as file:
@@ -197,10 +199,11 @@ def description(beginning: bytes) -> str:
         return "is a safetensors file; convert it to GGUF first"
     if text.startswith(b"{"):
         return "is a JSON file"
-    return f"begins with {beginning[:4]!r}; expected {MAGIC!r}"
+    is_text = beginning.isascii() and "".join(beginning.decode("ascii").split()).isprintable()
+    return "is a text" if is_text else f"does not begin with {MAGIC.decode()}"
 
 
-def open_split(path: str, named: Part, count: int) -> list[Part]:
+def open_split(path: str, named: FilePart, count: int) -> list[FilePart]:
     """The files of the model in `count` files of which `named`, at `path`, is one."""
     match = SPLIT_NAME.fullmatch(path)
     if not match or int(match["count"]) != count or not 1 <= int(match["number"]) <= count:
@@ -221,14 +224,14 @@ def open_split(path: str, named: Part, count: int) -> list[Part]:
     return parts
 
 
-def require_same_model(first: Part, part: Part) -> None:
+def require_same_model(first: FilePart, part: FilePart) -> None:
     """What several files of a split model say, they say alike: all but the number of each. Raises ModelError."""
     for key in part.packed.keys() & first.packed.keys() - {"split.no"}:
         if not np.array_equal(part.packed[key], first.packed[key]):
             raise refusal(part.path, f"{shown(key)}: not as in {shown(first.path, 4096)}: files of different models?")
 
 
-def joined(parts: list[Part]) -> Part:
+def joined(parts: list[FilePart]) -> FilePart:
     """The first's metadata, the tensors of all."""
     first = parts[0]
     tensors: dict[str, Tensor] = {}

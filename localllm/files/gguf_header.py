@@ -55,7 +55,7 @@ BEFORE_STRINGS = 16  # bytes of an array: the numbers of its type and of theirs,
 NEEDED = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """One row of the table of tensors, checked: its bytes lie within the file."""
 
     name: str
@@ -65,11 +65,11 @@ class Entry(NamedTuple):
     size: int  # in bytes
 
 
-class Header(NamedTuple):
+class FileHeader(NamedTuple):
     """All that stands before the weights."""
 
     metadata: "Metadata"
-    entries: list[Entry]
+    entries: list[TensorEntry]
     packed: dict[str, slice]  # where each metadata value is in the file, with the number of its type
 
 
@@ -140,7 +140,7 @@ def shown(text: str, limit: int = 100) -> str:
     return text if text and text.isprintable() else repr(text)
 
 
-def read_header(data: mmap.mmap, path: str, needed: Collection[str] = NEEDED) -> Header:
+def read_header(data: mmap.mmap, path: str, needed: Collection[str] = NEEDED) -> FileHeader:
     """The metadata and the table of tensors of the file mapped as `data`; `path` is for messages.
 
     needed: keys of arrays of strings that will be asked for: to decode them now is faster than later, unless they are
@@ -175,7 +175,7 @@ class HeaderReader:
     def fail(self, problem: str) -> NoReturn:
         raise ModelError(f"{shown(self.path, 4096)}: {self.field}: {problem}")
 
-    def read(self) -> Header:
+    def read(self) -> FileHeader:
         tensors, keys = self.counts()
         metadata = Metadata(data=self.data)
         values, packed = metadata.data, metadata.places
@@ -192,7 +192,7 @@ class HeaderReader:
             if key == ALIGNMENT:
                 alignment = self.alignment(kind, values[key])
         entries = [self.entry(number) for number in range(tensors)]
-        return Header(metadata, self.placed(entries, alignment), packed)
+        return FileHeader(metadata, self.placed(entries, alignment), packed)
 
     # ---- pieces of the file
 
@@ -374,7 +374,7 @@ class HeaderReader:
 
     # ---- the table of tensors
 
-    def entry(self, number: int) -> Entry:
+    def entry(self, number: int) -> TensorEntry:
         """A row of the table; `start` still counts from the beginning of the weights."""
         name = self.name(f"name of tensor {number}", MAX_NAME_BYTES)
         self.field = f"tensor {shown(name)}"
@@ -391,9 +391,9 @@ class HeaderReader:
         if shape[-1] % format.block:
             self.fail(f"rows of {shape[-1]} weights; expected a multiple of {format.block}, the block of {format.name}")
         size = math.prod(shape[:-1]) * format.row_bytes(shape[-1])
-        return Entry(name, format, shape, self.number(UINT64), size)
+        return TensorEntry(name, format, shape, self.number(UINT64), size)
 
-    def placed(self, entries: list[Entry], alignment: int) -> list[Entry]:
+    def placed(self, entries: list[TensorEntry], alignment: int) -> list[TensorEntry]:
         """The entries with `start` counted from the beginning of the file; each has bytes of its own in the file."""
         weights = -(-self.position // alignment) * alignment
         names: set[str] = set()

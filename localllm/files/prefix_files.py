@@ -35,12 +35,13 @@ MAGIC = b"LLPREFX1"
 MOST_HEADER = 1 << 16  # bytes
 FILE_NAME = re.compile("[0-9a-f]{32}")
 DAY = 24 * 3600  # seconds
+MOMENT = 1000  # nanoseconds
 USUAL_LIMIT, DISK_SHARE = 4_000_000_000, 4  # bytes of all files; no more than a quarter of what the disk has for them
 SIZE_VARIABLE = "LOCALLLM_PREFIX_GB"  # in the environment: the limit instead of these, in GB; 0: keep nothing
 
 
 @frozen
-class About:
+class PrefixAbout:
     """What a file is of: a prompt's tokens up to `end`, the earlier of which the file with the key `before` has."""
 
     model: str
@@ -49,11 +50,11 @@ class About:
 
 
 @frozen
-class Entry:
+class KeptPrefix:
     """A file, as lists show it."""
 
     key: str
-    about: About
+    about: PrefixAbout
     size: int  # bytes
     used: float  # seconds since 1970
 
@@ -77,7 +78,7 @@ class Kept:
         told = json.loads(header)
         if told["key"] != key:
             raise ValueError("the file of another key")
-        self.about, position = About(**told["about"]), len(MAGIC) + 8 + size
+        self.about, position = PrefixAbout(**told["about"]), len(MAGIC) + 8 + size
         self.parts: dict[str, int] = {}
         for name, part_size, checksum in told["parts"]:
             self.parts[name], self._places[name] = part_size, (position, checksum)
@@ -96,11 +97,6 @@ class Kept:
         if got < len(data) or zlib.crc32(data.data) != checksum:
             raise ValueError(f"{name}: damaged")
         return data
-
-    def mark_used(self) -> None:
-        """Now is the last time that it was used."""
-        with suppress(OSError):
-            os.utime(self._file.fileno())
 
     def __enter__(self) -> "Kept":
         return self
@@ -137,7 +133,7 @@ def remove(key: str) -> bool:
     return True
 
 
-def write_kept(key: str, about: About, parts: Mapping[str, np.ndarray]) -> None:
+def write_kept(key: str, about: PrefixAbout, parts: Mapping[str, np.ndarray]) -> None:
     """Keep parts, contiguous uint8, under a key, in a folder private to the user. Raises LocalllmError, OSError."""
     make_private(folder())
     described = [(name, data.nbytes, zlib.crc32(data.data)) for name, data in parts.items()]
@@ -160,13 +156,13 @@ def files() -> Iterator[tuple[str, os.stat_result]]:
                 yield item.name, item.stat(follow_symlinks=False)
 
 
-def entries() -> list[Entry]:
+def entries() -> list[KeptPrefix]:
     """All files that can be read."""
     listed = []
     for key, state in files():
         if kept := open_kept(key):
             with kept:
-                listed.append(Entry(key, kept.about, state.st_size, state.st_mtime))
+                listed.append(KeptPrefix(key, kept.about, state.st_size, state.st_mtime))
     return listed
 
 
@@ -223,7 +219,12 @@ def remove_temporary(age: float) -> None:
                 path.unlink()
 
 
-def mark_used(opened: Iterable[Kept]) -> None:
-    """These were used together: those at the beginning last, so that they are kept longest."""
-    for kept in reversed(list(opened)):
-        kept.mark_used()
+def mark_used(keys: Iterable[str]) -> None:
+    """These pieces of a prompt, in order, were used now: the later ones a moment before, so that they go first.
+
+    The clock by which the system itself marks files stands still for 4 ms.
+    """
+    now = time.time_ns()
+    for place, key in enumerate(keys):
+        with suppress(OSError):
+            os.utime(folder() / key, ns=(now - MOMENT * place,) * 2)

@@ -71,7 +71,7 @@ class Strings(Sequence[str]):
         return None
 
 
-class Places(Mapping[str, int]):
+class StringPlaces(Mapping[str, int]):
     """Strings' places by their texts, as a dictionary; it becomes one when it is asked often."""
 
     def __init__(self, strings: Strings):

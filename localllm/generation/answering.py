@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Request:
+class AnswerRequest:
     """A prompt that is to be answered n times.
 
     Attributes:
@@ -53,7 +53,7 @@ class Answering:
         sequence: what has been read of `ids`; None while it waits.
     """
 
-    def __init__(self, request: Request, sampler: Sampler, guide: Guide, context: int):
+    def __init__(self, request: AnswerRequest, sampler: Sampler, guide: Guide, context: int):
         self.request, self.seed, self.ids = request, sampler.seed, list(request.prompt)
         self.finish_reason, self.logprob = "", 0.0
         self.sequence: Sequence | None = None

@@ -26,8 +26,8 @@ from localllm.text.tokenizer import StreamDecoder, Tokenizer
 from localllm.values import whole_number
 
 if TYPE_CHECKING:
-    from localllm.engine.model import Engine
-    from localllm.engine.prefixes import Prefixes
+    from localllm.engine.engine import Engine
+    from localllm.engine.memory.prefixes import Prefixes
     from localllm.engine.sequence import Sequence
 
 
@@ -88,8 +88,8 @@ class Hypothesis:
         return Answer(said.text, self.tokens, self.logprob, reason, seed, said.thinking)
 
 
-class Search:
-    """The forks of one prompt. Use it as `with Search(...) as search, search:`; at its end all of them are closed.
+class AnswerSearch:
+    """The forks of one prompt. Use it as `with AnswerSearch(...) as search, search:`; at its end they are all closed.
 
     Twice, because Ctrl-C may strike just before or in the middle of the first `__exit__`: then the second has the rest.
 
@@ -192,11 +192,19 @@ def answers(
     for name in ("logit_bias", "ignore_eos"):
         if beams and getattr(options.sampling, name):
             raise UsageError(f"beams draw nothing, so {name} makes no sense with them")
-    with Search(engine, tokenizer, prompt, decoder, options, prefixes, thinking) as search, search:
+    with AnswerSearch(engine, tokenizer, prompt, decoder, options, prefixes, thinking) as search, search:
         return beam_search(search, beams)[:n] if beams else n_best(search, n)
 
 
-def n_best(search: Search, n: int) -> list[Answer]:
+def distinct(answers: list[Answer]) -> list[Answer]:
+    """Without those whose text a better one has: other tokens may say the same."""
+    found: dict[str, Answer] = {}
+    for answer in answers:
+        found.setdefault(answer.text, answer)
+    return [*found.values()]
+
+
+def n_best(search: AnswerSearch, n: int) -> list[Answer]:
     """n sampled answers, best first. Each is what it would be alone: they have the seeds seed, seed + 1, and so on."""
     samplers = seeded(search.options.sampling, search.prompt, search.vocab, n, search.tokenizer)
     hypotheses = [search.read()] * n
@@ -231,7 +239,7 @@ def seeded(
     return [first, *others]
 
 
-def beam_search(search: Search, beams: int) -> list[Answer]:
+def beam_search(search: AnswerSearch, beams: int) -> list[Answer]:
     """At most `beams` answers, best first: those that a search of this width finds. Nothing is drawn.
 
     From token to token the likeliest continuations stay, by the sum of log probabilities. Finished ones are compared by

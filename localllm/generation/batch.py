@@ -9,26 +9,26 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from localllm.engine.program import BATCH, PRECISE_TOKENS
+from localllm.engine.run import BATCH, PRECISE_TOKENS
 from localllm.engine.runs import Runs
 from localllm.errors import ConstraintError, LocalllmError, MemoryLimitError
-from localllm.generation.answering import Answering, Request
+from localllm.generation.answering import Answering, AnswerRequest
 from localllm.generation.answers import seeded
 from localllm.generation.generate import guide_of, require_room
 from localllm.generation.reading import piece, shareable, stretch
-from localllm.generation.sequences import common
+from localllm.generation.reuse import common
 from localllm.kernels.arguments import PAGE
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from localllm.engine.model import Engine
+    from localllm.engine.engine import Engine
 
 PARALLEL = 16  # answers at once: a step of 16 is nearly what arithmetic allows, and more wait longer for each other
 
 
-class Work(NamedTuple):
+class AnswerSpan(NamedTuple):
     """What a run reads for an answer."""
 
     answering: Answering
@@ -48,7 +48,7 @@ class Batch:
         self,
         engine: "Engine",
         tokenizer: Tokenizer,
-        requests: Iterable[Request],
+        requests: Iterable[AnswerRequest],
         parallel: int = PARALLEL,
         chunk: int = BATCH,
         places: int = sys.maxsize,
@@ -63,12 +63,12 @@ class Batch:
         self.written = self.preempted = 0
         self._engine, self._tokenizer, self._end_ids = engine, tokenizer, tokenizer.end_ids
         self._vocab = min(engine.vocab_size, tokenizer.vocab_size)
-        self._requests, self._finished = iter(requests), list[Request]()
+        self._requests, self._finished = iter(requests), list[AnswerRequest]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
         self._stopping = False
         self._kept: Answering | None = None  # the last that finished, for the next that begins alike
 
-    def __iter__(self) -> Iterator[list[Request]]:
+    def __iter__(self) -> Iterator[list[AnswerRequest]]:
         """Turn by turn, the requests that are finished with it; often none."""
         while self._work_left():
             if self._stopping:
@@ -94,7 +94,7 @@ class Batch:
     def _work_left(self) -> bool:
         return bool(self.running) or self._next() is not None
 
-    def _take_finished(self) -> list[Request]:
+    def _take_finished(self) -> list[AnswerRequest]:
         finished, self._finished = self._finished, []
         return finished
 
@@ -170,13 +170,13 @@ class Batch:
             reading, _ = self._reading(max(PAGE, self._chunk - len(writing)))
             self._advance(reading + writing, precise=False)
 
-    def _writing(self) -> list[Work]:
+    def _writing(self) -> list[AnswerSpan]:
         """The newest token of every answer whose others have been read."""
-        return [Work(one, one.ids[-1:]) for one in self.running if one.has_begun and not one.unread]
+        return [AnswerSpan(one, one.ids[-1:]) for one in self.running if one.has_begun and not one.unread]
 
-    def _reading(self, room: int) -> tuple[list[Work], bool]:
+    def _reading(self, room: int) -> tuple[list[AnswerSpan], bool]:
         """What to read next, so many tokens and all with the same arithmetic; and whether that is the precise one."""
-        work, exact = list[Work](), False
+        work, exact = list[AnswerSpan](), False
         for answering in self._readers():
             end, precise = stretch(answering.held, len(answering.request.prompt), self._engine.runs)
             precise = precise and self._precise
@@ -188,13 +188,13 @@ class Batch:
                 count = end - answering.held  # less than two pages, which are not parted
             if not count:
                 break
-            work.append(Work(answering, answering.ids[answering.held : answering.held + count]))
+            work.append(AnswerSpan(answering, answering.ids[answering.held : answering.held + count]))
             room -= count
             if room <= 0:
                 break
         return work, exact
 
-    def _advance(self, work: list[Work], precise: bool) -> None:
+    def _advance(self, work: list[AnswerSpan], precise: bool) -> None:
         """Read all that; who has then read all of its ids goes on with a token."""
         ends = any(one.held + len(ids) == len(one.ids) for one, ids in work)
         for answering, row in self._run(work, "last" if ends else "none", precise):
@@ -236,7 +236,7 @@ class Batch:
 
     # Memory.
 
-    def _run(self, work: list[Work], logits: str, precise: bool) -> list[tuple[Answering, "np.ndarray"]]:
+    def _run(self, work: list[AnswerSpan], logits: str, precise: bool) -> list[tuple[Answering, "np.ndarray"]]:
         """Read what there is memory for; the logits asked for, float32 [vocab]. The youngest make room for others."""
         while work := [one for one in work if one.answering.sequence]:
             try:
@@ -251,7 +251,7 @@ class Batch:
                 self._make_room(error)
         return []
 
-    def _require_places(self, work: list[Work]) -> None:
+    def _require_places(self, work: list[AnswerSpan]) -> None:
         """Raises MemoryLimitError if there are not enough."""
         pages = sum(pages_of(one.answering.held + len(one.ids)) - pages_of(one.answering.held) for one in work)
         if pages and PAGE * pages > self._free_places():
@@ -273,7 +273,7 @@ class Batch:
         else:
             self._fail(self.running[0].request, error)
 
-    def _fail(self, request: Request, error: LocalllmError) -> None:
+    def _fail(self, request: AnswerRequest, error: LocalllmError) -> None:
         """Nothing comes of a request."""
         for answering in request.answers:
             self._release(answering)

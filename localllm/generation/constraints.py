@@ -44,6 +44,12 @@ class Constraint:
     kind: str
     grammar: str
 
+    @property
+    def promise(self) -> str:
+        """What a finished answer is."""
+        promises = {"schema": "JSON by its schema", "grammar": "what its grammar says"}
+        return promises.get(self.kind, "what its regex matches")
+
     def __post_init__(self) -> None:
         """Raises UsageError for what is no such thing, allows no text, or needs more than llguidance can do."""
         from llguidance import LLTokenizer
@@ -62,11 +68,14 @@ class Constraint:
         return matcher
 
     @classmethod
-    def of_schema(cls, schema: Any) -> "Constraint":
-        """JSON by a JSON schema: a dict, its text, or a class with `model_json_schema`, as pydantic's models."""
+    def of_schema(cls, schema: Any, whitespace: bool = False) -> "Constraint":
+        """JSON by a JSON schema: a dict, its text, or a class with `model_json_schema`, as pydantic's models.
+
+        whitespace: allow it between the parts of JSON; else the text is compact.
+        """
         from llguidance import LLMatcher
 
-        options = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": _WHITE_SPACE}
+        options = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": _WHITE_SPACE if whitespace else ""}
         try:
             given = exact(_schema_of(schema))
             return cls("schema", LLMatcher.grammar_from_json_schema(given, overrides=options))  # type: ignore[arg-type]
@@ -84,22 +93,50 @@ class Constraint:
 
     @classmethod
     def of_regex(cls, regex: str) -> "Constraint":
-        """What a regular expression matches as a whole; the syntax is that of Rust's regex crate."""
+        r"""What a regular expression matches as a whole; the syntax is that of Rust's regex crate. \d, \w and \s mean
+        ASCII, but for one that begins with (?u).
+        """
         from llguidance import LLMatcher
 
         if not isinstance(regex, str):
             raise UsageError(f"a regular expression should be a text, not {regex!r}")
-        return cls("regex", LLMatcher.grammar_from_regex(regex))
+        return cls("regex", LLMatcher.grammar_from_regex(in_ascii(regex)))
 
 
-def constraint_of(schema: Any = None, grammar: str | None = None, regex: str | None = None) -> Constraint | None:
-    """The one that is given, or None. Raises UsageError."""
+_CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
+
+
+def in_ascii(regex: str) -> str:
+    r"""The same with \d, \w, \s and their opposites of ASCII's characters only; as it is, if it begins with (?u)."""
+    if regex.startswith("(?u)"):
+        return regex.removeprefix("(?u)")
+    depth = 0  # of brackets
+
+    def replaced(found: re.Match[str]) -> str:
+        nonlocal depth
+        text = found[0]
+        depth = max(0, depth + (text == "[") - (text == "]"))
+        if text[0] != "\\" or text[1] not in "dwsDWS":
+            return text
+        inside = _CLASSES[text[1].lower()]
+        return f"[^{inside}]" if text[1].isupper() else inside if depth else f"[{inside}]"
+
+    return re.sub(r"\\.|\[|\]", replaced, regex, flags=re.DOTALL)
+
+
+def constraint_of(
+    schema: Any = None, grammar: str | None = None, regex: str | None = None, json_whitespace: bool = False
+) -> Constraint | None:
+    """The one that is given, or None; json_whitespace: see Constraint.of_schema. Raises UsageError."""
     given = {"schema": schema, "grammar": grammar, "regex": regex}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise UsageError(f"{names[0]} and {names[1]} do not go together")
-    makers = {"schema": Constraint.of_schema, "grammar": Constraint.of_grammar, "regex": Constraint.of_regex}
-    return makers[names[0]](given[names[0]]) if names else None
+    if schema is not None:
+        return Constraint.of_schema(schema, json_whitespace)
+    if grammar is not None:
+        return Constraint.of_grammar(grammar)
+    return None if regex is None else Constraint.of_regex(regex)
 
 
 def _schema_of(schema: Any) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from localllm.generation.overflow import SINKS, Rolling, require_choice, require
 from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import SamplingOptions
-from localllm.generation.sequences import Begun, Sequences
+from localllm.generation.sequences import BegunSequence, Sequences
 from localllm.generation.speculation import Guesses, Proposer
-from localllm.generation.thinking import ANSWER, Part, Thinking
+from localllm.generation.thinking import ANSWER, TextPart, Thinking
 from localllm.generation.thinking import require_choice as require_thinking
 from localllm.generation.transcript import Transcript
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
@@ -93,28 +93,12 @@ def guide_of(
     return Guide(Transcript(decoder, options.stop, thinking), thinking, matcher)
 
 
-class Generation:
-    """An answer in the making: iterate over it for pieces of text, str, as they come; then read what happened.
+class Making:
+    """What an answer in the making comes from, and what a Generation tells of it.
 
-    Attributes:
-        parts: to iterate over instead, for pieces of thoughts too: (kind, text), see generation.thinking.
-        prompt: the prompt's token ids.
-        tokens: ids chosen so far, without the token that ended the answer.
-        text: what the pieces so far are together.  thinking: what was thought before, "" if nothing.
-        finish_reason: "stop" (the model ended, or a stop string), "length" (max_tokens, or the context is full);
-            "interrupted" as long as neither has happened.
-        seed: with which the sampler gives the same answer again.
-        cached_tokens: how many of the prompt's tokens were in the cache already.
-        prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
-        dropped: how many tokens were forgotten to make room, with on_overflow "shift".  kept: those in front that stay.
-        is_full: whether it ended because there was no room for more.
-        steps: of the model, after the prompt.  drafted, accepted: tokens that were guessed, and those that were right,
-            each of which has saved a step.
+    It does not know the Generation: an answer that nobody wants any more gives its sequence back at once, not when
+    Python looks for cycles.
     """
-
-    # Not among the attributes, which `parts` has too, as those of a twin: so the two do not hold each other, and an
-    # answer that nobody wants any more gives its sequence back at once, not when Python looks for cycles.
-    __slots__ = ("__dict__", "__weakref__", "parts")
 
     def __init__(
         self,
@@ -123,9 +107,9 @@ class Generation:
         prompt: list[int],
         decoder: StreamDecoder,
         options: GenerationOptions,
-        thinking: Thinking | None = None,
+        thinking: Thinking | None,
     ):
-        """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
+        """As of Generation."""
         self.kept, self.dropped, self.is_full = None, 0, False
         if options.on_overflow == "shift":
             self.kept = SINKS if options.keep is None else options.keep
@@ -140,18 +124,6 @@ class Generation:
         self._end_ids, self._ended = tokenizer.end_ids, False
         self._sampler = Sampler(options.sampling, sequences.vocab_size, tokenizer)
         self.seed = self._sampler.seed
-        twin = object.__new__(Generation)
-        twin.__dict__ = self.__dict__
-        self.parts = twin._decode()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> str:
-        for kind, text in self.parts:
-            if kind == ANSWER:
-                return text
-        raise StopIteration
 
     @property
     def text(self) -> str:
@@ -161,7 +133,7 @@ class Generation:
     def thinking(self) -> str:
         return self._guide.transcript.thinking
 
-    def _decode(self) -> Generator[Part]:
+    def decode(self) -> Generator[TextPart]:
         """Text as tokens are chosen, until one ends the answer or there is no room for more."""
         started = perf_counter()
         with (
@@ -214,7 +186,7 @@ class Generation:
             guesses.took(len(rows), perf_counter() - started)
         return rows
 
-    def _drawn(self, rows: np.ndarray, draft: list[int], started: float) -> Iterator[Part]:
+    def _drawn(self, rows: np.ndarray, draft: list[int], started: float) -> Iterator[TextPart]:
         """What the tokens say that are drawn, as far as the draft is right and one beyond."""
         self.drafted += len(draft)
         for row, guess in zip(rows, [*draft, None], strict=True):
@@ -241,7 +213,7 @@ class Generation:
             sequence.truncate(len(self.prompt) + before + right)
         guesses.learn(drawn)
 
-    def _prefill(self, begun: Begun) -> np.ndarray:
+    def _prefill(self, begun: BegunSequence) -> np.ndarray:
         """Read what the sequence does not hold of the prompt; the logits after it, float32 [1, vocab]."""
         sequence, logits = begun
         self.cached_tokens = len(sequence.tokens)
@@ -250,6 +222,70 @@ class Generation:
             self._sequences.was_read(sequence, self.cached_tokens, logits)
         self._sampler.read(self.prompt)
         return logits
+
+
+class Generation:
+    """An answer in the making: iterate over it for pieces of text, str, as they come; then read what happened.
+
+    Attributes:
+        parts: to iterate over instead, for pieces of thoughts too: (kind, text), see generation.thinking.
+        prompt: the prompt's token ids.
+        tokens: ids chosen so far, without the token that ended the answer.
+        text: what the pieces so far are together.  thinking: what was thought before, "" if nothing.
+        finish_reason: "stop" (the model ended, or a stop string), "length" (max_tokens, or the context is full);
+            "interrupted" as long as neither has happened.
+        seed: with which the sampler gives the same answer again.
+        cached_tokens: how many of the prompt's tokens were in the cache already.
+        prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
+        dropped: how many tokens were forgotten to make room, with on_overflow "shift".  kept: those in front that stay.
+        is_full: whether it ended because there was no room for more.
+        steps: of the model, after the prompt.  drafted, accepted: tokens that were guessed, and those that were right,
+            each of which has saved a step.
+    """
+
+    prompt: list[int]
+    tokens: list[int]
+    text: str
+    thinking: str
+    finish_reason: str
+    seed: int
+    cached_tokens: int
+    prefill_s: float
+    ttft_s: float
+    decode_s: float
+    dropped: int
+    kept: int | None
+    is_full: bool
+    steps: int
+    drafted: int
+    accepted: int
+
+    def __init__(
+        self,
+        sequences: Sequences,
+        tokenizer: Tokenizer,
+        prompt: list[int],
+        decoder: StreamDecoder,
+        options: GenerationOptions,
+        thinking: Thinking | None = None,
+    ):
+        """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
+        self._making = Making(sequences, tokenizer, prompt, decoder, options, thinking)
+        self.parts = self._making.decode()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._making, name)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        for kind, text in self.parts:
+            if kind == ANSWER:
+                return text
+        raise StopIteration
 
     def close(self) -> None:
         """Stop here, and let others have the sequence."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from localllm.generation.speculation import SURE, Guess
-from localllm.generation.thinking import ANSWER, THOUGHT, Part, Thinking
+from localllm.generation.thinking import ANSWER, THOUGHT, TextPart, Thinking
 from localllm.generation.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Guide:
             allowed[list(self._thinking.starts)] = True
         return allowed[:vocab]
 
-    def accept(self, token: int) -> list[Part]:
+    def accept(self, token: int) -> list[TextPart]:
         """This token comes, an allowed one that does not end the answer: the parts of text that it completes."""
         kind = self.transcript.kind
         if self._forced:

@@ -9,7 +9,7 @@ few tokens meet the same kernels.
 
 from typing import NamedTuple
 
-from localllm.engine.program import BATCH, PRECISE_TOKENS
+from localllm.engine.run import BATCH, PRECISE_TOKENS
 from localllm.engine.runs import Runs
 from localllm.kernels.arguments import PAGE
 

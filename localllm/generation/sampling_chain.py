@@ -70,7 +70,7 @@ class State:
 Apply = Callable[[Candidates, Any, State], Candidates]  # Any: SamplingOptions that are complete
 
 
-class Step(NamedTuple):
+class SamplerStep(NamedTuple):
     """A step: what it does, when it is on, and whether it always keeps the most likely token."""
 
     apply: Apply
@@ -111,44 +111,44 @@ def mirostat(candidates: Candidates, options: Any, state: State) -> Candidates:
     return kept
 
 
-STEPS: dict[str, Step] = {
-    "penalties": Step(
+STEPS: dict[str, SamplerStep] = {
+    "penalties": SamplerStep(
         penalties,
         lambda options: (
             options.repeat_last_n != 0
             and (options.repeat_penalty, options.presence_penalty, options.frequency_penalty) != (1, 0, 0)
         ),
     ),
-    "dry": Step(dry, lambda options: options.dry_multiplier > 0 and options.dry_penalty_last_n != 0),
-    "top_n_sigma": Step(
+    "dry": SamplerStep(dry, lambda options: options.dry_multiplier > 0 and options.dry_penalty_last_n != 0),
+    "top_n_sigma": SamplerStep(
         lambda candidates, options, state: steps.top_n_sigma(candidates, options.top_n_sigma),
         lambda options: options.top_n_sigma > 0,
         keeps_best=True,
     ),
-    "top_k": Step(
+    "top_k": SamplerStep(
         lambda candidates, options, state: steps.top_k(candidates, options.top_k),
         lambda options: options.top_k > 0,
         keeps_best=True,
     ),
-    "typical": Step(
+    "typical": SamplerStep(
         lambda candidates, options, state: steps.typical(candidates, options.typical),
         lambda options: options.typical < 1,
     ),
-    "top_p": Step(
+    "top_p": SamplerStep(
         lambda candidates, options, state: steps.top_p(candidates, options.top_p),
         lambda options: options.top_p < 1,
         keeps_best=True,
     ),
-    "min_p": Step(
+    "min_p": SamplerStep(
         lambda candidates, options, state: steps.min_p(candidates, options.min_p),
         lambda options: options.min_p > 0,
         keeps_best=True,
     ),
-    "xtc": Step(xtc, lambda options: options.xtc_probability > 0 and options.xtc_threshold <= 0.5),
-    "temperature": Step(temperature, lambda options: options.temperature != 1 or options.dynatemp_range > 0),
-    "adaptive_p": Step(adaptive_p, lambda options: options.adaptive_target >= 0, keeps_best=True),
-    "mirostat": Step(mirostat, lambda options: options.mirostat > 0, keeps_best=True),
-    "likeliest": Step(lambda candidates, options, state: steps.likeliest(candidates), lambda options: True),
+    "xtc": SamplerStep(xtc, lambda options: options.xtc_probability > 0 and options.xtc_threshold <= 0.5),
+    "temperature": SamplerStep(temperature, lambda options: options.temperature != 1 or options.dynatemp_range > 0),
+    "adaptive_p": SamplerStep(adaptive_p, lambda options: options.adaptive_target >= 0, keeps_best=True),
+    "mirostat": SamplerStep(mirostat, lambda options: options.mirostat > 0, keeps_best=True),
+    "likeliest": SamplerStep(lambda candidates, options, state: steps.likeliest(candidates), lambda options: True),
 }
 
 

@@ -3,13 +3,8 @@
 A model reads every conversation from its beginning. What a sequence holds of it already, the longest common beginning
 of the tokens, is not computed again, so a new turn costs its own tokens only.
 
-Other prompts go on only where a whole run ended, in memory or, if they have more than LONG tokens, in a file of an
-earlier process: so they are read in the same runs as by a model that has read nothing before, and the answer is the
-same to the bit. After prompts of up to PRECISE_TOKENS, which are read in 16 bits in any pieces, such ones go on
-anywhere.
-
-A conversation that goes back, to where any of its turns ended, is as it was then: what was read up to there is not read
-again. So is one that was left for another (`hold`).
+How far it can go on is decided in localllm.generation.reuse. A conversation that goes back, to where any of its turns
+ended, is as it was then: what was read up to there is not read again. So is one that was left for another (`hold`).
 """
 
 import threading
@@ -23,20 +18,21 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from localllm.engine.forks import Refusal, refuse_forks
-from localllm.engine.program import PRECISE_TOKENS
+from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.runs import LONG
 from localllm.generation.overflow import Rolling, rolling
+from localllm.generation.reuse import Candidate, Reuse, TurnEnds, best_reuse, reuse_of
 
 if TYPE_CHECKING:
-    from localllm.engine.model import Engine
-    from localllm.engine.prefixes import Prefixes
+    from localllm.engine.engine import Engine
+    from localllm.engine.memory.prefixes import Prefixes
     from localllm.engine.sequence import Sequence
 
 
 HELD = 4  # conversations that wait beside the latest
 
 
-class Begun(NamedTuple):
+class BegunSequence(NamedTuple):
     """A sequence that holds the beginning of a prompt, or all of it: then with its logits, float32 [1, vocab]."""
 
     sequence: "Sequence | Rolling"
@@ -48,13 +44,6 @@ class End(NamedTuple):
 
     sequence: "Sequence"
     logits: np.ndarray
-
-
-class Turn(NamedTuple):
-    """How many tokens a sequence held when a prompt was read, and when its answer had ended (None: not yet)."""
-
-    prompt: int
-    end: int | None = None
 
 
 class Sequences:
@@ -70,7 +59,7 @@ class Sequences:
         self._kept: Sequence | Rolling | None = None  # nobody's, for the next one
         self._busy: WeakSet[Sequence | Rolling] = WeakSet()
         self._held: deque[Sequence | Rolling] = deque()  # those that others have left, to come back to them
-        self._turns: WeakKeyDictionary[Sequence | Rolling, list[Turn]] = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[Sequence | Rolling, list[TurnEnds]] = WeakKeyDictionary()
         self.prefixes = prefixes
         self._end: End | None = None  # where the latest prompt of more than PRECISE_TOKENS ends
         self._is_new = False  # that one, so that it is to be written
@@ -79,7 +68,7 @@ class Sequences:
         refuse_forks(self)
 
     @contextmanager
-    def beginning_with(self, ids: Ids[int], keep: int | None = None) -> Iterator[Begun]:
+    def beginning_with(self, ids: Ids[int], keep: int | None = None) -> Iterator[BegunSequence]:
         """A sequence that holds what has been read of `ids`; if that is all of them, the logits are known.
 
         keep: how many of its first tokens stay when it is full; None: it cannot hold more than the context.
@@ -102,31 +91,31 @@ class Sequences:
         if before:
             before.sequence.close()
 
-    def _take(self, ids: Ids[int], keep: int | None) -> Begun:
+    def _take(self, ids: Ids[int], keep: int | None) -> BegunSequence:
         """The kept sequence, or a fork of one in use if that holds more, or what files have if that is still more."""
         with self.lock:
             begun = self._at_end(ids) if keep is None else None
             if begun is None:
                 self._leave_end(ids)
-                begun = Begun(self._in_memory(ids, keep))
+                begun = BegunSequence(self._in_memory(ids, keep))
             if self.prefixes and begun.logits is None and len(ids) > LONG and keep is None:
                 found = self.prefixes.find(ids, len(begun.sequence.tokens))
                 if found:
                     begun.sequence.close()
-                    begun = Begun(found.sequence, found.logits)
+                    begun = BegunSequence(found.sequence, found.logits)
             if said := self._earlier(ids, len(begun.sequence.tokens)) if keep is None else None:
                 begun.sequence.close()
-                begun = Begun(said)
+                begun = BegunSequence(said)
             self._busy.add(begun.sequence)
             turns = [turn for turn in self._ended(begun.sequence) if turn.prompt <= len(begun.sequence.tokens)]
-            self._turns[begun.sequence] = [*turns, Turn(len(ids))]
+            self._turns[begun.sequence] = [*turns, TurnEnds(len(ids))]
             return begun
 
-    def _at_end(self, ids: Ids[int]) -> Begun | None:
+    def _at_end(self, ids: Ids[int]) -> BegunSequence | None:
         """A fork of the sequence that has read just this prompt."""
         if self._end is None or self._end.sequence.tokens != list(ids):
             return None
-        return Begun(self._end.sequence.fork(), self._end.logits)
+        return BegunSequence(self._end.sequence.fork(), self._end.logits)
 
     def _leave_end(self, ids: Ids[int]) -> None:
         """Forget where the latest prompt ended, whose memory is needed, unless this one goes on from there."""
@@ -142,21 +131,28 @@ class Sequences:
         self._is_new = False
 
     def _in_memory(self, ids: Ids[int], keep: int | None) -> "Sequence | Rolling":
+        """A sequence that holds as much of a prompt as one that is kept, in use or waiting; keep: see Rolling."""
         kept, self._kept = self._kept, None
-        known = max((*self._busy, *self._held), key=lambda sequence: self._usable(sequence, ids), default=None)
-        if known and self._usable(known, ids) > (self._usable(kept, ids) if kept else 0):
+        known = [*([kept] if kept else []), *self._busy, *self._held]
+        best = best_reuse(map(self._candidate, known), ids, self.engine.runs)
+        if best and best.source is not kept:
             if kept:
                 kept.close()
-            kept = self._again(known)
+            kept = self._again(best.source)
         sequence = rolling(kept or self.engine.sequence(), keep)
-        usable = self._usable(sequence, ids)
-        if isinstance(sequence, Rolling) or usable == common(sequence.tokens, ids):
-            sequence.truncate(usable)
-        elif usable == self.engine.runs.last_end(min(usable, sequence.aligned)):
-            sequence.rewind(usable)
-        else:
-            sequence.truncate(usable)
+        self._go_back(sequence, reuse_of(self._candidate(sequence), ids, self.engine.runs))
         return sequence
+
+    def _candidate(self, sequence: "Sequence | Rolling") -> Candidate:
+        aligned = None if isinstance(sequence, Rolling) else sequence.aligned
+        return Candidate(sequence, sequence.tokens, self._turns.get(sequence, []), aligned)
+
+    def _go_back(self, sequence: "Sequence | Rolling", reuse: Reuse) -> None:
+        """To the last token that is of use."""
+        if reuse.is_run and not isinstance(sequence, Rolling):
+            sequence.rewind(reuse.length)
+        else:
+            sequence.truncate(reuse.length)
 
     def _again(self, known: "Sequence | Rolling") -> "Sequence | Rolling":
         """One that waits, or a fork of one in use."""
@@ -170,18 +166,12 @@ class Sequences:
         self._turns[twin] = self._ended(sequence)
         return twin
 
-    def _ended(self, sequence: "Sequence | Rolling") -> list[Turn]:
+    def _ended(self, sequence: "Sequence | Rolling") -> list[TurnEnds]:
         """Its turns; none ends further than it goes now."""
         held = len(sequence.tokens)
-        return [Turn(prompt, held if end is None else min(end, held)) for prompt, end in self._turns.get(sequence, [])]
-
-    def _usable(self, sequence: "Sequence | Rolling", ids: Ids[int]) -> int:
-        """How many of its tokens are worth something: a turn goes on where one ended; see above for others."""
-        same, turns = common(sequence.tokens, ids), self._turns.get(sequence, [])
-        if isinstance(sequence, Rolling) or (turns and max(len(ids), turns[-1].prompt) <= PRECISE_TOKENS):
-            return same
-        ended = max((same if end is None else min(end, same) for prompt, end in turns if prompt <= same), default=0)
-        return max(ended, self.engine.runs.last_end(min(same, sequence.aligned)))
+        return [
+            TurnEnds(prompt, held if end is None else min(end, held)) for prompt, end in self._turns.get(sequence, [])
+        ]
 
     def resume(self, held: int) -> None:
         """The next prompt goes on with a conversation of an earlier process, which held so many tokens in the end."""
@@ -198,7 +188,7 @@ class Sequences:
                 best = found or best
                 known = len(best.tokens) if best else known
         if best:
-            self._turns[best] = [Turn(known, known)]
+            self._turns[best] = [TurnEnds(known, known)]
         return best
 
     def write_conversation(self) -> None:
@@ -231,13 +221,3 @@ class Sequences:
             self._write_end()
         if before:
             before.close()
-
-
-def common(tokens: Ids[int], ids: Ids[int]) -> int:
-    """How many of the first ids are the same, not counting the last of `ids`."""
-    same = 0
-    for ours, theirs in zip(tokens, ids[:-1], strict=False):
-        if ours != theirs:
-            break
-        same += 1
-    return same

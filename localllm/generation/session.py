@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.overflow import SINKS
+from localllm.generation.reuse import common
 from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import SamplingOptions
-from localllm.generation.sequences import Sequences, common
+from localllm.generation.sequences import Sequences
 from localllm.generation.thinking import Thinking, format_of, template_variables
 from localllm.text.messages import checked
 from localllm.text.plain import Message
@@ -19,9 +20,9 @@ from localllm.text.tokenizer import StreamDecoder, Tokenizer
 from localllm.values import require_text, token_ids
 
 if TYPE_CHECKING:
-    from localllm.generation.answering import Request
+    from localllm.generation.answering import AnswerRequest
     from localllm.generation.answers import Answer
-    from localllm.generation.thinking import Format
+    from localllm.generation.thinking import ThinkingFormat
     from localllm.text.templates import ChatTemplate
 
 
@@ -160,13 +161,16 @@ class Session:
         n: int = 1,
         beams: int = 0,
     ) -> "list[Answer]":
-        """The n best of several answers to a conversation, or ways to go on with a text: see generation.answers."""
-        from localllm.generation.answers import answers
+        """The n best of several answers to a conversation, or ways to go on with a text: see generation.answers. Of
+        beams, those that say the same are one.
+        """
+        from localllm.generation.answers import answers, distinct
 
         prompt, decoder, chosen, thinking = self._prepared(asked, options)
         sequences = self.sequences
         engine, prefixes, tokenizer = sequences.engine, sequences.prefixes, self.tokenizer
-        return answers(engine, tokenizer, prompt, decoder, chosen, n, beams, prefixes, thinking)
+        found = answers(engine, tokenizer, prompt, decoder, chosen, n, beams, prefixes, thinking)
+        return distinct(found) if beams else found
 
     def request(
         self,
@@ -174,12 +178,12 @@ class Session:
         options: GenerationOptions | None = None,
         n: int = 1,
         key: Any = None,
-    ) -> "Request":
+    ) -> "AnswerRequest":
         """The same for a Batch, which answers many."""
-        from localllm.generation.answering import Request
+        from localllm.generation.answering import AnswerRequest
 
         prompt, decoder, chosen, thinking = self._prepared(asked, options)
-        return Request(prompt, decoder, chosen, n, key, thinking)
+        return AnswerRequest(prompt, decoder, chosen, n, key, thinking)
 
     def require_sense(self, options: GenerationOptions) -> None:
         """Raises UsageError for options that make no sense with this model, whatever the prompt."""
@@ -226,7 +230,7 @@ class Session:
         return prompt, thinking
 
     @cached_property
-    def _thought_format(self) -> "Format | None":
+    def _thought_format(self) -> "ThinkingFormat | None":
         return format_of(self.template.source, self.tokenizer)
 
     @cached_property

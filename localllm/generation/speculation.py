@@ -43,7 +43,7 @@ class Proposer(Protocol):
         ...
 
 
-class Costs:
+class StepCosts:
     """What a step of the model costs by its tokens, as measured on this computer; that of one token costs 1."""
 
     def __init__(self) -> None:
@@ -108,14 +108,14 @@ class Experience:
         self.usual = FORGETTING * self.usual + (1 - FORGETTING)
 
 
-class Plan(NamedTuple):
+class DraftPlan(NamedTuple):
     """A draft, and how many tokens a step with it promises in the time of a step of one token."""
 
     draft: list[int]
     rate: float
 
 
-class Source:
+class Guesser:
     """A proposer, what its guesses cost, and how often they were right."""
 
     def __init__(self, proposer: Proposer):
@@ -124,7 +124,7 @@ class Source:
         self._seconds: float | None = None  # that one takes
         self._trials = TRIALS  # guesses to make before that can be believed
 
-    def plan(self, most: int, costs: Costs, least: float) -> Plan:
+    def plan(self, most: int, costs: StepCosts, least: float) -> DraftPlan:
         """Of at most `most` guesses as many as promise the most; none if that is not more than the rate `least`."""
         chance, expected, guesses = 1.0, [1.0], self._proposer.propose()
         while len(self._guesses) < most and chance > UNLIKELY and self._may_pay(expected, chance, most, costs, least):
@@ -138,16 +138,18 @@ class Source:
             expected.append(expected[-1] + chance)
         length, rate = self._best(expected, costs)
         least /= 1 + len(self._guesses) * self._cost(costs)  # what has been spent is spent
-        return Plan([guess.token for guess in self._guesses[:length]], rate) if rate > least else Plan([], 0.0)
+        return (
+            DraftPlan([guess.token for guess in self._guesses[:length]], rate) if rate > least else DraftPlan([], 0.0)
+        )
 
-    def _best(self, expected: list[float], costs: Costs) -> tuple[int, float]:
+    def _best(self, expected: list[float], costs: StepCosts) -> tuple[int, float]:
         """The length of the draft that promises the most, and its rate; expected: the tokens that come, by length."""
         spent = (len(expected) - 1) * self._cost(costs)
         rates = [tokens / (costs.of(length + 1) + spent) for length, tokens in enumerate(expected)]
         rate = max(rates)
         return rates.index(rate), rate
 
-    def _may_pay(self, expected: list[float], chance: float, most: int, costs: Costs, least: float) -> bool:
+    def _may_pay(self, expected: list[float], chance: float, most: int, costs: StepCosts, least: float) -> bool:
         """Whether more guesses may raise the rate, if they are right as often as usual. What is free or new may."""
         each = self._cost(costs)
         if each < FREE or self._trials > 0:
@@ -160,7 +162,7 @@ class Source:
                 return True
         return False
 
-    def _cost(self, costs: Costs) -> float:
+    def _cost(self, costs: StepCosts) -> float:
         """Of a guess, by that of a step of one token."""
         return costs.of_time(self._seconds or 0.0)
 
@@ -182,12 +184,12 @@ class Guesses:
 
     def __init__(self, proposers: Iterable[Proposer]):
         """The proposers know the text so far; those whose guesses are free come first."""
-        self._sources, self._costs = [Source(proposer) for proposer in proposers], Costs()
+        self._sources, self._costs = [Guesser(proposer) for proposer in proposers], StepCosts()
         self.took = self._costs.took
 
     def draft(self, most: int) -> list[int]:
         """At most so many tokens that may come next, often none. The first step is without: its time is the measure."""
-        best = Plan([], GAIN)
+        best = DraftPlan([], GAIN)
         if not self._costs.are_known:
             return []
         for source in self._sources:

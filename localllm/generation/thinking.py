@@ -2,7 +2,7 @@
 
 What yields text yields parts of it. Of a Generation in the making:
 
-    for kind, text in generation.parts:   # Part("thought", "Hm, ...") or Part("answer", "Yes.")
+    for kind, text in generation.parts:   # TextPart("thought", "Hm, ...") or TextPart("answer", "Yes.")
         ...
 
 while `for text in generation` has the answer's alone; afterwards generation.thinking and generation.text are each kind
@@ -29,21 +29,21 @@ SIGN = "\ufdd1"  # a noncharacter, in front of a mark that is a token: so the sa
 _TAIL = 32  # the last tokens of a prompt, among which a template opens a thought
 
 
-class Part(NamedTuple):
+class TextPart(NamedTuple):
     """A piece of text and what it is part of: THOUGHT or ANSWER."""
 
     kind: str
     text: str
 
 
-class Begun(NamedTuple):
+class MarkBegun(NamedTuple):
     """What begins, and behind how many characters of marks."""
 
     kind: str
     length: int
 
 
-class Format(Protocol):
+class ThinkingFormat(Protocol):
     """How a model marks its thoughts.
 
     Attributes:
@@ -61,7 +61,7 @@ class Format(Protocol):
     @property
     def repeats(self) -> bool: ...
 
-    def begun(self, text: str) -> Begun | None:
+    def begun(self, text: str) -> MarkBegun | None:
         """What begins with this text; None if more of it must be known."""
 
     def end(self, kind: str) -> str:
@@ -93,11 +93,11 @@ class Tags:
     def closing(self) -> str:
         return f"\n{self.closes}\n\n"
 
-    def begun(self, text: str) -> Begun | None:
+    def begun(self, text: str) -> MarkBegun | None:
         bare = text.lstrip()
         if bare.startswith(self.opens):
-            return Begun(THOUGHT, len(text) - len(bare) + len(self.opens))
-        return None if self.opens.startswith(bare) else Begun(ANSWER, 0)
+            return MarkBegun(THOUGHT, len(text) - len(bare) + len(self.opens))
+        return None if self.opens.startswith(bare) else MarkBegun(ANSWER, 0)
 
     def end(self, kind: str) -> str:
         return self.closes if kind == THOUGHT else ""
@@ -133,11 +133,11 @@ class Channels:
     def closing(self) -> str:
         return self.closes + self.answer
 
-    def begun(self, text: str) -> Begun | None:
+    def begun(self, text: str) -> MarkBegun | None:
         ends = [place + len(head) for head in self.heads if (place := text.find(head)) >= 0]
         if ends:
-            return Begun(THOUGHT if self.thought in text[: min(ends)] else ANSWER, min(ends))
-        return None if self._is_head(text) else Begun(ANSWER, 0)
+            return MarkBegun(THOUGHT if self.thought in text[: min(ends)] else ANSWER, min(ends))
+        return None if self._is_head(text) else MarkBegun(ANSWER, 0)
 
     def end(self, kind: str) -> str:
         return self.closes
@@ -155,7 +155,7 @@ class Channels:
         return bare.startswith(begin) or begin.startswith(bare)
 
 
-FORMATS: tuple[Format, ...] = (
+FORMATS: tuple[ThinkingFormat, ...] = (
     Channels(  # gpt-oss
         ("<|message|>",),
         "analysis",
@@ -186,7 +186,7 @@ FORMATS: tuple[Format, ...] = (
 )
 
 
-def format_of(template: str, tokenizer: "Tokenizer") -> Format | None:
+def format_of(template: str, tokenizer: "Tokenizer") -> ThinkingFormat | None:
     """How thoughts are marked by a chat template, its source, or else by the vocabulary; None if both know none."""
     for format in FORMATS:
         if _is_in(format, template):
@@ -194,13 +194,13 @@ def format_of(template: str, tokenizer: "Tokenizer") -> Format | None:
     return next((format for format in FORMATS if _are_tokens(format, tokenizer)), None)
 
 
-def _is_in(format: Format, template: str) -> bool:
+def _is_in(format: ThinkingFormat, template: str) -> bool:
     if isinstance(format, Channels):
         return all(mark in template for mark in (*format.heads, format.closes, *format.others[:1], format.thought))
     return format.marks[-1] in template
 
 
-def _are_tokens(format: Format, tokenizer: "Tokenizer") -> bool:
+def _are_tokens(format: ThinkingFormat, tokenizer: "Tokenizer") -> bool:
     """All of its marks."""
     return all(tokenizer.special_id(mark) is not None for mark in format.marks)
 
@@ -218,7 +218,7 @@ class Thinking:
         budget: the most tokens of thoughts, or None.
     """
 
-    format: Format | None = None
+    format: ThinkingFormat | None = None
     is_open: bool = False
     shown: Mapping[int, str] = field(default_factory=dict)
     plain: Mapping[str, str] = field(default_factory=dict)
@@ -228,7 +228,9 @@ class Thinking:
     budget: int | None = None
 
     @classmethod
-    def of(cls, format: Format | None, tokenizer: "Tokenizer", prompt: Sequence[int], budget: int | None) -> Self:
+    def of(
+        cls, format: ThinkingFormat | None, tokenizer: "Tokenizer", prompt: Sequence[int], budget: int | None
+    ) -> Self:
         """After a prompt that a template has written, token ids."""
         if format is None:
             return cls()
@@ -274,26 +276,26 @@ class Splitter:
         """One that goes on from here by itself."""
         return copy(self)
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[TextPart]:
         """What is known to be what with this text."""
         if self._format is None:
-            return [Part(ANSWER, text)] if text else []
+            return [TextPart(ANSWER, text)] if text else []
         self._held += text
-        parts = list[Part]()
+        parts = list[TextPart]()
         while self._passes_mark(self._format, parts):
             pass
         return parts
 
-    def flush(self) -> list[Part]:
+    def flush(self) -> list[TextPart]:
         """The rest, when no more text comes: what might have become a mark is none."""
         held, self._held = self._held, ""
         if self.kind is None and self._format:
             held = self._format.rest(held)
-        parts = list[Part]()
+        parts = list[TextPart]()
         self._say(parts, self.kind or ANSWER, held.rstrip() if self.kind == THOUGHT else held)
         return parts
 
-    def _passes_mark(self, format: Format, parts: list[Part]) -> bool:
+    def _passes_mark(self, format: ThinkingFormat, parts: list[TextPart]) -> bool:
         """Take what is certain; whether that was up to a mark, behind which there may be more."""
         if self.kind is None:
             if (begun := format.begun(self._held)) is None:
@@ -315,13 +317,13 @@ class Splitter:
         self._held = self._held[safe:]
         return False
 
-    def _say(self, parts: list[Part], kind: str, text: str) -> None:
+    def _say(self, parts: list[TextPart], kind: str, text: str) -> None:
         """As a part, without white space behind a mark."""
         if self._trims:
             text = text.lstrip()
             self._trims = not text
         if text:
-            parts.append(Part(kind, text))
+            parts.append(TextPart(kind, text))
 
 
 def overlap(text: str, mark: str) -> int:

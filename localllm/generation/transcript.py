@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from copy import copy
 
-from localllm.generation.thinking import ANSWER, SIGN, THOUGHT, Part, Splitter, Thinking, overlap
+from localllm.generation.thinking import ANSWER, SIGN, THOUGHT, Splitter, TextPart, Thinking, overlap
 from localllm.text.tokenizer import StreamDecoder
 
 
@@ -71,21 +71,21 @@ class Transcript:
         """What comes next is answer, with its white space."""
         self._splitter.begin_answer()
 
-    def push(self, token: int) -> list[Part]:
+    def push(self, token: int) -> list[TextPart]:
         """The parts that are complete with this token."""
         text = self._decoder.push(token)
         return self._said(self._splitter.push(self._thinking.shown.get(token, text)))
 
-    def flush(self) -> list[Part]:
+    def flush(self) -> list[TextPart]:
         """The rest, when no more comes; nothing behind a stop string."""
         if self.has_stopped:
             return []
         parts = self._said([*self._splitter.push(self._decoder.flush()), *self._splitter.flush()])
         return parts + self._kept(ANSWER, self._stops.flush())
 
-    def _said(self, parts: list[Part]) -> list[Part]:
+    def _said(self, parts: list[TextPart]) -> list[TextPart]:
         """The parts without a stop string and what comes after it."""
-        said = list[Part]()
+        said = list[TextPart]()
         for kind, text in parts:
             if self.has_stopped:
                 break
@@ -95,9 +95,9 @@ class Transcript:
             said += self._kept(kind, text if kind == THOUGHT else self._stops.push(text))
         return said
 
-    def _kept(self, kind: str, text: str) -> list[Part]:
+    def _kept(self, kind: str, text: str) -> list[TextPart]:
         if kind == THOUGHT:
             self.thinking += text
         else:
             self.text += text
-        return [Part(kind, text)] if text else []
+        return [TextPart(kind, text)] if text else []

@@ -10,32 +10,30 @@ a stride has beyond; `scratch` is memory of `scratch_bytes` for each thread.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
+
+from localllm.kernels.declaration import arguments
+from localllm.kernels.verbs import ROWWISE
 
 PAGE = 64  # places of a page of the KV cache
 
 
-class Declaration(tuple[int, ...]):
-    """Places, by name: to Numba it looks like a named tuple, of which Python would take 4 ms to make all that are here.
-
-    Attributes:
-        _fields: the names.
-    """
-
-    __slots__ = ()
-    _fields: ClassVar[tuple[str, ...]] = ()
-
-    def _asdict(self) -> dict[str, int]:
-        return dict(zip(self._fields, self, strict=True))
-
-
-def arguments(names: str) -> Any:
-    """A declaration: the names in the order of the array."""
-    fields = tuple(names.split())
-    places = {name: place for place, name in enumerate(fields)}
-    return type("Arguments", (Declaration,), {"__slots__": (), "_fields": fields, **places})(places.values())
-
-
+# Verbs that treat rows one by one, see localllm.kernels.verbs.
+RMS_NORM = ROWWISE["rms_norm"].arguments
+LAYER_NORM = ROWWISE["layer_norm"].arguments
+ADD = ROWWISE["add"].arguments
+MULTIPLY = ROWWISE["multiply"].arguments
+SWIGLU = ROWWISE["swiglu"].arguments
+GEGLU = ROWWISE["geglu"].arguments
+SWIGLU_LIMITED = ROWWISE["swiglu_limited"].arguments
+GELU = ROWWISE["gelu"].arguments
+RELU_SQUARED = ROWWISE["relu_squared"].arguments
+SIGMOID = ROWWISE["sigmoid"].arguments
+SOFTPLUS = ROWWISE["softplus"].arguments
+SCALE = ROWWISE["scale"].arguments
+CLAMP = ROWWISE["clamp"].arguments
+SOFTCAP = ROWWISE["softcap"].arguments
+SIGMOID_GATE = ROWWISE["sigmoid_gate"].arguments
 # Rows of the embedding matrix, `row_bytes` each: x[t] = row ids[t]; ids int64.
 EMBED = arguments("count weights row_bytes columns ids x stride")
 # y[i] = x[rows[i]]; rows int64.
@@ -44,32 +42,12 @@ SELECT = arguments("count x rows y stride columns")
 COLUMNS = arguments("count x x_stride first groups period y stride columns")
 # y = for each head its x_columns of x, then its z_columns of z, or all of z if z is shared.
 JOIN = arguments("count x x_stride x_columns z z_stride z_columns shared heads y stride")
-# y = x / sqrt(mean(x^2) + epsilon) * weight, the mean of each `group` columns.
-RMS_NORM = arguments("count x weight y stride columns group epsilon")
-# y = (x - mean) / sqrt(variance + epsilon) * weight + bias, for each `group` columns.
-LAYER_NORM = arguments("count x weight bias y stride columns group epsilon")
 # On a card: total = x + z, y = RMS_NORM of total, of whole rows; total may be x.
 ADD_RMS_NORM = arguments("count x z weight total y stride columns epsilon")
 # On a card: y = ROPE of RMS_NORM of each head of x; weight f32 [heads, head_dim]; y may be x.
 RMS_NORM_ROPE = arguments("count x weight epsilon y stride heads head_dim table pairs step apart")
-# y = x + z; z_stride 0: one row for all tokens.
-ADD = arguments("count x z z_stride y stride columns")
-# y = gate * sigmoid(gate) * up.
-SWIGLU = arguments("count gate up y stride columns")
-# y = gelu(gate) * up.
-GEGLU = arguments("count gate up y stride columns")
-# y = gelu(x).
-GELU = arguments("count x y stride columns")
-# y = max(x, 0)^2.
-RELU_SQUARED = arguments("count x y stride columns")
 # y = x * (1 + slope * log(floor((position + offset) / length) + 1)); positions int64.
 TEMPER = arguments("count x positions slope length offset y stride columns")
-# y = x, but nothing beyond limit or -limit.
-CLAMP = arguments("count x limit y stride columns")
-# y = x * factor.
-SCALE = arguments("count x factor y stride columns")
-# y = cap * tanh(x / cap).
-SOFTCAP = arguments("count x cap y stride columns")
 # y = x in BF16.
 ROUND_BF16 = arguments("count x stride y y_stride columns")
 # table f32 [tokens, 2, pairs]: `factor` times cosine and sine of position * frequencies (f64 [pairs]); positions int64.
@@ -148,12 +126,6 @@ ATTEND_MANY = arguments(
     "sequences sequence_count q q_stride y y_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
     " heads kv_heads scale softcap window chunked slopes sinks"
 )
-# y = x * z.
-MULTIPLY = arguments("count x z y stride columns")
-# y = 1 / (1 + e^-x).
-SIGMOID = arguments("count x y stride columns")
-# y = log(1 + e^(x + bias)).
-SOFTPLUS = arguments("count x bias y stride columns")
 # Recurrent layers: `offset` is theirs within SEQUENCE.state and SEQUENCE.next_state, in bytes.
 # y[t] = bias + the sum over taps of weights[tap] * x[t - taps + 1 + tap], times its sigmoid if `silu`; weights f32
 # [taps, columns padded to 16]; the state f32 [taps - 1, columns padded to 16] has the tokens before the run.
@@ -203,10 +175,6 @@ EXPERTS_QUANTIZED = arguments(" ".join(LINEAR_QUANTIZED._fields) + OF_EXPERTS)
 EXPERTS_FLOAT = arguments(" ".join(LINEAR_FLOAT._fields) + OF_EXPERTS)
 EXPERTS_TILES_QUANTIZED = arguments(" ".join(LINEAR_TILES_QUANTIZED._fields) + OF_EXPERTS)
 EXPERTS_TILES_FLOAT = arguments(" ".join(LINEAR_TILES_FLOAT._fields) + OF_EXPERTS)
-# y = x * sigmoid(gate of the row), gate f32 [rows, 1].
-SIGMOID_GATE = arguments("count x gate gate_stride y stride columns")
-# y = gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit.
-SWIGLU_LIMITED = arguments("count gate up sharpness limit y stride columns")
 # CUDA: quantized weights in planes, see cuda/planes.py. Weights number `first` to `last` of a matrix, whole blocks as
 # in the file, to their places in its rows.
 TO_PLANES = arguments("blocks first last columns planes row_bytes")
@@ -238,6 +206,7 @@ SPLIT_BF16 = arguments("count x stride columns high low y_stride")
 FETCH = arguments("source target words")
 
 KERNELS: dict[str, Any] = {
+    **{name: verb.arguments for name, verb in ROWWISE.items()},
     "fetch": FETCH,
     "halve": HALVE,
     "rescale": RESCALE,
@@ -246,19 +215,9 @@ KERNELS: dict[str, Any] = {
     "select": SELECT,
     "columns": COLUMNS,
     "join": JOIN,
-    "rms_norm": RMS_NORM,
-    "layer_norm": LAYER_NORM,
     "add_rms_norm": ADD_RMS_NORM,
     "rms_norm_rope": RMS_NORM_ROPE,
-    "add": ADD,
-    "swiglu": SWIGLU,
-    "geglu": GEGLU,
-    "gelu": GELU,
-    "relu_squared": RELU_SQUARED,
     "temper": TEMPER,
-    "clamp": CLAMP,
-    "scale": SCALE,
-    "softcap": SOFTCAP,
     "round_bf16": ROUND_BF16,
     "quantize_words": QUANTIZE_WORDS,
     "angles": ANGLES,
@@ -292,11 +251,6 @@ KERNELS: dict[str, Any] = {
     "experts_float": EXPERTS_FLOAT,
     "experts_tiles_quantized": EXPERTS_TILES_QUANTIZED,
     "experts_tiles_float": EXPERTS_TILES_FLOAT,
-    "sigmoid_gate": SIGMOID_GATE,
-    "swiglu_limited": SWIGLU_LIMITED,
-    "multiply": MULTIPLY,
-    "sigmoid": SIGMOID,
-    "softplus": SOFTPLUS,
     "convolve": CONVOLVE,
     "selective_scan": SELECTIVE_SCAN,
     "head_scan": HEAD_SCAN,

@@ -1,5 +1,7 @@
-"""Every verb in plain NumPy, run at once: the oracle that the fast kernels are tested against, and the place to read
-what a verb means. Activations are float32 [tokens, columns]."""
+"""Every verb in plain NumPy, run at once: the oracle that the fast kernels are tested against.
+
+What verbs mean is written in localllm.arch.verbs. Activations are float32 [tokens, columns].
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from localllm.errors import ModelError
-from localllm.kernels.reference_recurrent import RecurrentReference, if_finite
+from localllm.kernels.reference_recurrent import RecurrentReference
 
 
 class Remembered:
@@ -85,7 +87,7 @@ class Remembered:
         self._layers, self._states = {}, None
 
 
-class Choice(NamedTuple):
+class ChosenExperts(NamedTuple):
     """Which experts tokens go to, int64 [tokens, used], with weights float32 [tokens, used]."""
 
     experts: np.ndarray
@@ -116,44 +118,32 @@ class Reference(RecurrentReference):
         return self._matrices[key]
 
     def embed(self, weight, ids):
-        """The embedding rows of the tokens: [tokens, width]."""
         return self.matrix(weight)[ids]
 
     def embed_positions(self, weight, positions):
-        """The rows of a table of positions: [tokens, width]."""
         return self.matrix(weight)[positions]
 
     def select(self, x, which):
-        """Some of the rows, by their numbers."""
         return x[which]
 
     def columns(self, x, first, end, period=None):
-        """The columns from `first` up to `end`, of each `period` columns."""
         return x.reshape(len(x), -1, period or x.shape[1])[:, :, first:end].reshape(len(x), -1)
 
     def join(self, x, y, heads, shared=False):
-        """Head by head, columns of x and then columns of y; all heads get the same of y if it is shared."""
         of_y = np.repeat(y[:, None], heads, axis=1) if shared else y.reshape(len(y), heads, -1)
         return np.concatenate((x.reshape(len(x), heads, -1), of_y), axis=2).reshape(len(x), -1)
 
     def head_linear(self, x, weight):
-        """Each head's columns by its own matrix; the weight is a stack [heads, rows, columns]."""
         matrices = self.matrix(weight)
         heads = x.reshape(len(x), len(matrices), -1)
         return np.einsum("thc,hrc->thr", heads, matrices, optimize=True).reshape(len(x), -1)
 
     def rms_norm(self, x, weight, epsilon, group=None):
-        """x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019).
-
-        Each `group` columns are normalized on their own, the whole row if it is None; the weight has as many numbers
-        as a group or as a row, and None stands for ones.
-        """
         groups = in_groups(x, group)
         y = weighted(divided(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
         return y.astype(np.float32).reshape(x.shape)
 
     def layer_norm(self, x, weight, epsilon, group=None):
-        """(x - mean) / sqrt(variance + epsilon) * weight + bias (Ba et al. 2016); groups and weight as in rms_norm."""
         groups = in_groups(x, group)
         groups = groups - groups.mean(axis=2, keepdims=True)
         y = weighted(divided(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
@@ -161,7 +151,6 @@ class Reference(RecurrentReference):
         return y.astype(np.float32)
 
     def linear(self, x, weight):
-        """x W^T * scale + bias: [tokens, rows of W]."""
         if self._observer and not weight.first_row:  # other rows of the matrix meet the same
             self._observer.add(weight.name, x)
         y = x @ self.matrix(weight).T
@@ -169,7 +158,6 @@ class Reference(RecurrentReference):
         return y + weight.bias.vector() if weight.bias else y
 
     def rope(self, x, rope, positions, factors=None):
-        """Rotate each head's pairs by position * frequency (Su et al. 2021)."""
         frequencies = rope.frequencies(factors.vector() if factors else None)
         angles = positions[:, None, None] * frequencies
         cos, sin = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
@@ -183,21 +171,12 @@ class Reference(RecurrentReference):
         return y.reshape(x.shape)
 
     def by_context(self, short, long, original):
-        """`long` if sequences may become longer than `original` tokens, else `short`."""
         return long if self._context > original else short
 
     def ignore(self, *weights):
         """These stand in the file, but nothing needs them."""
 
     def attend(self, q, k, v, state, heads, scale, softcap=0.0, slopes=(), sinks=None):
-        """softmax(q k^T * scale) v over the keys that a token sees: its sequence's up to its own, within the window.
-
-        The run's keys and values go to the cache first, unless they are None: then an earlier layer has filled it. The
-        values of a Latent state are the first numbers of its keys.
-        Query heads in equal groups share key-value heads. A score s becomes softcap * tanh(s / softcap) if softcap is
-        not 0, and loses slope * distance if heads have slopes (ALiBi, Press et al. 2021). A sink is a score of each
-        head for nothing (gpt-oss, 2025).
-        """
         results = []
         for span, end in zip(self._spans, self._ends, strict=True):
             rows = slice(end - len(span.ids), end)
@@ -223,10 +202,6 @@ class Reference(RecurrentReference):
         return np.concatenate(results).astype(np.float32)
 
     def route(self, logits, routing, bias=None):
-        """Which experts each token goes to (localllm.arch.experts.Routing), and their weights.
-
-        The bias counts in the choice only. A token with a logit that is not a number goes anywhere, with NaN.
-        """
         with np.errstate(invalid="ignore", over="ignore"):
             scores = 1 / (1 + np.exp(-logits.astype(np.float64))) if routing.sigmoid else softmax(logits)
         ranks = scores + (bias.vector() if bias else 0) if bias or routing.groups > 1 else logits
@@ -242,15 +217,13 @@ class Reference(RecurrentReference):
         if routing.normalized:
             weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
         weights[~np.isfinite(logits).all(axis=1)] = np.nan
-        return Choice(chosen, (weights * routing.scale).astype(np.float32), routing)
+        return ChosenExperts(chosen, (weights * routing.scale).astype(np.float32), routing)
 
     def gather(self, x, choice):
-        """A row for each expert that a token goes to; here in the order of the tokens."""
         rows = np.repeat(x, choice.routing.used, axis=0)
         return rows * choice.weights.reshape(-1, 1) if choice.routing.weighs_inputs else rows
 
     def expert_linear(self, x, weight, choice):
-        """Each row by the matrix of its expert, as in `linear`; the weight is a stack [experts, rows, columns]."""
         matrices, experts = self.matrix(weight), choice.experts.reshape(-1)
         y = np.empty((len(x), matrices.shape[1]), np.float32)
         for expert in np.unique(experts):
@@ -258,57 +231,17 @@ class Reference(RecurrentReference):
         return y + self.matrix(weight.bias)[experts] if weight.bias else y
 
     def scatter(self, x, choice):
-        """What its experts make of a token, weighted and added up."""
         rows = x.reshape(*choice.weights.shape, -1)
         return (rows if choice.routing.weighs_inputs else rows * choice.weights[:, :, None]).sum(axis=1)
 
-    def add(self, x, y):
-        """x + y."""
-        return x + y
-
-    def swiglu(self, gate, up):
-        """silu(gate) * up (Shazeer 2020)."""
-        with np.errstate(over="ignore"):
-            return gate / (1 + np.exp(-gate)) * up
-
-    def swiglu_limited(self, gate, up, sharpness, limit):
-        """gate * sigmoid(sharpness * gate) * (up + 1) of numbers that are not beyond the limit (gpt-oss, 2025)."""
-        gate, up = if_finite(np.minimum(gate, np.float32(limit)), gate), if_finite(np.clip(up, -limit, limit), up)
-        with np.errstate(over="ignore"):
-            return gate / (1 + np.exp(-np.float32(sharpness) * gate)) * (up + 1)
-
     def sigmoid_gate(self, x, gate):
-        """x * sigmoid(gate), which has one column."""
         return x * self.sigmoid(gate)
 
-    def geglu(self, gate, up):
-        """gelu(gate) * up (Shazeer 2020)."""
-        return self.gelu(gate) * up
-
-    def gelu(self, x):
-        """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
-        x = x.astype(np.float64)
-        return (x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))).astype(np.float32)
-
-    def relu_squared(self, x):
-        """max(x, 0)^2 (So et al. 2021), NaN for infinity."""
-        return if_finite(np.maximum(x, 0), x) ** 2
-
     def scale(self, x, factor):
-        """x * factor, a number or a tensor of one."""
         return x * np.float32(factor if isinstance(factor, float | int) else factor.number())
 
     def temper(self, x, positions, slope, length, offset=0):
-        """x * (1 + slope * log(floor((position + offset) / length) + 1)): sharper attention far behind (Llama 4)."""
         return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)
-
-    def clamp(self, x, limit):
-        """x, but nothing beyond limit or -limit, and NaN for infinity."""
-        return if_finite(np.clip(x, np.float32(-limit), np.float32(limit)), x)
-
-    def softcap(self, x, cap):
-        """cap * tanh(x / cap): about x where it is small, never beyond the cap; NaN for infinity."""
-        return if_finite(np.float32(cap) * np.tanh(x / np.float32(cap)), x)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -4,34 +4,24 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from localllm.arch.verbs import RowwiseVerbs, if_finite
 
-class RecurrentReference:
+
+class RecurrentReference(RowwiseVerbs):
     """What a Reference does for recurrent layers. Activations are float32 [tokens, columns]."""
 
     _spans: Sequence
     _ends: np.ndarray
 
-    def multiply(self, x, y):
-        """x * y."""
-        return x * y
-
-    def sigmoid(self, x):
-        """1 / (1 + e^-x), NaN for infinity."""
-        with np.errstate(over="ignore"):
-            return if_finite(1 / (1 + np.exp(-x)), x)
+    def rowwise(self, verb, formula, *inputs, **given):
+        return formula(*inputs, **given)
 
     def softplus(self, x, bias=None):
-        """log(1 + e^(x + bias)), NaN for infinity."""
         x = x + (bias.vector() if bias else 0)
         with np.errstate(invalid="ignore"):
             return if_finite(np.logaddexp(0, x).astype(np.float32), x)
 
     def convolve(self, x, weight, state, number=0, silu=True):
-        """y[t] = sum over taps of weight[:, tap] * x[t - taps + 1 + tap] + bias, column by column, over the tokens of a
-        sequence; zeros stand before its first. With `silu` it is multiplied by its sigmoid.
-
-        State `number` [taps - 1, columns]: the last tokens.
-        """
         taps = weight.flat().vector().reshape(x.shape[1], -1)
 
         def of_sequence(window, x):
@@ -43,11 +33,6 @@ class RecurrentReference:
         return y * self.sigmoid(y) if silu else y
 
     def selective_scan(self, x, dt, b, c, rates, skip, state):
-        """For each column h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x (Gu and Dao 2023).
-
-        x, dt [tokens, columns]; b, c [tokens, state size]; rates [columns, state size]; state 1: h [state size,
-        columns].
-        """
         rates, skip = rates.flat().vector().reshape(x.shape[1], -1).T, skip.flat().vector()
 
         def token(h, x, dt, b, c):
@@ -57,11 +42,6 @@ class RecurrentReference:
         return self._by_token(state, 1, token, x, dt, b, c)
 
     def state_space(self, x, dt, b, c, rates, skip, state, number, groups):
-        """For each head h = e^(dt * rate) * h + b (dt * x)^T, y = c h + skip * x (Mamba 2: Dao and Gu 2024).
-
-        x [tokens, heads * value_dim]; dt [tokens, heads]; b, c [tokens, groups * key_dim]: heads in equal groups share
-        them; state `number`: h [heads, key_dim, value_dim].
-        """
         heads, _, value_dim = state.shapes[number]
         rates, skip = rates.flat().vector(), skip.flat().vector()[:, None]
 
@@ -74,12 +54,6 @@ class RecurrentReference:
         return self._by_token(state, number, token, x, dt, b, c)
 
     def delta_rule(self, q, k, v, dt, strength, rates, state, number, key_heads, repeat=1):
-        """For each head h = e^(dt * rate) * h, then h = h + k (strength * (v - k h))^T, y = q h: what the key has read
-        so far is replaced (the gated delta rule: Yang et al. 2024, arXiv 2412.06464).
-
-        q, k [tokens, key_heads * key_dim]; v [tokens, heads * value_dim]; dt, strength [tokens, heads]; head i has the
-        keys of head i / repeat % key_heads; state `number`: h [heads, key_dim, value_dim].
-        """
         heads, _, value_dim = state.shapes[number]
         keys_of, rates = np.arange(heads) // repeat % key_heads, rates.flat().vector()
 
@@ -114,8 +88,3 @@ class RecurrentReference:
             span.store.put_state(state.layer, number, new.astype(np.float32))
             results.append(outputs)
         return np.concatenate(results).astype(np.float32)
-
-
-def if_finite(y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """y, but NaN where x is not finite: a function whose values are bounded would hide what a broken weight made."""
-    return np.where(np.isfinite(x), y, np.float32(np.nan))

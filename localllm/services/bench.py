@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 
 from localllm.api import Model, open_model
-from localllm.engine.bandwidth import read_bandwidth
-from localllm.engine.program import BATCH
+from localllm.engine.cpu.bandwidth import read_bandwidth
+from localllm.engine.run import BATCH
 from localllm.engine.sequence import Sequence as AnySequence
 from localllm.errors import UsageError
 from localllm.frozen import frozen
+from localllm.kernels.build.library import Progress
 from localllm.kernels.cores import read_text, usable_cores
-from localllm.kernels.lane import lane
-from localllm.kernels.library import Progress
-from localllm.kernels.target import cpu_name
-from localllm.services.costs import Costs
+from localllm.kernels.machine import lane_name, this_lane
+from localllm.services.costs import MatrixCosts
 
 OnStep = Callable[[str], None]  # told what is being done
 
@@ -76,7 +75,7 @@ class Result:
     test: Test
     threads: int
     samples: Sequence[float]  # tokens per second of each repetition
-    costs: Costs
+    costs: MatrixCosts
     bandwidth: float | None = None
     peak: float | None = None
 
@@ -124,7 +123,7 @@ class Course:
     """A model under test. The token at a position is always the same, so what a sequence holds stays true."""
 
     def __init__(
-        self, sequence: AnySequence, threads: int, costs: Costs, on_step: OnStep,
+        self, sequence: AnySequence, threads: int, costs: MatrixCosts, on_step: OnStep,
         limits: tuple[float, float] | None = None,
     ):  # fmt: skip
         """limits: of a card, see Engine; None: the CPU's memory is measured."""
@@ -198,7 +197,7 @@ class Bench:
             ) as model:
                 model.engine.prepare_all()
                 self.model = facts(model)
-                costs = Costs.of_file(model.file)
+                costs = MatrixCosts.of_file(model.file)
                 course = Course(model.sequence(), count, costs, self._on_step, model.engine.limits)
                 for test in tests:
                     yield course.measure(test, repetitions)
@@ -206,7 +205,7 @@ class Bench:
     @property
     def lane(self) -> str:
         """How prompts are multiplied."""
-        return lane() if self.model.get("device", "CPU") == "CPU" else "cuBLAS"
+        return lane_name() if self.model.get("device", "CPU") == "CPU" else "cuBLAS"
 
     def report(self, results: Sequence[Result]) -> dict[str, Any]:
         """Everything, ready for JSON; the machine's bandwidth is the highest of the tests'."""
@@ -230,4 +229,4 @@ def processor() -> str:
     """What the processor calls itself, and what the compiler calls it."""
     lines = (line.partition(":") for line in read_text("/proc/cpuinfo").splitlines())
     names = [value.strip() for key, _, value in lines if key.strip() == "model name"]
-    return f"{names[0] if names else platform.processor() or platform.machine()} ({cpu_name()})"
+    return f"{names[0] if names else platform.processor() or platform.machine()} ({this_lane().cpu})"

@@ -3,6 +3,8 @@
     qwen3-4b                      a known one, in its usual quantization
     qwen3-4b:Q8_0                 in another
     hf:OWNER/REPOSITORY           any on the hub; :QUANTIZATION, if there are several, or /FILE.gguf
+    OWNER/REPOSITORY              the same, and so are hf.co/OWNER/REPOSITORY and the address of its page
+    gemma3:4b                     a known one, as Ollama calls it
     mine                          a file in the folder of models, as `localllm list` shows it
 
 Every command that is given no path asks here: nothing that this module imports is slow.
@@ -28,6 +30,10 @@ HUB = "hf:"
 REPOSITORY = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(?P<file>.+)|:(?P<quantization>[\w-]+))?"
 )
+ADDRESS = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
+    r"(?P<rest>[/:][^?#]*)?(?:[?#].*)?"
+)
 
 
 @frozen
@@ -47,7 +53,7 @@ class Known:
 
 
 @frozen
-class Reference:
+class HubReference:
     """A model of the hub that a text names.
 
     Attributes:
@@ -74,10 +80,16 @@ class Reference:
 class MissingError(ModelError):
     """A model that is not on this computer, but could be pulled."""
 
-    def __init__(self, reference: Reference):
+    def __init__(self, reference: HubReference):
         self.reference = reference
         size = f" ({reference.size})" if reference.size else ""
         super().__init__(f"{reference.text}: not on this computer; `localllm pull {reference.text}` gets it{size}")
+
+
+def registry() -> Path:
+    """The file models.toml: installed beside the other data, in the repository at its top."""
+    installed = DATA / "models.toml"
+    return installed if installed.exists() else DATA.parents[1] / "models.toml"
 
 
 @cache
@@ -85,7 +97,7 @@ def known_models() -> dict[str, Known]:
     """The models of models.toml, by name."""
     import tomllib
 
-    with open(DATA / "models.toml", "rb") as file:
+    with open(registry(), "rb") as file:
         return {entry["name"]: Known(**entry) for entry in tomllib.load(file)["model"]}
 
 
@@ -107,7 +119,12 @@ def resolve(model: str | os.PathLike[str]) -> str:
         return of_folder(name)
     if found := on_disk(reference):
         return str(found[0])
-    raise MissingError(reference)
+    if name.startswith(HUB):
+        raise MissingError(reference)
+    try:
+        return of_folder(name)
+    except ModelError:
+        raise MissingError(reference) from None
 
 
 def aliased(name: str) -> str:
@@ -115,25 +132,39 @@ def aliased(name: str) -> str:
     return settings().aliases.get(name, name)
 
 
-def referred(text: str) -> Reference | None:
+def referred(text: str) -> HubReference | None:
     """The model of the hub that a text names, None if it names none. Raises UsageError for a strange hf:..."""
+    text = translated(text)
     if text.startswith(HUB):
         match = REPOSITORY.fullmatch(text.removeprefix(HUB))
         if not match:
             raise UsageError(f"{text!r}: expected hf:OWNER/REPOSITORY, with :QUANTIZATION or /FILE.gguf behind it")
         file = re.sub(r"([*?[])", r"[\1]", match["file"] or "")
-        return Reference(text, match["repository"], file or "*", match["quantization"] or "")
+        return HubReference(text, match["repository"], file or "*", match["quantization"] or "")
     name, _, quantization = text.partition(":")
     if known := known_models().get(name.lower()):
         if not known.repository:
             return None
         usual = known.quantization
         megabytes = known.megabytes if quantization.upper() in ("", usual) else 0
-        return Reference(text, known.repository, known.file, quantization, usual, megabytes)
+        return HubReference(text, known.repository, known.file, quantization, usual, megabytes)
     return None
 
 
-def chosen(names: Iterable[str], reference: Reference) -> tuple[str, ...]:
+def translated(text: str) -> str:
+    """A model's name as we write it: of the hub's addresses, of OWNER/REPOSITORY, and of Ollama's names."""
+    if address := ADDRESS.fullmatch(text):
+        file = re.sub(r"^/(?:resolve|blob|raw)/[^/]+/", "/", address["rest"] or "")
+        return HUB + address["repository"] + re.sub("^/tree/.*", "", file).rstrip("/")
+    if REPOSITORY.fullmatch(text) and not text.endswith(".gguf") and text.partition(":")[0].count("/") == 1:
+        return HUB + text
+    name = re.sub("[^a-z0-9.]", "", text.lower())
+    names = {name, re.sub("(it|instruct|chat)$", "", name)}
+    same = (known for known in known_models() if known.replace("-", "") in names)
+    return text if text.partition(":")[0].lower() in known_models() else next(same, text)
+
+
+def chosen(names: Iterable[str], reference: HubReference) -> tuple[str, ...]:
     """The files that a reference means, of those of a repository. Raises ModelError, which lists what there is."""
     pattern, whose = reference.pattern.lower(), f"{reference.text}: {reference.repository}"
     models = [
@@ -165,7 +196,7 @@ def listed(models: Iterable[ModelFile]) -> str:
     )
 
 
-def on_disk(reference: Reference) -> list[Path]:
+def on_disk(reference: HubReference) -> list[Path]:
     """The files of a model that was pulled, in order; [] if it is not here, or not all of it."""
     folder = models_folder() / reference.repository
     names = files_below(folder)
@@ -196,6 +227,8 @@ def suggestion(name: str) -> str:
         return ""
     from difflib import get_close_matches
 
+    if " " in name:
+        return "; a text to answer stands behind the model, or behind -p"
     base = name.partition(":")[0].lower()
     names = {*known_models(), *(model.name for model in models_on_disk())}
     close = get_close_matches(base, names, cutoff=0.7)

@@ -9,7 +9,7 @@ from localllm.frozen import frozen
 
 
 @frozen
-class Costs:
+class MatrixCosts:
     """What the matrix products of a model cost, one matrix after the other; norms and attention are not counted."""
 
     weight_bytes: int  # that one token of decode reads
@@ -17,7 +17,7 @@ class Costs:
     per_logits: int  # multiply-adds of the output matrix, for a token whose logits are made
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], experts_used: int = 0) -> "Costs":
+    def of(cls, tensors: Mapping[str, Tensor], experts_used: int = 0) -> "MatrixCosts":
         """Of the embedding matrix, one row is read, unless it is the output matrix too; of experts, those that a token
         goes to. Raises ModelError."""
         weights = Weights(tensors)
@@ -36,7 +36,7 @@ class Costs:
         )
 
     @classmethod
-    def of_file(cls, file: GGUFFile) -> "Costs":
+    def of_file(cls, file: GGUFFile) -> "MatrixCosts":
         """Of the model in a file. Raises ModelError."""
         arch = file.metadata.get("general.architecture")
         return cls.of(file.tensors, file.metadata.get(f"{arch}.expert_used_count", 0))

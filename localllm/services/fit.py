@@ -10,11 +10,11 @@ from localllm.arch import architecture
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.states import cache_bytes
 from localllm.arch.storage import KVType
-from localllm.errors import ModelError
+from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.free_memory import available_memory
-from localllm.services.catalogue import MissingError, Reference, chosen, resolve
-from localllm.services.costs import Costs
+from localllm.services.catalogue import HubReference, MissingError, chosen, resolve
+from localllm.services.costs import MatrixCosts
 from localllm.services.inspect import memory
 
 TYPES = (
@@ -29,21 +29,22 @@ WORKING = 300_000_000  # bytes
 SHARE = 0.7
 
 
-def fit(model: str, on_read: Callable[[str], None] = lambda what: None) -> dict[str, Any]:
+def fit(model: str, on_read: Callable[[str], None] = lambda what: None, context: int | None = None) -> dict[str, Any]:
     """Facts about a model and this computer, ready for JSON; sizes in bytes. `on_read` hears what is being done.
 
     For each length of context and type of cache: what it needs, whether that is there, and the tokens per second that
-    may be expected when the context is full. Raises ModelError, and LocalllmError if the hub cannot be reached.
+    may be expected when the context is full. context: the only length, if it is given. Raises ModelError, and
+    LocalllmError if the hub cannot be reached.
     """
     try:
         path = resolve(model)
     except MissingError as error:
-        return of_hub(error.reference, on_read)
+        return of_hub(error.reference, on_read, context)
     with GGUFFile.open(path, needed=()) as file:
-        return {"model": model, "path": path, "fetched_bytes": 0} | of_file(file, on_read)
+        return {"model": model, "path": path, "fetched_bytes": 0} | of_file(file, on_read, context)
 
 
-def of_hub(reference: Reference, on_read: Callable[[str], None]) -> dict[str, Any]:
+def of_hub(reference: HubReference, on_read: Callable[[str], None], context: int | None) -> dict[str, Any]:
     """The same of a model that is not on this computer."""
     from localllm.services.hub import Repository
     from localllm.services.pull import remote_model
@@ -52,23 +53,25 @@ def of_hub(reference: Reference, on_read: Callable[[str], None]) -> dict[str, An
     repository = Repository(reference.repository)
     files = [repository.files[name] for name in chosen(repository.files, reference)]
     with remote_model(repository, files) as (model, fetched):
-        facts = of_file(model, on_read)
+        facts = of_file(model, on_read, context)
         return {"model": reference.text, "path": model.path, "fetched_bytes": fetched} | facts
 
 
-def of_file(file: GGUFFile, on_read: Callable[[str], None]) -> dict[str, Any]:
+def of_file(file: GGUFFile, on_read: Callable[[str], None], context: int | None) -> dict[str, Any]:
     """What the header tells, and this computer."""
     _, h = architecture(file)
     if not file.tensors:
         raise ModelError(f"{file.path}: the file has a vocabulary only")
-    costs = Costs.of_file(file)
+    costs = MatrixCosts.of_file(file)
+    if context is not None and not 1 <= context <= h.context:
+        raise UsageError(f"context should be from 1 to {h.context}, what the model was trained for, not {context}")
     on_read("measuring the memory's bandwidth")
     bandwidth = measured_bandwidth()
     available = available_memory()
     rows = [
         row | {"kv_type": kind} | verdict(row, costs, available, bandwidth)
         for kind in TYPES
-        for row in memory(h, file.nbytes, KVType.of(kind))
+        for row in memory(h, file.nbytes, KVType.of(kind), context)
     ]
     return {
         "architecture": h.arch,
@@ -84,7 +87,7 @@ def of_file(file: GGUFFile, on_read: Callable[[str], None]) -> dict[str, Any]:
     }
 
 
-def verdict(row: dict[str, int], costs: Costs, available: int, bandwidth: float) -> dict[str, Any]:
+def verdict(row: dict[str, int], costs: MatrixCosts, available: int, bandwidth: float) -> dict[str, Any]:
     """Whether a row of `memory` fits, and how fast tokens come: each reads the weights once, and all of the cache."""
     needed = row["total_bytes"] + WORKING
     speed = SHARE * bandwidth / (costs.weight_bytes + row["cache_bytes"])
@@ -103,7 +106,7 @@ def longest(h: Hyperparameters, weight_bytes: int, kv_type: KVType, available: i
 
 def measured_bandwidth() -> float:
     """Of the memory, in bytes per second, with as many threads as other commands use."""
-    from localllm.engine.bandwidth import read_bandwidth
+    from localllm.engine.cpu.bandwidth import read_bandwidth
     from localllm.kernels.cores import usable_cores
 
     return read_bandwidth(usable_cores())

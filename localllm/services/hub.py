@@ -110,7 +110,7 @@ class Repository:
                 raise BrokenError(f"the hub answers with HTTP status {status}") from None
             raise ModelError(f"{self.name}: {self._refusal(error)}") from None
         except HTTPError as error:
-            raise BrokenError(f"the hub cannot be reached: {error or type(error).__name__}") from None
+            raise BrokenError(f"the hub cannot be reached: {unreached(error)}") from None
 
     def _refusal(self, error: Any) -> str:
         """Why the hub does not give something, and what to do."""
@@ -183,6 +183,13 @@ class Repository:
                 if piece := piece[skipped : skipped + end - start]:
                     start += len(piece)
                     yield piece
+
+
+def unreached(error: Exception) -> str:
+    """Why there was no answer, without the system's number of the error."""
+    reason = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+    no_name = re.search("Name or service not known|name resolution|nodename nor servname|getaddrinfo failed", reason)
+    return "there is no network, or no computer of its name" if no_name else reason
 
 
 def first_byte(answer: Any, file: RemoteFile) -> int:

@@ -16,12 +16,12 @@ from typing import Self
 import numpy as np
 
 from localllm.api import open_model
-from localllm.engine.observe import Squares as Observer
+from localllm.engine.record.observe import SquareSums as Observer
 from localllm.errors import ModelError, UsageError
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
 from localllm.files.safe_file import checked_target
 from localllm.files.text_file import read_text
-from localllm.kernels.library import Progress
+from localllm.kernels.build.library import Progress
 from localllm.services.chunks import as_read, cut
 
 SAVE_EVERY = 10  # seconds

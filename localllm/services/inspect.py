@@ -1,9 +1,12 @@
 """What a model file holds and needs, found without running it: the service behind `localllm inspect`."""
 
+import math
 import os
 from collections.abc import Mapping
 from math import prod
 from typing import Any
+
+import numpy as np
 
 from localllm.arch.attention import Transformer
 from localllm.arch.hyperparameters import Hyperparameters
@@ -18,12 +21,12 @@ from localllm.services.validity import Validity, require_numbers, validity
 SHORTEST = 2048  # tokens: where the table of memory needs begins
 
 
-def inspect_model(path: str | os.PathLike[str], check: bool = False) -> dict[str, Any]:
+def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metadata: bool = False) -> dict[str, Any]:
     """Facts about a GGUF file, ready for JSON; None for what it does not tell. Sizes are in bytes.
 
     Any file that can be read will do: `supported` says whether localllm can run it, `reason` why not, and `valid` is
-    false if that is the file's fault. With `check` every weight is read and the chat template compiled. Raises
-    ModelError for a file that cannot be read.
+    false if that is the file's fault. With `check` every weight is read and the chat template compiled, `with_metadata`
+    adds all that the file tells. Raises ModelError for a file that cannot be read.
     """
     with GGUFFile.open(path, needed=()) as file:
         found = validity(file)
@@ -50,11 +53,20 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False) -> dict[str
             "sampling": recommended(metadata)[0].chosen,
             "formats": formats(file),
             "memory": memory(h, file.nbytes, KVType()) if h else [],
+            **({"metadata": {key: plain(metadata[key]) for key in metadata}} if with_metadata else {}),
             "tensors": [
                 {"name": t.name, "format": t.format.name, "shape": list(t.shape), "bytes": t.nbytes}
                 for t in file.tensors.values()
             ],
         }
+
+
+def plain(value: Any) -> Any:
+    """A value of metadata as JSON has it; what is no number in a text."""
+    if isinstance(value, np.ndarray | list | tuple):
+        return [plain(each) for each in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def thorough(file: GGUFFile, found: Validity) -> Validity:
@@ -107,9 +119,9 @@ def formats(file: GGUFFile) -> dict[str, dict[str, int]]:
     return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
 
 
-def memory(h: Hyperparameters, weight_bytes: int, kv_type: KVType) -> list[dict[str, int]]:
-    """What conversations need: weights and a cache, for lengths that double up to the model's context."""
-    lengths = [SHORTEST << n for n in range(24) if SHORTEST << n < h.context] + [h.context]
+def memory(h: Hyperparameters, weight_bytes: int, kv_type: KVType, context: int | None = None) -> list[dict[str, int]]:
+    """What conversations need: weights and a cache, for lengths that double up to the model's context, or for one."""
+    lengths = [context] if context else [SHORTEST << n for n in range(24) if SHORTEST << n < h.context] + [h.context]
     caches = [(n, cache_bytes(h.states(), n, kv_type)) for n in lengths]
     return [{"context": n, "cache_bytes": cache, "total_bytes": weight_bytes + cache} for n, cache in caches]
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from localllm.errors import LocalllmError, UsageError
+from localllm.errors import CutError, LocalllmError, UsageError
 from localllm.frozen import frozen
 from localllm.services.records import Prompts, Record
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generation.answering import Answering, Request
+    from localllm.generation.answering import Answering, AnswerRequest
     from localllm.generation.batch import Batch
     from localllm.generation.generate import GenerationOptions
 
@@ -18,7 +18,7 @@ Result = dict[str, Any]
 
 
 @frozen
-class Job:
+class MapJob:
     """What there is to do: the model, how to open it (see api.open_model), and what to ask it.
 
     Attributes:
@@ -48,7 +48,9 @@ class Mapping:
         written: tokens of answers so far.  done: records that are finished.
     """
 
-    def __init__(self, model: "Model", job: Job, records: Iterable[Record], on_turn: Callable[[], None] | None = None):
+    def __init__(
+        self, model: "Model", job: MapJob, records: Iterable[Record], on_turn: Callable[[], None] | None = None
+    ):
         """model: the job's, open.  on_turn: called after every step."""
         self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
         self._failed: list[tuple[Record, LocalllmError]] = []
@@ -60,7 +62,7 @@ class Mapping:
     def written(self) -> int:
         return self._batch.written
 
-    def _requests(self) -> "Iterator[Request]":
+    def _requests(self) -> "Iterator[AnswerRequest]":
         job = self._job
         for record in self._records:
             try:
@@ -77,11 +79,11 @@ class Mapping:
                 yield from results
             yield from self._results([])
 
-    def _results(self, finished: "list[Request]") -> list[tuple[Record, Result]]:
+    def _results(self, finished: "list[AnswerRequest]") -> list[tuple[Record, Result]]:
         """Of requests, and of records that have not come so far."""
         failed, self._failed = self._failed, []
         failed += [(request.key, request.error) for request in finished if request.error]
-        made = [(request.key, success(request)) for request in finished if not request.error]
+        made = [(request.key, result(request)) for request in finished if not request.error]
         return made + [(record, failure(record, error)) for record, error in failed]
 
     def stop(self) -> None:
@@ -89,7 +91,15 @@ class Mapping:
         self._batch.stop()
 
 
-def success(request: "Request") -> Result:
+def result(request: "AnswerRequest") -> Result:
+    """What is told of a record that was answered: of an answer that was cut short of what it should be, an error."""
+    constraint = request.options.constraint
+    if constraint and any(answer.finish_reason == "length" for answer in request.answers):
+        return failure(request.key, CutError(f"the answer was cut, so it is not {constraint.promise}"))
+    return success(request)
+
+
+def success(request: "AnswerRequest") -> Result:
     """What is told of a record; of several answers as lists, best first."""
 
     def told(value: "Callable[[Answering], Any]") -> Any:
@@ -129,13 +139,28 @@ def in_order(results: Iterable[tuple[Record, Result]], records: list[Record]) ->
     yield from held.values()
 
 
-def unfinished(records: list[Record], known: Iterable[Result], name: str) -> list[Record]:
-    """The records that have no result yet. Raises UsageError if a result is that of another input."""
-    inputs = {result["id"]: result.get("input") for result in known}
-    for record in records:
-        if not record.error and record.id in inputs and inputs[record.id] != record.input:
-            raise UsageError(f"{name}: the record {record.id!r} has another input now; give another name")
-    return [record for record in records if record.error or record.id not in inputs]
+def belonging(records: list[Record], name: str) -> Callable[[Result], bool]:
+    """Tells of each result in an output, of that name, whether it stays: errors are to be tried again.
+
+    It raises UsageError for one that is of none of these records: then the output is that of another input, and nothing
+    in it may be lost.
+    """
+    inputs = {record.id: record.input for record in records}
+
+    def stays(result: Result) -> bool:
+        if result["id"] not in inputs:
+            raise UsageError(f"{name}: the record {result['id']!r} is not in this input; give another name")
+        if inputs[result["id"]] != result.get("input"):
+            raise UsageError(f"{name}: the record {result['id']!r} has another input now; give another name")
+        return "error" not in result
+
+    return stays
+
+
+def unfinished(records: list[Record], known: Iterable[Result]) -> list[Record]:
+    """The records that have no result yet."""
+    done = {result["id"] for result in known}
+    return [record for record in records if record.error or record.id not in done]
 
 
 def shortest_first(records: list[Record], prompts: Prompts) -> list[Record]:

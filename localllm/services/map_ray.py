@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.services.map import Job, Mapping, Result
+from localllm.services.map import MapJob, Mapping, Result
 from localllm.services.records import Record
 
 MOST = 64  # records that an actor gets at a time: they end together, and a lost node has lost them
@@ -23,7 +23,7 @@ LEAST = 16
 class Actor:
     """Answers records on one node."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: MapJob):
         from localllm.api import open_model
 
         self._job = job
@@ -47,7 +47,7 @@ class RayMapping:
         written, done: tokens of answers, and records, so far.
     """
 
-    def __init__(self, job: Job, records: list[Record], address: str = ""):
+    def __init__(self, job: MapJob, records: list[Record], address: str = ""):
         """Raises UsageError if Ray is not installed, LocalllmError if there is no cluster."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we start tells nobody
         try:

@@ -13,12 +13,12 @@ from typing import Self
 import numpy as np
 
 from localllm.api import open_model
-from localllm.engine.program import PRECISE_TOKENS
+from localllm.engine.run import PRECISE_TOKENS
 from localllm.errors import ModelError, UsageError
 from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, unpack
 from localllm.files.safe_file import checked_target
+from localllm.kernels.build.library import Progress
 from localllm.kernels.cores import usable_cores
-from localllm.kernels.library import Progress
 from localllm.services.chunks import as_read
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
 
@@ -30,7 +30,7 @@ PIECE = PRECISE_TOKENS
 Score = Callable[[int, np.ndarray, np.ndarray], tuple[float, ...]]
 
 
-class Reader:
+class ChunkReader:
     """A model that reads chunks of `size` tokens and predicts them. Use it in a `with` statement.
 
     Attributes:

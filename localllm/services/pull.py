@@ -12,7 +12,7 @@ from localllm.files.hollow import hollow_model
 from localllm.files.models_folder import models_folder, remove_empty_folders, size_of
 from localllm.files.partial import Partial, partials, sha256_of
 from localllm.frozen import frozen
-from localllm.services.catalogue import Reference, chosen
+from localllm.services.catalogue import HubReference, chosen
 from localllm.services.hub import RemoteFile, Repository
 
 SPARE = 1 << 20  # bytes of the disk that stay free
@@ -43,7 +43,7 @@ class Pulled:
     received: int
 
 
-def pull(reference: Reference, watcher: Watcher | None = None) -> Pulled:
+def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
     """Bring the files of a model, or what is missing of them, and check all of it.
 
     A file appears under its name when it is complete, has the size and SHA-256 that the hub says, and a header that

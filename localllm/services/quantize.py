@@ -27,14 +27,15 @@ from localllm.files.gguf_header import ALIGNMENT, MAX_KEY_BYTES, MOST_ALIGNMENT,
 from localllm.files.gguf_writer import packed, write_body
 from localllm.files.safe_file import OnlyWriter, SafeFile, checked_target
 from localllm.files.source import GGUFSource, Source, SourceTensor, row_count
+from localllm.kernels.build.library import Progress
 from localllm.kernels.free_memory import address_room
-from localllm.kernels.library import Progress
 from localllm.kernels.widen import Widener, can_widen
 from localllm.quant.compiled import problems
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import RECIPES, Recipe, recipe_named
-from localllm.services.quantize_plan import COPY, SPLIT_KEYS, Job, Plan, Request
+from localllm.services.finite import widened
+from localllm.services.quantize_plan import COPY, SPLIT_KEYS, QuantizePlan, QuantizeRequest, TensorJob
 from localllm.services.validity import require_valid
 
 TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)
@@ -141,7 +142,7 @@ def require_override(key: str, value: Any) -> None:
         raise UsageError(f"--override-kv {key}: {value} is no number")
 
 
-def check_output(plan: Plan, path: str, request: Request) -> list[str]:
+def check_output(plan: QuantizePlan, path: str, request: QuantizeRequest) -> list[str]:
     """Where the files will be. Raises UsageError if they must not be written there, LocalllmError if the disk is full.
 
     One file replaces an older one in one step. Several cannot, so they never replace any.
@@ -159,9 +160,9 @@ def check_output(plan: Plan, path: str, request: Request) -> list[str]:
 
 
 def run(
-    plan: Plan,
+    plan: QuantizePlan,
     path: str,
-    request: Request,
+    request: QuantizeRequest,
     threads: int,
     on_progress: OnProgress,
     compiling: Progress | None = None,
@@ -186,14 +187,14 @@ def run(
 
 
 def write(
-    plan: Plan, targets: Sequence[str], threads: int, on_progress: OnProgress, compiling: Progress | None
+    plan: QuantizePlan, targets: Sequence[str], threads: int, on_progress: OnProgress, compiling: Progress | None
 ) -> str | None:
     """The work of `run`; why compiled code could not be kept, if so."""
     if address_room() < COMPILING + threads * THREAD:  # LLVM ends the process where it gets no more
         raise MemoryLimitError("not enough memory to compile what quantize searches with")
     widener = Widener({job.tensor.format for job in plan.jobs}, compiling)
     with ExitStack() as stack:
-        pipeline = stack.enter_context(Pipeline(plan.jobs, widener, threads))
+        pipeline = stack.enter_context(SearchAhead(plan.jobs, widener, threads))
         files = [stack.enter_context(SafeFile(target)) for target in targets]
         for file, (metadata, jobs) in zip(files, plan.files, strict=True):
             write_body(file, metadata, [replace(job.output, pieces=pipeline.pieces(job, on_progress)) for job in jobs])
@@ -216,23 +217,23 @@ def finish(files: Sequence[SafeFile]) -> None:
         raise
 
 
-class Pipeline:
+class SearchAhead:
     """Searches ahead of the writer, on several threads, over the borders of tensors."""
 
-    def __init__(self, jobs: Sequence[Job], widener: Widener, threads: int):
+    def __init__(self, jobs: Sequence[TensorJob], widener: Widener, threads: int):
         self._executor = ThreadPoolExecutor(threads, "quantize")
         self._ahead = threads + 2  # chunks
         self._tasks = (task for job in jobs for task in self._tasks_of(job, widener))
         self._queue: deque[Future[np.ndarray]] = deque()
         self._done = 0
 
-    def _tasks_of(self, job: Job, widener: Widener) -> Iterator[Callable[[], np.ndarray]]:
+    def _tasks_of(self, job: TensorJob, widener: Widener) -> Iterator[Callable[[], np.ndarray]]:
         importance = job.importance
         if importance is None and job.makes_logits:
             importance = mean_squares(widener, job.tensor)
         return (partial(new_rows, widener, job, importance, *rows) for rows in job.ranges())
 
-    def pieces(self, job: Job, on_progress: OnProgress) -> Iterator[np.ndarray]:
+    def pieces(self, job: TensorJob, on_progress: OnProgress) -> Iterator[np.ndarray]:
         """The bytes of a tensor; of all tensors in order."""
         for first, last in job.ranges():
             self._queue.extend(map(self._executor.submit, islice(self._tasks, self._ahead - len(self._queue))))
@@ -241,14 +242,14 @@ class Pipeline:
             on_progress(self._done, job.tensor.name)
             job.tensor.forget(first, last)
 
-    def __enter__(self) -> "Pipeline":
+    def __enter__(self) -> "SearchAhead":
         return self
 
     def __exit__(self, *error: object) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-def new_rows(widener: Widener, job: Job, importance: np.ndarray | None, first: int, last: int) -> np.ndarray:
+def new_rows(widener: Widener, job: TensorJob, importance: np.ndarray | None, first: int, last: int) -> np.ndarray:
     """Rows of the new tensor, as bytes; importance: float32 [matrices, columns]. Raises ModelError, see `widened`."""
     tensor = job.tensor
     if job.is_copied and not can_widen(tensor.format):
@@ -257,14 +258,6 @@ def new_rows(widener: Widener, job: Job, importance: np.ndarray | None, first: i
     if job.is_copied:
         return tensor.rows(first, last)
     return encode(job.format.name, weights, None if importance is None else importance[first // tensor.shape[-2]])
-
-
-def widened(widener: Widener, tensor: SourceTensor, first: int, last: int) -> np.ndarray:
-    """Some rows' weights, float32. Raises ModelError if one is no finite number."""
-    weights = widener.widen(tensor.format, tensor.rows(first, last), tensor.shape[-1])
-    if not (np.isfinite(weights.max()) and np.isfinite(weights.min())):
-        check_finite(tensor, weights, first)
-    return weights
 
 
 def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
@@ -280,12 +273,3 @@ def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
         sums += np.einsum("ij,ij->j", weights, weights)
         tensor.forget(first, min(first + SAMPLE_ROWS, rows))
     return (sums / max(sums.max(), np.finfo(np.float64).tiny)).astype(np.float32).reshape(1, columns)
-
-
-def check_finite(tensor: SourceTensor, weights: np.ndarray, first: int) -> None:
-    """Raises ModelError for the first weight that is NaN or infinite."""
-    places = np.argwhere(~np.isfinite(weights))
-    if len(places):
-        row, column = places[0]
-        value = weights[row, column]
-        raise ModelError(f"tensor {shown(tensor.name)}: the weight in row {first + row}, column {column} is {value}")

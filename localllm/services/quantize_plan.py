@@ -28,7 +28,7 @@ SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
 @frozen
-class Request:
+class QuantizeRequest:
     """What the user asks for."""
 
     recipe: Recipe
@@ -43,7 +43,7 @@ class Request:
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class TensorJob:
     """What happens to one tensor."""
 
     tensor: SourceTensor
@@ -76,15 +76,15 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class QuantizePlan:
     """What will be written: per file its metadata and its tensors."""
 
     source: Source
-    files: Sequence[tuple[Mapping[str, Any], Sequence[Job]]]
+    files: Sequence[tuple[Mapping[str, Any], Sequence[TensorJob]]]
     warnings: Sequence[str]
 
     @property
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[TensorJob]:
         return [job for _, jobs in self.files for job in jobs]
 
     @property
@@ -122,7 +122,7 @@ class Plan:
         return [f"{stem}-{number + 1:05d}-of-{len(self.files):05d}.gguf" for number in range(len(self.files))]
 
 
-def make_plan(source: Source, request: Request) -> Plan:
+def make_plan(source: Source, request: QuantizeRequest) -> QuantizePlan:
     """Decide what every tensor becomes. Raises ModelError, UsageError."""
     imatrix = wanted_importance(request)
     overridden = ChainMap(dict(request.overrides), source.metadata)  # type: ignore[arg-type]
@@ -137,14 +137,16 @@ def make_plan(source: Source, request: Request) -> Plan:
     if request.strict and any(job.is_fallback for job in flat):
         raise ModelError(f"--strict: {'; '.join(fallbacks(flat))}")
     metadata = new_metadata(source, request, imatrix)
-    return Plan(
+    return QuantizePlan(
         source,
         [*zip(split_metadata(metadata, jobs), jobs, strict=True)],
         [*source.warnings, *plan_warnings(flat, request)],
     )
 
 
-def job_for(tensor: SourceTensor, planner: Planner, request: Request, imatrix: ImportanceMatrix | None) -> Job:
+def job_for(
+    tensor: SourceTensor, planner: Planner, request: QuantizeRequest, imatrix: ImportanceMatrix | None
+) -> TensorJob:
     """What becomes of a tensor."""
     try:
         choice = None if request.recipe == COPY else planner.choose(tensor.name, tensor.shape)
@@ -152,7 +154,7 @@ def job_for(tensor: SourceTensor, planner: Planner, request: Request, imatrix: I
         raise ModelError(str(error)) from None
     format = BY_NAME[choice.format] if choice else tensor.format
     if format == tensor.format:
-        return Job(tensor, format, choice.wanted if choice else format.name)
+        return TensorJob(tensor, format, choice.wanted if choice else format.name)
     name = f"tensor {shown(tensor.name)}"
     if tensor.format.block > 1 and not request.allow_requantize:
         raise UsageError(
@@ -170,10 +172,10 @@ def job_for(tensor: SourceTensor, planner: Planner, request: Request, imatrix: I
         and needs_importance(request.recipe, tensor.name, format.name)
     ):
         raise UsageError(f"{name} would become {format.name}, which needs an importance matrix (--imatrix) that has it")
-    return Job(tensor, format, choice.wanted, importance, format.block > 1 and planner.makes_logits(tensor.name))
+    return TensorJob(tensor, format, choice.wanted, importance, format.block > 1 and planner.makes_logits(tensor.name))
 
 
-def wanted_importance(request: Request) -> ImportanceMatrix | None:
+def wanted_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
     """The importance matrix without what the user leaves out."""
     if request.imatrix is None:
         if request.include or request.exclude:
@@ -208,7 +210,7 @@ def importance_of(tensor: SourceTensor, imatrix: ImportanceMatrix | None) -> np.
     )
 
 
-def fallbacks(jobs: Sequence[Job]) -> list[str]:
+def fallbacks(jobs: Sequence[TensorJob]) -> list[str]:
     """One sentence per replacement."""
     found: dict[tuple[str, str], list[str]] = {}
     for job in jobs:
@@ -221,7 +223,7 @@ def fallbacks(jobs: Sequence[Job]) -> list[str]:
     ]
 
 
-def plan_warnings(jobs: Sequence[Job], request: Request) -> list[str]:
+def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[str]:
     """What the user should know of a plan."""
     lines = [f"a fallback: {line}" for line in fallbacks(jobs)]
     blind = [job for job in jobs if not job.is_copied and job.format.block > 1 and job.importance is None]
@@ -237,7 +239,7 @@ def plan_warnings(jobs: Sequence[Job], request: Request) -> list[str]:
 # ---- metadata
 
 
-def new_metadata(source: Source, request: Request, imatrix: ImportanceMatrix | None) -> dict[str, Any]:
+def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMatrix | None) -> dict[str, Any]:
     """The source's, and what llama-quantize adds, in its order."""
     metadata = {key: value for key, value in source.packed.items() if key not in SPLIT_KEYS}
     kind = source.packed.get("general.file_type") if request.recipe == COPY else request.recipe.number
@@ -269,7 +271,7 @@ def like(before: Any, value: Any) -> Any:
         return value
 
 
-def split_metadata(metadata: dict[str, Any], jobs: Sequence[Sequence[Job]]) -> list[dict[str, Any]]:
+def split_metadata(metadata: dict[str, Any], jobs: Sequence[Sequence[TensorJob]]) -> list[dict[str, Any]]:
     """Per file: the first has everything, all tell which one they are."""
     if len(jobs) == 1:
         return [metadata]

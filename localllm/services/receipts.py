@@ -26,8 +26,8 @@ from localllm.files.safe_file import SafeFile
 from localllm.generation.draft_model import Drafter
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling_options import SamplingOptions
-from localllm.kernels.objects import object_folder
-from localllm.kernels.target import cpu_features
+from localllm.kernels.build.objects import object_folder
+from localllm.kernels.machine import this_lane
 from localllm.services.bench import processor
 from localllm.text.plain import Message
 
@@ -116,7 +116,7 @@ def circumstances(model: "Model") -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor(),
         "device": model.engine.device,
-        "instructions": " ".join(sorted(INSTRUCTIONS & cpu_features())),
+        "instructions": " ".join(sorted(INSTRUCTIONS & this_lane().features)),
         "kernels": object_folder().name,
     }
 

@@ -111,7 +111,9 @@ class Prompts:
             return self._chat(self._render(fields))
         if self._prompt is not None:
             return self._chat(FIELD.sub(lambda found: text_of(fields, found[1]), self._prompt))
-        if isinstance(fields.get("messages"), list) and not self._raw:
+        if "messages" in fields and not self._raw:
+            if not isinstance(fields["messages"], list):
+                raise UsageError('"messages" should be a list of messages: [{"role": "user", "content": ...}]')
             instruction = [] if self._system is None else [{"role": "system", "content": self._system}]
             return [*instruction, *fields["messages"]]
         own = next((name for name in ("prompt", "line") if name in fields), None)

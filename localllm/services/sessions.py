@@ -36,7 +36,7 @@ ROLES = ("system", "user", "assistant")
 
 
 @frozen
-class About:
+class SessionModel:
     """Which model it was; fingerprint: of its weights, the same wherever the file lies."""
 
     name: str = ""
@@ -52,7 +52,7 @@ class SavedChat:
         model: that was talked to.  settings: options by name.  created: a date.  messages: lines, in order.
     """
 
-    model: About = field(default_factory=About)
+    model: SessionModel = field(default_factory=SessionModel)
     settings: dict[str, Any] = field(default_factory=dict)
     created: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M"))
     messages: list[Line] = field(default_factory=list)
@@ -130,7 +130,7 @@ def parsed(data: bytes, what: str) -> tuple[SavedChat, int]:
 def _with_header(header: Line, what: str) -> SavedChat:
     try:
         settings = dict(header["settings"])
-        return SavedChat(About(**header["model"]), settings, str(header["created"]))
+        return SavedChat(SessionModel(**header["model"]), settings, str(header["created"]))
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{what} is damaged: line 1 does not say what it is of") from None
 
@@ -293,7 +293,7 @@ def fingerprint(file: "GGUFFile") -> str:
     """What tells a model from others: shapes and formats of its tensors, and samples of them; 16 hexadecimal digits."""
     import hashlib
 
-    from localllm.engine.fingerprint import sample
+    from localllm.engine.memory.fingerprint import sample
 
     key = hashlib.blake2b(digest_size=8)
     for name, tensor in file.tensors.items():

@@ -7,7 +7,7 @@ that they call for, the vocabulary. `require_numbers` reads every weight besides
 from localllm.arch import architecture
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.weights import Weights
-from localllm.engine.recorder import recorded
+from localllm.engine.record.recorder import recorded
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.known import is_known, remember
@@ -75,7 +75,7 @@ def require_numbers(file: GGUFFile) -> None:
     """Read every weight. Raises ModelError, with its place, for one that is not a finite number."""
     from localllm.files.source import GGUFTensor, row_count
     from localllm.kernels.widen import Widener, can_widen
-    from localllm.services.quantize import widened
+    from localllm.services.finite import widened
 
     tensors = [GGUFTensor(tensor) for tensor in file.tensors.values() if can_widen(tensor.format)]
     widener = Widener({tensor.format for tensor in tensors})

@@ -7,16 +7,19 @@ Tokenizer.encode_rendered takes out again when it has looked for control tokens.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from localllm.text.heads import heads
-
-if TYPE_CHECKING:
-    from localllm.text.templates import ChatTemplate
 
 Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 
 BREAK = "\ufdd0"  # a noncharacter: in no text, no white space that a template trims, left alone by JSON
+
+
+class Renders(Protocol):
+    """What makes a text of a conversation, as ChatTemplate does."""
+
+    def render(self, messages: Sequence[Message], **variables: Any) -> str: ...
 
 
 class Markers:
@@ -32,7 +35,7 @@ class Markers:
         self._heads = re.compile(heads(pieces), re.IGNORECASE)
         self._edges = re.compile(f"(?=[{edges}])|(?<=[{edges}])" if edges else "(?!)", re.IGNORECASE)
 
-    def render(self, template: "ChatTemplate", messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def render(self, template: Renders, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """A conversation as Tokenizer.encode_rendered wants it. Arguments and errors are those of ChatTemplate.render.
 
         Even of broken texts a template can make a marker: out of two fields, or by cutting something out of one (as

@@ -14,7 +14,7 @@ from localllm.errors import ModelError, UnsupportedError
 from localllm.files.checked import Checked, is_whole, show
 from localllm.files.gguf_header import Metadata
 from localllm.files.known import is_known, remember
-from localllm.files.strings import Places, Strings
+from localllm.files.strings import StringPlaces, Strings
 from localllm.frozen import frozen
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
 
@@ -95,7 +95,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     model = _model(keys)
     kept = _kept(keys, "tokens")
     pieces = kept or _pieces(keys)
-    ids = Places(kept) if kept else dict(zip(pieces, range(len(pieces)), strict=True))
+    ids = StringPlaces(kept) if kept else dict(zip(pieces, range(len(pieces)), strict=True))
     _check_unique(pieces, ids)
     types = _types(keys, len(pieces))
     _check_flags_and_ids(keys, len(pieces))
@@ -104,12 +104,12 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     _check_bytes(pieces, types)
     _check_all_bytes(ids, model, pretokenizer, special["unknown"])
     scores = _scores(keys, len(pieces), needed=pretokenizer is None)
-    ranks: dict[str, float] | Places
+    ranks: dict[str, float] | StringPlaces
     if pretokenizer is None:
         ranks = dict(zip(pieces, (-scores).tolist(), strict=True))
     else:
         merges = _kept(keys, "merges")
-        ranks = Places(merges) if merges else _merge_ranks(keys, ids, pretokenizer.needs_merges)
+        ranks = StringPlaces(merges) if merges else _merge_ranks(keys, ids, pretokenizer.needs_merges)
         if isinstance(metadata, Metadata) and not (kept or pretokenizer.marks_spaces):
             metadata.keep(_PREFIX + "tokens", _PREFIX + "merges")
     ends = _settle_types(keys, ids, types)

@@ -7,14 +7,14 @@ from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT
 from localllm.convert.family import Family, Layer, MadeOf, Sizes
-from localllm.convert.hyperparameters import Hyperparameters, decoder
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.rope_scaling import rope_parameters
-from localllm.convert.tensors import Shape, Source, spread, transposed
+from localllm.convert.tensors import Shape, TensorSource, spread, transposed
 
 SOFTMAX, SIGMOID = 1, 2  # GGUF's numbers of what makes scores of a router's results
 
 
-def deepseek2(config: Config) -> Hyperparameters:
+def deepseek2(config: Config) -> CheckpointFacts:
     """One latent row for all heads' keys and values; the first layers have no experts. In GGUF the heads see that row,
     as if there was one for all."""
     config.only("rope_interleave", True)
@@ -45,7 +45,7 @@ def deepseek2(config: Config) -> Hyperparameters:
     )
 
 
-def with_multiplier(config: Config, h: Hyperparameters) -> Hyperparameters:
+def with_multiplier(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     """YaRN leaves the rotated numbers as long as they are, and multiplies the scores instead; GGUF has a tenth of the
     model's multiplier."""
     if h.metadata.get("rope.scaling.type") != "yarn":
@@ -57,7 +57,7 @@ def with_multiplier(config: Config, h: Hyperparameters) -> Hyperparameters:
     return h.plus(rope__scaling__attn_factor=None, rope__scaling__yarn_log_multiplier=0.1 * multiplier)
 
 
-def with_deepseek_experts(config: Config, h: Hyperparameters) -> Hyperparameters:
+def with_deepseek_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     """Groups of experts; V3 chooses by scores to which a bias is added."""
     h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
     score, shared = config.get("scoring_func"), config.count("n_shared_experts", 0)
@@ -81,13 +81,13 @@ def with_deepseek_experts(config: Config, h: Hyperparameters) -> Hyperparameters
     )
 
 
-def keys_of_latents(sources: Sequence[Source], shape: Shape, sizes: Sizes) -> Source:
+def keys_of_latents(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Of each head's rows the first ones, turned round."""
     heads, latent, key_dim = shape
     return transposed(spread(sources[0], (heads, key_dim, latent), key_dim + sizes["value_dim"], 0))
 
 
-def values_of_latents(sources: Sequence[Source], shape: Shape, sizes: Sizes) -> Source:
+def values_of_latents(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Of each head's rows the last ones."""
     return spread(sources[0], shape, sizes["key_dim"] + shape[-2], sizes["key_dim"])
 

@@ -1,12 +1,12 @@
 """What architectures with experts share, of which each token goes to a few."""
 
 from localllm.convert.config import Config
-from localllm.convert.hyperparameters import Hyperparameters
+from localllm.convert.hyperparameters import CheckpointFacts
 
 
 def with_experts(
-    config: Config, h: Hyperparameters, hidden: str, count: str = "num_experts", used: str = "num_experts_per_tok"
-) -> Hyperparameters:
+    config: Config, h: CheckpointFacts, hidden: str, count: str = "num_experts", used: str = "num_experts_per_tok"
+) -> CheckpointFacts:
     """Sizes and metadata of experts, by the names that config.json has for them."""
     experts, chosen = config.count(count), config.count(used)
     if chosen > experts:

@@ -5,22 +5,22 @@ from localllm.arch import gemma3 as gemma3_arch
 from localllm.convert.config import Config
 from localllm.convert.families.layers import ATTENTION, GATED, HEAD_NORMS, NORMS_BEFORE, NORMS_BEHIND
 from localllm.convert.family import Family
-from localllm.convert.hyperparameters import GELU, Hyperparameters, decoder
+from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
 
 
-def gemma(config: Config) -> Hyperparameters:
+def gemma(config: Config) -> CheckpointFacts:
     """Its first checkpoints say "gelu" and mean the other one."""
     return of_gemma(config, (*GELU, "gelu"))
 
 
-def of_gemma(config: Config, activations: tuple[str, ...] = GELU) -> Hyperparameters:
+def of_gemma(config: Config, activations: tuple[str, ...] = GELU) -> CheckpointFacts:
     """What all Gemmas say. Their heads always have a length of their own; the output matrix is the embedding."""
     config.only("use_bidirectional_attention", False)
     config.only("tie_word_embeddings", True)
     return decoder(config, activations=activations)
 
 
-def gemma2(config: Config) -> Hyperparameters:
+def gemma2(config: Config) -> CheckpointFacts:
     """Layers in turn with a window and without."""
     h = of_gemma(config)
     config.windows([number % 2 == 0 for number in range(h.sizes["layers"])])
@@ -32,7 +32,7 @@ def gemma2(config: Config) -> Hyperparameters:
     )
 
 
-def gemma3(config: Config) -> Hyperparameters:
+def gemma3(config: Config) -> CheckpointFacts:
     """Five layers of six with a window, which rotate with a base of their own."""
     h = of_gemma(config)
     config.only("sliding_window_pattern", 6)
@@ -49,7 +49,7 @@ def gemma3(config: Config) -> Hyperparameters:
     )
 
 
-def refuse_other_scale(config: Config, h: Hyperparameters, exception: int) -> None:
+def refuse_other_scale(config: Config, h: CheckpointFacts, exception: int) -> None:
     """Raise ModelError if scores are not scaled as GGUF's readers do: by heads, in the model of so many layers by the
     width over the heads."""
     sizes = h.sizes

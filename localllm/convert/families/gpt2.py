@@ -6,10 +6,10 @@ from localllm.arch.fields import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, NORMS_BEFORE
 from localllm.convert.family import Family
-from localllm.convert.hyperparameters import GELU, Hyperparameters, decoder, refuse_other_activations, warn_of_window
+from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder, refuse_other_activations, warn_of_window
 
 
-def starcoder2(config: Config) -> Hyperparameters:
+def starcoder2(config: Config) -> CheckpointFacts:
     """Layer norms."""
     h = decoder(config, activations=GELU)
     warn_of_window(config)
@@ -20,7 +20,7 @@ def starcoder2(config: Config) -> Hyperparameters:
     )
 
 
-def gpt2(config: Config) -> Hyperparameters:
+def gpt2(config: Config) -> CheckpointFacts:
     """Other names, and nothing is rotated."""
     refuse_other_activations(config, GELU)
     config.only("scale_attn_weights", True)
@@ -46,7 +46,7 @@ def gpt2(config: Config) -> Hyperparameters:
         "attention.head_count": heads,
         "attention.layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
     }
-    return Hyperparameters(sizes, metadata, {}, config.flag("tie_word_embeddings"))
+    return CheckpointFacts(sizes, metadata, {}, config.flag("tie_word_embeddings"))
 
 
 TIED = {"tie_word_embeddings": True}

@@ -8,11 +8,11 @@ from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import ATTENTION
 from localllm.convert.family import BYTES, Family, Layer, MadeOf, Sizes
-from localllm.convert.hyperparameters import Hyperparameters, decoder
-from localllm.convert.tensors import Shape, Source, every_second, mxfp4, spread, transposed
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.tensors import Shape, TensorSource, every_second, mxfp4, spread, transposed
 
 
-def gpt_oss(config: Config) -> Hyperparameters:
+def gpt_oss(config: Config) -> CheckpointFacts:
     """Layers in turn with a window and without; experts' weights in blocks of 32, if they are MXFP4."""
     h = decoder(config, scalings=("yarn", "untruncated"))
     config.windows([number % 2 == 0 for number in range(h.sizes["layers"])])
@@ -26,17 +26,17 @@ def gpt_oss(config: Config) -> Hyperparameters:
     return h.plus(blocks, attention__sliding_window=config.count("sliding_window"), expert_feed_forward_length=hidden)
 
 
-def half_of_blocks(start: int, sources: Sequence[Source], shape: Shape, sizes: Sizes) -> Source:
+def half_of_blocks(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Every second row of MXFP4 matrices: gates and what they let through take turns."""
     return spread(mxfp4(*sources), shape, 2 * shape[-2], start, 2)
 
 
-def half_of_columns(start: int, sources: Sequence[Source], shape: Shape, sizes: Sizes) -> Source:
+def half_of_columns(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Every second column of matrices that are turned round."""
     return spread(transposed(sources[0]), shape, 2 * shape[-2], start, 2)
 
 
-def half_of_biases(start: int, sources: Sequence[Source], shape: Shape, sizes: Sizes) -> Source:
+def half_of_biases(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     return every_second(sources[0], start)
 
 

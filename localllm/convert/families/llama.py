@@ -6,21 +6,21 @@ from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, NORMS_BEFORE, ROTATED
 from localllm.convert.family import Family, MadeOf
-from localllm.convert.hyperparameters import PLAIN_SCALING, Hyperparameters, decoder, warn_of_window
+from localllm.convert.hyperparameters import PLAIN_SCALING, CheckpointFacts, decoder, warn_of_window
 from localllm.convert.rope_scaling import rope_parameters
 from localllm.convert.tensors import spread
 
 LLAMA_SCALING = (*PLAIN_SCALING, "llama3")
 
 
-def llama(config: Config, scalings: tuple[str, ...] = LLAMA_SCALING) -> Hyperparameters:
+def llama(config: Config, scalings: tuple[str, ...] = LLAMA_SCALING) -> CheckpointFacts:
     """Llama and what is built like it; its GGUF says two things that others leave to its readers."""
     h = decoder(config, scalings=scalings)
     warn_of_window(config)
     return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
 
 
-def mistral3(config: Config) -> Hyperparameters:
+def mistral3(config: Config) -> CheckpointFacts:
     """The language model of Mistral Small 3; Ministral 3 stretches its context, and says how fast queries grow."""
     h = llama(config, ("bordered", "yarn"))
     if h.metadata.get("rope.scaling.type") != "yarn":
@@ -35,11 +35,11 @@ def mistral3(config: Config) -> Hyperparameters:
     )
 
 
-def mixtral(config: Config) -> Hyperparameters:
+def mixtral(config: Config) -> CheckpointFacts:
     return with_experts(config, llama(config), "intermediate_size", "num_local_experts")
 
 
-def smollm3(config: Config) -> Hyperparameters:
+def smollm3(config: Config) -> CheckpointFacts:
     """GGUF's readers rotate nothing in every fourth layer."""
     h = llama(config)
     rotated = [int((number + 1) % 4 != 0) for number in range(h.sizes["layers"])]
@@ -48,7 +48,7 @@ def smollm3(config: Config) -> Hyperparameters:
     return h
 
 
-def granite(config: Config) -> Hyperparameters:
+def granite(config: Config) -> CheckpointFacts:
     """Four factors."""
     return llama(config).plus(
         attention__scale=config.number("attention_multiplier", 1.0),
@@ -58,14 +58,19 @@ def granite(config: Config) -> Hyperparameters:
     )
 
 
-def granitemoe(config: Config) -> Hyperparameters:
+def granitemoe(config: Config) -> CheckpointFacts:
     h = with_experts(config, granite(config), "intermediate_size", "num_local_experts")
     return h.plus({"both_hidden": 2 * h.sizes["expert_hidden"]})
 
 
 LLAMA = Family("llama", {**ATTENTION, **GATED, **NORMS_BEFORE}, llama, rotated=ROTATED)
 MISTRAL3 = replace(LLAMA, arch="mistral3", read=mistral3, sees=True)
-MIXTRAL = replace(LLAMA, layer={**ATTENTION, **NORMS_BEFORE, **EXPERTS}, read=mixtral)
+MIXTRAL = replace(
+    LLAMA,
+    layer={**ATTENTION, **NORMS_BEFORE, **EXPERTS},
+    read=mixtral,
+    defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6},
+)
 SMOLLM3 = replace(LLAMA, arch="smollm3", read=smollm3, defaults={"tie_word_embeddings": True, "rope_theta": 2e6})
 GRANITE = replace(LLAMA, arch="granite", read=granite)
 BOTH_HALVES = {"block_sparse_moe.input_linear.weight": ("experts", "both_hidden", "width")}

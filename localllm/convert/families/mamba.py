@@ -7,13 +7,13 @@ import numpy as np
 from localllm.arch.fields import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.family import Family, MadeOf, Sizes
-from localllm.convert.hyperparameters import Hyperparameters, refuse_other_activations
-from localllm.convert.tensors import Shape, Source, computed, reshaped
+from localllm.convert.hyperparameters import CheckpointFacts, refuse_other_activations
+from localllm.convert.tensors import Shape, TensorSource, computed, reshaped
 
 CONTEXT = 1 << 20  # nothing limits it; GGUF's readers want a number
 
 
-def mamba(config: Config) -> Hyperparameters:
+def mamba(config: Config) -> CheckpointFacts:
     """Mamba (Gu and Dao 2023, arXiv 2312.00752)."""
     refuse_other_activations(config, ("silu", "swish"))
     config.only("use_conv_bias", True)
@@ -49,15 +49,15 @@ def mamba(config: Config) -> Hyperparameters:
         "ssm.time_step_rank": rank,
         "ssm.dt_b_c_rms": False,
     }
-    return Hyperparameters(sizes, metadata, {}, config.flag("tie_word_embeddings"))
+    return CheckpointFacts(sizes, metadata, {}, config.flag("tie_word_embeddings"))
 
 
-def decay(sources: Sequence[Source], shape: Shape, sizes: Sizes) -> Source:
+def decay(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """A checkpoint has the logarithm of what GGUF has, without its sign."""
     return computed(sources[0], lambda logarithms: -np.exp(logarithms))
 
 
-def squeezed(sources: Sequence[Source], shape: Shape, sizes: Sizes) -> Source:
+def squeezed(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     return reshaped(sources[0], shape)
 
 

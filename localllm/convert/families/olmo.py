@@ -4,10 +4,10 @@ from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, NORMS_BEFORE, NORMS_BEHIND
 from localllm.convert.family import Family
-from localllm.convert.hyperparameters import Hyperparameters, decoder
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
 
 
-def olmo3(config: Config) -> Hyperparameters:
+def olmo3(config: Config) -> CheckpointFacts:
     """OLMo 2 and, where some layers have a window, 3."""
     h = decoder(config)
     config.only("clip_qkv", None)
@@ -22,7 +22,7 @@ def olmo3(config: Config) -> Hyperparameters:
     )
 
 
-def olmoe(config: Config) -> Hyperparameters:
+def olmoe(config: Config) -> CheckpointFacts:
     config.only("norm_topk_prob", False)
     config.only("clip_qkv", None)
     return with_experts(config, decoder(config), "intermediate_size")

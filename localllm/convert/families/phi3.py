@@ -3,11 +3,11 @@
 from localllm.convert.config import Config
 from localllm.convert.families.layers import NORMS_BEFORE
 from localllm.convert.family import Family
-from localllm.convert.hyperparameters import Hyperparameters, decoder, rotated_numbers, warn_of_window
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers, warn_of_window
 from localllm.convert.rope_scaling import rope_parameters
 
 
-def phi3(config: Config) -> Hyperparameters:
+def phi3(config: Config) -> CheckpointFacts:
     """Fused matrices, and factors for long contexts."""
     h = decoder(config, scalings=("longrope", "su"), whole_heads=False)
     warn_of_window(config)

@@ -7,16 +7,16 @@ from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, HEAD_NORMS, NORMS_BEFORE, SHARED_EXPERT
 from localllm.convert.families.llama import LLAMA_SCALING
 from localllm.convert.family import Family
-from localllm.convert.hyperparameters import Hyperparameters, decoder, warn_of_window
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, warn_of_window
 
 
-def qwen(config: Config) -> Hyperparameters:
+def qwen(config: Config) -> CheckpointFacts:
     h = decoder(config, scalings=LLAMA_SCALING)
     warn_of_window(config)
     return h
 
 
-def qwen2moe(config: Config) -> Hyperparameters:
+def qwen2moe(config: Config) -> CheckpointFacts:
     """Beside the experts one for all tokens."""
     config.only("norm_topk_prob", False)
     h = qwen_moe(config)
@@ -24,13 +24,13 @@ def qwen2moe(config: Config) -> Hyperparameters:
     return h.plus({"shared_hidden": shared, "one": 1}, expert_shared_feed_forward_length=shared)
 
 
-def qwen3moe(config: Config) -> Hyperparameters:
+def qwen3moe(config: Config) -> CheckpointFacts:
     """Weights of the chosen experts always add up to 1, as in all published checkpoints."""
     config.only("norm_topk_prob", True)
     return qwen_moe(config)
 
 
-def qwen_moe(config: Config) -> Hyperparameters:
+def qwen_moe(config: Config) -> CheckpointFacts:
     """Experts in every layer."""
     config.only("decoder_sparse_step", 1)
     config.only("mlp_only_layers", [])

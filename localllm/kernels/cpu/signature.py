@@ -2,12 +2,12 @@
 
 `arguments` is the address of an int64 array that localllm.kernels.arguments declares; the kernel does part `part` of
 `parts` of its step; `thread` tells which scratch memory is free for it. A kernel raises nothing and allocates nothing:
-its machine code has to run in a process without Numba (localllm.kernels.compile checks that).
+its machine code has to run in a process without Numba (localllm.kernels.build.compile checks that).
 """
 
 from numba import njit, types
 
-from localllm.kernels.pipeline import Pipeline
+from localllm.kernels.build.pipeline import Pipeline
 from localllm.kernels.simd import load_f32, load_i64
 
 SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from localllm.kernels.arguments import KERNELS
+from localllm.kernels.verbs import ROWWISE
 
 MOST_EXPERTS = 1024  # that a router may choose from
 
@@ -76,7 +77,7 @@ def by_column_and_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 def by_state(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A block for every few columns of recurrent states, which lie in groups of 16."""
-    from localllm.kernels.cuda.sequences import ACROSS  # imports Numba
+    from localllm.kernels.cuda.recurrent.sequences import ACROSS  # imports Numba
 
     heads, width = (
         (arguments[key] for key in ("heads", "value_dim")) if "heads" in arguments else (1, arguments["columns"])
@@ -91,15 +92,15 @@ def once(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 def attend_few(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A block for each token, bundle of heads, and part of a context."""
-    from localllm.kernels.cuda.attention import THREADS
+    from localllm.kernels.cuda.attention.shared import THREADS
 
     return Grid(rows, arguments["kv_heads"] * arguments["bundles"] * arguments["parts"], THREADS)
 
 
 def attend_many(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A block for some rows of a key-value head; where sequences are many, they have more than one to do."""
-    from localllm.kernels.cuda.attend_many import ROWS
-    from localllm.kernels.cuda.attention import THREADS
+    from localllm.kernels.cuda.attention.attend_many import ROWS
+    from localllm.kernels.cuda.attention.shared import THREADS
 
     heads, kv_heads = arguments["heads"], arguments["kv_heads"]
     return Grid(-(-rows * (heads // kv_heads) // ROWS) + min(rows, 16), kv_heads, THREADS)
@@ -158,51 +159,48 @@ def warp_lanes() -> int:
     return WARP
 
 
-ELEMENTWISE = (
-    "add", "multiply", "swiglu", "geglu", "swiglu_limited", "gelu", "relu_squared", "sigmoid", "softplus", "scale",
-    "clamp", "softcap", "temper", "sigmoid_gate",
-)  # fmt: skip
 # Of each kernel its file and its grid, from its arguments by name and the most rows that it will meet.
 MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
-    "rms_norm": ("norms", by_norm),
-    "add_rms_norm": ("norms", by_norm),
-    "rms_norm_rope": ("norms", by_norm),
-    "attend_few": ("attend_few", attend_few),
-    "merge_few": ("attend_few", by_head),
-    "attend_many": ("attend_many", attend_many),
-    "layer_norm": ("norms", by_norm),
-    **dict.fromkeys(ELEMENTWISE, ("elementwise", by_four)),
-    "select": ("moves", by_four),
-    "columns": ("moves", by_entry),
-    "join": ("moves", by_head),
-    "logits": ("moves", by_entry),
-    "angles": ("rotations", by_row),
-    "rope": ("rotations", by_head),
-    "hadamard": ("rotations", by_matrix),
-    "store": ("cache_store", by_head),
-    "recall": ("cache_recall", by_head),
-    "add_squares": ("collect", by_column),
-    "route": ("routing", warp_by_row),
-    "plan_experts": ("routing", once),
-    "gather": ("experts", by_entry),
-    "collect": ("experts", by_pair),
-    "scatter": ("experts", by_four),
-    "add_by_expert": ("experts", by_four),
-    "convolve": ("convolution", by_column_and_tokens),
-    "selective_scan": ("selective_scan", by_state),
-    "head_scan": ("head_scan", by_state),
+    **{name: (verb.cuda, by_four) for name, verb in ROWWISE.items()},
+    "rms_norm": ("elementwise.norms", by_norm),
+    "add_rms_norm": ("elementwise.norms", by_norm),
+    "rms_norm_rope": ("elementwise.norms", by_norm),
+    "attend_few": ("attention.attend_few", attend_few),
+    "merge_few": ("attention.attend_few", by_head),
+    "attend_many": ("attention.attend_many", attend_many),
+    "layer_norm": ("elementwise.norms", by_norm),
+    "temper": ("elementwise.elementwise", by_four),
+    "select": ("elementwise.moves", by_four),
+    "columns": ("elementwise.moves", by_entry),
+    "join": ("elementwise.moves", by_head),
+    "logits": ("elementwise.moves", by_entry),
+    "angles": ("elementwise.rotations", by_row),
+    "rope": ("elementwise.rotations", by_head),
+    "hadamard": ("elementwise.rotations", by_matrix),
+    "store": ("attention.cache_store", by_head),
+    "recall": ("attention.cache_recall", by_head),
+    "add_squares": ("elementwise.collect", by_column),
+    "route": ("product.routing", warp_by_row),
+    "plan_experts": ("product.routing", once),
+    "gather": ("product.experts", by_entry),
+    "collect": ("product.experts", by_pair),
+    "scatter": ("product.experts", by_four),
+    "add_by_expert": ("product.experts", by_four),
+    "convolve": ("recurrent.convolution", by_column_and_tokens),
+    "selective_scan": ("recurrent.selective_scan", by_state),
+    "head_scan": ("recurrent.head_scan", by_state),
     "fetch": ("fetch", words),
-    "halve": ("halves", by_row),
-    "rescale": ("halves", by_row),
-    "split_bf16": ("halves", by_row),
-    "to_planes": ("to_planes", by_unit),
-    "quantize_planes": ("quantize", by_activations),
-    "norm_quantize": ("quantize_fused", by_row),
-    "swiglu_quantize": ("quantize_fused", by_activations),
-    "linear_planes": ("linear_planes", by_two_rows),
-    "linear_plain": ("linear_plain", by_warp),
-    "unpack": ("unpack", by_unpacked_unit),
-    "embed": ("embed", by_row),
+    "halve": ("product.halves", by_row),
+    "rescale": ("product.halves", by_row),
+    "split_bf16": ("product.halves", by_row),
+    "to_planes": ("product.to_planes", by_unit),
+    "quantize_planes": ("product.quantize", by_activations),
+    "norm_quantize": ("product.quantize_fused", by_row),
+    "swiglu_quantize": ("product.quantize_fused", by_activations),
+    "linear_planes": ("product.linear_planes", by_two_rows),
+    "linear_plain": ("product.linear_plain", by_warp),
+    "unpack": ("product.unpack", by_unpacked_unit),
+    "embed": ("product.embed", by_row),
 }
 
 

@@ -1,8 +1,8 @@
 """Machine code of the CUDA kernels: Numba makes PTX, NVIDIA's linker makes code for a card of it. Neither asks a card.
 
-It is kept as that of the CPU's kernels is (localllm.kernels.objects), in a folder named by a key of the sources, of the
-versions of what compiles, and of the compute capability. Run as a module, with a compute capability such as 8.0, this
-is a process that compiles (localllm.kernels.compilers).
+It is kept as that of the CPU's kernels is (localllm.kernels.build.objects), in a folder named by a key of the sources,
+of the versions of what compiles, and of the compute capability. Run as a module, with a compute capability such as 8.0,
+this is a process that compiles (localllm.kernels.build.compilers).
 """
 
 import hashlib
@@ -16,13 +16,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from localllm.files.kept import read_kept, write_kept
-from localllm.kernels.objects import mark_used, prune, symbol
-from localllm.kernels.target import version_file
-from localllm.quant import formats
+from localllm.kernels.build.objects import add_sources, mark_used, prune, symbol
+from localllm.kernels.machine import version_file
 from localllm.quant.cache import cache_folder
 
 Progress = Callable[[int, int], None]  # (kernels compiled, kernels to compile)
 Capability = tuple[int, int]  # to compute: a card's major and minor number
+SOURCES = (
+    "cuda/**/*.py", "arguments.py", "build/objects.py", "declaration.py", "formats/__init__.py", "verbs.py",
+)  # in localllm.kernels  # fmt: skip
 COMPILERS = ("numba-cuda", "llvmlite", "cuda-core", "nvidia-nvjitlink-cu12", "nvidia-nvjitlink")
 ENTRY = re.compile(r"\.visible \.entry ([\w$]+)\(")
 
@@ -48,7 +50,7 @@ def compiled(
     names: list[str], capability: Capability, progress: Progress, warn: Callable[[str], None]
 ) -> dict[str, bytes]:
     """Machine code of kernels, which is kept for the next start if that is possible."""
-    from localllm.kernels.compilers import compile_kernels  # seldom needed, and slow to import
+    from localllm.kernels.build.compilers import compile_kernels  # seldom needed, and slow to import
 
     problems: dict[str, None] = {}
 
@@ -69,10 +71,8 @@ def compiled(
 @cache
 def code_folder(capability: Capability) -> Path:
     """The folder of machine code for such cards, named by the key."""
-    here, key = Path(__file__).parent, hashlib.sha256()
-    shared = [here.parent / "arguments.py", here.parent / "objects.py", Path(formats.__file__)]
-    for source in [*sorted(here.glob("*.py")), *shared]:
-        key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    key = hashlib.sha256()
+    add_sources(key, SOURCES)
     versions = [f"{package} {version_of(package)}" for package in COMPILERS]
     for part in (version_file("numba"), *(text.encode() for text in (*versions, f"{capability}"))):
         key.update(part + b"\0")
@@ -122,7 +122,7 @@ def assembler() -> Path:
 
 
 def main() -> None:
-    from localllm.kernels.compilers import serve
+    from localllm.kernels.build.compilers import serve
 
     os.environ["NUMBA_ENABLE_CUDASIM"] = "0"  # which makes no code
     major, minor = map(int, sys.argv[1].split("."))

@@ -1,0 +1,53 @@
+"""What all decoders do: embed tokens, take them through the layers, normalize, and multiply with the output matrix."""
+
+from collections.abc import Callable
+from typing import Any
+
+from localllm.arch.attention import Transformer
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+Norm = Callable[[Activation], Activation]
+
+
+def decoder(
+    b: Builder,
+    w: Weights,
+    h: Any,
+    block: Callable[..., Activation],
+    x: Activation | None = None,
+    norm: Norm | None = None,
+    **shared: Any,
+) -> Activation:
+    """Logits of the wanted tokens, float32 [wanted, vocab].
+
+    block(b, the layer's weights, h, the layer's state, x, **shared) is one layer; x: what goes into the first one, the
+    tokens' embeddings if None; norm: the last one, RMSNorm with output_norm if None. h has states() and epsilon.
+    Without an output matrix the embedding matrix is one.
+    """
+    x = b.embed(w.token_embd, b.ids) if x is None else x
+    for state in h.states():
+        x = block(b, w.block(state.layer), h, state, x, **shared)
+    return last(b, w, h, x, norm)
+
+
+def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None) -> Activation:
+    """Logits of the wanted tokens, of what comes out of the last layer."""
+    ignore_guessing(b, w, h)
+    x = b.select(x, b.wanted)
+    x = norm(x) if norm else b.rms_norm(x, w.output_norm, h.epsilon)
+    return b.linear(x, w.get("output") or w.token_embd)
+
+
+def ignore_guessing(b: Builder, w: Weights, h: Any) -> None:
+    """Layers that guess further tokens (Gloeckle et al. 2024); a file may have left them out. Raises ModelError."""
+    for layer in range(h.layers, h.layers + h.guessing):
+        if tensors := (block := w.block(layer)).all():
+            block.require("nextn.eh_proj").shaped(h.width, 2 * h.width)
+            b.ignore(*tensors)
+
+
+def centered(b: Builder, w: Weights, h: Transformer) -> Norm:
+    """A last norm with mean and bias (LayerNorm, Ba et al. 2016)."""
+    w.require_biases("output_norm")
+    return lambda x: b.layer_norm(x, w.output_norm, h.epsilon)

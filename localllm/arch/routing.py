@@ -1,0 +1,21 @@
+"""How tokens are given to experts, as families say it."""
+
+from localllm.frozen import frozen
+
+
+@frozen
+class Routing:
+    """How tokens choose experts: those with the highest scores, of the best groups.
+
+    Scores are the softmax of the router's logits, or the sigmoid of each. The weights of the chosen ones are their
+    scores, made to add up to 1 if they are normalized, times the scale.
+    """
+
+    experts: int
+    used: int  # by each token
+    sigmoid: bool = False
+    normalized: bool = True
+    scale: float = 1.0
+    groups: int = 1  # of as many experts each; a group is as good as the sum of its two best (DeepSeek-V3, 2024)
+    groups_used: int = 1
+    weighs_inputs: bool = False  # weights multiply what experts get instead of what they make of it

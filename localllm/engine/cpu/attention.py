@@ -1,0 +1,74 @@
+"""Attention on the CPU: a plan for all layers that are alike, units of work, and their parts put together."""
+
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.states import Latent, Paged
+from localllm.engine.cpu.target import CpuTarget
+from localllm.engine.lower.attention import before_attention, behind_attention
+from localllm.engine.lower.steps import Steps
+from localllm.engine.lower.tape import Buffer
+from localllm.engine.record.operations import ALL, Operation
+from localllm.engine.run import BATCH
+from localllm.frozen import frozen
+from localllm.kernels.arguments import SPLIT, UNIT
+from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, ATTEND_TILES, FEW_TOKENS, MOST_SPLITS, SPLIT_TOKENS
+
+
+@frozen
+class AttentionPlan:
+    """What attention has to do in a run, see localllm.kernels.cpu.attention.plan."""
+
+    units: np.ndarray
+    unit_count: np.ndarray
+    splits: np.ndarray
+    made: Buffer  # stands for it
+
+
+def attend(steps: Steps, operation: Operation, target: CpuTarget) -> None:
+    """Units of attention, and what puts the parts of contexts together."""
+    attention = before_attention(steps, operation)
+    state, sides, arguments, reads, y = attention
+    heads = arguments["heads"]
+    plan = plan_of(steps, heads, state)
+    key_dim, value_dim = -(-state.key_dim // 16) * 16, -(-state.value_dim // 16) * 16
+    partial = Buffer(SPLIT_TOKENS * heads * MOST_SPLITS, (value_dim + 32) * 4)
+    arguments |= {"units": plan.units, "unit_count": plan.unit_count, "splits": plan.splits, "partial": partial}
+    arguments |= {"count": steps.counts[ALL], "positions": steps.header.positions}
+    arguments |= {"key_dim": state.key_dim, "value_dim": state.value_dim}
+    kernel, more = ("attend_tiles", ATTEND_TILES) if target.in_tiles else ("attend", 0)
+    arguments |= target.scratch(attention_scratch(key_dim, value_dim) + more)
+    kinds = "-".join(dict.fromkeys(side.kind.upper() for side in sides))
+    reads, count = [*reads, plan.made], plan.unit_count
+    steps.append(f"{kernel}-{kinds}", arguments, 8 * target.threads, reads, [y, partial], count)
+    steps.append("merge", arguments, 2 * target.threads, [partial, plan.made], [y])
+    behind_attention(steps, operation, attention)
+
+
+def plan_of(steps: Steps, heads: int, state: Paged | Latent) -> AttentionPlan:
+    """Made once for all layers that are alike."""
+    alike = {"heads": heads, "kv_heads": state.kv_heads, "window": state.window or 0, "chunked": state.chunked}
+
+    def make() -> AttentionPlan:
+        units = np.empty((most_units(heads, state.kv_heads), len(UNIT)), np.int64)
+        plan = AttentionPlan(units, np.zeros(1, np.int64), np.empty((BATCH, len(SPLIT)), np.int64), Buffer(0, 0))
+        arguments: dict[str, Any] = {"units": units, "unit_count": plan.unit_count, "splits": plan.splits}
+        arguments |= {"sequences": steps.header.sequences, "sequence_count": steps.header.sequence_count}
+        steps.append("plan", alike | arguments, 1, [], [plan.made])
+        return plan
+
+    return steps.once(("plan", *alike.values()), make)
+
+
+def attention_scratch(key_dim: int, value_dim: int) -> int:
+    """Bytes that a thread needs, see localllm.kernels.cpu.attention; the dimensions are padded."""
+    tiles = 2 * ATTEND_KEYS * max(key_dim, value_dim)
+    return 4 * (ATTEND_ROWS * (key_dim + value_dim + ATTEND_KEYS + 32) + tiles)
+
+
+def most_units(heads: int, kv_heads: int) -> int:
+    """Of attention in a run: tiles of rows, and those of sequences with few tokens once for each part of a context."""
+    group = heads // kv_heads
+    whole, split = BATCH * group // ATTEND_ROWS + BATCH, FEW_TOKENS * group // ATTEND_ROWS + 1
+    return kv_heads * (whole + split * SPLIT_TOKENS * MOST_SPLITS)

@@ -1,0 +1,56 @@
+"""The target CPU: the pass that its operations go through, and the table of the verbs that it does in its own way."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from localllm.engine.cpu.attention import attend
+from localllm.engine.cpu.products import expert_linear, halves, halves_of, has_integers, linear, quantize
+from localllm.engine.cpu.target import CpuTarget
+from localllm.engine.cpu.tiles import needs_both_planes, pack
+from localllm.engine.record.forms import with_forms
+from localllm.engine.record.operations import PRODUCTS, Operation, stored
+from localllm.kernels.cpu import HALVES
+from localllm.kernels.machine import has_tiles
+
+VERBS = {
+    "linear": linear, "expert_linear": expert_linear, "attend": attend, "quantize": quantize, "pack": pack,
+    **dict.fromkeys((verb for verb, _, _ in HALVES.values()), halves),
+}  # fmt: skip
+
+
+def target_for_this_cpu(threads: int) -> CpuTarget:
+    """With tiles, where there are any."""
+    return CpuTarget(threads, has_tiles(), VERBS)
+
+
+def prepared(operations: Sequence[Operation], target: CpuTarget) -> list[Operation]:
+    """The operations with what makes integers, halves and panels of what matrices meet, once for all that meet it.
+
+    Products know then whether keys and values are made of what they make (`is_stored`).
+    """
+    kept = stored(operations)
+    marked = [with_storage(one, one.verb == "linear" and one.output in kept) for one in operations]
+    exact = {
+        operation.inputs[0]
+        for operation in marked
+        if operation.verb in PRODUCTS
+        and needs_both_planes(operation.given["weight"].tensor.format.name, operation.given["is_stored"])
+    }
+
+    def forms_of(operation: Operation) -> dict[str, dict[str, Any]]:
+        if operation.verb not in PRODUCTS:
+            return {}
+        weight = operation.given["weight"]
+        verb = "quantize" if has_integers(weight) else None if target.in_tiles else halves_of(weight)
+        forms: dict[str, dict[str, Any]] = {verb: {}} if verb else {}
+        return forms | ({"pack": {"exact": operation.inputs[0] in exact}} if target.in_tiles else {})
+
+    return with_forms(marked, forms_of)
+
+
+def with_storage(operation: Operation, is_stored: bool) -> Operation:
+    """A product that knows it; others as they are."""
+    if operation.verb not in PRODUCTS:
+        return operation
+    given = {**operation.given, "is_stored": is_stored}
+    return Operation(operation.verb, operation.inputs, operation.output, given)

@@ -1,0 +1,67 @@
+"""A model for the CPU as something that runs: the header of a run, the tape, the threads that walk it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from localllm.engine.cpu.lowering import prepared, target_for_this_cpu
+from localllm.engine.cpu.pieces import Loader
+from localllm.engine.cpu.threads import Threads
+from localllm.engine.lower.lowering import Crossing, lowered
+from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.lower.tape import Tape
+from localllm.engine.record.operations import Operation
+from localllm.engine.run import Header, Span
+from localllm.errors import NOT_NUMBERS, ModelError
+from localllm.kernels.build.library import Library, Progress
+
+
+class Program:
+    """A model for the CPU.
+
+    Attributes:
+        warning: what the user should know about the kernels, in one line, or None.
+        prepare_all: has all kernels ready that a run may need, which are compiled behind the first runs otherwise.
+    """
+
+    def __init__(self, header: Header, threads: Threads, vocab_size: int, loader: Loader):
+        self.warning, self.prepare_all = loader.library.warning, loader.prepare_all
+        self._header, self._threads, self._vocab_size, self._loader = header, threads, vocab_size, loader
+
+    def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+        """Read the tokens of all spans, BATCH at most; the wanted logits, span by span: float32 [wanted, vocab].
+
+        Raises ModelError if some are not numbers, LocalllmError if a kernel cannot be compiled.
+        """
+        logits = np.empty((sum(span.wanted for span in spans), self._vocab_size), np.float32)
+        self._header.fill(spans, precise, logits)
+        tokens, wanted, _, most_precise, *_ = self._header.numbers.tolist()
+        self._loader.prepare(tokens, wanted, most_precise)
+        self._threads.run()
+        if self._header.flaws[0]:
+            raise ModelError(NOT_NUMBERS)
+        return logits
+
+    def close(self) -> None:
+        """End the threads, and compile no more."""
+        self._threads.close()
+        self._loader.library.close()
+
+
+def compiled(
+    operations: Sequence[Operation], places: StepPlaces, threads: int, progress: Progress | None,
+    given: Crossing | None = None,
+) -> Program:  # fmt: skip
+    """A program of what a Recorder has written down; the last operation makes the logits, unless others go on.
+
+    given: see `lowered`; progress(done, total) is called while somebody waits for kernels, here or in the program's
+    first run. Raises ModelError, LocalllmError.
+    """
+    target = target_for_this_cpu(threads)
+    tape = Tape(lowered(prepared(operations, target), target, places, given=given).all)
+    library = Library(tape.kernels | {"run", "work"}, progress, target.pieces.all_names())
+    rows = tape.finish(library.addresses, threads)
+    memory = library, places, tape.memory  # as long as the threads live
+    walkers = Threads(threads, library.addresses, rows, keep=memory)
+    vocab_size = operations[-1].output.columns
+    return Program(places.header, walkers, vocab_size, Loader(library, target.pieces, progress))

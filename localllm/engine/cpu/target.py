@@ -1,0 +1,58 @@
+"""What the CPU chooses: how steps are shared, what memory they get, and whether products go in tiles."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from localllm.arch.weights import Weight
+from localllm.engine.cpu.pieces import Pieces
+from localllm.engine.lower.tape import SCRATCH_BYTES, Scratch
+from localllm.engine.run import BATCH
+from localllm.errors import UnsupportedError
+from localllm.frozen import frozen
+from localllm.kernels.cpu import EXPERT_ROWS, PLAIN, TOKENS_AT_ONCE
+from localllm.quant.layouts import LAYOUTS
+
+
+@frozen
+class CpuTarget:
+    """As localllm.engine.lower.steps.Target.
+
+    Attributes:
+        in_tiles: whether products of more than a few tokens, and attention, go in BF16 tiles.
+        pieces: of products of quantized weights, which are loaded when they are needed.
+    """
+
+    threads: int
+    in_tiles: bool
+    verbs: Mapping[str, Callable[..., None]]
+    pieces: Pieces = field(default_factory=Pieces)
+    tokens: ClassVar[int] = BATCH
+    buffer_rows: ClassVar[int] = max(-(-BATCH // tokens) * tokens for tokens in TOKENS_AT_ONCE)  # kernels round up
+    wanted_rows: ClassVar[int] = buffer_rows
+    expert_rows: ClassVar[int] = EXPERT_ROWS
+
+    def matrix(self, weight: Weight) -> np.ndarray:
+        """As of Target."""
+        name = weight.tensor.format.name
+        if name not in PLAIN and name not in LAYOUTS:
+            raise UnsupportedError(f"tensor {weight.name}: format {name} is not supported")
+        return weight.tensor.data
+
+    def layout_of(self, weight: Weight) -> tuple[str, int]:
+        """As of Target: as in the file."""
+        return weight.tensor.format.name, weight.tensor.format.row_bytes(weight.shape[-1])
+
+    def scratch(self, size: int) -> dict[str, Any]:
+        """As of Target."""
+        return {"scratch": Scratch(size), "scratch_bytes": SCRATCH_BYTES}
+
+    def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
+        """As of Target: some parts for each thread."""
+        return 4 * self.threads, count
+
+    def parts(self, wanted: int, rows: int) -> int:
+        """As of Target."""
+        return wanted

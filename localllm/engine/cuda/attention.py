@@ -1,0 +1,86 @@
+"""Attention on a card: which kernels, and in how many parts."""
+
+from localllm.engine.cuda.target import CudaTarget
+from localllm.engine.lower.attention import AttentionSteps, before_attention, behind_attention
+from localllm.engine.lower.steps import Steps
+from localllm.engine.lower.tape import Buffer
+from localllm.engine.record.operations import ALL, Operation
+from localllm.frozen import frozen
+
+BLOCKS = 264  # that fill a card of 132 multiprocessors, two each
+DECODE = 8  # tokens; of so many, each has its context cut as if it were alone, and gets the same bits
+FEW_TOKENS = 16  # of a run; for more, tensor cores
+MOST_DIM = 256  # of a head, for tensor cores; beyond there are not enough registers
+LANES, NUMBERS = 32, 8  # that share a head at most, and numbers that each reads of it at once
+MOST_HEADS, MOST_NUMBERS = 8, 128  # of a bundle: query heads, and numbers of theirs and their results in registers
+
+
+@frozen
+class Few:
+    """How localllm.kernels.cuda.attention.attend_few deals with heads of these dimensions."""
+
+    key_dim: int
+    value_dim: int
+    group: int  # query heads that share a key-value head
+
+    @property
+    def bundle(self) -> int:
+        """Query heads that a block treats together: equal parts of the group that fit the registers."""
+        numbers = NUMBERS * sum(-(-dim // (NUMBERS * LANES)) for dim in (self.key_dim, self.value_dim))
+        most = min(max(MOST_NUMBERS // numbers, 1), MOST_HEADS)
+        return -(-self.group // -(-self.group // most))
+
+    @property
+    def bundles(self) -> int:
+        return -(-self.group // self.bundle)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Of the partial result of a head."""
+        return 4 * (4 + -(-self.value_dim // 8) * 8)
+
+    def parts(self, tokens: int, kv_heads: int) -> int:
+        """In how many a context is cut at most."""
+        return -(-BLOCKS // (kv_heads * self.bundles * (tokens if tokens > DECODE else 1)))
+
+
+def attend(steps: Steps, operation: Operation, target: CudaTarget) -> None:
+    """In float32 for few tokens, on tensor cores for many."""
+    attention = before_attention(steps, operation)
+    attention.arguments["sequences"] = steps.header.sequences
+    append = attend_few if are_few(attention, target) else attend_many
+    append(steps, attention, target)
+    behind_attention(steps, operation, attention)
+
+
+def are_few(attention: AttentionSteps, target: CudaTarget) -> bool:
+    """Whether float32 is used: for few tokens, for who wants a cache in float32, and for very long heads."""
+    state, is_exact = attention.state, any(side.kind == "f32" for side in attention.sides)
+    return target.tokens <= FEW_TOKENS or is_exact or max(state.key_dim, state.value_dim) > MOST_DIM
+
+
+def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> None:
+    """Each token on its own, its context cut in parts."""
+    state, sides, arguments, reads, y = attention
+    heads, header = arguments["heads"], steps.header
+    few = Few(state.key_dim, state.value_dim, heads // state.kv_heads)
+    parts = few.parts(target.tokens, state.kv_heads)
+    partial = Buffer(target.tokens * heads * parts, few.partial_bytes)
+    arguments = arguments | {"count": steps.counts[ALL], "positions": header.positions, "owners": header.owners}
+    arguments |= {"parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
+    merged = {name: arguments.pop(name) for name in ("sinks", "y", "y_stride")}
+    shared = ("count", "positions", "heads", "window", "chunked", "parts", "partial", "partial_bytes")
+    merged |= {name: arguments[name] for name in shared} | {"value_dim": state.value_dim}
+    kinds = "-".join(side.kind.upper() for side in sides)
+    kernel = f"attend_few-{kinds}-{few.bundle}-{few.key_dim}-{few.value_dim}"
+    steps.append(kernel, arguments | {"bundles": few.bundles}, target.tokens, reads, [partial])
+    steps.append("merge_few", merged, target.tokens, [partial], [y])
+
+
+def attend_many(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> None:
+    """Tokens of a sequence together, on tensor cores."""
+    state, sides, arguments, reads, y = attention
+    kinds = "-".join(side.kind.upper() for side in sides)
+    kernel = f"attend_many-{kinds}-{state.key_dim}-{state.value_dim}-{target.depth}"
+    arguments = arguments | {"sequence_count": steps.header.sequence_count}
+    steps.append(kernel, arguments, target.tokens, reads, [y])

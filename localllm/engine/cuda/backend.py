@@ -1,0 +1,92 @@
+"""What computes: a graphics card, and the CPU for the first layers if the card has no room for all."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.states import Recurrent, State
+from localllm.engine.cpu.program import Program, compiled
+from localllm.engine.cuda.cache import CudaCache
+from localllm.engine.cuda.card import Card
+from localllm.engine.cuda.program import MOST_SEQUENCES, CudaProgram
+from localllm.engine.cuda.recurrent import CardLayout
+from localllm.engine.lower.lowering import Crossing
+from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.lower.tape import row_bytes
+from localllm.engine.memory.cache import KVCache
+from localllm.engine.memory.joint_cache import JointCache
+from localllm.engine.memory.room import Room
+from localllm.engine.options import EngineOptions
+from localllm.engine.record.operations import Operation
+from localllm.engine.record.shift import Turn
+from localllm.engine.record.split import split
+from localllm.engine.run import BATCH, Header, Span
+from localllm.errors import UnsupportedError
+
+
+class CudaBackend:
+    """A model on a card; as localllm.engine.backend.Backend says."""
+
+    def __init__(
+        self, card: Card, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
+        on_cpu: int = 0, spare: int = 0,
+    ):  # fmt: skip
+        """on_cpu: how many of the first layers the CPU computes; spare: bytes that the card has besides weights,
+        buffers and one context.
+
+        Raises MemoryLimitError, UnsupportedError.
+        """
+        self._card, self.warning, kv_type = card, None, options.kept_as
+        self._front: Program | None = None
+        kept = [state for state in states if not isinstance(state, Recurrent)]
+        recurrent = [state for state in states if isinstance(state, Recurrent)]
+        cache = CudaCache(card, [state for state in kept if state.layer >= on_cpu], context, kv_type, spare)
+        both: KVCache | JointCache = cache
+        layout = CardLayout(card, recurrent) if recurrent else None
+        taken: Crossing = {}
+        if on_cpu:
+            if recurrent:
+                raise UnsupportedError("a model with recurrent layers has to be on the card whole, or not at all")
+            halves = split(operations, on_cpu)
+            taken = {x: pinned_rows(card, row_bytes(x.columns)) for x in halves.crossing}
+            first = KVCache([state for state in kept if state.layer < on_cpu], context, kv_type, cache.sequences)
+            both, places = JointCache(first, cache), StepPlaces(first, None, Header())
+            self._front = compiled(halves.before, places, options.thread_count, options.progress, taken)
+            operations, self.warning = halves.behind, self._front.warning
+        room = Room(both, layout)
+        self.store, self.places, self.place_bytes = room.store, room.places, room.place_bytes
+        self._program = CudaProgram(card, operations, cache, layout, context, options, taken)
+        self.warning = self.warning or card.warning
+
+    def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+        groups = [spans[i : i + MOST_SEQUENCES] for i in range(0, len(spans), MOST_SEQUENCES)]
+        rows = [self._run(group, precise) for group in groups]
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+        """The same for no more spans than the card has tables for; what the CPU leaves is of these alone."""
+        if self._front:
+            self._front.run([span._replace(wanted=0) for span in spans], precise)
+        return self._program.run(spans, precise)
+
+    def prepare_all(self) -> None:
+        if self._front:
+            self._front.prepare_all()
+
+    def prepare_shift(self, turns: Mapping[int, Turn]) -> None:
+        """Raises UnsupportedError."""
+        raise UnsupportedError("tokens in the middle cannot be forgotten on a card yet: use --on-overflow drop-turns")
+
+    def turn(self, store: Any, first: int, end: int, distance: int) -> None:
+        raise AssertionError
+
+    def close(self) -> None:
+        if self._front:
+            self._front.close()
+        self._card.close()
+
+
+def pinned_rows(card: Card, size: int) -> np.ndarray:
+    """Memory of the host for an activation, float32 [BATCH, size / 4]."""
+    return card.pinned(BATCH * size).view(np.float32).reshape(BATCH, -1)

@@ -1,0 +1,74 @@
+"""The KV cache in a card's memory: places as on the CPU, allocated at once."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from localllm.arch.states import State
+from localllm.arch.storage import KVType
+from localllm.engine.cuda.card import Card
+from localllm.engine.cuda.placing import state_bytes
+from localllm.engine.memory.cache import KVCache, Streams
+from localllm.kernels.arguments import PAGE
+
+SEQUENCES = (2, 1)  # whole contexts that are allocated: a conversation, and one beside it
+
+
+class CardMemory:
+    """Some of a card's memory.
+
+    Attributes:
+        address: of the first byte.
+    """
+
+    def __init__(self, card: Card, size: int):
+        """Raises MemoryLimitError."""
+        self.address = card.allocate(size)
+
+
+class CudaCache(KVCache):
+    """Places for the tokens of all sequences."""
+
+    def __init__(self, card: Card, states: Sequence[State], context: int, kv_type: KVType, spare: int):
+        """spare: bytes that there are for more than one context. Raises MemoryLimitError, ModelError."""
+        self._card = card
+        has_room = sum(state_bytes(state, context, kv_type) for state in states) <= spare
+        super().__init__(states, context, kv_type, SEQUENCES if has_room else SEQUENCES[-1:])
+
+    def _reserved(self, size: int) -> CardMemory:  # type: ignore[override]  # has an address, and no bytes
+        return CardMemory(self._card, size)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        for side in self._streams():
+            for head in range(side.heads):
+                first = self._memory.address + side.start + head * self.head_stride(side)
+                page = PAGE * side.token_bytes
+                self._card.copy(first + target * page, first + source * page, tokens * side.token_bytes)
+
+    def content(self, pages: np.ndarray, local: bool) -> np.ndarray:
+        parts = [self._card.download(address, size) for address, size in self._pieces(pages, local)]
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+
+    def fill(self, pages: np.ndarray, local: bool, content: np.ndarray) -> None:
+        if len(pages) * self.page_bytes(local) != len(content):
+            raise ValueError(f"{len(content)} bytes for {len(pages) * self.page_bytes(local)}")
+        start = 0
+        for address, size in self._pieces(pages, local):
+            self._card.upload(address, content[start : start + size])
+            start += size
+
+    def _pieces(self, pages: np.ndarray, local: bool) -> Iterable[tuple[int, int]]:
+        """Where some pages lie and their sizes, stream by stream, of layers with a window or of those without."""
+        windowed = set(self._streams(local=True))
+        for side in self._streams():
+            if (side in windowed) == local:
+                for head in range(side.heads):
+                    for page in pages:
+                        yield self._place(side, head, int(page)), PAGE * side.token_bytes
+
+    def _place(self, side: Streams, head: int, page: int) -> int:
+        return self._memory.address + side.start + head * self.head_stride(side) + page * PAGE * side.token_bytes
+
+    # localllm.engine.memory.cache gives memory to the system again; here it stays.
+    def give_back(self, pages: Iterable[int], local: bool = False) -> None:
+        """The memory stays."""

@@ -1,0 +1,254 @@
+"""A real graphics card, through NVIDIA's own Python packages: the driver's memory, cuda.core's launches and graphs, and
+cuBLAS for products on tensor cores. Nothing of this is imported on machines without a driver."""
+
+import ctypes
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from localllm.engine.cuda.card import CHUNK, Launch, LibraryProduct, Work
+from localllm.engine.cuda.driver import has_driver
+from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.kernels.build.library import Progress
+
+WORKSPACE = 32 << 20  # bytes that cuBLAS may use
+OLDEST = (7, 5)  # the first compute capability whose tensor cores take float16 as they are used here
+
+
+class NoCardError(LocalllmError):
+    """There is no card that works."""
+
+
+def open_card(number: int) -> "CudaCard":
+    """A card by its number. Raises NoCardError, which says in one line what is missing."""
+    if not has_driver():
+        raise NoCardError("there is no NVIDIA driver")
+    try:
+        from cuda.bindings import driver
+        from cuda.core import Device
+        from nvmath.bindings import cublas
+    except ImportError as error:
+        raise NoCardError(f"no {error.name}: pip install 'localllm[cuda]'") from None
+    try:
+        checked(driver, driver.cuInit(0))
+        count = checked(driver, driver.cuDeviceGetCount())
+        if number >= count:
+            raise NoCardError(f"there is no card {number}: there are {count}")
+        device = Device(number)
+        capability = tuple(device.compute_capability)
+        if capability < OLDEST:
+            raise NoCardError(f"{device.name} is of compute capability {capability[0]}.{capability[1]}, 7.5 is needed")
+        device.set_current()
+        return CudaCard(device, driver, cublas)
+    except NoCardError:
+        raise
+    except Exception as error:  # of the driver, of cuda.core: too old, busy, broken
+        raise NoCardError(f"card {number} cannot be used: {one_line(error)}") from None
+
+
+def checked(driver: Any, result: tuple) -> Any:
+    """What a call of the driver returns behind its status. Raises LocalllmError, or MemoryLimitError."""
+    status, *values = result
+    if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        raise MemoryLimitError("the graphics card has not enough memory")
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise LocalllmError(f"the graphics card failed: {status.name}")
+    return values[0] if values else None
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What cuda.core and cuBLAS raise is a LocalllmError, as what the driver's own calls return."""
+    try:
+        yield
+    except (LocalllmError, MemoryError):
+        raise
+    except Exception as error:
+        raise LocalllmError(f"the graphics card failed: {one_line(error)}") from error
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# Operations in float16 with sums in float32, dense, that a multiprocessor's tensor cores do in a cycle, by compute
+# capability (NVIDIA's white papers of these generations).
+OPERATIONS = {(7, 5): 1024, (8, 0): 2048, (8, 6): 512, (8, 7): 2048, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192}
+
+
+def limits(properties: Any, capability: tuple[int, ...]) -> tuple[float, float]:
+    """What a card's memory gives, in bytes per second, and its tensor cores, in operations; 0 for what is unknown."""
+    bandwidth = 2 * 1e3 * properties.memory_clock_rate * properties.global_memory_bus_width / 8
+    cycles = 1e3 * properties.clock_rate * properties.multiprocessor_count
+    return bandwidth, cycles * OPERATIONS.get((capability[0], capability[1]), 0)
+
+
+class CudaCard:
+    """One card; see localllm.engine.cuda.card.Card. Any thread may call it: the driver knows the card by thread.
+
+    Attributes:
+        name: as its maker calls it.  capability: major and minor number.
+    """
+
+    def __init__(self, device: Any, driver: Any, cublas: Any):
+        self.bandwidth, self.peak = limits(device.properties, tuple(device.compute_capability))
+        self.name, self.capability = device.name, tuple(device.compute_capability)
+        self._device, self._driver, self._cublas = device, driver, cublas
+        self.warning: str | None = None
+        self._stream, self._copies = device.create_stream(), device.create_stream()
+        self._handle = cublas.create()
+        self._kernels: dict[str, Any] = {}
+        self._allocated, self._pinned = set[int](), list[int]()
+        self._workspace = self.allocate(WORKSPACE)  # cuBLAS must not allocate while a graph is recorded
+        self._staging = [self.pinned(CHUNK) for _ in range(2)]
+        self._one, self._zero = (np.array([value], np.float32) for value in (1, 0))
+
+    def use(self) -> None:
+        self._device.set_current()
+
+    # ---- memory ----
+
+    def allocate(self, size: int) -> int:
+        self.use()
+        address = int(checked(self._driver, self._driver.cuMemAlloc(max(size, 1))))
+        self._allocated.add(address)
+        return address
+
+    def free(self, address: int) -> None:
+        if address not in self._allocated:
+            return
+        self._allocated.discard(address)
+        self.use()
+        checked(self._driver, self._driver.cuMemFree(address))
+
+    def pinned(self, size: int) -> np.ndarray:
+        self.use()
+        address = int(checked(self._driver, self._driver.cuMemHostAlloc(max(size, 1), 0)))
+        self._pinned.append(address)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+    def upload(self, address: int, data: np.ndarray) -> None:
+        self.use()
+        # Not by cuMemcpyHtoD, which may return before the bytes are there: streams do not wait for it.
+        handle = self._stream.handle
+        checked(self._driver, self._driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, handle))
+        self.synchronize()
+
+    def download(self, address: int, size: int) -> np.ndarray:
+        self.use()
+        self.synchronize()
+        data = np.empty(size, np.uint8)
+        checked(self._driver, self._driver.cuMemcpyDtoH(data.ctypes.data, address, size))
+        return data
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        self.use()
+        checked(self._driver, self._driver.cuMemcpyDtoDAsync(target, source, size, self._stream.handle))
+
+    @told()
+    def feed(self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int) -> None:
+        """Bring chunks of at most CHUNK bytes to the card through memory that the driver can read without help.
+
+        While one is on its way, the next is fetched from the file, and the last is worked on: work(address, chunk) says
+        what to do with it. Without work, chunks go to `place`, one behind the other.
+        """
+        room = [self.allocate(CHUNK) for _ in range(2)]
+        done: list[Any] = [None, None]
+        for turn, chunk in zip(cycle((0, 1)), chunks, strict=False):
+            if done[turn] is not None:
+                done[turn].sync()
+            self._staging[turn][: chunk.nbytes] = chunk
+            to_do = work(room[turn], chunk)
+            target = room[turn] if to_do else place
+            source = self._staging[turn].ctypes.data
+            handle = self._copies.handle
+            checked(self._driver, self._driver.cuMemcpyHtoDAsync(target, source, chunk.nbytes, handle))
+            place += chunk.nbytes
+            self._stream.wait(self._copies)
+            if to_do:
+                self._start(self._stream, to_do)
+            done[turn] = self._stream.record()
+        self.synchronize()
+        for address in room:
+            self.free(address)
+
+    def free_bytes(self) -> int:
+        status, free, _ = self._driver.cuMemGetInfo()
+        checked(self._driver, (status,))
+        return int(free)
+
+    # ---- work ----
+
+    @told()
+    def prepare(self, kernels: set[str], progress: Progress | None) -> None:
+        from cuda.core import ObjectCode
+
+        from localllm.kernels.cuda.build import machine_code
+
+        missing = {name for name in kernels if name not in self._kernels}
+        for name, (code, entry) in machine_code(missing, self.capability, progress, self._warn).items():
+            self._kernels[name] = ObjectCode.from_cubin(code).get_kernel(entry)
+
+    def _warn(self, line: str) -> None:
+        self.warning = line
+
+    @told()
+    def record(self, works: Sequence[Work]) -> Callable[[], None]:
+        builder = self._stream.create_graph_builder().begin_building()
+        for work in works:
+            self._start(builder, work)
+        graph = builder.end_building().complete()
+        graph.upload(self._stream)
+        return told()(lambda: graph.launch(self._stream))
+
+    @told()
+    def do(self, works: Sequence[Work]) -> None:
+        for work in works:
+            self._start(self._stream, work)
+
+    def _start(self, stream: Any, work: Work) -> None:
+        """Begin some work, on a stream or a graph that is recorded."""
+        from cuda.core import LaunchConfig, launch
+
+        if isinstance(work, LibraryProduct):
+            self._multiply(stream, work)
+            return
+        assert isinstance(work, Launch)
+        how = LaunchConfig(grid=(work.grid.x, work.grid.y), block=work.grid.threads)
+        launch(stream, how, self._kernels[work.kernel], *(np.int64(value) for value in work.arguments))
+
+    def _multiply(self, stream: Any, work: LibraryProduct) -> None:
+        """Row by row, c = b a^T; to cuBLAS, which has columns first, c = a^T b."""
+        names = self._cublas
+        _, handle = stream.__cuda_stream__()
+        names.set_stream(self._handle, int(handle))
+        names.set_workspace(self._handle, self._workspace, WORKSPACE)  # setting a stream forgets it
+        kind = {"f16": 2, "bf16": 14, "f32": 0}[work.kind]  # cudaDataType
+        before = (self._one if work.adds else self._zero).ctypes.data
+        names.gemm_ex(
+            self._handle, int(names.Operation.T), int(names.Operation.N), work.m, work.n, work.k,
+            self._one.ctypes.data, work.a, kind, work.a_stride, work.b, kind, work.b_stride, before, work.c, 0,
+            work.c_stride, int(names.ComputeType.COMPUTE_32F), int(names.GemmAlgo.DEFAULT),
+        )  # fmt: skip
+
+    @told()
+    def synchronize(self) -> None:
+        self._copies.sync()
+        self._stream.sync()
+
+    def close(self) -> None:
+        """As far as it goes: a card that has failed takes nothing back, and what it failed at has been told."""
+        allocated, self._allocated, pinned, self._pinned = self._allocated, set(), self._pinned, []
+        with suppress(LocalllmError), told():
+            self.use()
+            self.synchronize()
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                self._cublas.destroy(handle)
+        for address in allocated:
+            self._driver.cuMemFree(address)
+        for address in pinned:
+            self._driver.cuMemFreeHost(address)

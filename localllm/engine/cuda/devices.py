@@ -1,0 +1,65 @@
+"""Which device computes, and how many of a model's layers a card gets."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from localllm.arch.states import State
+from localllm.arch.storage import KVType
+from localllm.engine.cuda.card import Card
+from localllm.engine.cuda.device import NoCardError, open_card
+from localllm.engine.cuda.placing import Sizes, layers_that_fit, require_room, sizes, spare
+from localllm.engine.options import EngineOptions
+from localllm.errors import MemoryLimitError, UnsupportedError
+from localllm.files.gguf_file import GGUFFile
+
+
+class Placed(NamedTuple):
+    """A card for the last layers, or none."""
+
+    card: Card | None
+    layers: int  # how many
+    spare: int = 0  # bytes that it has besides them, with one context
+    warning: str | None = None  # why there is none, should that surprise
+
+
+def placed(
+    options: EngineOptions, file: GGUFFile, states: Sequence[State], layers: int, context: int,
+    buffers: Callable[[Sequence[State], KVType], int],
+) -> Placed:  # fmt: skip
+    """The card that options name, with as many of the layers as they say and it has room for.
+
+    buffers(states, kv_type): bytes that a card needs besides weights and cache. With the device auto, the CPU computes
+    what no card can, and the warning says why, if there is a driver. Raises NoCardError, MemoryLimitError,
+    UnsupportedError.
+    """
+    device, wanted, kv_type = options.backend, options.gpu_layers, options.kept_as
+    automatic = device == "auto"
+    if wanted == 0:
+        return Placed(None, 0)
+    try:
+        card = open_card(int(device.partition(":")[2] or 0))
+    except NoCardError as error:
+        if automatic:
+            return Placed(None, 0, warning=f"the CPU computes: {error}")
+        raise
+    try:
+        needed = sizes(file.tensors, states, layers, context, kv_type, buffers(states, kv_type))
+        free = card.free_bytes()
+        count = layers_on(card.name, needed, wanted, free)
+        return Placed(card, count, spare(needed, count, free))
+    except (MemoryLimitError, UnsupportedError) as error:
+        card.close()
+        if automatic and wanted == "auto":
+            return Placed(None, 0, warning=f"the CPU computes: {error}")
+        raise
+
+
+def layers_on(card: str, needed: Sizes, wanted: int | str, free: int) -> int:
+    """How many layers a card gets. Raises MemoryLimitError if it has no room for them, or for any."""
+    count = len(needed.layers) if wanted == "all" else wanted
+    if isinstance(count, int):
+        require_room(needed, min(count, len(needed.layers)), free)
+        return min(count, len(needed.layers))
+    if not (count := layers_that_fit(needed, free)):
+        raise MemoryLimitError(f"{card} has {free / 1e9:.1f} GB free, too few for a layer of this model")
+    return count

@@ -1,0 +1,77 @@
+"""The target CUDA: what an architecture has said becomes work for a graphics card.
+
+A program is lowered for a number of tokens, a power of two (SIZES): grids are fixed, so that all of it can be recorded
+as one graph and replayed without Python between its kernels. Up to FEW_TOKENS, weights are multiplied as they lie in
+memory, which is what bounds decode; for more they are unpacked to float16 and multiplied on tensor cores.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from localllm.engine.cuda import products
+from localllm.engine.cuda.attention import attend
+from localllm.engine.cuda.card import Launch, LibraryProduct, Work
+from localllm.engine.cuda.fusion import fused, with_integers
+from localllm.engine.cuda.products import Within
+from localllm.engine.cuda.target import CudaTarget
+from localllm.engine.cuda.weights import CardWeights
+from localllm.engine.lower.lowering import Crossing, lowered
+from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.lower.tape import Buffer, Step
+from localllm.engine.record.forms import with_forms
+from localllm.engine.record.operations import PRODUCTS, WANTED, Operation
+from localllm.kernels.cuda import grid, parameters
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens that there are programs for
+VERBS = {
+    "linear": products.linear, "expert_linear": products.expert_linear, "route": products.route, "attend": attend,
+    "quantize_planes": products.quantize_planes, "halve": products.halve, "split_bf16": products.split_bf16,
+}  # fmt: skip
+
+
+def card_steps(
+    operations: Sequence[Operation], places: StepPlaces, weights: CardWeights, size: tuple[int, int], taken: Crossing
+) -> list[Step]:
+    """The steps of a program; size: of tokens, and of those whose logits are wanted, the most; taken: see `lowered`."""
+    target = CudaTarget(*size, weights, VERBS)
+
+    def forms_of(operation: Operation) -> dict[str, dict[str, Any]]:
+        if operation.verb not in PRODUCTS:
+            return {}
+        form = products.form_of(operation, size[1] if operation.inputs[0].rows is WANTED else size[0])
+        return {form: {}} if form else {}
+
+    steps = lowered(with_forms(operations, forms_of), target, places, taken)
+    return fused(with_integers(steps.all))
+
+
+def kernels_of(steps: Sequence[Step]) -> set[str]:
+    """The names of all that are needed."""
+    return {step.kernel for step in steps if step.kernel != "product"}
+
+
+def work_of(step: Step, place: Callable[[Any], int], memory: int) -> Work:
+    """What the card has to do; place: where an array is for it; memory: address of the buffers."""
+    values = {name: encoded(value, place, memory) for name, value in step.arguments.items()}
+    if step.kernel == "product":
+        return LibraryProduct(**values | {"kind": step.arguments["kind"], "adds": step.arguments["adds"]})
+    names = parameters(step.kernel)
+    if missing := values.keys() ^ set(names):
+        raise TypeError(f"{step.kernel}: {', '.join(sorted(missing))}")
+    how = grid(step.kernel, step.arguments, step.parts)
+    return Launch(step.kernel, how, tuple(values[name] for name in names))
+
+
+def encoded(value: Any, place: Callable[[Any], int], memory: int) -> int:
+    """An argument as an int64: a number, the bits of a float32, or an address."""
+    if isinstance(value, Within):
+        return encoded(value.buffer, place, memory) + value.offset
+    if isinstance(value, Buffer):
+        return memory + value.address if value.rows else 0
+    if isinstance(value, np.ndarray):
+        return place(value)
+    if isinstance(value, str):
+        return 0
+    return int(np.float32(value).view(np.int32)) if isinstance(value, float) else int(value)

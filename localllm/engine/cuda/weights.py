@@ -1,0 +1,117 @@
+"""A model's matrices in a card's memory, in the layout that its kernels read (localllm.kernels.cuda.product.planes)."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from localllm.arch.weights import Weight
+from localllm.engine.cuda.card import CHUNK, Card, Launch
+from localllm.files.gguf_file import Tensor
+from localllm.kernels.build.library import Progress
+from localllm.kernels.cuda import grid, parameters
+from localllm.kernels.cuda.product.planes import PLANES, row_bytes, stored_as
+from localllm.quant.formats import BY_NAME
+
+Key = tuple[str, int, tuple[int, ...]]
+
+
+class CardWeights:
+    """Matrices, uploaded once and used by all programs.
+
+    Attributes:
+        unpacked: formats that the card has no kernels for, and what they became.  capability: the card's.
+    """
+
+    def __init__(self, card: Card, matrices: Iterable[Weight], uploading: Progress | None):
+        """matrices: all there will be; uploading is told how many of their bytes have gone to the card."""
+        self.capability = card.capability
+        self._card, self._uploading, self._done = card, uploading or (lambda done, total: None), 0
+        self._size = sum(size for size in {key_of(weight): weight.tensor.nbytes for weight in matrices}.values())
+        self._places: dict[Key, int] = {}
+        self.unpacked: dict[str, str] = {}
+
+    def address(self, weight: Weight) -> int:
+        """Where a matrix, or a stack of them, is; it goes to the card now if it is not there. Raises LocalllmError."""
+        key = key_of(weight)
+        if key not in self._places:
+            tensor, kind = weight.tensor, self.format(weight)
+            if kind != tensor.format.name:
+                self.unpacked[tensor.format.name] = kind
+            rows, columns = int(np.prod(tensor.shape[:-1])), tensor.shape[-1]
+            place = self._card.allocate(rows * row_bytes(kind, columns))
+            if kind in PLANES:
+                self._upload_planes(tensor, kind, place)
+            else:
+                self._upload_rows(tensor, kind, place)
+            self._places[key] = place
+        return self._places[key]
+
+    @staticmethod
+    def format(weight: Weight) -> str:
+        """The format that a matrix has on the card."""
+        return stored_as(weight.tensor.format.name)
+
+    @classmethod
+    def row_bytes(cls, weight: Weight) -> int:
+        """Bytes from row to row, on the card."""
+        return row_bytes(cls.format(weight), weight.shape[-1])
+
+    def _upload_planes(self, tensor: Tensor, kind: str, place: int) -> None:
+        """Blocks as they are in the file, which kernels take apart."""
+        columns = tensor.shape[-1]
+        given = {"columns": columns, "planes": place, "row_bytes": row_bytes(kind, columns)}
+        done = 0
+
+        def take_apart(blocks: int, chunk: np.ndarray) -> Launch:
+            nonlocal done
+            first, done = done, done + chunk.nbytes // BY_NAME[kind].bytes * BY_NAME[kind].block
+            arguments = given | {"blocks": blocks, "first": first, "last": done}
+            name = f"to_planes-{kind}"
+            values = tuple(arguments[key] for key in parameters(name))
+            return Launch(name, grid(name, arguments, 0), values)
+
+        self._card.prepare({f"to_planes-{kind}"}, None)
+        self._card.feed(self._told(pieces(tensor, kind)), take_apart, place)
+
+    def _upload_rows(self, tensor: Tensor, kind: str, place: int) -> None:
+        """Plain numbers, in rows of whole 16 bytes."""
+        width = row_bytes(kind, tensor.shape[-1])
+
+        def padded(chunk: np.ndarray) -> np.ndarray:
+            rows = chunk.reshape(-1, BY_NAME[kind].row_bytes(tensor.shape[-1]))
+            return np.pad(rows, ((0, 0), (0, width - rows.shape[1]))).reshape(-1)
+
+        self._card.feed(map(padded, self._told(pieces(tensor, kind))), lambda address, chunk: None, place)
+
+    def _told(self, chunks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        for chunk in chunks:
+            yield chunk
+            self._done += chunk.nbytes
+            self._uploading(min(self._done, self._size), self._size)
+
+
+def key_of(weight: Weight) -> Key:
+    """Equal for what is the same part of the same tensor."""
+    return weight.name, weight.first_row, weight.shape
+
+
+def pieces(tensor: Tensor, kind: str) -> Iterator[np.ndarray]:
+    """A tensor's rows in that format, some at a time: uint8, less than CHUNK bytes with what padding rows adds."""
+    columns = tensor.shape[-1]
+    rows = tensor.data.reshape(-1, tensor.data.shape[-1])
+    step = max(CHUNK // max(row_bytes(kind, columns), BY_NAME[kind].row_bytes(columns)), 1)
+    for first in range(0, len(rows), step):
+        some = rows[first : first + step]
+        if kind != tensor.format.name:
+            some = converted(replace(tensor, data=some, shape=(len(some), columns)), kind)
+        yield np.ascontiguousarray(some).reshape(-1).view(np.uint8)
+
+
+def converted(tensor: Tensor, kind: str) -> np.ndarray:
+    """Weights of a format that the card does not know, as Q8_0 or float16."""
+    from localllm.kernels.reference import dequantize  # seldom needed
+    from localllm.quant.encode import encode
+
+    numbers = dequantize(tensor)
+    return numbers.astype(np.float16) if kind == "F16" else encode(kind, numbers)

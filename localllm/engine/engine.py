@@ -1,0 +1,251 @@
+"""The engine: weights, architecture and verbs become something that turns tokens into logits."""
+
+import threading
+from collections.abc import Iterator
+from collections.abc import Sequence as Ids
+from functools import partial
+from operator import index
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.arch import architecture
+from localllm.arch.weights import Weights
+from localllm.engine.backend import Backend
+from localllm.engine.forks import Refusal, refuse_forks
+from localllm.engine.memory.store import Store
+from localllm.engine.opening import Said, opened
+from localllm.engine.options import EngineOptions
+from localllm.engine.record.recorder import recorded
+from localllm.engine.record.shift import turns
+from localllm.engine.run import BATCH, Span
+from localllm.engine.runs import FIRST, LATER, Runs
+from localllm.engine.sequence import Sequence
+from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
+from localllm.files.gguf_file import GGUFFile
+from localllm.kernels.arguments import PAGE
+
+Request = tuple[Sequence, Ids[int]]
+NOTHING = np.zeros(0, np.int64)
+REREAD = 16  # tokens that are read again together with new ones; more get a run of their own, whose end is remembered
+
+
+class Reading(NamedTuple):
+    """What a request comes to: the sequence's tokens from `begin` on, which its store does not have, and new ones."""
+
+    sequence: Sequence
+    begin: int
+    ids: np.ndarray  # int64
+    wanted: int  # of how many of them, the last ones, logits are returned
+
+    def and_then(self, ids: np.ndarray, wanted: int) -> "Reading":
+        """With new tokens behind."""
+        ids = np.concatenate((self.ids, ids)) if len(self.ids) else ids
+        return Reading(self.sequence, self.begin, ids, wanted)
+
+
+class Engine:
+    """One model, and any number of sequences. Threads that call it wait for each other.
+
+    Attributes:
+        hyperparameters: the model's.  context: the most tokens of a sequence.  vocab_size: length of a row of logits.
+        operations: what is done with tokens.  kv_type: how keys and values are kept.  runs: in which prompts are read.
+        thread_count: how many compute.  lock: held by whoever runs the model or changes its sequences.
+        device: what computes, for people.
+        limits: of a card that computes all, bytes per second of its memory, and operations per second; None otherwise.
+        abandoned: what was kept for sequences that were forgotten without being closed.
+        warning: what the user should know, in one line, or None.
+    """
+
+    def __init__(self, file: GGUFFile, options: EngineOptions | None = None):
+        """Raises ModelError, MemoryLimitError, UsageError."""
+        options = options or EngineOptions()
+        options.require_valid()
+        model, self.hyperparameters = architecture(file)
+        self.context = options.context or self.hyperparameters.context
+        self.vocab_size = self.hyperparameters.vocab_size
+        self.lock: threading.Lock | Refusal = threading.Lock()
+        refuse_forks(self)
+        self.abandoned, self._path = list[Store](), file.path
+        recorder = recorded(file, model.forward, Weights(file.tensors), self.hyperparameters, self.context)
+        self.operations, self.kv_type = recorder.operations, options.kept_as
+        if options.observer:
+            options.observer.require_watchable(self.operations, file.path)
+        self.runs = Runs(FIRST if any(operation.verb == "route" for operation in self.operations) else LATER)
+        self.thread_count = options.thread_count
+        said = Said(file, self.operations, model.forward, self.hyperparameters, self.context)
+        backend, self.device, note, self.limits = opened(said, options)
+        self._backend: Backend | None = backend
+        self._turns = partial(turns, self.operations, said.states)
+        self._shifts = False
+        self.warning = backend.warning or note
+
+    def sequence(self) -> Sequence:
+        """A new one, empty."""
+        return Sequence(self, self.backend.store())
+
+    def places(self) -> tuple[int, int]:
+        """For how many tokens the cache has places in use, and at all; whole pages, shared ones counted once."""
+        with self.lock:
+            self._clean_up()
+            return self.backend.places()
+
+    @property
+    def place_bytes(self) -> int:
+        """Memory that a token of a sequence takes, in all layers."""
+        return self.backend.place_bytes
+
+    @property
+    def backend(self) -> Backend:
+        """Raises LocalllmError if the engine is closed."""
+        if self._backend is None:
+            raise LocalllmError("the model is closed")
+        return self._backend
+
+    def step(self, requests: Ids[Request], precise: bool = True) -> list[np.ndarray]:
+        """Read the tokens of several sequences in one run of the model; of each the last logits, float32 [1, vocab].
+
+        As Sequence.append for each of them; no sequence may be there twice.
+        """
+        return self.run(requests, "last", precise)
+
+    def run(self, requests: Ids[Request], logits: str, precise: bool) -> list[np.ndarray]:
+        """Read the tokens of all requests, BATCH at a time; of each the logits asked for, float32 [wanted, vocab].
+
+        Raises as Sequence.append does, before anything has changed; a failure later leaves whole tokens in sequences.
+        """
+        if logits not in ("last", "all", "none"):
+            raise UsageError(f"logits should be last, all or none, not {logits!r}")
+        tokens = [self._checked(ids) for _, ids in requests]
+        wanted = [{"all": len(ids), "last": 1, "none": 0}[logits] for ids in tokens]
+        with self.lock:
+            self._clean_up()
+            self._require_room(requests, tokens)
+            late = [unread(sequence) for sequence, _ in requests]
+            if long := [reading for reading in late if len(reading.ids) > REREAD]:
+                self._read(long, precise)
+                late = [unread(sequence) for sequence, _ in requests]
+            new = zip(late, tokens, wanted, strict=True)
+            rows = self._read([reading.and_then(ids, count) for reading, ids, count in new], precise)
+        return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
+
+    def prepare_all(self) -> None:
+        """Wait for kernels that are compiled behind the first runs, which would be slower. Raises LocalllmError."""
+        with self.lock:
+            self.backend.prepare_all()
+
+    def require_shift(self) -> None:
+        """Be ready for Sequence.shift, which compiles kernels once. Raises UsageError if it is not possible."""
+        if not self._shifts:
+            self.backend.prepare_shift(self._turns())
+            self._shifts = True
+
+    def shift(self, sequence: Sequence, keep: int, count: int) -> None:
+        """As Sequence.shift. If it fails, what is behind the first tokens will be read again."""
+        if keep < 0 or count < 0 or count % PAGE or keep + count > len(sequence.tokens):
+            raise UsageError(f"cannot forget {count} of {len(sequence.tokens)} tokens behind the first {keep}")
+        with self.lock:
+            self.require_shift()
+            store = sequence.store
+            held = store.truncate(len(sequence.tokens))
+            try:
+                kept = store.shift(keep, count) if held >= keep + count else store.truncate(min(held, keep))
+                if kept > keep:
+                    self.backend.turn(store, keep, kept, count)
+            except BaseException:
+                store.truncate(keep)
+                raise
+            del sequence.tokens[keep : keep + count]
+            sequence.aligned = min(sequence.aligned, self.runs.last_end(keep))
+
+    def _read(self, readings: Ids[Reading], precise: bool) -> list[list[np.ndarray]]:
+        """The logits of each, in pieces."""
+        rows: list[list[np.ndarray]] = [[] for _ in readings]
+        for batch in batches([len(reading.ids) for reading in readings]):
+            self._run_batch(readings, batch, precise, rows)
+        return rows
+
+    def _checked(self, ids: Ids[int]) -> np.ndarray:
+        """Token ids as an array. Raises UsageError."""
+        try:
+            valid = len(ids) > 0 and all(0 <= index(token) < self.vocab_size for token in ids)
+        except TypeError:
+            valid = False
+        if not valid:
+            raise UsageError(f"token ids should be a list of numbers from 0 to {self.vocab_size - 1}")
+        return np.asarray(ids, np.int64)
+
+    def _clean_up(self) -> None:
+        """Give back what forgotten sequences have left."""
+        while self.abandoned:
+            self.abandoned.pop().close()
+
+    def _require_room(self, requests: Ids[Request], tokens: Ids[np.ndarray]) -> None:
+        if len({id(sequence) for sequence, _ in requests}) < len(requests):
+            raise UsageError("a sequence can take part in a run only once")
+        if any(sequence.engine is not self for sequence, _ in requests):
+            raise UsageError("a sequence can only be read by the model that it was made by")
+        for (sequence, _), ids in zip(requests, tokens, strict=True):
+            length = len(sequence.tokens) + len(ids)
+            if length > self.context:
+                raise ContextError(f"{length} tokens do not fit the context of {self.context}")
+
+    def _run_batch(
+        self, readings: Ids[Reading], batch: list[tuple[int, int, int]], precise: bool, rows: list[list[np.ndarray]]
+    ) -> None:
+        """Run some tokens (reading, first, last + 1) and add their logits to the requests' rows."""
+        spans = []
+        for number, first, end in batch:
+            sequence, begin, ids, wanted = readings[number]
+            some = max(0, end - max(first, len(ids) - wanted))
+            spans.append(Span(sequence.store, begin + first, ids[first:end], some))
+        try:
+            for store, position, ids, _ in spans:
+                store.prepare(position, len(ids))
+            found = self.backend.run(spans, precise)
+        except BaseException as error:
+            for span in spans:  # what was to be read again is among the tokens, as if it had been
+                span.store.truncate(span.position)
+            if isinstance(error, ModelError):
+                raise ModelError(f"{self._path}: {error}") from None
+            raise
+        for (number, _, _), span in zip(batch, spans, strict=True):
+            sequence, end = readings[number].sequence, span.position + len(span.ids)
+            sequence.tokens[span.position : end] = span.ids.tolist()
+            sequence.aligned = min(sequence.aligned, self.runs.last_end(span.position))
+            if span.position == sequence.aligned and end == self.runs.next_end(span.position):
+                sequence.aligned = end
+            rows[number].append(found[: span.wanted])
+            found = found[span.wanted :]
+
+    def close(self) -> None:
+        """End the engine's threads; a second time does nothing, nor does it in a process that was forked."""
+        if isinstance(self.lock, Refusal):
+            return
+        with self.lock:
+            backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.close()
+
+
+def unread(sequence: Sequence) -> Reading:
+    """The tokens of a sequence that its store does not have any more; most often none."""
+    begin, length = sequence.store.truncate(len(sequence.tokens)), len(sequence.tokens)
+    return Reading(sequence, begin, NOTHING if begin == length else np.array(sequence.tokens[begin:], np.int64), 0)
+
+
+def batches(counts: Ids[int]) -> Iterator[list[tuple[int, int, int]]]:
+    """So many tokens of several requests as runs of at most BATCH tokens: lists of (request, first, last + 1)."""
+    batch, room = list[tuple[int, int, int]](), BATCH
+    for number, count in enumerate(counts):
+        first = 0
+        while first < count:
+            end = min(count, first + room)
+            batch.append((number, first, end))
+            room -= end - first
+            first = end
+            if not room:
+                yield batch
+                batch, room = [], BATCH
+    if batch:
+        yield batch

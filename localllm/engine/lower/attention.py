@@ -1,0 +1,83 @@
+"""What attention has in common on all targets: new keys and values go to the cache, queries are turned as they are."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from localllm.arch.states import Latent, Paged
+from localllm.engine.lower.steps import Steps, shape
+from localllm.engine.lower.tape import Buffer
+from localllm.engine.memory.cache import KVCache, Streams
+from localllm.engine.record.operations import ALL, Activation, Operation
+from localllm.engine.run import Header
+
+
+class AttentionSteps(NamedTuple):
+    """What a target's own steps are made of: from queries, and what is in the cache, to results y."""
+
+    state: Paged | Latent
+    sides: tuple[Streams, Streams]
+    arguments: dict[str, Any]
+    reads: list[Buffer]
+    y: Buffer
+
+
+def before_attention(steps: Steps, operation: Operation) -> AttentionSteps:
+    """New keys and values go to the cache, turned as it wants them; queries are turned alike."""
+    (q, *new), given = operation.inputs, dict(operation.given)
+    state, sinks, slopes = given.pop("state"), given.pop("sinks"), given.pop("slopes")
+    sides, (of_keys, of_values) = steps.cache.sides(state), state.rotations(steps.cache.kv_type)
+    if new:
+        ready = [turned(steps, x, block) for x, block in zip(new, (of_keys, of_values), strict=False)]
+        kept = zip(new, ready, sides, strict=False)
+        steps.in_cache[state.layer] = [store(steps, x, buffer, side) for x, buffer, side in kept]
+    source, y = turned(steps, q, of_keys), steps.new(operation.output)
+    arguments = of_cache(steps.cache, sides) | given | {"kv_heads": state.kv_heads}
+    arguments |= {"q": source, "q_stride": source.stride, "y": y, "y_stride": y.stride}
+    arguments |= {"window": state.window or 0, "chunked": state.chunked}
+    arguments["slopes"] = np.array(slopes, np.float32) if slopes else 0
+    arguments["sinks"] = 0 if sinks is None else sinks
+    return AttentionSteps(state, sides, arguments, [source, *steps.in_cache[state.layer]], y)
+
+
+def behind_attention(steps: Steps, operation: Operation, attention: AttentionSteps) -> None:
+    """Results are turned back."""
+    turn(steps, operation.output, attention.y, attention.y, attention.state.rotations(steps.cache.kv_type)[1])
+
+
+def of_cache(cache: KVCache, sides: tuple[Streams, Streams]) -> dict[str, Any]:
+    """Where keys and values are."""
+    keys, values = sides
+    where: dict[str, Any] = {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
+    where |= {"keys": cache.address(keys), "key_head_stride": cache.head_stride(keys)}
+    return where | {"values": cache.address(values), "value_head_stride": cache.head_stride(values)}
+
+
+def store(steps: Steps, x: Activation, buffer: Buffer, side: Streams) -> Buffer:
+    """Keys or values go to the cache; what stands for them there."""
+    in_cache = Buffer(0, 0)
+    arguments = {"x": buffer, "stride": buffer.stride, "head_dim": x.columns // side.heads}
+    arguments |= places(steps.cache, side, steps.header)
+    steps.by_row(f"store-{side.kind.upper()}", ALL, arguments, [buffer], [in_cache])
+    return in_cache
+
+
+def turned(steps: Steps, x: Activation, block: int) -> Buffer:
+    """Queries, keys or values times Hadamard matrices of that size; 1: as they are."""
+    source = steps.buffers[x]
+    return turn(steps, x, source, Buffer(steps.target.buffer_rows, source.stride), block)
+
+
+def turn(steps: Steps, x: Activation, source: Buffer, y: Buffer, block: int) -> Buffer:
+    """As `turned`, of the rows `source`, which may be y."""
+    if block == 1:
+        return source
+    steps.by_row("hadamard", x.rows, {"x": source, "block": block} | shape(x, y), [source], [y])
+    return y
+
+
+def places(cache: KVCache, side: Streams, header: Header) -> dict[str, Any]:
+    """What kernels are told of where a run's tokens lie in a stream."""
+    where = {"positions": header.positions, "owners": header.owners, "sequences": header.sequences}
+    stream = {"base": cache.address(side), "head_stride": cache.head_stride(side)}
+    return where | stream | {"token_bytes": side.token_bytes, "heads": side.heads}

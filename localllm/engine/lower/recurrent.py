@@ -1,0 +1,66 @@
+"""The verbs of recurrent layers as steps.
+
+The sequences of a run are treated by every part of a step, one after the other; parts share columns or heads.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from localllm.engine.lower.steps import Steps, Target, vector_of
+from localllm.engine.record.operations import Operation
+
+
+def convolve(steps: Steps, operation: Operation, target: Target) -> None:
+    given = operation.given
+    weights = vector_of(given["taps"].T)
+    arguments = {"taps": len(weights), "weights": weights, "bias": vector_of(given["bias"]), "silu": given["silu"]}
+    arguments["columns"] = operation.output.columns
+    scan(steps, "convolve", operation, ("x",), -(-operation.inputs[0].columns // 16), arguments)
+
+
+def selective_scan(steps: Steps, operation: Operation, target: Target) -> None:
+    given, blocks = operation.given, -(-operation.inputs[0].columns // 16)
+    rates = given["rates"]
+    of_block = np.ascontiguousarray(vector_of(rates.T).reshape(-1, blocks, 16).swapaxes(0, 1))
+    arguments = {"rates": of_block, "skip": vector_of(given["skip"]), "state_size": rates.shape[1]}
+    arguments |= {"state_stride": steps.buffers[operation.inputs[2]].stride, "columns": operation.output.columns}
+    scan(steps, "selective_scan", operation, ("x", "dt", "b", "c"), blocks, arguments)
+
+
+def state_space(steps: Steps, operation: Operation, target: Target) -> None:
+    arguments = {"strength": steps.buffers[operation.inputs[1]], "skip": operation.given["skip"]}
+    scan_heads(steps, "plain", operation, ("v", "dt", "k", "q"), arguments)
+
+
+def delta_rule(steps: Steps, operation: Operation, target: Target) -> None:
+    scan_heads(steps, "delta", operation, ("q", "k", "v", "dt", "strength"), {"skip": 0})
+
+
+def scan_heads(steps: Steps, rule: str, operation: Operation, names: Sequence[str], arguments: dict[str, Any]) -> None:
+    """What both rules have in common."""
+    given = operation.given
+    heads, key_dim, value_dim = given["state"].shapes[given["number"]]
+    inputs = dict(zip(names, operation.inputs, strict=True))
+    arguments |= {"key_stride": steps.buffers[inputs["k"]].stride, "head_stride": steps.buffers[inputs["dt"]].stride}
+    arguments |= {name: given[name] for name in ("rates", "key_heads", "repeat")}
+    arguments |= {"heads": heads, "key_dim": key_dim, "value_dim": value_dim}
+    scan(steps, f"head_scan-{rule}", operation, names, heads * -(-value_dim // 16), arguments)
+
+
+def scan(
+    steps: Steps, kernel: str, operation: Operation, names: Sequence[str], parts: int, arguments: dict[str, Any]
+) -> None:
+    """A step that reads and changes one of a layer's states."""
+    assert steps.layout is not None
+    inputs, y = [steps.buffers[x] for x in operation.inputs], steps.new(operation.output)
+    arguments |= dict(zip(names, inputs, strict=True)) | {"y": y, "stride": y.stride}
+    arguments |= {"sequences": steps.header.sequences, "sequence_count": steps.header.sequence_count}
+    arguments["offset"] = steps.layout.offset(operation.given["state"].layer, operation.given.get("number", 1))
+    steps.append(kernel, arguments, min(parts, 8 * steps.target.threads), inputs, [y])
+
+
+RECURRENT = {
+    "convolve": convolve, "selective_scan": selective_scan, "state_space": state_space, "delta_rule": delta_rule,
+}  # fmt: skip

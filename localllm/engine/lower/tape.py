@@ -1,0 +1,193 @@
+"""The tape: a model as a flat list of kernel calls, with its memory planned.
+
+Verbs append steps on virtual buffers. `Tape.finish` then does what a compiler does:
+- stages: steps that do not touch each other's results run without a barrier between them;
+- memory: a buffer lives from its first to its last stage; buffers that never live together share addresses.
+"""
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any
+
+import numpy as np
+
+from localllm.engine.memory.reserved import Reserved
+from localllm.frozen import frozen
+from localllm.kernels.arguments import in_order
+
+LINE = 64  # bytes of a cache line
+FLOAT, FLOAT_BITS = Struct("<f"), Struct("<i")
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Memory that steps write and read, `rows` times `stride` bytes; a finished tape knows its address.
+
+    One of no rows stands for other memory, in what its steps read and write.
+    """
+
+    rows: int
+    stride: int
+    address: int = 0
+    first: int = -1  # stages
+    last: int = -1
+
+    @property
+    def size(self) -> int:
+        return -(-self.rows * self.stride // LINE) * LINE
+
+
+@dataclass
+class Step:
+    """One kernel call. `arguments`, by name, are integers, floats, arrays (kept alive), and buffers for addresses."""
+
+    kernel: str
+    arguments: dict[str, Any]
+    parts: int  # at most
+    count: np.ndarray | None  # a number, int64 [1], that limits the parts as it is when the step's stage begins
+    reads: list[Buffer]
+    writes: list[Buffer]
+    stage: int = field(default=0)
+
+
+@frozen
+class Address:
+    """Among arguments: stands for where a kernel is."""
+
+    kernel: str
+
+
+@frozen
+class Scratch:
+    """Among arguments: stands for memory to work with, of at least so many bytes for each thread."""
+
+    size: int
+
+
+SCRATCH_BYTES = object()  # among arguments: stands for the bytes of a thread's memory to work with
+
+
+class Tape:
+    """Steps, from lowering to the array that threads walk."""
+
+    def __init__(self, steps: list[Step] | None = None) -> None:
+        self.steps: list[Step] = steps or []
+        self.memory: list = []  # whose addresses are on the tape
+        self._kernels: dict[str, int] = {}
+        self._scratch, self._scratch_bytes = 0, 0
+        self._addresses: dict[int, int] = {}  # of arrays, by their id: most are there for each layer
+
+    def append(self, step: Step) -> None:
+        self.steps.append(step)
+
+    @property
+    def kernels(self) -> set[str]:
+        """The names of all that are needed."""
+        named = {value.kernel for value in self._values() if isinstance(value, Address)}
+        return named | {step.kernel for step in self.steps}
+
+    def _values(self) -> Iterator[Any]:
+        return (value for step in self.steps for value in step.arguments.values())
+
+    def finish(self, addresses: dict[str, int], threads: int = 1) -> np.ndarray:
+        """Plan the memory; return the tape, int64 [steps, 5], as localllm.kernels.cpu.runner reads it.
+
+        addresses: of kernels; threads: that will walk it.
+        """
+        assign_stages(self.steps)
+        size = max((value.size for value in self._values() if isinstance(value, Scratch)), default=0)
+        self._kernels, self._scratch_bytes = addresses, -(-size // 4096) * 4096
+        scratch = Reserved(max(self._scratch_bytes * threads, 1))
+        self._scratch = scratch.address
+        self.memory.append(scratch)
+        self.memory.append(place_buffers(self.steps))
+        values = [[self._encode(value) for value in in_order(step.kernel, step.arguments)] for step in self.steps]
+        arguments = np.array([value for some in values for value in some], np.int64)
+        self.memory.append(arguments)
+        rows, address, previous = list[tuple[int, int, int, int, bool]](), address_of(arguments), -1
+        for step, some in zip(self.steps, values, strict=True):
+            count = 0 if step.count is None else self._encode(step.count)
+            rows.append((addresses[step.kernel], address, step.parts, count, step.stage != previous))
+            address, previous = address + 8 * len(some), step.stage
+        return np.array(rows, np.int64).reshape(len(rows), 5)
+
+    def _encode(self, value: Any) -> int:
+        """An argument as an int64: a number, the bits of a float32, or an address."""
+        if type(value) is int:  # most of ten thousand
+            return value
+        if isinstance(value, Buffer):
+            return value.address
+        if isinstance(value, np.ndarray):
+            if id(value) not in self._addresses:
+                self.memory.append(value)
+                self._addresses[id(value)] = address_of(value)
+            return self._addresses[id(value)]
+        if isinstance(value, float):
+            return FLOAT_BITS.unpack(FLOAT.pack(value))[0]
+        if isinstance(value, Address):
+            return self._kernels[value.kernel]
+        if isinstance(value, Scratch):
+            return self._scratch
+        return self._scratch_bytes if value is SCRATCH_BYTES else int(value)
+
+
+def assign_stages(steps: list[Step]) -> None:
+    """A new stage begins where a step touches what the current stage writes, or writes what it reads."""
+    stage, read, written = 0, set[Buffer](), set[Buffer]()
+    for step in steps:
+        reads, writes = set(step.reads), set(step.writes)
+        if (reads | writes) & written or writes & read:
+            stage, read, written = stage + 1, set(), set()
+        read |= reads
+        written |= writes
+        step.stage = stage
+        for buffer in reads | writes:
+            buffer.first = stage if buffer.first < 0 else buffer.first
+            buffer.last = stage
+
+
+def place_buffers(steps: list[Step]) -> Reserved:
+    """Give every buffer an address, see `offsets`. Returns the memory."""
+    memory = Reserved(max(offsets(steps), 1))
+    for buffer in {buffer for step in steps for buffer in step.reads + step.writes if buffer.rows}:
+        buffer.address += memory.address
+    return memory
+
+
+def offsets(steps: list[Step]) -> int:
+    """Give every buffer the lowest address that no buffer living at the same time has, from 0; the size of all."""
+    buffers = {buffer: None for step in steps for buffer in step.reads + step.writes if buffer.rows}
+    placed: list[tuple[int, int, int]] = []  # (first byte, last + 1, last stage) of those that live, from low to high
+    end = 0
+    for buffer in sorted(buffers, key=lambda b: b.first):
+        placed = [place for place in placed if place[2] >= buffer.first]
+        offset, size = 0, buffer.size
+        for start, stop, _ in placed:
+            if offset + size <= start:
+                break
+            offset = max(offset, stop)
+        insort(placed, (offset, offset + size, buffer.last))
+        buffer.address, end = offset, max(end, offset + size)
+    return end
+
+
+def row_bytes(columns: int) -> int:
+    """From token to token of an activation.
+
+    Tokens lie an odd number of cache lines apart. At powers of two all of them meet in a few places of every cache:
+    matrix products of 512 tokens took 14 % longer.
+    """
+    return (-(-columns // 16) | 1) * LINE
+
+
+def address_of(array: np.ndarray) -> int:
+    """Where an array's numbers are."""
+    return array.__array_interface__["data"][0]  # array.ctypes.data takes five times as long
+
+
+def padded(numbers: np.ndarray) -> np.ndarray:
+    """With zeros up to a multiple of 16 in the last dimension, row behind row, as kernels read vectors."""
+    columns = numbers.shape[-1]
+    return np.pad(np.ascontiguousarray(numbers), [(0, 0)] * (numbers.ndim - 1) + [(0, -columns % 16)])

@@ -1,0 +1,160 @@
+"""The memory of the KV cache: one reserved range of addresses for all sequences.
+
+Nothing is allocated ahead: the operating system commits memory when a token is first written there, so a context of
+131072 costs what the conversation uses. Layout: [layer][keys, values][key-value head][place][head dimension], padded to
+blocks, so that the places of a head are one stream, of which a page (localllm.engine.memory.pages) is a piece.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.arch.states import Latent, Paged, Recurrent, State
+from localllm.arch.storage import KVType, stored_bytes
+from localllm.engine.memory.reserved import Reserved
+from localllm.errors import MemoryLimitError, ModelError
+from localllm.kernels.arguments import PAGE
+from localllm.kernels.free_memory import address_room
+
+SEQUENCES = (16, 4, 1)  # whole contexts that there are addresses for: as many as the system lets us have
+WITHOUT_KEYS = (1024,)  # the same where no layer has keys, and places take no memory
+
+
+class Streams(NamedTuple):
+    """The keys or the values of a layer: a stream for each head, one behind the other."""
+
+    start: int  # in the reserved memory
+    heads: int
+    token_bytes: int  # of a head
+    kind: str  # a key of localllm.arch.storage.STORAGE
+
+
+class KVCache:
+    """Places for the tokens of all sequences.
+
+    Attributes:
+        pages: how many there are.  sequences: whole contexts that they are enough for.  kv_type: how numbers are kept.
+        window: the most tokens that a layer with a window sees, 0 if no layer has one.
+    """
+
+    def __init__(self, states: Sequence[State], context: int, kv_type: KVType, sequences: Sequence[int] = SEQUENCES):
+        """Room for so many sequences of `context` tokens each, or as many of the next number. Raises MemoryLimitError,
+        ModelError."""
+        self.kv_type = kv_type
+        windows = {state.layer: state.window for state in states if isinstance(state, Paged) and state.window}
+        self.window, self._local = max(windows.values(), default=0), frozenset(windows)
+        numbers = sequences if states else WITHOUT_KEYS
+        for number in numbers:
+            self.sequences = (number,)
+            self.pages = number * -(-context // PAGE) | 1  # odd: streams do not meet in the same sets of a cache
+            self._layers, size = self._arranged(states)
+            is_least = number == numbers[-1]
+            if size > address_room() // 2 and not is_least:  # there is more to come than a cache
+                continue
+            try:
+                self._memory = self._reserved(max(size, 1))
+                break
+            except MemoryLimitError:
+                if is_least:
+                    raise
+
+    def _reserved(self, size: int) -> Reserved:
+        """Memory of so many bytes. Raises MemoryLimitError."""
+        return Reserved(size)
+
+    def _arranged(self, states: Sequence[State]) -> tuple[dict[int, tuple[Streams, Streams]], int]:
+        """Where each layer's keys and values lie, and the size of all."""
+        layers, end = {}, 0
+        for state in states:
+            if isinstance(state, Recurrent):
+                raise ModelError(f"a {type(state).__name__.lower()} state is not supported yet (layer {state.layer})")
+            sides, dims = [], (state.key_dim,) if isinstance(state, Latent) else (state.key_dim, state.value_dim)
+            for dim, kind in zip(dims, self.kv_type, strict=False):
+                sides.append(Streams(end, state.kv_heads, stored_bytes(dim, kind), kind))
+                end += state.kv_heads * self.head_stride(sides[-1])
+            layers[state.layer] = sides[0], sides[-1]
+        return layers, end
+
+    def head_stride(self, side: Streams) -> int:
+        """Bytes from one head's stream to the next."""
+        return self.pages * PAGE * side.token_bytes
+
+    def sides(self, state: Paged | Latent) -> tuple[Streams, Streams]:
+        """The keys and the values of a layer; those of a latent state are the same."""
+        return self._layers[state.layer]
+
+    def address(self, side: Streams) -> int:
+        """Of the first place of the first head."""
+        return self._memory.address + side.start
+
+    @property
+    def place_bytes(self) -> int:
+        """Memory that a token takes in all streams."""
+        return sum(side.heads * side.token_bytes for side in self._streams())
+
+    def page_bytes(self, local: bool) -> int:
+        """What a page holds in the layers with a window, or in those without."""
+        windowed = set(self._streams(local=True))
+        sides = [side for side in self._streams() if (side in windowed) == local]
+        return sum(side.heads * PAGE * side.token_bytes for side in sides)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """The first `tokens` places of a page to another one, in every stream."""
+        for pages, token_bytes in self._views():
+            pages[:, target, : tokens * token_bytes] = pages[:, source, : tokens * token_bytes]
+
+    def content(self, pages: np.ndarray, local: bool) -> np.ndarray:
+        """What these pages hold in the layers with a window, or in those without: uint8, stream by stream."""
+        views = [view[:, pages].reshape(-1) for view in self._kind(local)]
+        return np.concatenate(views) if views else np.zeros(0, np.uint8)
+
+    def fill(self, pages: np.ndarray, local: bool, content: np.ndarray) -> None:
+        """Give pages what others held. Raises ValueError if it is not as much as they hold."""
+        views = self._kind(local)
+        sizes = [len(view) * len(pages) * view.shape[2] for view in views]
+        if sum(sizes) != len(content):
+            raise ValueError(f"{len(content)} bytes for {sum(sizes)}")
+        start = 0
+        for view, size in zip(views, sizes, strict=True):
+            view[:, pages] = content[start : start + size].reshape(len(view), len(pages), view.shape[2])
+            start += size
+
+    def _kind(self, local: bool) -> list[np.ndarray]:
+        """The views of layers with a window, or of the others."""
+        windowed = set(self._streams(local=True))
+        return [self._view(side) for side in self._streams() if (side in windowed) == local]
+
+    def _streams(self, local: bool = False) -> list[Streams]:
+        """All there are, once; `local`: those of layers with a window."""
+        layers = [sides for layer, sides in self._layers.items() if layer in self._local or not local]
+        return list(dict.fromkeys(side for sides in layers for side in sides))
+
+    def _views(self, local: bool = False) -> Iterator[tuple[np.ndarray, int]]:
+        """Every layer's keys and values, uint8 [heads, pages, bytes of a page], and the bytes of a token."""
+        for side in self._streams(local):
+            yield self._view(side), side.token_bytes
+
+    def _view(self, side: Streams) -> np.ndarray:
+        """Uint8 [heads, pages, bytes of a page]."""
+        data = self._memory.bytes[side.start : side.start + side.heads * self.head_stride(side)]
+        return data.reshape(side.heads, self.pages, -1)
+
+    def give_back(self, pages: Iterable[int], local: bool = False) -> None:
+        """The memory of these pages goes to the system; `local`: that of layers with a window."""
+        for first, last in ranges(sorted(pages)):
+            for side in self._streams(local):
+                stride, page_bytes = self.head_stride(side), PAGE * side.token_bytes
+                for start in range(side.start, side.start + side.heads * stride, stride):
+                    self._memory.give_back(start + first * page_bytes, start + last * page_bytes)
+
+
+def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Sorted numbers as ranges (first, last + 1)."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1] = found[-1][0], number + 1
+        else:
+            found.append((number, number + 1))
+    return found

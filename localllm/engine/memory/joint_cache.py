@@ -1,0 +1,40 @@
+"""Two caches for the same sequences: the first layers' in the computer's memory, the others' on a card."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from localllm.engine.memory.cache import KVCache
+
+
+class JointCache:
+    """What a table of pages needs of a cache (localllm.engine.memory.page_table), from both."""
+
+    def __init__(self, first: KVCache, second: KVCache):
+        """Caches of as many pages each."""
+        assert first.pages == second.pages
+        self.pages, self.window = first.pages, max(first.window, second.window)
+        self._both = first, second
+
+    @property
+    def place_bytes(self) -> int:
+        return sum(cache.place_bytes for cache in self._both)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        for cache in self._both:
+            cache.copy(source, target, tokens)
+
+    def content(self, pages: np.ndarray, local: bool) -> np.ndarray:
+        return np.concatenate([cache.content(pages, local) for cache in self._both])
+
+    def fill(self, pages: np.ndarray, local: bool, content: np.ndarray) -> None:
+        sizes = [len(pages) * cache.page_bytes(local) for cache in self._both]
+        if sum(sizes) != len(content):
+            raise ValueError(f"{len(content)} bytes for {sum(sizes)}")
+        for cache, part in zip(self._both, np.split(content, sizes[:1]), strict=True):
+            cache.fill(pages, local, part)
+
+    def give_back(self, pages: Iterable[int], local: bool = False) -> None:
+        pages = list(pages)
+        for cache in self._both:
+            cache.give_back(pages, local)

@@ -1,0 +1,142 @@
+"""Where the tokens of one sequence lie in the cache: a table of pages, shared with forks until one of them writes."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from localllm.arch.states import SLACK
+from localllm.engine.memory.cache import KVCache
+from localllm.engine.memory.joint_cache import JointCache
+from localllm.engine.memory.pages import Pages
+from localllm.kernels.arguments import PAGE
+
+
+class PageTable:
+    """The pages of one sequence, in order.
+
+    Attributes:
+        table: int64, their numbers; kernels find a token's page at its position / PAGE.
+        addresses: of the table, and of what recurrent layers keep before a run and after it (nothing).
+    """
+
+    table: np.ndarray
+    addresses: tuple[int, int, int]
+
+    def __init__(
+        self, cache: KVCache | JointCache, pages: Pages, table: np.ndarray | None = None, length: int = 0, lost: int = 0
+    ):
+        """length: tokens that it holds; lost: pages at the beginning that layers with a window have no more."""
+        self._cache, self._pages, self._length, self._lost = cache, pages, length, lost
+        self._use(np.zeros(0, np.int64) if table is None else table)
+
+    def _use(self, table: np.ndarray) -> None:
+        self.table, self.addresses = table, (table.ctypes.data, 0, 0)
+
+    def prepare(self, length: int, count: int) -> None:
+        """Have places that nobody else reads for `count` tokens behind the first `length`. Raises MemoryLimitError."""
+        last, used = divmod(length, PAGE)
+        if used and self._pages.references[self.table[last]] > 1:
+            self._copy_page(last, used)
+        self._lose(length)
+        missing = -(-(length + count) // PAGE) - len(self.table)
+        if missing > 0:
+            self._use(np.concatenate((self.table, self._take(missing))))
+        self._length = length + count
+
+    def _lose(self, length: int) -> None:
+        """Give back what layers with a window will not read behind `length` tokens, less the pages that are shared."""
+        end, step = (length - self._cache.window - SLACK) // PAGE, SLACK // PAGE
+        while self._cache.window and self._lost + step <= end:
+            pages = self.table[self._lost : self._lost + step]
+            self._cache.give_back(pages[self._pages.references[pages] == 1].tolist(), local=True)
+            self._lost += step
+
+    def _copy_page(self, number: int, tokens: int) -> None:
+        """A page that is shared becomes one that is not, with the same tokens (copy on write)."""
+        shared = int(self.table[number])
+        page = self._pages.take(after=None)
+        self._cache.copy(shared, page, tokens)
+        self._use(self.table.copy())
+        self.table[number] = page
+        self._pages.release([shared])
+
+    def _take(self, count: int) -> list[int]:
+        """So many new pages, all or none."""
+        taken: list[int] = []
+        try:
+            while len(taken) < count:
+                before = taken[-1] if taken else self.table[-1] if len(self.table) else None
+                taken.append(self._pages.take(after=before))
+        except BaseException:
+            self._pages.release(taken)
+            raise
+        return taken
+
+    def parts(self, first: int, last: int) -> list[str]:
+        """What there is of the tokens `first` to `last`, the first of a page: names for `part`."""
+        has_windows = self._cache.window and first >= self._lost * PAGE
+        return ["pages", "windows"] if has_windows else ["pages"]
+
+    def part(self, name: str, first: int, last: int) -> np.ndarray:
+        """A copy of what their pages hold, in the layers without a window or in those with one; uint8."""
+        return self._cache.content(self._between(first, last), local=name == "windows")
+
+    def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
+        """Have the tokens `first` to `last`, which another table had; without windows, none before `last` has them.
+
+        Raises MemoryLimitError, and ValueError for parts of another size.
+        """
+        self.prepare(first, last - first)
+        self._cache.fill(self._between(first, last), False, parts["pages"])
+        if "windows" in parts:
+            self._cache.fill(self._between(first, last), True, parts["windows"])
+        elif self._cache.window:
+            self._lost = last // PAGE
+
+    def _between(self, first: int, last: int) -> np.ndarray:
+        """The pages of some tokens, the first of which begins one."""
+        return self.table[first // PAGE : -(-last // PAGE)]
+
+    def fork(self, length: int) -> "PageTable":
+        """Another table with the pages of the first `length` tokens, or of those that are still there."""
+        length = min(length, self._length)
+        table = self.table[: -(-length // PAGE)].copy()
+        self._pages.share(table)
+        return PageTable(self._cache, self._pages, table, length, self._lost)
+
+    def truncate(self, length: int) -> int:
+        """Only the first `length` tokens are needed; how many of them are still there: none, if a window is lost."""
+        length = self._length = min(length, self._length)
+        if self._lost and length - self._cache.window < self._lost * PAGE:
+            self._length = self._lost = length = 0
+        kept = -(-length // PAGE)
+        if kept >= len(self.table):
+            return length
+        unneeded = self.table[kept:]
+        self._use(self.table[:kept].copy())
+        self._cache.give_back(self._pages.release(unneeded))
+        return length
+
+    def shift(self, keep: int, count: int) -> int:
+        """Forget `count` tokens, whole pages, behind the first `keep`; how many there are then, see `truncate`.
+
+        The pages behind follow those that stay, and nobody else has them. If the first tokens fill no whole page, they
+        take the places of as many that are forgotten in the page that follows. Raises MemoryLimitError.
+        """
+        first, gone, within = keep // PAGE, count // PAGE, keep % PAGE
+        for number in range(first + gone, len(self.table)):
+            if self._pages.references[self.table[number]] > 1:
+                self._copy_page(number, PAGE)
+        if within:
+            self._cache.copy(int(self.table[first]), int(self.table[first + gone]), within)
+        unneeded = self.table[first : first + gone]
+        self._use(np.concatenate((self.table[:first], self.table[first + gone :])))
+        self._length -= count
+        if self._lost:
+            self._lost = max(self._lost - gone, first + bool(within))
+        self._cache.give_back(self._pages.release(unneeded))
+        return self.truncate(self._length)
+
+    def close(self) -> None:
+        """No token is needed."""
+        self.truncate(0)

@@ -1,0 +1,278 @@
+"""Beginnings of prompts that were read before, perhaps by another program: kept in files, piece by piece.
+
+A piece is what a whole run has read (localllm.engine.runs): so what is behind it is read in the same runs, whether it
+was found or not, and every bit is the same. The last piece of a prompt has its logits, too. The key of a
+piece is a chain of all tokens up to its end, which begins with the model's fingerprint.
+
+A conversation, whose turns are read in other runs, has keys of its own: who goes on with it gets what was read then.
+"""
+
+import hashlib
+import threading
+from collections.abc import Sequence as Ids
+from contextlib import ExitStack, suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from localllm.arch.states import Paged, Recurrent
+from localllm.engine.memory.fingerprint import fingerprint, state_of
+from localllm.engine.memory.store import PagedStore
+from localllm.engine.runs import LONG
+from localllm.engine.sequence import Sequence
+from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.prefix_files import (
+    Kept,
+    PrefixAbout,
+    allowed,
+    limit,
+    mark_used,
+    open_kept,
+    prune,
+    remove,
+    write_kept,
+)
+
+if TYPE_CHECKING:
+    from localllm.engine.engine import Engine
+
+
+class Piece(NamedTuple):
+    """The tokens `first` to `last` of a prompt; the key of what was read of them."""
+
+    key: str
+    first: int
+    last: int
+
+
+class DamagedError(Exception):
+    """What a key's file holds cannot be."""
+
+
+class Read(NamedTuple):
+    """A sequence that has read a prompt, then with logits, float32 [1, vocab]; or whole runs at its beginning."""
+
+    sequence: Sequence
+    logits: np.ndarray | None
+
+
+class Waiting(NamedTuple):
+    """The same, to be written."""
+
+    sequence: Sequence
+    logits: np.ndarray | None
+    is_conversation: bool
+
+
+class Prefixes:
+    """The files of one model. Writing is done by a thread of its own.
+
+    Attributes:
+        warning: why something could not be kept, in one line, or None.
+    """
+
+    def __init__(self, engine: "Engine", file: GGUFFile):
+        self.warning: str | None = None
+        self._engine, self._file, self._name = engine, file, file.path.replace("\\", "/").rpartition("/")[2]
+        self._root, self._ended = b"", limit() == 0
+        try:
+            self._state = state_of(file)
+        except OSError:  # no file that somebody else could find
+            self._ended = True
+        states = engine.hyperparameters.states()
+        self._window = max((state.window or 0 for state in states if isinstance(state, Paged)), default=0)
+        self._is_recurrent = any(isinstance(state, Recurrent) for state in states)
+        self._lock, self._thread = threading.Lock(), None  # type: tuple[threading.Lock, threading.Thread | None]
+        self._waiting: Waiting | None = None
+
+    # ---- finding ----
+
+    def find(self, ids: Ids[int], known: int = 0) -> Read | None:
+        """A new sequence that begins as `ids`, if some files hold more than `known` tokens of them.
+
+        It holds all of them and has the logits, or whole runs and less than all.
+        """
+        if len(ids) <= LONG or self._ended:
+            return None
+        with suppress(OSError):  # the model's file is gone
+            return self._undamaged(ids, self._pieces(ids), known)
+        return None
+
+    def find_conversation(self, ids: Ids[int], known: int) -> Sequence | None:
+        """A new sequence that has read these tokens, or some at their beginning but more than `known`, turn by turn."""
+        if len(ids) <= LONG or self._ended:
+            return None
+        with suppress(OSError):
+            read = self._undamaged([*ids, -1], self._pieces(ids, is_conversation=True), known)
+            if read:
+                read.sequence.aligned = 0
+            return read and read.sequence
+        return None
+
+    def _undamaged(self, ids: Ids[int], pieces: list[Piece], known: int) -> Read | None:
+        """As `find`, without damaged files, which are removed; nothing if one cannot be."""
+        while True:
+            try:
+                return self._found(ids, pieces, known)
+            except DamagedError as error:
+                if not remove(str(error)):
+                    return None
+
+    def _found(self, ids: Ids[int], pieces: list[Piece], known: int) -> Read | None:
+        """As `find`. Raises DamagedError, with the key."""
+        with ExitStack() as stack:
+            opened: list[Kept] = []
+            for piece in pieces:
+                kept = open_kept(piece.key)
+                if kept is None:
+                    break
+                opened.append(stack.enter_context(kept))
+            count = next((n for n in range(len(opened), 0, -1) if self._is_enough(pieces, opened[:n])), 0)
+            if count == 0 or pieces[count - 1].last <= known:
+                return None
+            read = self._loaded(ids, pieces[:count], opened[:count])
+            mark_used(piece.key for piece in pieces[:count])
+            return read
+
+    def _is_enough(self, pieces: list[Piece], opened: list[Kept]) -> bool:
+        """Whether a sequence can go on behind the pieces that are opened: all, or so many that some tokens are left."""
+        end = pieces[len(opened) - 1].last
+        if len(opened) < len(pieces) and end == pieces[-1].last:
+            return False
+        return all(self._needed(piece, end) <= kept.parts.keys() for piece, kept in zip(pieces, opened, strict=False))
+
+    def _needed(self, piece: Piece, end: int) -> set[str]:
+        """The parts of a piece that are read behind `end` tokens."""
+        needed = {"pages"}
+        if self._window and piece.last > end - self._window:
+            needed.add("windows")
+        if self._is_recurrent and piece.last == end:
+            needed.add("states")
+        return needed
+
+    def _loaded(self, ids: Ids[int], pieces: list[Piece], opened: list[Kept]) -> Read | None:
+        """Raises DamagedError, with the key."""
+        engine, end = self._engine, pieces[-1].last
+        sequence, logits = engine.sequence(), None
+        store = kept_store(sequence)
+        try:
+            for piece, kept in zip(pieces, opened, strict=True):
+                try:
+                    parts = {name: kept.read(name) for name in self._needed(piece, end)}
+                    with engine.lock:
+                        store.put(piece.first, piece.last, parts)
+                    if end == len(ids) and piece is pieces[-1]:
+                        logits = kept.read("logits").view(np.float32).reshape(1, engine.vocab_size)
+                except (ValueError, KeyError, OSError):
+                    raise DamagedError(piece.key) from None
+        except MemoryLimitError:
+            sequence.close()
+            return None
+        except BaseException:
+            sequence.close()
+            raise
+        sequence.tokens[:] = ids[:end]
+        sequence.aligned = engine.runs.last_end(end)
+        return Read(sequence, logits)
+
+    def _pieces(self, ids: Ids[int], is_conversation: bool = False) -> list[Piece]:
+        """All whole runs of a prompt, and what is behind them, which may be nothing. Raises OSError."""
+        if state_of(self._file) != self._state:
+            raise OSError(f"{self._file.path} has changed")
+        if not self._root:
+            self._root = fingerprint(self._file, self._state, self._engine.operations, self._engine.kv_type)
+        places = [0]
+        while (end := self._engine.runs.next_end(places[-1])) <= len(ids):
+            places.append(end)
+        places.append(len(ids))
+        root = hashlib.blake2b(self._root, person=b"conversation").digest() if is_conversation else self._root
+        pieces, key, tokens = list[Piece](), root, np.asarray(ids, np.int64)
+        for first, last in pairwise(places):
+            is_end = len(pieces) == len(places) - 2
+            chain = hashlib.blake2b(tokens[first:last].tobytes(), digest_size=32, key=key, person=b"end" * is_end)
+            key = chain.digest()
+            pieces.append(Piece(chain.hexdigest()[:32], first, last))
+        return pieces
+
+    # ---- keeping ----
+
+    def keep(self, sequence: Sequence, logits: np.ndarray | None, is_conversation: bool = False) -> None:
+        """Write what a sequence has read, a prompt, soon; it belongs to this object now.
+
+        logits: float32 [1, vocab], after the prompt; None: keep only the whole runs at its beginning, or all of it if
+        it is a conversation. What waits for being written already is given up.
+        """
+        with self._lock:
+            unwanted, self._waiting = self._waiting, Waiting(sequence, logits, is_conversation)
+            if self._ended:
+                unwanted, self._waiting = self._waiting, None
+            elif self._thread is None:
+                self._thread = threading.Thread(target=self._write, name="prefixes", daemon=True)
+                with suppress(RuntimeError):  # the interpreter ends
+                    self._thread.start()
+        if unwanted:
+            unwanted.sequence.close()
+
+    def _write(self) -> None:
+        """The thread: until there is nothing more to do."""
+        while True:
+            with self._lock:
+                read, self._waiting = self._waiting, None
+                if read is None or self._ended:
+                    self._thread = None
+                    return
+            try:
+                self._write_pieces(read)
+                prune()
+            except (OSError, MemoryError, LocalllmError) as error:
+                reason = getattr(error, "strerror", None) or str(error) or "not enough memory"
+                self.warning, self._ended = f"what was read of the prompt cannot be kept: {reason}", True
+            finally:
+                read.sequence.close()
+
+    def _write_pieces(self, read: Waiting) -> None:
+        """Those that no file has. Raises OSError, LocalllmError."""
+        room, before, pieces = allowed(0), "", self._pieces(read.sequence.tokens, read.is_conversation)
+        kept = list[str]()
+        for piece in pieces:
+            is_known = read.logits is not None if piece is pieces[-1] else piece.last <= read.sequence.aligned
+            if self._ended or room < 0 or not (is_known or read.is_conversation):
+                break
+            room -= self._write_piece(piece, before, read, read.logits if piece is pieces[-1] else None)
+            before = piece.key
+            kept.append(before)
+        mark_used(kept)
+
+    def _write_piece(self, piece: Piece, before: str, read: Waiting, logits: np.ndarray | None) -> int:
+        """If no file has it, or has less of it; its bytes."""
+        store = kept_store(read.sequence)
+        names = {*store.parts(piece.first, piece.last)}
+        if kept := open_kept(piece.key):
+            with kept:
+                if names <= kept.parts.keys():
+                    return 0
+        parts = {name: store.part(name, piece.first, piece.last) for name in names}
+        if logits is not None:
+            parts["logits"] = logits.reshape(-1).view(np.uint8)
+        write_kept(piece.key, PrefixAbout(self._name, piece.last, before), parts)
+        return sum(data.nbytes for data in parts.values())
+
+    @property
+    def is_writing(self) -> bool:
+        return self._thread is not None
+
+    def close(self, wait: bool = True) -> None:
+        """Write what is still to be written, or not even that; and then nothing more."""
+        thread = self._thread
+        if wait and not self._ended and thread is not None and thread.is_alive():
+            thread.join()
+        self._ended = True
+
+
+def kept_store(sequence: Sequence) -> PagedStore:
+    """A sequence's store, whose content can be copied: the reference's cannot, and has no files."""
+    store = sequence.store
+    assert isinstance(store, PagedStore)
+    return store

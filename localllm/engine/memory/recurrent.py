@@ -1,0 +1,150 @@
+"""What recurrent layers keep of a sequence: one memory for all layers, replaced and never changed while others need it.
+
+A run reads the states from one memory and leaves the new ones in another, or in the same one if nobody else has it.
+So a fork shares the memory of the original until each goes on, and to keep a snapshot costs no copying.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from localllm.arch.states import Recurrent
+from localllm.errors import MemoryLimitError
+from localllm.kernels.arguments import PAGE
+
+LINE = 16  # floats of a cache line: where memories and their parts begin
+SNAPSHOTS = 4  # of a sequence at most
+
+
+class StateLayout:
+    """Where the states of all layers lie in a memory; float32, the last dimension of each padded to 16.
+
+    Attributes:
+        zeros: what a sequence begins with, float32.
+    """
+
+    def __init__(self, states: Sequence[Recurrent]):
+        self._offsets: dict[tuple[int, int], int] = {}
+        end = 0
+        for state in states:
+            for number, shape in enumerate(state.shapes):
+                self._offsets[state.layer, number] = 4 * end
+                end += int(np.prod(shape[:-1])) * (-(-shape[-1] // LINE) * LINE)
+        self._size = end
+        self.zeros = self._aligned(np.zeros(end + LINE, np.float32))
+
+    def offset(self, layer: int, number: int) -> int:
+        """Of one of a layer's states, in bytes."""
+        return self._offsets[layer, number]
+
+    def new(self) -> np.ndarray:
+        """Memory for the states of a sequence, float32. Raises MemoryLimitError."""
+        try:
+            return self._aligned(np.empty(self._size + LINE, np.float32))
+        except MemoryError:
+            raise MemoryLimitError(f"no memory for the {4 * self._size / 1e6:.0f} MB of a sequence's states") from None
+
+    def address(self, memory: Any) -> int:
+        """Where a memory's first number is."""
+        return int(memory.ctypes.data)
+
+    def content(self, memory: Any) -> np.ndarray:
+        """All its bytes, uint8."""
+        return np.asarray(memory.view(np.uint8))
+
+    def filled(self, content: np.ndarray) -> Any:
+        """A new memory with these bytes. Raises ValueError if they are not as many; MemoryLimitError."""
+        if content.nbytes != self.zeros.nbytes:
+            raise ValueError(f"{content.nbytes} bytes for {self.zeros.nbytes}")
+        memory = self.new()
+        memory.view(np.uint8)[:] = content
+        return memory
+
+    def _aligned(self, memory: np.ndarray) -> np.ndarray:
+        start = -(memory.ctypes.data // 4) % LINE
+        return memory[start : start + self._size]
+
+
+class Snapshot(NamedTuple):
+    """The states after so many tokens."""
+
+    position: int
+    memory: np.ndarray
+
+
+class RecurrentState:
+    """The states of one sequence, and some earlier ones.
+
+    Snapshots are kept of both ends of runs with several tokens, where prompts end and guesses are verified, and at
+    every page boundary. A sequence that goes back to any other place reads the tokens behind the last snapshot again.
+
+    Attributes:
+        source, target: the memories that a run reads and writes.
+    """
+
+    def __init__(self, layout: StateLayout, position: int = 0, memory: np.ndarray | None = None):
+        """The states after `position` tokens, which somebody else may have too; none: at the beginning."""
+        self._layout, self._position, self._snapshots = layout, position, list[Snapshot]()
+        self.source = self.target = layout.zeros if memory is None else memory
+        self._shared, self._several = True, False  # several: whether the last run had more than one token
+
+    def prepare(self, length: int, count: int) -> None:
+        """The states after `length` tokens, which are here, go on to those after `count` more."""
+        assert length == self._position
+        if count > 1 or self._several or length % PAGE == 0:
+            self._keep(Snapshot(length, self.target))
+        self.source = self.target
+        if self._shared:
+            self.target = self._layout.new()
+        self._position, self._shared, self._several = length + count, False, count > 1
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        """Have one more; if they are too many, without the one that saves least, for what it is far from the end."""
+        if snapshot.position in (0, *(kept.position for kept in self._snapshots)):
+            return
+        self._snapshots.append(snapshot)
+        self._shared = True
+        if len(self._snapshots) > SNAPSHOTS:
+            places = [0, *(kept.position for kept in self._snapshots)]
+            pairs = pairwise(places[:-1])
+            gains = [(place - before) / (snapshot.position - place + 1) for before, place in pairs]
+            del self._snapshots[gains.index(min(gains))]
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of the memories that a run reads and writes."""
+        return self._layout.address(self.source), self._layout.address(self.target)
+
+    def after(self, length: int) -> np.ndarray | None:
+        """The states after so many tokens, uint8, if they are known; good until this goes on."""
+        memories = [memory for position, memory in self._snapshots if position == length]
+        found = self.target if length == self._position else memories[0] if memories else None
+        return None if found is None else self._layout.content(found)
+
+    def knows(self, length: int) -> bool:
+        """Whether the states after so many tokens are known."""
+        return length in (self._position, *(kept.position for kept in self._snapshots))
+
+    def put(self, length: int, states: np.ndarray) -> None:
+        """Go on from the states after `length` tokens, uint8. Raises ValueError if they are not those of all layers."""
+        memory = self._layout.filled(states)
+        self._position, self.source, self.target, self._shared = length, memory, memory, False
+
+    def fork(self) -> "RecurrentState":
+        """Another one at the same place, with the same snapshots."""
+        self._shared = True
+        twin = RecurrentState(self._layout, self._position, self.target)
+        twin._snapshots, twin._several = list(self._snapshots), self._several
+        return twin
+
+    def truncate(self, length: int) -> int:
+        """Go back to the last known place within the first `length` tokens; which it is."""
+        if length != self._position:
+            self._snapshots = [kept for kept in self._snapshots if kept.position <= length]
+            last = self._snapshots[-1] if self._snapshots else Snapshot(0, self._layout.zeros)
+            self._position, self.target = last
+            self.source = self.target
+            self._shared, self._several = True, False
+        return self._position

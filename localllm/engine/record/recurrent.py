@@ -1,0 +1,114 @@
+"""The verbs of recurrent layers, checked and written down: a part of localllm.engine.record.recorder."""
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.states import Recurrent
+from localllm.arch.verbs import RowwiseVerbs
+from localllm.arch.weights import Weight
+from localllm.engine.record.operations import Activation, Rows
+from localllm.errors import ModelError
+
+
+class RecurrentVerbs(RowwiseVerbs):
+    """What a Recorder says of recurrent layers."""
+
+    _used: set[str]
+
+    def _record(self, verb: str, inputs: tuple[Activation, ...], rows: Rows, columns: int, **given: Any) -> Activation:
+        raise NotImplementedError
+
+    def _vector(self, weight: Weight, columns: int) -> Any:
+        raise NotImplementedError
+
+    def softplus(self, x: Activation, bias: Weight | None = None) -> Activation:
+        numbers = self._vector(bias, x.columns) if bias else np.zeros(x.columns, np.float32)
+        return self._record("softplus", (x,), x.rows, x.columns, bias=numbers)
+
+    def convolve(
+        self, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True
+    ) -> Activation:
+        before, columns = state.shapes[number]
+        require_columns(weight.name, x, columns)
+        taps = self._numbers(weight, (columns, before + 1))
+        bias = self._vector(weight.bias, columns) if weight.bias else np.zeros(columns, np.float32)
+        given = {"state": state, "number": number, "taps": taps, "bias": bias, "silu": silu}
+        return self._record("convolve", (x,), x.rows, columns, **given)
+
+    def selective_scan(
+        self,
+        x: Activation,
+        dt: Activation,
+        b: Activation,
+        c: Activation,
+        rates: Weight,
+        skip: Weight,
+        state: Recurrent,
+    ) -> Activation:
+        state_size, columns = state.shapes[1]
+        for name, given, expected in (
+            ("x", x, columns),
+            ("dt", dt, columns),
+            ("b", b, state_size),
+            ("c", c, state_size),
+        ):
+            require_columns(name, given, expected)
+        numbers = {"rates": self._numbers(rates, (columns, state_size)), "skip": self._numbers(skip, (columns,))}
+        return self._record("selective_scan", (x, dt, b, c), x.rows, columns, state=state, **numbers)
+
+    def state_space(
+        self,
+        x: Activation,
+        dt: Activation,
+        b: Activation,
+        c: Activation,
+        rates: Weight,
+        skip: Weight,
+        state: Recurrent,
+        number: int,
+        groups: int,
+    ) -> Activation:
+        heads, key_dim, value_dim = state.shapes[number]
+        for name, given, expected in (("b", b, groups * key_dim), ("c", c, groups * key_dim), ("dt", dt, heads)):
+            require_columns(name, given, expected)
+        require_columns("x", x, heads * value_dim)
+        numbers = {"rates": self._numbers(rates, (heads,)), "skip": self._numbers(skip, (heads,))}
+        shared = {"state": state, "number": number, "key_heads": groups, "repeat": heads // groups}
+        return self._record("state_space", (x, dt, b, c), x.rows, x.columns, **numbers, **shared)
+
+    def delta_rule(
+        self,
+        q: Activation,
+        k: Activation,
+        v: Activation,
+        dt: Activation,
+        strength: Activation,
+        rates: Weight,
+        state: Recurrent,
+        number: int,
+        key_heads: int,
+        repeat: int = 1,
+    ) -> Activation:
+        heads, key_dim, value_dim = state.shapes[number]
+        for name, given, expected in (("q", q, key_heads * key_dim), ("k", k, key_heads * key_dim), ("dt", dt, heads)):
+            require_columns(name, given, expected)
+        require_columns("v", v, heads * value_dim)
+        require_columns("strength", strength, heads)
+        shared = {"state": state, "number": number, "key_heads": key_heads, "repeat": repeat}
+        rates = self._numbers(rates, (heads,))
+        return self._record("delta_rule", (q, k, v, dt, strength), v.rows, v.columns, rates=rates, **shared)
+
+    def _numbers(self, weight: Weight, shape: tuple[int, ...]) -> Any:
+        """A small tensor's numbers, float32, which is used now. Dimensions of 1 do not count."""
+        self._used.add(weight.name)
+        if prod(weight.shape) != prod(shape) or [n for n in weight.shape if n > 1] != [n for n in shape if n > 1]:
+            raise ModelError(f"tensor {weight.name} should have the shape {list(shape)}, has {list(weight.shape)}")
+        return weight.flat().vector().reshape(shape)
+
+
+def require_columns(name: str, x: Activation, columns: int) -> None:
+    """Raises ModelError."""
+    if x.columns != columns:
+        raise ModelError(f"the model's tensors do not fit together: {name} for {x.columns} of {columns} columns")

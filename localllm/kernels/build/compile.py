@@ -1,0 +1,89 @@
+"""Compile kernels: python -m localllm.kernels.build.compile gets names and answers with object files (compilers.py)."""
+
+import gc
+
+import llvmlite.binding as llvm
+
+from localllm.kernels.build.compilers import serve
+from localllm.kernels.build.objects import symbol
+from localllm.kernels.cpu import kernel
+from localllm.kernels.cpu.signature import SIGNATURE
+from localllm.kernels.machine import this_lane
+
+ENTRY = """
+declare i32 @"{function}"(ptr, ptr, i64, i64, i64, i64)
+
+define void @{entry}(i64 %a, i64 %b, i64 %c, i64 %d) {{
+  %result = alloca ptr
+  %exception = alloca ptr
+  %status = call i32 @"{function}"(ptr %result, ptr %exception, i64 %a, i64 %b, i64 %c, i64 %d)
+  ret void
+}}
+"""
+
+
+def object_code(name: str) -> bytes:
+    """The kernel as an object file for the target CPU, with one visible symbol."""
+    module, machine = linked(name)
+    return machine.emit_object(module)
+
+
+def linked(name: str) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
+    """The kernel with its entry as LLVM IR, and what makes machine code of it.
+
+    Numba gives its functions hidden parameters (result, exception, both unused here) and a status to return; `ENTRY`
+    has the plain C signature that the tape calls.
+    """
+    function = kernel(name)
+    function.compile(SIGNATURE)
+    (compiled,) = function.overloads.values()
+    numba_name = compiled.fndesc.llvm_func_name
+    module = llvm.parse_assembly(compiled.library.get_llvm_str())
+    module.link_in(llvm.parse_assembly(ENTRY.format(entry=symbol(name), function=numba_name)))
+    target = llvm.Target.from_triple(module.triple)
+    machine = target.create_target_machine(
+        cpu=this_lane().cpu, features=this_lane().feature_string, opt=3, reloc="pic", codemodel="small"
+    )
+    optimize(module, machine)
+    for function in module.functions:
+        if function.name != symbol(name) and not function.is_declaration:
+            function.linkage = "internal"
+    for variable in module.global_variables:
+        if not variable.is_declaration:
+            variable.linkage = "internal"
+    remove_unused(module, machine)
+    refuse_numba_runtime(name, module)
+    return module, machine
+
+
+def optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+    """All of a kernel at once. (With internal linkage already, more would be inlined: twice the code.)"""
+    tuning = llvm.create_pipeline_tuning_options(speed_level=3)
+    tuning.loop_vectorization, tuning.slp_vectorization = True, False  # as Numba has it
+    passes = llvm.create_pass_builder(machine, tuning)
+    passes.getModulePassManager().run(module, passes)
+
+
+def remove_unused(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+    """Drop what is not reachable from the entry."""
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
+
+
+def refuse_numba_runtime(name: str, module: llvm.ModuleRef) -> None:
+    """A kernel that needs Python or Numba at run time (an exception, an array) is a mistake in its source."""
+    needed = [f.name for f in module.functions if f.is_declaration and f.name.startswith(("Py", "NRT", "numba"))]
+    if needed:
+        raise SystemExit(f"kernel {name} needs {', '.join(needed)}")
+
+
+def main() -> None:
+    gc.disable()  # Numba's objects hang together and stay: looking for garbage among them is 0.15 of the time
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    serve(object_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Processes that compile kernels, one per core, as far as there is memory for them."""
+
+import os
+import re
+import subprocess
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Condition, Thread
+
+from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.kernels.build.objects import Progress
+from localllm.kernels.cores import logical_cores
+from localllm.kernels.free_memory import address_limit, available_memory
+from localllm.kernels.machine import Lane
+
+# What a user may have told Numba for programs of their own, such as not to compile: machine code must not depend on it.
+OTHERS = re.compile("NUMBA_(?!CPU_(NAME|FEATURES)$)")
+LARGE = ("attend", "linear")  # kernels that take seconds to compile
+SHARE = 1 << 29  # bytes that one compiler should find: it takes 260 MB, and 480 of addresses; its threads here 150
+BEHIND = 10  # how nice compilers are for which nobody waits
+
+
+class Compiler:
+    """A process that compiles one kernel after the other. It ends with this one, however this one ends."""
+
+    def __init__(self, *command: str, lane: Lane | None = None) -> None:
+        """command: a module that calls `serve`, and its arguments; lane: which it compiles for, if not this one."""
+        # It has to compile these sources, not those of another localllm that the current folder may hold.
+        root = str(Path(__file__).parents[3])
+        environment = {name: value for name, value in os.environ.items() if not OTHERS.match(name)}
+        environment |= {"NUMBA_CPU_NAME": lane.cpu, "NUMBA_CPU_FEATURES": lane.feature_string} if lane else {}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        self.lane = lane
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", *command],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            process_group=0,  # Ctrl-C is meant for this process, which may go on: it may end an answer of a chat
+        )  # fmt: skip
+        assert self.process.stdin and self.process.stdout and self.process.stderr
+        self._names, self._results = self.process.stdin, self.process.stdout
+        self._last_words = deque[bytes](maxlen=1)
+        self._listener = Thread(target=self._last_words.extend, args=(self.process.stderr,), daemon=True)
+        self._listener.start()
+
+    def compile(self, name: str) -> bytes:
+        """The kernel's machine code. Raises LocalllmError."""
+        try:
+            self._names.write(f"{name}\n".encode())
+            self._names.flush()
+            size = int.from_bytes(self._results.read(8), "little")
+            code = self._results.read(size)
+        except OSError:  # it has ended
+            code = b""
+        if not code or len(code) < size:
+            raise self._failure()
+        return code
+
+    def _failure(self) -> LocalllmError:
+        """Why the process has ended: the last line that it wrote. LLVM has many words for want of memory."""
+        code = self.process.wait()
+        self._listener.join()
+        reason = b"".join(self._last_words).decode(errors="replace").strip() or f"exit code {code}"
+        if address_limit() < SHARE:
+            return MemoryLimitError(f"not enough memory to compile the kernels: {reason}")
+        return LocalllmError(f"cannot compile the kernels for this computer: {reason}")
+
+    def give_way(self) -> None:
+        """From now on, others that want to compute go first."""
+        with suppress(OSError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, self.process.pid, BEHIND)
+
+    def close(self) -> None:
+        """End it, whatever it is doing."""
+        self.process.kill()
+        self._listener.join()
+        with suppress(BrokenPipeError), self.process:
+            pass
+
+
+def serve(code_of: Callable[[str], bytes]) -> None:
+    """What such a process does: names come from stdin, machine code goes to stdout.
+
+    The next name comes when the code of the one before has been read: its size (8 bytes, little-endian) and content.
+    """
+    results = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # should anything print
+    for name in wanted():
+        code = code_of(name)
+        results.write(len(code).to_bytes(8, "little") + code)
+        results.flush()
+
+
+def wanted() -> Iterator[str]:
+    """Names from stdin. When it ends, so does this process, whatever it is doing: nobody is left to read a result."""
+    names = SimpleQueue[str]()
+
+    def listen() -> None:
+        while name := os.read(0, 4096):  # not by sys.stdin, which cannot be closed while a thread reads it
+            names.put(name.decode().strip())
+        os._exit(0)
+
+    Thread(target=listen, daemon=True).start()
+    while True:
+        yield names.get()
+
+
+class Work:
+    """What there is to compile, shared by the threads that talk to a compiler each.
+
+    Attributes:
+        left: kernels that nobody compiles yet, in order.
+        codes: machine code of those that are ready.
+        error: why one of them is not, or None.
+        changed: held to look at the others; notified of changes.
+    """
+
+    def __init__(self, names: Iterable[str], finished: Callable[[str, bytes], None]):
+        self.left, self.codes = deque(names), dict[str, bytes]()
+        self.error: Exception | None = None
+        self.changed, self._finished = Condition(), finished
+
+    def share(self, compiler: Compiler) -> None:
+        """Have one compiler compile as long as there is something left."""
+        try:
+            while (name := self._next()) is not None:
+                code = compiler.compile(name)
+                self._finished(name, code)
+                with self.changed:
+                    self.codes[name] = code
+                    self.changed.notify_all()
+        except (LocalllmError, MemoryError) as error:
+            with self.changed:
+                self.error = error
+                self.changed.notify_all()
+        compiler.close()
+
+    def _next(self) -> str | None:
+        with self.changed:
+            return self.left.popleft() if self.left else None
+
+    def prefer(self, names: list[str]) -> None:
+        """Compile these before all others, large ones first."""
+        with self.changed:
+            first = sorted(filter(self.left.__contains__, names), key=lambda name: not name.startswith(LARGE))
+            self.left = deque([*first, *(name for name in self.left if name not in first)])
+
+
+class Compilers:
+    """Processes that compile kernels. They end with their work, or with `close`, or with this process."""
+
+    def __init__(
+        self, names: list[str], finished: Callable[[str, bytes], None], *command: str, lane: Lane | None = None
+    ):
+        """finished(name, machine code) is called for each kernel, by some thread.
+
+        command: the module that compiles, and its arguments; localllm.kernels.build.compile if there is none.
+        lane: another than this computer's.
+        """
+        self.names, self._work = frozenset(names), Work(names, finished)
+        command = command or ("localllm.kernels.build.compile",)
+        self._compilers, threads = list[Compiler](), list[Thread]()
+        self.close = weakref.finalize(self, stop, self._work, self._compilers, threads, os.getpid())
+        for _ in range(min(processes(), len(names))):
+            self._compilers.append(Compiler(*command, lane=lane))
+            thread = Thread(target=self._work.share, args=(self._compilers[-1],), daemon=True)
+            thread.start()
+            threads.append(thread)
+
+    def wait(self, names: list[str], progress: Progress) -> dict[str, bytes]:
+        """Machine code of some of the kernels, which are compiled before all others. Raises LocalllmError."""
+        work, done = self._work, -1
+        work.prefer(names)
+        while done < len(names):
+            with work.changed:
+                while self._ready(names) == done:
+                    if work.error:
+                        raise work.error
+                    work.changed.wait()
+                done = self._ready(names)
+            progress(done, len(names))
+        return {name: work.codes.pop(name) for name in names}
+
+    def give_way(self) -> None:
+        """Others that want to compute go first."""
+        for compiler in self._compilers:
+            compiler.give_way()
+
+    def _ready(self, names: list[str]) -> int:
+        return sum(name in self._work.codes for name in names)
+
+
+def processes() -> int:
+    """How many compilers this computer carries at once, at least 1."""
+    return max(1, min(logical_cores(), min(available_memory(), address_limit()) // SHARE))
+
+
+def stop(work: Work, compilers: list[Compiler], threads: list[Thread], process: int) -> None:
+    """End the compilers, whatever they are doing. Those of a process are not those of one that was forked from it."""
+    if os.getpid() != process:
+        return
+    with work.changed:
+        work.left.clear()
+    for compiler in compilers:
+        compiler.process.kill()
+    for thread in threads:
+        thread.join()
+
+
+def compile_kernels(
+    names: list[str], finished: Callable[[str, bytes], None], progress: Progress, *command: str
+) -> dict[str, bytes]:
+    """Machine code of kernels, compiled now; see Compilers. Raises LocalllmError."""
+    compilers = Compilers(names, finished, *command)
+    try:
+        return compilers.wait(names, progress)
+    finally:
+        compilers.close()

@@ -1,0 +1,107 @@
+"""Machine code of the CPU kernels: compiled once per computer, then loaded without Numba.
+
+Numba compiles a kernel to LLVM IR; LLVM makes an object file of it for this CPU, which goes to the user's cache folder
+(see objects.py). Later starts load it in 3 ms (see machine_code.py), against 0.35 s and more for importing Numba. There
+is one object file per kernel, so that a model compiles only what its formats need.
+
+A start that has to compile something goes on with kernels that it may need later, behind its answer. If it ends before
+they are ready their compilers end with it, at once: what was ready is kept, and a start that misses one goes on.
+"""
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from localllm.errors import LocalllmError
+from localllm.files.kept import read_kept, write_kept
+from localllm.kernels.build.machine_code import MachineCode
+from localllm.kernels.build.objects import Progress, mark_used, object_file, object_folder, prune, symbol
+from localllm.kernels.machine import Lane
+
+if TYPE_CHECKING:
+    from localllm.kernels.build.compilers import Compilers
+
+
+class Library:
+    """Loaded kernels. Keep it alive as long as their addresses are used.
+
+    Attributes:
+        addresses: of the kernels, by name.
+        warning: why compiled kernels could not be kept, in one line: the next start will compile them again. Or None.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        progress: Progress | None = None,
+        later: Iterable[str] = (),
+        lane: Lane | None = None,
+    ):
+        """Load the kernels `names`, compiling what this computer has not compiled yet.
+
+        progress is called while compiling; later: kernels that `load` may be asked for, in the order in which they are
+        compiled behind, once something has to be compiled; lane: another than this computer's. Raises LocalllmError if
+        a kernel cannot be compiled.
+        """
+        self.addresses = dict[str, int]()
+        self.warning: str | None = None
+        self._codes: list[MachineCode] = []
+        self._later, self._lane = list(later), lane
+        self._compilers: Compilers | None = None
+        mark_used(object_folder(lane))
+        try:
+            self.load(names, progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self, names: Iterable[str], progress: Progress | None = None) -> None:
+        """Have the addresses of these kernels, too. As the constructor."""
+        names = sorted({name for name in names if name not in self.addresses})
+        if not names:
+            return
+        objects = {name: code for name in names if (code := read_kept(object_file(name, self._lane)))}
+        if missing := [name for name in names if name not in objects]:
+            objects |= self._compiled(missing, progress or (lambda done, total: None))
+        self._codes.append(MachineCode(objects.values(), map(symbol, names)))
+        self.addresses |= {name: self._codes[-1].addresses[symbol(name)] for name in names}
+
+    def _compiled(self, names: list[str], progress: Progress) -> dict[str, bytes]:
+        """Object files of the kernels, which are kept for the next start if that is possible."""
+        if self._compilers is None or not self._compilers.names.issuperset(names):
+            self.close()
+            self._compilers = self._compile(names)
+        try:
+            objects = self._compilers.wait(names, progress)
+        except LocalllmError:
+            self.close()  # next time others shall try
+            raise
+        prune()
+        return objects
+
+    def _compile(self, names: list[str]) -> "Compilers":
+        """What compiles these kernels, and those for later behind them."""
+        from localllm.kernels.build.compilers import Compilers  # seldom needed, and slow to import
+
+        absent = [
+            name for name in self._later if name not in names and not os.path.exists(object_file(name, self._lane))
+        ]
+        return Compilers([*names, *absent], self._keep, lane=self._lane)
+
+    def _keep(self, name: str, code: bytes) -> None:
+        path = object_file(name, self._lane)
+        try:
+            write_kept(path, code)
+        except OSError as error:
+            self.warning = f"compiled kernels cannot be kept in {path.parent}: {error.strerror}"
+
+    def give_way(self) -> None:
+        """What is still compiled is no longer urgent: other work goes first."""
+        if self._compilers:
+            self._compilers.give_way()
+
+    def close(self) -> None:
+        """Compile no more. What is loaded stays."""
+        if self._compilers:
+            self._compilers.close()
+            self._compilers = None

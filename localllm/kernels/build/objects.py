@@ -1,0 +1,95 @@
+"""Object files of kernels in the user's cache folder.
+
+They lie in a folder named by a key of everything that machine code depends on: sources, compiler versions, CPU.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from localllm.files.safe_file import remove_abandoned
+from localllm.kernels.machine import Lane, this_lane, version_file
+from localllm.quant import formats, layouts
+from localllm.quant.cache import cache_folder
+
+Progress = Callable[[int, int], None]  # (kernels compiled, kernels to compile)
+SOURCES = (
+    "cpu/**/*.py",
+    "formats/*.py",
+    "simd/*.py",
+    "arguments.py",
+    "build/compile.py",
+    "build/faults.py",
+    "build/objects.py",
+    "build/pipeline.py",
+    "declaration.py",
+    "machine.py",
+    "system.py",
+    "verbs.py",
+)  # in localllm.kernels
+FOLDER_NAME = re.compile("[0-9a-f]{20}")
+DAY = 24 * 3600  # seconds
+UNUSED = 30 * DAY  # a folder that no program has used for this time is removed
+
+
+@cache
+def object_folder(of: Lane | None = None) -> Path:
+    """The folder of a lane's object files, this computer's if there is none given, named by the key."""
+    of = of or this_lane()
+    key = hashlib.sha256()
+    add_sources(key, SOURCES)
+    compilers = version_file("numba"), version_file("llvmlite")
+    for part in (*compilers, of.cpu.encode(), of.feature_string.encode()):
+        key.update(part + b"\0")
+    return cache_folder() / "kernels" / key.hexdigest()[:20]
+
+
+def add_sources(key: "hashlib._Hash", patterns: Iterable[str]) -> None:
+    """Names and contents of what kernels are made from: files of localllm.kernels, and the tables of formats."""
+    kernels = Path(__file__).parents[1]
+    found = {path.relative_to(kernels).as_posix(): path for pattern in patterns for path in kernels.glob(pattern)}
+    found |= {f"quant/{Path(name).name}": Path(name) for name in (formats.__file__, layouts.__file__)}
+    for name, path in sorted(found.items()):
+        key.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+
+
+def object_file(name: str, of: Lane | None = None) -> Path:
+    return object_folder(of) / f"{name}.o"
+
+
+def symbol(name: str) -> str:
+    """The kernel's name in its object file."""
+    return f"localllm_{name}"
+
+
+def mark_used(folder: Path | None = None) -> None:
+    """Note once a day that a folder, or that of object files, is in use, as its time of change."""
+    folder = folder or object_folder()
+    with suppress(OSError):
+        if folder.stat().st_mtime < time.time() - DAY:
+            os.utime(folder)
+
+
+def prune() -> None:
+    """Remove other keys' folders that are no longer used, and what killed programs have left half written."""
+    used, now = object_folder(), time.time()
+    with suppress(OSError):  # of a folder that cannot be looked into
+        for folder in used.parent.glob("*"):
+            if folder != used and FOLDER_NAME.fullmatch(folder.name) and age(folder, now) > UNUSED:
+                shutil.rmtree(folder, ignore_errors=True)
+        for folder in used.parent.glob("*"):
+            remove_abandoned(str(folder))
+
+
+def age(path: Path, now: float) -> float:
+    """Seconds since the last change; 0 if the file is gone."""
+    try:
+        return now - path.lstat().st_mtime
+    except OSError:
+        return 0

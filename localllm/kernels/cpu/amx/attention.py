@@ -1,0 +1,157 @@
+"""The two products of attention for many rows in BF16 tiles, see attention.py; all numbers in two planes.
+
+Scores stand in an exponent, where the error of one plane would be too large: with scores of 10, weights would be wrong
+by a percent. Queries and weights are left operands; keys and values, right ones, are packed once for the rows of a
+unit: keys are turned around, values only go in pairs of tokens. Rows go by 32, keys by 32, dimensions by 32: what is
+computed beyond those that there are is not used.
+"""
+
+from localllm.kernels.arguments import ATTEND
+from localllm.kernels.cpu import ATTEND_KEYS as KEYS
+from localllm.kernels.cpu import ATTEND_TILES, TILE_REGISTERS
+from localllm.kernels.cpu.amx.tiles import (
+    TILE,
+    configure,
+    make_load,
+    make_products,
+    make_store,
+    make_zero,
+    release,
+    store_alternating,
+    store_planes,
+)
+from localllm.kernels.cpu.attention import attend as attention
+from localllm.kernels.cpu.attention.attend import ManyRows, query_scale, row_at
+from localllm.kernels.cpu.signature import argument, device
+from localllm.kernels.simd import (
+    load_f32x16,
+    load_lanes_f32x16,
+    splat_f32x16,
+    transpose_f32,
+    zero_f32x16,
+)
+
+STRIDE = KEYS * 4  # of a row of scores
+four, two = make_products(2, 2, True), make_products(2, 1, True)
+zero, load_left, load_right = make_zero((0, 1, 2, 3)), make_load((0, 1)), make_load((2, 3))
+store_left, store_right = make_store((0, 1)), make_store((2, 3))  # sums of the first right operand, and of the second
+
+
+@device
+def load_queries(a, first, rows, group, kv_head, key_dim, q):
+    """The unit's rows of q, scaled, as left operands: [rows / 16][plane][dimensions / 32][16 rows][32]."""
+    head_dim, scale = argument(a, ATTEND.key_dim), splat_f32x16(query_scale(a))
+    low = (key_dim + 31) // 32 * TILE
+    for r in range(rows):
+        source = row_at(argument(a, ATTEND.q), argument(a, ATTEND.q_stride), first + r, group, kv_head, head_dim)
+        target = q + r // 16 * 2 * low + r % 16 * 64
+        for d in range(0, head_dim, 32):
+            x = load_lanes_f32x16(source + d * 4, head_dim - d) * scale
+            y = load_lanes_f32x16(source + d * 4 + 64, head_dim - d - 16) * scale
+            store_planes(target + d // 32 * TILE, low, x, y)
+
+
+def make_pack_keys(load):
+    """A function that makes right operands of keys: [keys / 16][plane][dimensions / 32][16 pairs][16 keys][2]."""
+
+    @device
+    def pack_keys(keys, count, token_bytes, padded, turned, tiles):
+        low = (padded + 31) // 32 * TILE
+        for i in range(0, count, 16):
+            for d in range(0, padded, 32):
+                for t in range(16):
+                    key = keys + (i + t) * token_bytes
+                    y = load(key, d + 16) if d + 16 < padded else zero_f32x16()
+                    store_planes(turned + t * 64, TILE, load(key, d), y)
+                target = tiles + i // 16 * 2 * low + d // 32 * TILE
+                transpose_f32(turned, 64, target)
+                transpose_f32(turned + TILE, 64, target + low)
+
+    return pack_keys
+
+
+def make_pack_values(load):
+    """The same for values, which meet the weights of 64 keys: [dimensions / 16][plane][2][16 pairs of keys][16][2]."""
+
+    @device
+    def pack_values(values, count, token_bytes, padded, tiles):
+        for i in range(0, (count + 31) // 32 * 32, 2):
+            value, place = values + i * token_bytes, tiles + i // 32 * TILE + i % 32 * 32
+            for d in range(0, padded, 16):
+                x, y = zero_f32x16(), zero_f32x16()
+                if i < count:
+                    x = load(value, d)
+                if i + 1 < count:
+                    y = load(value + token_bytes, d)
+                store_alternating(place + d // 16 * 4 * TILE, 2 * TILE, x, y)
+
+    return pack_values
+
+
+@device
+def pack_weights(weights, rows, count):
+    """Rows of 64 weights, of which there are `count`, become left operands in their own place: [plane][64]."""
+    count = (count + 15) // 16 * 16
+    for r in range(rows):
+        row = weights + r * STRIDE
+        w0, w1 = load_f32x16(row), load_lanes_f32x16(row + 64, count - 16)
+        w2, w3 = load_lanes_f32x16(row + 128, count - 32), load_lanes_f32x16(row + 192, count - 48)
+        store_planes(row, 2 * KEYS, w0, w1)
+        store_planes(row + 64, 2 * KEYS, w2, w3)
+
+
+def make_many(load_key, load_value):
+    """(scores, add_values) for keys and values that these functions read, see cache_formats.py."""
+    pack_keys, pack_values = make_pack_keys(load_key), make_pack_values(load_value)
+
+    @device
+    def scores(q, rows, keys, count, token_bytes, padded, tiles, scores):
+        """scores f32 [rows][KEYS]. Reads up to 15 keys beyond `count`."""
+        registers, turned, low = tiles - TILE_REGISTERS, tiles - TILE_REGISTERS - 2 * TILE, (padded + 31) // 32 * TILE
+        pack_keys(keys, count, token_bytes, padded, turned, tiles)
+        for i in range(0, count, 32):
+            for r in range(0, rows, 32):
+                x, y, z = q + r // 16 * 2 * low, tiles + i // 16 * 2 * low, scores + r * STRIDE + i * 4
+                zero(registers)
+                four(registers, low // TILE, x, 2 * low, 64, TILE, low, y, 2 * low, TILE, low)
+                store_left(registers, z, 16 * STRIDE, STRIDE)
+                store_right(registers, z + 64, 16 * STRIDE, STRIDE)
+
+    @device
+    def add_values(weights, rows, values, count, token_bytes, padded, tiles, output):
+        """weights f32 [rows][KEYS], output f32 [rows][padded]."""
+        registers, apart, steps = tiles - TILE_REGISTERS, 16 * padded * 4, (count + 31) // 32
+        pack_weights(weights, rows, count)
+        pack_values(values, count, token_bytes, padded, tiles)
+        for d in range(0, padded, 32):
+            for r in range(0, rows, 32):
+                x, y, z = weights + r * STRIDE, tiles + d // 16 * 4 * TILE, output + (r * padded + d) * 4
+                load_left(registers, z, apart, padded * 4)
+                if d + 16 < padded:
+                    load_right(registers, z + 64, apart, padded * 4)
+                    four(registers, steps, x, 16 * STRIDE, STRIDE, 64, 2 * KEYS, y, 4 * TILE, TILE, 2 * TILE)
+                    store_right(registers, z + 64, apart, padded * 4)
+                else:
+                    two(registers, steps, x, 16 * STRIDE, STRIDE, 64, 2 * KEYS, y, 4 * TILE, TILE, 2 * TILE)
+                store_left(registers, z, apart, padded * 4)
+
+    return scores, add_values
+
+
+@device
+def start(tiles):
+    """Tiles are about to be used; their emulation is in front of those of keys and values."""
+    configure(tiles - TILE_REGISTERS)
+
+
+@device
+def finish():
+    release()
+
+
+IN_TILES = ManyRows(make_many, load_queries, start, finish, ATTEND_TILES)
+
+
+def make(format_name):
+    """The kernel for one storage type, or for that of keys and that of values."""
+    return attention.make(format_name, IN_TILES)

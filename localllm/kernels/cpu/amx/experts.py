@@ -1,0 +1,40 @@
+"""What experts do with their rows, in BF16 tiles: each meets its panels, which begin where amx_pack.py says."""
+
+from localllm.kernels.arguments import (
+    EXPERT,
+    EXPERTS_TILES_FLOAT,
+    EXPERTS_TILES_QUANTIZED,
+    LINEAR_TILES_FLOAT,
+    LINEAR_TILES_QUANTIZED,
+)
+from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS
+from localllm.kernels.cpu.product.experts import ANY_NUMBER, make_experts, put
+from localllm.kernels.cpu.product.routing import EXPERT_BYTES
+from localllm.kernels.cpu.signature import argument, device
+from localllm.kernels.simd import load_i64, store_i64
+
+
+def make_finish(product, own):
+    """What changes from expert to expert besides: its panels, and both planes if the run is small enough for them."""
+
+    @device
+    def finish(a, call, expert, memory):
+        number = (expert - argument(a, own.active)) // EXPERT_BYTES
+        panel = number + argument(expert, EXPERT.first) // PANEL_TOKENS
+        put(call, product.panels, argument(a, own.panels) + panel * PANEL_BYTES)
+        is_exact = load_i64(argument(a, own.run_count)) <= load_i64(argument(a, own.most_exact))
+        store_i64(memory, ANY_NUMBER if is_exact else 0)
+        put(call, product.most_exact, memory)
+
+    return finish
+
+
+def __getattr__(name):
+    """The two kernels, each compiled when it is asked for."""
+    if name == "experts_tiles_quantized":
+        finish = make_finish(LINEAR_TILES_QUANTIZED, EXPERTS_TILES_QUANTIZED)
+        return make_experts(LINEAR_TILES_QUANTIZED, EXPERTS_TILES_QUANTIZED, True, finish)
+    if name == "experts_tiles_float":
+        finish = make_finish(LINEAR_TILES_FLOAT, EXPERTS_TILES_FLOAT)
+        return make_experts(LINEAR_TILES_FLOAT, EXPERTS_TILES_FLOAT, False, finish)
+    raise AttributeError(name)

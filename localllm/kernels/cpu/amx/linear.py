@@ -1,0 +1,193 @@
+"""y = W x in BF16 tiles, for weights of any format: prefill on CPUs with AMX.
+
+A slab of 32 rows and up to 256 columns of W is unpacked, with its scales, by the format's own kernel, once for all
+tokens of the run; then nothing is left to scale. It has 16 KB (32 in two planes) and stays in the first cache, while
+panels of tokens pass by, from the second one, where those of a slab's columns lie in one piece: 16 tokens are 8 KB. Two
+halves of the slab meet two panels at a time. Sums wait in the second cache from slab to slab, 128 bytes for a token;
+after the last one they are turned around, to rows of y.
+
+Fewer tokens than pay go to the kernel that reads rows as decode does. One kernel serves all formats: the formats' own
+ones only unpack.
+"""
+
+from localllm.kernels.arguments import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED, UNPACK
+from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS, TILE_SLAB, TILE_TOKENS
+from localllm.kernels.cpu.amx.slab import HALF_BYTES, PLANE_BYTES, ROWS, SLAB_BYTES
+from localllm.kernels.cpu.amx.tiles import (
+    TILE,
+    configure,
+    make_load,
+    make_products,
+    make_store,
+    make_zero,
+    release,
+)
+from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.simd import (
+    call_kernel,
+    load_f32x16,
+    load_i64,
+    prefetch_l2,
+    store_f32x16,
+    store_i64,
+    transpose_f32,
+)
+
+SUMS_BYTES = 2 * TILE * TILE_TOKENS // PANEL_TOKENS
+
+
+@device
+def places(scratch):
+    """Where a thread keeps its weights, sums, a tile that is turned around, UNPACK's arguments, a row, registers."""
+    turned = scratch + SLAB_BYTES + SUMS_BYTES
+    return scratch, scratch + SLAB_BYTES, turned, turned + TILE, turned + TILE + 64, turned + 2 * TILE + 64
+
+
+def make_multiply(panels, exact):
+    """A function that multiplies a slab with so many panels of tokens, and adds that to their sums."""
+    numbers = (0, 1, 2, 3)[: 2 * panels]
+    zero, load, store = make_zero(numbers), make_load(numbers), make_store(numbers)
+    products = make_products(2, panels, exact)
+
+    @device
+    def multiply(registers, weights, x, steps, is_first, sums):
+        if is_first:
+            zero(registers)
+        else:
+            load(registers, sums, TILE, 64)
+        products(registers, steps, weights, HALF_BYTES, 64, TILE, PLANE_BYTES, x, PANEL_BYTES, TILE, PLANE_BYTES)
+        store(registers, sums, TILE, 64)
+
+    return multiply
+
+
+one_fast, two_fast = make_multiply(1, False), make_multiply(2, False)
+one_exact, two_exact = make_multiply(1, True), make_multiply(2, True)
+
+
+@device
+def multiply(registers, weights, x, columns, is_first, sums, panels, exact):
+    """A slab with one panel or two."""
+    steps = (columns + 31) // 32
+    if panels == 1:
+        if exact:
+            one_exact(registers, weights, x, steps, is_first, sums)
+        else:
+            one_fast(registers, weights, x, steps, is_first, sums)
+    elif exact:
+        two_exact(registers, weights, x, steps, is_first, sums)
+    else:
+        two_fast(registers, weights, x, steps, is_first, sums)
+
+
+@device
+def ask_for(address, size):
+    for line in range(0, size, 64):
+        prefetch_l2(address + line)
+
+
+def make_unpack(product):
+    """A function that has a slab unpacked."""
+
+    @device
+    def unpack(a, row, column, width, exact, scratch):
+        weights, _, _, call, numbers, _ = places(scratch)
+        row_bytes = argument(a, product.row_bytes)
+        store_i64(call + 8 * UNPACK.weights, argument(a, product.weights) + row * row_bytes)
+        store_i64(call + 8 * UNPACK.row_bytes, row_bytes)
+        store_i64(call + 8 * UNPACK.last, argument(a, product.rows) - row - 1)
+        store_i64(call + 8 * UNPACK.column, column)
+        store_i64(call + 8 * UNPACK.columns, width)
+        store_i64(call + 8 * UNPACK.exact, 1 if exact else 0)
+        store_i64(call + 8 * UNPACK.tiles, weights)
+        store_i64(call + 8 * UNPACK.row, numbers)
+        call_kernel(argument(a, product.unpack), call, 0, 1, 0)
+
+    return unpack
+
+
+def make_fetch(product):
+    """A function that asks for a share of the next slab's weights, in the middle of this one's panels.
+
+    They are a piece of each of many rows, which no processor foresees.
+    """
+
+    @device
+    def fetch(a, row, column, panel, panels):
+        columns, row_bytes = argument(a, product.columns), argument(a, product.row_bytes)
+        next_row, next_column = row, column + TILE_SLAB
+        if next_column >= columns:
+            next_row, next_column = row + ROWS, 0
+        first, size = next_column * row_bytes // columns, min(TILE_SLAB, columns - next_column) * row_bytes // columns
+        end = min(next_row + ROWS * (panel + 2) // panels, next_row + ROWS, argument(a, product.rows))
+        for r in range(next_row + ROWS * panel // panels, end):
+            ask_for(argument(a, product.weights) + r * row_bytes + first, size)
+
+    return fetch
+
+
+def make_finish(product):
+    """A function that hands out the sums of some tokens, from token `first` on."""
+
+    @device
+    def finish(a, row, first, tokens, sums, turned):
+        y_stride, rows = argument(a, product.y_stride), argument(a, product.rows) - row
+        for t in range(0, tokens, PANEL_TOKENS):
+            for half in range(2 if rows > 16 else 1):
+                transpose_f32(sums + (t // PANEL_TOKENS * 2 + half) * TILE, 64, turned)
+                y = argument(a, product.y) + (first + t) * y_stride + (row + 16 * half) * 4
+                for i in range(min(PANEL_TOKENS, tokens - t)):
+                    store_f32x16(y + i * y_stride, load_f32x16(turned + i * 64))
+
+    return finish
+
+
+def make_tile(product):
+    """A function that multiplies 32 rows, from `row` on, with TILE_TOKENS tokens at most, from `first` on."""
+    unpack, fetch, finish = make_unpack(product), make_fetch(product), make_finish(product)
+
+    @device
+    def tile(a, row, first, tokens, exact, scratch):
+        weights, sums, turned, _, _, registers = places(scratch)
+        columns, panels = argument(a, product.columns), (tokens + PANEL_TOKENS - 1) // PANEL_TOKENS
+        for column in range(0, columns, TILE_SLAB):
+            width = min(TILE_SLAB, columns - column)
+            unpack(a, row, column, width, exact, scratch)
+            x = argument(a, product.panels) + column // TILE_SLAB * argument(a, product.slab_bytes)
+            x += first // PANEL_TOKENS * PANEL_BYTES
+            for panel in range(0, panels, 2):
+                fetch(a, row, column, panel, panels)
+                place, at_once = sums + panel * 2 * TILE, min(2, panels - panel)
+                multiply(registers, weights, x + panel * PANEL_BYTES, width, column == 0, place, at_once, exact)
+        finish(a, row, first, tokens, sums, turned)
+
+    return tile
+
+
+def make_linear(product):
+    """The kernel for a product whose declaration is `product`."""
+    tile = make_tile(product)
+
+    @kernel
+    def linear(a, part, parts, thread):
+        tokens, rows = load_i64(argument(a, product.count)), argument(a, product.rows)
+        if tokens < argument(a, product.least):
+            call_kernel(argument(a, product.few), a, part, parts, thread)
+            return
+        scratch = argument(a, product.scratch) + thread * argument(a, product.scratch_bytes)
+        exact, tiles = tokens <= load_i64(argument(a, product.most_exact)), (rows + ROWS - 1) // ROWS
+        _, _, _, _, _, registers = places(scratch)
+        configure(registers)
+        for i in range(tiles * part // parts, tiles * (part + 1) // parts):
+            for first in range(0, tokens, TILE_TOKENS):
+                tile(a, i * ROWS, first, min(tokens - first, TILE_TOKENS), exact, scratch)
+        release()
+
+    return linear
+
+
+def __getattr__(name):
+    """The two kernels, each compiled when it is asked for."""
+    if name not in ("linear_tiles_quantized", "linear_tiles_float"):
+        raise AttributeError(name)
+    return make_linear(LINEAR_TILES_QUANTIZED if name == "linear_tiles_quantized" else LINEAR_TILES_FLOAT)

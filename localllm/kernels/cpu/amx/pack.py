@@ -1,0 +1,60 @@
+"""Activations as right operands of tile products: made once for all the matrices that they meet.
+
+A panel is 16 tokens: [column / TILE_SLAB][panel][high and low plane][32 columns][16 pairs of columns][16 tokens][2]. So
+what a slab of weights meets lies in one piece. Tokens and columns that there are not are copies of the last token, and
+zeros. With experts, whose rows begin anywhere, number i of those that have rows begins with panel i + first row // 16:
+that leaves each of them as many panels as it needs.
+"""
+
+from localllm.kernels.arguments import EXPERT, PACK
+from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS, TILE_SLAB
+from localllm.kernels.cpu.amx.rows import two
+from localllm.kernels.cpu.amx.slab import PLANE_BYTES
+from localllm.kernels.cpu.amx.tiles import TILE, store_high, store_planes
+from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.simd import load_i64, transpose_f32
+
+EXPERT_BYTES = 8 * len(EXPERT)
+
+
+@device
+def pack_panel(a, first, count, panel, exact, scratch):
+    """Rows `first` to first + 15, of which there are `count`, become panel number `panel`."""
+    columns, stride = argument(a, PACK.columns), argument(a, PACK.stride)
+    for k in range(0, columns, 32):
+        for i in range(PANEL_TOKENS):
+            x, y = two(argument(a, PACK.x) + (first + min(i, count - 1)) * stride, k, columns)
+            if exact:
+                store_planes(scratch + i * 64, TILE, x, y)
+            else:
+                store_high(scratch + i * 64, 0, x, y)
+        place = argument(a, PACK.panels) + k // TILE_SLAB * argument(a, PACK.slab_bytes) + panel * PANEL_BYTES
+        place += k % TILE_SLAB // 32 * TILE
+        transpose_f32(scratch, 64, place)
+        if exact:
+            transpose_f32(scratch + TILE, 64, place + PLANE_BYTES)
+
+
+@device
+def pack_rows(a, first, count, panel, part, parts, exact, scratch):
+    """A part's share of the panels of `count` rows."""
+    panels = (count + PANEL_TOKENS - 1) // PANEL_TOKENS if count >= argument(a, PACK.least) else 0
+    for i in range(panels * part // parts, panels * (part + 1) // parts):
+        at = i * PANEL_TOKENS
+        pack_panel(a, first + at, min(count - at, PANEL_TOKENS), panel + i, exact, scratch)
+
+
+@kernel
+def pack(a, part, parts, thread):
+    """All panels of all tokens, or of all experts that have rows."""
+    tokens, active = load_i64(argument(a, PACK.count)), argument(a, PACK.active)
+    scratch = argument(a, PACK.scratch) + thread * argument(a, PACK.scratch_bytes)
+    exact = tokens <= load_i64(argument(a, PACK.most_exact))
+    if active == 0:
+        pack_rows(a, 0, tokens, 0, part, parts, exact, scratch)
+        return
+    experts = load_i64(argument(a, PACK.active_count))
+    for i in range(experts * part // parts, experts * (part + 1) // parts):
+        expert = active + i * EXPERT_BYTES
+        first, count = argument(expert, EXPERT.first), argument(expert, EXPERT.count)
+        pack_rows(a, first, count, i + first // PANEL_TOKENS, 0, 1, exact, scratch)

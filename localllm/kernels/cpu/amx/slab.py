@@ -1,0 +1,12 @@
+"""Where a slab of weights lies as BF16 tiles: 32 rows of up to TILE_SLAB columns.
+
+[2 times 16 rows][high and low plane][32 columns][16 rows][32], so tiles are in one piece, and rows of them a line.
+"""
+
+from localllm.kernels.cpu import TILE_SLAB
+from localllm.kernels.cpu.amx.tiles import TILE
+
+ROWS = 32
+PLANE_BYTES = TILE_SLAB // 32 * TILE
+HALF_BYTES = 2 * PLANE_BYTES  # of 16 rows
+SLAB_BYTES = 2 * HALF_BYTES

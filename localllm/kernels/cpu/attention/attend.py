@@ -1,0 +1,343 @@
+"""Attention over the KV cache, blocked: softmax(q k^T * scale) v without ever holding more than a block of scores.
+
+The query heads that share a key-value head are rows of one small matrix: row = token * group + head in group. A unit
+of work (attention_plan.py) is one key-value head and up to 96 such rows of one sequence. It passes over the keys in
+blocks: scores, then the running maximum and sum of each row (online softmax, Milakov and Gimelshein 2018), then the
+values. `merge` puts the parts of split contexts together (as Flash-Decoding does). Memory is linear in the length.
+
+Powers are of 2, for which the scores are scaled by log2(e). A row's sum stays in 16 lanes until the end.
+
+Keys and values lie in pages (see cache_formats.py for a token's head). A block of keys is a page, so that the result is
+the same wherever the pages are; longer blocks where pages follow each other were not faster.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from numba import float32
+
+from localllm.kernels.arguments import ATTEND, PAGE, SPLIT, UNIT
+from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS
+from localllm.kernels.cpu.attention import few as attention_few
+from localllm.kernels.cpu.attention import many as attention_many
+from localllm.kernels.cpu.attention.cache_formats import STORAGE
+from localllm.kernels.cpu.attention.plan import FEW_ROWS, SPLIT_BYTES, UNIT_BYTES, first_seen
+from localllm.kernels.cpu.product.tiles_f32 import ROWS as TILE
+from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
+from localllm.kernels.simd import (
+    any_above_f32x16,
+    constant_f32,
+    exp2_f32x16,
+    f32x16,
+    fma_f32x16,
+    keep_lanes,
+    largest_f32x16,
+    load_f32,
+    load_f32x16,
+    load_i64,
+    max_f32x16,
+    skip_lanes,
+    splat_f32x16,
+    store_f32,
+    store_f32x16,
+    sum_f32x16,
+    tanh_f32x16,
+    zero_f32x16,
+)
+
+LOWEST, MINUS_INFINITY = float32(-1e30), float32(-math.inf)
+LOG2_E = float32(math.log2(math.e))
+distances = constant_f32(f32x16, *range(16))
+
+
+@device
+def fill(address, count, value):
+    """`count` floats, a multiple of 16."""
+    for i in range(0, count, 16):
+        store_f32x16(address + i * 4, splat_f32x16(value))
+
+
+@device
+def padded(numbers):
+    """Rounded up to 16."""
+    return (numbers + 15) // 16 * 16
+
+
+@device
+def places(scratch, key_dim, value_dim, more):
+    """Where a unit keeps q, tiles of keys and values, scores, output, and the rows' sums and maximums.
+
+    more: bytes that the products of many rows need in front of the tiles.
+    """
+    tiles = scratch + ATTEND_ROWS * key_dim * 4 + more
+    scores = tiles + 2 * ATTEND_KEYS * max(key_dim, value_dim) * 4
+    output = scores + ATTEND_ROWS * ATTEND_KEYS * 4
+    return scratch, tiles, scores, output, output + ATTEND_ROWS * value_dim * 4
+
+
+@device
+def row_at(first_token, stride, row, group, kv_head, head_dim):
+    """Where a row lies in q or in the output: its head's numbers."""
+    return first_token + row // group * stride + (kv_head * group + row % group) * head_dim * 4
+
+
+@device
+def start_rows(rows, value_dim, output, states):
+    """Nothing has been summed yet."""
+    fill(output, (rows + TILE - 1) // TILE * TILE * value_dim, float32(0.0))
+    for r in range(rows):
+        fill(states + r * 128, 16, float32(0.0))
+        fill(states + r * 128 + 64, 16, LOWEST)
+
+
+@device
+def start_with_sinks(a, first, rows, group, kv_head, states):
+    """Nothing but the heads' sinks, whose values are zeros."""
+    for r in range(rows):
+        sink = load_f32(argument(a, ATTEND.sinks) + (kv_head * group + (first + r) % group) * 4)
+        store_f32(states + r * 128, float32(1.0))
+        fill(states + r * 128 + 64, 16, sink * LOG2_E)
+
+
+@device
+def query_scale(a):
+    """What makes scores powers of 2, or what `cap_scores` takes."""
+    softcap = argument_f32(a, ATTEND.softcap)
+    return argument_f32(a, ATTEND.scale) * (float32(1.0) / softcap if softcap > 0 else LOG2_E)
+
+
+@device
+def load_queries(a, first, rows, group, kv_head, key_dim, q):
+    """The unit's rows of q, scaled, with zeros around, as the products take them."""
+    head_dim, scale = argument(a, ATTEND.key_dim), query_scale(a)
+    tile, down, along = (1, 0, 4) if rows <= FEW_ROWS else (TILE, 4, TILE * 4)
+    fill(q, (rows + TILE - 1) // TILE * TILE * key_dim, float32(0.0))
+    for r in range(rows):
+        source = row_at(argument(a, ATTEND.q), argument(a, ATTEND.q_stride), first + r, group, kv_head, head_dim)
+        target = q + (r - r % tile) * key_dim * 4 + r % tile * down
+        for d in range(head_dim):
+            store_f32(target + d * along, load_f32(source + d * 4) * scale)
+
+
+@device
+def cap_scores(scores, keys, softcap):
+    """softcap * tanh(score) * log2(e); the scores have been divided by softcap already."""
+    factor = splat_f32x16(softcap * LOG2_E)
+    for i in range(0, keys, 16):
+        store_f32x16(scores + i * 4, tanh_f32x16(load_f32x16(scores + i * 4)) * factor)
+
+
+@device
+def subtract_distances(scores, keys, slope, distance):
+    """slope * distance, to the power of 2; `distance` is that of the first key, the next ones are nearer."""
+    lanes = distances()
+    for i in range(0, keys, 16):
+        away = splat_f32x16(float32(distance - i)) - lanes
+        store_f32x16(scores + i * 4, fma_f32x16(away, splat_f32x16(-slope * LOG2_E), load_f32x16(scores + i * 4)))
+
+
+@device
+def hide_scores(scores, keys, hidden, visible):
+    """Only the scores from number `hidden` up to `visible` count."""
+    for i in range(0, min(hidden, keys), 16):
+        store_f32x16(scores + i * 4, skip_lanes(load_f32x16(scores + i * 4), hidden - i, MINUS_INFINITY))
+    if visible < keys:
+        for i in range(0, keys, 16):
+            store_f32x16(scores + i * 4, keep_lanes(load_f32x16(scores + i * 4), visible - i, MINUS_INFINITY))
+
+
+@device
+def rescale(top, state, output, value_dim):
+    """A row has a new maximum: scale down what was summed under the old one."""
+    fade = exp2_f32x16(load_f32x16(state + 64) - top)
+    store_f32x16(state, load_f32x16(state) * fade)
+    store_f32x16(state + 64, top)
+    for i in range(0, value_dim, 16):
+        store_f32x16(output + i * 4, load_f32x16(output + i * 4) * fade)
+
+
+@device
+def update_softmax(scores, keys, state, output, value_dim):
+    """One row meets a block of `keys` scores, a multiple of 16: they become weights, 0 for -infinity.
+
+    state: f32 [32], the row's sum in 16 lanes and its maximum in every lane.
+    """
+    largest = load_f32x16(state + 64)
+    for i in range(0, keys, 16):
+        largest = max_f32x16(largest, load_f32x16(scores + i * 4))
+    if any_above_f32x16(largest, load_f32x16(state + 64)):  # seldom, after the first blocks
+        rescale(splat_f32x16(largest_f32x16(largest)), state, output, value_dim)
+    total, top = load_f32x16(state), load_f32x16(state + 64)
+    for i in range(0, keys, 16):
+        weight = exp2_f32x16(load_f32x16(scores + i * 4) - top)
+        store_f32x16(scores + i * 4, weight)
+        total = total + weight
+    store_f32x16(state, total)
+
+
+@device
+def write_row(a, row, group, kv_head, output, total):
+    """Normalize a finished row into the output."""
+    factor, head_dim = float32(1.0) / sum_f32x16(total), argument(a, ATTEND.value_dim)
+    target = row_at(argument(a, ATTEND.y), argument(a, ATTEND.y_stride), row, group, kv_head, head_dim)
+    for d in range(head_dim):
+        store_f32(target + d * 4, load_f32(output + d * 4) * factor)
+
+
+@device
+def partial_at(a, slot, head, split, value_dim):
+    """Where the partial result of a token's head lies: its state, then the padded head."""
+    place = (slot * argument(a, ATTEND.heads) + head) * MOST_SPLITS + split
+    return argument(a, ATTEND.partial) + place * (value_dim + 32) * 4
+
+
+@device
+def split_of(a, token, field):
+    """A field of the token's SPLIT."""
+    return argument(argument(a, ATTEND.splits) + token * SPLIT_BYTES, field)
+
+
+@device
+def write_partial(a, row, group, kv_head, split, value_dim, output, state):
+    """Keep a row's unnormalized result for `merge`."""
+    slot, head = split_of(a, row // group, SPLIT.slot), kv_head * group + row % group
+    target = partial_at(a, slot, head, split, value_dim)
+    for i in range(0, 32, 16):
+        store_f32x16(target + i * 4, load_f32x16(state + i * 4))
+    for d in range(0, value_dim, 16):
+        store_f32x16(target + 128 + d * 4, load_f32x16(output + d * 4))
+
+
+@device
+def update_rows(a, first, rows, group, kv_head, start, count, scores, stride, states, output, value_dim):
+    """All rows meet a block of `count` scores, the first of which is the key at position `start`."""
+    softcap, window, keys = argument_f32(a, ATTEND.softcap), argument(a, ATTEND.window), padded(count)
+    slopes, chunked = argument(a, ATTEND.slopes), argument(a, ATTEND.chunked)
+    for r in range(rows):
+        position, row = load_i64(argument(a, ATTEND.positions) + (first + r) // group * 8), scores + r * stride
+        if softcap > 0:
+            cap_scores(row, keys, softcap)
+        if slopes != 0:
+            slope = load_f32(slopes + (kv_head * group + (first + r) % group) * 4)
+            subtract_distances(row, keys, slope, position - start)
+        hidden = first_seen(position, window, chunked) - start
+        hide_scores(row, keys, hidden, min(position + 1 - start, count))
+        update_softmax(row, keys, states + r * 128, output + r * value_dim * 4, value_dim)
+
+
+@device
+def place_of(table, key):
+    """The number of the place where a key is."""
+    return load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
+
+
+class ManyRows(NamedTuple):
+    """How the products of many rows are made: here, or in tiles (amx_attention.py)."""
+
+    make: Callable  # (load_key, load_value) -> (scores, add_values)
+    load_queries: Callable
+    start: Callable  # a function (address of the tiles) that comes first
+    finish: Callable  # a function () that comes last
+    more: int  # see `places`
+
+
+IN_FLOAT32 = ManyRows(attention_many.make_many, load_queries, device(lambda tiles: None), device(lambda: None), 0)
+
+
+def make_unit(load_key, load_value, many):
+    """The device function for one unit of work."""
+    few_scores, add_few_values = attention_few.make_few(load_key, load_value)
+    many_scores, add_many_values = many.make(load_key, load_value)
+    load_many_queries, more = many.load_queries, many.more
+
+    @device
+    def unit(a, group, table, kv_head, first, rows, begin, end, split, scratch, key_dim, value_dim):
+        """Rows `first` to first + rows against the keys at positions begin to end; of a split range, part `split`."""
+        few, key_bytes, value_bytes = rows <= FEW_ROWS, argument(a, ATTEND.key_bytes), argument(a, ATTEND.value_bytes)
+        q, tiles, scores, output, states = places(scratch, key_dim, value_dim, more)
+        start_rows(rows, value_dim, output, states)
+        if argument(a, ATTEND.sinks) != 0 and split == 0:
+            start_with_sinks(a, first, rows, group, kv_head, states)
+        if few:
+            load_queries(a, first, rows, group, kv_head, key_dim, q)
+        else:
+            load_many_queries(a, first, rows, group, kv_head, key_dim, q)
+        keys = argument(a, ATTEND.keys) + kv_head * argument(a, ATTEND.key_head_stride)
+        values = argument(a, ATTEND.values) + kv_head * argument(a, ATTEND.value_head_stride)
+        key, place = begin, place_of(table, begin) if begin < end else 0
+        while key < end:
+            count, k, v = min(PAGE - key % PAGE, end - key), keys + place * key_bytes, values + place * value_bytes
+            place = place_of(table, key + count) if key + count < end else place
+            if few:
+                few_scores(q, rows, k, count, key_bytes, key_dim, scores, v)
+            else:
+                many_scores(q, rows, k, count, key_bytes, key_dim, tiles, scores)
+            update_rows(a, first, rows, group, kv_head, key, count, scores, ATTEND_KEYS * 4, states, output, value_dim)
+            if few:
+                add_few_values(scores, rows, v, count, value_bytes, value_dim, output, keys + place * key_bytes)
+            else:
+                add_many_values(scores, rows, v, count, value_bytes, value_dim, tiles, output)
+            key += count
+
+    return unit
+
+
+def make(format_name, many=IN_FLOAT32):
+    """The kernel for one storage type, or for that of keys and that of values."""
+    of_keys, _, of_values = format_name.partition("-")
+    (load_key, _), (load_value, _) = STORAGE[of_keys], STORAGE[of_values or of_keys]
+    unit, start, finish, more = make_unit(load_key, load_value, many), many.start, many.finish, many.more
+
+    @kernel
+    def attend(a, part, parts, thread):
+        group = argument(a, ATTEND.heads) // argument(a, ATTEND.kv_heads)
+        key_dim, value_dim = padded(argument(a, ATTEND.key_dim)), padded(argument(a, ATTEND.value_dim))
+        scratch = argument(a, ATTEND.scratch) + thread * argument(a, ATTEND.scratch_bytes)
+        _, tiles, _, output, states = places(scratch, key_dim, value_dim, more)
+        start(tiles)
+        units = load_i64(argument(a, ATTEND.unit_count))
+        for i in range(units * part // parts, units * (part + 1) // parts):
+            u = argument(a, ATTEND.units) + i * UNIT_BYTES
+            kv_head, first, rows = argument(u, UNIT.kv_head), argument(u, UNIT.first_row), argument(u, UNIT.rows)
+            begin, end, split = argument(u, UNIT.begin), argument(u, UNIT.end), argument(u, UNIT.split)
+            table = argument(u, UNIT.table)
+            unit(a, group, table, kv_head, first, rows, begin, end, split, scratch, key_dim, value_dim)
+            is_split = split_of(a, first // group, SPLIT.count) > 1
+            for r in range(rows):
+                row, state = output + r * value_dim * 4, states + r * 128
+                if is_split:
+                    write_partial(a, first + r, group, kv_head, split, value_dim, row, state)
+                else:
+                    write_row(a, first + r, group, kv_head, row, load_f32x16(state))
+        finish()
+
+    return attend
+
+
+@device
+def merge_head(a, token, head, group, value_dim, output):
+    """Put the parts of a token's head together."""
+    top, total = splat_f32x16(LOWEST), zero_f32x16()
+    slot, splits = split_of(a, token, SPLIT.slot), split_of(a, token, SPLIT.count)
+    for split in range(splits):
+        top = max_f32x16(top, load_f32x16(partial_at(a, slot, head, split, value_dim) + 64))
+    fill(output, value_dim, float32(0.0))
+    for split in range(splits):
+        source = partial_at(a, slot, head, split, value_dim)
+        weight = exp2_f32x16(load_f32x16(source + 64) - top)
+        total = fma_f32x16(weight, load_f32x16(source), total)
+        for d in range(0, value_dim * 4, 64):
+            store_f32x16(output + d, fma_f32x16(weight, load_f32x16(source + 128 + d), load_f32x16(output + d)))
+    write_row(a, token * group + head % group, group, head // group, output, total)
+
+
+@kernel
+def merge(a, part, parts, thread):
+    """Put the parts of split contexts together; same arguments as `attend`."""
+    tokens, heads = load_i64(argument(a, ATTEND.count)), argument(a, ATTEND.heads)
+    group, value_dim = heads // argument(a, ATTEND.kv_heads), padded(argument(a, ATTEND.value_dim))
+    output = argument(a, ATTEND.scratch) + thread * argument(a, ATTEND.scratch_bytes)
+    for i in range(tokens * heads * part // parts, tokens * heads * (part + 1) // parts):
+        if split_of(a, i // heads, SPLIT.count) > 1:
+            merge_head(a, i // heads, i % heads, group, value_dim, output)

@@ -1,0 +1,184 @@
+"""Functions of single numbers, row by row; columns padded to 16. One loop serves all of them."""
+
+from math import exp, log
+
+from numba import float32
+
+from localllm.kernels.arguments import (
+    CLAMP,
+    GEGLU,
+    GELU,
+    MULTIPLY,
+    RELU_SQUARED,
+    SCALE,
+    SIGMOID,
+    SIGMOID_GATE,
+    SOFTCAP,
+    SOFTPLUS,
+    SWIGLU_LIMITED,
+    TEMPER,
+)
+from localllm.kernels.cpu.signature import argument, argument_f32, device, inlined, kernel
+from localllm.kernels.simd import (
+    clamp_f32x16,
+    exp_f32x16,
+    f32x16,
+    fma_f32x16,
+    if_finite_f32x16,
+    load_f32,
+    load_f32x16,
+    load_i64,
+    max_f32x16,
+    min_f32x16,
+    operation,
+    reciprocal_f32x16,
+    sigmoid_f32x16,
+    softplus_f32x16,
+    splat_f32x16,
+    store_f32x16,
+    tanh_f32x16,
+    zero_f32x16,
+)
+from localllm.kernels.verbs import ROWWISE
+
+SQRT_2_BY_PI = 0.7978845608028654
+XIELU = ROWWISE["xielu"].arguments
+
+
+@inlined
+def nothing(a, token):
+    return 0
+
+
+def of_one(names, function, given=nothing):
+    """A kernel: y = function(x, given(a, token)) for vectors of all tokens' rows."""
+
+    @kernel
+    def rows(a, part, parts, thread):
+        stride, size, tokens = (
+            argument(a, names.stride),
+            argument(a, names.columns) * 4,
+            load_i64(argument(a, names.count)),
+        )
+        for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+            x, y, more = argument(a, names.x) + t * stride, argument(a, names.y) + t * stride, given(a, t)
+            for i in range(0, size, 64):
+                store_f32x16(y + i, function(load_f32x16(x + i), more))
+
+    return rows
+
+
+def of_two(names, first, second, function, given=nothing, is_shared=False):
+    """The same with two arguments, at these places: y = function(x, z, given(a, token)); is_shared: one z for all."""
+
+    @kernel
+    def rows(a, part, parts, thread):
+        stride, size, tokens = (
+            argument(a, names.stride),
+            argument(a, names.columns) * 4,
+            load_i64(argument(a, names.count)),
+        )
+        z_stride = 0 if is_shared else stride
+        for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+            x, z, more = argument(a, first) + t * stride, argument(a, second) + t * z_stride, given(a, t)
+            y = argument(a, names.y) + t * stride
+            for i in range(0, size, 64):
+                store_f32x16(y + i, function(load_f32x16(x + i), load_f32x16(z + i), more))
+
+    return rows
+
+
+@device
+def gelu_f32x16(x):
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
+    inner = fma_f32x16(x * x * x, splat_f32x16(0.044715), x) * splat_f32x16(SQRT_2_BY_PI)
+    return x * splat_f32x16(0.5) * (splat_f32x16(1.0) + tanh_f32x16(inner))
+
+
+@inlined
+def squared_above_zero(x, _):
+    above = if_finite_f32x16(max_f32x16(zero_f32x16(), x), x)
+    return above * above
+
+
+@operation(f32x16, f32x16, f32x16, f32x16)
+def where_above_zero(builder, x, y, z):
+    """y where x is above 0, z elsewhere, also where x is NaN."""
+    return builder.select(builder.fcmp_ordered(">", x, f32x16.llvm(None)), y, z)
+
+
+@inlined
+def xielu_of(x, constants):
+    alpha_p, alpha_n, beta, epsilon = constants
+    below = exp_f32x16(min_f32x16(epsilon, x)) - splat_f32x16(1.0) - x
+    return fma_f32x16(beta, x, where_above_zero(x, alpha_p * x * x, alpha_n * below))
+
+
+@inlined
+def xielu_constants(a, token):
+    return (
+        splat_f32x16(argument_f32(a, XIELU.alpha_p)), splat_f32x16(argument_f32(a, XIELU.alpha_n)),
+        splat_f32x16(argument_f32(a, XIELU.beta)), splat_f32x16(argument_f32(a, XIELU.epsilon)),
+    )  # fmt: skip
+
+
+@inlined
+def temperature(a, token):
+    """1 + slope * log(floor((position + offset) / length) + 1)."""
+    position = load_i64(argument(a, TEMPER.positions) + token * 8) + argument(a, TEMPER.offset)
+    return float32(1.0 + argument_f32(a, TEMPER.slope) * log(float(position // argument(a, TEMPER.length) + 1)))
+
+
+@inlined
+def sigmoid_of_gate(a, token):
+    """NaN if the gate is not finite."""
+    gate = load_f32(argument(a, SIGMOID_GATE.gate) + token * argument(a, SIGMOID_GATE.gate_stride))
+    return float32(1.0 / (1.0 + exp(-float(gate)))) + float32(0.0) * gate
+
+
+@inlined
+def scaled(x, factor):
+    return x * splat_f32x16(factor)
+
+
+@inlined
+def clamped(x, limit):
+    return if_finite_f32x16(clamp_f32x16(x, -limit, limit), x)
+
+
+@inlined
+def capped(x, cap):
+    inner = x * splat_f32x16(1 / cap)
+    return if_finite_f32x16(tanh_f32x16(inner) * splat_f32x16(cap), inner)
+
+
+@inlined
+def limited(gate, up, constants):
+    limit, sharpness = constants
+    gate = if_finite_f32x16(min_f32x16(splat_f32x16(limit), gate), gate)
+    up = if_finite_f32x16(clamp_f32x16(up, -limit, limit), up)
+    one = splat_f32x16(1.0)
+    return gate * reciprocal_f32x16(one + exp_f32x16(gate * splat_f32x16(-sharpness))) * (up + one)
+
+
+@inlined
+def limit_and_sharpness(a, token):
+    return argument_f32(a, SWIGLU_LIMITED.limit), argument_f32(a, SWIGLU_LIMITED.sharpness)
+
+
+# What they compute, localllm.kernels.arguments and verbs say.
+gelu = of_one(GELU, inlined(lambda x, _: gelu_f32x16(x)))
+relu_squared = of_one(RELU_SQUARED, squared_above_zero)
+sigmoid = of_one(SIGMOID, inlined(lambda x, _: sigmoid_f32x16(x)))
+xielu = of_one(XIELU, xielu_of, xielu_constants)  # wrong by alpha_n 2e-7
+temper = of_one(TEMPER, scaled, temperature)
+sigmoid_gate = of_one(SIGMOID_GATE, scaled, sigmoid_of_gate)
+scale = of_one(SCALE, scaled, inlined(lambda a, token: argument_f32(a, SCALE.factor)))
+clamp = of_one(CLAMP, clamped, inlined(lambda a, token: argument_f32(a, CLAMP.limit)))
+softcap = of_one(SOFTCAP, capped, inlined(lambda a, token: argument_f32(a, SOFTCAP.cap)))
+geglu = of_two(GEGLU, GEGLU.gate, GEGLU.up, inlined(lambda gate, up, _: gelu_f32x16(gate) * up))
+multiply = of_two(MULTIPLY, MULTIPLY.x, MULTIPLY.z, inlined(lambda x, z, _: x * z))
+softplus = of_two(
+    SOFTPLUS, SOFTPLUS.x, SOFTPLUS.bias, inlined(lambda x, bias, _: softplus_f32x16(x + bias)), is_shared=True
+)
+swiglu_limited = of_two(SWIGLU_LIMITED, SWIGLU_LIMITED.gate, SWIGLU_LIMITED.up, limited, limit_and_sharpness)

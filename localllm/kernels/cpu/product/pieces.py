@@ -1,0 +1,39 @@
+"""Products of quantized weights are a kernel for each number of tokens: which of these pieces does a product.
+
+Each piece is compiled by itself, when it is needed: compiling all of them takes as long as all other kernels of a model
+together. The rule is here once, for the kernel that calls them and for Python, which sees that they are there. Nothing
+here knows Numba.
+"""
+
+from localllm.kernels.cpu import SUB_BLOCK
+from localllm.kernels.machine import Lane, this_lane
+
+# One token; a few, for which rows are read as in decode; more, in tiles. Precise: in both planes of the activations.
+PIECES = ("linear_one", "linear_few", "linear_few_fast", "linear_precise", "linear_fast")
+ONE, FEW, FEW_FAST, PRECISE, FAST = range(len(PIECES))
+
+# Rows that are read at a time for several tokens. Four, where there are registers for them: activations come from the
+# second cache if there are many tokens, and four rows share what is read of them: 0.8 of the time of two at 16 tokens.
+TOGETHER = 4 if this_lane().has_512_bits else 2
+# Tokens for which rows are read as in decode, by the columns of a sub-block. Against tiles, which come in sixes, rows
+# of Q4_K in both planes take 0.78 of the time at 24 tokens, 0.9 at 48; Q8_0 0.77, 0.91; Q4_0 0.9, 0.97; Q6_K 0.97, and
+# at 36 1.04.
+FEW_WITH_512_BITS, FEW_OTHERWISE = {32: 48, 16: 30}, {32: 20, 16: 20}
+FEW_WITH_CHUNKS = 20  # if a row ends in chunks of 64 columns: 576 columns of Q4_1 take 0.87 in tiles at 24, 0.75 at 48
+
+
+def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
+    """For how many tokens rows of so many columns are read as in decode; in this lane if no other is given."""
+    if columns % 256:
+        return FEW_WITH_CHUNKS
+    few = FEW_WITH_512_BITS if (of or this_lane()).has_512_bits else FEW_OTHERWISE
+    return few[SUB_BLOCK[format_name]]
+
+
+def piece_for(tokens, few, most_precise):
+    """Which of PIECES multiplies so many tokens, 1 at least; kernels compile this, so its numbers have no types."""
+    if tokens == 1:
+        return ONE
+    if tokens <= few:
+        return FEW if tokens <= most_precise else FEW_FAST
+    return PRECISE if tokens <= most_precise else FAST

@@ -1,0 +1,137 @@
+"""A slab of a tile of rows with all tokens, for many of them: the high plane of the activations, rescaled weights.
+
+Scratch: the bytes, [vector][word][16 rows][4]; their scales, [vector][columns / span][16]; then 16 rows before they are
+transposed.
+"""
+
+from numba import types
+
+from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
+from localllm.kernels.cpu import SLAB
+from localllm.kernels.cpu.product.rescale import BYTE_OFFSET, make_rescale, span
+from localllm.kernels.cpu.product.slab import make_slab
+from localllm.kernels.cpu.product.tile_dots import make_rescaled_dots, transpose_codes
+from localllm.kernels.cpu.product.tiles import (
+    CHUNK_WORDS,
+    GROUP_WORDS,
+    ROWS,
+    VECTORS,
+    make_times_columns,
+    start,
+    times_rows,
+    transpose_words,
+    zero_ints,
+)
+from localllm.kernels.cpu.signature import argument, device, inlined
+from localllm.kernels.simd import f32x2, f32x8, f32x16, u8x64
+
+first, more = make_times_columns(True), make_times_columns(False)
+
+
+def make_unpack(format):
+    """Unpack a row to bytes [columns] and scales f32 [columns / span]."""
+    codes_of, scales, minimums = format.codes, format.scales, format.minimums or format.scales
+    vector = f32x8 if format.sub_block == 32 else f32x16
+    rescale = make_rescale(format, vector, types.UniTuple(u8x64, 4), 8)
+    group_bytes, skip, has_chunks = format.group_bytes, 1024 // span(format), format.chunk is not None
+    unpack_chunk = make_unpack_chunk(format) if has_chunks else None
+
+    @device
+    def unpack(w, columns, codes, s):
+        for _ in range(columns // 256):
+            rescale(codes_of(w), scales(w), minimums(w), codes, s)
+            w, codes, s = w + group_bytes, codes + 256, s + skip
+        if has_chunks:
+            for _ in range(columns % 256 // 64):
+                unpack_chunk(w, codes, s)
+                w, codes, s = w + group_bytes // 4, codes + 64, s + skip // 4
+
+    return unpack
+
+
+def make_unpack_chunk(format):
+    """The same for one chunk of 64 columns."""
+    codes_of, scales = format.chunk.codes, format.chunk.scales
+    minimums = format.chunk.minimums or scales
+    rescale = make_rescale(format, f32x2, types.UniTuple(u8x64, 1), 2)
+
+    @device
+    def unpack_chunk(w, codes, s):
+        rescale((codes_of(w),), scales(w), minimums(w), codes, s)
+
+    return unpack_chunk
+
+
+def make_unpack_tile(format):
+    """Unpack a slab of ROWS rows to the scratch memory."""
+    unpack, group_bytes, columns_per_scale = make_unpack(format), format.group_bytes, span(format)
+    scale_bytes = 64 * SLAB // columns_per_scale
+
+    @device
+    def unpack_tile(a, tile, column, columns, scratch):
+        s = scratch + VECTORS * 16 * SLAB
+        codes_rows = s + VECTORS * scale_bytes
+        s_rows, row_bytes, last = codes_rows + 16 * SLAB, argument(a, LINEAR.row_bytes), argument(a, LINEAR.rows) - 1
+        first_row = argument(a, LINEAR.weights) + column // 256 * group_bytes
+        count = columns // columns_per_scale
+        stride = (count + 15) // 16 * 64
+        for v in range(VECTORS):
+            for i in range(16):
+                row = first_row + min(tile * ROWS + v * 16 + i, last) * row_bytes
+                unpack(row, columns, codes_rows + i * columns, s_rows + i * stride)
+            transpose_codes(codes_rows, columns // 4, scratch + v * 16 * SLAB)
+            transpose_words(s_rows, count, s + v * scale_bytes)
+
+    return unpack_tile
+
+
+def make_span(format, words):
+    """Multiply the columns that share a scale, in runs with words at these offsets, and add them to a tile's totals."""
+    dots, two_runs, s_stride = make_rescaled_dots(words), span(format) == 64, 64 * SLAB // span(format)
+    is_signed = BYTE_OFFSET == 0
+
+    @inlined
+    def run(w, x, x_stride, n, stride):
+        return dots(zero_ints() if is_signed else start(n, stride), w, 16 * SLAB, x, x_stride)
+
+    @inlined
+    def product(totals, w, s, x, x_stride, c, n, stride):
+        products = first(totals, run(w, x, x_stride, n, stride), c, 2 * stride)
+        if two_runs:
+            products = more(products, run(w + 16 * 8, x + 8, x_stride, n + 4, stride), c + 8, 2 * stride)
+        return times_rows(totals, products, s, s_stride)
+
+    return product
+
+
+def make_tile(format):
+    """ROWS rows times TOKENS tokens over the columns of a slab."""
+    group, chunk, runs = make_span(format, GROUP_WORDS), make_span(format, CHUNK_WORDS), span(format) // 32
+    has_chunks = format.chunk is not None
+
+    @inlined
+    def tile(totals, columns, w, s, x, x_stride, c, n, stride):
+        for i in range(0, columns // 256 * 8, runs):
+            k = i // 8 * 256 + i % 8 * 8
+            totals = group(totals, w + 16 * k, s + i // runs * 64, x + k, x_stride, c + i * 8, n + i * 4, stride)
+        if has_chunks:
+            for i in range(columns // 256 * 8, columns // 32, runs):
+                k = i // 2 * 64 + i % 2 * 8
+                totals = chunk(totals, w + 16 * k, s + i // runs * 64, x + k, x_stride, c + i * 8, n + i * 4, stride)
+        return totals
+
+    return tile
+
+
+def make_fast_slab(format):
+    """A function (arguments of the kernel, tile, column, (tile, column) of the next slab, tokens, scratch memory)."""
+    product = make_tile(format)
+
+    @inlined
+    def multiply(a, totals, columns, place, scratch):
+        s, width = scratch + VECTORS * 16 * SLAB, argument(a, LINEAR.columns)
+        x, c = argument(a, LINEAR.high) + place, argument(a, LINEAR.scales) + place // 4
+        n = argument(a, LINEAR.excess) + place // 8
+        return product(totals, columns, scratch, s, x, width, c, n, width // 8)
+
+    return make_slab(format, make_unpack_tile(format), multiply)

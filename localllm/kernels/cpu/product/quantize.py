@@ -1,0 +1,99 @@
+"""Activations to 16-bit integers in two planes of bytes: 32 share a scale, x = scale * (256 * high + low).
+
+The high plane alone is the usual int8 quantization (with the scale 256 times as large). Products with both planes are
+practically exact and cost two dot products instead of one; see linear_quantized.py for who uses which. Where one of the
+32 is not finite, the scale is NaN, and so is every product.
+
+The bytes are striped as group_format.py has the codes of the weights: in each 256 columns, numbers 8 q to 8 q + 7
+of all eight runs of 32 follow each other; columns that make no whole 256 are striped two runs at a time.
+
+Beside the codes go scaled sums of both planes and of the high one, per 32 and per 16 numbers, with which minimums are
+multiplied and what the weights' codes are too large by. Scales and sums have a place for every 16 numbers, as dot
+products of striped bytes have lanes, so what belongs to 32 stands there twice. The excess is the high plane's sums of
+integers per 32 times what the bytes of weights in prefill_fast.py are too large by, negative.
+"""
+
+from numba import float32
+
+from localllm.kernels.arguments import QUANTIZE
+from localllm.kernels.cpu.product.rescale import BYTE_OFFSET
+from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.simd import (
+    INFINITY,
+    NAN,
+    bytes_i32x16,
+    int_f32x16,
+    largest_size_f32x16,
+    load_f32x16,
+    load_i64,
+    make_shift_i32,
+    make_shuffle,
+    round_f32x16,
+    splat_f32x16,
+    splat_i32x16,
+    store_f32,
+    store_i32,
+    store_u8x8,
+    sum_i32x16,
+    u8x8,
+    u8x16,
+)
+
+LARGEST = float32(127 * 256)
+down_8, up_8 = make_shift_i32(False, 8), make_shift_i32(True, 8)
+first_8, last_8 = make_shuffle(u8x8, u8x16, range(8)), make_shuffle(u8x8, u8x16, range(8, 16))
+
+
+@device
+def quantize_16(x, inverse, step, high, low, stripe, sums, high_sums):
+    """Half a run; returns its two sums."""
+    codes = int_f32x16(round_f32x16(load_f32x16(x) * splat_f32x16(inverse)))
+    upper = down_8(codes + splat_i32x16(128))
+    upper_bytes, lower_bytes = bytes_i32x16(upper), bytes_i32x16(codes - up_8(upper))
+    store_u8x8(high, first_8(upper_bytes))
+    store_u8x8(high + stripe, last_8(upper_bytes))
+    store_u8x8(low, first_8(lower_bytes))
+    store_u8x8(low + stripe, last_8(lower_bytes))
+    total, upper_total = sum_i32x16(codes), sum_i32x16(upper)
+    store_f32(sums, float32(total) * step)
+    store_f32(high_sums, float32(upper_total) * step)
+    return total, upper_total
+
+
+@device
+def store_twice(address, value):
+    store_f32(address, value)
+    store_f32(address + 4, value)
+
+
+@device
+def striped_place(run, whole):
+    """Where in a row the first bytes of run number `run` go, and how far apart its stripes are."""
+    if run < whole:
+        return run // 8 * 256 + run % 8 * 8, 64
+    return run // 2 * 64 + run % 2 * 8, 16
+
+
+@kernel
+def quantize(a, part, parts, thread):
+    columns = argument(a, QUANTIZE.columns)
+    runs, whole = columns // 32, columns // 256 * 8
+    total = load_i64(argument(a, QUANTIZE.count)) * runs
+    for i in range(total * part // parts, total * (part + 1) // parts):
+        token, run = i // runs, i % runs
+        x = argument(a, QUANTIZE.x) + token * argument(a, QUANTIZE.stride) + run * 128
+        largest = largest_size_f32x16(load_f32x16(x), load_f32x16(x + 64))
+        step, inverse = largest / LARGEST, LARGEST / largest if largest > 0 else float32(0.0)
+        if not largest < INFINITY:
+            step = NAN
+        place, stripe = striped_place(run, whole)
+        first_byte = token * columns + place
+        high, low = argument(a, QUANTIZE.high) + first_byte, argument(a, QUANTIZE.low) + first_byte
+        sums, high_sums = argument(a, QUANTIZE.sums_16) + i * 8, argument(a, QUANTIZE.high_sums_16) + i * 8
+        first, first_high = quantize_16(x, inverse, step, high, low, stripe, sums, high_sums)
+        high, low = high + 2 * stripe, low + 2 * stripe
+        second, second_high = quantize_16(x + 64, inverse, step, high, low, stripe, sums + 4, high_sums + 4)
+        store_twice(argument(a, QUANTIZE.scales) + i * 8, step)
+        store_twice(argument(a, QUANTIZE.sums_32) + i * 8, float32(first + second) * step)
+        store_twice(argument(a, QUANTIZE.high_sums_32) + i * 8, float32(first_high + second_high) * step)
+        store_i32(argument(a, QUANTIZE.excess) + i * 4, (first_high + second_high) * -BYTE_OFFSET)

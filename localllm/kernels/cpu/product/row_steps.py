@@ -1,0 +1,161 @@
+"""What a group of 256 columns of pairs of rows takes, as intrinsics on tuples of vectors: for rows_quantized.py."""
+
+from llvmlite import ir
+from numba import types
+
+from localllm.kernels.simd import (
+    I32,
+    I64,
+    as_tuple,
+    dot_variant,
+    elements,
+    f32x16,
+    i32x16,
+    load_value,
+    operation,
+    shuffled,
+    slice_of,
+    store_value,
+    u8x64,
+)
+from localllm.kernels.simd.half import constant_like
+
+int64 = types.int64
+EVEN_THEN_ODD = [lane + 16 * (lane % 2) for lane in range(16)]  # even lanes of one vector, odd ones of another
+ODD_THEN_EVEN = [lane + 16 * (1 - lane % 2) for lane in range(16)]
+NEIGHBOURS = [lane ^ 1 for lane in range(16)]
+
+
+def sum_of_lanes(builder, value):
+    """The sum of 8 or 16 floats, as one lane: added as row_one.py does, so that a token gets the same among others."""
+    if value.type.count == 16:
+        value = builder.fadd(*(slice_of(builder, value, at, at + 8) for at in (0, 8)))
+    while value.type.count > 1:
+        value = builder.fadd(*(slice_of(builder, value, odd, value.type.count, 2) for odd in (0, 1)))
+    return value
+
+
+class RowTotals:
+    """The totals of a token: two rows share a vector, the first in the even lanes, the second in the odd ones.
+
+    Each has a lane there for every run of 32 columns; of sub-blocks of 16 columns there is a vector for the first
+    halves of the runs and one for the second. The rows' codes are mixed once so that dot products come in these lanes.
+
+    Dot products and multiplications of 64 bytes share two of Zen 4's four units, which finish one a cycle: they are
+    what counts. For a group of four rows a token in both planes takes 38 such cycles in Q4_K, of which 32 are dot
+    products, and 41 in Q6_K; measured, in the caches: 42 and 47. What all tokens share takes 50 to 90.
+    """
+
+    def __init__(self, shape, rows, planes):
+        self.shape, self.rows, self.planes = shape, rows, planes
+        self.halves, self.vectors = shape.halves, shape.vectors
+        self.count = rows // 2 * self.halves
+        self.size = 64 * self.count  # bytes
+        self.totals, self.codes = types.UniTuple(f32x16, self.count), types.UniTuple(u8x64, self.vectors * rows)
+        self.of_rows = types.UniTuple(shape.of_row, shape.factors * rows)
+        self.factors = types.UniTuple(f32x16, shape.factors * self.count)
+
+    def make_mix(self):
+        @operation(self.codes, self.codes)
+        def mix(builder, codes):
+            """Pairs of rows' codes so that dot products have the first in the even lanes, and then in the odd ones."""
+            words, mixed = [builder.bitcast(vector, i32x16.llvm) for vector in elements(builder, codes)], []
+            for first, other in pairs_of([*batched(words, self.vectors)]):
+                both = [*zip(first, other, strict=True)]
+                mixed += [shuffled(builder, *two, order) for order in (EVEN_THEN_ODD, ODD_THEN_EVEN) for two in both]
+            return as_tuple(builder, [builder.bitcast(vector, u8x64.llvm) for vector in mixed])
+
+        return mix
+
+    def make_spread(self):
+        @operation(self.factors, self.of_rows)
+        def spread(builder, factors):
+            """Scales, and minimums, of the rows for every lane of the totals."""
+            lanes = [[lane // 2 * self.halves + half for lane in range(16)] for half in range(self.halves)]
+            orders = [[at + lane % 2 * 8 * self.halves for lane, at in enumerate(order)] for order in lanes]
+            pairs = pairs_of(elements(builder, factors))
+            return as_tuple(builder, [shuffled(builder, *pair, order) for pair in pairs for order in orders])
+
+        return spread
+
+    def make_add(self):
+        @operation(self.totals, self.totals, self.codes, self.factors, *[int64] * 4)
+        def add(builder, totals, codes, factors, high, low, x_scales, x_sums):
+            """totals + x_scales * scales * dots + minimums * x_sums, for one token."""
+            totals, factors = elements(builder, totals), elements(builder, factors)
+            c, n = (self.shape.load(builder, address) for address in (x_scales, x_sums))
+            n = self.shape.from_offset(builder, n)
+            for half, dots in enumerate(self.dots(builder, elements(builder, codes), high, low)):
+                lanes = [lane // 2 * 2 + half for lane in range(16)]
+                n_half = n if self.halves == 1 else shuffled(builder, n, n, lanes)
+                for pair, dot in enumerate(dots):
+                    i, dot = pair * self.halves + half, builder.sitofp(dot, f32x16.llvm)
+                    totals[i] = self.shape.scaled(builder, totals[i], dot, factors[i :: self.count], c, n_half)
+            return as_tuple(builder, totals)
+
+        return add
+
+    def dots(self, builder, codes, high, low):
+        """Dot products with the activations, 256 * high + low, in the lanes of the totals: by half, then by pair."""
+        by_half, size = [], self.vectors // self.halves
+        for first in range(0, self.vectors, size):
+            sums, dot = [ir.Constant(i32x16.llvm, None)] * self.rows, dot_variant(self.shape.largest)
+            for plane in (high, low)[: self.planes]:
+                if plane is low:
+                    sums = [builder.shl(value, constant_like(value, 8)) for value in sums]
+                for q in range(first, first + size):
+                    numbers = load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm)
+                    sums = [dot(builder, s, codes[self.vectors * r + q], numbers) for r, s in enumerate(sums)]
+            turned = [(one, shuffled(builder, other, other, NEIGHBOURS)) for one, other in pairs_of(sums)]
+            by_half.append([builder.add(*both) for both in turned])
+        return by_half
+
+    def make_clear(self):
+        @operation(None, int64)
+        def clear(builder, address):
+            for i in range(self.count):
+                store_value(builder, builder.add(address, I64(64 * i)), ir.Constant(f32x16.llvm, None))
+
+        return clear
+
+    def make_load(self):
+        @operation(self.totals, int64)
+        def load(builder, address):
+            addresses = [builder.add(address, I64(64 * i)) for i in range(self.count)]
+            return as_tuple(builder, [load_value(builder, a, f32x16.llvm) for a in addresses])
+
+        return load
+
+    def make_store(self):
+        @operation(None, int64, self.totals)
+        def store(builder, address, totals):
+            for i, value in enumerate(elements(builder, totals)):
+                store_value(builder, builder.add(address, I64(64 * i)), value)
+
+        return store
+
+    def make_finish(self):
+        @operation(None, self.totals, int64)
+        def finish(builder, totals, y):
+            """The sum of each row goes to y [rows]."""
+            totals = elements(builder, totals)
+            for row in range(self.rows):
+                of_pair = totals[row // 2 * self.halves :][: self.halves]
+                lanes = [lane + 16 * half for lane in range(row % 2, 16, 2) for half in range(self.halves)]
+                total = sum_of_lanes(builder, shuffled(builder, of_pair[0], of_pair[-1], lanes))
+                total = builder.extract_element(total, I32(0))
+                if self.planes == 1:
+                    total = builder.fmul(total, constant_like(total, 256.0))
+                store_value(builder, builder.add(y, I64(4 * row)), total)
+
+        return finish
+
+
+def pairs_of(values):
+    """Neighbours, two by two."""
+    return zip(values[::2], values[1::2], strict=True)
+
+
+def batched(values, size):
+    """Runs of so many."""
+    return (values[i : i + size] for i in range(0, len(values), size))

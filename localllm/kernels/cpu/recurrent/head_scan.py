@@ -1,0 +1,142 @@
+"""Recurrences whose state is a matrix for each head, [key_dim, value_dim]: what keys have written and queries read.
+
+Mamba 2 (Dao and Gu 2024) adds values to it; the gated delta rule (Yang et al. 2024) first takes away what the key would
+read. Columns of the state know nothing of each other: 16 of them, a block of 8 KB if keys have 128 numbers, stay in the
+innermost cache for all tokens of a run. A token reads and writes a block once, for the delta rule too: what the next
+key will read is summed up on the way.
+
+This takes 3 or 4 multiplications for each number of the state and token. The form that makes matrix products of 64
+tokens (of the same papers) takes 2.5 or 4.5, so there is nothing to gain from it on a processor without units for them.
+"""
+
+from localllm.kernels.arguments import HEAD_SCAN
+from localllm.kernels.cpu.recurrent.sequences import SEQUENCE_BYTES, states_of, tokens_of
+from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.simd import (
+    exp_f32x16,
+    fma_f32x16,
+    load_f32,
+    load_f32x16,
+    load_i64,
+    load_lanes_f32x16,
+    splat_f32x16,
+    store_f32x16,
+    store_lanes_f32x16,
+    zero_f32x16,
+)
+
+
+@device
+def splat_at(address):
+    """The number at an address in all lanes."""
+    return splat_f32x16(load_f32(address))
+
+
+@device
+def read(block, k, key_dim):
+    """What a key reads of a block."""
+    even, odd = zero_f32x16(), zero_f32x16()
+    for i in range(0, key_dim - 1, 2):
+        even = fma_f32x16(load_f32x16(block + i * 64), splat_at(k + i * 4), even)
+        odd = fma_f32x16(load_f32x16(block + i * 64 + 64), splat_at(k + i * 4 + 4), odd)
+    if key_dim % 2 == 1:
+        even = fma_f32x16(load_f32x16(block + (key_dim - 1) * 64), splat_at(k + (key_dim - 1) * 4), even)
+    return even + odd
+
+
+@device
+def write(source, target, i, decay, d, k):
+    """Row i of a block with a key's number times d."""
+    row = fma_f32x16(splat_at(k + i * 4), d, load_f32x16(source + i * 64) * decay)
+    store_f32x16(target + i * 64, row)
+    return row
+
+
+@device
+def advance(source, target, decay, d, k, q, key_dim):
+    """A block with a token more; what the query reads of it."""
+    even, odd = zero_f32x16(), zero_f32x16()
+    for i in range(0, key_dim - 1, 2):
+        even = fma_f32x16(write(source, target, i, decay, d, k), splat_at(q + i * 4), even)
+        odd = fma_f32x16(write(source, target, i + 1, decay, d, k), splat_at(q + i * 4 + 4), odd)
+    if key_dim % 2 == 1:
+        i = key_dim - 1
+        even = fma_f32x16(write(source, target, i, decay, d, k), splat_at(q + i * 4), even)
+    return even + odd
+
+
+@device
+def advance_and_read(source, target, decay, d, k, q, next_k, key_dim):
+    """A block with a token more; what the query reads of it, and the next key."""
+    even, odd, even_next, odd_next = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
+    for i in range(0, key_dim - 1, 2):
+        row, other = write(source, target, i, decay, d, k), write(source, target, i + 1, decay, d, k)
+        even, odd = fma_f32x16(row, splat_at(q + i * 4), even), fma_f32x16(other, splat_at(q + i * 4 + 4), odd)
+        even_next = fma_f32x16(row, splat_at(next_k + i * 4), even_next)
+        odd_next = fma_f32x16(other, splat_at(next_k + i * 4 + 4), odd_next)
+    if key_dim % 2 == 1:
+        i = key_dim - 1
+        row = write(source, target, i, decay, d, k)
+        even, even_next = (
+            fma_f32x16(row, splat_at(q + i * 4), even),
+            fma_f32x16(row, splat_at(next_k + i * 4), even_next),
+        )
+    return even + odd, even_next + odd_next
+
+
+@device
+def scan_plain(a, first, count, source, target, head, key, value, lanes):
+    """All tokens of a sequence, for a block; key, value: where the block's numbers are in the rows of tokens."""
+    key_dim = argument(a, HEAD_SCAN.key_dim)
+    rate, skip = splat_at(argument(a, HEAD_SCAN.rates) + head * 4), splat_at(argument(a, HEAD_SCAN.skip) + head * 4)
+    for t in range(first, first + count):
+        at, of_head = t * argument(a, HEAD_SCAN.stride) + value, t * argument(a, HEAD_SCAN.head_stride) + head * 4
+        of_key = t * argument(a, HEAD_SCAN.key_stride) + key
+        q, k = argument(a, HEAD_SCAN.q) + of_key, argument(a, HEAD_SCAN.k) + of_key
+        v = load_lanes_f32x16(argument(a, HEAD_SCAN.v) + at, lanes)
+        decay = exp_f32x16(rate * splat_at(argument(a, HEAD_SCAN.dt) + of_head))
+        d = v * splat_at(argument(a, HEAD_SCAN.strength) + of_head)
+        y = advance(source, target, decay, d, k, q, key_dim)
+        store_lanes_f32x16(argument(a, HEAD_SCAN.y) + at, fma_f32x16(skip, v, y), lanes)
+        source = target
+
+
+@device
+def scan_delta(a, first, count, source, target, head, key, value, lanes):
+    """The same by the delta rule."""
+    key_dim, key_stride = argument(a, HEAD_SCAN.key_dim), argument(a, HEAD_SCAN.key_stride)
+    rate = splat_at(argument(a, HEAD_SCAN.rates) + head * 4)
+    seen = read(source, argument(a, HEAD_SCAN.k) + first * key_stride + key, key_dim)
+    for t in range(first, first + count):
+        at, of_head = t * argument(a, HEAD_SCAN.stride) + value, t * argument(a, HEAD_SCAN.head_stride) + head * 4
+        q, k = argument(a, HEAD_SCAN.q) + t * key_stride + key, argument(a, HEAD_SCAN.k) + t * key_stride + key
+        next_k = k + key_stride if t + 1 < first + count else k
+        v = load_lanes_f32x16(argument(a, HEAD_SCAN.v) + at, lanes)
+        decay = exp_f32x16(rate * splat_at(argument(a, HEAD_SCAN.dt) + of_head))
+        d = (v - decay * seen) * splat_at(argument(a, HEAD_SCAN.strength) + of_head)
+        y, seen = advance_and_read(source, target, decay, d, k, q, next_k, key_dim)
+        store_lanes_f32x16(argument(a, HEAD_SCAN.y) + at, y, lanes)
+        source = target
+
+
+def make(rule):
+    """The kernel for "plain" sums, or for the "delta" rule."""
+    scan = {"plain": scan_plain, "delta": scan_delta}[rule]
+
+    @kernel
+    def head_scan(a, part, parts, thread):
+        """The parts share the blocks of all heads."""
+        key_dim, value_dim = argument(a, HEAD_SCAN.key_dim), argument(a, HEAD_SCAN.value_dim)
+        blocks = (value_dim + 15) // 16
+        total = argument(a, HEAD_SCAN.heads) * blocks
+        for i in range(total * part // parts, total * (part + 1) // parts):
+            head, column = i // blocks, i % blocks * 16
+            key = head // argument(a, HEAD_SCAN.repeat) % argument(a, HEAD_SCAN.key_heads) * key_dim * 4
+            value, lanes = (head * value_dim + column) * 4, min(16, value_dim - column)
+            for s in range(load_i64(argument(a, HEAD_SCAN.sequence_count))):
+                sequence = argument(a, HEAD_SCAN.sequences) + s * SEQUENCE_BYTES
+                first, count = tokens_of(sequence)
+                source, target = states_of(sequence, argument(a, HEAD_SCAN.offset) + i * key_dim * 64)
+                scan(a, first, count, source, target, head, key, value, lanes)
+
+    return head_scan

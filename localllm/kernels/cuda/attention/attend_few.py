@@ -1,0 +1,273 @@
+"""Attention of few tokens, straight from the cache, in float32: contexts are cut in parts (as Flash-Decoding does).
+
+A block is one token, one part of its context, and a bundle of query heads that share a key-value head. Several lanes
+share a head, 8 numbers each, so that a warp reads some keys at once, side by side in the cache; each such group of
+lanes passes over keys of its own with a maximum and a sum of its own (online softmax, Milakov and Gimelshein 2018), in
+registers. Groups, then warps, are put together when the part is done; `merge_few` puts the parts together. What a token
+gets depends on nothing but itself and the number of parts, bit for bit.
+
+Powers are of 2, for which the scores are scaled by log2(e).
+
+All running sums are in registers. For 4 query heads of 128 dimensions a thread has 168 of them (7.5 to 10.0), so that a
+multiprocessor holds 3 blocks of 4 warps, and each lane of these asks for 8 vectors of 16 bytes at once: 48 KiB on their
+way, where 12 to 16 hide the memory's latency. With Q8_0 it is 2 blocks.
+"""
+
+from numba import cuda, float32, int32
+
+from localllm.kernels.arguments import PAGE, SEQUENCE
+from localllm.kernels.cuda.attention.cache_loads import LOADS
+from localllm.kernels.cuda.attention.shared import (
+    LOG2_E,
+    LOWEST,
+    MINUS_INFINITY,
+    SEQUENCE_BYTES,
+    WARPS,
+    ZERO,
+    first_seen,
+    larger,
+    make_over_lanes,
+)
+from localllm.kernels.cuda.device import WARP, device, exp2, f32_value, lane, load_f32, load_i64, store_f32, tanh
+from localllm.kernels.cuda.reductions import plus
+from localllm.kernels.cuda.unrolled import add_outer, make_products, scale_rows, unrolled, visit
+
+SPAN = 128  # keys: a part is no shorter, but for the last one
+STATE = 16  # bytes of a partial result before its values
+
+
+@device
+def cut(first, position, parts):
+    """Where the parts of a context begin, a multiple of PAGE, and how many keys each has."""
+    lowest = first // PAGE * PAGE
+    each = (position - lowest) // parts + 1
+    return lowest, (each + SPAN - 1) // SPAN * SPAN
+
+
+@device
+def table_of(owners, sequences, token):
+    """The table of pages of a token's sequence."""
+    return load_i64(sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES + 8 * SEQUENCE.table)
+
+
+def lanes_for(*dims):
+    """Lanes that share a head of the largest of these dimensions, 8 numbers each or more: a power of two."""
+    lanes = 2
+    while lanes < WARP and 8 * lanes < max(dims):
+        lanes *= 2
+    return lanes
+
+
+def make_pieces(load, pieces, apart, dim):
+    """A function (head, d) -> `pieces` times 8 numbers, those from d on and others that far apart; within the head."""
+    last = (dim + 15) // 16 * 16 - 8
+
+    @device
+    def one(head, d):
+        return load(head, min(d, last))
+
+    if pieces == 1:
+        return one
+    more = make_pieces(load, pieces - 1, apart, dim)
+
+    @device
+    def some(head, d):
+        return one(head, d) + more(head, d + apart)
+
+    return some
+
+
+def make_rows(load, rows, apart):
+    """A function (base, number, low, high, bytes, d) -> what `load` gives for as many heads, number by number.
+
+    Instead of such as are below `low`, or not below `high`, it reads those that are next to them.
+    """
+
+    @device
+    def one(base, number, low, high, row_bytes, d):
+        return load(base + min(max(number, low), high - 1) * row_bytes, d)
+
+    if rows == 1:
+        return one
+    more = make_rows(load, rows - 1, apart)
+
+    @device
+    def some(base, number, low, high, row_bytes, d):
+        return one(base, number, low, high, row_bytes, d) + more(base, number + apart, low, high, row_bytes, d)
+
+    return some
+
+
+def make(format_name):
+    """The kernel for types of keys and values, query heads of a bundle, and dimensions: as F16-F16-4-128-128."""
+    of_keys, of_values, *numbers = format_name.split("-")
+    bundle, key_dim, value_dim = map(int, numbers)
+    lanes = lanes_for(key_dim, value_dim)
+    apart, groups = 8 * lanes, WARP // lanes
+    key_pieces, value_pieces = -(-key_dim // apart), -(-value_dim // apart)
+    columns, value_columns = 8 * key_pieces, 8 * value_pieces
+    rows = 4 if bundle * (columns + value_columns) <= 64 else 2  # keys of a group of lanes at once
+    tile, padded = rows * groups, (value_dim + 7) // 8 * 8
+    states, results = WARPS * bundle, bundle * padded
+    load_keys = make_rows(make_pieces(LOADS[of_keys], key_pieces, apart, key_dim), rows, groups)
+    load_values = make_rows(make_pieces(LOADS[of_values], value_pieces, apart, value_dim), rows, groups)
+    sums_of_head = make_over_lanes(rows * bundle, 1, lanes, plus)
+    largest_of_groups = make_over_lanes(bundle, lanes, WARP, larger)
+    sum_of_groups = make_over_lanes(bundle, lanes, WARP, plus)
+    values_of_groups = make_over_lanes(bundle * value_columns, lanes, WARP, plus)
+
+    def query(i, source, heads, d, scale):
+        head, at = i // columns, d + i % columns // 8 * apart + i % 8
+        return load_f32(source + (head * key_dim + at) * 4) * scale if head < heads and at < key_dim else ZERO
+
+    # Scores i are of head i % bundle, and of key i // bundle * groups, counted from the first one of a group of lanes.
+
+    def capped(i, x, softcap):
+        return tanh(x) * (softcap * LOG2_E)
+
+    def slope_of(i, slopes, heads):
+        return load_f32(slopes + i * 4) * LOG2_E if slopes != 0 and i < heads else ZERO
+
+    def sloped(i, x, by, distance):
+        return x - by[i % bundle] * float32(int32(distance - i // bundle * groups))
+
+    def visible(i, x, low, high):
+        key = int32(i // bundle * groups)
+        return x if low <= key and key < high else MINUS_INFINITY
+
+    def top(i, before, scores):
+        for row in range(rows):
+            before = larger(before, scores[row * bundle + i])
+        return before
+
+    def summed(i, before, fade, weights):
+        before *= fade
+        for row in range(rows):
+            before += weights[row * bundle + i]
+        return before
+
+    products = make_products(columns)
+    queries, slopes_of = unrolled(bundle * columns, query), unrolled(bundle, slope_of)
+    cap_all, slope_all, hide = (unrolled(rows * bundle, function) for function in (capped, sloped, visible))
+    largest, add_weights = unrolled(bundle, top), unrolled(bundle, summed)
+    fading = unrolled(bundle, lambda i, before, after: exp2(before - after))
+    powers = unrolled(rows * bundle, lambda i, x, tops: exp2(x - tops[i % bundle]))
+    times = unrolled(bundle, lambda i, x, y: x * y)
+    lowest_of_all = unrolled(bundle, lambda i, nothing: LOWEST)
+    nothing_yet = unrolled(bundle, lambda i, nothing: ZERO)
+    no_values = unrolled(bundle * value_columns, lambda i, nothing: ZERO)
+
+    def keep(i, x, place, warp):
+        place[warp * bundle + i] = x
+
+    @device
+    def largest_kept(i, place):
+        x = place[i]
+        for warp in range(1, WARPS):
+            x = larger(x, place[warp * bundle + i])
+        return x
+
+    def add_to(i, x, place, d):
+        at = d + i % value_columns // 8 * apart + i % 8
+        if at < padded:
+            place[i // value_columns * padded + at] += x
+
+    keep_all, largest_of_warps = visit(bundle, keep), unrolled(bundle, lambda i, place: largest_kept(i, place))
+    add_values = visit(bundle * value_columns, add_to)
+
+    @device
+    def combine(tops, sums, values, group, d, target, target_stride, heads):
+        """What all groups of lanes have, to the partial results of `heads` heads."""
+        kept_tops = cuda.shared.array(states, float32)
+        kept_sums = cuda.shared.array(states, float32)
+        kept_values = cuda.shared.array(results, float32)
+        thread, threads = cuda.threadIdx.x, cuda.blockDim.x
+        warp = thread // WARP
+        keep_all(largest_of_groups(tops), kept_tops, warp)
+        for i in range(thread, results, threads):
+            kept_values[i] = ZERO
+        cuda.syncthreads()
+        top = largest_of_warps(kept_tops)
+        fade = fading(tops, top)
+        keep_all(sum_of_groups(times(sums, fade)), kept_sums, warp)
+        values = values_of_groups(scale_rows(values, fade))
+        for turn in range(WARPS):
+            if turn == warp and group == 0:
+                add_values(values, kept_values, d)
+            cuda.syncthreads()
+        for i in range(thread, heads * padded, threads):
+            store_f32(target + i // padded * target_stride + STATE + i % padded * 4, kept_values[i])
+        if thread < heads:
+            weight = ZERO
+            for turn in range(WARPS):
+                weight += kept_sums[turn * bundle + thread]
+            store_f32(target + thread * target_stride, largest_kept(thread, kept_tops))
+            store_f32(target + thread * target_stride + 4, weight)
+
+    def attend_few(
+        count, positions, owners, sequences, q, q_stride, keys, values, key_head_stride, value_head_stride, key_bytes,
+        value_bytes, heads, kv_heads, scale, softcap, window, chunked, slopes, bundles, parts, partial, partial_bytes,
+    ):  # fmt: skip
+        token, part, kv_head = cuda.blockIdx.x, cuda.blockIdx.y % parts, cuda.blockIdx.y // parts // bundles
+        if token >= load_i64(count):
+            return
+        position = load_i64(positions + token * 8)
+        first = first_seen(position, window, chunked)
+        lowest, each = cut(first, position, parts)
+        begin, end = max(lowest + part * each, first // tile * tile), min(lowest + (part + 1) * each, position + 1)
+        if begin >= end:
+            return
+        group, in_group = heads // kv_heads, cuda.blockIdx.y // parts % bundles * bundle
+        head, here = kv_head * group + in_group, min(group - in_group, bundle)
+        number, d = lane() // lanes, lane() % lanes * 8
+        cap, by = f32_value(softcap), f32_value(scale)
+        by = by / cap if cap > ZERO else by * LOG2_E
+        rows_of_q = queries(q + token * q_stride + head * key_dim * 4, here, d, by)
+        slope = slopes_of(slopes + head * 4 if slopes != 0 else slopes, here)
+        keys, values = keys + kv_head * key_head_stride, values + kv_head * value_head_stride
+        table = table_of(owners, sequences, token)
+        tops, sums, output = lowest_of_all(0), nothing_yet(0), no_values(0)
+        for key in range(begin + cuda.threadIdx.x // WARP * tile, end, WARPS * tile):
+            place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
+            low, high = max(first - key, 0), min(end - key, tile)
+            k = load_keys(keys + place * key_bytes, number, low, high, key_bytes, d)
+            v = load_values(values + place * value_bytes, number, low, high, value_bytes, d)
+            x = sums_of_head(products(rows_of_q, k))
+            if cap > ZERO:
+                x = cap_all(x, cap)
+            if slopes != 0:
+                x = slope_all(x, slope, position - key - number)
+            x = hide(x, int32(low - number), int32(high - number))
+            top = largest(tops, x)
+            fade, weights = fading(tops, top), powers(x, top)
+            tops, sums = top, add_weights(sums, fade, weights)
+            output = add_outer(scale_rows(output, fade), weights, v)
+        target = partial + ((token * heads + head) * parts + part) * partial_bytes
+        combine(tops, sums, output, number, d, target, parts * partial_bytes, here)
+
+    return attend_few
+
+
+def merge_few(
+    count, positions, heads, value_dim, window, chunked, sinks, parts, partial, partial_bytes, y, y_stride
+):  # fmt: skip
+    """Put the parts of contexts together: a block for a token's head."""
+    token, head = cuda.blockIdx.x, cuda.blockIdx.y
+    if token >= load_i64(count):
+        return
+    position = load_i64(positions + token * 8)
+    lowest, each = cut(first_seen(position, window, chunked), position, parts)
+    source = partial + (token * heads + head) * parts * partial_bytes
+    end = source + (position - lowest) // each * partial_bytes + partial_bytes
+    sink = load_f32(sinks + head * 4) * LOG2_E if sinks != 0 else LOWEST
+    top = sink
+    for part in range(source, end, partial_bytes):
+        top = larger(top, load_f32(part))
+    weight = exp2(sink - top) if sinks != 0 else ZERO
+    for part in range(source, end, partial_bytes):
+        weight += exp2(load_f32(part) - top) * load_f32(part + 4)
+    for d in range(cuda.threadIdx.x, value_dim, cuda.blockDim.x):
+        value = ZERO
+        for part in range(source, end, partial_bytes):
+            value += exp2(load_f32(part) - top) * load_f32(part + STATE + d * 4)
+        store_f32(y + token * y_stride + (head * value_dim + d) * 4, value / weight)

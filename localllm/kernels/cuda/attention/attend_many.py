@@ -1,0 +1,250 @@
+"""Attention of many tokens on tensor cores: blocked, with the running maximum and sum of each row (FlashAttention-2).
+
+The query heads that share a key-value head are rows of one matrix, as on the CPU: row = token * group + head in group.
+A block has ROWS of them, of one sequence, 16 in each warp, and passes over the keys in pieces of a page or half of one,
+which lie in shared memory as float16: keys as they are, values transposed, two keys in a word. Scores, weights and
+results are in registers all the time, see tensor_cores.py for which lane has what.
+
+Queries are divided by the largest size in their row before they become float16, scores multiplied with it, so none is
+too large. Weights are float16, too; their sum is of what they were before. Keys or values of blocks that float16 has
+no room for become infinite, and results NaN.
+
+For heads of 128 dimensions a thread takes 255 registers and a block 35 KiB of shared memory: 2 blocks of 4 warps on a
+multiprocessor of 8.0 to 10.0, 1 on one of 7.5, which has less of that memory. Heads of 256 dimensions spill 170 bytes.
+"""
+
+from numba import cuda, int32
+
+from localllm.kernels.arguments import PAGE, SEQUENCE
+from localllm.kernels.cuda.attention.cache_loads import LOADS
+from localllm.kernels.cuda.attention.shared import (
+    LOG2_E,
+    LOWEST,
+    MINUS_INFINITY,
+    ONE,
+    SEQUENCE_BYTES,
+    THREADS,
+    WARPS,
+    ZERO,
+    first_seen,
+    larger,
+    make_over_lanes,
+)
+from localllm.kernels.cuda.device import (
+    WARP,
+    device,
+    exp2,
+    f32_value,
+    float32,
+    lane,
+    load_4i32,
+    load_f32,
+    load_i64,
+    store_f32,
+    tanh,
+)
+from localllm.kernels.cuda.reductions import plus
+from localllm.kernels.cuda.tensor_cores import interleaved, make_multiply, packed
+from localllm.kernels.cuda.unrolled import folded, unrolled, visit
+
+ROWS = 16 * WARPS
+SHARED = 48 << 10  # bytes that every card has for a block
+SMALLEST = float32(1e-30)  # size of a row of queries, above zero
+NOTHING = int32(0)
+
+
+@device
+def find(sequences, sequence_count, group, unit):
+    """The sequence that a unit of rows belongs to, and its first row there; 0 if there are not so many units."""
+    for i in range(load_i64(sequence_count)):
+        sequence = sequences + i * SEQUENCE_BYTES
+        units = (load_i64(sequence + 8 * SEQUENCE.count) * group + ROWS - 1) // ROWS
+        if unit < units:
+            return sequence, unit * ROWS
+        unit -= units
+    return 0, 0
+
+
+def make_words(kind):
+    """A function (head, d) -> numbers d to d + 7 of a head as four words of float16."""
+    if kind == "F16":
+        return device(lambda head, d: load_4i32(head + d * 2))
+    load = LOADS[kind]
+    return device(lambda head, d: packed(load(head, d)))
+
+
+def make_fill_keys(kind, keys, pieces, stride):
+    """A function that brings keys to shared memory, [keys][stride words]."""
+    words = make_words(kind)
+
+    def put(i, word, place, at):
+        place[at + i] = word
+
+    put_all = visit(4, put)
+
+    @device
+    def fill(place, base, row_bytes):
+        for i in range(cuda.threadIdx.x, keys * pieces, THREADS):
+            key, piece = i // pieces, i % pieces
+            put_all(words(base + key * row_bytes, piece * 8), place, key * stride + piece * 4)
+
+    return fill
+
+
+def make_fill_values(kind, keys, pieces, stride):
+    """A function that brings values to shared memory, [dimensions][stride words]; zeros from number `count` on."""
+    words, pairs = make_words(kind), keys // 2
+
+    def put(i, word, place, at):
+        place[at + i * stride] = word
+
+    put_all, some = visit(8, put), unrolled(4, lambda i, word, inside: word if inside else NOTHING, "int32")
+
+    @device
+    def fill(place, base, row_bytes, count):
+        for i in range(cuda.threadIdx.x, pairs * pieces, THREADS):
+            key, piece = i % pairs * 2, i // pairs
+            head = base + key * row_bytes
+            first, second = words(head, piece * 8), words(head + row_bytes, piece * 8)
+            both = interleaved(some(first, key < count), some(second, key + 1 < count))
+            put_all(both, place, piece * 8 * stride + key // 2)
+
+    return fill
+
+
+def make(format_name):
+    """The kernel for types of keys and values, dimensions, and depth of a product, 16 or 8: as F16-F16-128-128-16."""
+    of_keys, of_values, *numbers = format_name.split("-")
+    key_dim, value_dim, depth = map(int, numbers)
+    steps, value_tiles = -(-key_dim // 16), -(-value_dim // 8)
+    key_stride = 8 * steps + 4
+    block = PAGE if 4 * PAGE * key_stride + 32 * value_tiles * (PAGE // 2 + 4) <= SHARED else PAGE // 2  # keys
+    tiles, value_stride = block // 8, block // 2 + 4
+    key_words, value_words = block * key_stride, 8 * value_tiles * value_stride
+    fill_keys = make_fill_keys(of_keys, block, 2 * steps, key_stride)
+    fill_values = make_fill_values(of_values, block, value_tiles, value_stride)
+    multiply_keys = make_multiply(tiles, steps, key_stride, depth)
+    multiply_values = make_multiply(value_tiles, block // 16, value_stride, depth)
+
+    # Two rows of each lane; of its numbers i, those with an even i // 2 belong to the first one.
+
+    def query(i, sources, t):
+        d = i // 8 * 16 + i % 8 // 4 * 8 + 2 * t + i % 2
+        return load_f32(sources[i // 2 % 2] + d * 4) if d < key_dim else ZERO
+
+    def capped(i, x, softcap):
+        return tanh(x) * (softcap * LOG2_E)
+
+    # Of key i // 4 * 8 + i % 2, counted from a lane's first one; rows see those from `lows` to `highs`, where they are.
+
+    def sloped(i, x, slopes, highs):
+        return x - slopes[i // 2 % 2] * float32(int32(highs[i // 2 % 2] - int32(i // 4 * 8 + i % 2)))
+
+    def visible(i, x, lows, highs):
+        row, key = i // 2 % 2, int32(i // 4 * 8 + i % 2)
+        return x if lows[row] <= key and key <= highs[row] else MINUS_INFINITY
+
+    def put(i, x, by, targets, t):
+        d = i // 4 * 8 + 2 * t + i % 2
+        if d < value_dim and targets[i // 2 % 2] != 0:
+            store_f32(targets[i // 2 % 2] + d * 4, x * by[i // 2 % 2])
+
+    def of_rows(count):
+        return tuple(tuple(i for i in range(count) if i // 2 % 2 == row) for row in (0, 1))
+
+    queries, by_row = unrolled(8 * steps, query), unrolled(4 * tiles, lambda i, x, by: x * by[i // 2 % 2])
+    cap_all, slope_all, hide = (unrolled(4 * tiles, function) for function in (capped, sloped, visible))
+    sizes = unrolled(8 * steps, lambda i, x: abs(x))
+    largest_query, largest_score = (
+        folded(of_rows(count), lambda x, y: larger(x, y)) for count in (8 * steps, 4 * tiles)
+    )
+    sum_of_weights = folded(of_rows(4 * tiles), lambda x, y: x + y)
+    largest_of_lanes, sum_of_lanes = make_over_lanes(2, 1, 4, larger), make_over_lanes(2, 1, 4, plus)
+    at_least, inverses = unrolled(2, lambda i, x, least: larger(least, x)), unrolled(2, lambda i, x: ONE / x)
+    times, tops_of = unrolled(2, lambda i, x, y: x * y), unrolled(2, lambda i, x, y: larger(x, y))
+    scaled = unrolled(8 * steps, lambda i, x, by: x * by[i // 2 % 2])
+    faded = unrolled(4 * value_tiles, lambda i, x, by: x * by[i // 2 % 2])
+    fading = unrolled(2, lambda i, before, after: exp2(before - after))
+    powers = unrolled(4 * tiles, lambda i, x, tops: exp2(x - tops[i // 2 % 2]))
+    minus = unrolled(2, lambda i, x, y: int32(x - y), "int32")
+    add_weights = unrolled(2, lambda i, before, fade, more: before * fade + more)
+    no_scores = unrolled(4 * tiles, lambda i, nothing: ZERO)
+    no_values = unrolled(4 * value_tiles, lambda i, nothing: ZERO)
+    put_all = visit(4 * value_tiles, put)
+
+    @device
+    def of_heads(numbers, first, second, nothing):
+        """The numbers of two heads, to the power of 2, if there are some."""
+        if numbers == 0:
+            return nothing, nothing
+        return load_f32(numbers + first * 4) * LOG2_E, load_f32(numbers + second * 4) * LOG2_E
+
+    @device
+    def unit(
+        sequence, first_row, group, kv_head, q, q_stride, y, y_stride, keys, values, key_bytes, value_bytes, factor,
+        softcap, window, chunked, slopes, sinks,
+    ):  # fmt: skip
+        in_keys = cuda.shared.array(key_words, int32)
+        in_values = cuda.shared.array(value_words, int32)
+        g, t = lane() // 4, lane() % 4
+        first, count = load_i64(sequence + 8 * SEQUENCE.first), load_i64(sequence + 8 * SEQUENCE.count)
+        start = load_i64(sequence + 8 * SEQUENCE.length) - count
+        table, last_row = load_i64(sequence + 8 * SEQUENCE.table), count * group - 1
+        row = first_row + cuda.threadIdx.x // WARP * 16 + g
+        above, below = min(row, last_row), min(row + 8, last_row)
+        heads = kv_head * group + above % group, kv_head * group + below % group
+        tokens = first + above // group, first + below // group
+        positions = start + above // group, start + below // group
+        lows = (int32(first_seen(positions[0], window, chunked) - 2 * t),
+                int32(first_seen(positions[1], window, chunked) - 2 * t))  # fmt: skip
+        highs = int32(positions[0] - 2 * t), int32(positions[1] - 2 * t)
+        targets = (y + tokens[0] * y_stride + heads[0] * value_dim * 4 if row <= last_row else 0,
+                   y + tokens[1] * y_stride + heads[1] * value_dim * 4 if row + 8 <= last_row else 0)  # fmt: skip
+
+        rows = queries((q + tokens[0] * q_stride + heads[0] * key_dim * 4,
+                        q + tokens[1] * q_stride + heads[1] * key_dim * 4), t)  # fmt: skip
+        size = at_least(largest_of_lanes(largest_query(sizes(rows))), SMALLEST)
+        a, factors = packed(scaled(rows, inverses(size))), times(size, (factor, factor))
+        slope, tops = of_heads(slopes, heads[0], heads[1], ZERO), of_heads(sinks, heads[0], heads[1], LOWEST)
+        sums = (ONE, ONE) if sinks != 0 and t == 0 else (ZERO, ZERO)
+        output = no_values(0)
+        begin = first_seen(start + first_row // group, window, chunked) // block * block
+        end = start + min(first_row + ROWS - 1, last_row) // group + 1
+        for key in range(begin, end, block):
+            place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
+            cuda.syncthreads()
+            fill_keys(in_keys, keys + place * key_bytes, key_bytes)
+            fill_values(in_values, values + place * value_bytes, value_bytes, end - key)
+            cuda.syncthreads()
+            x = multiply_keys(no_scores(0), a, in_keys, g * key_stride + t)
+            low, high = minus(lows, int32(key)), minus(highs, int32(key))
+            x = by_row(x, factors)
+            if softcap > ZERO:
+                x = cap_all(x, softcap)
+            if slopes != 0:
+                x = slope_all(x, slope, high)
+            x = hide(x, low, high)
+            top = tops_of(tops, largest_of_lanes(largest_score(x)))
+            fade, weights = fading(tops, top), powers(x, top)
+            tops, sums = top, add_weights(sums, fade, sum_of_weights(weights))
+            output = multiply_values(faded(output, fade), packed(weights), in_values, g * value_stride + t)
+        put_all(output, inverses(sum_of_lanes(sums)), targets, t)
+
+    def attend_many(
+        sequences, sequence_count, q, q_stride, y, y_stride, keys, values, key_head_stride, value_head_stride,
+        key_bytes, value_bytes, heads, kv_heads, scale, softcap, window, chunked, slopes, sinks,
+    ):  # fmt: skip
+        kv_head, group, number = cuda.blockIdx.y, heads // kv_heads, cuda.blockIdx.x
+        cap, factor = f32_value(softcap), f32_value(scale)
+        factor = factor / cap if cap > ZERO else factor * LOG2_E
+        keys, values = keys + kv_head * key_head_stride, values + kv_head * value_head_stride
+        sequence, first_row = find(sequences, sequence_count, group, number)
+        while sequence != 0:
+            unit(
+                sequence, first_row, group, kv_head, q, q_stride, y, y_stride, keys, values, key_bytes, value_bytes,
+                factor, cap, window, chunked, slopes, sinks,
+            )  # fmt: skip
+            number += cuda.gridDim.x
+            sequence, first_row = find(sequences, sequence_count, group, number)
+
+    return attend_many

@@ -1,0 +1,175 @@
+"""How the KV cache keeps a head of a token, byte by byte as localllm.kernels.cpu.attention.cache_formats says.
+
+Two functions for each type. `store(head, x, head_dim, warp, warps)` keeps the float32 numbers at x: warps share what a
+head has, and all lanes of one have to be there. `load(head, d)` gives number d as float32.
+"""
+
+import math
+
+from numba import int32
+
+from localllm.kernels.cuda.device import (
+    WARP,
+    device,
+    f16_bits,
+    f16_value,
+    float32,
+    lane,
+    load_f32,
+    load_i8,
+    load_u8,
+    load_u16,
+    rounded,
+    store_f32,
+    store_i8,
+    store_u16,
+)
+from localllm.kernels.cuda.reductions import warp_max
+
+SMALLEST_SCALE = float32(2.0**-24)  # above zero, of a float16
+HALF_LIMIT, INFINITY = float32(65520.0), float32(math.inf)  # from the first one on, float16 has the second
+NAN, HALF_NAN = float32(math.nan), int32(0x7E00)
+ZERO, ONE = float32(0), float32(1)
+
+
+@device
+def finite_half(x):
+    """The bits of x as a float16, those of NaN if it has no finite one."""
+    return f16_bits(x) if abs(x) < HALF_LIMIT else HALF_NAN
+
+
+@device
+def inverse_of(scale):
+    """1 / scale, but not of less than the smallest one, nor of NaN."""
+    return float32(ONE / (scale if scale > SMALLEST_SCALE else SMALLEST_SCALE))
+
+
+@device
+def code(x, low, high):
+    """The nearest integer from low to high; the highest for NaN."""
+    below = x if x < high else high
+    return rounded(below if below > low else low)
+
+
+@device
+def number_at(x, d, head_dim, padding):
+    """Number d of a head, or what stands behind the last one."""
+    return float32(load_f32(x + 4 * d)) if d < head_dim else padding
+
+
+@device
+def largest_of(x, first, head_dim, padding, sign):
+    """The largest number of the block from `first` on, or of sizes if sign is 0; of numbers times the sign.
+
+    NaN if one of them is.
+    """
+    largest = -INFINITY
+    for d in range(first + lane(), first + 32, WARP):
+        number = number_at(x, d, head_dim, padding)
+        number = abs(number) if sign == 0 else number * float32(sign)
+        largest = number if number > largest or number != number else largest
+    return float32(warp_max(largest))
+
+
+@device
+def store_f32_head(head, x, head_dim, warp, warps):
+    for d in range(WARP * warp + lane(), (head_dim + 15) // 16 * 16, WARP * warps):
+        number = number_at(x, d, head_dim, ZERO)
+        store_f32(head + 4 * d, number if abs(number) < INFINITY else NAN)
+
+
+@device
+def load_f32_head(head, d):
+    return load_f32(head + 4 * d)
+
+
+@device
+def store_f16_head(head, x, head_dim, warp, warps):
+    for d in range(WARP * warp + lane(), (head_dim + 15) // 16 * 16, WARP * warps):
+        store_u16(head + 2 * d, finite_half(number_at(x, d, head_dim, ZERO)))
+
+
+@device
+def load_f16_head(head, d):
+    return f16_value(load_u16(head + 2 * d))
+
+
+@device
+def store_q8_0(head, x, head_dim, warp, warps):
+    """A warp for each block. The scale is rounded before the bytes are made with it."""
+    for first in range(32 * warp, head_dim, 32 * warps):
+        block = head + first // 32 * 34
+        bits = finite_half(float32(largest_of(x, first, head_dim, ZERO, 0) / float32(127)))
+        if lane() == 0:
+            store_u16(block, bits)
+        inverse = inverse_of(f16_value(bits))
+        for i in range(lane(), 32, WARP):
+            scaled = float32(number_at(x, first + i, head_dim, ZERO) * inverse)
+            store_i8(block + 2 + i, code(scaled, float32(-127), float32(127)))
+
+
+@device
+def load_q8_0(head, d):
+    block = head + d // 32 * 34
+    return f16_value(load_u16(block)) * float32(load_i8(block + 2 + d % 32))
+
+
+@device
+def store_q4_0(head, x, head_dim, warp, warps):
+    """The number of the largest size becomes code 0, so the scale has the other sign: there are codes down to -8."""
+    for first in range(32 * warp, head_dim, 32 * warps):
+        block = head + first // 32 * 18
+        size, largest = largest_of(x, first, head_dim, ZERO, 0), largest_of(x, first, head_dim, ZERO, 1)
+        bits = finite_half(float32(size / (float32(-8) if largest == size else float32(8))))
+        if lane() == 0:
+            store_u16(block, bits)
+        inverse = inverse_of(abs(f16_value(bits)))
+        if bits & 0x8000 != 0:
+            inverse = -inverse
+        for i in range(lane(), 16, WARP):
+            low = float32(number_at(x, first + i, head_dim, ZERO) * inverse)
+            high = float32(number_at(x, first + i + 16, head_dim, ZERO) * inverse)
+            low_code, high_code = code(low, float32(-8), float32(7)) + 8, code(high, float32(-8), float32(7)) + 8
+            store_i8(block + 2 + i, int32(low_code | high_code << 4))
+
+
+@device
+def load_q4_0(head, d):
+    block, bit = head + d // 32 * 18, d % 32 // 16 * 4
+    return f16_value(load_u16(block)) * float32((load_u8(block + 2 + d % 16) >> bit & 15) - 8)
+
+
+@device
+def store_q4_1(head, x, head_dim, warp, warps):
+    """Codes reach from the smallest number to the largest, of which the padding is none: it repeats the first one."""
+    for first in range(32 * warp, head_dim, 32 * warps):
+        block, padding = head + first // 32 * 20, float32(load_f32(x + 4 * first))
+        largest, least = largest_of(x, first, head_dim, padding, 1), -largest_of(x, first, head_dim, padding, -1)
+        scale, minimum = f16_bits(float32((largest - least) / float32(15))), f16_bits(least)
+        if not (abs(largest) < HALF_LIMIT and abs(least) < HALF_LIMIT):
+            scale, minimum = HALF_NAN, HALF_NAN
+        if lane() == 0:
+            store_u16(block, scale)
+            store_u16(block + 2, minimum)
+        inverse, lowest = inverse_of(f16_value(scale)), f16_value(minimum)
+        for i in range(lane(), 16, WARP):
+            low = float32(float32(number_at(x, first + i, head_dim, padding) - lowest) * inverse)
+            high = float32(float32(number_at(x, first + i + 16, head_dim, padding) - lowest) * inverse)
+            low_code, high_code = code(low, ZERO, float32(15)), code(high, ZERO, float32(15))
+            store_i8(block + 4 + i, int32(low_code | high_code << 4))
+
+
+@device
+def load_q4_1(head, d):
+    block, bit = head + d // 32 * 20, d % 32 // 16 * 4
+    scale, minimum = f16_value(load_u16(block)), f16_value(load_u16(block + 2))
+    return scale * float32(load_u8(block + 4 + d % 16) >> bit & 15) + minimum
+
+
+STORAGE = {
+    "F32": (load_f32_head, store_f32_head),
+    "F16": (load_f16_head, store_f16_head),
+    "Q8_0": (load_q8_0, store_q8_0),
+    "Q4_0": (load_q4_0, store_q4_0),
+    "Q4_1": (load_q4_1, store_q4_1),
+}

@@ -1,0 +1,31 @@
+"""Keys or values into the KV cache, at the places of their tokens: a block for each token and head."""
+
+from numba import cuda
+
+from localllm.kernels.arguments import PAGE, SEQUENCE
+from localllm.kernels.cuda.attention.cache_formats import STORAGE
+from localllm.kernels.cuda.device import WARP, device, load_i64
+
+TABLE, SEQUENCE_BYTES = 8 * SEQUENCE.table, 8 * len(SEQUENCE)
+
+
+@device
+def place_of(positions, owners, sequences, token):
+    """The number of the place in the cache that belongs to a token of the run."""
+    table = load_i64(sequences + load_i64(owners + 8 * token) * SEQUENCE_BYTES + TABLE)
+    position = load_i64(positions + 8 * token)
+    return load_i64(table + position // PAGE * 8) * PAGE + position % PAGE
+
+
+def make(format_name):
+    """The kernel for one storage type."""
+    keep = STORAGE[format_name][1]
+
+    def store(count, positions, owners, sequences, x, stride, base, head_stride, token_bytes, heads, head_dim):
+        token, number = cuda.blockIdx.x, cuda.blockIdx.y
+        if token < load_i64(count):
+            head = base + place_of(positions, owners, sequences, token) * token_bytes + number * head_stride
+            source = x + token * stride + 4 * number * head_dim
+            keep(head, source, head_dim, cuda.threadIdx.x // WARP, cuda.blockDim.x // WARP)
+
+    return store

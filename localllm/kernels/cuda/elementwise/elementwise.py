@@ -1,0 +1,210 @@
+"""Functions of single numbers: a thread for four columns of a row, so y may be what it is made of."""
+
+from numba import cuda
+
+from localllm.kernels.cuda.device import (
+    device,
+    exp,
+    f32_value,
+    float32,
+    load_4f32,
+    load_f32,
+    load_i64,
+    log,
+    log1p,
+    store_4f32,
+    tanh,
+)
+
+ZERO, HALF, ONE = float32(0), float32(0.5), float32(1)
+SQRT_2_BY_PI, CUBIC = float32(0.7978845608028654), float32(0.044715)
+
+
+@device
+def first_column():
+    """The first of this thread's four."""
+    return 4 * (cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
+
+
+def of_one(function):
+    """The kernel of y = function(x)."""
+
+    def kernel(count, x, y, stride, columns):
+        row, column = cuda.blockIdx.x, first_column()
+        if row < load_i64(count) and column < columns:
+            at = row * stride + 4 * column
+            a, b, c, d = load_4f32(x + at)
+            store_4f32(y + at, function(a), function(b), function(c), function(d))
+
+    return kernel
+
+
+def of_one_and_number(function):
+    """The kernel of y = function(x, number)."""
+
+    def kernel(count, x, number, y, stride, columns):
+        row, column, n = cuda.blockIdx.x, first_column(), f32_value(number)
+        if row < load_i64(count) and column < columns:
+            at = row * stride + 4 * column
+            a, b, c, d = load_4f32(x + at)
+            store_4f32(y + at, function(a, n), function(b, n), function(c, n), function(d, n))
+
+    return kernel
+
+
+def of_two(function):
+    """The kernel of y = function(x, z)."""
+
+    def kernel(count, x, z, y, stride, columns):
+        row, column = cuda.blockIdx.x, first_column()
+        if row < load_i64(count) and column < columns:
+            at = row * stride + 4 * column
+            a, b, c, d = load_4f32(x + at)
+            e, f, g, h = load_4f32(z + at)
+            store_4f32(y + at, function(a, e), function(b, f), function(c, g), function(d, h))
+
+    return kernel
+
+
+@device
+def if_finite(y, x):
+    """y, but NaN where x is not finite: a function whose values are bounded would hide what a broken weight made."""
+    return y + ZERO * x
+
+
+@device
+def sigmoid_of(x):
+    """1 / (1 + e^-x), NaN for infinity."""
+    return if_finite(ONE / (ONE + exp(-x)), x)
+
+
+@device
+def gelu_of(x):
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
+    return x * HALF * (ONE + tanh((CUBIC * x * x * x + x) * SQRT_2_BY_PI))
+
+
+@device
+def relu_squared_of(x):
+    """max(x, 0)^2, NaN for what is not finite."""
+    above = if_finite(ZERO if x < ZERO else x, x)
+    return above * above
+
+
+@device
+def softplus_of(x):
+    """log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), NaN for infinity."""
+    return if_finite((x if x > ZERO else ZERO) + log1p(exp(-abs(x))), x)
+
+
+@device
+def between(x, limit):
+    """x, but nothing beyond limit or -limit, and NaN for what is not finite."""
+    below = limit if x > limit else x
+    return if_finite(-limit if below < -limit else below, x)
+
+
+@device
+def scaled(x, factor):
+    return x * factor
+
+
+@device
+def capped(x, cap):
+    """cap * tanh(x / cap), NaN for infinity."""
+    return if_finite(tanh(x * (ONE / cap)) * cap, x)
+
+
+@device
+def product(x, z):
+    return x * z
+
+
+@device
+def swiglu_of(gate, up):
+    return gate * sigmoid_of(gate) * up
+
+
+@device
+def geglu_of(gate, up):
+    return gelu_of(gate) * up
+
+
+@device
+def limited_of(gate, up, sharpness, limit):
+    """gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit."""
+    gate = if_finite(limit if gate > limit else gate, gate)
+    return gate * sigmoid_of(sharpness * gate) * (between(up, limit) + ONE)
+
+
+gelu, relu_squared, sigmoid = of_one(gelu_of), of_one(relu_squared_of), of_one(sigmoid_of)
+clamp, scale, softcap = of_one_and_number(between), of_one_and_number(scaled), of_one_and_number(capped)
+multiply, swiglu, geglu = of_two(product), of_two(swiglu_of), of_two(geglu_of)
+
+
+def add(count, x, z, z_stride, y, stride, columns):
+    """y = x + z; z_stride 0: one row for all."""
+    row, column = cuda.blockIdx.x, first_column()
+    if row < load_i64(count) and column < columns:
+        at = row * stride + 4 * column
+        a, b, c, d = load_4f32(x + at)
+        e, f, g, h = load_4f32(z + row * z_stride + 4 * column)
+        store_4f32(y + at, a + e, b + f, c + g, d + h)
+
+
+def softplus(count, x, bias, y, stride, columns):
+    """y = log(1 + e^(x + bias))."""
+    row, column = cuda.blockIdx.x, first_column()
+    if row < load_i64(count) and column < columns:
+        at = row * stride + 4 * column
+        a, b, c, d = load_4f32(x + at)
+        e, f, g, h = load_4f32(bias + 4 * column)
+        store_4f32(y + at, softplus_of(a + e), softplus_of(b + f), softplus_of(c + g), softplus_of(d + h))
+
+
+def swiglu_limited(count, gate, up, sharpness, limit, y, stride, columns):
+    """y = gate * sigmoid(sharpness * gate) * (up + 1) of numbers that are not beyond the limit."""
+    row, column, s, most = cuda.blockIdx.x, first_column(), f32_value(sharpness), f32_value(limit)
+    if row < load_i64(count) and column < columns:
+        at = row * stride + 4 * column
+        a, b, c, d = load_4f32(gate + at)
+        e, f, g, h = load_4f32(up + at)
+        a, b = limited_of(a, e, s, most), limited_of(b, f, s, most)
+        store_4f32(y + at, a, b, limited_of(c, g, s, most), limited_of(d, h, s, most))
+
+
+@device
+def xielu_of(x, alpha_p, alpha_n, beta, epsilon):
+    """alpha_p x^2 + beta x above 0, alpha_n (e^min(x, epsilon) - 1 - x) + beta x below."""
+    bent = alpha_p * x * x if x > ZERO else alpha_n * (exp(epsilon if x > epsilon else x) - ONE - x)
+    return bent + beta * x
+
+
+def xielu(count, x, alpha_p, alpha_n, beta, epsilon, y, stride, columns):
+    """y = xielu_of x."""
+    row, column = cuda.blockIdx.x, first_column()
+    p, n, by, e = f32_value(alpha_p), f32_value(alpha_n), f32_value(beta), f32_value(epsilon)
+    if row < load_i64(count) and column < columns:
+        at = row * stride + 4 * column
+        a, b, c, d = load_4f32(x + at)
+        a, b = xielu_of(a, p, n, by, e), xielu_of(b, p, n, by, e)
+        store_4f32(y + at, a, b, xielu_of(c, p, n, by, e), xielu_of(d, p, n, by, e))
+
+
+def temper(count, x, positions, slope, length, offset, y, stride, columns):
+    """y = x * (1 + slope * log(floor((position + offset) / length) + 1))."""
+    row, column = cuda.blockIdx.x, first_column()
+    if row < load_i64(count) and column < columns:
+        at, position = row * stride + 4 * column, load_i64(positions + 8 * row) + offset
+        factor = ONE + f32_value(slope) * log(float32(position // length + 1))
+        a, b, c, d = load_4f32(x + at)
+        store_4f32(y + at, a * factor, b * factor, c * factor, d * factor)
+
+
+def sigmoid_gate(count, x, gate, gate_stride, y, stride, columns):
+    """y = x * sigmoid(gate), of which a row has one."""
+    row, column = cuda.blockIdx.x, first_column()
+    if row < load_i64(count) and column < columns:
+        at, factor = row * stride + 4 * column, sigmoid_of(load_f32(gate + row * gate_stride))
+        a, b, c, d = load_4f32(x + at)
+        store_4f32(y + at, a * factor, b * factor, c * factor, d * factor)

@@ -1,0 +1,53 @@
+"""Numbers from one place to another: rows, columns of them, and the logits to whoever wants them."""
+
+import math
+
+from numba import cuda
+
+from localllm.kernels.cuda.device import float32, load_4f32, load_f32, load_i64, store_4f32, store_f32, store_i64
+from localllm.kernels.cuda.elementwise.elementwise import first_column
+
+INFINITY = float32(math.inf)
+
+
+def select(count, x, rows, y, stride, columns):
+    """y[i] = x[rows[i]]; a thread for four columns."""
+    row, column = cuda.blockIdx.x, first_column()
+    if row < load_i64(count) and column < columns:
+        a, b, c, d = load_4f32(x + load_i64(rows + 8 * row) * stride + 4 * column)
+        store_4f32(y + row * stride + 4 * column, a, b, c, d)
+
+
+def columns(count, x, x_stride, first, groups, period, y, stride, columns):
+    """y = some columns of every group of x; a thread for each."""
+    row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
+    if row < load_i64(count) and column < columns:
+        width = columns // groups
+        number = load_f32(x + row * x_stride + 4 * (first + column // width * period + column % width))
+        store_f32(y + row * stride + 4 * column, number)
+
+
+def join(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, heads, y, stride):
+    """y = columns of x and z, head by head; a block for each row and head."""
+    row, head, width = cuda.blockIdx.x, cuda.blockIdx.y, x_columns + z_columns
+    if row >= load_i64(count):
+        return
+    first = x + row * x_stride + 4 * head * x_columns
+    second = z + row * z_stride + (0 if shared == 1 else 4 * head * z_columns)
+    target = y + row * stride + 4 * head * width
+    for column in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+        source = first + 4 * column if column < x_columns else second + 4 * (column - x_columns)
+        store_f32(target + 4 * column, load_f32(source))
+
+
+def logits(count, x, stride, columns, y, flaws):
+    """y, the address of its address, = x without padding, flaws raised if a number is not finite; a thread for each.
+
+    Threads that raise it at once may count as one.
+    """
+    row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
+    if row < load_i64(count) and column < columns:
+        number = load_f32(x + row * stride + 4 * column)
+        store_f32(load_i64(y) + 4 * (row * columns + column), number)
+        if not abs(number) < INFINITY:
+            store_i64(flaws, load_i64(flaws) + 1)

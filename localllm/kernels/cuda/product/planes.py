@@ -1,0 +1,105 @@
+"""How quantized weights lie on the card: every row of a matrix as planes, one for each field of its blocks.
+
+A lane takes a unit: 32 weights, whatever the format. Of each plane it loads what belongs to its unit, 16 or 8 bytes of
+codes at once, and neighbouring lanes load neighbouring bytes. The planes of a row follow each other, wide fields first,
+so all are aligned; rows are padded to 16 bytes. Nothing is widened: a row takes what it takes in the file.
+
+Codes are cut into planes by bits, in words of 32 bits whose bytes are for dot products of four: word w of 8 has the
+weights 4 w to 4 w + 3.
+
+- nibbles: 4 words; word w has the lowest 4 bits of the unit's word w in the low halves of its bytes, those of word
+  4 + w in the high halves
+- table: 4 words; word w has the 4 codes of word w in its low 16 bits, those of word 4 + w in the high ones
+- pairs: 2 words; of word w, the bits 2 (w % 4) and the one above of each byte in word w // 4
+- bits: 1 word; of word w, bit w of each byte
+- bytes: the codes themselves, two planes of 16 bytes: words 0 to 3, and words 4 to 7
+
+Q4_K and Q5_K: header, 16 bytes for 256 weights: d, low; the low 4 bits of the scales of 8 units, those of the
+minimums; 16 times the high 2 bits, scales first. Q3_K: the low 4 bits of a unit's two scales in a byte, the high 2 of
+all 16 in 4 bytes. IQ4_XS: header, 8 bytes as in the file. Other scales, minimums and d as in the file.
+"""
+
+from typing import NamedTuple
+
+from localllm.kernels.formats import FAMILIES
+from localllm.quant.formats import BY_NAME
+from localllm.quant.layouts import LAYOUTS, Layout
+
+UNIT = 32  # weights
+ALIGNMENT = 16  # bytes, of a row
+
+
+class Plane(NamedTuple):
+    """One field of a row."""
+
+    name: str
+    bytes: int  # for each `weights` weights
+    weights: int = UNIT
+
+
+OF_THEIR_OWN: dict[str, tuple[Plane, ...]] = {
+    "Q2_K": (Plane("pairs", 8), Plane("d_low", 4, 256), Plane("scales", 2)),
+    "Q3_K": (Plane("pairs", 8), Plane("bits", 4), Plane("high", 4, 256), Plane("d", 2, 256), Plane("scales", 1)),
+    "Q4_K": (Plane("nibbles", 16), Plane("header", 16, 256)),
+    "Q5_K": (Plane("nibbles", 16), Plane("header", 16, 256), Plane("bits", 4)),
+    "Q6_K": (Plane("nibbles", 16), Plane("pairs", 8), Plane("scales", 2), Plane("d", 2, 256)),
+    "IQ4_XS": (Plane("table", 16), Plane("header", 8, 256)),
+}
+
+
+def code_planes(layout: Layout) -> list[Plane]:
+    """Those of a format's codes."""
+    if layout.bits == 8:
+        return [Plane("bytes", 16), Plane("last_bytes", 16)]
+    if layout.values:
+        return [Plane("table", 16)]
+    sizes = {4: Plane("nibbles", 16), 2: Plane("pairs", 8), 1: Plane("bits", 4)}
+    return [plane for bits, plane in sizes.items() if layout.bits & bits]
+
+
+def planes_of(name: str) -> tuple[Plane, ...]:
+    """A format's planes: of those without integers for scales as the layout of a block says."""
+    if name in OF_THEIR_OWN:
+        return OF_THEIR_OWN[name]
+    layout, block = LAYOUTS[name], BY_NAME[name].block
+    if layout.scales:
+        factors = Plane("scales", UNIT // layout.group)
+    else:
+        factors = Plane("d", 2, block) if layout.low is None else Plane("d_low", 4, block)
+    return (*code_planes(layout), factors)
+
+
+PLANES = {name: planes_of(name) for name in FAMILIES if LAYOUTS[name].codes}
+PLAIN = ("F32", "F16", "BF16")  # which lie on the card as in the file, but for the padding of rows
+
+# Other formats are unpacked on upload: to Q8_0 where that loses less than 2e-6 of their mean square (their codes are
+# whole numbers, or nearly, and 32 share a scale), the others, where it loses up to 2e-5, to F16, which loses 5e-8.
+AS_Q8_0 = ("TQ1_0", "IQ1_S", "IQ2_XXS", "IQ3_XXS")
+
+
+def stored_as(format_name: str) -> str:
+    """The format that such weights have on the card."""
+    if format_name in PLANES or format_name in PLAIN:
+        return format_name
+    return "Q8_0" if format_name in AS_Q8_0 else "F16"
+
+
+def units_shift(plane: Plane) -> int:
+    """How often the number of units that share something of a plane has to be halved."""
+    return (plane.weights // UNIT).bit_length() - 1
+
+
+def offset(format_name: str, plane: str, columns: int) -> int:
+    """Where a plane begins in a row, in bytes; with plane "", where all of them end."""
+    start = 0
+    for field in PLANES[format_name]:
+        if field.name == plane:
+            return start
+        start += columns // field.weights * field.bytes
+    return start
+
+
+def row_bytes(format_name: str, columns: int) -> int:
+    """Bytes of a row on the card, padding included; columns: whole blocks."""
+    size = {"F32": 4, "F16": 2, "BF16": 2}.get(format_name)
+    return -(-(size * columns if size else offset(format_name, "", columns)) // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,54 @@
+"""Sums and maxima over a warp or a block."""
+
+from numba import cuda, float32
+
+from localllm.kernels.cuda.device import WARP, device, from_lane_xor, lane
+
+
+@device
+def plus(x, y):
+    return x + y
+
+
+@device
+def larger_or_nan(x, y):
+    """NaN if one of the two is."""
+    return y if y > x or y != y else x
+
+
+def make_over_warp(two):
+    """A function that puts the float32 x of all lanes together, two and two; all of them get the result."""
+
+    @device
+    def over_warp(x):
+        mask = WARP // 2
+        while mask > 0:
+            x = two(x, from_lane_xor(x, mask))
+            mask //= 2
+        return x
+
+    return over_warp
+
+
+def make_over_block(two):
+    """The same of all threads of the block, which have to be here."""
+    over_warp = make_over_warp(two)
+
+    @device
+    def over_block(x):
+        found = cuda.shared.array(32, float32)
+        x = over_warp(x)
+        cuda.syncthreads()  # an earlier result has been read
+        if lane() == 0:
+            found[cuda.threadIdx.x // WARP] = x
+        cuda.syncthreads()
+        result = found[0]
+        for warp in range(1, cuda.blockDim.x // WARP):
+            result = two(result, found[warp])
+        return result
+
+    return over_block
+
+
+warp_sum, warp_max = make_over_warp(plus), make_over_warp(larger_or_nan)
+block_sum, block_max = make_over_block(plus), make_over_block(larger_or_nan)

@@ -1,0 +1,39 @@
+"""Block formats: how each lane reads them. A row for each format: the file of its family.
+
+A family's file has GROUPS, its formats as the int8 kernels see them (group_format.py), by name; SMALL_CODES, the same
+where tiles need another; and UNPACK, for formats whose codes are not all in their layout (quant/layouts.py): functions
+like those of scalar.py. Nothing in this file knows Numba.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from localllm.quant.formats import BY_NAME
+from localllm.quant.layouts import LAYOUTS
+
+FAMILIES = {
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"), "blocks_of_32"),
+    **dict.fromkeys(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"), "k_quants"),
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), "ternary"),
+    **dict.fromkeys(("Q1_0", "Q2_0"), "bits"),
+    "NVFP4": "nvfp4",
+    **dict.fromkeys(("IQ1_S", "IQ1_M"), "iq1"),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), "iq2_iq3"),
+}
+
+
+def family(name: str) -> Any:
+    """The file of a format's family."""
+    return import_module(f"localllm.kernels.formats.{FAMILIES[name]}")
+
+
+def takes(name: str, columns: int) -> bool:
+    """Whether the int8 kernels multiply rows of so many weights: groups of 256, and chunks of 64 if there are some."""
+    has_chunks = name in FAMILIES and BY_NAME[name].block <= 64 and LAYOUTS[name].sub_block == 32
+    return name in FAMILIES and columns % (64 if has_chunks else 256) == 0
+
+
+def as_groups(name: str, small_codes: bool = False) -> Any:
+    """The format as the int8 kernels see it; small_codes: no scale may hide in the codes."""
+    found = family(name)
+    return getattr(found, "SMALL_CODES", {}).get(name, found.GROUPS[name]) if small_codes else found.GROUPS[name]

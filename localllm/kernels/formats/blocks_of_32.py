@@ -1,0 +1,161 @@
+"""Formats of 32 weights to a block: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4."""
+
+from localllm.kernels.cpu.signature import device
+from localllm.kernels.formats.group_format import ChunkFormat, GroupFormat
+from localllm.kernels.formats.striped import four_by_16, multiplied, nibble, stripe_chunk, striped_nibbles
+from localllm.kernels.simd import (
+    concatenate_u8x32,
+    concatenate_u8x64,
+    constant_u8,
+    load_f16,
+    load_u8,
+    load_u8x16,
+    load_u8x32,
+    load_u32,
+    make_flags,
+    make_gather_f16,
+    make_gather_planes,
+    make_gather_powers,
+    make_lookup,
+    make_quads,
+    make_shift,
+    make_shuffle,
+    pair_f32x2,
+    u8x32,
+    u8x64,
+    wants_signed_codes,
+)
+from localllm.quant.formats import BY_NAME
+from localllm.quant.layouts import LAYOUTS, halved_e8m0
+
+each_twice = make_shuffle(u8x64, u8x32, [*range(16)] * 2 + [*range(16, 32)] * 2)
+upper_nibble_per_16 = make_shift(u8x64, False, *[0] * 8, *[4] * 8)
+flags_16 = make_flags(16)
+
+
+def nibbles(at, block_bytes):
+    """The codes of eight blocks that hold 16 bytes of nibbles each, and of two."""
+
+    @device
+    def codes(address):
+        first = address + at
+        return striped_nibbles(four_by_16(first, block_bytes), four_by_16(first + 4 * block_bytes, block_bytes))
+
+    @device
+    def chunk(address):
+        pair = concatenate_u8x32(load_u8x16(address + at), load_u8x16(address + at + block_bytes))
+        return stripe_chunk(upper_nibble_per_16(each_twice(pair)) & nibble())
+
+    return codes, chunk
+
+
+def fifth_bits(at, block_bytes, codes_and_chunk):
+    """Codes of 5 bits: nibbles, and 4 bytes a block with the fifth bits."""
+    nibble_codes, nibble_chunk = codes_and_chunk
+    planes = make_gather_planes(block_bytes)
+
+    @device
+    def codes(address):
+        c0, c1, c2, c3 = nibble_codes(address)
+        b0, b1, b2, b3 = planes(address + at)
+        return c0 | flags_16(b0), c1 | flags_16(b1), c2 | flags_16(b2), c3 | flags_16(b3)
+
+    @device
+    def chunk(address):
+        bits = load_u32(address + at) | (load_u32(address + at + block_bytes) << 32)
+        return nibble_chunk(address) | stripe_chunk(flags_16(bits))
+
+    return codes, chunk
+
+
+def looked_up(values, codes_and_chunk):
+    """Codes that name one of 16 values, less the smallest."""
+    nibble_codes, nibble_chunk = codes_and_chunk
+    value = make_lookup(*(int(value) - int(min(values)) for value in values))
+
+    @device
+    def codes(address):
+        c0, c1, c2, c3 = nibble_codes(address)
+        return value(c0), value(c1), value(c2), value(c3)
+
+    return codes, device(lambda address: value(nibble_chunk(address)))
+
+
+even_in_turn, odd_in_turn = make_quads(0, 8, 2, 10, 4, 12, 6, 14), make_quads(1, 9, 3, 11, 5, 13, 7, 15)
+first_pairs, second_pairs = make_quads(0, 1, 4, 5, 8, 9, 12, 13), make_quads(2, 3, 6, 7, 10, 11, 14, 15)
+
+
+Q8_0_BYTES, Q8_0_CODES = BY_NAME["Q8_0"].bytes, LAYOUTS["Q8_0"].codes[0].at
+Q8_0_OFFSET = 0 if wants_signed_codes() else 128
+q8_0_offset = constant_u8(u8x64, Q8_0_OFFSET)
+
+
+@device
+def two_q8_0_blocks(first, second):
+    """Signed bytes; flipping the sign bit adds 128."""
+    return concatenate_u8x64(load_u8x32(first + Q8_0_CODES), load_u8x32(second + Q8_0_CODES)) ^ q8_0_offset()
+
+
+@device
+def q8_0_chunk(address):
+    return stripe_chunk(two_q8_0_blocks(address, address + Q8_0_BYTES))
+
+
+@device
+def q8_0_codes(address):
+    """Eight shuffles within and across 16 bytes, which cost less than any order of quads from two vectors."""
+    v0 = two_q8_0_blocks(address, address + 2 * Q8_0_BYTES)
+    v1 = two_q8_0_blocks(address + Q8_0_BYTES, address + 3 * Q8_0_BYTES)
+    v2 = two_q8_0_blocks(address + 4 * Q8_0_BYTES, address + 6 * Q8_0_BYTES)
+    v3 = two_q8_0_blocks(address + 5 * Q8_0_BYTES, address + 7 * Q8_0_BYTES)
+    even, odd, even_2, odd_2 = even_in_turn(v0, v1), odd_in_turn(v0, v1), even_in_turn(v2, v3), odd_in_turn(v2, v3)
+    first, second = first_pairs(even, even_2), first_pairs(odd, odd_2)
+    return first, second, second_pairs(even, even_2), second_pairs(odd, odd_2)
+
+
+def codes_of(layout, block_bytes):
+    """How the codes of eight blocks are read, and of two; what they are too large by, and the largest."""
+    if layout.bits == 8:
+        return (q8_0_codes, q8_0_chunk), Q8_0_OFFSET, Q8_0_OFFSET + 127
+    low, *high = layout.codes
+    codes = nibbles(low.at, block_bytes)
+    if layout.values:
+        return looked_up(layout.values, codes), -min(layout.values), max(layout.values) - min(layout.values)
+    if high:
+        codes = fifth_bits(high[0].at, block_bytes, codes)
+    return codes, layout.centre, (1 << layout.bits) - 1
+
+
+def floats_of(at, block_bytes):
+    """Functions (address): the float16 numbers that lie there in eight blocks, and in two."""
+    gather = make_gather_f16(block_bytes)
+    return (
+        device(lambda address: gather(address + at)),
+        device(lambda address: pair_f32x2(load_f16(address + at), load_f16(address + block_bytes + at))),
+    )
+
+
+def exponents_of(at, block_bytes):
+    """The same for halved exponents of 8 bits."""
+    gather, table = make_gather_powers(block_bytes, 128), halved_e8m0()
+
+    @device
+    def two(address):
+        return pair_f32x2(table[load_u8(address + at)], table[load_u8(address + block_bytes + at)])
+
+    return device(lambda address: gather(address + at)), two
+
+
+def blocks_of_32(name):
+    """The format of that name."""
+    layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
+    (codes, chunk), offset, largest = codes_of(layout, block_bytes)
+    scales = floats_of(layout.d, block_bytes) if layout.d is not None else exponents_of(0, block_bytes)
+    minimums = floats_of(layout.low, block_bytes) if layout.low is not None else (None, None)
+    chunk_format = ChunkFormat(chunk, scales[1], minimums[1])
+    return multiplied(
+        GroupFormat(name, 32, 8 * block_bytes, codes, offset, largest, scales[0], minimums[0], chunk_format)
+    )
+
+
+GROUPS = {name: blocks_of_32(name) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")}

@@ -1,0 +1,249 @@
+"""The k-quants and IQ4_XS: 256 weights to a block, in groups of 16 or 32 whose scales are small integers themselves.
+
+A float16 scale for every 16 weights would cost a bit per weight. A k-quant stores 4- to 8-bit integers instead, and one
+float16 scale for all of them. Codes lie in planes, so that one vector register of bytes yields whole groups.
+"""
+
+from localllm.kernels.cpu.signature import device
+from localllm.kernels.formats.group_format import GroupFormat
+from localllm.kernels.formats.striped import (
+    multiplied,
+    nibble,
+    planes_0,
+    planes_1,
+    planes_2,
+    planes_3,
+    striped_nibbles,
+    two_bit_codes,
+)
+from localllm.kernels.simd import (
+    bytes_of,
+    concatenate_u8x16,
+    constant_f32,
+    constant_u8,
+    f32x8,
+    f32x16,
+    float_i8x16,
+    float_u8x8,
+    load_splat_8,
+    load_splat_f16x8,
+    load_splat_f16x16,
+    load_u8x16,
+    load_u8x64,
+    load_u16,
+    load_u32,
+    make_lookup,
+    make_quads,
+    make_rotate,
+    make_shift,
+    make_where,
+    splat_f32x8,
+    splat_f32x16,
+    splits_dot,
+    u8x16,
+    u8x64,
+)
+from localllm.quant.layouts import LAYOUTS
+
+Q2, Q3, Q4, Q5, Q6, IQ4 = (LAYOUTS[name] for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"))
+Q2_D, Q2_LOW, Q3_D, Q4_LOW, Q6_D = Q2.d, Q2.low, Q3.d, Q4.low, Q6.d
+Q2_CODES, Q4_CODES, Q5_CODES, Q6_CODES, IQ4_CODES = (layout.codes[0].at for layout in (Q2, Q4, Q5, Q6, IQ4))
+Q3_BITS, Q5_BITS, Q6_BITS = (layout.codes[1].at for layout in (Q3, Q5, Q6))
+K_FACTORS = 4  # where Q4_K and Q5_K have the 12 bytes of their scales and minimums
+# Where their first scale lies.
+Q3_SCALES, Q6_SCALES, IQ4_LOW, IQ4_HIGH = (fields.place(0)[0] for fields in (Q3.scales[0], Q6.scales[0], *IQ4.scales))
+
+
+@device
+def packed_scales(address):
+    """The eight 6-bit scales of Q4_K and Q5_K, from 12 bytes."""
+    low, high = load_u32(address), load_u32(address + 8)
+    upper = (high & 0x0F0F0F0F) | (((low >> 6) & 0x03030303) << 4)
+    return float_u8x8(bytes_of((low & 0x3F3F3F3F) | (upper << 32)))
+
+
+@device
+def packed_minimums(address):
+    """The eight 6-bit minimums of Q4_K and Q5_K, from the same 12 bytes."""
+    low, high = load_u32(address + 4), load_u32(address + 8)
+    upper = ((high >> 4) & 0x0F0F0F0F) | (((low >> 6) & 0x03030303) << 4)
+    return float_u8x8(bytes_of((low & 0x3F3F3F3F) | (upper << 32)))
+
+
+@device
+def k_minimums(address):
+    return -packed_minimums(address + K_FACTORS) * load_splat_f16x8(address + Q4_LOW)
+
+
+# Quad q of each of four runs of 32 bytes, twice: for two runs of weights, in the low and the high nibbles.
+runs_0, runs_1, runs_2, runs_3 = (make_quads(*[4 * run + q for run in range(4) for _ in (0, 1)]) for q in range(4))
+nibble_masks = constant_u8(u8x64, *[0x0F] * 8, *[0xF0] * 8)
+sixteenths = constant_f32(f32x8, 1, 1 / 16)
+odd_down_4 = make_shift(u8x64, False, *[0] * 4, *[4] * 4)
+
+
+@device
+def q4_k_codes(address):
+    """High nibbles stay where they are: 16 * code, and a sixteenth of the scale."""
+    v, w, mask = load_u8x64(address + Q4_CODES), load_u8x64(address + Q4_CODES + 64), nibble_masks()
+    return runs_0(v, w) & mask, runs_1(v, w) & mask, runs_2(v, w) & mask, runs_3(v, w) & mask
+
+
+@device
+def q4_k_scales(address):
+    return packed_scales(address + K_FACTORS) * (load_splat_f16x8(address) * sixteenths())
+
+
+@device
+def q4_k_small_codes(address):
+    """High nibbles, too, are shifted down."""
+    v, w, mask = load_u8x64(address + Q4_CODES), load_u8x64(address + Q4_CODES + 64), nibble()
+    return (
+        odd_down_4(runs_0(v, w)) & mask, odd_down_4(runs_1(v, w)) & mask,
+        odd_down_4(runs_2(v, w)) & mask, odd_down_4(runs_3(v, w)) & mask,
+    )  # fmt: skip
+
+
+add_fifth_bit = make_where([1 << run for run in range(8) for _ in range(8)], 16)
+
+
+@device
+def q5_k_codes(address):
+    v, w, bits = load_u8x64(address + Q5_CODES), load_u8x64(address + Q5_CODES + 64), address + Q5_BITS
+    return (
+        add_fifth_bit(odd_down_4(runs_0(v, w)) & nibble(), load_splat_8(bits)),
+        add_fifth_bit(odd_down_4(runs_1(v, w)) & nibble(), load_splat_8(bits + 8)),
+        add_fifth_bit(odd_down_4(runs_2(v, w)) & nibble(), load_splat_8(bits + 16)),
+        add_fifth_bit(odd_down_4(runs_3(v, w)) & nibble(), load_splat_8(bits + 24)),
+    )
+
+
+@device
+def q5_k_scales(address):
+    return packed_scales(address + K_FACTORS) * load_splat_f16x8(address)
+
+
+q4_k_small = GroupFormat("Q4_K", 32, 144, q4_k_small_codes, 0, 15, q5_k_scales, k_minimums)
+q4_k = (  # with AVX2, small codes are read at 12 GB/s by one core, others at 7
+    q4_k_small if splits_dot() else GroupFormat("Q4_K", 32, 144, q4_k_codes, 0, 240, q4_k_scales, k_minimums)
+)
+
+
+plane_masks = constant_u8(u8x64, *[m for m in (3, 12, 48, 192) for _ in range(8)])
+quarters = constant_f32(f32x16, *[4.0**-plane for plane in range(4) for _ in (0, 1)])
+low_half = constant_u8(u8x16, 15)
+upper_half = make_shift(u8x16, False, 4)
+
+
+@device
+def q2_k_codes(address):
+    """Codes stay where they are: times 1, 4, 16 and 64, and the scale's inverse."""
+    v, mask = load_u8x64(address + Q2_CODES), plane_masks()
+    return planes_0(v) & mask, planes_1(v) & mask, planes_2(v) & mask, planes_3(v) & mask
+
+
+@device
+def q2_k_small_scales(address):
+    return float_i8x16(load_u8x16(address) & low_half()) * load_splat_f16x16(address + Q2_D)
+
+
+@device
+def q2_k_scales(address):
+    return q2_k_small_scales(address) * quarters()
+
+
+@device
+def q2_k_minimums(address):
+    return -float_i8x16(upper_half(load_u8x16(address)) & low_half()) * load_splat_f16x16(address + Q2_LOW)
+
+
+q3_k_low_codes = two_bit_codes(Q3.codes[0].at)
+add_third_bit = make_where([1 << run for run in range(8) for _ in range(8)], 4)
+
+
+@device
+def q3_k_codes(address):
+    c0, c1, c2, c3 = q3_k_low_codes(address)
+    return (
+        add_third_bit(c0, load_splat_8(address + Q3_BITS)),
+        add_third_bit(c1, load_splat_8(address + Q3_BITS + 8)),
+        add_third_bit(c2, load_splat_8(address + Q3_BITS + 16)),
+        add_third_bit(c3, load_splat_8(address + Q3_BITS + 24)),
+    )
+
+
+@device
+def q3_k_scales(address):
+    """16 scales of 6 bits: eight bytes with the low nibbles of two, four bytes with the high bits of four."""
+    low = load_u32(address + Q3_SCALES) | (load_u32(address + Q3_SCALES + 4) << 32)
+    high = load_u32(address + Q3_SCALES + 8)
+    high_first, high_second = high | (high >> 2) << 32, (high >> 4) | (high >> 6) << 32
+    first = (low & 0x0F0F0F0F0F0F0F0F) | ((high_first & 0x0303030303030303) << 4)
+    second = ((low >> 4) & 0x0F0F0F0F0F0F0F0F) | ((high_second & 0x0303030303030303) << 4)
+    codes = float_i8x16(concatenate_u8x16(bytes_of(first), bytes_of(second)))
+    return (codes - splat_f32x16(32.0)) * load_splat_f16x16(address + Q3_D)
+
+
+low_0, low_1, low_2, low_3 = (
+    make_quads(*[8 * half + 4 * (plane % 2) + q for half in (0, 1) for plane in range(4)]) for q in range(4)
+)
+q6_low_down = make_shift(u8x64, False, *[4 * (plane // 2) for plane in range(4) for _ in range(4)])
+q6_high_up = make_rotate(4, 2, 0, 62)  # the two bits of each plane to bits 4 and 5
+bits_4_and_5 = constant_u8(u8x64, 0x30)
+
+
+@device
+def q6_k_codes(address):
+    v, w, high = load_u8x64(address + Q6_CODES), load_u8x64(address + Q6_CODES + 64), load_u8x64(address + Q6_BITS)
+    return (
+        (q6_low_down(low_0(v, w)) & nibble()) | (q6_high_up(planes_0(high)) & bits_4_and_5()),
+        (q6_low_down(low_1(v, w)) & nibble()) | (q6_high_up(planes_1(high)) & bits_4_and_5()),
+        (q6_low_down(low_2(v, w)) & nibble()) | (q6_high_up(planes_2(high)) & bits_4_and_5()),
+        (q6_low_down(low_3(v, w)) & nibble()) | (q6_high_up(planes_3(high)) & bits_4_and_5()),
+    )
+
+
+@device
+def q6_k_scales(address):
+    return float_i8x16(load_u8x16(address + Q6_SCALES)) * load_splat_f16x16(address + Q6_D)
+
+
+iq4_value = make_lookup(*(value + 127 for value in IQ4.values))
+
+
+@device
+def iq4_xs_codes(address):
+    c0, c1, c2, c3 = striped_nibbles(load_u8x64(address + IQ4_CODES), load_u8x64(address + IQ4_CODES + 64))
+    return iq4_value(c0), iq4_value(c1), iq4_value(c2), iq4_value(c3)
+
+
+@device
+def iq4_xs_scales(address):
+    """Eight scales of 6 bits: the nibbles of four bytes, and two bits each of two bytes, spread over eight bytes."""
+    low, high = load_u32(address + IQ4_LOW), load_u16(address + IQ4_HIGH)
+    low = (low | low << 16) & 0x0000FFFF0000FFFF
+    low = (low | low << 8) & 0x00FF00FF00FF00FF
+    low = (low | low << 4) & 0x0F0F0F0F0F0F0F0F
+    high = (high | high << 24) & 0x000000FF000000FF
+    high = (high | high << 12) & 0x000F000F000F000F
+    high = (high | high << 6) & 0x0303030303030303
+    return (float_u8x8(bytes_of(low | high << 4)) - splat_f32x8(32.0)) * load_splat_f16x8(address)
+
+
+GROUPS = {
+    format.name: multiplied(format)
+    for format in (
+        GroupFormat("Q2_K", 16, 84, q2_k_codes, 0, 192, q2_k_scales, q2_k_minimums),
+        GroupFormat("Q3_K", 16, 110, q3_k_codes, Q3.centre, 7, q3_k_scales),
+        q4_k,
+        GroupFormat("Q5_K", 32, 176, q5_k_codes, 0, 31, q5_k_scales, k_minimums),
+        GroupFormat("Q6_K", 16, 210, q6_k_codes, Q6.centre, 63, q6_k_scales),
+        GroupFormat("IQ4_XS", 32, 136, iq4_xs_codes, 127, 240, iq4_xs_scales),
+    )
+}
+
+# What tiles unpack, if not the same: here no scale may hide in the codes.
+SMALL_CODES = {
+    "Q4_K": q4_k_small,
+    "Q2_K": GroupFormat("Q2_K", 16, 84, two_bit_codes(Q2_CODES), 0, 3, q2_k_small_scales, q2_k_minimums),
+}

@@ -1,0 +1,66 @@
+"""NVFP4: floats of 4 bits, in groups of 16 that have a float of 8 bits as their scale; 64 weights to a block."""
+
+from llvmlite import ir
+from numba import types
+
+from localllm.kernels.cpu.signature import device
+from localllm.kernels.formats.group_format import GroupFormat
+from localllm.kernels.formats.striped import striped_nibbles
+from localllm.kernels.simd import (
+    I8,
+    I16,
+    I32,
+    I64,
+    concatenate_u8x64,
+    f32x16,
+    load_u8x32,
+    load_value,
+    make_lookup,
+    operation,
+    u8x16,
+)
+from localllm.kernels.simd.half import constant_like, widen_half
+from localllm.quant.formats import BY_NAME
+from localllm.quant.layouts import LAYOUTS
+
+BYTES, LAYOUT = BY_NAME["NVFP4"].bytes, LAYOUTS["NVFP4"]
+CODES, OFFSET = LAYOUT.codes[0].at, -min(LAYOUT.values)
+value = make_lookup(*(number + OFFSET for number in LAYOUT.values))
+
+
+@device
+def two_blocks(address):
+    return concatenate_u8x64(load_u8x32(address + CODES), load_u8x32(address + BYTES + CODES))
+
+
+@device
+def codes(address):
+    """8 bytes for 16 weights, of which the first 8 are in the low halves."""
+    c0, c2, c1, c3 = striped_nibbles(two_blocks(address), two_blocks(address + 2 * BYTES))
+    return value(c0), value(c1), value(c2), value(c3)
+
+
+@operation(f32x16, types.int64)
+def scales(builder, address):
+    """Half of the floats in the first 4 bytes of four blocks: 127 is zero, the topmost bit of others nothing.
+
+    Moved to the bits of a float16 such a float is 2 ** 8 times too small, also a subnormal one.
+    """
+    words = ir.Constant(ir.VectorType(I32, 4), None)
+    for block in range(4):
+        word = load_value(builder, builder.add(address, I64(block * BYTES)), I32)
+        words = builder.insert_element(words, word, I32(block))
+    bytes_ = builder.bitcast(words, u8x16.llvm)
+    none = builder.icmp_unsigned("==", bytes_, constant_like(bytes_, 127))
+    bytes_ = builder.select(none, ir.Constant(ir.VectorType(I8, 16), None), bytes_)
+    bytes_ = builder.and_(bytes_, constant_like(bytes_, 127))
+    halves = builder.zext(bytes_, ir.VectorType(I16, 16))
+    numbers = widen_half(builder, builder.shl(halves, constant_like(halves, 7)))
+    return builder.fmul(numbers, constant_like(numbers, 128.0))
+
+
+GROUPS = {
+    "NVFP4": GroupFormat(
+        "NVFP4", 16, 4 * BYTES, codes, OFFSET, OFFSET + max(LAYOUT.values), device(lambda address: scales(address))
+    ),
+}

@@ -1,0 +1,115 @@
+"""From a block's bytes to its float32 weights: for each format a function `unpack(block, out)`, made from its layout.
+
+It reads the bytes at address `block` and writes the weights, in order, to address `out`. Both are int64 and may have
+any alignment; nothing is checked. This is the generic path: right for every format, and quick enough for embeddings and
+for rows that the other kernels do not take. The functions use no array, no exception and nothing else of Numba's
+runtime, so their machine code runs without Numba. The `gguf` package computes the same weights, bit for bit.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from localllm.kernels.cpu.signature import device
+from localllm.kernels.formats import family
+from localllm.kernels.simd import load_f16, load_i8, load_u8, store_f32
+from localllm.quant.formats import BY_NAME
+from localllm.quant.layouts import LAYOUTS, Field, Fields, Layout, halved_e8m0, halved_ue4m3
+
+STEP = 8  # weights that are treated alike: no field has another order within so many
+FLOATS = {"e8m0": halved_e8m0(), "ue4m3": halved_ue4m3()}
+
+
+def unpacker(name: str) -> Callable:
+    """The function (int64 block, int64 out) -> None for a format, compiled at its first call."""
+    layout = LAYOUTS[name]
+    return make_unpack(layout, BY_NAME[name].block) if layout.codes else family(name).UNPACK[name]
+
+
+def make_unpack(layout: Layout, count: int) -> Callable:
+    """The function for a format of `count` weights to a block, each of which has a code of its own."""
+    code, value = make_number(layout.codes, signed=layout.bits == 8), make_value(layout)
+    scale_of, minimum_of = make_scale(layout), make_minimum(layout)
+    group_size, has_minimum = layout.group, layout.low is not None
+
+    @device
+    def unpack(block, out):
+        for group in range(count // group_size):
+            scale = scale_of(block, group)
+            minimum = minimum_of(block, group) if has_minimum else np.float32(0)
+            for first in range(group * group_size, (group + 1) * group_size, STEP):
+                for i in range(first, first + STEP):
+                    weight = scale * value(code(block, first, i - first))
+                    store_f32(out + 4 * i, weight + minimum if has_minimum else weight)
+
+    return unpack
+
+
+def make_number(fields: Fields, signed: bool = False) -> Callable:
+    """A function (block, first, i): number first + i, an int64, of fields; first is a multiple of STEP, i less."""
+    if len(fields) == 2:
+        low, high, bits = make_number(fields[:1]), make_number(fields[1:]), fields[0].bits
+        return device(lambda block, first, i: low(block, first, i) | high(block, first, i) << bits)
+    (field,) = fields
+    if not isinstance(field, Field):
+        return make_scattered(field)
+    at, bits, run, load = field.at, field.bits, field.run, load_i8 if signed else load_u8
+    each, mask = 8 // bits, -1 if signed else (1 << bits) - 1
+    across = run * each
+
+    @device
+    def anywhere(block, first, i):
+        n = first + i
+        return load(block + at + n // across * run + n % run) >> (n // run % each * bits) & mask
+
+    @device
+    def of_runs(block, first, i):
+        start, shift = block + at + first // across * run + first % run, first // run % each * bits
+        return load(start + i) >> shift & mask
+
+    return anywhere if run < STEP else of_runs
+
+
+def make_scattered(field) -> Callable:
+    """The same for numbers without an order."""
+    bytes_, shifts = np.array(field.places, np.int64).T.copy()
+    mask = (1 << field.bits) - 1
+    return device(lambda block, first, i: load_u8(block + bytes_[first + i]) >> shifts[first + i] & mask)
+
+
+def make_value(layout: Layout) -> Callable:
+    """A function: what a code stands for, float32."""
+    if layout.values:
+        table = np.array(layout.values, np.int8)
+        return device(lambda code: np.float32(table[code]))
+    centre, step = layout.centre, layout.step
+    return device(lambda code: np.float32(step * code - centre))
+
+
+def make_group_number(fields: Fields, signed: bool = False) -> Callable:
+    """A function (block, group): a group's number, of at most 16."""
+    number = make_number(fields, signed)
+    return device(lambda block, group: number(block, group // STEP * STEP, group % STEP))
+
+
+def make_scale(layout: Layout) -> Callable:
+    """A function (block, group): its scale, float32."""
+    at, centre = layout.d, layout.scale_centre
+    if not layout.scales:
+        return device(lambda block, group: load_f16(block + at))
+    number = make_group_number(layout.scales, layout.scale_type == "int8")
+    if layout.scale_type in FLOATS:
+        table = FLOATS[layout.scale_type]
+        return device(lambda block, group: table[number(block, group)])
+    return device(lambda block, group: load_f16(block + at) * np.float32(number(block, group) - centre))
+
+
+def make_minimum(layout: Layout) -> Callable | None:
+    """A function (block, group): what is added to its weights, float32; None if nothing is."""
+    at = layout.low
+    if at is None:
+        return None
+    if not layout.minimums:
+        return device(lambda block, group: load_f16(block + at))
+    number = make_group_number(layout.minimums)
+    return device(lambda block, group: -(load_f16(block + at) * np.float32(number(block, group))))

@@ -1,0 +1,74 @@
+"""What families share: bytes of a group of 256 weights, striped as group_format.py says."""
+
+from localllm.kernels.cpu.signature import device
+from localllm.kernels.simd import (
+    concatenate_u8x32,
+    concatenate_u8x64,
+    constant_u8,
+    load_u8x16,
+    load_u8x64,
+    make_quads,
+    make_shift,
+    make_shuffle,
+    u8x64,
+    wants_signed_codes,
+)
+
+nibble, sign_bits = constant_u8(u8x64, 15), constant_u8(u8x64, 128)
+down_4 = make_shift(u8x64, False, 4)
+even_quads, odd_quads = make_quads(*range(0, 16, 2)), make_quads(*range(1, 16, 2))
+two_bits = constant_u8(u8x64, 3)
+stripe_chunk = make_shuffle(u8x64, u8x64, [32 * run + 8 * q + i for q in range(4) for run in (0, 1) for i in range(8)])
+
+
+@device
+def four_by_16(address, step):
+    """16 bytes from each of four addresses."""
+    low = concatenate_u8x32(load_u8x16(address), load_u8x16(address + step))
+    return concatenate_u8x64(low, concatenate_u8x32(load_u8x16(address + 2 * step), load_u8x16(address + 3 * step)))
+
+
+@device
+def striped_nibbles(first, second):
+    """From the 16 bytes of runs 0 to 3 and of 4 to 7, whose low nibbles are weights 0 to 15 of a run."""
+    low, high = even_quads(first, second), odd_quads(first, second)
+    return low & nibble(), high & nibble(), down_4(low) & nibble(), down_4(high) & nibble()
+
+
+# Planes of 2 bits: quad q of the first and of the second 32 bytes, for four runs of weights each.
+planes_0, planes_1, planes_2, planes_3 = (
+    make_shuffle(u8x64, u8x64, [32 * half + 8 * q + i for half in (0, 1) for _ in range(4) for i in range(8)])
+    for q in range(4)
+)
+down_plane = make_shift(u8x64, False, *[2 * plane for plane in range(4) for _ in range(4)])
+
+
+def two_bit_codes(at):
+    """Codes from their places, shifted down."""
+
+    @device
+    def codes(address):
+        v = load_u8x64(address + at)
+        return (
+            down_plane(planes_0(v)) & two_bits(), down_plane(planes_1(v)) & two_bits(),
+            down_plane(planes_2(v)) & two_bits(), down_plane(planes_3(v)) & two_bits(),
+        )  # fmt: skip
+
+    return codes
+
+
+def multiplied(format):
+    """The format as dot products want it: if those are of signed bytes, large codes are less by 128, and the offset."""
+    if format.largest < 128 or format.minimums or not wants_signed_codes():
+        return format
+    codes_of, chunk = format.codes, format.chunk
+
+    @device
+    def codes(address):
+        c0, c1, c2, c3 = codes_of(address)
+        return c0 ^ sign_bits(), c1 ^ sign_bits(), c2 ^ sign_bits(), c3 ^ sign_bits()
+
+    if chunk:
+        chunk_codes = chunk.codes
+        chunk = chunk._replace(codes=device(lambda address: chunk_codes(address) ^ sign_bits()))
+    return format._replace(codes=codes, chunk=chunk, offset=format.offset - 128, largest=format.largest - 128)

@@ -1,0 +1,137 @@
+"""What CPU the kernels are compiled for, as one frozen `Lane`, which is handed on.
+
+LLVM knows what this CPU is called and has. To ask it, llvmlite has to be imported, for which a start takes 50 ms: the
+answer is kept for a computer of which Linux says the same. NUMBA_CPU_NAME and NUMBA_CPU_FEATURES overrule it: so are
+processes told that compile for another lane (build/compilers.py).
+"""
+
+import ctypes
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+
+from localllm.files.kept import read_kept, write_kept
+from localllm.kernels.system import arm_features, is_arm
+from localllm.quant.cache import cache_folder
+
+# What /proc/cpuinfo says of a CPU by which LLVM could tell it from others.
+IDENTITY = (b"vendor_id", b"cpu family", b"model", b"model name", b"stepping", b"flags")
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA = 158, 0x1023, 18  # Linux: asm/unistd_64.h, asm/prctl.h, bit of XCR0
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What a CPU offers to kernels.
+
+    Attributes:
+        cpu: LLVM's name of it, such as znver4.
+        feature_string: LLVM's feature list, such as +avx2,-avx512f. Every 64-bit ARM has +neon.
+    """
+
+    cpu: str
+    feature_string: str
+
+    @cached_property
+    def features(self) -> frozenset[str]:
+        """The names of the features that it has."""
+        return frozenset(item[1:] for item in self.feature_string.split(",") if item.startswith("+"))
+
+    @property
+    def has_512_bits(self) -> bool:
+        """Whether vectors have 512 bits, and there are 32 of them: AVX-512."""
+        return "avx512f" in self.features
+
+    @property
+    def has_vnni(self) -> bool:
+        """Whether it multiplies such vectors of bytes, or words of 16 bits, and adds the products."""
+        return {"avx512vnni", "avx512bw"} <= self.features
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether it multiplies tiles in BF16, if the system lets a process do so: see `has_tiles`."""
+        return {"amx-tile", "amx-bf16"} <= self.features
+
+    def has_instructions(self, x86_feature: str) -> bool:
+        """Whether it has instructions for f16c (half floats), fma (multiply and add) or sse4.1 (rounding).
+
+        Every 64-bit ARM has them. Where there are none, LLVM calls a function, which is slow and may not be there.
+        """
+        return not self.features.isdisjoint((x86_feature, "neon"))
+
+
+@cache
+def this_lane() -> Lane:
+    """The lane that this process compiles for, asked once: of this computer, unless it was told otherwise."""
+    given = os.environ.get("NUMBA_CPU_FEATURES")
+    return Lane(os.environ.get("NUMBA_CPU_NAME") or processor()[0], processor()[1] if given is None else given)
+
+
+def lane_name() -> str:
+    """Which instructions multiply prompts here: amx-bf16, avx512-vnni, avx-vnni, avx2, ssse3, or portable."""
+    if has_tiles():
+        return "amx-bf16"
+    if this_lane().has_vnni:
+        return "avx512-vnni"
+    names = {"avxvnni": "avx-vnni", "avx2": "avx2", "ssse3": "ssse3"}
+    return next((name for feature, name in names.items() if feature in this_lane().features), "portable")
+
+
+def has_tiles() -> bool:
+    """Whether the CPU multiplies tiles in BF16 and the system lets this process do it."""
+    return this_lane().has_tiles and allow_tiles()
+
+
+@cache
+def allow_tiles() -> bool:
+    """Ask Linux, once for all threads, for room for the tiles' 8 KB wherever it saves registers; no other system."""
+    if sys.platform != "linux":
+        return False
+    return ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0
+
+
+@cache
+def processor() -> tuple[str, str]:
+    """LLVM's name and feature list of this computer's CPU."""
+    said = processor_information()
+    if said is None:
+        return processor_by_llvm()
+    key = sha256(version_file("llvmlite") + b"\0" + said).hexdigest()[:20]
+    path = cache_folder() / "kernels" / "processors" / key
+    if kept := read_kept(path):
+        name, _, features = kept.decode().partition("\n")
+        return name, features
+    found = processor_by_llvm()
+    with suppress(OSError):  # of which the kernels warn
+        write_kept(path, "\n".join(found).encode())
+    return found
+
+
+def processor_by_llvm() -> tuple[str, str]:
+    import llvmlite.binding as llvm
+
+    known = llvm.get_host_cpu_features().flatten()
+    of_arm = [f"+{name}" for name in arm_features()] if is_arm() else []
+    return llvm.get_host_cpu_name(), ",".join([*filter(None, [known]), *of_arm])
+
+
+def processor_information(path: str = "/proc/cpuinfo") -> bytes | None:
+    """What Linux says of an x86-64; None elsewhere."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            first, end, _ = file.read(1 << 14).partition(b"\n\n")
+    except OSError:
+        return None
+    lines = [line for line in first.split(b"\n") if line.partition(b"\t")[0].rstrip() in IDENTITY]
+    return b"\n".join(lines) if end and len(lines) == len(IDENTITY) else None
+
+
+def version_file(package: str) -> bytes:
+    """The file in which Numba or llvmlite says its version: importing Numba takes 300 ms, importlib.metadata 12."""
+    found = find_spec(package)
+    assert found is not None and found.origin is not None, "it is a dependency"
+    return Path(found.origin).with_name("_version.py").read_bytes()

@@ -1,0 +1,287 @@
+"""Arithmetic on vectors, lane by lane and across lanes."""
+
+import math
+import operator
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import overload
+
+from localllm.kernels.machine import this_lane
+from localllm.kernels.simd.half import constant_like, widen_half
+from localllm.kernels.simd.memory import splat_f16, store_value
+from localllm.kernels.simd.vectors import (
+    F32,
+    I16,
+    I32,
+    I64,
+    f32x8,
+    f32x16,
+    i32x16,
+    llvm_call,
+    operation,
+    shuffled,
+    splat_value,
+    u8x8,
+    u8x16,
+    u8x32,
+    u8x64,
+)
+
+
+def make_elementwise(vector, instruction):
+    return operation(vector, vector, vector)(lambda builder, x, y: getattr(builder, instruction)(x, y))
+
+
+def overload_operator(function, instructions):
+    """Give vectors a Python operator: `instructions` maps the vector type to LLVM's instruction."""
+    implementations = {vector: make_elementwise(vector, name) for vector, name in instructions.items()}
+
+    @overload(function, inline="never")
+    def implement(x, y):
+        if x == y and x in implementations:
+            apply = implementations[x]
+            return lambda x, y: apply(x, y)
+
+
+overload_operator(operator.add, {f32x16: "fadd", f32x8: "fadd", i32x16: "add"})
+overload_operator(operator.sub, {f32x16: "fsub", f32x8: "fsub", i32x16: "sub"})
+overload_operator(operator.mul, {f32x16: "fmul", f32x8: "fmul", i32x16: "mul"})
+overload_operator(operator.and_, {u8x64: "and_", u8x32: "and_", u8x16: "and_", i32x16: "and_"})
+overload_operator(operator.or_, {u8x64: "or_", u8x32: "or_", u8x16: "or_", i32x16: "or_"})
+overload_operator(operator.xor, {u8x64: "xor", u8x32: "xor"})
+
+
+negative = {vector: operation(vector, vector)(lambda builder, x: builder.fneg(x)) for vector in (f32x8, f32x16)}
+
+
+@overload(operator.neg, inline="never")
+def negate(x):
+    if x in negative:
+        apply = negative[x]
+        return lambda x: apply(x)
+
+
+def make_constant(vector, scalar):
+    return operation(vector)(lambda builder: ir.Constant(vector.llvm, [scalar] * vector.lanes))
+
+
+zero_i32x16, zero_f32x16, zero_f32x8 = make_constant(i32x16, 0), make_constant(f32x16, 0.0), make_constant(f32x8, 0.0)
+
+
+def constant_u8(vector, *values):
+    """An intrinsic () -> vector of bytes that repeats `values`."""
+    return operation(vector)(lambda builder: ir.Constant(vector.llvm, list(values) * (vector.lanes // len(values))))
+
+
+def constant_f32(vector, *values):
+    """An intrinsic () -> vector of floats that repeats `values`."""
+    return operation(vector)(lambda builder: ir.Constant(vector.llvm, list(values) * (vector.lanes // len(values))))
+
+
+@operation(f32x16, types.float32)
+def splat_f32x16(builder, scalar):
+    return splat_value(builder, f32x16.llvm, scalar)
+
+
+@operation(i32x16, types.int64)
+def splat_i32x16(builder, scalar):
+    return splat_value(builder, i32x16.llvm, builder.trunc(scalar, I32))
+
+
+@operation(f32x8, types.float32)
+def splat_f32x8(builder, scalar):
+    return splat_value(builder, f32x8.llvm, scalar)
+
+
+@operation(f32x16, types.int64)
+def splat_f16x16(builder, bits):
+    """A float16, given as the low 16 bits of an integer, in all lanes."""
+    return splat_f16(16)(builder, builder.trunc(bits, I16))
+
+
+@operation(types.float32, types.int64)
+def float_f16(builder, bits):
+    """A float16, given as the low 16 bits of an integer."""
+    return widen_half(builder, builder.trunc(bits, I16))
+
+
+def multiply_add(builder, x, y, z):
+    """x * y + z, rounded once if the CPU has an instruction for it ("llvm.fma" would call a function if not)."""
+    return llvm_call(builder, f"llvm.fmuladd.v{x.type.count}f32", x.type, [x, y, z])
+
+
+fma_f32x16, fma_f32x8 = (operation(vector, *[vector] * 3)(multiply_add) for vector in (f32x16, f32x8))
+
+
+@operation(f32x16, f32x16, f32x16)
+def max_f32x16(builder, x, y):
+    """The larger number in each lane; y if one is NaN, as in x86's instructions."""
+    return builder.select(builder.fcmp_ordered(">", x, y), x, y)
+
+
+@operation(f32x16, f32x16, f32x16)
+def min_f32x16(builder, x, y):
+    """The smaller number in each lane; y if one is NaN."""
+    return builder.select(builder.fcmp_ordered("<", x, y), x, y)
+
+
+@operation(f32x16, f32x16)
+def abs_f32x16(builder, x):
+    return llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [x])
+
+
+def larger_size(builder, x, y):
+    """The larger of two floats without sign in each lane; NaN if one is: as integers, NaN comes behind infinity."""
+    integers = ir.VectorType(I32, x.type.count)
+    above = builder.icmp_signed(">", builder.bitcast(x, integers), builder.bitcast(y, integers))
+    return builder.select(above, x, y)
+
+
+@operation(types.float32, f32x16, f32x16)
+def largest_size_f32x16(builder, x, y):
+    """The largest size of all numbers in x and y; NaN if one of them is."""
+    x, y = (llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [value]) for value in (x, y))
+    sizes = builder.bitcast(larger_size(builder, x, y), i32x16.llvm)
+    return builder.bitcast(llvm_call(builder, "llvm.vector.reduce.smax.v16i32", I32, [sizes]), F32)
+
+
+@operation(f32x16, f32x16, types.float32)
+def keep_below_f32x16(builder, x, limit):
+    """NaN where the size of x is not below the limit."""
+    size = llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [x])
+    below = builder.fcmp_ordered("<", size, splat_value(builder, f32x16.llvm, limit))
+    return builder.select(below, x, constant_like(x, math.nan))
+
+
+@operation(f32x16, f32x16)
+def round_f32x16(builder, x):
+    """To the nearest integer, ties to even; for numbers up to 2 ** 22.
+
+    Without an instruction for it: floats from 2 ** 23 to 2 ** 24 are whole numbers, so adding 1.5 * 2 ** 23 rounds.
+    """
+    if this_lane().has_instructions("sse4.1"):
+        return llvm_call(builder, "llvm.nearbyint.v16f32", f32x16.llvm, [x])
+    large = constant_like(x, 1.5 * 2**23)
+    return builder.fsub(builder.fadd(x, large), large)
+
+
+def reduce_add(builder, value):
+    """The sum of a vector's floats, in any order."""
+    function = ir.FunctionType(F32, [F32, value.type])
+    name = f"llvm.vector.reduce.fadd.v{value.type.count}f32"
+    function = cgutils.get_or_insert_function(builder.module, function, name)
+    return builder.call(function, [ir.Constant(F32, 0.0), value], fastmath=("reassoc",))
+
+
+sum_f32x16, sum_f32x8 = (operation(types.float32, vector)(reduce_add) for vector in (f32x16, f32x8))
+
+
+@operation(types.float32, f32x16)
+def largest_f32x16(builder, value):
+    for distance in (8, 4, 2, 1):
+        lanes = ir.Constant(ir.VectorType(I32, 16), [(lane + distance) % 16 for lane in range(16)])
+        other = builder.shuffle_vector(value, value, lanes)
+        value = builder.select(builder.fcmp_ordered(">", value, other), value, other)
+    return builder.extract_element(value, I32(0))
+
+
+@operation(types.boolean, f32x16, f32x16)
+def any_above_f32x16(builder, x, y):
+    """Whether a lane of x is larger than the same of y."""
+    above = builder.fcmp_ordered(">", x, y)
+    if "neon" in this_lane().features:  # which has no masks of one bit a lane
+        return llvm_call(builder, "llvm.vector.reduce.or.v16i1", ir.IntType(1), [above])
+    return builder.icmp_unsigned("!=", builder.bitcast(above, I16), I16(0))
+
+
+@operation(types.int64, i32x16)
+def sum_i32x16(builder, value):
+    return builder.sext(llvm_call(builder, "llvm.vector.reduce.add.v16i32", I32, [value]), I64)
+
+
+@operation(f32x16, i32x16)
+def float_i32x16(builder, value):
+    return builder.sitofp(value, f32x16.llvm)
+
+
+@operation(i32x16, f32x16)
+def int_f32x16(builder, value):
+    """Towards zero."""
+    return builder.fptosi(value, i32x16.llvm)
+
+
+def make_shift_i32(left, amount):
+    """An intrinsic that shifts each lane: left, or right with its sign."""
+
+    def shift(builder, value):
+        counts = ir.Constant(i32x16.llvm, [amount] * 16)
+        return builder.shl(value, counts) if left else builder.ashr(value, counts)
+
+    return operation(i32x16, i32x16)(shift)
+
+
+@operation(u8x16, i32x16)
+def bytes_i32x16(builder, value):
+    """The low byte of each lane."""
+    return builder.trunc(value, u8x16.llvm)
+
+
+@operation(f32x8, u8x8)
+def float_u8x8(builder, value):
+    return builder.uitofp(value, f32x8.llvm)
+
+
+@operation(f32x16, u8x16)
+def float_i8x16(builder, value):
+    """Signed bytes to floats."""
+    return builder.sitofp(value, f32x16.llvm)
+
+
+@operation(f32x16, u8x16, types.int64, f32x16, f32x16)
+def nibbles_f32x16(builder, codes, bit, scale, minimum):
+    """scale * code + minimum, rounded once, of the codes that are four bits of each byte, from number `bit` on.
+
+    AVX-512 looks them up among the 16 that there are, by the lowest four bits of a lane.
+    """
+    codes = builder.zext(codes, i32x16.llvm)
+    codes = builder.lshr(codes, splat_value(builder, i32x16.llvm, builder.trunc(bit, I32)))
+    if this_lane().has_512_bits:
+        table = multiply_add(builder, ir.Constant(f32x16.llvm, [float(code) for code in range(16)]), scale, minimum)
+        return llvm_call(builder, "llvm.x86.avx512.permvar.sf.512", f32x16.llvm, [table, codes])
+    codes = builder.and_(codes, constant_like(codes, 15))
+    return multiply_add(builder, builder.sitofp(codes, f32x16.llvm), scale, minimum)
+
+
+@operation(None, types.int64, i32x16, i32x16)
+def store_nibbles(builder, address, low, high):
+    """16 bytes, each of four bits of one lane and, above, four of the other."""
+    both = builder.or_(low, builder.shl(high, constant_like(high, 4)))
+    store_value(builder, address, builder.trunc(both, u8x16.llvm))
+
+
+def make_butterfly(distance):
+    """An intrinsic: of lanes so far apart, the sum becomes the first one, the difference the second."""
+    lanes = range(16)
+    signs = [-1.0 if lane & distance else 1.0 for lane in lanes]
+
+    def butterfly(builder, x):
+        other = shuffled(builder, x, x, [lane ^ distance for lane in lanes])
+        return multiply_add(builder, x, ir.Constant(f32x16.llvm, signs), other)
+
+    return operation(f32x16, f32x16)(butterfly)
+
+
+@operation(f32x16, f32x16)
+def two_to_the(builder, value):
+    """2 ** value for whole numbers from -126 to 127, by writing the exponent bits; -127 gives 0 and 128 infinity."""
+    whole = builder.fptosi(value, i32x16.llvm)
+    biased = builder.add(whole, ir.Constant(i32x16.llvm, [127] * 16))
+    return builder.bitcast(builder.shl(biased, ir.Constant(i32x16.llvm, [23] * 16)), f32x16.llvm)
+
+
+@operation(f32x16, f32x16)
+def reciprocal_f32x16(builder, value):
+    """1 / x, correctly rounded."""
+    return builder.fdiv(ir.Constant(f32x16.llvm, [1.0] * 16), value)

@@ -1,0 +1,108 @@
+"""Functions of vectors: exponential, hyperbolic tangent and their like."""
+
+from numba import njit
+
+from localllm.kernels.build.pipeline import Pipeline
+from localllm.kernels.simd.arithmetic import (
+    abs_f32x16,
+    fma_f32x16,
+    max_f32x16,
+    min_f32x16,
+    reciprocal_f32x16,
+    round_f32x16,
+    splat_f32x16,
+    two_to_the,
+    zero_f32x16,
+)
+from localllm.kernels.simd.vectors import f32x16, llvm_call, operation
+
+
+@njit(nogil=True, pipeline_class=Pipeline)
+def clamp_f32x16(x, low, high):
+    """x, raised to `low` and lowered to `high`; NaN, which max and min return in their second argument, stays."""
+    return min_f32x16(splat_f32x16(high), max_f32x16(splat_f32x16(low), x))
+
+
+@njit(nogil=True, pipeline_class=Pipeline)
+def exp_f32x16(x):
+    """e ** x within 2 units in the last place for x from -87 to 88; 0 below -87.7, infinity above 88.4, NaN for NaN.
+
+    x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, so that r is exact); e ** r by its series to r ** 7 / 7!.
+    """
+    x = clamp_f32x16(x, -88.0, 89.0)
+    n = round_f32x16(x * splat_f32x16(1.4426950408889634))
+    r = fma_f32x16(n, splat_f32x16(-0.693359375), x)
+    r = fma_f32x16(n, splat_f32x16(2.12194440e-4), r)
+    p = splat_f32x16(1 / 5040)
+    p = fma_f32x16(p, r, splat_f32x16(1 / 720))
+    p = fma_f32x16(p, r, splat_f32x16(1 / 120))
+    p = fma_f32x16(p, r, splat_f32x16(1 / 24))
+    p = fma_f32x16(p, r, splat_f32x16(1 / 6))
+    p = fma_f32x16(p, r, splat_f32x16(0.5))
+    p = fma_f32x16(p, r, splat_f32x16(1.0))
+    p = fma_f32x16(p, r, splat_f32x16(1.0))
+    return p * two_to_the(n)
+
+
+@njit(nogil=True, pipeline_class=Pipeline)
+def exp2_f32x16(x):
+    """2 ** x to a relative error of 2e-7 for x from -126 to 127.5; 0 below -126.5, infinity above, NaN for NaN.
+
+    x = n + r with |r| <= 1/2; 2 ** r by the polynomial that meets it in the 6 Chebyshev nodes, wrong by 1e-7 at most.
+    """
+    x = clamp_f32x16(x, -127.0, 128.0)
+    n = round_f32x16(x)
+    r = x - n
+    p = splat_f32x16(0.001339086336353527)
+    p = fma_f32x16(p, r, splat_f32x16(0.009676031918255982))
+    p = fma_f32x16(p, r, splat_f32x16(0.05550357114222094))
+    p = fma_f32x16(p, r, splat_f32x16(0.2402210748530968))
+    p = fma_f32x16(p, r, splat_f32x16(0.6931471880262273))
+    p = fma_f32x16(p, r, splat_f32x16(1.0000000754548972))
+    return p * two_to_the(n)
+
+
+@operation(f32x16, f32x16, f32x16)
+def copy_sign(builder, value, sign):
+    """`value`, which is not negative, with the sign of `sign`."""
+    return llvm_call(builder, "llvm.copysign.v16f32", f32x16.llvm, [value, sign])
+
+
+@njit(nogil=True, pipeline_class=Pipeline)
+def tanh_f32x16(x):
+    """tanh x = (1 - e ** -2|x|) / (1 + e ** -2|x|), with the sign of x; wrong by 2e-7 at most."""
+    e = exp_f32x16(abs_f32x16(x) * splat_f32x16(-2.0))
+    one = splat_f32x16(1.0)
+    return copy_sign((one - e) * reciprocal_f32x16(one + e), x)
+
+
+@njit(nogil=True, pipeline_class=Pipeline)
+def if_finite_f32x16(y, x):
+    """y, but NaN where x is not finite: a function whose values are bounded would hide what a broken weight made."""
+    return fma_f32x16(x, zero_f32x16(), y)
+
+
+@njit(nogil=True, pipeline_class=Pipeline)
+def sigmoid_f32x16(x):
+    """1 / (1 + e ** -x), NaN for infinity."""
+    return if_finite_f32x16(reciprocal_f32x16(splat_f32x16(1.0) + exp_f32x16(-x)), x)
+
+
+@njit(nogil=True, pipeline_class=Pipeline)
+def softplus_f32x16(x):
+    """log(1 + e ** x) = max(x, 0) + log(1 + u) with u = e ** -|x|, wrong by 2e-7 of it at most; NaN for infinity.
+
+    log(1 + u) = 2 artanh(s) with s = u / (2 + u) <= 1/3, by its series to s ** 15 / 15.
+    """
+    u = exp_f32x16(-abs_f32x16(x))
+    s = u * reciprocal_f32x16(splat_f32x16(2.0) + u)
+    square = s * s
+    p = splat_f32x16(2 / 15)
+    p = fma_f32x16(p, square, splat_f32x16(2 / 13))
+    p = fma_f32x16(p, square, splat_f32x16(2 / 11))
+    p = fma_f32x16(p, square, splat_f32x16(2 / 9))
+    p = fma_f32x16(p, square, splat_f32x16(2 / 7))
+    p = fma_f32x16(p, square, splat_f32x16(2 / 5))
+    p = fma_f32x16(p, square, splat_f32x16(2 / 3))
+    p = fma_f32x16(p, square, splat_f32x16(2.0))
+    return if_finite_f32x16(fma_f32x16(p, s, max_f32x16(zero_f32x16(), x)), x)

@@ -1,0 +1,88 @@
+"""Verbs that treat rows one by one and write as many columns as they read: a row for each, without Numba.
+
+A row says all that lies between the verb's meaning (localllm.arch.verbs) and its kernels: what they are given, whether
+they may write over their first input, and in which module each target has them, by the verb's name.
+"""
+
+from typing import Any, NamedTuple
+
+from localllm.kernels.declaration import arguments
+
+SHAPE = ("count", "y", "stride", "columns")  # what all of them are given
+SOURCES = {"weight": "vector"}  # where an operation has another name for what a kernel is given
+
+
+class Verb(NamedTuple):
+    """One row of the registry.
+
+    Attributes:
+        arguments: of its kernels, a Declaration.  inputs: those that are activations, in the order of the verb.
+        strides: those that are bytes from row to row of the last input.  given: for the others, what the verb calls
+            them.  cpu, cuda: modules in localllm.kernels.cpu and localllm.kernels.cuda.
+        in_place: whether it may write over its first input.
+    """
+
+    arguments: Any
+    inputs: tuple[str, ...]
+    strides: tuple[str, ...]
+    given: dict[str, str]
+    cpu: str
+    cuda: str
+    in_place: bool = True
+
+
+def row(names: str, inputs: str, cpu: str, cuda: str = "elementwise.elementwise", in_place: bool = True) -> Verb:
+    """names: all arguments, in their order."""
+    activations, fields = tuple(inputs.split()), names.split()
+    strides = tuple(name for name in fields if name.endswith("_stride"))
+    known = {*SHAPE, *activations, *strides}
+    given = {name: SOURCES.get(name, name) for name in fields if name not in known}
+    return Verb(arguments(names), activations, strides, given, cpu, cuda, in_place)
+
+
+ROWWISE = {
+    # y = x / sqrt(mean(x^2) + epsilon) * weight, the mean of each `group` columns.
+    "rms_norm": row("count x weight y stride columns group epsilon", "x", "elementwise.norms", "elementwise.norms"),
+    # y = (x - mean) / sqrt(variance + epsilon) * weight + bias, for each `group` columns.
+    "layer_norm": row(
+        "count x weight bias y stride columns group epsilon", "x", "elementwise.norms", "elementwise.norms"
+    ),
+    # y = x + z; z_stride 0: one row for all tokens.
+    "add": row("count x z z_stride y stride columns", "x z", "elementwise.rowwise"),
+    # y = x * z.
+    "multiply": row("count x z y stride columns", "x z", "elementwise.activations"),
+    # y = gate * sigmoid(gate) * up.
+    "swiglu": row("count gate up y stride columns", "gate up", "elementwise.rowwise"),
+    # y = gelu(gate) * up.
+    "geglu": row("count gate up y stride columns", "gate up", "elementwise.activations"),
+    # y = gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit.
+    "swiglu_limited": row("count gate up sharpness limit y stride columns", "gate up", "elementwise.activations"),
+    # y = x * sigmoid(gate of the row), gate f32 [rows, 1].
+    "sigmoid_gate": row(
+        "count x gate gate_stride y stride columns", "x gate", "elementwise.activations", in_place=False
+    ),
+    # y = gelu(x).
+    "gelu": row("count x y stride columns", "x", "elementwise.activations"),
+    # y = max(x, 0)^2.
+    "relu_squared": row("count x y stride columns", "x", "elementwise.activations"),
+    # y = alpha_p x^2 + beta x above 0, alpha_n (e^min(x, epsilon) - 1 - x) + beta x below.
+    "xielu": row("count x alpha_p alpha_n beta epsilon y stride columns", "x", "elementwise.activations"),
+    # y = 1 / (1 + e^-x).
+    "sigmoid": row("count x y stride columns", "x", "elementwise.activations"),
+    # y = log(1 + e^(x + bias)).
+    "softplus": row("count x bias y stride columns", "x", "elementwise.activations"),
+    # y = x * factor.
+    "scale": row("count x factor y stride columns", "x", "elementwise.activations"),
+    # y = x, but nothing beyond limit or -limit.
+    "clamp": row("count x limit y stride columns", "x", "elementwise.activations"),
+    # y = cap * tanh(x / cap).
+    "softcap": row("count x cap y stride columns", "x", "elementwise.activations"),
+}
+
+
+def where(verb: str) -> str:
+    """What to do about a verb that nobody knows how to compute."""
+    return (
+        f"the verb {verb!r} has no row in localllm/kernels/verbs.py, and no function in the table of"
+        " localllm/engine/lower/lowering.py or of the target: it needs one of them"
+    )

@@ -1,0 +1,182 @@
+"""What lies where in a block of each format, said once: unpacking, quantizing, cards, tests and random files read it.
+
+A block is a few fields, one behind the other. Most weights are whole numbers, their *codes*, of 1 to 8 bits each, which
+lie in one field or in two (the low bits and the high ones) and belong to groups with a scale each:
+
+    weight = d * scale * (code - centre)              d: a float16; scale: 1, or a whole number of its own for a group
+    weight = d * scale * code - low * minimum         low: another float16 (Q4_1 and Q5_1: + low)
+    weight = d * scale * values[code]                 values: 16 that are not evenly spaced
+
+NVFP4 and MXFP4 have small floats for scales and no d. In the formats with a grid a code names 8 or 4 weights at once;
+TQ1_0 has five digits of base three in a byte. Their fields are here, what they mean is in kernels/formats/codebooks.py
+and ternary.py.
+
+Sources: the block structs and `dequantize_row_*` functions of ggml (ggml-common.h, ggml-quants.c); the k-quants are
+described in llama.cpp's pull request 1684; OCP Microscaling Formats (MX) Specification 1.0 has the values of MXFP4
+(5.3.3) and its scales (5.4.1).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Field(NamedTuple):
+    """Numbers of `bits` bits in bytes: `run` bytes hold number 0, 1, 2 ... in their lowest bits, then the next `run`
+    numbers above, until the bytes are full; then come the next `run` bytes."""
+
+    at: int  # its first byte in the block
+    bits: int
+    run: int = 1
+
+    def place(self, i: int) -> tuple[int, int]:
+        """(byte, lowest bit) of number i."""
+        each = 8 // self.bits
+        return self.at + i // (self.run * each) * self.run + i % self.run, i // self.run % each * self.bits
+
+
+class Places(NamedTuple):
+    """Numbers of `bits` bits that lie without such an order."""
+
+    bits: int
+    places: tuple[tuple[int, int], ...]  # (byte, lowest bit) of each
+
+    def place(self, i: int) -> tuple[int, int]:
+        return self.places[i]
+
+
+Fields = tuple[Field | Places, ...]
+
+
+class Layout(NamedTuple):
+    """A format's block."""
+
+    d: int | None  # the first byte of its float16, None if it has none, or has it in pieces
+    group: int  # weights that share a scale
+    codes: tuple[Field, ...] = ()  # of the weights; the lowest bits first, as everywhere
+    centre: int = 0
+    step: int = 1  # a code counts so much: (step * code - centre)
+    values: tuple[int, ...] = ()
+    scales: Fields = ()  # whole numbers, of the groups
+    scale_centre: int = 0
+    scale_type: str = "integer"  # or int8; e8m0 and ue4m3: floats, of which the half counts, and no d
+    low: int | None = None  # the first byte of that float16
+    minimums: Fields = ()  # of the groups; none: low itself is the minimum, and added
+    grid: int = 0  # weights that a code names, if there is a grid
+    parts: tuple[tuple[str, int], ...] = ()  # the other fields by name: their first bytes
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return sum(field.bits for field in self.codes)
+
+    @property
+    def sub_block(self) -> int:
+        """The weights of a run of 32 that share a scale: 32 or 16."""
+        return min(self.group, 32)
+
+    def part(self, name: str) -> int:
+        """The first byte of that field."""
+        return dict(self.parts)[name]
+
+
+def in_order(at: int, count: int, shift: int) -> tuple[tuple[int, int], ...]:
+    """A number in each of `count` bytes."""
+    return tuple((at + i, shift) for i in range(count))
+
+
+# A float of 4 bits (sign, 2 bits exponent, 1 bit mantissa: E2M1), doubled so that all are whole numbers; the scales
+# count half to match.
+DOUBLED_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+# kvalues_iq4nl in ggml-common.h.
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+# Scales and minimums of 6 bits in 12 bytes: those of groups 0 to 3 in the low bits of bytes 4 to 7 and of 8 to 11; of
+# groups 4 to 7 the low 4 bits in bytes 12 to 15, the scale's below, the high 2 above those of groups 0 to 3.
+K_SCALES = (
+    Places(4, in_order(4, 4, 0) + in_order(12, 4, 0)), Places(2, in_order(4, 4, 4) + in_order(4, 4, 6))
+)  # fmt: skip
+K_MINIMUMS = (
+    Places(4, in_order(8, 4, 0) + in_order(12, 4, 4)), Places(2, in_order(8, 4, 4) + in_order(8, 4, 6))
+)  # fmt: skip
+
+LAYOUTS: dict[str, Layout] = {
+    "Q1_0": Layout(0, 128, (Field(2, 1),), centre=1, step=2),
+    "Q2_0": Layout(0, 64, (Field(2, 2),), centre=1),
+    "Q4_0": Layout(0, 32, (Field(2, 4, 16),), centre=8),
+    "Q4_1": Layout(0, 32, (Field(4, 4, 16),), low=2),
+    "Q5_0": Layout(0, 32, (Field(6, 4, 16), Field(2, 1)), centre=16),
+    "Q5_1": Layout(0, 32, (Field(8, 4, 16), Field(4, 1)), low=2),
+    "Q8_0": Layout(0, 32, (Field(2, 8),), centre=0),  # signed bytes
+    "Q2_K": Layout(
+        80, 16, (Field(16, 2, 32),), scales=(Places(4, in_order(0, 16, 0)),), low=82,
+        minimums=(Places(4, in_order(0, 16, 4)),),
+    ),
+    "Q3_K": Layout(
+        108, 16, (Field(32, 2, 32), Field(0, 1, 32)), centre=4, scales=(Field(96, 4, 8), Field(104, 2, 4)),
+        scale_centre=32,
+    ),
+    "Q4_K": Layout(0, 32, (Field(16, 4, 32),), scales=K_SCALES, low=2, minimums=K_MINIMUMS),
+    "Q5_K": Layout(0, 32, (Field(48, 4, 32), Field(16, 1, 32)), scales=K_SCALES, low=2, minimums=K_MINIMUMS),
+    "Q6_K": Layout(
+        208, 16, (Field(0, 4, 64), Field(128, 2, 32)), centre=32, scales=(Field(192, 8),), scale_type="int8"
+    ),
+    "IQ4_NL": Layout(0, 32, (Field(2, 4, 16),), values=IQ4_VALUES),
+    "IQ4_XS": Layout(
+        0, 32, (Field(8, 4, 16),), values=IQ4_VALUES, scales=(Field(4, 4), Field(2, 2)), scale_centre=32
+    ),
+    "MXFP4": Layout(None, 32, (Field(1, 4, 16),), values=DOUBLED_E2M1, scales=(Field(0, 8),), scale_type="e8m0"),
+    "NVFP4": Layout(None, 16, (Field(4, 4, 8),), values=DOUBLED_E2M1, scales=(Field(0, 8),), scale_type="ue4m3"),
+    "TQ1_0": Layout(52, 256),
+    "TQ2_0": Layout(64, 256, (Field(0, 2, 32),), centre=1),
+    "IQ1_S": Layout(0, 32, grid=8, parts=(("codes", 2), ("scales", 34))),
+    "IQ1_M": Layout(None, 16, grid=8, parts=(("codes", 0), ("high", 32), ("scales", 48))),
+    "IQ2_XXS": Layout(0, 32, grid=8, parts=(("codes", 2),)),
+    "IQ2_XS": Layout(0, 16, grid=8, parts=(("codes", 2), ("scales", 66))),
+    "IQ2_S": Layout(0, 16, grid=8, parts=(("codes", 2), ("signs", 34), ("high", 66), ("scales", 74))),
+    "IQ3_XXS": Layout(0, 32, grid=4, parts=(("codes", 2), ("scales", 66))),
+    "IQ3_S": Layout(0, 32, grid=4, parts=(("codes", 2), ("high", 66), ("signs", 74), ("scales", 106))),
+}  # fmt: skip
+
+
+def floats_at(name: str) -> tuple[int, ...]:
+    """Where a block has its float16 numbers."""
+    layout = LAYOUTS[name]
+    return tuple(at for at in (layout.d, layout.low) if at is not None)
+
+
+def numbers(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
+    """The first `count` numbers of blocks, uint8 [blocks, bytes]: int64 [blocks, count]."""
+    total, above = np.zeros((len(blocks), count), np.int64), 0
+    for field in fields:
+        byte, bit = np.array([field.place(i) for i in range(count)]).T
+        total |= (blocks[:, byte].astype(np.int64) >> bit & (1 << field.bits) - 1) << above
+        above += field.bits
+    return total
+
+
+def put_numbers(blocks: np.ndarray, fields: Fields, values: np.ndarray) -> None:
+    """Add numbers, integers [blocks, count], to blocks, uint8 [blocks, bytes], where there are zeros so far."""
+    for field in fields:
+        for i in range(values.shape[1]):
+            byte, bit = field.place(i)
+            blocks[:, byte] |= ((values[:, i] & (1 << field.bits) - 1) << bit).astype(np.uint8)
+        values = values >> field.bits
+
+
+def halved_e8m0() -> np.ndarray:
+    """Half of the 8-bit exponent (E8M0) 2 ** (e - 127): float32 [256]."""
+    return np.ldexp(np.float32(1), np.arange(256) - 128)
+
+
+def halved_ue4m3() -> np.ndarray:
+    """Half the value of each byte as an unsigned float with 4 bits exponent (bias 7), 3 bits mantissa: float32 [256].
+
+    The topmost bit is ignored, and 0x7f (not a number) counts as zero, as in ggml.
+    """
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    subnormal = exponent == 0
+    value = np.ldexp(np.where(subnormal, mantissa, 8 + mantissa), np.where(subnormal, 1, exponent) - 10)
+    value[0x7F] = 0
+    return (value / 2).astype(np.float32)

@@ -1,0 +1,60 @@
+"""A plugin of pytest: which functions of localllm each test executes, and how long it takes.
+
+    PYTHONPATH=scripts EXECUTED=FOLDER python -m pytest -p executed ...
+
+Every process writes a file of JSON lines to FOLDER: [test, seconds, ["localllm/engine/pages.py:Pages.take", ...]]. What
+other processes execute that a test starts is not seen, nor what is compiled; what fails is left out.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = f"{ROOT}/localllm/", f"{ROOT}/quant/"
+seen, failed = set[CodeType](), set[str]()
+
+
+def see(frame: FrameType, event: str, argument: object) -> None:
+    if event == "call":
+        seen.add(frame.f_code)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    seen.clear()
+    threading.setprofile(see)
+    sys.setprofile(see)
+    start = time.perf_counter()
+    try:
+        return (yield)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+        if item.nodeid not in failed:
+            write(item.nodeid, time.perf_counter() - start)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        failed.add(report.nodeid)
+
+
+def write(test: str, seconds: float) -> None:
+    names = sorted({name_of(code) for code in seen.copy() if code.co_filename.startswith(OURS)})
+    with open(Path(os.environ["EXECUTED"], f"{os.getpid()}.jsonl"), "a", encoding="utf-8") as file:
+        print(json.dumps([test, round(seconds, 3), names]), file=file)
+
+
+def name_of(code: CodeType) -> str:
+    """The file, and the function within: generators and lambdas belong to the function around them."""
+    name = code.co_qualname.replace(".<locals>", "") if hasattr(code, "co_qualname") else code.co_name
+    kept = [part for part in name.split(".") if not part.startswith("<")]
+    return f"{Path(code.co_filename).relative_to(ROOT).as_posix()}:{'.'.join(kept)}"

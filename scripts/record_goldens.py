@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Record what llama.cpp computes for the tiny random models of tests/models, in tests/goldens.
+
+    python scripts/record_goldens.py --peer-python PEER/bin/python [NAME...]
+
+PEER is a virtual environment with llama-cpp-python (recorded: 0.3.36). Without names: every model whose golden is
+missing or of other numbers. For each it prints how far its logits spread, how many different tokens follow greedily, by
+how much the most likely one wins at least, and how far our reference is: choose another seed in the declaration where
+the tokens repeat or a choice is close.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from models import DECLARATIONS, QUANTIZED, exact, model, write  # noqa: E402
+from models.golden import COLUMNS, FOLDER, STEPS, Golden, prompt  # noqa: E402
+
+NAMES = [*DECLARATIONS, *QUANTIZED]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--peer-python", required=True)
+    parser.add_argument("names", nargs="*", choices=[[], *NAMES], metavar="NAME")
+    options = parser.parse_args()
+    names = options.names or [name for name in NAMES if not is_recorded(name)]
+    with tempfile.TemporaryDirectory() as folder:
+        failed = [name for name in names if not record(name, Path(folder), options.peer_python)]
+    if failed:
+        sys.exit(f"llama.cpp failed on {', '.join(failed)}")
+
+
+def is_recorded(name: str) -> bool:
+    return (FOLDER / f"{name}.npz").exists() and Golden.load(name).digest == model(name).digest()
+
+
+def record(name: str, folder: Path, peer: str) -> bool:
+    """Make a golden of what llama.cpp says, if it does."""
+    made = model(name)
+    tokens = prompt(name, made.metadata[f"{made.arch}.vocab_size"])
+    rows = logits(exact(made), tokens.tolist(), STEPS, folder, peer)
+    native = logits(made, tokens.tolist(), rows["then"].tolist(), folder, peer) if rows and made.formats else None
+    if rows is None or (made.formats and native is None):
+        return False
+    prefill, greedy, decode = rows["prefill"], rows["then"], rows["decode"]
+    errors = native and np.array([nmse(native[kind], rows[kind]) for kind in ("prefill", "decode")])
+    Golden(tokens, prefill[:, COLUMNS], greedy, decode[:, COLUMNS], made.digest(), errors).save(name)
+    closest = margin(np.concatenate([prefill[-1:], decode[:-1]]))
+    print(f"{name}: deviation {prefill.std():.2f}, {len({*greedy.tolist()})} tokens, margin {closest:.4f}", end="")
+    print("" if errors is None else f", native {errors[0]:.1e} {errors[1]:.1e}", flush=True)
+    return True
+
+
+def logits(model, tokens: list[int], then: list[int] | int, folder: Path, peer: str) -> dict[str, np.ndarray] | None:
+    """llama.cpp's, from a process of its own, since it aborts where it does not understand a file."""
+    job = {"model": str(write(model, folder / "model.gguf")), "tokens": tokens, "then": then}
+    job["out"] = str(folder / "logits.npz")
+    done = subprocess.run([peer, str(ROOT / "scripts/run_llama_cpp.py")], input=json.dumps(job), text=True)
+    if done.returncode:
+        return None
+    with np.load(job["out"]) as out:
+        return dict(out)
+
+
+def nmse(got: np.ndarray, expected: np.ndarray) -> float:
+    """Normalized mean square error."""
+    return float(((got - expected) ** 2).sum() / ((expected - expected.mean()) ** 2).sum())
+
+
+def margin(logits: np.ndarray) -> float:
+    """By how much the largest logit of a row is ahead, at least."""
+    best = np.sort(logits, axis=1)[:, -2:]
+    return float((best[:, 1] - best[:, 0]).min())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""What llama.cpp computes for files of small models; run by scripts/record_goldens.py and record_tokens.py with a
+Python that has llama-cpp-python.
+
+Reads a job per line of stdin, as JSON. {"model": path, "tokens": [...], "then": [...] or a count, "out": path} writes
+an .npz with `prefill` [tokens, vocab], the tokens that were read behind them (the most likely, if `then` is a count)
+and `decode` [those, vocab]. One thread, keys and values in float32, no flash attention, the prompt in one batch, no
+repacked weights. {"vocabulary": path, "texts": [...], "out": path} writes a .json with three lists of tokens for each
+text: as it is, with special tokens read in it, and with those added to it, too.
+"""
+
+import ctypes
+import json
+import sys
+
+import llama_cpp as llama
+import numpy as np
+
+CONTEXT = 128
+
+
+def opened(path: str):
+    """A model and a context for it."""
+    of_model = llama.llama_model_default_params()
+    of_model.use_extra_bufts, of_model.n_gpu_layers = False, 0
+    model = llama.llama_model_load_from_file(path.encode(), of_model)
+    if not model:
+        sys.exit(f"llama.cpp does not open {path}")
+    chosen = llama.llama_context_default_params()
+    chosen.n_ctx = chosen.n_batch = chosen.n_ubatch = CONTEXT
+    chosen.n_threads = chosen.n_threads_batch = 1
+    chosen.type_k = chosen.type_v = 0  # GGML_TYPE_F32
+    chosen.flash_attn_type, chosen.offload_kqv, chosen.swa_full = 0, False, True
+    return model, llama.llama_init_from_model(model, chosen)
+
+
+def read(context, vocab: int, tokens: list[int], position: int) -> np.ndarray:
+    """Logits behind each token, float32 [tokens, vocab]."""
+    batch = llama.llama_batch_init(len(tokens), 0, 1)
+    batch.n_tokens = len(tokens)
+    for i, token in enumerate(tokens):
+        batch.token[i], batch.pos[i], batch.logits[i] = token, position + i, 1
+        batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+    if llama.llama_decode(context, batch):
+        sys.exit("llama.cpp does not compute it")
+    rows = [np.ctypeslib.as_array(llama.llama_get_logits_ith(context, i), (vocab,)) for i in range(len(tokens))]
+    rows = np.stack(rows).copy()
+    llama.llama_batch_free(batch)
+    return rows
+
+
+def run(job: dict) -> None:
+    model, context = opened(job["model"])
+    vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+    prefill = read(context, vocab, job["tokens"], 0)
+    then = job["then"] if isinstance(job["then"], list) else [None] * job["then"]
+    last, tokens, decode = prefill[-1], [], []
+    for token in then:
+        tokens.append(int(last.argmax()) if token is None else token)
+        last = read(context, vocab, tokens[-1:], len(job["tokens"]) + len(decode))[0]
+        decode.append(last)
+    llama.llama_free(context)
+    llama.llama_model_free(model)
+    np.savez(job["out"], prefill=prefill, then=np.array(tokens, np.int32), decode=np.stack(decode))
+
+
+def tokenize(job: dict) -> None:
+    chosen = llama.llama_model_default_params()
+    chosen.vocab_only = True
+    model = llama.llama_model_load_from_file(job["vocabulary"].encode(), chosen)
+    if not model:
+        sys.exit(f"llama.cpp does not open {job['vocabulary']}")
+    vocab, answers = llama.llama_model_get_vocab(model), []
+    for text in job["texts"]:
+        data, room = text.encode(), (llama.llama_token * 4096)()
+        answers.append([])
+        for adds, special in ((False, False), (False, True), (True, True)):
+            count = llama.llama_tokenize(vocab, data, len(data), room, 4096, adds, special)
+            answers[-1].append(list(room[:count]))
+    llama.llama_model_free(model)
+    with open(job["out"], "w") as file:
+        json.dump(answers, file)
+
+
+@llama.llama_log_callback
+def only_errors(level: int, text: bytes, data: ctypes.c_void_p) -> None:
+    if level == 4:  # GGML_LOG_LEVEL_ERROR
+        sys.stderr.write(text.decode(errors="replace"))
+
+
+if __name__ == "__main__":
+    llama.llama_log_set(only_errors, ctypes.c_void_p(0))
+    llama.llama_backend_init()
+    for line in sys.stdin:
+        job = json.loads(line)
+        tokenize(job) if "texts" in job else run(job)

@@ -1,0 +1,52 @@
+"""Workers that test at the same time compile each kernel once: the second waits for what the first keeps."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from localllm.files.kept import read_kept, write_kept
+from localllm.kernels.build.compilers import Compiler
+from localllm.kernels.build.objects import object_file
+
+OF_THE_CPU = "localllm.kernels.build.compile"  # the module whose machine code lies in object files
+
+
+def take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on this process compiles nothing that another one is compiling."""
+    compile = Compiler.compile
+
+    def compile_or_wait(self: Compiler, name: str) -> bytes:
+        if sys.platform == "win32" or OF_THE_CPU not in self.process.args:
+            return compile(self, name)
+        path = object_file(name, self.lane)
+        with alone(path):
+            code = read_kept(path) or compile(self, name)
+            with suppress(OSError):  # a folder that cannot be written: tests have such
+                write_kept(path, code)
+        return code
+
+    monkeypatch.setattr(Compiler, "compile", compile_or_wait)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Where the folder can be written, hardly anybody else is here for that file."""
+    import fcntl
+
+    claim = path.with_suffix(".claim")
+    try:
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        descriptor = os.open(claim, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        claim.unlink(missing_ok=True)
+        os.close(descriptor)

@@ -1,0 +1,54 @@
+"""What llama.cpp computes for the models, as recorded in tests/goldens by scripts/record_goldens.py.
+
+Of each row of logits, every fifth is kept: whatever is wrong inside a model shows in all of them, and the greedy tokens
+are the largest of all.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .declaration import Model
+from .numbers import Numbers
+
+FOLDER = Path(__file__).parents[1] / "goldens"
+COLUMNS = slice(None, None, 5)
+PROMPT, STEPS = 48, 16  # tokens in one batch; greedy tokens behind them, one by one
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Attributes:
+    tokens: the prompt.  prefill: float32 [PROMPT, logits kept].
+    greedy: tokens that follow, each the most likely behind the one before.  decode: float32 [STEPS, logits kept],
+        behind each of them.
+    digest: of the model.
+    native: for quantized files, whose logits here are those of their weights in float32: how far from them those of
+        llama.cpp's kernels for the format are; normalized mean square errors of prefill and decode.
+    """
+
+    tokens: np.ndarray
+    prefill: np.ndarray
+    greedy: np.ndarray
+    decode: np.ndarray
+    digest: str
+    native: np.ndarray | None = None
+
+    @classmethod
+    def load(cls, name: str) -> "Golden":
+        with np.load(FOLDER / f"{name}.npz") as file:
+            return cls(**{**file, "digest": str(file["digest"])})
+
+    def save(self, name: str) -> None:
+        np.savez(FOLDER / f"{name}.npz", **{key: value for key, value in vars(self).items() if value is not None})
+
+
+def prompt(name: str, vocab: int) -> np.ndarray:
+    """int32 [PROMPT]."""
+    return Numbers(0, name, "prompt").integers(PROMPT, vocab).astype(np.int32)
+
+
+def check_digest(name: str, model: Model, golden: Golden) -> None:
+    """Say so where a declaration has changed, rather than that the logits are wrong."""
+    assert model.digest() == golden.digest, f"{name} is not the model of its golden: record it anew"

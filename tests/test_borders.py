@@ -1,0 +1,289 @@
+"""The borders of small functions of files and services: the last that fits, the first that does not, and nothing."""
+
+import hashlib
+import itertools
+import math
+import os
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from localllm.arch import mamba2
+from localllm.arch.fields import Fields
+from localllm.cli import llama_names, opening
+from localllm.convert import rope_scaling
+from localllm.convert.config import Config
+from localllm.engine.runs import DEEP, FIRST, Runs
+from localllm.errors import LocalllmError, MemoryLimitError, ModelError
+from localllm.files import file_hash, known, logits_file, prefix_files
+from localllm.files.logits_file import LogitsWriter, row_numbers, scored
+from localllm.generation.thinking import overlap
+from localllm.services import bench, quantize, receipts
+from localllm.services.scores import mean, of_logarithm, statistics
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The user's cache folder."""
+    monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+# ---- hashes of files ------------------------------------------------------------------------------------------------
+
+
+def test_a_hash_is_remembered(tmp_path, cache):
+    path, heard = tmp_path / "x", []
+    path.write_bytes(b"abc")
+    right = hashlib.sha256(b"abc").hexdigest()
+    for _ in range(2):
+        assert file_hash.sha256_of(path, lambda *told: heard.append(told)) == right
+    assert heard == [(3, 3)]
+    assert (cache / "sha256").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    "kept", ["0" * 63, "0" * 65, "g" * 64, "", "A" * 64, "é" * 64], ids=["short", "long", "other", "none", "case", "é"]
+)
+def test_what_is_no_hash_is_not_believed(tmp_path, cache, kept: str):
+    path = tmp_path / "x"
+    path.write_bytes(b"abc")
+    right = file_hash.sha256_of(path)
+    [file] = (cache / "sha256").iterdir()
+    file.write_text(kept, encoding="utf-8")
+    assert file_hash.sha256_of(path) == right
+    file.write_text("0" * 64)
+    assert file_hash.sha256_of(path) == "0" * 64, "what looks like one is"
+    (cache / "sha256").chmod(0o777)
+    assert file_hash.sha256_of(path) == right, "but not where others can write"
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_remembered(tmp_path, cache):
+    path = tmp_path / "x"
+    path.write_bytes(b"abc")
+    file_hash.sha256_of(path, lambda *told: os.utime(path, (1, 1)))
+    assert not (cache / "sha256").exists()
+
+
+def test_known_checks_are_private_and_bounded(cache):
+    for number in range(4):
+        known.remember("vocabulary", str(number))
+        [*files] = (cache / "known").glob(f"*-{number}")
+        os.utime(files[0], (number + 1, number + 1))
+    assert (cache / "known").stat().st_mode & 0o777 == 0o700
+    known.forget_oldest(cache / "known", 4)
+    assert all(known.is_known("vocabulary", str(number)) for number in range(4))
+    known.remember("vocabulary", "4")
+    known.forget_oldest(cache / "known", 4)
+    assert [known.is_known("vocabulary", str(number)) for number in range(5)] == [False] * 3 + [True] * 2
+
+
+# ---- room on the disk -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_logits_that_just_fit_the_disk(tmp_path, monkeypatch, spare: int):
+    chunks = np.zeros((3, 16), np.int32)
+    needed = 3 * scored(16) * row_numbers(100) * 2
+    monkeypatch.setattr(logits_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed + spare))
+    if spare < 0:
+        with pytest.raises(LocalllmError, match=r"3 chunks of logits take .* --chunks makes it fewer"):
+            LogitsWriter(tmp_path / "x", chunks, 100)
+    else:
+        LogitsWriter(tmp_path / "x", chunks, 100)
+
+
+def test_half_written_files_go_when_they_are_old(tmp_path, monkeypatch):
+    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path)
+    for name, age in ((".new.tmp", 0), (".old.tmp", prefix_files.DAY + 60), ("kept", 9 * prefix_files.DAY)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    prefix_files.remove_temporary(prefix_files.DAY)
+    assert {path.name for path in tmp_path.iterdir()} == {".new.tmp", "kept"}
+    assert prefix_files.clear() == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"kept"}, "clear takes those that are young, too"
+
+
+@pytest.mark.parametrize(
+    ("told", "limit"), [("2", 2 * 10**9), ("0", 0), ("-1", 0), ("x", None), ("", None), ("0.5", 5 * 10**8)]
+)
+def test_the_limit_of_kept_prompts(monkeypatch, told: str, limit: int | None):
+    monkeypatch.setenv(prefix_files.SIZE_VARIABLE, told)
+    usual = prefix_files.USUAL_LIMIT
+    assert prefix_files.limit() == (usual if limit is None else limit)
+    usage = SimpleNamespace(free=10**9)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: usage)
+    most = (10**9 + 10**9) // prefix_files.DISK_SHARE
+    assert prefix_files.allowed(10**9) == min(most, prefix_files.limit())
+
+
+# ---- numbers --------------------------------------------------------------------------------------------------------
+
+
+def test_the_mean_and_its_error():
+    assert mean(np.array([3.0])) == (3.0, 0.0)
+    value, error = mean(np.array([1.0, 2.0, 3.0, 6.0]))
+    assert (value, error) == (3.0, pytest.approx(math.sqrt(3.5 / 3)))
+    number, error = of_logarithm(math.log(5), 0.1)
+    assert (number, error) == (pytest.approx(5), pytest.approx(0.5))
+    assert math.isfinite(of_logarithm(1e9, 0.1)[0]) and of_logarithm(-1e9, 0.1) == (0, 0)
+    found = statistics(np.arange(101.0))
+    assert (found["minimum"], found["maximum"], found["50"], found["mean"]) == (0, 100, 50, 50)
+
+
+@pytest.mark.parametrize(
+    ("text", "mark", "same"),
+    [
+        ("a<", "</x>", 1), ("a</", "</x>", 2), ("a</x", "</x>", 3), ("a</x>", "</x>", 0), ("</x", "</x>", 3),
+        ("", "ab", 0),
+        ("a", "a", 0), ("a", "abcdef", 1), ("aa", "aab", 2), ("aaa", "aab", 2), ("<a", "<b", 0),
+    ],
+)  # fmt: skip
+def test_what_may_be_the_beginning_of_a_mark(text: str, mark: str, same: int):
+    assert overlap(text, mark) == same
+
+
+def test_what_answers_have_in_common():
+    assert [receipts.common("abc", other) for other in ("abd", "abc", "", "xbc", "abcd")] == [2, 3, 0, 0, 3]
+
+
+def test_what_the_processor_calls_itself(monkeypatch):
+    told = "processor\t: 0\nvendor_id\t: Other\nmodel name\t: Fast One\nmodel\t\t: 7\nmodel name\t: Fast Two\n"
+    monkeypatch.setattr(bench, "read_text", lambda path: told)
+    assert bench.processor().startswith("Fast One (")
+    monkeypatch.setattr(bench, "read_text", lambda path: "")
+    monkeypatch.setattr(bench.platform, "processor", lambda: "")
+    monkeypatch.setattr(bench.platform, "machine", lambda: "riscv")
+    assert bench.processor().startswith("riscv (")
+
+
+# ---- runs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("later", [256, 512])
+def test_a_run_ends_where_the_next_begins(later: int):
+    runs = Runs(later)
+    ends = [0]
+    while ends[-1] < DEEP + 4 * later:
+        ends.append(runs.next_end(ends[-1]))
+    assert {b - a for a, b in itertools.pairwise(ends) if a < DEEP} == {FIRST}
+    assert {b - a for a, b in itertools.pairwise(ends) if a >= DEEP} == {later}
+    for begin, end in itertools.pairwise(ends):
+        for place in (begin, begin + 1, end - 1):
+            assert (runs.last_end(place), runs.next_end(place)) == (begin, end)
+
+
+# ---- a cache of pages -----------------------------------------------------------------------------------------------
+
+
+def test_two_caches_are_as_one():
+    """Of the computer and of a card: each gets its part of what is kept, and no more or less is taken."""
+    from localllm.arch.states import Paged
+    from localllm.arch.storage import KVType
+    from localllm.engine.memory.cache import KVCache
+    from localllm.engine.memory.joint_cache import JointCache
+
+    parts = [KVCache([Paged(layer, 1, dim, dim, window=window)], 128, KVType.of("f32"), (1,))
+             for layer, dim, window in ((0, 16, None), (1, 32, 40))]  # fmt: skip
+    joint, pages = JointCache(*parts), np.array([2, 0])
+    assert (joint.window, joint.place_bytes) == (40, 2 * 4 * 16 + 2 * 4 * 32)
+    for local, nbytes in ((False, parts[0].page_bytes(False)), (True, parts[1].page_bytes(True))):
+        content = np.random.default_rng(1).integers(1, 256, 2 * nbytes).astype(np.uint8)
+        joint.fill(pages, local, content)
+        np.testing.assert_array_equal(joint.content(pages, local), content)
+        np.testing.assert_array_equal(parts[local].content(pages, local), content)
+        for wrong in (content[:-1], np.append(content, 1).astype(np.uint8)):
+            with pytest.raises(ValueError, match="bytes for"):
+                joint.fill(pages, local, wrong)
+    joint.copy(2, 1, 64)
+    np.testing.assert_array_equal(joint.content(np.array([1]), False), joint.content(np.array([2]), False))
+
+
+def test_a_cache_that_nothing_can_hold(monkeypatch):
+    from localllm.arch.states import Paged
+    from localllm.arch.storage import KVType
+    from localllm.engine.memory import cache
+
+    def refuse(self, size):
+        raise MemoryLimitError("no")
+
+    monkeypatch.setattr(cache.KVCache, "_reserved", refuse)
+    with pytest.raises(MemoryLimitError):
+        cache.KVCache([Paged(0, 1, 16, 16)], 128, KVType.of("f32"))
+
+
+# ---- files of a split model, names, stretched contexts --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "stays"), [(1, True), (2, False), (3, False)])
+def test_parts_that_failed_go_but_a_single_file_stays(tmp_path, count: int, stays: bool):
+    """A single target may be what was there before; parts of a split model did not exist."""
+
+    def finish_last() -> None:
+        raise LocalllmError("the disk")
+
+    files = [SimpleNamespace(path=str(tmp_path / f"{number}"), finish=lambda: None) for number in range(count)]
+    files[-1].finish = finish_last
+    for file in files:
+        (tmp_path / file.path).write_text("x")
+    with pytest.raises(LocalllmError):
+        quantize.finish(files)
+    assert [(tmp_path / file.path).exists() for file in files] == [stays] * count
+
+
+def test_options_of_llama_cpp_that_nobody_refuses():
+    assert llama_names.refusal("--nothing-of-the-kind") == ""
+    for name, reason in llama_names._REFUSED.items():
+        assert llama_names.refusal(name) == reason != ""
+
+
+@pytest.mark.parametrize(
+    ("given", "magnitude"),
+    [
+        ({}, None),
+        ({"mscale": 0.7}, None),  # one alone means nothing
+        ({"mscale_all_dim": 0.7}, None),
+        ({"mscale": 0.7, "mscale_all_dim": 0.7}, 1.0),
+        ({"mscale": 1.0, "mscale_all_dim": 0.5}, (0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1)),
+        ({"attention_factor": 1.5, "mscale": 0.7, "mscale_all_dim": 0.7}, 1.5),
+    ],
+)
+def test_magnitudes_of_stretched_contexts(tmp_path, given, magnitude):
+    """Readers of GGUF multiply by 1 + 0.1 ln(factor) themselves."""
+    found = rope_scaling.yarn(Config({"factor": 4.0, **given}, tmp_path / "config.json"), 512)
+    rest = found.get("scaling.attn_factor")
+    assert rest == (None if magnitude is None else pytest.approx(magnitude / (1 + 0.1 * math.log(4))))
+    assert (found["scaling.factor"], found["scaling.original_context_length"]) == (4.0, 512)
+
+
+def test_other_words_for_commands():
+    for name, words in llama_names.MEANT.items():
+        for word in words.split():
+            assert llama_names.meant_command(word) == llama_names.meant_command(word.upper()) == name
+    assert [llama_names.meant_command(word) for word in ("", "nothing", "remov", "remove delete")] == [""] * 4
+
+
+def test_every_warning_is_a_line(capsys):
+    opening.warn(["one", "two\nlines"])
+    assert capsys.readouterr().err == "localllm: warning: one\nlocalllm: warning: two lines\n"
+    opening.warn([])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"ssm.time_step_rank": 7}, {"ssm.group_count": 3}, {"ssm.inner_size": 66}],
+    ids=str,
+)
+def test_heads_and_groups_of_mamba_2_divide_what_there_is(wrong):
+    """64 numbers in 8 heads of 4 groups."""
+    metadata = {"ssm.inner_size": 64, "ssm.time_step_rank": 8, "ssm.group_count": 4, "ssm.state_size": 5}
+    metadata |= {"ssm.conv_kernel": 4}
+    named = {f"mamba2.{name}": value for name, value in (metadata | wrong).items()}
+    fields = Fields({"general.architecture": "mamba2", **named}, "model.gguf", 100)
+    with pytest.raises(ModelError):
+        mamba2.read_state_space(fields)
+    right = Fields({**fields.metadata, **{f"mamba2.{name}": value for name, value in metadata.items()}}, "m", 100)
+    assert mamba2.read_state_space(right).inner == 64

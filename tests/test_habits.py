@@ -1,0 +1,353 @@
+"""What people type who know llama.cpp, Ollama or llm, and what they get."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_command_line import parsed
+
+import localllm
+from localllm.cli.chat_commands import execute
+from localllm.cli.chat_options import changed
+from localllm.cli.completion import possible
+from localllm.cli.config import config
+from localllm.cli.render import columns
+from localllm.errors import UsageError
+from localllm.files.gguf_file import description
+from localllm.generation.answers import Answer, distinct
+from localllm.generation.constraints import Constraint, in_ascii
+from localllm.generation.generate import GenerationOptions
+from localllm.services.catalogue import translated
+from localllm.services.hub import unreached
+from localllm.services.records import Prompts, Record
+
+SHORT = ("-n", "3", "--temp", "0")
+PROMPT = ("-p", "Hi")
+
+
+@pytest.fixture
+def configure(tmp_path: Path, monkeypatch):
+    """Writes config.toml."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "localllm").mkdir()
+    return (tmp_path / "localllm" / "config.toml").write_text
+
+
+# What was wrong.
+
+
+@pytest.mark.parametrize("words", ["MODEL", "-m MODEL", "alias"])
+def test_map_takes_what_names_a_model(tiny: str, cli, configure, words: str):
+    configure(f'[aliases]\nalias = "{tiny}"\n')
+    code, out, err = cli("map", *words.replace("MODEL", tiny).split(), *SHORT, stdin=b"Hi\n")
+    assert (code, json.loads(out)["input"]) == (0, "Hi"), err
+
+
+def test_map_says_that_there_is_no_model_whatever_it_is_to_do(cli, tmp_path: Path):
+    (tmp_path / "empty").touch()
+    code, out, err = cli("map", "nonexistent.gguf", tmp_path / "empty")
+    assert (code, out) == (3, "") and err == "localllm: error: nonexistent.gguf: there is no such file\n"
+
+
+def test_a_receipt_has_its_own_model(tiny: str, cli, configure, monkeypatch, tmp_path: Path):
+    receipt = tmp_path / "receipt.json"
+    assert cli("run", tiny, *PROMPT, *SHORT, "--receipt", receipt)[0] == 0
+    configure('[defaults]\nmodel = "nothing.gguf"\n')
+    monkeypatch.setenv("LOCALLLM_MODEL", "nothing.gguf")
+    assert cli("replay", receipt)[:2] == (0, "the same text\n")
+    assert cli("replay", receipt, "-m", "nothing.gguf")[0] == 3
+
+
+def test_digits_are_those_of_ascii():
+    assert in_ascii(r"\d{3}-[\w.]\S\\d\[\d") == r"[0-9]{3}-[0-9A-Za-z_.][^ \t\n\r\f\v]\\d\[[0-9]"
+    assert in_ascii(r"(?u)\d") == r"\d"
+    assert Constraint.of_regex(r"[^\d]\W[\s\D]").kind == "regex"
+
+
+def test_map_goes_on_in_the_output_of_the_same_input_only(tiny: str, cli, tmp_path: Path):
+    first, second, out = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "out.jsonl"
+    first.write_text('{"id": "x", "prompt": "Hi"}\n{"id": "y", "messages": "nope"}\n')
+    second.write_text('{"id": "z", "prompt": "Hi"}\n')
+    assert cli("map", tiny, first, "-o", out, *SHORT)[0] == 6
+    before = out.read_bytes()
+    code, _, err = cli("map", tiny, second, "-o", out, *SHORT)
+    assert code == 2 and "the record 'x' is not in this input; give another name" in err
+    assert out.read_bytes() == before and b'"error"' in before
+    first.write_text(first.read_text() + '{"id": "w", "prompt": "Ho"}\n')
+    assert cli("map", tiny, first, "-o", out, *SHORT)[0] == 6
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["x", "y", "w"]
+
+
+def test_messages_that_are_no_list_are_told_so():
+    with pytest.raises(UsageError, match='"messages" should be a list of messages'):
+        Prompts()(Record(1, {"messages": "nope"}))
+
+
+def test_a_file_needs_no_pull(tiny: str, cli):
+    code, out, _ = cli("pull", tiny)
+    assert (code, out) == (0, f"{tiny}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--samplers foo", "--samplers: there is no 'foo'; there are penalties;dry;top_n_sigma;top_k;"),
+        (
+            "--sampler-seq kz",
+            "--sampler-seq: there is no 'z'; there are e (penalties), d (dry), s",
+        ),
+        ("--grammar root::=x --regex x", "--grammar and --regex do not go together"),
+        ("-j x.json --regex x", "--json-schema and --regex do not go together"),
+    ],
+)
+def test_errors_name_what_exists(tiny: str, cli, words: str, told: str):
+    code, out, err = cli("run", tiny, *PROMPT, *words.split())
+    assert (code, out) == (2, "") and err.startswith(f"localllm: error: {told}"), err
+
+
+def test_an_empty_schema_is_told_as_such(tiny: str, cli):
+    code, _, err = cli("run", tiny, *PROMPT, "-j", "")
+    assert code == 2 and "is empty: give a text with it, or the name of a file" in err
+
+
+def test_config_says_who_has_named_the_model(cli, configure):
+    configure('[defaults]\nmodel = "small.gguf"\n')
+    row = next(line for line in cli("config", "run")[1].splitlines() if line.startswith("MODEL"))
+    assert row.split(maxsplit=2)[1:] == ["small.gguf", "config.toml, line 2"]
+    assert config.__name__ == "config"
+
+
+def test_chat_advises_what_it_has(tiny: str, cli):
+    code, out, err = cli("chat", tiny)
+    assert (code, out) == (2, "") and err.endswith("there is no prompt: give one with -p TEXT or through a pipe\n")
+    assert cli("chat", tiny, *PROMPT, *SHORT)[:2] == cli("run", tiny, *PROMPT, *SHORT)[:2]
+
+
+def test_equal_texts_are_one_answer():
+    answers = [Answer(text, [number], -float(number), "stop") for number, text in enumerate(("yes", "no", "yes"))]
+    assert [answer.tokens for answer in distinct(answers)] == [[0], [1]]
+
+
+def test_errors_speak_no_python(cli, tmp_path: Path):
+    assert unreached(OSError("[Errno -2] Name or service not known")).startswith("there is no network")
+    assert description(b"export A=1\n") == "is a text"
+    assert description(b"\x01\x02\x03") == "does not begin with GGUF"
+    assert cli("inspect")[2] == "localllm: error: MODEL is missing: A GGUF file, or a name: see `localllm list`.\n"
+
+
+# Command lines that were copied.
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("hf.co/a/b:Q8_0", "hf:a/b:Q8_0"),
+        ("https://huggingface.co/a/b", "hf:a/b"),
+        ("https://huggingface.co/a/b/resolve/main/x-Q4.gguf?download=true", "hf:a/b/x-Q4.gguf"),
+        ("https://huggingface.co/a/b/tree/main", "hf:a/b"),
+        ("a/b", "hf:a/b"),
+        ("folder/x.gguf", "folder/x.gguf"),
+        ("./a/b", "./a/b"),
+        ("gemma3:4b", "gemma-3-4b"),
+        ("qwen2.5:0.5b", "qwen2.5-0.5b"),
+        ("qwen3-4b:Q8_0", "qwen3-4b:Q8_0"),
+    ],
+)
+def test_names_of_models_from_elsewhere(text: str, meant: str):
+    assert translated(text) == meant
+
+
+def test_a_model_that_is_not_here_is_answered_with_the_command_that_brings_it(cli):
+    code, _, err = cli("run", "hf.co/nobody/nothing:Q4_K_M", *PROMPT)
+    assert code == 3 and "`localllm pull hf:nobody/nothing:Q4_K_M` gets it" in err
+
+
+def test_options_that_mean_nothing_are_told_once(tiny: str, cli):
+    plain = cli("run", tiny, *PROMPT, *SHORT)
+    code, out, err = cli("run", tiny, *PROMPT, *SHORT, "-fa", "on", "--mlock", "-b", "512", "--no-cnv", "--jinja")
+    assert (code, out) == plain[:2]
+    assert err == "localllm: left out, because they mean nothing here: -fa, --mlock, -b, --no-cnv, --jinja\n"
+    assert cli("run", tiny, *PROMPT, *SHORT, "-fa")[2] == (
+        "localllm: -fa is left out: attention is always computed in one pass\n"
+    )
+
+
+def test_options_of_the_same_meaning():
+    assert parsed("run", "-hf", "a/b:Q4_0", "-p", "x")["model"] == "hf:a/b:Q4_0"
+    assert parsed("chat", "m", "--context-shift", "-md", "small.gguf")["on_overflow"] == "shift"
+    assert parsed("chat", "m", "-md", "small.gguf")["speculate"] == "draft:small.gguf"
+    for command in ("perplexity", "tokenize", "inspect"):
+        assert parsed(command, "m", "-ngl", "99")["model"] == "m"
+
+
+def test_the_prompt_behind_the_model(tiny: str, cli):
+    assert cli("run", tiny, "Hi", *SHORT) == cli("run", tiny, *PROMPT, *SHORT) == cli("run", "Hi", "-m", tiny, *SHORT)
+    assert parsed("run", "m", "-p", "a", "-p", "b", "-f", "c", "-f", "d")["prompt"] == ["a", "b"]
+
+
+def test_without_a_model_the_built_in_one_answers_and_it_is_said(cli, configure, tiny: str):
+    code, out, err = cli("run", *PROMPT, "-n", "4")
+    assert code == 0 and out and err.startswith("localllm: no model is named, so the built-in one answers")
+    configure(f'[defaults]\nmodel = "{tiny}"\n')
+    assert cli("run", *PROMPT, *SHORT) == cli("run", tiny, *PROMPT, *SHORT)
+    code, _, err = cli("run", "Why is the sky blue?")
+    assert code == 2 and "'Why is the sky blue?' names no model: the prompt stands behind it, or behind -p" in err
+
+
+def test_a_checkpoint_names_quantize(cli, tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    code, _, err = cli("run", tmp_path, *PROMPT)
+    assert code == 3 and f"`localllm quantize {tmp_path} Q4_K_M` makes one of this checkpoint" in err
+
+
+def test_python_takes_names_too(tiny: str, configure):
+    configure(f'[aliases]\nsmall = "{tiny}"\n')
+    with localllm.open("small", cache=False) as model:
+        assert model.path == tiny
+
+
+# What a person sees.
+
+SCHEMA = '{"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}, "required": ["a"]}'
+
+
+def test_json_is_compact_unless_asked_otherwise():
+    from llguidance import LLMatcher, LLTokenizer
+
+    texts = ('{"a":[1,2]}', '{"a": [1, 2]}', '{\n  "a": [1, 2]\n}')
+    for whitespace, allowed in ((False, [True, False, False]), (True, [True, True, True])):
+        grammar = Constraint.of_schema(SCHEMA, whitespace).grammar
+        vocabulary = LLTokenizer("byte")
+        wholes = [LLMatcher(vocabulary, grammar).validate_tokens(list(text.encode())) == len(text) for text in texts]
+        assert wholes == allowed
+    assert parsed("run", "m", "--json-whitespace")["json_whitespace"] is True
+
+
+def test_an_answer_that_was_cut_has_its_own_exit_code(tiny: str, cli):
+    code, out, err = cli("run", tiny, *PROMPT, *SHORT, "--regex", "[0-9]{8}")
+    assert (code, err) == (7, "localllm: error: the answer was cut, so it is not what its regex matches\n")
+    assert out.rstrip("\n").isdecimal()
+    code, out, _ = cli("map", tiny, *SHORT, "--regex", "[0-9]{8}", stdin=b"Hi\n")
+    assert (code, json.loads(out)) == (
+        6,
+        {"id": 1, "error": "the answer was cut, so it is not what its regex matches", "input": "Hi"},
+    )
+    assert cli("chat", tiny, *PROMPT, *SHORT, "--regex", "[0-9]{8}")[0] == 7
+    assert cli("run", tiny, *PROMPT, *SHORT)[0] == 0
+
+
+def test_only_files_of_its_own_kind_are_replaced(tiny: str, cli, tmp_path: Path):
+    text, precious = tmp_path / "text", tmp_path / "precious"
+    text.write_text("Some words and some more of them. " * 30)
+    for words in (
+        ["run", tiny, *PROMPT, *SHORT, "--receipt"],
+        ["imatrix", tiny, text, "-c", 16, "--chunks", 1, "-o"],
+        ["perplexity", tiny, text, "-c", 16, "--chunks", 1, "--save-logits"],
+    ):
+        precious.write_text("precious")
+        code, _, err = cli(*words, precious)
+        assert code == 2 and "this file exists, and is no " in err and err.endswith("; --force replaces it\n")
+        assert precious.read_text() == "precious"
+        assert cli(*words, precious, "--force")[0] == 0
+        assert cli(*words, precious)[0] == 0  # one of its own kind
+
+
+def test_quantize_replaces_models_only_and_makes_smaller_ones(tiny: str, cli, tmp_path: Path):
+    out = tmp_path / "out.gguf"
+    out.write_text("precious")
+    assert "is no model; --force replaces it" in cli("quantize", tiny, out, "Q8_0")[2]
+    assert cli("quantize", tiny, out, "Q8_0", "--force")[0] == 0
+    assert cli("quantize", tiny, out, "Q8_0")[0] == 0
+    larger = cli("quantize", out, tmp_path / "large.gguf", "F32", "--allow-requantize")
+    assert larger[0] == 2 and "would be larger than the old one" in larger[2]
+    assert cli("quantize", out, tmp_path / "large.gguf", "F32", "--allow-requantize", "--force")[0] == 0
+
+
+def test_small_wishes(tiny: str, cli, tmp_path: Path):
+    text = tmp_path / "text"
+    text.write_text("Hi\n")
+    ids = json.loads(cli("tokenize", tiny, "-f", text, "--ids")[1])
+    assert ids == [each["id"] for each in json.loads(cli("tokenize", tiny, "Hi\n", "--json")[1])]
+    assert cli("inspect", tiny, "--template")[1].startswith("{%")
+    facts = json.loads(cli("inspect", tiny, "--json")[1])
+    assert len(facts["metadata"]["tokenizer.ggml.tokens"]) == facts["vocabulary"]["size"]
+    assert facts["metadata"]["general.architecture"] == "llama"
+    assert cli("inspect", tiny, "--check")[2].startswith("checked: all ")
+    rows = json.loads(cli("fit", tiny, "-c", 512, "--json")[1])["rows"]
+    assert {row["context"] for row in rows} == {512}
+    assert cli("fit", tiny, "-c", 10**9)[0] == 2
+    code, out, _ = cli("pull", tiny, text)
+    assert (code, out) == (0, f"{tiny}\n{text}\n")
+    code, _, err = cli("map", tiny, *SHORT, "--stats", stdin=b"a\nb\n")
+    assert code == 0 and err.startswith("2 records in ") and err.endswith("tokens/s, 0 failed\n")
+    assert cli("sessions", "list")[0] == 0
+
+
+def test_where_the_settings_are(cli, configure, tmp_path: Path):
+    assert cli("config", "path")[1] == f"{tmp_path}/localllm/config.toml\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[defaults]\ntempp = 1\n", "line 2: no command has an option --tempp"),
+        ("[command.run]\nmd = true\n", "line 2: run has no option --md"),
+        ("[command.rnu]\nx = 1\n", "line 1: there is no command rnu"),
+        ('[defaults]\ntemp = "cold"\n', "line 2: temp: should be a number, not 'cold'"),
+        ("[model.other]\nmin-p = true\n", "line 2: min-p: should have a value, not true or false"),
+    ],
+)
+def test_every_command_tells_of_settings_that_nobody_understands(cli, configure, text: str, told: str):
+    configure(text)
+    code, _, err = cli("cache")
+    assert code == 0 and told in err and err.startswith("localllm: warning: ") and err.count("\n") == 1
+
+
+def test_every_command_tells_of_variables_that_mean_nothing(cli, monkeypatch):
+    monkeypatch.setenv("LOCALLLM_TEMPP", "1")
+    monkeypatch.setenv("LOCALLLM_TEMP", "0")
+    told = "localllm: warning: LOCALLLM_TEMPP in the environment means nothing; did you mean LOCALLLM_TEMP?\n"
+    assert cli("cache")[2] == told
+
+
+@pytest.mark.parametrize(
+    ("before", "begun", "words"),
+    [
+        (["run", "m", "--speculate"], "", ["ngram", "off", "draft:"]),
+        (["run", "m", "--kv-type"], "q8", ["q8_0"]),
+        (["run", "m", "-ctk"], "f", ["f16", "f32"]),
+        (["run", "m", "--device"], "cu", ["cuda", "cuda:0", "cuda:1"]),
+        (["run", "m", "--chat-template"], "gran", ["granite"]),
+        (["run", "m", "--on-overflow"], "=", ["error", "drop-turns", "shift"]),
+        (["run", "m", "--on-overflow", "="], "dr", ["drop-turns"]),
+        (["run", "m"], "--on-overflow=dr", ["--on-overflow=drop-turns"]),
+        (["quantize", "x.gguf"], "Q5_K_", ["Q5_K_M", "Q5_K_S"]),
+        (["config"], "ru", ["run"]),
+        (["config"], "pa", ["path"]),
+        (["sessions"], "s", ["show"]),
+        (["sessions", "show"], "", []),
+        (["cache", "clear"], "", []),
+    ],
+)
+def test_what_completes(before: list[str], begun: str, words: list[str], monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    kind, found = possible(before, begun)
+    assert {word for word, _ in found} >= set(words) and bool(found) == bool(words)
+    assert kind == {"quantize": "files"}.get(before[0], "models" if "draft:" in words else "nothing")
+
+
+def test_meant_types_and_commands_of_a_chat(tiny: str, cli):
+    assert cli("quantize", tiny, "Q5_KM")[2] == "localllm: error: Q5_KM is no type; did you mean Q5_K_M?\n"
+    with pytest.raises(UsageError, match=r"there is no /hlep; did you mean /help\?"):
+        execute(None, "/hlep", None)
+    with pytest.raises(UsageError, match=r"there is no option 'temperatur'; did you mean temperature\?$"):
+        changed(GenerationOptions(), "temperatur", "1")
+
+
+def test_tables_fit_the_terminal():
+    rows = [("a" * 30, "1", "b" * 50), ("c", "12345", "d" * 90)]
+    for width in (40, 80):
+        lines = columns(("name", "size", "path"), rows, "<><", width)
+        assert max(map(len, lines)) <= width and "a" * 30 in lines[1]
+    assert "12345" in lines[2] and "…" in lines[1]
+    assert max(map(len, columns(("name", "size", "path"), rows, "<><"))) > 80

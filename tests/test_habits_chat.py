@@ -1,0 +1,77 @@
+"""What people do in a chat, and what they get: on a terminal of 40 and of 80 columns."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from talker import MIXED
+from terminal import Terminal, plain
+from test_chat import TALKER, talk  # noqa: F401  a fixture
+from wcwidth import wcswidth
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
+
+
+def test_branches_of_a_session_stay(talk):  # noqa: F811
+    chat = talk("--session", "A")
+    chat.prompt()
+    chat.say("one")
+    assert "a branch B" in chat.say("/branch B")
+    chat.say("two")
+    assert "back in the branch A" in chat.say("/branch A")
+    told = chat.say("/branch")
+    assert "* A" in told and "  B" in told
+    assert "back in the branch B" in chat.say("/branch B")
+    assert "* B" in chat.say("/branch")
+
+
+def test_a_file_that_is_too_long_is_refused_and_others_are_taken_back(talk, tmp_path: Path):  # noqa: F811
+    (tmp_path / "long").write_text("word " * 2000)
+    (tmp_path / "short").write_text("word")
+    chat = talk("-c", "400")
+    chat.prompt()
+    chat.say("one")
+    told = chat.say(f"/read {tmp_path}/long")
+    assert "long has " in told and "of the context of 400," in told
+    assert "/undo takes them back" in chat.say(f"/read {tmp_path}/short")
+    assert "taken back: a file of 4 characters" in chat.say("/undo")
+    assert "TWO" in chat.say("two") and "WORD" not in chat.drawn
+    assert "taken back: two" in chat.say("/undo")
+
+
+def test_several_turns_are_taken_back_and_the_answer_before_is_known(talk):  # noqa: F811
+    chat = talk("--stats")
+    chat.prompt()
+    for question in ("one", "two", "three", "four"):
+        chat.say(question)
+    told = chat.say("/undo 2")
+    assert "taken back: four" in told and "taken back: three" in told
+    assert "1 token read in" in chat.say("/retry")
+    assert "/undo N takes back the last N questions" in chat.say("/undo x")
+
+
+def test_ctrl_c_tells_how_to_go_on(talk):  # noqa: F811
+    chat = talk()
+    chat.prompt()
+    chat.type("slowly\r")
+    chat.expect("one")
+    chat.type("\x03")
+    assert "interrupted; /continue goes on" in plain(chat.prompt())
+
+
+def test_a_first_question_on_the_command_line(talk):  # noqa: F811
+    chat = talk("-p", "hello")
+    assert "HELLO" in plain(chat.prompt())
+    assert "did you mean temperature?" in chat.say("/set temperatur 1")
+    assert "did you mean /help?" in chat.say("/hlep")
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_lines_break_between_words(tiny: str, columns: int):
+    words = ("-fa", "--mlock", "-b", "5", "-ub", "7", "--jinja", "--no-mmap", "--no-warmup", "--simple-io")
+    run = Terminal("run", tiny, "-p", "mixed", *words, columns=columns, program=TALKER)
+    assert run.end() == 0
+    lines = plain(run.seen).splitlines()
+    assert max(map(wcswidth, lines)) <= columns
+    assert "left out, because they mean nothing here:" in " ".join(lines[:4])
+    assert "".join(MIXED.split()) in "".join("".join(lines).split())

@@ -1,0 +1,109 @@
+"""Kernels of every lane that this machine has, in one process, against the same twins as those of its own lane.
+
+A lane is handed to what compiles; nothing else knows of it. What test_kernels.py and its like say about kernels they
+say here about those that were compiled for CPUs with fewer features.
+"""
+
+import struct
+import sys
+
+import llvmlite.binding as llvm
+import pytest
+import test_attention
+import test_kernels
+import test_recurrent_kernels
+from kernel_calls import caller, compiled_for
+
+from localllm.files.kept import read_kept
+from localllm.kernels.build.library import Library
+from localllm.kernels.build.objects import object_file
+from localllm.kernels.machine import Lane, this_lane
+
+BASE = "+64bit,+cmov,+cx8,+fxsr,+mmx,+sse,+sse2"
+SSSE3 = BASE + ",+sse3,+ssse3"
+AVX2 = SSSE3 + ",+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+cx16,+sahf"
+AVX512 = AVX2 + "".join(f",+avx512{name}" for name in ("f", "bw", "cd", "dq", "vl"))
+LANES = {
+    "portable": Lane("x86-64", BASE),
+    "ssse3": Lane("core2", SSSE3),
+    "avx2": Lane("haswell", AVX2),
+    "avx-vnni": Lane("alderlake", AVX2 + ",+avxvnni"),
+    "avx512": Lane("skylake-avx512", AVX512),
+    "avx512-vnni": Lane("cascadelake", AVX512 + ",+avx512vnni"),
+}
+MATHEMATICS = {"log", "sin", "cos", "sincos"}  # what kernels may call, once for many numbers
+PRODUCTS = ["Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "Q2_K", "IQ4_XS", "IQ2_S", "Q1_0", "Q2_0", "NVFP4"]
+pytestmark = [pytest.mark.slow(20), pytest.mark.sampled(every=12)]  # each compiles for itself
+
+
+@pytest.fixture(params=LANES)
+def other(request) -> Lane:
+    """A lane of this machine."""
+    found = LANES[request.param]
+    if not found.features <= this_lane().features:
+        pytest.skip("this CPU does not have it")
+    return found
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_blocks(other, name):
+    """Of one token, of a few, of many in one plane and in two; with what is no number."""
+    call = caller([f"linear_quantized-{name}"], other)
+    for tokens in (1, 7, test_kernels.MANY):
+        test_kernels.test_linear_quantized(call, name, tokens)
+    test_kernels.test_what_is_no_number_stays_visible(call, name, 4, True)
+
+
+@pytest.mark.parametrize("name", ["F16", "Q8_0", "NVFP4"])
+def test_rows_of_embeddings(other, name):
+    test_kernels.test_embed(caller([f"embed-{name}"], other), name)
+
+
+@pytest.mark.parametrize("name", ["F16", "Q8_0"])
+def test_attention_with_caches(other, name):
+    call = caller([f"attend-{name}", "plan", "merge", f"store-{name}"], other)
+    test_attention.test_store(call, name, 80)
+    for tokens, length in ((1, 300), (33, 300)):
+        test_attention.test_attention(call, name, tokens, length)
+
+
+def test_row_by_row(other, monkeypatch):
+    without_dots = "ssse3" in other.features and not {"avxvnni", "avx512vnni"} & other.features
+    monkeypatch.setattr(test_kernels, "BYTE_OFFSET", 0 if without_dots else 128)  # of bytes that rescale.py makes
+    call = caller(["rms_norm", "layer_norm", "add", "swiglu", "rope", "angles", "quantize", "logits"], other)
+    test_kernels.test_rms_norm(call, 7, 100, 100, False)
+    test_kernels.test_layer_norm(call, 7, 100, 100, True)
+    test_kernels.test_add(call, 7, 100)
+    test_kernels.test_swiglu(call, 7, 100)
+    test_kernels.test_rope(call, 80, 32, True)
+    test_kernels.test_angles(call, 40)
+    test_kernels.test_quantize(call, 7, 320)
+    test_kernels.test_logits(call, 100)
+    for function in test_kernels.FUNCTIONS:
+        test_kernels.test_functions_of_single_numbers(call, 7, 100, function)
+
+
+def test_recurrences(other):
+    call, counts = caller(["convolve", "selective_scan", "head_scan-delta"], other), test_recurrent_kernels.COUNTS[-1]
+    test_recurrent_kernels.test_convolve(call, counts, 48, 3, False)
+    test_recurrent_kernels.test_selective_scan(call, counts, 48, 16)
+    test_recurrent_kernels.test_head_scan(call, counts, "delta", 2, 2, 20, 16)
+
+
+def functions_needed(code: bytes) -> set[str]:
+    """The functions that machine code in an ELF file calls elsewhere."""
+    sections = {section.name(): section.data() for section in llvm.ObjectFileRef.from_data(code).sections()}
+    names = sections[b".strtab"]
+    symbols = struct.iter_unpack("<IBBHQQ", sections[b".symtab"])
+    starts = [name for name, _, _, section, _, _ in symbols if name and section == 0]
+    return {names[start : names.index(b"\0", start)].decode() for start in starts}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="object files are of another kind")
+@pytest.mark.parametrize("name", ["Q4_K", "F16"])
+def test_nothing_calls_a_function_for_what_other_cpus_have_instructions_for(other, name):
+    kernels = ["rms_norm", "rope", "geglu", "quantize", f"embed-{name}"]
+    kernels += compiled_for([f"linear_quantized-{name}"]) if name == "Q4_K" else [f"attend-{name}"]
+    Library(kernels, lane=other)
+    needed = (functions_needed(read_kept(object_file(kernel, other)) or b"") for kernel in kernels)
+    assert set().union(*needed) <= MATHEMATICS

@@ -1,0 +1,145 @@
+"""The faults that scripts/mutate makes: each is what it says, alone, and leaves valid Python."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import faults as finder
+import mutate
+
+
+def changed(source: str, kind: str) -> list[str]:
+    """The source with each of the faults of a kind."""
+    data = source.encode()
+    return [fault.applied(data).decode() for fault in finder.faults(data) if fault.kind == kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "expected"),
+    [
+        ("comparison", "a < b", ["a <= b"]),
+        ("comparison", "a <= b < c", ["a < b < c", "a <= b <= c"]),
+        ("comparison", "(a) is not (b)", ["(a) is (b)"]),
+        ("comparison", "é in b", ["é not in b"]),
+        ("operator", "x = a + b", ["x = a - b"]),
+        ("operator", "x = 'a' + b", []),
+        ("operator", "x = (a // b) * c", ["x = (a // b) // c", "x = (a * b) * c"]),
+        ("and/or", "x = a and b", ["x = a or b"]),
+        ("part of a condition", "x = a and not b", ["x = ((not b))", "x = ((a))"]),
+        ("sign", "x = not a", ["x = (a)"]),
+        ("sign", "x = -a", ["x = (a)"]),
+        ("number", "x = 3", ["x = 4", "x = 2"]),
+        ("number", "x = 0", ["x = 1"]),
+        ("number", "x = -1", ["x = 0"]),
+        ("number", "x = 0.5", ["x = 5.0"]),
+        ("number", "x: Literal[3] = a", []),
+        ("default", "def f(a: int = 1, *, b=True): pass", ["def f(a: int = 1, *, b=False): pass"]),
+        ("default", "def f(a=True):\n    'What it does.'\n    ...", []),
+        ("condition", "if a:\n    b()", ["if not (a):\n    b()"]),
+        ("check", "if a:\n    raise b", ["pass"]),
+        ("check", "if a:\n    b()\nelse:\n    raise b", []),
+        ("choice", "x = a if b else c", ["x = (a)", "x = (c)"]),
+        ("statement", "a.b(c)", ["pass"]),
+        ("statement", "a += 1", ["pass"]),
+        ("statement", '"""What it is."""', []),
+        ("with", "with a, b:\n    c()", ["with __import__('contextlib').nullcontext():\n    c()"]),
+        ("with", "with a as b:\n    c()", []),
+        ("filter", "x = [a for a in b if a]", ["x = [a for a in b if True]"]),
+        ("min/max", "x = min(a, b)", ["x = (a)", "x = (b)"]),
+        ("order", "x = sorted(a)", ["x = list(a)"]),
+        ("arguments", "f(a, b, c)", ["f(b, a, c)"]),
+        ("arguments", "f(a, a)", []),
+        ("argument", "f(a, b=c)", ["f(a)"]),
+        ("argument", "f(b=c)", []),
+        ("number", "f'{a:3}'", []),
+    ],
+)
+def test_kinds(kind: str, source: str, expected: list[str]):
+    assert changed(source, kind) == expected
+
+
+def test_all_are_valid_and_say_something_else():
+    source = (ROOT / "localllm" / "generation" / "history.py").read_bytes()
+    found = finder.faults(source)
+    valid = [fault for fault in found if finder.is_valid(fault.applied(source))]
+    assert len(found) >= len(valid) > 40
+    for fault in valid:
+        assert ast.dump(ast.parse(fault.applied(source))) != ast.dump(ast.parse(source)), fault
+    assert {"History.append", "Breakers.push"} <= {fault.function for fault in found}
+
+
+def test_a_seed_draws_the_same_and_different_ones():
+    paths = mutate.modules(["generation", "errors.py"])
+    first, again, other = (list(mutate.drawn(paths, 20, seed)) for seed in (1, 1, 2))
+    assert first == again and len(set(first)) == 20
+    assert len(set(first) & set(other)) < 10
+
+
+def test_a_place():
+    places = mutate.placed("localllm/generation/history.py:20-30")
+    assert places and all(20 <= mutant.fault.line <= 30 for mutant in places)
+
+
+@pytest.mark.slow
+def test_who_tests_what_nobody_is_seen_to_execute(monkeypatch, tmp_path):
+    monkeypatch.setattr(mutate, "executed", dict)
+    [mutant, *_] = mutate.placed("scripts/faults.py")
+    assert mutate.tests_of(mutant, 10) == []
+    [mutant, *_] = mutate.placed("localllm/generation/history.py")
+    assert "tests/test_sampling_steps.py" in mutate.tests_of(mutant, 10)
+
+
+def test_the_most_special_tests_come_first(monkeypatch):
+    [mutant, *_] = [each for each in mutate.placed("localllm/generation/history.py") if "push" in each.fault.function]
+    name = "localllm/generation/history.py:Breakers.push"
+    known = {name: [(90, 1.0, "c"), (3, 2.0, "a"), (50, 20.0, "b"), (95, 2.5, "d"), (96, 1.0, "e")]}
+    monkeypatch.setattr(mutate, "executed", lambda: known)
+    assert mutate.tests_of(mutant, 5) == ["a", "c", "e"]
+    assert mutate.tests_of(mutant, 0) == ["a"]
+    known[name] = known[name][:1]
+    known[f"{name}2"] = [(1, 1.0, "of the module")]
+    mutate.of_module.cache_clear()
+    monkeypatch.setattr(mutate, "by_imports", lambda path: ["of those that import it"])
+    assert mutate.tests_of(mutant, 5) == ["c", "of the module", "of those that import it"], "if there are few"
+    mutate.of_module.cache_clear()
+
+
+def test_a_fault_is_noticed_or_not(tmp_path):
+    """In a copy: by a test that looks, and by one that does not."""
+    [mutant] = [each for each in mutate.placed("localllm/generation/history.py") if "before - " in str(each)][:1]
+    (tmp_path / "localllm" / "generation").mkdir(parents=True)
+    (tmp_path / "right").write_bytes((ROOT / mutant.path).read_bytes())
+    (tmp_path / "test_x.py").write_text(
+        "from pathlib import Path\n\ndef test_x():\n"
+        f"    assert Path({mutant.path!r}).read_bytes() == Path('right').read_bytes()\n"
+    )
+    (tmp_path / "test_y.py").write_text("def test_y():\n    pass\n")
+    (tmp_path / "test_w.py").write_text("def test_w():\n    assert False\n")
+    (tmp_path / "test_z.py").write_text("import time\n\ndef test_z():\n    time.sleep(60)\n")
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--commit')\n")
+    assert [
+        mutate.outcome(tmp_path, mutant, tests, limit)
+        for tests, limit in (
+            (["test_x.py"], 60),
+            (["test_y.py"], 60),
+            (["test_w.py::test_w", "test_y.py::test_y"], 60),  # one that fails anyway
+            ([], 60),
+            (["test_z.py"], 0.1),
+        )
+    ] == ["noticed", "survived", "survived", "untested", "hung"]
+    assert (tmp_path / mutant.path).read_bytes() == (ROOT / mutant.path).read_bytes(), "and it is gone again"
+
+
+def test_which_functions_a_test_executes(tmp_path):
+    (tmp_path / "test_x.py").write_text(
+        "from localllm.generation.history import History\n\ndef test_x():\n    History(3).append(1)\n"
+    )
+    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}", "EXECUTED": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "executed", "-p", "no:cacheprovider", "test_x.py"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    [found] = [path.read_text() for path in tmp_path.glob("*.jsonl")]
+    assert "localllm/generation/history.py:History.append" in found and "History.copy" not in found

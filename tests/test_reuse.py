@@ -1,0 +1,48 @@
+"""What a prompt goes on from: decided from tokens, turns and runs alone."""
+
+import pytest
+
+from localllm.engine.run import PRECISE_TOKENS
+from localllm.engine.runs import FIRST, Runs
+from localllm.generation.reuse import Candidate, Reuse, TurnEnds, best_reuse
+
+RUNS = Runs()
+LONG = list(range(2 * FIRST + 100))
+SHORT = list(range(50))
+
+
+def test_nobody_has_read_anything():
+    assert best_reuse([], LONG, RUNS) is None
+    assert best_reuse([Candidate("a", [9, 9], aligned=0)], LONG, RUNS) is None
+
+
+def test_the_last_token_of_a_prompt_is_always_read():
+    """Its logits are wanted."""
+    assert best_reuse([Candidate("rolling", SHORT)], SHORT, RUNS) == Reuse("rolling", len(SHORT) - 1)
+
+
+@pytest.mark.parametrize(("aligned", "expected"), [(0, None), (FIRST, FIRST), (2 * FIRST, 2 * FIRST)])
+def test_other_prompts_go_on_where_a_whole_run_ended(aligned, expected):
+    read = [*LONG[:-50], 7, 7, 7]
+    found = best_reuse([Candidate("a", read, aligned=aligned)], LONG, RUNS)
+    assert found == (Reuse("a", expected, is_run=True) if expected else None)
+
+
+def test_a_conversation_goes_on_where_a_turn_ended():
+    turns = [TurnEnds(600, 650), TurnEnds(800, 900)]
+    read = LONG[:900]
+    assert best_reuse([Candidate("a", read, turns, FIRST)], LONG, RUNS) == Reuse("a", 900)
+    assert best_reuse([Candidate("a", read, turns, FIRST)], [*LONG[:700], -1, -2], RUNS) == Reuse("a", 650)
+    going_on = [TurnEnds(600)]
+    assert best_reuse([Candidate("a", read, going_on, FIRST)], LONG, RUNS) == Reuse("a", 900)
+
+
+def test_behind_short_prompts_one_goes_on_anywhere():
+    read = [*SHORT[:30], 99]
+    assert best_reuse([Candidate("a", read, [TurnEnds(31)], 0)], SHORT, RUNS) == Reuse("a", 30)
+    assert best_reuse([Candidate("a", read, [TurnEnds(PRECISE_TOKENS + 1)], 0)], SHORT, RUNS) is None
+
+
+def test_who_has_read_most_and_of_equal_ones_the_first():
+    some, more = Candidate("some", LONG[:600], (), FIRST), Candidate("more", LONG[:1100], (), 2 * FIRST)
+    assert best_reuse([some, more, more._replace(source="also")], LONG, RUNS) == Reuse("more", 2 * FIRST, is_run=True)

@@ -1,0 +1,468 @@
+"""What commands show: numbers, tables, figures of an answer, lists; small functions, each by itself."""
+
+import io
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from localllm.cli import chat_options, drawing, fit, inspect, pulling, render, report, session_list, shape, terminal
+from localllm.cli import list as list_command
+from localllm.cli.history import FileHistory
+from localllm.cli.prompt import read_bounded
+from localllm.errors import ContextError, UsageError
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.thinking import ANSWER, THOUGHT
+from localllm.services import sessions
+
+
+@pytest.fixture
+def on_terminal(monkeypatch):
+    """Whatever is a terminal for the functions of cli.terminal: sets the streams by name."""
+
+    def choose(*names: str) -> None:
+        monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream in [getattr(sys, name) for name in names])
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("NO_COLOR", "1")
+
+    return choose
+
+
+# ---- numbers and tables ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "as_count", "as_size"),
+    [
+        (0, "0", "0 B"), (999, "999", "999 B"), (1000, "1.0 k", "1.0 kB"), (1550, "1.6 k", "1.6 kB"),
+        (10**6, "1.0 M", "1.0 MB"), (10**6 - 1, "1000.0 k", "1000.0 kB"), (10**9, "1.0 B", "1.0 GB"),
+        (12345678, "12.3 M", "12.3 MB"), (7 * 10**12, "7000.0 B", "7000.0 GB"),
+    ],
+)  # fmt: skip
+def test_numbers(number: int, as_count: str, as_size: str):
+    assert (render.count(number), render.size(number)) == (as_count, as_size)
+
+
+def test_columns_are_as_wide_as_their_widest_cell():
+    assert render.table(("name", "n"), [("a", "100"), ("longer", "1")]) == ["name      n", "a       100", "longer    1"]
+    assert render.columns(("n", "x"), [("1", "b"), ("22", "")], "><") == [" n  x", " 1  b", "22"]
+    assert render.table(("only", "header"), []) == ["only  header"]
+
+
+def test_names():
+    assert [render.file_stem(path) for path in ("/a/b.gguf", "c:\\a\\b.gguf", "b", "a.gguf.txt")] == [
+        "b", "b", "b", "a.gguf.txt",
+    ]  # fmt: skip
+    assert render.one_line(" a\n\tb\x1b[2J ") == "a b\N{REPLACEMENT CHARACTER}[2J"
+
+
+# ---- an answer ------------------------------------------------------------------------------------------------------
+
+
+def answer(parts: list[tuple], **more) -> SimpleNamespace:
+    text = "".join(piece for kind, piece in parts if kind == ANSWER and isinstance(piece, str))
+    return SimpleNamespace(parts=iter(parts), text=text, **{"dropped": 0, "kept": 0, "is_full": False, **more})
+
+
+PARTS = [(THOUGHT, "Hm"), (THOUGHT, "."), (ANSWER, "Yes"), (ANSWER, "!")]
+
+
+@pytest.mark.parametrize(
+    ("options", "out", "err"),
+    [
+        ({}, "Yes!\n", "Hm.\n\n"),
+        ({"thoughts": False}, "Yes!\n", ""),
+        ({"silent": True}, "", "Hm.\n\n"),
+    ],
+)
+def test_thoughts_go_to_the_terminal_and_answers_to_stdout(capsysbinary, on_terminal, options, out, err):
+    on_terminal("stderr")
+    assert render.stream(answer(PARTS), terminal.ProgressLine(), **options) is False
+    assert capsysbinary.readouterr() == (out.encode(), err.encode())
+
+
+def test_thoughts_are_nothing_for_files(capsysbinary, on_terminal):
+    on_terminal()
+    render.stream(answer(PARTS), terminal.ProgressLine())
+    assert capsysbinary.readouterr() == (b"Yes!\n", b"")
+
+
+@pytest.mark.parametrize(("said", "out"), [("", b""), ("Yes", b"Yes\n")])
+def test_ctrl_c_ends_the_line_if_something_was_said(capsysbinary, said: str, out: bytes):
+    def parts():
+        if said:
+            yield ANSWER, said
+        raise KeyboardInterrupt
+
+    interrupted = SimpleNamespace(parts=parts(), text=said, dropped=0, is_full=False)
+    assert render.stream(interrupted, terminal.ProgressLine()) is True
+    assert capsysbinary.readouterr() == (out, b"")
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({}, ""),
+        ({"is_full": True}, "the answer ends here"),
+        ({"dropped": 64, "kept": 4}, "64 tokens behind the first 4 were dropped"),
+        ({"dropped": 64, "kept": 4, "is_full": True}, "64 tokens behind the first 4 were dropped"),
+    ],
+)
+def test_what_a_full_context_has_cost(capsys, facts, told):
+    render.tell_overflow(answer([], **facts))
+    err = capsys.readouterr().err
+    assert told in err and err.count("\n") == bool(told)
+
+
+MODEL = SimpleNamespace(path="/m.gguf", arch="llama", format="Q4_0", engine=SimpleNamespace(device="CPU"))
+ONE = {
+    "prompt": [1] * 50, "cached_tokens": 10, "tokens": [2] * 21, "prefill_s": 2.0, "ttft_s": 2.5, "decode_s": 4.0,
+    "text": "Yes", "thinking": "", "finish_reason": "stop", "dropped": 0, "seed": 7, "drafted": 0, "accepted": 0,
+}  # fmt: skip
+
+
+def told(capsys, result: dict) -> list[str]:
+    report.tell(result)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_speeds_count_what_was_done(capsys):
+    """Of a prompt what was not known, of an answer the steps behind the first token."""
+    result = report.report(MODEL, [SimpleNamespace(**ONE)], False, 0.5, 9.0)
+    times = result["timings"]
+    assert (times["prefill_tps"], times["decode_tps"], times["total_s"], times["load_s"]) == (20.0, 5.0, 9.0, 0.5)
+    assert (result["prompt_tokens"], result["cached_tokens"], result["completion_tokens"]) == (50, 10, 21)
+    prompt, said = told(capsys, result)
+    assert prompt == ("prompt: 50 tokens, 10 of them known, in 2.00 s (20.0 per second), model loaded in 0.50 s")
+    assert said == "answer: 21 tokens in 4.00 s (5.0 per second), first after 2.50 s, finish: stop, seed: 7"
+
+
+def test_what_took_no_time_has_no_speed(capsys):
+    facts = ONE | {"prefill_s": 0.0, "decode_s": 0.0, "cached_tokens": 0, "tokens": [1], "drafted": 9, "accepted": 4}
+    model = SimpleNamespace(**vars(MODEL) | {"engine": SimpleNamespace(device="H200, 3 of 4 layers")})
+    result = report.report(model, [SimpleNamespace(**facts)], False, 0.5, 9.0)
+    assert (result["timings"]["prefill_tps"], result["timings"]["decode_tps"]) == (0, 0)
+    assert result["speculation"] == {"drafted": 9, "accepted": 4, "steps_saved": 4}
+    prompt, said, guessed = told(capsys, result)
+    assert prompt == "prompt: 50 tokens in 0.00 s, model loaded in 0.50 s on H200, 3 of 4 layers"
+    assert "1 tokens in 0.00 s (0.0 per second)" in said
+    assert guessed == "guessed: 9 tokens, 4 of them right: a step less for each"
+
+
+def test_several_answers_have_seeds_if_they_were_drawn(capsys):
+    two = [
+        SimpleNamespace(text=text, thinking="", logprob=-1.0, tokens=[1] * count, finish_reason="stop", seed=seed)
+        for text, count, seed in (("a", 3, 5), ("b", 4, None))
+    ]
+    result = report.report(MODEL, two, True, 0.5, 2.5)
+    assert [row.get("seed", "none") for row in result["answers"]] == [5, "none"]
+    assert told(capsys, result) == ["answers: 2 with 7 tokens in 2.00 s, model loaded in 0.50 s"]
+    assert json.loads(report.as_line(result)) == result
+
+
+# ---- the progress line ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "beginning"),
+    [("abc", 3, "abc"), ("abcd", 3, "abc"), ("日本", 3, "日"), ("日本", 4, "日本"), ("aé日", 3, "aé"), ("", 0, "")],
+)
+def test_the_beginning_of_a_text(text: str, width: int, beginning: str):
+    assert terminal.beginning(text, width) == beginning
+
+
+def test_a_line_is_written_over_and_gone(capsys, on_terminal, monkeypatch):
+    on_terminal("stderr")
+    monkeypatch.setattr(terminal, "width_of", lambda stream: 5)
+    line = terminal.ProgressLine()
+    line.clear()
+    for text in ("abc", "abc", "abcdefg"):
+        line.show(text)
+    line.clear()
+    line.clear()
+    assert capsys.readouterr().err == "\r\x1b[Kabc\r\x1b[Kabcd\r\x1b[K"
+
+
+@pytest.mark.parametrize("reason", ["file", "dumb"])
+def test_a_line_is_silent_where_nothing_can_be_written_over(capsys, on_terminal, monkeypatch, reason):
+    on_terminal(*["stderr"] * (reason == "dumb"))
+    monkeypatch.setenv("TERM", "dumb")
+    line = terminal.ProgressLine()
+    line.show("abc")
+    line.clear()
+    assert capsys.readouterr().err == ""
+
+
+# ---- lists ----------------------------------------------------------------------------------------------------------
+
+
+def test_models_that_are_there_and_known():
+    whole = SimpleNamespace(name="a", size=2000, quantization="Q4_0", is_whole=True, path=Path("/m/a.gguf"))
+    part = SimpleNamespace(name="b", size=30, quantization="Q8_0", is_whole=False, path=Path("/m/b.gguf"))
+    assert list_command.on_disk([]) == list_command.known_ones([]) == ""
+    assert [line.split() for line in list_command.on_disk([whole, part]).splitlines()] == [
+        ["name", "size", "format", "path"],
+        ["a", "2.0", "kB", "Q4_0", "/m/a.gguf"],
+        ["b", "30", "B", "incomplete", "/m/b.gguf"],
+    ]
+    known = SimpleNamespace(name="c", parameters="1 B", megabytes=700, context=4096, license="MIT", description="x y")
+    assert list_command.known_ones([known]).splitlines()[1].split() == [
+        "c",
+        "1",
+        "B",
+        "700.0",
+        "MB",
+        "4096",
+        "MIT",
+        "x",
+        "y",
+    ]
+
+
+@pytest.mark.parametrize(("length", "title"), [(39, "q" * 39), (40, "q" * 40), (41, "q" * 39 + "…"), (0, "")])
+def test_sessions_show_the_first_question(monkeypatch, length: int, title: str):
+    chat = sessions.SavedChat()
+    chat.messages = [
+        {"role": "system", "content": "s"}, {"role": "user", "content": "q" * length},
+        {"role": "user", "content": "no"},
+    ]  # fmt: skip
+    monkeypatch.setattr(sessions, "listed", lambda: [sessions.Listed("trip", 1e9, chat)])
+    header, row = session_list.session_lines()
+    assert header.split() == ["session", "last", "used", "messages", "model", "first", "question"]
+    assert row.split()[0] == "trip" and row.split()[3] == "3"
+    assert row.split()[4:] == ([title] if title else [])
+    monkeypatch.setattr(sessions, "listed", lambda: [sessions.Listed("trip", 1e9, chat, "torn")])
+    assert session_list.session_lines()[1].endswith("damaged")
+    monkeypatch.setattr(sessions, "listed", list)
+    assert session_list.session_lines() == []
+
+
+FACTS = {"context": 100, "longest": {"f16": 100, "q8_0": 100}}
+
+
+@pytest.mark.parametrize(
+    ("longest", "said"),
+    [
+        ({"f16": 100, "q8_0": 100}, "It fits, with its whole context of 100 tokens."),
+        ({"f16": 60, "q8_0": 100}, "It fits with 60 tokens (f16), 100 tokens (q8_0)."),
+        ({"f16": 0, "q8_0": 7}, "It fits with 7 tokens (q8_0)."),
+        ({"f16": 0, "q8_0": 0}, "This model does not fit."),
+    ],
+)
+def test_whether_a_model_fits(longest, said):
+    assert fit.conclusion({"context": 100, "longest": longest}) == said
+
+
+def test_what_a_model_needs():
+    rows = [
+        {"context": context, "kv_type": kind, "needed_bytes": 1000 * context, "tokens_per_s": 3.25, "fits": context < 9}
+        for context in (16, 8)
+        for kind in ("f16", "q8_0")
+    ]
+    header, first, second = fit.needs({"longest": {"f16": 0, "q8_0": 0}, "rows": rows})
+    assert first.split() == ["8", "8.0", "kB", "3.2", "8.0", "kB", "3.2"]
+    assert second.split() == ["16", "16.0", "kB", "too", "much", "16.0", "kB", "too", "much"]
+    assert header.startswith("context")
+    assert inspect.memory({"memory": []}) == []
+
+
+# ---- what is typed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "variables"),
+    [
+        ("a=1", {"a": 1}), ("a=x=y", {"a": "x=y"}), ("a=", {"a": ""}), ('{"a": 1, "b": [2]}', {"a": 1, "b": [2]}),
+        (" {}", {}), ("a=true", {"a": True}),
+    ],
+)  # fmt: skip
+def test_variables_of_templates(text: str, variables: dict):
+    assert shape.variables_of(text) == variables
+
+
+@pytest.mark.parametrize("text", ["a", "=1", "1a=2", "a b=1", "{", "{'a': 1}"])
+def test_what_is_no_variable(text: str):
+    with pytest.raises(UsageError, match="template_var should be"):
+        shape.variables_of(text)
+
+
+def test_a_text_or_a_file_that_has_it(tmp_path: Path):
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbf{}")
+    assert shape.text_of(None, "{") is None
+    assert shape.text_of("{1}", "{") == "{1}"
+    assert shape.text_of(str(tmp_path / "a"), "{") == "{}"
+    (tmp_path / "a").write_bytes(b"\xff")
+    for name, reason in (("a", "not UTF-8"), ("b", "No such file")):
+        with pytest.raises(UsageError, match=f"cannot read .*{name}: .*{reason}"):
+            shape.text_of(str(tmp_path / name), "{")
+
+
+def test_options_of_a_conversation():
+    usual = GenerationOptions()
+    for name, text, value in (
+        ("--max-tokens", "7", 7), ("n", "-1", None), ("stop", "a;b", ("a", "b")), ("keep", "default", None),
+    ):  # fmt: skip
+        changed = chat_options.changed(usual, name, text)
+        assert getattr(changed, chat_options.OTHER_NAMES.get(name, name.lstrip("-").replace("-", "_"))) == value
+    assert chat_options.changed(usual, "temp", "0.5").sampling.temperature == 0.5
+    assert chat_options.changed(usual, "ignore_eos", "on").sampling.ignore_eos is True
+    assert chat_options.changed(chat_options.changed(usual, "temp", "0.5"), "temp", "default") == usual
+    for name, text, problem in (
+        ("nothing", "1", "there is no option"), ("ignore_eos", "1", "on or off"), ("top_k", "1.5", "a whole number"),
+        ("temp", "x", "a number"), ("logit_bias", "1", "cannot be set here"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=problem):
+            chat_options.changed(usual, name, text)
+    shown = {name: is_usual for name, _, is_usual in chat_options.told(chat_options.changed(usual, "top_k", "3"))}
+    assert not shown["top_k"] and shown["temperature"]
+
+
+def test_settings_of_a_session_count_where_nothing_was_typed():
+    typed = chat_options.changed(GenerationOptions(), "temp", "0.5")
+    merged = chat_options.with_settings(typed, {"temperature": 0.9, "stop": ["a"], "top_k": "x", "gone": 1, "keep": 3})
+    assert (merged.sampling.temperature, merged.stop, merged.sampling.top_k, merged.keep) == (
+        0.5, ("a",), typed.sampling.top_k, None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "encoding", "fits"),
+    [
+        ((1 << 20) - 1, 1, None, True),  # so much is read before anybody asks
+        (1 << 20, 1 << 20, None, True),
+        ((1 << 20) + 1, 1 << 20, None, False),
+        ((1 << 20) + 1, 1 << 20, "utf-16", True),  # whose bytes may be a quarter of so many
+        ((1 << 22) + 1, 1 << 20, "utf-16", False),
+        (5 << 20, 5 << 20, None, True),
+    ],
+)
+def test_more_than_could_fit_is_not_read(size: int, most: int, encoding: str | None, fits: bool):
+    source = io.BytesIO(b"a" * size + b"b" * (8 << 20) * (not fits))
+    if fits:
+        assert read_bounded(source, lambda: most, encoding) == b"a" * size
+    else:
+        with pytest.raises(ContextError, match="too long"):
+            read_bounded(source, lambda: most, encoding)
+        assert source.tell() <= size + (1 << 20)
+
+
+def test_the_history_is_private_and_bounded(tmp_path: Path, monkeypatch):
+    from localllm.cli import history
+
+    monkeypatch.setattr(history, "MOST_BYTES", 100)
+    monkeypatch.setattr(history, "MOST_TEXT", 30)
+    kept = FileHistory(tmp_path / "state" / "history")
+    for text in ("x" * 27, "x" * 28, "é\n"):
+        kept.store_string(text)
+    assert [*kept.load_history_strings()] == ["é\n", "x" * 27], "a line of 30 bytes is kept, a longer one not"
+    for number in range(20):
+        kept.store_string(f"text {number:2}")
+    texts = [*kept.load_history_strings()]
+    assert texts == [f"text {number:2}" for number in range(19, 19 - len(texts), -1)]
+    assert 4 <= len(texts) <= 9 and os.stat(kept.path).st_size <= 100
+    assert (os.stat(kept.path).st_mode & 0o777, os.stat(kept.path.parent).st_mode & 0o777) == (0o600, 0o700)
+    with open(kept.path, "ab") as file:
+        file.write(b'{}\n3\n"torn')
+    assert next(iter(kept.load_history_strings())) == texts[0], "what is no text is left out"
+
+
+@pytest.mark.parametrize(
+    ("typed", "yes"), [("y\n", True), ("YES \n", True), ("yess\n", False), ("n\n", False), ("", False), ("\n", False)]
+)
+def test_only_a_yes_is_a_yes(monkeypatch, capsys, typed: str, yes: bool):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    assert pulling.confirmed("Sure?\x1b") is yes
+    assert capsys.readouterr().err == "Sure?\N{REPLACEMENT CHARACTER} [y/N] "
+
+
+# ---- pages ----------------------------------------------------------------------------------------------------------
+
+
+def pushed(page: drawing.Page, *pieces: tuple[str, bool]) -> None:
+    for text, is_thought in pieces:
+        page.push(text, is_thought)
+    page.end()
+
+
+THOUGHT_FIRST = [("\n\nHm, ", True), ("well.\n", True), ("\nYes, ", False), ("it is.", False)]
+
+
+def test_a_file_gets_the_answer_alone(capsysbinary, on_terminal):
+    on_terminal()
+    page = drawing.page(markdown=True)
+    assert isinstance(page, drawing.Plain)
+    pushed(page, *THOUGHT_FIRST)
+    assert capsysbinary.readouterr().out == b"\nYes, it is.\n"
+
+
+def test_thoughts_end_with_an_empty_line(capsysbinary, monkeypatch):
+    """Line breaks at the beginning of either are left out."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    page = drawing.Wrapped(lambda: 40)
+    pushed(page, *THOUGHT_FIRST)
+    assert capsysbinary.readouterr().out == b"Hm, well.\n\nYes, it is.\n"
+    monkeypatch.setenv("NO_COLOR", "")
+    monkeypatch.setenv("TERM", "xterm")
+    pushed(drawing.Wrapped(lambda: 40), ("Hm", True), ("Yes", False))
+    assert capsysbinary.readouterr().out == b"\x1b[2mHm\x1b[0m\n\nYes\n", "thoughts are dim"
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """The size of the screen for drawing: columns and lines."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(drawing, "size_of", lambda stream: (20, 6))
+    monkeypatch.setattr(drawing, "columns", lambda: 20)
+
+
+def seen(out: bytes) -> list[str]:
+    """The lines on a screen without end after all that was written."""
+    lines, row = [""], 0
+    for part in re.split(r"(\x1b\[\d+A\x1b\[J|\n|\r)", out.decode()):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part.startswith("\x1b") and part.endswith("J"):
+            row -= int(part[2:].partition("A")[0])
+            del lines[row:]
+            lines.append("")
+        elif part != "\r":
+            lines[row] += re.sub(r"\x1b\[[\d;]*m", "", part)
+    return lines
+
+
+@pytest.mark.parametrize("frame", [-1.0, 1e9])
+def test_markdown_is_the_same_whenever_it_is_drawn(capsysbinary, monkeypatch, screen, frame: float):
+    """At every piece, or only when a block is whole. Blocks have an empty line between them."""
+    monkeypatch.setattr(drawing, "FRAME", frame)
+    text = "Some *words* that wrap around\n\n- one\n- two\n\n```\na\n\nb\n```\n\nThe end"
+    page = drawing.Markdown()
+    pushed(page, *((piece, False) for piece in re.split(r"(?<= )", text)))
+    lines = seen(capsysbinary.readouterr().out)
+    assert [line.strip() for line in lines] == [
+        "Some words that wrap", "around", "", "• one", "• two", "", "a", "", "b", "", "The end", "",
+    ]  # fmt: skip
+
+
+def test_thoughts_stand_before_markdown(capsysbinary, screen):
+    page = drawing.Markdown()
+    pushed(page, ("Hm", True), ("*Yes*", False))
+    assert [line.strip() for line in seen(capsysbinary.readouterr().out)] == ["Hm", "", "Yes", ""]
+    page = drawing.Markdown()
+    pushed(page, ("Hm", True))
+    assert [line.strip() for line in seen(capsysbinary.readouterr().out)] == ["Hm", "", ""]
+
+
+def test_what_has_left_the_screen_is_not_drawn_again(capsysbinary, monkeypatch, screen):
+    monkeypatch.setattr(drawing, "FRAME", -1.0)
+    page = drawing.Markdown()
+    for number in range(12):
+        page.push(f"- line {number}\n")
+    page.end()
+    out = capsysbinary.readouterr().out
+    assert [line.strip() for line in seen(out)] == [*(f"• line {number}" for number in range(12)), ""]
+    assert out.count(b"line 0") < 6 and max(int(number) for number in re.findall(rb"\x1b\[(\d+)A", out)) <= 4

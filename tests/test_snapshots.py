@@ -1,0 +1,106 @@
+"""States of recurrent layers: wherever a sequence goes back to, what it has there belongs to just so many tokens."""
+
+import random
+from types import SimpleNamespace
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from localllm.arch.states import Recurrent
+from localllm.engine.memory import recurrent
+from localllm.engine.memory.recurrent import RecurrentState, StateLayout
+from localllm.kernels.arguments import PAGE
+
+LAYOUT_OF = [Recurrent(0, ((3, 2), (5,))), Recurrent(2, ((4,),))]
+
+
+def told(tokens: list[int]) -> np.ndarray:
+    """What a run leaves in the states after these tokens: another number for each text; zeros at the beginning."""
+    nbytes = len(StateLayout(LAYOUT_OF).zeros.view(np.uint8))
+    number = crc32(bytes(tokens)) | 1 if tokens else 0
+    return np.resize(np.array([number], np.uint32).view(np.uint8), nbytes)
+
+
+class World:
+    """Sequences that share memory, and what each has read."""
+
+    def __init__(self, seed: int):
+        self.layout, self.draw = StateLayout(LAYOUT_OF), random.Random(seed)
+        self.all = [SimpleNamespace(state=RecurrentState(self.layout), tokens=[])]
+
+    def append(self, some: SimpleNamespace, count: int) -> None:
+        """A run: it reads the source, writes the target, and nobody else's memory."""
+        new = [self.draw.randint(1, 255) for _ in range(count)]
+        some.state.prepare(len(some.tokens), count)
+        np.testing.assert_array_equal(self.layout.content(some.state.source), told(some.tokens))
+        some.tokens = some.tokens + new
+        some.state.target.view(np.uint8)[:] = told(some.tokens)
+
+    def truncate(self, some: SimpleNamespace, length: int) -> None:
+        """As the engine does: what is behind the place that is known is read again."""
+        kept = some.state.truncate(length)
+        assert kept <= length
+        left, some.tokens = some.tokens[kept:length], some.tokens[:kept]
+        self.check()
+        if left:
+            some.state.prepare(kept, len(left))
+            some.tokens += left
+            some.state.target.view(np.uint8)[:] = told(some.tokens)
+
+    def fork(self, some: SimpleNamespace) -> None:
+        self.all.append(SimpleNamespace(state=some.state.fork(), tokens=list(some.tokens)))
+
+    def check(self) -> None:
+        assert not self.layout.zeros.any(), "where all begin"
+        for some in self.all:
+            known = [length for length in range(len(some.tokens) + 1) if some.state.knows(length)]
+            assert known and known[-1] == len(some.tokens)
+            for length in known:
+                if length:
+                    np.testing.assert_array_equal(some.state.after(length), told(some.tokens[:length]))
+            assert all(some.state.after(length) is None for length in {*range(1, len(some.tokens))} - {*known})
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_states_belong_to_their_tokens(monkeypatch, seed: int):
+    monkeypatch.setattr(recurrent, "SNAPSHOTS", 4)
+    world = World(seed)
+    for _ in range(60):
+        some, act = world.draw.choice(world.all), world.draw.random()
+        if act < 0.55:
+            world.append(some, world.draw.choice([1, 1, 1, 2, 7, PAGE, 100]))
+        elif act < 0.8:
+            world.truncate(some, world.draw.randint(max(0, len(some.tokens) - 90), len(some.tokens)))
+        elif act < 0.9 and len(world.all) < 4:
+            world.fork(some)
+        elif len(world.all) > 1:
+            world.all.remove(some)
+        world.check()
+
+
+def test_places_that_are_known():
+    """Both ends of runs with several tokens, every page's, and where it is now."""
+    world = World(0)
+    [some] = world.all
+    for count in (5, 1, 1, 2, 1):
+        world.append(some, count)
+    assert [length for length in range(12) if some.state.knows(length)] == [5, 7, 9, 10]
+    world.append(some, 1)
+    assert not some.state.knows(10)
+    while len(some.tokens) < PAGE + 3:
+        world.append(some, 1)
+    assert some.state.knows(PAGE) and not some.state.knows(PAGE - 1)
+
+
+def test_states_that_were_kept_go_on():
+    world, other = World(0), World(1)
+    world.append(world.all[0], 9)
+    content = world.all[0].state.after(9)
+    twin = SimpleNamespace(state=RecurrentState(other.layout), tokens=world.all[0].tokens)
+    twin.state.put(9, content)
+    other.all = [twin]
+    other.append(twin, 2)
+    other.check()
+    with pytest.raises(ValueError, match="bytes for"):
+        twin.state.put(9, content[:-1])

@@ -1,0 +1,58 @@
+"""Settings that a family does not read: refused by their name where they would change the result."""
+
+from copy import copy
+from pathlib import Path
+
+import pytest
+from models import write_model
+
+from localllm.arch import architecture
+from localllm.arch.unread import NEUTRAL
+from localllm.errors import UnsupportedError
+from localllm.files.gguf_file import GGUFFile
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
+    return GGUFFile.open(str(write_model("llama", tmp_path_factory.mktemp("models") / "llama.gguf")))
+
+
+def with_setting(file: GGUFFile, name: str, value: object) -> GGUFFile:
+    changed = copy(file)
+    changed.metadata = {**file.metadata, f"{file.metadata['general.architecture']}.{name}": value}
+    return changed
+
+
+OF_EXPERTS = {"expert_weights_scale", "expert_group_count"}  # the first llama reads, the second needs experts
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL.keys() - OF_EXPERTS))
+def test_a_setting_that_counts_is_refused(llama: GGUFFile, name: str):
+    value = True if name == "ssm.dt_b_c_rms" else 2 if isinstance(NEUTRAL[name][0], int) else 0.5
+    with pytest.raises(UnsupportedError, match=rf"llama\.{name} is \S+, which llama models do not have"):
+        architecture(with_setting(llama, name, value))
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL.keys() - OF_EXPERTS))
+def test_a_neutral_one_is_not(llama: GGUFFile, name: str):
+    for value in NEUTRAL[name]:
+        architecture(with_setting(llama, name, value))
+
+
+def test_a_window(llama: GGUFFile):
+    """Of 0, or as long as the context, it is none."""
+    context = llama.metadata["llama.context_length"]
+    for length in (0, context, context + 1):
+        architecture(with_setting(llama, "attention.sliding_window", length))
+    with pytest.raises(UnsupportedError, match=rf"sliding_window is {context - 1}, which"):
+        architecture(with_setting(llama, "attention.sliding_window", context - 1))
+
+
+def test_what_llama_cpp_passes_over_is_passed_over(tmp_path: Path):
+    file = GGUFFile.open(str(write_model("phi3", tmp_path / "phi3.gguf")))
+    architecture(with_setting(file, "attention.sliding_window", 16))
+
+
+def test_what_says_nothing_about_the_computation_is_harmless(llama: GGUFFile):
+    architecture(with_setting(llama, "tensor_data_layout", "Meta AI original pth"))
+    architecture(with_setting(llama, "a_name_from_the_future", 3))

@@ -1,0 +1,107 @@
+"""The registry of verbs: each row's kernels, for the CPU and for cards, against the formula that says what it means."""
+
+import inspect
+
+import numpy as np
+import pytest
+from kernel_calls import caller, count, for_any_parts, normal, output, padded, written
+from simulated import launch
+
+from localllm.arch import verbs
+from localllm.engine.cpu.lowering import VERBS as OF_CPU
+from localllm.engine.cuda.lowering import VERBS as OF_CARDS
+from localllm.engine.lower.lowering import VERBS, function_of
+from localllm.kernels import cpu, cuda
+from localllm.kernels.verbs import ROWWISE, where
+
+# What is given to verbs with a formula, besides activations.
+CASES = {
+    "add": {},
+    "multiply": {},
+    "swiglu": {},
+    "geglu": {},
+    "swiglu_limited": {"sharpness": 1.702, "limit": 7.0},
+    "gelu": {},
+    "relu_squared": {},
+    "xielu": {"alpha_p": 0.8, "alpha_n": 1.3, "beta": 0.5, "epsilon": -1e-6},
+    "sigmoid": {},
+    "clamp": {"limit": 1.5},
+    "softcap": {"cap": 2.5},
+}
+WITH_VECTORS = {"rms_norm", "layer_norm", "softplus", "scale", "sigmoid_gate"}  # which have tests of their own
+TOKENS, COLUMNS = 5, 20
+
+
+class Formulas(verbs.RowwiseVerbs):
+    """A builder that does what the formulas say."""
+
+    def rowwise(self, verb, formula, *inputs, **given):
+        return formula(*inputs, **given)
+
+
+@pytest.fixture(scope="module")
+def call():
+    return caller(list(CASES))
+
+
+def test_every_row_is_tested():
+    assert ROWWISE.keys() == CASES.keys() | WITH_VECTORS
+
+
+def test_every_verb_is_known_to_all():
+    """Whatever an architecture can say, each target has steps for; each row is a verb and has a kernel everywhere."""
+    said = {name for name in dir(verbs.Builder) if not name.startswith("_")} | {"deal", "collect", "every_head"}
+    said -= {"rowwise", "by_context", "ignore", "head_linear", "ids", "positions", "wanted"}  # which are no operations
+    assert said - {"ids"} <= ROWWISE.keys() | VERBS.keys() | (OF_CPU.keys() & OF_CARDS.keys())
+    for name, row in ROWWISE.items():
+        assert name in cpu.MODULES, name
+        assert name in cuda.MODULES, name
+        assert set(row.inputs) | set(row.strides) | set(row.given) < set(row.arguments._fields), name
+
+
+def test_a_forgotten_verb_is_an_error_that_says_where():
+    target = type("Target", (), {"verbs": OF_CPU})
+    with pytest.raises(NotImplementedError, match=r"'gulp' has no row in localllm/kernels/verbs\.py"):
+        function_of("gulp", target)
+    assert "table" in where("gulp")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_do_what_the_formula_says(call, name):
+    """What is not finite stays that; nothing else does."""
+    row, given = ROWWISE[name], CASES[name]
+    inputs = [3 * normal(TOKENS, COLUMNS, seed=place) for place in range(len(row.inputs))]
+    inputs[0][:, :4] = 50, -50, 1e-3, -1e-3
+    inputs[0][2, 4:7] = np.nan, np.inf, -np.inf
+    with np.errstate(all="ignore"):
+        expected = getattr(Formulas(), name)(*inputs, **given)
+    finite = np.isfinite(expected)
+    assert not finite[2, 4:7].any()
+    assert finite.sum() == expected.size - 3
+
+    def arguments(y):
+        sources = [padded(x) for x in inputs]
+        shape = {"count": count(TOKENS), "y": y, "stride": y.strides[0], "columns": COLUMNS}
+        strides = {stride: sources[-1].strides[0] for stride in row.strides}
+        return dict(zip(row.inputs, sources, strict=True)) | shape | strides | given
+
+    def on_cpu(parts):
+        y = output(TOKENS, COLUMNS)
+        call(name, parts, **arguments(y))
+        return written(y, TOKENS, COLUMNS)
+
+    def on_a_card():
+        y = output(TOKENS, COLUMNS)
+        launch(name, TOKENS, **arguments(y))
+        return written(y, TOKENS, COLUMNS)
+
+    with np.errstate(all="ignore"):
+        for got in (for_any_parts(on_cpu), on_a_card()):
+            np.testing.assert_array_equal(np.isfinite(got), finite)
+            np.testing.assert_allclose(got[finite], expected[finite], rtol=1e-5, atol=1e-6)
+
+
+def test_formulas_and_verbs_take_the_same():
+    for name, given in CASES.items():
+        _, *taken = inspect.signature(getattr(verbs.RowwiseVerbs, name)).parameters
+        assert taken[len(ROWWISE[name].inputs) :] == [*given]
