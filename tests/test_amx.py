@@ -56,6 +56,7 @@ SLAB = cpu.TILE_SLAB
 
 @pytest.fixture(scope="module")
 def call(request):
+    machine.allow_tiles()  # where there are real ones, Linux lets nobody use them who has not asked
     groups, rows = (f"unpack_{kind}-" for kind in ("groups", "rows"))
     names = [groups + name for name in cpu.SUB_BLOCK] + [rows + name for name in LINEAR_FORMATS["linear_float"]]
     return caller(["pack", "linear_tiles_quantized", *wanted(request, names)])
