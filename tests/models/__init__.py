@@ -11,10 +11,11 @@ from .experts2 import MOE2
 from .hybrids import HYBRIDS
 from .quantized import QUANTIZED, exact, in_blocks
 from .recurrent import RECURRENT
+from .unusual import UNUSUAL
 
 __all__ = ["DECLARATIONS", "QUANTIZED", "Model", "exact", "model", "write", "write_model"]
 
-DECLARATIONS: dict[str, Declaration] = {**DENSE, **DENSE2, **MOE, **MOE2, **RECURRENT, **HYBRIDS}
+DECLARATIONS: dict[str, Declaration] = {**DENSE, **DENSE2, **MOE, **MOE2, **RECURRENT, **HYBRIDS, **UNUSUAL}
 
 
 def model(name: str, seed: int = 0, **dims: Any) -> Model:
