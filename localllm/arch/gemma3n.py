@@ -16,7 +16,7 @@ from localllm.arch.decoder import ignore_guessing
 from localllm.arch.fields import Fields, show
 from localllm.arch.gemma4 import layer_inputs
 from localllm.arch.states import Paged
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
@@ -174,4 +174,4 @@ def attention(b: Builder, w: Weights, h: Gemma3n, layer: int, x: Activation) -> 
         k = b.rope(k, rope, b.positions)
     else:
         b.ignore(*(w.get(name, by_layer=True) for name in ("attn_k", "attn_k_norm", "attn_v")))
-    return b.attend(b.rope(q, rope, b.positions), k, v, state, heads=h.attention.heads[layer], scale=h.scale)
+    return b.attend(b.rope(q, rope, b.positions), k, v, state, Scores(h.attention.heads[layer], h.scale))

@@ -15,7 +15,7 @@ from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.rope import read_base
 from localllm.arch.states import Paged
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
@@ -123,4 +123,4 @@ def attention(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, fact
         k = b.rope(k, a.rope, b.positions, factors)
     else:
         b.ignore(*(w.get(name, by_layer=True) for name in ("attn_k", "attn_k_norm", "attn_v")))
-    return b.attend(b.rope(q, a.rope, b.positions, factors), k, v, state, heads=a.heads[layer], scale=1.0)
+    return b.attend(b.rope(q, a.rope, b.positions, factors), k, v, state, Scores(a.heads[layer], 1.0))

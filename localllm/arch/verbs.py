@@ -18,10 +18,41 @@ from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.states import Latent, Paged, Recurrent
 from localllm.arch.weights import Weight
+from localllm.frozen import frozen
 
 Activation = Any
 Numbers = Any  # one integer for each row
 Choice = Any  # which experts the tokens of an activation go to
+
+
+@frozen
+class Scores:
+    """How queries and keys make scores: query heads in equal groups share key-value heads.
+
+    A score s becomes softcap * tanh(s / softcap) if softcap is not 0, and loses slope * distance if heads have slopes
+    (ALiBi, Press et al. 2021). A sink is a score of each head for nothing (gpt-oss, 2025).
+    """
+
+    heads: int
+    scale: float
+    softcap: float = 0.0
+    slopes: Sequence[float] = ()
+    sinks: Weight | None = None
+
+
+@frozen
+class HeadState:
+    """What the heads of a recurrent layer keep: state `number`, h [heads, key_dim, value_dim].
+
+    Before each token h is multiplied by e^(dt * rate), rates [heads]; head i has the keys of head
+    i / repeat % key_heads.
+    """
+
+    state: Recurrent
+    number: int
+    rates: Weight
+    key_heads: int
+    repeat: int = 1
 
 
 class RowwiseVerbs(Protocol):
@@ -50,6 +81,10 @@ class RowwiseVerbs(Protocol):
     def geglu(self, gate: Activation, up: Activation) -> Activation:
         """gelu(gate) * up (Shazeer 2020)."""
         return self.rowwise("geglu", geglu, gate, up)
+
+    def reglu(self, gate: Activation, up: Activation) -> Activation:
+        """max(gate, 0) * up (Shazeer 2020), NaN where the gate is infinite."""
+        return self.rowwise("reglu", reglu, gate, up)
 
     def gelu(self, x: Activation) -> Activation:
         """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
@@ -151,24 +186,12 @@ class Builder(RowwiseVerbs, Protocol):
         ...
 
     def attend(
-        self,
-        q: Activation,
-        k: Activation | None,
-        v: Activation | None,
-        state: Paged | Latent,
-        heads: int,
-        scale: float,
-        softcap: float = 0.0,
-        slopes: Sequence[float] = (),
-        sinks: Weight | None = None,
+        self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
     ) -> Activation:
         """softmax(q k^T * scale) v over the keys that a token sees: its sequence's up to its own, within the window.
 
         The run's keys and values go to the cache first, unless they are None: then an earlier layer has filled it. The
         values of a Latent state are the first numbers of its keys.
-        Query heads in equal groups share key-value heads. A score s becomes softcap * tanh(s / softcap) if softcap is
-        not 0, and loses slope * distance if heads have slopes (ALiBi, Press et al. 2021). A sink is a score of each
-        head for nothing (gpt-oss, 2025).
         """
         ...
 
@@ -222,6 +245,10 @@ class Builder(RowwiseVerbs, Protocol):
         """
         ...
 
+    def add_vector(self, x: Activation, vector: Weight | np.ndarray) -> Activation:
+        """x + vector, which is the same for all tokens: a tensor, or float32 [columns]."""
+        ...
+
     def temper(self, x: Activation, positions: Numbers, slope: float, length: int, offset: int = 0) -> Activation:
         """x * (1 + slope * log(floor((position + offset) / length) + 1)): sharper attention far behind (Llama 4)."""
         ...
@@ -258,42 +285,21 @@ class Builder(RowwiseVerbs, Protocol):
         ...
 
     def state_space(
-        self,
-        x: Activation,
-        dt: Activation,
-        b: Activation,
-        c: Activation,
-        rates: Weight,
-        skip: Weight,
-        state: Recurrent,
-        number: int,
-        groups: int,
+        self, x: Activation, dt: Activation, b: Activation, c: Activation, skip: Weight, heads: HeadState
     ) -> Activation:
         """For each head h = e^(dt * rate) * h + b (dt * x)^T, y = c h + skip * x (Mamba 2: Dao and Gu 2024).
 
-        x [tokens, heads * value_dim]; dt [tokens, heads]; b, c [tokens, groups * key_dim]: heads in equal groups share
-        them; state `number`: h [heads, key_dim, value_dim].
+        x [tokens, heads * value_dim]; dt [tokens, heads]; b, c [tokens, key_heads * key_dim]; skip [heads].
         """
         ...
 
     def delta_rule(
-        self,
-        q: Activation,
-        k: Activation,
-        v: Activation,
-        dt: Activation,
-        strength: Activation,
-        rates: Weight,
-        state: Recurrent,
-        number: int,
-        key_heads: int,
-        repeat: int = 1,
+        self, q: Activation, k: Activation, v: Activation, dt: Activation, strength: Activation, heads: HeadState
     ) -> Activation:
         """For each head h = e^(dt * rate) * h, then h = h + k (strength * (v - k h))^T, y = q h: what the key has read
         so far is replaced (the gated delta rule: Yang et al. 2024, arXiv 2412.06464).
 
-        q, k [tokens, key_heads * key_dim]; v [tokens, heads * value_dim]; dt, strength [tokens, heads]; head i has the
-        keys of head i / repeat % key_heads; state `number`: h [heads, key_dim, value_dim].
+        q, k [tokens, key_heads * key_dim]; v [tokens, heads * value_dim]; dt, strength [tokens, heads].
         """
         ...
 
@@ -361,6 +367,10 @@ def swiglu_limited(gate: np.ndarray, up: np.ndarray, sharpness: float, limit: fl
 
 def geglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     return gelu(gate) * up
+
+
+def reglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return if_finite(np.maximum(gate, 0), gate) * up
 
 
 def gelu(x: np.ndarray) -> np.ndarray:

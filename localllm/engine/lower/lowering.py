@@ -110,6 +110,13 @@ def mix(steps: Steps, operation: Operation, target: Target) -> None:
     steps.by_row("mix", x.rows, arguments, [source, by], [y])
 
 
+def add_vector(steps: Steps, operation: Operation, target: Target) -> None:
+    (x,) = operation.inputs
+    source, y = steps.buffers[x], steps.over(operation)
+    arguments = {"x": source, "z": vector_of(operation.given["vector"]), "z_stride": 0} | shape(x, y)
+    steps.by_row("add", x.rows, arguments, [source], [y])
+
+
 def temper(steps: Steps, operation: Operation, target: Target) -> None:
     (x,) = operation.inputs
     source, y = steps.buffers[x], steps.new(operation.output)
@@ -176,6 +183,7 @@ VERBS: dict[str, Lower] = {
     "join": join,
     "head_dots": head_dots,
     "mix": mix,
+    "add_vector": add_vector,
     "temper": temper,
     "rope": rope,
     "add_squares": add_squares,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from localllm.arch.states import Recurrent
-from localllm.arch.verbs import RowwiseVerbs
+from localllm.arch.verbs import HeadState, RowwiseVerbs
 from localllm.arch.weights import Weight
 from localllm.engine.record.operations import Activation, Rows
 from localllm.errors import ModelError
@@ -60,46 +60,26 @@ class RecurrentVerbs(RowwiseVerbs):
         return self._record("selective_scan", (x, dt, b, c), x.rows, columns, state=state, **numbers)
 
     def state_space(
-        self,
-        x: Activation,
-        dt: Activation,
-        b: Activation,
-        c: Activation,
-        rates: Weight,
-        skip: Weight,
-        state: Recurrent,
-        number: int,
-        groups: int,
+        self, x: Activation, dt: Activation, b: Activation, c: Activation, skip: Weight, heads: HeadState
     ) -> Activation:
-        heads, key_dim, value_dim = state.shapes[number]
-        for name, given, expected in (("b", b, groups * key_dim), ("c", c, groups * key_dim), ("dt", dt, heads)):
-            require_columns(name, given, expected)
-        require_columns("x", x, heads * value_dim)
-        numbers = {"rates": self._numbers(rates, (heads,)), "skip": self._numbers(skip, (heads,))}
-        shared = {"state": state, "number": number, "key_heads": groups, "repeat": heads // groups}
-        return self._record("state_space", (x, dt, b, c), x.rows, x.columns, **numbers, **shared)
+        given = self._scanned(heads, {"b": b, "c": c}, {"x": x}, {"dt": dt})
+        given["skip"] = self._numbers(skip, given["rates"].shape)
+        return self._record("state_space", (x, dt, b, c), x.rows, x.columns, **given)
 
     def delta_rule(
-        self,
-        q: Activation,
-        k: Activation,
-        v: Activation,
-        dt: Activation,
-        strength: Activation,
-        rates: Weight,
-        state: Recurrent,
-        number: int,
-        key_heads: int,
-        repeat: int = 1,
+        self, q: Activation, k: Activation, v: Activation, dt: Activation, strength: Activation, heads: HeadState
     ) -> Activation:
-        heads, key_dim, value_dim = state.shapes[number]
-        for name, given, expected in (("q", q, key_heads * key_dim), ("k", k, key_heads * key_dim), ("dt", dt, heads)):
-            require_columns(name, given, expected)
-        require_columns("v", v, heads * value_dim)
-        require_columns("strength", strength, heads)
-        shared = {"state": state, "number": number, "key_heads": key_heads, "repeat": repeat}
-        rates = self._numbers(rates, (heads,))
-        return self._record("delta_rule", (q, k, v, dt, strength), v.rows, v.columns, rates=rates, **shared)
+        given = self._scanned(heads, {"q": q, "k": k}, {"v": v}, {"dt": dt, "strength": strength})
+        return self._record("delta_rule", (q, k, v, dt, strength), v.rows, v.columns, **given)
+
+    def _scanned(self, scan: HeadState, *inputs: dict[str, Activation]) -> dict[str, Any]:
+        """What a scan by heads is given. inputs: those that have keys, values, and a number for each head."""
+        heads, key_dim, value_dim = scan.state.shapes[scan.number]
+        for named, columns in zip(inputs, (scan.key_heads * key_dim, heads * value_dim, heads), strict=True):
+            for name, x in named.items():
+                require_columns(name, x, columns)
+        shared = {"key_heads": scan.key_heads, "repeat": scan.repeat}
+        return {"state": scan.state, "number": scan.number, "rates": self._numbers(scan.rates, (heads,)), **shared}
 
     def lightning_attention(
         self, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent, number: int
