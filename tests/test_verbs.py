@@ -20,6 +20,7 @@ CASES = {
     "multiply": {},
     "swiglu": {},
     "geglu": {},
+    "reglu": {},
     "swiglu_limited": {"sharpness": 1.702, "limit": 7.0},
     "gelu": {},
     "relu_squared": {},

@@ -82,6 +82,10 @@ class RowwiseVerbs(Protocol):
         """gelu(gate) * up (Shazeer 2020)."""
         return self.rowwise("geglu", geglu, gate, up)
 
+    def reglu(self, gate: Activation, up: Activation) -> Activation:
+        """max(gate, 0) * up (Shazeer 2020), NaN where the gate is infinite."""
+        return self.rowwise("reglu", reglu, gate, up)
+
     def gelu(self, x: Activation) -> Activation:
         """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
         return self.rowwise("gelu", gelu, x)
@@ -206,6 +210,10 @@ class Builder(RowwiseVerbs, Protocol):
         """x * factor, a number or a tensor of one."""
         ...
 
+    def add_vector(self, x: Activation, vector: Weight | np.ndarray) -> Activation:
+        """x + vector, which is the same for all tokens: a tensor, or float32 [columns]."""
+        ...
+
     def temper(self, x: Activation, positions: Numbers, slope: float, length: int, offset: int = 0) -> Activation:
         """x * (1 + slope * log(floor((position + offset) / length) + 1)): sharper attention far behind (Llama 4)."""
         ...
@@ -277,6 +285,10 @@ def swiglu_limited(gate: np.ndarray, up: np.ndarray, sharpness: float, limit: fl
 
 def geglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     return gelu(gate) * up
+
+
+def reglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return if_finite(np.maximum(gate, 0), gate) * up
 
 
 def gelu(x: np.ndarray) -> np.ndarray:

@@ -146,10 +146,10 @@ HEAD_SCAN = arguments(
 ADD_SQUARES = arguments("count x stride columns sums")
 # Of each token the `used` experts that it goes to, chosen int64 [tokens, used], and their weights f32 [tokens, used];
 # logits f32 [tokens, experts]; bias: 0, or f32 [experts], added to the scores when experts are chosen. Of several
-# groups of experts the `groups_used` best take part.
+# groups of experts the `groups_used` best take part. Each `together` experts in a row are one.
 ROUTE = arguments(
-    "count logits stride experts used sigmoid normalized scale groups groups_used bias chosen weights scratch"
-    " scratch_bytes"
+    "count logits stride experts used sigmoid normalized scale groups groups_used together bias chosen weights"
+    " scratch scratch_bytes"
 )
 # What an expert has to do in this run: its number, its first row, and how many rows it has.
 EXPERT = arguments("number first count")

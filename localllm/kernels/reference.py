@@ -212,7 +212,7 @@ class Reference(RecurrentReference):
             is_kept = np.zeros(best_two.shape, bool)
             np.put_along_axis(is_kept, kept, True, axis=1)
             ranks = np.where(np.repeat(is_kept, size, axis=1), ranks, -np.inf)
-        chosen = largest(ranks, routing.used)
+        chosen = largest(ranks, routing.used) // routing.together
         weights = np.take_along_axis(scores, chosen, axis=1)
         if routing.normalized:
             weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
@@ -239,6 +239,9 @@ class Reference(RecurrentReference):
 
     def scale(self, x, factor):
         return x * np.float32(factor if isinstance(factor, float | int) else factor.number())
+
+    def add_vector(self, x, vector):
+        return x + (vector if isinstance(vector, np.ndarray) else vector.vector())
 
     def temper(self, x, positions, slope, length, offset=0):
         return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)

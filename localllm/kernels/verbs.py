@@ -55,6 +55,8 @@ ROWWISE = {
     "swiglu": row("count gate up y stride columns", "gate up", "elementwise.rowwise"),
     # y = gelu(gate) * up.
     "geglu": row("count gate up y stride columns", "gate up", "elementwise.activations"),
+    # y = max(gate, 0) * up.
+    "reglu": row("count gate up y stride columns", "gate up", "elementwise.activations"),
     # y = gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit.
     "swiglu_limited": row("count gate up sharpness limit y stride columns", "gate up", "elementwise.activations"),
     # y = x * sigmoid(gate of the row), gate f32 [rows, 1].

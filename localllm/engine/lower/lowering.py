@@ -94,6 +94,13 @@ def join(steps: Steps, operation: Operation, target: Target) -> None:
     steps.by_row("join", x.rows, arguments, [first, second], [y])
 
 
+def add_vector(steps: Steps, operation: Operation, target: Target) -> None:
+    (x,) = operation.inputs
+    source, y = steps.buffers[x], steps.over(operation)
+    arguments = {"x": source, "z": vector_of(operation.given["vector"]), "z_stride": 0} | shape(x, y)
+    steps.by_row("add", x.rows, arguments, [source], [y])
+
+
 def temper(steps: Steps, operation: Operation, target: Target) -> None:
     (x,) = operation.inputs
     source, y = steps.buffers[x], steps.new(operation.output)
@@ -158,6 +165,7 @@ VERBS: dict[str, Lower] = {
     "select": select,
     "columns": columns,
     "join": join,
+    "add_vector": add_vector,
     "temper": temper,
     "rope": rope,
     "add_squares": add_squares,

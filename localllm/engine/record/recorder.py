@@ -169,7 +169,7 @@ class Recorder(RecurrentVerbs):
 
     def expert_linear(self, x: Activation, weight: Weight, choice: RoutedActivation) -> Activation:
         self._used.add(weight.name)
-        expected = choice.routed.routing.experts, x.columns
+        expected = choice.routed.routing.matrices, x.columns
         if len(weight.shape) != 3 or (weight.shape[0], weight.shape[2]) != expected:
             raise ModelError(
                 f"tensor {weight.name} should have matrices of {expected[1]} columns for {expected[0]} experts,"
@@ -199,6 +199,12 @@ class Recorder(RecurrentVerbs):
             self._used.add(factor.name)
             factor = factor.number()
         return self._record("scale", (x,), x.rows, x.columns, factor=factor)
+
+    def add_vector(self, x: Activation, vector: Weight | np.ndarray) -> Activation:
+        numbers = self._vector(vector, x.columns) if isinstance(vector, Weight) else np.float32(vector)
+        if numbers.shape != (x.columns,):
+            raise ModelError(f"the model's tensors do not fit together: {numbers.size} numbers for {x.columns} columns")
+        return self._record("add_vector", (x,), x.rows, x.columns, vector=numbers)
 
     def temper(self, x: Activation, positions: Rows, slope: float, length: int, offset: int = 0) -> Activation:
         return self._record("temper", (x,), positions, x.columns, slope=slope, length=length, offset=offset)

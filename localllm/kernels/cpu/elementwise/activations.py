@@ -42,7 +42,7 @@ from localllm.kernels.simd import (
 from localllm.kernels.verbs import ROWWISE
 
 SQRT_2_BY_PI = 0.7978845608028654
-XIELU = ROWWISE["xielu"].arguments
+XIELU, REGLU = ROWWISE["xielu"].arguments, ROWWISE["reglu"].arguments
 
 
 @inlined
@@ -99,6 +99,11 @@ def gelu_f32x16(x):
 def squared_above_zero(x, _):
     above = if_finite_f32x16(max_f32x16(zero_f32x16(), x), x)
     return above * above
+
+
+@inlined
+def above_zero_times(gate, up, _):
+    return if_finite_f32x16(max_f32x16(zero_f32x16(), gate), gate) * up
 
 
 @operation(f32x16, f32x16, f32x16, f32x16)
@@ -177,6 +182,7 @@ scale = of_one(SCALE, scaled, inlined(lambda a, token: argument_f32(a, SCALE.fac
 clamp = of_one(CLAMP, clamped, inlined(lambda a, token: argument_f32(a, CLAMP.limit)))
 softcap = of_one(SOFTCAP, capped, inlined(lambda a, token: argument_f32(a, SOFTCAP.cap)))
 geglu = of_two(GEGLU, GEGLU.gate, GEGLU.up, inlined(lambda gate, up, _: gelu_f32x16(gate) * up))
+reglu = of_two(REGLU, REGLU.gate, REGLU.up, above_zero_times)
 multiply = of_two(MULTIPLY, MULTIPLY.x, MULTIPLY.z, inlined(lambda x, z, _: x * z))
 softplus = of_two(
     SOFTPLUS, SOFTPLUS.x, SOFTPLUS.bias, inlined(lambda x, bias, _: softplus_f32x16(x + bias)), is_shared=True

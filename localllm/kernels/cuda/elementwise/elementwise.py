@@ -131,6 +131,11 @@ def geglu_of(gate, up):
 
 
 @device
+def reglu_of(gate, up):
+    return if_finite(gate if gate > ZERO else ZERO, gate) * up
+
+
+@device
 def limited_of(gate, up, sharpness, limit):
     """gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit."""
     gate = if_finite(limit if gate > limit else gate, gate)
@@ -139,7 +144,7 @@ def limited_of(gate, up, sharpness, limit):
 
 gelu, relu_squared, sigmoid = of_one(gelu_of), of_one(relu_squared_of), of_one(sigmoid_of)
 clamp, scale, softcap = of_one_and_number(between), of_one_and_number(scaled), of_one_and_number(capped)
-multiply, swiglu, geglu = of_two(product), of_two(swiglu_of), of_two(geglu_of)
+multiply, swiglu, geglu, reglu = of_two(product), of_two(swiglu_of), of_two(geglu_of), of_two(reglu_of)
 
 
 def add(count, x, z, z_stride, y, stride, columns):
