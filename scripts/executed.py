@@ -3,7 +3,8 @@
     PYTHONPATH=scripts EXECUTED=FOLDER python -m pytest -p executed ...
 
 Every process writes a file of JSON lines to FOLDER: [test, seconds, ["localllm/engine/pages.py:Pages.take", ...]]. What
-other processes execute that a test starts is not seen, nor what is compiled; what fails is left out.
+other processes execute that a test starts is not seen, nor what is compiled; what fails is left out. Tests that FOLDER
+knows are not run again: whoever is interrupted goes on.
 """
 
 import json
@@ -25,6 +26,21 @@ seen, failed = set[CodeType](), set[str]()
 def see(frame: FrameType, event: str, argument: object) -> None:
     if event == "call":
         seen.add(frame.f_code)
+
+
+def recorded(folder: Path) -> Iterator[tuple[str, float, list[str]]]:
+    """What was written to a folder; a last line that was cut off is left out."""
+    for path in folder.glob("*.jsonl"):
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n"):
+                yield tuple(json.loads(line))
+
+
+@pytest.hookimpl(trylast=True)  # what others leave out is not counted here
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    done = {test for test, _, _ in recorded(Path(os.environ["EXECUTED"]))}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in done])
+    items[:] = [item for item in items if item.nodeid not in done]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -212,7 +212,7 @@ class Conversation:
         self.model.session.sequences.hold()
         self.lines, self.texts = list(lines), []
         self.model.session.messages = sessions.plain(lines)
-        self.model.session.sequences.resume(self.used)
+        self.model.session.earlier = self.used
 
     def switch(self, model: "Model") -> None:
         """Go on with another model."""
