@@ -187,7 +187,7 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
         ("remove x", "there is no command remove; did you mean rm"),
         ("download x", "there is no command download; did you mean pull"),
         ("show x", "there is no command show; did you mean inspect"),
-        ("serve x", "there is no command serve: there is no server; the Python API"),
+        ("llama-server x", "there is no command llama-server; did you mean serve"),
         ("rnu x", "there is no command rnu; did you mean run"),
         ("small.gguf", "localllm chat small.gguf"),
         ("-m small.gguf", "-m stands behind a command"),
