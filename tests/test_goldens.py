@@ -151,7 +151,7 @@ def prefill_against_steps(path: Path, lengths: list[int], context: int, token_co
     return max(errors)
 
 
-@pytest.mark.parametrize("name", ["llama", "mamba", "mamba2", "lfm2", "qwen35"])
+@pytest.mark.parametrize("name", ["llama", "mamba", "mamba2", "lfm2", "qwen35", "rwkv6", "rwkv7"])
 def test_prefill_equals_decode(model_path, name):
     assert prefill_against_steps(model_path(name), LENGTHS, 640, 272) < 1e-8
 
