@@ -287,6 +287,21 @@ def test_where_the_settings_are(cli, configure, tmp_path: Path):
     assert cli("config", "path")[1] == f"{tmp_path}/localllm/config.toml\n"
 
 
+def test_who_has_said_how_much_is_kept(cli, configure, monkeypatch):
+    def row() -> list[str]:
+        return next(line for line in cli("config")[1].splitlines() if line.startswith("prompts kept")).split()[2:]
+
+    variable = "LOCALLLM_PREFIX_GB"
+    assert row()[-1] == variable, "which conftest.py sets"
+    monkeypatch.delenv(variable)
+    configure("")
+    assert row()[-1] == "default"
+    configure("\ncache_gb = 0.5\n")
+    assert row() == ["500.0", "MB", "config.toml,", "line", "2"]
+    monkeypatch.setenv(variable, "0.25")
+    assert row() == ["250.0", "MB", variable]
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -2,12 +2,15 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from talker import MIXED
 from terminal import Terminal, plain
 from test_chat import TALKER, talk  # noqa: F401  a fixture
 from wcwidth import wcswidth
+
+from localllm.cli import chat_commands
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
 
@@ -75,3 +78,10 @@ def test_lines_break_between_words(tiny: str, columns: int):
     assert max(map(wcswidth, lines)) <= columns
     assert "left out, because they mean nothing here:" in " ".join(lines[:4])
     assert "".join(MIXED.split()) in "".join("".join(lines).split())
+
+
+def test_only_a_session_says_where_it_is(capsys):
+    for file, told in ((None, ""), ("x.jsonl", "session   notes · 2 messages")):
+        chat_commands.tell_where(SimpleNamespace(file=file, name="notes", lines=["a", "b"]))
+        said = capsys.readouterr()
+        assert told in said.out + said.err and bool(said.out + said.err) == bool(told)
