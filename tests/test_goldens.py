@@ -11,6 +11,7 @@ from models import DECLARATIONS, QUANTIZED, model
 from models.dense2 import GELU as GELU2
 from models.experts2 import GELU as GELU3
 from models.golden import Golden, check_digest, kept
+from models.unusual import GELU as GELU4
 
 from localllm.arch import verbs
 from localllm.kernels import cpu
@@ -22,6 +23,7 @@ GELU = {  # looked up in a table of float16 by llama.cpp
     "gptneox_seqres", "mpt", "phi2", "starcoder2",
     *GELU2,
     *GELU3,
+    *GELU4,
 }  # fmt: skip
 COMMON = {  # formats that people use
     f"llama-{name}" for name in ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K")

@@ -26,6 +26,21 @@ def test_branches_of_a_session_stay(talk):  # noqa: F811
     assert "* A" in told and "  B" in told
     assert "back in the branch B" in chat.say("/branch B")
     assert "* B" in chat.say("/branch")
+    chat.say("/branch C")
+    chat.type("bye\r")
+    assert chat.end() == 0
+    again = talk("--session", "C")
+    again.prompt()
+    assert [line.split() for line in again.say("/branch").splitlines()[-4:-1]] == [["A"], ["B"], ["*", "C"]]
+    assert "back in the branch B" in again.say("/branch B")
+    assert "taken back: two" in again.say("/undo")
+
+
+def test_branches_of_a_session_in_which_nothing_was_said(talk):  # noqa: F811
+    chat = talk("--session", "A")
+    chat.prompt()
+    chat.say("/branch B")
+    assert "back in the branch A" in chat.say("/branch A")
 
 
 def test_a_file_that_is_too_long_is_refused_and_others_are_taken_back(talk, tmp_path: Path):  # noqa: F811

@@ -294,7 +294,7 @@ def test_a_damaged_file_that_stays(tiny: Path, folder: Path, monkeypatch):
     monkeypatch.setattr(Path, "unlink", refuse)
     with open_model(tiny) as model:
         assert model.prefixes.find(tokens(600)) is None
-        assert model.prefixes.find_conversation(tokens(600), 0) is None
+        assert model.prefixes.load(model.prefixes.stored(tokens(600))) is None
         np.testing.assert_array_equal(read(model, tokens(600))[1], logits)
 
 

@@ -24,12 +24,17 @@ CASES = {
     "swiglu_limited": {"sharpness": 1.702, "limit": 7.0},
     "gelu": {},
     "relu_squared": {},
+    "relu": {},
+    "exponential": {},
+    "plus": {"number": 0.7},
     "xielu": {"alpha_p": 0.8, "alpha_n": 1.3, "beta": 0.5, "epsilon": -1e-6},
     "sigmoid": {},
     "clamp": {"limit": 1.5},
     "softcap": {"cap": 2.5},
 }
-WITH_VECTORS = {"rms_norm", "layer_norm", "softplus", "scale", "sigmoid_gate"}  # which have tests of their own
+WITH_VECTORS = {  # which have tests of their own
+    "rms_norm", "layer_norm", "softplus", "scale", "sigmoid_gate", "scale_columns", "lerp", "multiply_heads"
+}  # fmt: skip
 TOKENS, COLUMNS = 5, 20
 
 
