@@ -37,6 +37,7 @@ MAP = ROOT / "build" / "executed"
 PARTS = "engine", "generation", "files", "services", "cli", "arch", "convert", "text"
 MOST_TESTS, FEW = 400, 5
 FILES_BY_IMPORT = 3
+SITE = "import sys\nsys.path.append({scripts!r})\nimport traced\ntraced.begin()\nsys.path.pop()\n"
 UNTESTED = 5  # pytest's exit code for no tests
 
 
@@ -313,11 +314,14 @@ def report(results: Iterable[tuple[Mutant, str]]) -> None:
 
 
 def make_map(arguments: Sequence[str]) -> int:
-    """Run tests and remember what each executes; those that are known already are left out."""
+    """Run tests in a copy of the tree and remember what each executes; those that are known already are left out."""
     MAP.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'scripts'}", "EXECUTED": str(MAP)}
-    command = [sys.executable, "-m", "pytest", "-p", "executed", "-q", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+    with tempfile.TemporaryDirectory(prefix="mutate-") as temporary:
+        tree = copied(Path(temporary))
+        (tree / "sitecustomize.py").write_text(SITE.format(scripts=str(tree / "scripts")))
+        environment = os.environ | {"PYTHONPATH": f"{tree}:{tree / 'scripts'}", "EXECUTED": str(MAP)}
+        command = [sys.executable, "-m", "pytest", "-p", "executed", "-p", "no:cacheprovider", "-q", *arguments]
+        return subprocess.run(command, cwd=tree, env=environment).returncode
 
 
 def main() -> int:

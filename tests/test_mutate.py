@@ -115,7 +115,8 @@ def test_a_fault_is_noticed_or_not(tmp_path):
     """In a copy: by a test that looks, and by one that does not."""
     [mutant] = [each for each in mutate.placed("localllm/generation/history.py") if "before - " in str(each)][:1]
     (tmp_path / "localllm" / "generation").mkdir(parents=True)
-    (tmp_path / "right").write_bytes((ROOT / mutant.path).read_bytes())
+    for name in ("right", mutant.path):
+        (tmp_path / name).write_bytes((ROOT / mutant.path).read_bytes())
     (tmp_path / "test_x.py").write_text(
         "from pathlib import Path\n\ndef test_x():\n"
         f"    assert Path({mutant.path!r}).read_bytes() == Path('right').read_bytes()\n"
