@@ -15,7 +15,6 @@ from localllm.engine.runs import Runs
 from localllm.errors import ConstraintError, LocalllmError, MemoryLimitError
 from localllm.generation.answering import Answering, AnswerRequest
 from localllm.generation.answers import seeded
-from localllm.generation.generate import guide_of, require_room
 from localllm.generation.guide import Expected
 from localllm.generation.ngrams import from_text
 from localllm.generation.reading import piece, shareable, stretch
@@ -124,9 +123,10 @@ class Batch:
             if request is None:
                 return None
             try:
-                require_room(request.prompt, self._engine.context)
-                samplers = seeded(request.options.sampling, request.prompt, self._vocab, request.n, self._tokenizer)
-                guide = guide_of(self._tokenizer, self._vocab, request.decoder, request.options, request.thinking)
+                task = request.task
+                task.require_room(self._engine.context)
+                samplers = seeded(task.options.sampling, task.prompt, self._vocab, request.n, self._tokenizer)
+                guide = task.guide(self._tokenizer, self._vocab)
                 request.answers = [
                     Answering(request, sampler, guide.copy(), self._engine.context, number)
                     for number, sampler in enumerate(samplers)
@@ -235,7 +235,7 @@ class Batch:
 
     def _leap(self, answering: Answering) -> bool:
         """A step of the only answer with guesses behind its newest token; False if there are none."""
-        if answering.request.options.speculate == "off" or not answering.sequence:
+        if answering.request.task.options.speculate == "off" or not answering.sequence:
             return False
         if answering.guesses is None:
             answering.guesses = Guesses([Expected(answering.guide), *from_text(answering.ids)])

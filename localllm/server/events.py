@@ -16,7 +16,7 @@ class TokenLogprob(NamedTuple):
     logprob: float
 
 
-class Chosen(NamedTuple):
+class LikelyToken(NamedTuple):
     """A token of an answer's text, and the likeliest ones in its place, likeliest first."""
 
     chosen: TokenLogprob
@@ -34,7 +34,7 @@ class Told(NamedTuple):
 
     number: int
     parts: tuple[TextPart, ...]
-    logprob: Chosen | None
+    logprob: LikelyToken | None
     finish_reason: str
 
 

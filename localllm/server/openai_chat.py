@@ -16,7 +16,7 @@ from localllm.server.asking import (
     constraint_of_format,
     options_of,
 )
-from localllm.server.events import Chosen, TokenLogprob, Told
+from localllm.server.events import LikelyToken, TokenLogprob, Told
 from localllm.server.fields import Body
 from localllm.server.messages import conversation
 from localllm.server.service import Exchange, Question, Service, Usage
@@ -33,7 +33,7 @@ class Choice:
 
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
-    logprobs: list[Chosen] = field(default_factory=list)
+    logprobs: list[LikelyToken] = field(default_factory=list)
     finish_reason: str = ""
 
     def take(self, told: Told) -> None:
@@ -155,7 +155,7 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     }
 
 
-def logprobs_of(chosen: list[Chosen], exchange: Exchange, question: Question) -> dict[str, Any] | None:
+def logprobs_of(chosen: list[LikelyToken], exchange: Exchange, question: Question) -> dict[str, Any] | None:
     """As `logprobs` of a choice; None if nobody asked."""
     if question.most_likely is None:
         return None

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from localllm.errors import UsageError
 from localllm.server.asking import MOST_ANSWERS, MOST_LIKELY, constraint_of_format, options_of
-from localllm.server.events import Chosen
+from localllm.server.events import LikelyToken
 from localllm.server.fields import Body
 from localllm.server.openai_chat import DONE, Choice, bytes_of, head, ignored, told_logprob, usage_of
 from localllm.server.service import Asked, Exchange, Question, Service
@@ -107,7 +107,7 @@ async def streamed(exchange: Exchange, question: Question, wants_usage: bool) ->
         await exchange.close()
 
 
-def logprobs_of(chosen: list[Chosen], exchange: Exchange, question: Question) -> dict[str, Any] | None:
+def logprobs_of(chosen: list[LikelyToken], exchange: Exchange, question: Question) -> dict[str, Any] | None:
     """As `logprobs` of a choice; None if nobody asked."""
     if question.most_likely is None:
         return None

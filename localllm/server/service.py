@@ -4,19 +4,16 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from localllm.frozen import frozen
 from localllm.generation.answering import AnswerRequest
-from localllm.generation.generate import GenerationOptions, require_room
+from localllm.generation.generate import GenerationOptions
 from localllm.server.events import Hearer, Told
 from localllm.server.metrics import Metrics
 from localllm.server.shelf import Shelf
 from localllm.server.wire import Limits, TimeUpError
 from localllm.server.worker import Worker
-
-if TYPE_CHECKING:
-    from localllm.api import Model
 
 T = TypeVar("T")
 Asked = str | list[int] | list[dict[str, Any]]  # a text, token ids, messages
@@ -80,10 +77,15 @@ class Exchange:
         session.require_sense(question.options)
         for prompt in question.prompts:
             request = session.request(prompt, question.options, question.n)
-            require_room(request.prompt, self.model.context)
-            require_constraint(self.model, request.options)
+            request.task.require_room(self.model.context)
+            request.task.guide(self.model.tokenizer, self._vocab)
             requests.append(request)
         return requests
+
+    @property
+    def _vocab(self) -> int:
+        """As the batch counts it, which finds a grammar that is ready."""
+        return min(self.model.engine.vocab_size, self.model.tokenizer.vocab_size)
 
     async def events(self) -> AsyncIterator[tuple[int, Told]]:
         """All that is told, with the number of the answer among those to all prompts. Raises LocalllmError."""
@@ -126,14 +128,6 @@ class Service:
         except BaseException:
             await stack.aclose()
             raise
-
-
-def require_constraint(model: "Model", options: GenerationOptions) -> None:
-    """Have the grammar ready. Raises UsageError."""
-    if options.constraint:
-        from localllm.generation.constraints import matcher_of
-
-        matcher_of(options.constraint, model.tokenizer, min(model.engine.vocab_size, model.tokenizer.vocab_size))
 
 
 async def in_time(source: AsyncIterator[T], end: float | None) -> T | None:

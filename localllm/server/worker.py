@@ -13,7 +13,7 @@ from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.generation.answering import Answering, AnswerRequest
 from localllm.generation.answers import log_total
 from localllm.generation.thinking import ANSWER, TextPart
-from localllm.server.events import Chosen, Hearer, TokenLogprob, Told
+from localllm.server.events import Hearer, LikelyToken, TokenLogprob, Told
 from localllm.server.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -186,13 +186,13 @@ def internal(error: Exception) -> LocalllmError:
     return LocalllmError(f"internal error: {type(error).__name__}")
 
 
-def chosen(row: np.ndarray, token: int, count: int) -> Chosen:
+def chosen(row: np.ndarray, token: int, count: int) -> LikelyToken:
     """Of logits float32 [vocab]: the log probability of a token, and the `count` likeliest."""
     total = log_total(row)
     best = np.argpartition(row, -count)[-count:] if count else np.empty(0, np.int64)
     best = best[np.argsort(-row[best], kind="stable")]
     likeliest = tuple(TokenLogprob(int(other), float(row[other]) - total) for other in best)
-    return Chosen(TokenLogprob(token, float(row[token]) - total), likeliest)
+    return LikelyToken(TokenLogprob(token, float(row[token]) - total), likeliest)
 
 
 Cancel = Callable[[Hearer], None]
