@@ -22,14 +22,14 @@ class Guide:
     """Follows one answer, token by token.
 
     Attributes:
-        transcript: what was said.
+        transcript: what was said.  thoughts: tokens of what was thought.
     """
 
     def __init__(self, transcript: Transcript, thinking: Thinking, matcher: "Matcher | None" = None):
         """matcher: of the constraint, which has seen nothing yet, or None."""
         self.transcript = transcript
         self._thinking, self._matcher = thinking, matcher
-        self._thoughts = 0  # tokens of thoughts
+        self.thoughts = 0
         self._forced: tuple[int, ...] = ()  # what comes next, whatever the model says
         if matcher and transcript.kind is None and not self._may_think:
             transcript.begin_answer()
@@ -92,7 +92,7 @@ class Guide:
         if self._forced:
             self._forced = self._forced[1:]
         elif kind == THOUGHT:
-            self._thoughts += 1
+            self.thoughts += 1
         elif self._matcher and kind is None and self.transcript.is_between and token in self._thinking.starts:
             self._forced = self._thinking.continuing
         elif self._matcher and (kind == ANSWER or not self._has_heads):
@@ -111,7 +111,7 @@ class Guide:
     def _limit_thoughts(self) -> None:
         """Close a thought that has used up the budget."""
         budget = self._thinking.budget
-        if budget is not None and self._thoughts >= budget and self.transcript.kind == THOUGHT and not self._forced:
+        if budget is not None and self.thoughts >= budget and self.transcript.kind == THOUGHT and not self._forced:
             self._forced = self._thinking.closing
 
 
