@@ -576,3 +576,9 @@ def test_what_the_program_opens(tiny: str, monkeypatch, no_cache: bool):
     with opening.open_model(tiny, group, no_cache=no_cache) as model:
         assert model.context == 64
         assert (model.prefixes is None) == no_cache
+
+
+def test_only_commands_are_commands():
+    group = context_of("run").parent.command
+    assert {group.get_command(None, name) is None for name in (*COMMANDS,)} == {False}
+    assert [group.get_command(None, name) for name in ("none", "", "__init__")] == [None] * 3

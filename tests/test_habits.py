@@ -1,6 +1,7 @@
 """What people type who know llama.cpp, Ollama or llm, and what they get."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -321,6 +322,7 @@ def test_small_wishes(tiny: str, cli, tmp_path: Path):
     assert (code, out) == (0, f"{tiny}\n{text}\n")
     code, _, err = cli("map", tiny, *SHORT, "--stats", stdin=b"a\nb\n")
     assert code == 0 and err.startswith("2 records in ") and err.endswith("tokens/s, 0 failed\n")
+    assert re.search(r"^2 records in (\d|[1-5]\d) s, ", err), "not since the computer has started"
     assert cli("sessions", "list")[0] == 0
 
 
@@ -396,6 +398,8 @@ def test_meant_types_and_commands_of_a_chat(tiny: str, cli):
     assert cli("quantize", tiny, "Q5_KM")[2] == "localllm: error: Q5_KM is no type; did you mean Q5_K_M?\n"
     with pytest.raises(UsageError, match=r"there is no /hlep; did you mean /help\?"):
         execute(None, "/hlep", None)
+    with pytest.raises(UsageError, match=r"there is no option 'xyzzyx'; Tab behind /set lists them$"):
+        changed(GenerationOptions(), "xyzzyx", "1")
     with pytest.raises(UsageError, match=r"there is no option 'temperatur'; did you mean temperature\?$"):
         changed(GenerationOptions(), "temperatur", "1")
 
