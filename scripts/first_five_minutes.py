@@ -103,7 +103,7 @@ def main(model: str, columns: int = 100) -> None:
         user.run("pull", "gemma3:3b", "small.gguf", code=3)
         user.run("run", "small.gguf", "Hi", "--tmep", "0", code=2)
         user.run("run", "small.gguf", "Hi", "--lora", "x", code=2)
-        for word in ("remove", "show", "serve", "rum"):
+        for word in ("remove", "show", "rum"):
             user.run(word, "small.gguf", code=2)
         user.run("quantize", "small.gguf", "Q5_KM", code=2)
         user.run("quantize", "small.gguf", "F16", "--allow-requantize", code=2)

@@ -1,6 +1,7 @@
 """What people type who know llama.cpp, Ollama or llm, and what they get."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -321,11 +322,27 @@ def test_small_wishes(tiny: str, cli, tmp_path: Path):
     assert (code, out) == (0, f"{tiny}\n{text}\n")
     code, _, err = cli("map", tiny, *SHORT, "--stats", stdin=b"a\nb\n")
     assert code == 0 and err.startswith("2 records in ") and err.endswith("tokens/s, 0 failed\n")
+    assert re.search(r"^2 records in (\d|[1-5]\d) s, ", err), "not since the computer has started"
     assert cli("sessions", "list")[0] == 0
 
 
 def test_where_the_settings_are(cli, configure, tmp_path: Path):
     assert cli("config", "path")[1] == f"{tmp_path}/localllm/config.toml\n"
+
+
+def test_who_has_said_how_much_is_kept(cli, configure, monkeypatch):
+    def row() -> list[str]:
+        return next(line for line in cli("config")[1].splitlines() if line.startswith("prompts kept")).split()[2:]
+
+    variable = "LOCALLLM_PREFIX_GB"
+    assert row()[-1] == variable, "which conftest.py sets"
+    monkeypatch.delenv(variable)
+    configure("")
+    assert row()[-1] == "default"
+    configure("\ncache_gb = 0.5\n")
+    assert row() == ["500.0", "MB", "config.toml,", "line", "2"]
+    monkeypatch.setenv(variable, "0.25")
+    assert row() == ["250.0", "MB", variable]
 
 
 @pytest.mark.parametrize(
@@ -386,6 +403,8 @@ def test_meant_types_and_commands_of_a_chat(tiny: str, cli):
     assert cli("quantize", tiny, "Q5_KM")[2] == "localllm: error: Q5_KM is no type; did you mean Q5_K_M?\n"
     with pytest.raises(UsageError, match=r"there is no /hlep; did you mean /help\?"):
         execute(None, "/hlep", None)
+    with pytest.raises(UsageError, match=r"there is no option 'xyzzyx'; Tab behind /set lists them$"):
+        changed(GenerationOptions(), "xyzzyx", "1")
     with pytest.raises(UsageError, match=r"there is no option 'temperatur'; did you mean temperature\?$"):
         changed(GenerationOptions(), "temperatur", "1")
 

@@ -3,12 +3,15 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from talker import MIXED
 from terminal import Terminal, drawn, plain
 from test_chat import TALKER, talk  # noqa: F401  a fixture
 from wcwidth import wcswidth
+
+from localllm.cli import chat_commands
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
 
@@ -121,3 +124,10 @@ def test_bench_shows_its_figures_on_a_narrow_terminal(tiny: str):
     assert screen.end() == 0
     lines = drawn(screen.seen).splitlines()
     assert max(map(wcswidth, lines)) <= 40 and any("pp8" in line and " ± 0.00" in line for line in lines)
+
+
+def test_only_a_session_says_where_it_is(capsys):
+    for file, told in ((None, ""), ("x.jsonl", "session   notes · 2 messages")):
+        chat_commands.tell_where(SimpleNamespace(file=file, name="notes", lines=["a", "b"]))
+        said = capsys.readouterr()
+        assert told in said.out + said.err and bool(said.out + said.err) == bool(told)

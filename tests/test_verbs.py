@@ -57,7 +57,16 @@ def test_every_row_is_tested():
 def test_every_verb_is_known_to_all():
     """Whatever an architecture can say, each target has steps for; each row is a verb and has a kernel everywhere."""
     said = {name for name in dir(verbs.Builder) if not name.startswith("_")} | {"deal", "collect", "every_head"}
-    said -= {"rowwise", "by_context", "ignore", "head_linear", "ids", "positions", "wanted"}  # which are no operations
+    said -= {
+        "rowwise",
+        "by_context",
+        "ignore",
+        "head_linear",
+        "ids",
+        "positions",
+        "wanted",
+        "previous",
+    }  # which are no operations
     assert said - {"ids"} <= ROWWISE.keys() | VERBS.keys() | (OF_CPU.keys() & OF_CARDS.keys())
     for name, row in ROWWISE.items():
         assert name in cpu.MODULES, name

@@ -267,6 +267,11 @@ class Builder(RowwiseVerbs, Protocol):
         """
         ...
 
+    def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
+        """Row by row the row of the token before, of its sequence; zeros before the first. State `number` [1, columns]:
+        the last one."""
+        ...
+
     def selective_scan(
         self,
         x: Activation,

@@ -32,6 +32,12 @@ class RecurrentReference(RowwiseVerbs):
         y = self._by_sequence(state, number, of_sequence, x)
         return y * self.sigmoid(y) if silu else y
 
+    def previous(self, x, state, number):
+        def of_sequence(last, x):
+            return x[-1:], np.concatenate((last, x[:-1]))
+
+        return self._by_sequence(state, number, of_sequence, x)
+
     def selective_scan(self, x, dt, b, c, rates, skip, state):
         rates, skip = rates.flat().vector().reshape(x.shape[1], -1).T, skip.flat().vector()
 

@@ -38,6 +38,13 @@ class RecurrentVerbs(RowwiseVerbs):
         given = {"state": state, "number": number, "taps": taps, "bias": bias, "silu": silu}
         return self._record("convolve", (x,), x.rows, columns, **given)
 
+    def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
+        """A convolution with two taps, of which the last counts nothing."""
+        require_columns("x", x, state.shapes[number][1])
+        taps, bias = np.tile(np.array([1, 0], np.float32), (x.columns, 1)), np.zeros(x.columns, np.float32)
+        given = {"state": state, "number": number, "taps": taps, "bias": bias, "silu": False}
+        return self._record("convolve", (x,), x.rows, x.columns, **given)
+
     def selective_scan(
         self,
         x: Activation,
