@@ -398,8 +398,6 @@ def test_a_file_in_the_sockets_place_stays(cli, tmp_path):
 
 def test_constraints_are_ready_before_the_batch_needs_them(guide: Served, monkeypatch):
     """A vocabulary for grammars takes its time: nobody who writes waits for it."""
-    from localllm.generation import constraints
-
     threads = list[str]()
     made = Constraint.beginning
     monkeypatch.setattr(
@@ -408,6 +406,5 @@ def test_constraints_are_ready_before_the_batch_needs_them(guide: Served, monkey
         lambda self, words: threads.append(threading.current_thread().name) or made(self, words),
     )
     schema = {"type": "object", "properties": {"fresh": {"type": "boolean"}}, "required": ["fresh"]}
-    assert constraints is not None
     guide.chat("x", response_format={"type": "json_schema", "json_schema": {"schema": schema}}, max_tokens=20)
     assert threads and "answers" not in threads

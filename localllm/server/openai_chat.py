@@ -1,6 +1,7 @@
 """OpenAI's interface: /v1/chat/completions and /v1/models (https://platform.openai.com/docs/api-reference)."""
 
 import secrets
+import string
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from time import time
@@ -9,12 +10,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.generation.thinking import THOUGHT
+from localllm.generation.call_reader import ARGUMENTS, CALL
+from localllm.generation.thinking import THOUGHT, TextPart
 from localllm.server.asking import (
     MOST_ANSWERS,
     MOST_LIKELY,
     constraint_of_format,
     options_of,
+    tools_of,
 )
 from localllm.server.events import LikelyToken, TokenLogprob, Told
 from localllm.server.fields import Body
@@ -33,20 +36,56 @@ class Choice:
 
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
+    calls: list["CallSaid"] = field(default_factory=list)
     logprobs: list[LikelyToken] = field(default_factory=list)
     finish_reason: str = ""
 
     def take(self, told: Told) -> None:
         for kind, text in told.parts:
-            (self.thinking if kind == THOUGHT else self.text).append(text)
+            if kind == CALL:
+                self.calls.append(CallSaid(text))
+            elif kind == ARGUMENTS:
+                self.calls[-1].arguments.append(text)
+            else:
+                (self.thinking if kind == THOUGHT else self.text).append(text)
         if told.logprob:
             self.logprobs.append(told.logprob)
         self.finish_reason = told.finish_reason or self.finish_reason
 
     def message(self) -> dict[str, Any]:
         """As a whole."""
-        thought = {"reasoning_content": "".join(self.thinking)} if self.thinking else {}
-        return {"role": "assistant", "content": "".join(self.text), **thought}
+        more: dict[str, Any] = {"reasoning_content": "".join(self.thinking)} if self.thinking else {}
+        if self.calls:
+            more["tool_calls"] = [call.told() for call in self.calls]
+        text = "".join(self.text)
+        return {"role": "assistant", "content": text if text or not self.calls else None, **more}
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, as OpenAI has it."""
+        return "tool_calls" if self.calls and self.finish_reason == "stop" else self.finish_reason or "length"
+
+
+@dataclass
+class CallSaid:
+    """A call of a tool, as it is told so far."""
+
+    name: str
+    arguments: list[str] = field(default_factory=list)
+    id: str = field(default_factory=lambda: new_id())
+
+    @property
+    def text(self) -> str:
+        """The arguments as JSON."""
+        return "".join(self.arguments) or "{}"
+
+    def told(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
+
+
+def new_id() -> str:
+    """Of a call: nine letters and digits, which some templates demand."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -72,7 +111,7 @@ def chat_question(body: Body) -> Question:
     if max_tokens is None:
         max_tokens = body.whole("max_tokens", 1)
     messages = conversation(body.needed_items("messages"))
-    options = options_of(body, max_tokens, constraint_of_format(body))
+    options = options_of(body, max_tokens, constraint_of_format(body), tools_of(body))
     n = body.whole("n", 1, MOST_ANSWERS) or 1
     return Question(body.text("model"), [messages], options, n, (most_likely or 0) if wants else None)
 
@@ -98,7 +137,7 @@ async def whole(exchange: Exchange, question: Question) -> dict[str, Any]:
                 "index": index,
                 "message": choice.message(),
                 "logprobs": logprobs_of(choice.logprobs, exchange, question),
-                "finish_reason": choice.finish_reason or "length",
+                "finish_reason": choice.reason,
             }
             for index, choice in enumerate(choices)
         ],
@@ -115,21 +154,21 @@ async def streamed(exchange: Exchange, question: Question, wants_usage: bool) ->
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return event({**same, "choices": [choice], **usage})
 
-    begun = set[int]()
+    choices = dict[int, Choice]()
     try:
         async for number, told in exchange.events():
-            if number not in begun:
-                begun.add(number)
+            if number not in choices:
+                choices[number] = Choice()
                 yield chunk(number, {"role": "assistant", "content": ""})
             logprobs = logprobs_of([told.logprob], exchange, question) if told.logprob else None
-            for kind, text in told.parts:
-                delta = {"reasoning_content": text} if kind == THOUGHT else {"content": text}
-                yield chunk(number, delta, None, logprobs)
+            for part in told.parts:
+                yield chunk(number, delta_of(part, choices[number]), None, logprobs)
                 logprobs = None
             if logprobs:
                 yield chunk(number, {}, None, logprobs)
             if told.finish_reason:
-                yield chunk(number, {}, told.finish_reason)
+                choices[number].finish_reason = told.finish_reason
+                yield chunk(number, {}, choices[number].reason)
         if wants_usage:
             yield event({**same, "choices": [], "usage": usage_of(exchange.usage)})
         yield DONE
@@ -137,6 +176,17 @@ async def streamed(exchange: Exchange, question: Question, wants_usage: bool) ->
         yield event(openai_error(error))
     finally:
         await exchange.close()
+
+
+def delta_of(part: TextPart, choice: Choice) -> dict[str, Any]:
+    """What a part adds to an answer, of which the calls so far are known."""
+    if part.kind == CALL:
+        choice.calls.append(CallSaid(part.text))
+        return {"tool_calls": [{"index": len(choice.calls) - 1, **choice.calls[-1].told(), "function": {
+            "name": part.text, "arguments": ""}}]}  # fmt: skip
+    if part.kind == ARGUMENTS:
+        return {"tool_calls": [{"index": len(choice.calls) - 1, "function": {"arguments": part.text}}]}
+    return {"reasoning_content" if part.kind == THOUGHT else "content": part.text}
 
 
 def head(exchange: Exchange, prefix: str, kind: str) -> dict[str, Any]:
