@@ -96,6 +96,14 @@ def test_lines_break_between_words(tiny: str, columns: int):
     assert "".join(MIXED.split()) in "".join("".join(lines).split())
 
 
+def test_only_a_session_says_where_it_is(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(chat_commands, "dim_text", said.append)
+    for file in (None, "x.jsonl"):
+        chat_commands.tell_where(SimpleNamespace(file=file, name="notes", lines=["a", "b"]))
+    assert said == ["session   notes · 2 messages"]
+
+
 @pytest.mark.parametrize("columns", [40, 80])
 @pytest.mark.parametrize("words", ["list --all", "config run", "inspect MODEL", "fit MODEL", "sessions"])
 def test_tables_and_facts_are_no_wider_than_the_terminal(tiny: str, columns: int, words: str, tmp_path: Path):
@@ -124,10 +132,3 @@ def test_bench_shows_its_figures_on_a_narrow_terminal(tiny: str):
     assert screen.end() == 0
     lines = drawn(screen.seen).splitlines()
     assert max(map(wcswidth, lines)) <= 40 and any("pp8" in line and " ± 0.00" in line for line in lines)
-
-
-def test_only_a_session_says_where_it_is(capsys):
-    for file, told in ((None, ""), ("x.jsonl", "session   notes · 2 messages")):
-        chat_commands.tell_where(SimpleNamespace(file=file, name="notes", lines=["a", "b"]))
-        said = capsys.readouterr()
-        assert told in said.out + said.err and bool(said.out + said.err) == bool(told)
