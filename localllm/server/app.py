@@ -11,9 +11,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from localllm.errors import LocalllmError
+from localllm.server.anthropic_messages import count_tokens, messages
 from localllm.server.guard import Guard, Rules
 from localllm.server.openai_chat import chat_completions, models, one_model
 from localllm.server.openai_completions import completions
+from localllm.server.openai_responses import responses
 from localllm.server.service import Service
 from localllm.server.wire import LeftError, RefusedError, failed, json_response, shape_of
 
@@ -61,6 +63,9 @@ ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/v1/models/{name:path}", one_model),
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
+    ("POST", "/v1/responses", responses),
+    ("POST", "/v1/messages", messages),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
 )
 
 

@@ -1,7 +1,5 @@
 """OpenAI's interface: /v1/chat/completions and /v1/models (https://platform.openai.com/docs/api-reference)."""
 
-import secrets
-import string
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from time import time
@@ -21,6 +19,7 @@ from localllm.server.asking import (
 )
 from localllm.server.events import LikelyToken, TokenLogprob, Told
 from localllm.server.fields import Body
+from localllm.server.ids import call_id, new_id
 from localllm.server.messages import conversation
 from localllm.server.service import Exchange, Question, Service, Usage
 from localllm.server.wire import EventStream, event, json_response, openai_error, read_json, unless_gone
@@ -72,7 +71,7 @@ class CallSaid:
 
     name: str
     arguments: list[str] = field(default_factory=list)
-    id: str = field(default_factory=lambda: new_id())
+    id: str = field(default_factory=call_id)
 
     @property
     def text(self) -> str:
@@ -81,11 +80,6 @@ class CallSaid:
 
     def told(self) -> dict[str, Any]:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
-
-
-def new_id() -> str:
-    """Of a call: nine letters and digits, which some templates demand."""
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -191,8 +185,13 @@ def delta_of(part: TextPart, choice: Choice) -> dict[str, Any]:
 
 def head(exchange: Exchange, prefix: str, kind: str) -> dict[str, Any]:
     """What all objects of an answer begin with."""
-    made = f"{prefix}-{secrets.token_hex(12)}"
-    return {"id": made, "object": kind, "created": int(time()), "model": exchange.name, "system_fingerprint": None}
+    return {
+        "id": new_id(f"{prefix}-"),
+        "object": kind,
+        "created": int(time()),
+        "model": exchange.name,
+        "system_fingerprint": None,
+    }
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

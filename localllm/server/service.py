@@ -102,6 +102,18 @@ class Exchange:
         for hearer in self._hearers:
             self.usage.count(hearer.request)
 
+    def known(self) -> Usage:
+        """The usage so far."""
+        usage = Usage()
+        for hearer in self._hearers:
+            usage.count(hearer.request)
+        return usage
+
+    def stop_string(self) -> str:
+        """What ended the first answer; "" if it was nothing of the kind."""
+        answers = self._hearers[0].request.answers
+        return answers[0].guide.transcript.stopped_by if answers else ""
+
     async def close(self) -> None:
         for hearer in self._hearers:
             self._worker.leave(hearer)
@@ -128,6 +140,14 @@ class Service:
         except BaseException:
             await stack.aclose()
             raise
+
+    async def count(self, question: Question) -> int:
+        """How many tokens the prompts have. Raises LocalllmError."""
+        async with self.shelf.use(question.model) as worker:
+            session = worker.model.session
+            return await asyncio.to_thread(
+                lambda: sum(len(session.request(prompt, question.options).prompt) for prompt in question.prompts)
+            )
 
 
 async def in_time(source: AsyncIterator[T], end: float | None) -> T | None:
