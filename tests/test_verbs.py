@@ -22,6 +22,7 @@ CASES = {
     "geglu": {},
     "swiglu_limited": {"sharpness": 1.702, "limit": 7.0},
     "gelu": {},
+    "gelu_erf": {},
     "relu_squared": {},
     "xielu": {"alpha_p": 0.8, "alpha_n": 1.3, "beta": 0.5, "epsilon": -1e-6},
     "sigmoid": {},

@@ -6,13 +6,14 @@ from typing import Any
 from .declaration import Declaration, Model, make, write
 from .dense import DENSE
 from .dense2 import DENSE2
+from .encoders import ENCODERS
 from .experts import MOE
 from .experts2 import MOE2
 from .hybrids import HYBRIDS
 from .quantized import QUANTIZED, exact, in_blocks
 from .recurrent import RECURRENT
 
-__all__ = ["DECLARATIONS", "QUANTIZED", "Model", "exact", "model", "write", "write_model"]
+__all__ = ["DECLARATIONS", "ENCODERS", "QUANTIZED", "Model", "exact", "model", "write", "write_model"]
 
 DECLARATIONS: dict[str, Declaration] = {**DENSE, **DENSE2, **MOE, **MOE2, **RECURRENT, **HYBRIDS}
 
@@ -20,10 +21,10 @@ DECLARATIONS: dict[str, Declaration] = {**DENSE, **DENSE2, **MOE, **MOE2, **RECU
 def model(name: str, seed: int = 0, **dims: Any) -> Model:
     """The model of a declaration, with other numbers and dimensions if wanted: model("llama", 3, width=120).
 
-    Also one of QUANTIZED: model("llama-Q4_0"), or any other pair of a declaration and a format.
+    Also of ENCODERS, and one of QUANTIZED: model("llama-Q4_0"), or any other pair of a declaration and a format.
     """
     base, _, quantization = name.partition("-")
-    made = make(DECLARATIONS[base], base, seed, **dims)
+    made = make((DECLARATIONS | ENCODERS)[base], base, seed, **dims)
     return in_blocks(made, base, quantization, seed) if quantization else made
 
 

@@ -45,7 +45,7 @@ class Recorder(RecurrentVerbs):
         operations: in the order in which they were said.
     """
 
-    ids = positions = ALL
+    ids = positions = kinds = ALL
     wanted = WANTED
 
     def __init__(self, hyperparameters: Hyperparameters, context: int):
@@ -70,6 +70,10 @@ class Recorder(RecurrentVerbs):
         if columns != self._width:
             raise ModelError(f"tensor {weight.name} should have {self._width} columns, has {columns}")
         return self._record("embed_positions", (), positions, columns, weight=weight)
+
+    def embed_kinds(self, weight: Weight, kinds: Rows) -> Activation:
+        _, columns = self._matrix(weight)
+        return self._record("embed_kinds", (), kinds, columns, weight=weight)
 
     def select(self, x: Activation, which: Rows) -> Activation:
         return self._record("select", (x,), which, x.columns)
@@ -153,6 +157,7 @@ class Recorder(RecurrentVerbs):
         softcap: float = 0.0,
         slopes: Sequence[float] = (),
         sinks: Weight | None = None,
+        ahead: int = 0,
     ) -> Activation:
         expected = {"q": (q, heads * state.key_dim), "k": (k, state.kv_heads * state.key_dim)}
         for name, (x, columns) in {**expected, "v": (v, state.kv_heads * state.value_dim)}.items():
@@ -160,8 +165,11 @@ class Recorder(RecurrentVerbs):
                 raise ModelError(f"layer {state.layer}: {name} should have {columns} columns, has {x.columns}")
         inputs = tuple(x for x in (q, k, v) if x is not None)
         given: dict[str, Any] = {"state": state, "heads": heads, "scale": scale, "softcap": softcap, "slopes": slopes}
-        given["sinks"] = self._vector(sinks, heads) if sinks else None
+        given |= {"sinks": self._vector(sinks, heads) if sinks else None, "ahead": ahead}
         return self._record("attend", inputs, q.rows, heads * state.value_dim, **given)
+
+    def pool(self, x: Activation, kind: str) -> Activation:
+        return self._record("pool", (x,), WANTED, x.columns, kind=kind)
 
     def route(self, logits: Activation, routing: Routing, bias: Weight | None = None) -> RoutedActivation:
         if logits.columns != routing.experts:
@@ -277,6 +285,6 @@ def recorded(
         recorder.require_all_used(file.tensors)
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
-    if logits.columns != hyperparameters.vocab_size:
+    if not hyperparameters.pooling and logits.columns != hyperparameters.vocab_size:
         raise ModelError(f"{file.path}: logits for {logits.columns} tokens of {hyperparameters.vocab_size}")
     return recorder

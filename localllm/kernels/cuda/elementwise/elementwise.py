@@ -17,7 +17,10 @@ from localllm.kernels.cuda.device import (
 )
 
 ZERO, HALF, ONE = float32(0), float32(0.5), float32(1)
-SQRT_2_BY_PI, CUBIC = float32(0.7978845608028654), float32(0.044715)
+SQRT_2_BY_PI, CUBIC, SQRT_HALF = float32(0.7978845608028654), float32(0.044715), float32(0.7071067811865476)
+# Of `erf_of`.
+P, A, B = float32(0.3275911), float32(0.254829592), float32(-0.284496736)
+C, D, E = float32(1.421413741), float32(-1.453152027), float32(1.061405429)
 
 
 @device
@@ -85,6 +88,21 @@ def gelu_of(x):
 
 
 @device
+def erf_of(x):
+    """erf x, wrong by 3e-7 at most (Abramowitz and Stegun 1964, 7.1.26)."""
+    size = abs(x)
+    t = ONE / (ONE + P * size)
+    y = ONE - ((((E * t + D) * t + C) * t + B) * t + A) * t * exp(-x * x)
+    return -y if x < ZERO else y
+
+
+@device
+def gelu_erf_of(x):
+    """x / 2 * (1 + erf(x / sqrt(2)))."""
+    return x * HALF * (ONE + erf_of(x * SQRT_HALF))
+
+
+@device
 def relu_squared_of(x):
     """max(x, 0)^2, NaN for what is not finite."""
     above = if_finite(ZERO if x < ZERO else x, x)
@@ -138,6 +156,7 @@ def limited_of(gate, up, sharpness, limit):
 
 
 gelu, relu_squared, sigmoid = of_one(gelu_of), of_one(relu_squared_of), of_one(sigmoid_of)
+gelu_erf = of_one(gelu_erf_of)
 clamp, scale, softcap = of_one_and_number(between), of_one_and_number(scaled), of_one_and_number(capped)
 multiply, swiglu, geglu = of_two(product), of_two(swiglu_of), of_two(geglu_of)
 
