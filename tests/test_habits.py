@@ -11,7 +11,10 @@ from localllm.cli.chat_commands import execute
 from localllm.cli.chat_options import changed
 from localllm.cli.completion import possible
 from localllm.cli.config import config
+from localllm.cli.map import of_input
+from localllm.cli.opening import compiling
 from localllm.cli.render import columns
+from localllm.cli.terminal import ProgressLine
 from localllm.errors import UsageError
 from localllm.files.gguf_file import description
 from localllm.generation.answers import Answer, distinct
@@ -71,11 +74,49 @@ def test_map_goes_on_in_the_output_of_the_same_input_only(tiny: str, cli, tmp_pa
     assert cli("map", tiny, first, "-o", out, *SHORT)[0] == 6
     before = out.read_bytes()
     code, _, err = cli("map", tiny, second, "-o", out, *SHORT)
+    assert code == 2 and "b.jsonl (28 bytes) does not go on; give another name" in err
+    (tmp_path / ".out.jsonl.localllm").unlink()
+    code, _, err = cli("map", tiny, second, "-o", out, *SHORT)
     assert code == 2 and "the record 'x' is not in this input; give another name" in err
     assert out.read_bytes() == before and b'"error"' in before
     first.write_text(first.read_text() + '{"id": "w", "prompt": "Ho"}\n')
     assert cli("map", tiny, first, "-o", out, *SHORT)[0] == 6
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["x", "y", "w"]
+
+
+def test_an_output_remembers_its_input(tiny: str, cli, tmp_path: Path):
+    first, second, out = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "out.jsonl"
+    first.write_text("Hi\n")
+    second.write_text("Hi\nHo\n")
+    assert cli("map", tiny, first, "-o", out, *SHORT)[0] == 0
+    before = out.read_bytes()
+    code, _, err = cli("map", tiny, second, "-o", out, *SHORT)
+    assert (
+        code == 2 and err.endswith("b.txt (6 bytes) does not go on; give another name\n") and "a.txt (3 bytes)" in err
+    )
+    assert cli("map", tiny, "-o", out, *SHORT, stdin=second.read_bytes())[0] == 2
+    assert out.read_bytes() == before
+    assert cli("map", tiny, "-o", out, *SHORT, stdin=b"Hi\n")[0] == 0, "the same by another way"
+    assert cli("map", tiny, second, "-o", out, *SHORT)[0] == 2, "whichever way came last"
+    out.unlink()
+    assert cli("map", tiny, second, "-o", out, *SHORT)[0] == 0, "a new one"
+    second.write_text("Hi\nHo\nHu\n")
+    assert cli("map", tiny, second, "-o", out, *SHORT)[0] == 0, "it has grown"
+    assert out.read_bytes().count(b"\n") == 3
+
+
+def test_the_memory_of_an_input_goes_with_an_output_that_never_was(tiny: str, cli, tmp_path: Path):
+    with pytest.raises(KeyboardInterrupt), of_input(str(tmp_path / "out.jsonl"), b"Hi\n", "") as remember:
+        remember()
+        assert (tmp_path / ".out.jsonl.localllm").exists()
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_kernel_is_not_many(capsys):
+    for total, told in ((1, "a kernel"), (2, "2 kernels")):
+        compiling(ProgressLine())(0, total)
+        assert capsys.readouterr().err.startswith(f"localllm: compiling {told} for this computer, once;")
 
 
 def test_messages_that_are_no_list_are_told_so():
@@ -285,6 +326,21 @@ def test_small_wishes(tiny: str, cli, tmp_path: Path):
 
 def test_where_the_settings_are(cli, configure, tmp_path: Path):
     assert cli("config", "path")[1] == f"{tmp_path}/localllm/config.toml\n"
+
+
+def test_who_has_said_how_much_is_kept(cli, configure, monkeypatch):
+    def row() -> list[str]:
+        return next(line for line in cli("config")[1].splitlines() if line.startswith("prompts kept")).split()[2:]
+
+    variable = "LOCALLLM_PREFIX_GB"
+    assert row()[-1] == variable, "which conftest.py sets"
+    monkeypatch.delenv(variable)
+    configure("")
+    assert row()[-1] == "default"
+    configure("\ncache_gb = 0.5\n")
+    assert row() == ["500.0", "MB", "config.toml,", "line", "2"]
+    monkeypatch.setenv(variable, "0.25")
+    assert row() == ["250.0", "MB", variable]
 
 
 @pytest.mark.parametrize(

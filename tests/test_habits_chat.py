@@ -2,12 +2,15 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from talker import MIXED
 from terminal import Terminal, plain
 from test_chat import TALKER, talk  # noqa: F401  a fixture
 from wcwidth import wcswidth
+
+from localllm.cli import chat_commands
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
 
@@ -23,6 +26,21 @@ def test_branches_of_a_session_stay(talk):  # noqa: F811
     assert "* A" in told and "  B" in told
     assert "back in the branch B" in chat.say("/branch B")
     assert "* B" in chat.say("/branch")
+    chat.say("/branch C")
+    chat.type("bye\r")
+    assert chat.end() == 0
+    again = talk("--session", "C")
+    again.prompt()
+    assert [line.split() for line in again.say("/branch").splitlines()[-4:-1]] == [["A"], ["B"], ["*", "C"]]
+    assert "back in the branch B" in again.say("/branch B")
+    assert "taken back: two" in again.say("/undo")
+
+
+def test_branches_of_a_session_in_which_nothing_was_said(talk):  # noqa: F811
+    chat = talk("--session", "A")
+    chat.prompt()
+    chat.say("/branch B")
+    assert "back in the branch A" in chat.say("/branch A")
 
 
 def test_a_file_that_is_too_long_is_refused_and_others_are_taken_back(talk, tmp_path: Path):  # noqa: F811
@@ -75,3 +93,10 @@ def test_lines_break_between_words(tiny: str, columns: int):
     assert max(map(wcswidth, lines)) <= columns
     assert "left out, because they mean nothing here:" in " ".join(lines[:4])
     assert "".join(MIXED.split()) in "".join("".join(lines).split())
+
+
+def test_only_a_session_says_where_it_is(capsys):
+    for file, told in ((None, ""), ("x.jsonl", "session   notes · 2 messages")):
+        chat_commands.tell_where(SimpleNamespace(file=file, name="notes", lines=["a", "b"]))
+        said = capsys.readouterr()
+        assert told in said.out + said.err and bool(said.out + said.err) == bool(told)

@@ -294,7 +294,7 @@ def test_a_damaged_file_that_stays(tiny: Path, folder: Path, monkeypatch):
     monkeypatch.setattr(Path, "unlink", refuse)
     with open_model(tiny) as model:
         assert model.prefixes.find(tokens(600)) is None
-        assert model.prefixes.find_conversation(tokens(600), 0) is None
+        assert model.prefixes.load(model.prefixes.stored(tokens(600))) is None
         np.testing.assert_array_equal(read(model, tokens(600))[1], logits)
 
 
@@ -358,6 +358,15 @@ def test_nothing_is_kept_with_a_limit_of_nothing(tiny: Path, folder: Path, monke
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
     in_new_process(tiny, tokens(600))
     assert not folder.exists()
+
+
+def test_nothing_is_found_with_a_limit_of_nothing(tiny: Path, folder: Path, monkeypatch):
+    ids = tokens(600)
+    assert [in_new_process(tiny, ids)[0] for _ in range(2)] == [0, 600]
+    monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
+    with open_model(tiny) as model:
+        assert read(model, ids)[0] == 0
+        assert model.prefixes.find(ids) is None and model.prefixes.find_conversation(ids, 0) is None
 
 
 def test_short_prompts_are_not_kept(tiny: Path, folder: Path):

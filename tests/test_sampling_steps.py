@@ -510,3 +510,10 @@ def test_an_answer_that_never_ends(model):
     assert len(answer.tokens) == len(ends.tokens) + 5
     with pytest.raises(UsageError, match="ignore_eos makes no sense"):
         model.candidates("Hi", beams=2, ignore_eos=True)
+
+
+@pytest.mark.parametrize(("target", "rate", "most"), [(1e300, 1e300, 1), (-1e300, 1e300, -1)])
+def test_what_mirostat_learns_has_limits(target: float, rate: float, most: int):
+    mu = steps.learnt_mu(1.0, 0.5, target, rate)
+    assert mu == most * steps.MOST_MU
+    assert steps.learnt_mu(3.0, 0.25, 2.0, 0.1) == 3.0 and steps.learnt_mu(3.0, 0.25, 1.0, 0.1) == pytest.approx(2.9)

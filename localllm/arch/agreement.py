@@ -11,6 +11,7 @@ OF_EXPERTS = "ffn_gate_inp.weight", "ffn_down_exps.weight"
 LENGTHS = {
     "expert_feed_forward_length": ("ffn_down_exps.weight", -1),
     "expert_shared_feed_forward_length": ("ffn_down_shexp.weight", -1),
+    "expert_chunk_feed_forward_length": ("ffn_down_chexps.weight", -1),
     "expert_count": ("ffn_gate_inp.weight", 0),
     "attention.q_lora_rank": ("attn_q_a.weight", 0),
     "attention.value_length_mla": ("attn_v_b.weight", 1),

@@ -11,7 +11,7 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope, read_base, read_rope
 from localllm.arch.routing import Routing
 from localllm.arch.states import Paged
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
 from localllm.frozen import frozen
@@ -186,10 +186,10 @@ def attend(
     factors: Weight | None = None,
     **given: Any,
 ) -> Activation:
-    """Rotate queries and keys, and attend; `given`: what else the verb takes."""
+    """Rotate queries and keys, and attend; `given`: what else Scores has."""
     q, k = rotated(b, h, state.layer, q, k, factors)
     heads, ahead = h.attention.heads[state.layer], h.ahead(state.layer)
-    return b.attend(q, k, v, state, heads=heads, scale=h.scale, ahead=ahead, **given)
+    return b.attend(q, k, v, state, Scores(heads, h.scale, ahead=ahead, **given))
 
 
 def rotated(

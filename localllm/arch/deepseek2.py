@@ -18,7 +18,7 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope, read_rope, yarn_magnitude
 from localllm.arch.routing import Routing
 from localllm.arch.states import Latent, Paged
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
@@ -127,7 +127,7 @@ def to_latents(b: Builder, w: Weights, h: DeepSeek2, state: Latent, x: Activatio
     """What the heads see: queries by the matrices of the keys, latent rows, and results by those of the values."""
     plain, rotated, latent, key = projected(b, w, h, x)
     q = b.join(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
-    y = b.attend(q, b.join(latent, key, 1), None, state, heads=h.heads, scale=h.scale)
+    y = b.attend(q, b.join(latent, key, 1), None, state, Scores(h.heads, h.scale))
     return b.head_linear(y, w.attn_v_b)
 
 
@@ -139,4 +139,4 @@ def to_keys(
     both, period = b.linear(latent, w.attn_kv_b), h.key_dim + h.value_dim
     k = b.join(b.columns(both, 0, h.key_dim, period), key, h.heads, shared=True)
     v = b.columns(both, h.key_dim, period, period)
-    return b.attend(b.join(plain, rotated, h.heads), k, v, state, heads=h.heads, scale=h.scale)
+    return b.attend(b.join(plain, rotated, h.heads), k, v, state, Scores(h.heads, h.scale))

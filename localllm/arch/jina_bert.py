@@ -5,7 +5,7 @@ matrix may be the upper half of the other; in the models for code queries and ke
 adds is added and normalized once more.
 """
 
-from localllm.arch.attention import centered_rows, qkv
+from localllm.arch.attention import attend, centered_rows, qkv
 from localllm.arch.baichuan import ALIBI_BIAS
 from localllm.arch.bert import BERT
 from localllm.arch.encoder import embedded, encoder_fields, finished
@@ -13,7 +13,7 @@ from localllm.arch.feed_forward import gated, plain
 from localllm.arch.fields import Fields
 from localllm.arch.mpt import alibi_slopes
 from localllm.arch.states import Paged
-from localllm.arch.verbs import EVERY_TOKEN, Activation, Builder
+from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
 
@@ -36,9 +36,7 @@ def after_attention(b: Builder, w: Weights, h: BERT, state: Paged, x: Activation
     """What heads see, added to x, and normalized; once or twice."""
     q, k, v = qkv(b, w, h, state.layer, x)
     q, k = centered_rows(b, w, h, q, k)
-    heads = h.attention.heads[state.layer]
-    slopes = alibi_slopes(heads, ALIBI_BIAS)
-    y = b.attend(q, k, v, state, heads=heads, scale=h.scale, slopes=slopes, ahead=EVERY_TOKEN)
+    y = attend(b, h, state, q, k, v, slopes=alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS))
     y = b.layer_norm(b.add(b.linear(y, w.attn_output), x), w.attn_output_norm, h.epsilon)
     return b.layer_norm(b.add(y, x), again, h.epsilon) if (again := w.get("attn_norm_2")) else y
 

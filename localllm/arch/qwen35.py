@@ -15,7 +15,7 @@ from localllm.arch.experts import admitted, gated_or_mixture, read_routing
 from localllm.arch.fields import Fields, show
 from localllm.arch.sections import with_sections
 from localllm.arch.states import Paged, Recurrent
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.verbs import Activation, Builder, HeadState
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
@@ -129,7 +129,8 @@ def delta_net(b: Builder, w: Weights, h: Qwen35, state: Recurrent, x: Activation
     strength, steps = strength_and_steps(b, w, d, x)
     w.require_biases("ssm_dt")
     steps, strength = b.softplus(steps, w.bias("ssm_dt")), b.sigmoid(strength)
-    y = b.delta_rule(q, unit(b, h, k), v, steps, strength, w.exactly("ssm_a"), state, 3, d.key_heads, d.repeat)
+    heads = HeadState(state, 3, w.exactly("ssm_a"), d.key_heads, d.repeat)
+    y = b.delta_rule(q, unit(b, h, k), v, steps, strength, heads)
     y = b.rms_norm(y, w.ssm_norm, h.epsilon, d.value_dim)
     return b.linear(b.swiglu(b.linear(x, w.attn_gate), y), w.ssm_out)
 

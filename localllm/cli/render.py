@@ -48,6 +48,10 @@ def page_of_stdout() -> "Page":
     return page()
 
 
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def tell_overflow(answer: "Generation") -> None:
     """What a full context has cost."""
     if answer.dropped:

@@ -7,11 +7,9 @@ import numpy as np
 
 from localllm.errors import LocalllmError
 from localllm.generation.answers import log_total
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.generate import Task
 from localllm.generation.guide import Guide
 from localllm.generation.sampling import Sampler
-from localllm.generation.thinking import Thinking
-from localllm.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
@@ -22,20 +20,21 @@ class AnswerRequest:
     """A prompt that is to be answered n times.
 
     Attributes:
-        decoder, thinking: as for a Generation.  key: what the caller knows it by.
+        key: what the caller knows it by.
         answers: in the making, then made; with n > 1 best first when all are.
         begun: whether the prompt has been read.  error: why there are no answers.
     """
 
-    prompt: list[int]
-    decoder: StreamDecoder
-    options: GenerationOptions
+    task: Task
     n: int = 1
     key: Any = None
-    thinking: Thinking = field(default_factory=Thinking)
     answers: list["Answering"] = field(default_factory=list)
     begun: bool = False
     error: LocalllmError | None = None
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.task.prompt
 
     @property
     def finished(self) -> bool:
@@ -58,7 +57,7 @@ class Answering:
         self.finish_reason, self.logprob = "", 0.0
         self.sequence: Sequence | None = None
         self._sampler, self._guide = sampler, guide
-        self._limit = len(self.ids) + request.options.limit(context - len(self.ids))
+        self._limit = len(self.ids) + request.task.options.limit(context - len(self.ids))
         self._chosen = 0
         if self._limit == len(self.ids):
             self.finish_reason = "length"

@@ -14,7 +14,6 @@ from localllm.engine.runs import Runs
 from localllm.errors import ConstraintError, LocalllmError, MemoryLimitError
 from localllm.generation.answering import Answering, AnswerRequest
 from localllm.generation.answers import seeded
-from localllm.generation.generate import guide_of, require_room
 from localllm.generation.reading import piece, shareable, stretch
 from localllm.generation.reuse import common
 from localllm.kernels.arguments import PAGE
@@ -107,9 +106,10 @@ class Batch:
             if request is None:
                 return None
             try:
-                require_room(request.prompt, self._engine.context)
-                samplers = seeded(request.options.sampling, request.prompt, self._vocab, request.n, self._tokenizer)
-                guide = guide_of(self._tokenizer, self._vocab, request.decoder, request.options, request.thinking)
+                task = request.task
+                task.require_room(self._engine.context)
+                samplers = seeded(task.options.sampling, task.prompt, self._vocab, request.n, self._tokenizer)
+                guide = task.guide(self._tokenizer, self._vocab)
                 request.answers = [
                     Answering(request, sampler, guide.copy(), self._engine.context) for sampler in samplers
                 ]

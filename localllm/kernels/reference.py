@@ -180,7 +180,7 @@ class Reference(RecurrentReference):
     def ignore(self, *weights):
         """These stand in the file, but nothing needs them."""
 
-    def attend(self, q, k, v, state, heads, scale, softcap=0.0, slopes=(), sinks=None, ahead=0):
+    def attend(self, q, k, v, state, scores):
         results = []
         for span, end in zip(self._spans, self._ends, strict=True):
             rows = slice(end - len(span.ids), end)
@@ -189,18 +189,18 @@ class Reference(RecurrentReference):
                 span.store.keep(state, span.position, *new)
             keys, *values = span.store.kept(state.layer)
             values = values[0] if values else keys[:, :, : state.value_dim]
-            queries = q[rows].reshape(len(span.ids), state.kv_heads, heads // state.kv_heads, -1)
-            scores = np.einsum("thgd,khd->thgk", queries, keys, optimize=True) * np.float32(scale)
-            scores = self.softcap(scores, softcap) if softcap else scores
+            queries = q[rows].reshape(len(span.ids), state.kv_heads, scores.heads // state.kv_heads, -1)
+            s = np.einsum("thgd,khd->thgk", queries, keys, optimize=True) * np.float32(scores.scale)
+            s = self.softcap(s, scores.softcap) if scores.softcap else s
             distance = self.positions[rows, None] - np.arange(len(keys))
-            if slopes:
-                scores = scores - np.float32(slopes).reshape(state.kv_heads, -1, 1) * np.abs(distance)[:, None, None]
+            if scores.slopes:
+                s = s - np.float32(scores.slopes).reshape(state.kv_heads, -1, 1) * np.abs(distance)[:, None, None]
             window = self.positions[rows, None] % state.window + 1 if state.chunked and state.window else state.window
-            hidden = (distance < -ahead) | (distance >= (np.inf if window is None else window))
-            scores = np.where(hidden[:, None, None], -np.inf, scores)
-            nothing = -np.inf if sinks is None else sinks.vector().reshape(state.kv_heads, -1, 1)
-            top = np.maximum(scores.max(axis=-1, keepdims=True), nothing)
-            weights = np.exp(scores - top)
+            hidden = (distance < -scores.ahead) | (distance >= (np.inf if window is None else window))
+            s = np.where(hidden[:, None, None], -np.inf, s)
+            nothing = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
+            top = np.maximum(s.max(axis=-1, keepdims=True), nothing)
+            weights = np.exp(s - top)
             weights /= weights.sum(axis=-1, keepdims=True) + np.exp(nothing - top)
             results.append(np.einsum("thgk,khd->thgd", weights, values, optimize=True).reshape(len(span.ids), -1))
         return np.concatenate(results).astype(np.float32)
@@ -222,7 +222,7 @@ class Reference(RecurrentReference):
             is_kept = np.zeros(best_two.shape, bool)
             np.put_along_axis(is_kept, kept, True, axis=1)
             ranks = np.where(np.repeat(is_kept, size, axis=1), ranks, -np.inf)
-        chosen = largest(ranks, routing.used)
+        chosen = largest(ranks, routing.used) // routing.together
         weights = np.take_along_axis(scores, chosen, axis=1)
         if routing.normalized:
             weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
@@ -249,6 +249,25 @@ class Reference(RecurrentReference):
 
     def scale(self, x, factor):
         return x * np.float32(factor if isinstance(factor, float | int) else factor.number())
+
+    def scale_columns(self, x, weight):
+        return x * weight.flat().vector()
+
+    def lerp(self, x, z, weight):
+        return x + (z - x) * weight.flat().vector()
+
+    def multiply_heads(self, x, gates):
+        return (x.reshape(*gates.shape, -1) * gates[:, :, None]).reshape(x.shape)
+
+    def head_dots(self, x, z, heads):
+        return (x * z).reshape(len(x), heads, -1).sum(axis=2, dtype=np.float64).astype(np.float32)
+
+    def mix(self, x, weights, streams):
+        of_made = weights.reshape(len(x), -1, streams)
+        return np.einsum("tms,tsw->tmw", of_made, x.reshape(len(x), streams, -1)).reshape(len(x), -1)
+
+    def add_vector(self, x, vector):
+        return x + (vector if isinstance(vector, np.ndarray) else vector.vector())
 
     def temper(self, x, positions, slope, length, offset=0):
         return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)

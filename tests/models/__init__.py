@@ -9,13 +9,17 @@ from .dense2 import DENSE2
 from .encoders import ENCODERS
 from .experts import MOE
 from .experts2 import MOE2
+from .experts3 import MOE3
 from .hybrids import HYBRIDS
 from .quantized import QUANTIZED, exact, in_blocks
 from .recurrent import RECURRENT
+from .unusual import UNUSUAL
 
 __all__ = ["DECLARATIONS", "ENCODERS", "QUANTIZED", "Model", "exact", "model", "write", "write_model"]
 
-DECLARATIONS: dict[str, Declaration] = {**DENSE, **DENSE2, **MOE, **MOE2, **RECURRENT, **HYBRIDS}
+DECLARATIONS: dict[str, Declaration] = {
+    **DENSE, **DENSE2, **MOE, **MOE2, **MOE3, **RECURRENT, **HYBRIDS, **UNUSUAL
+}  # fmt: skip
 
 
 def model(name: str, seed: int = 0, **dims: Any) -> Model:

@@ -127,7 +127,7 @@ class Steps:
     def most_routed(self, routing: Routing) -> int:
         """Rows of all experts together, each rounded up."""
         pairs = self.target.tokens * routing.used
-        return pairs + min(routing.experts, pairs) * (self.target.expert_rows - 1)
+        return pairs + min(routing.matrices, pairs) * (self.target.expert_rows - 1)
 
     def new(self, x: Activation) -> Buffer:
         """Memory for an activation: float32 [rows, columns padded to 16]."""

@@ -100,6 +100,9 @@ MODULES = {
     "convolve": "recurrent.convolution",
     "selective_scan": "recurrent.selective_scan",
     "head_scan": "recurrent.head_scan",
+    "wkv": "recurrent.wkv",
+    "head_dots": "elementwise.heads",
+    "mix": "elementwise.heads",
 }
 
 
