@@ -408,3 +408,15 @@ def test_constraints_are_ready_before_the_batch_needs_them(guide: Served, monkey
     schema = {"type": "object", "properties": {"fresh": {"type": "boolean"}}, "required": ["fresh"]}
     guide.chat("x", response_format={"type": "json_schema", "json_schema": {"schema": schema}}, max_tokens=20)
     assert threads and "answers" not in threads
+
+
+@pytest.mark.slow
+def test_a_real_model(shared):
+    """8 callers, some with the same beginning, some streaming: each gets what it would get alone."""
+    path = str(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
+    texts = [f"Name {n} colors." if n % 2 else f"What is the capital of {c}?" for n, c in enumerate("ABCDEFGH")]
+    with api.open_model(path, 2, cache=False) as model:
+        expected = ["".join(model.chat([{"role": "user", "content": text}], 24, seed=7)) for text in texts]
+    with serving({"smol": path}) as served, ThreadPoolExecutor(8) as pool:
+        replies = pool.map(lambda text: served.chat(text, max_tokens=24, seed=7), texts)
+        assert [reply.json["choices"][0]["message"]["content"] for reply in replies] == expected

@@ -6,7 +6,9 @@ import subprocess
 from html.parser import HTMLParser
 
 import pytest
+from browser import CHROMIUM, tab
 from served import Served, scripted, serving
+from test_serve import THINKS, until
 from tiny_model import write_tiny_model
 
 from localllm.server.guard import Rules
@@ -130,3 +132,64 @@ def test_conversations_are_for_nobody_else(served: Served):
     with serving({"scripted": lambda: None}, Rules(keys=[KEY])) as locked:
         assert locked.get("/").status == 200 and locked.get("/sessions").status == 401
         assert locked.get("/sessions", Authorization=f"Bearer {KEY}").status == 200
+
+
+ASKED = {
+    "hello": "Hello <b>there</b>.\n```python\nx = 1\n```\nDone.",
+    "hi": "Hi!",
+    "slowly": "word " * 400,
+    "think": "<think>Hm, well.</think>It is four.",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_in_a_browser(tmp_path, monkeypatch):
+    """With the keyboard alone: ask, stop, edit, keep, and find it again; at a phone's width."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    path = str(write_tiny_model(tmp_path / "tiny.gguf", chat_template=THINKS))
+    with serving({"scripted": lambda: scripted(path, ASKED)}) as served, tab(tmp_path / "browser") as browser:
+        browser.call("Emulation.setDeviceMetricsOverride", width=360, height=640, deviceScaleFactor=1, mobile=True)
+        browser.call("Page.navigate", url=served.url)
+        browser.until("document.querySelector('#model') && document.querySelector('#model').value === 'scripted'")
+        assert browser.value("document.activeElement.id") == "text"
+
+        def ask(text: str) -> None:
+            browser.write(text)
+            browser.press("Enter", "\r", 13)
+
+        ask("hello")
+        browser.until("document.querySelectorAll('article').length === 2 && !document.querySelector('#send').hidden")
+        assert browser.value("document.querySelector('figure code').textContent") == "x = 1\n"
+        assert browser.value("document.querySelector('article.assistant').innerText").count("<b>there</b>") == 1
+        assert browser.value("document.querySelector('figure button').textContent") == "Copy"
+        assert browser.value("document.documentElement.scrollWidth") <= 360
+
+        ask("think")
+        browser.until("document.querySelectorAll('article').length === 4 && !document.querySelector('#send').hidden")
+        assert browser.value("document.querySelector('details').open") is False
+        assert browser.value("document.querySelector('details .said').textContent") == "Hm, well."
+
+        ask("slowly")
+        browser.until("document.querySelectorAll('article').length === 6")
+        browser.press("Escape", code=27)
+        browser.until("document.querySelector('#status').textContent === 'Stopped.'")
+        until(lambda: served.service.shelf.counts() == (0, 0))
+
+        browser.value("document.querySelectorAll('article.user button')[0].click()")
+        assert browser.value("document.querySelectorAll('article').length") == 0
+        assert browser.value("document.querySelector('#text').value") == "hello"
+        browser.value("document.querySelector('#text').value = ''; window.prompt = () => 'trip'")
+        ask("hi")
+        browser.until("document.querySelectorAll('article').length === 2 && !document.querySelector('#send').hidden")
+        browser.value("document.querySelector('#keep').click()")
+        until(lambda: sessions.names() == ["trip"])
+        assert [message["content"] for message in sessions.read("trip").messages] == ["hi", "Hi!"]
+
+        browser.call("Page.reload")
+        browser.until("[...document.querySelectorAll('#sessions option')].some((each) => each.value === 'trip')")
+        browser.value(
+            "const s = document.querySelector('#sessions'); s.value = 'trip'; s.dispatchEvent(new Event('change'))"
+        )
+        browser.until("document.querySelectorAll('article').length === 2")
+        assert browser.errors == []
