@@ -35,6 +35,7 @@ def changed(source: str, kind: str) -> list[str]:
         ("number", "x = 3", ["x = 4", "x = 2"]),
         ("number", "x = 0", ["x = 1"]),
         ("number", "x = 1_000", ["x = 10000", "x = 100"]),
+        ("number", "x = 8 + 64", ["x = 9 + 64", "x = 7 + 64", "x = 8 + 128", "x = 8 + 32"]),
         ("number", "x = -1", ["x = 0"]),
         ("number", "x = 0.5", ["x = 5.0"]),
         ("number", "x: Literal[3] = a", []),
@@ -115,7 +116,8 @@ def test_a_fault_is_noticed_or_not(tmp_path):
     """In a copy: by a test that looks, and by one that does not."""
     [mutant] = [each for each in mutate.placed("localllm/generation/history.py") if "before - " in str(each)][:1]
     (tmp_path / "localllm" / "generation").mkdir(parents=True)
-    (tmp_path / "right").write_bytes((ROOT / mutant.path).read_bytes())
+    for name in ("right", mutant.path):
+        (tmp_path / name).write_bytes((ROOT / mutant.path).read_bytes())
     (tmp_path / "test_x.py").write_text(
         "from pathlib import Path\n\ndef test_x():\n"
         f"    assert Path({mutant.path!r}).read_bytes() == Path('right').read_bytes()\n"

@@ -360,6 +360,15 @@ def test_nothing_is_kept_with_a_limit_of_nothing(tiny: Path, folder: Path, monke
     assert not folder.exists()
 
 
+def test_nothing_is_found_with_a_limit_of_nothing(tiny: Path, folder: Path, monkeypatch):
+    ids = tokens(600)
+    assert [in_new_process(tiny, ids)[0] for _ in range(2)] == [0, 600]
+    monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
+    with open_model(tiny) as model:
+        assert read(model, ids)[0] == 0
+        assert model.prefixes.find(ids) is None and model.prefixes.stored(ids, is_conversation=True) is None
+
+
 def test_short_prompts_are_not_kept(tiny: Path, folder: Path):
     in_new_process(tiny, tokens(BATCH))
     assert not folder.exists()

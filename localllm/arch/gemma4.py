@@ -8,6 +8,7 @@ on the residual stream lets in, and a factor for what it hands on.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from localllm.arch.attention import Attention, Windowed, read_windows
 from localllm.arch.feed_forward import gated
@@ -90,7 +91,7 @@ def forward(b: Builder, w: Weights, h: Gemma4) -> Activation:
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 
-def layer_inputs(b: Builder, w: Weights, h: Gemma4, x: Activation) -> Activation:
+def layer_inputs(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
     """What each layer is told of the token, of its own table and of the embeddings: [tokens, layers * layer_width]."""
     y = b.scale(b.linear(x, w.per_layer_model_proj), h.width**-0.5)
     y = b.rms_norm(y, w.per_layer_proj_norm, h.epsilon, h.layer_width)

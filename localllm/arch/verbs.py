@@ -94,6 +94,18 @@ class RowwiseVerbs(Protocol):
         """max(x, 0)^2 (So et al. 2021), NaN for infinity."""
         return self.rowwise("relu_squared", relu_squared, x)
 
+    def relu(self, x: Activation) -> Activation:
+        """max(x, 0), NaN for infinity."""
+        return self.rowwise("relu", relu, x)
+
+    def exponential(self, x: Activation) -> Activation:
+        """e^x, NaN for infinity."""
+        return self.rowwise("exponential", exponential, x)
+
+    def plus(self, x: Activation, number: float) -> Activation:
+        """x + number."""
+        return self.rowwise("plus", plus, x, number=number)
+
     def xielu(self, x: Activation, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> Activation:
         """alpha_p x^2 + beta x where x is above 0, else alpha_n (e^min(x, epsilon) - 1 - x) + beta x (xIELU, Huang and
         Schlag 2024, arXiv 2411.13010). The alphas as they multiply: learned ones have gone through softplus, and the
@@ -210,6 +222,29 @@ class Builder(RowwiseVerbs, Protocol):
         """x * factor, a number or a tensor of one."""
         ...
 
+    def scale_columns(self, x: Activation, weight: Weight) -> Activation:
+        """Each column of x times its number of a vector."""
+        ...
+
+    def lerp(self, x: Activation, z: Activation, weight: Weight) -> Activation:
+        """x + (z - x) * weight, a vector of a number for each column: so far from x to z."""
+        ...
+
+    def multiply_heads(self, x: Activation, gates: Activation) -> Activation:
+        """Each head's columns of x times its gate; gates [tokens, heads]."""
+        ...
+
+    def head_dots(self, x: Activation, z: Activation, heads: int) -> Activation:
+        """The sum of x * z over the columns of each head: [tokens, heads]."""
+        ...
+
+    def mix(self, x: Activation, weights: Activation, streams: int) -> Activation:
+        """Streams side by side, y_i = the sum over j of weights_ij * x_j.
+
+        x [tokens, streams * width]; weights [tokens, m * streams], those of y_0 first: y [tokens, m * width].
+        """
+        ...
+
     def add_vector(self, x: Activation, vector: Weight | np.ndarray) -> Activation:
         """x + vector, which is the same for all tokens: a tensor, or float32 [columns]."""
         ...
@@ -230,6 +265,11 @@ class Builder(RowwiseVerbs, Protocol):
 
         State `number` [taps - 1, columns]: the last tokens.
         """
+        ...
+
+    def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
+        """Row by row the row of the token before, of its sequence; zeros before the first. State `number` [1, columns]:
+        the last one."""
         ...
 
     def selective_scan(
@@ -268,6 +308,53 @@ class Builder(RowwiseVerbs, Protocol):
         """
         ...
 
+    def lightning_attention(
+        self, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent, number: int
+    ) -> Activation:
+        """For each head h = e^-slope * h + k v^T, y = q h (Qin et al. 2024, arXiv 2401.04658; MiniMax-01, 2025).
+
+        q, k [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
+        """
+        ...
+
+    def gated_linear_attention(
+        self, q: Activation, k: Activation, v: Activation, w: Activation, state: Recurrent, number: int
+    ) -> Activation:
+        """For each head h = diag(w) h + k v^T, y = q h (Yang et al. 2023, arXiv 2312.06635).
+
+        q, k, w [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
+        """
+        ...
+
+    def wkv6(
+        self, r: Activation, k: Activation, v: Activation, w: Activation, first: Weight, state: Recurrent, number: int
+    ) -> Activation:
+        """For each head y = r (h + diag(first) k v^T), then h = diag(w) h + k v^T (RWKV-6: Peng et al. 2024, arXiv
+        2404.05892): a token is read with weights of its own, `first` [heads, key_dim], before it is kept.
+
+        Otherwise as gated_linear_attention.
+        """
+        ...
+
+    def wkv7(
+        self,
+        r: Activation,
+        w: Activation,
+        k: Activation,
+        v: Activation,
+        a: Activation,
+        b: Activation,
+        state: Recurrent,
+        number: int,
+    ) -> Activation:
+        """For each head h = diag(w) h + b (a h) + k v^T, y = r h (RWKV-7: Peng et al. 2025, arXiv 2503.14456): what a
+        reads is taken away by b, as a is -b.
+
+        r, w, k, a, b [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim,
+        value_dim].
+        """
+        ...
+
 
 # ---- formulas of the verbs that treat rows one by one, float32 as their inputs ----
 
@@ -298,6 +385,19 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 def relu_squared(x: np.ndarray) -> np.ndarray:
     return if_finite(np.maximum(x, 0), x) ** 2
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    return if_finite(np.maximum(x, 0), x)
+
+
+def exponential(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return if_finite(np.exp(x), x)
+
+
+def plus(x: np.ndarray, number: float) -> np.ndarray:
+    return x + np.float32(number)
 
 
 def xielu(x: np.ndarray, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> np.ndarray:

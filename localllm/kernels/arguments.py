@@ -34,6 +34,12 @@ SCALE = ROWWISE["scale"].arguments
 CLAMP = ROWWISE["clamp"].arguments
 SOFTCAP = ROWWISE["softcap"].arguments
 SIGMOID_GATE = ROWWISE["sigmoid_gate"].arguments
+LERP = ROWWISE["lerp"].arguments
+MULTIPLY_HEADS = ROWWISE["multiply_heads"].arguments
+# y f32 [tokens, heads] = the sum of x * z over the head_dim columns of each head.
+HEAD_DOTS = arguments("count x x_stride z heads head_dim y stride")
+# y f32 [tokens, columns / width streams] = for each of them the sum over the streams of x, times their weights.
+MIX = arguments("count x x_stride streams width weights weights_stride y stride columns")
 # Rows of the embedding matrix, `row_bytes` each: x[t] = row ids[t]; ids int64.
 EMBED = arguments("count weights row_bytes columns ids x stride")
 # y[i] = x[rows[i]]; rows int64.
@@ -142,6 +148,10 @@ HEAD_SCAN = arguments(
     "sequences sequence_count offset q k key_stride v y stride dt strength head_stride rates skip heads key_heads"
     " repeat key_dim value_dim"
 )
+# For each head h = diag(w) h + k v^T + b (a h), y = r h; r, w, k, a, b f32 [tokens, heads * key_dim]. wkv-gated has no
+# a and b; nor wkv-first, where y = r (h + diag(first) k v^T) of the old h, first f32 [heads * key_dim]. State h as in
+# HEAD_SCAN.
+WKV = arguments("sequences sequence_count offset r w k v a b first key_stride y stride heads key_dim value_dim")
 # sums f32 [columns padded to 16] += x^2 over the tokens.
 ADD_SQUARES = arguments("count x stride columns sums")
 # Of each token the `used` experts that it goes to, chosen int64 [tokens, used], and their weights f32 [tokens, used];
@@ -254,6 +264,9 @@ KERNELS: dict[str, Any] = {
     "convolve": CONVOLVE,
     "selective_scan": SELECTIVE_SCAN,
     "head_scan": HEAD_SCAN,
+    "wkv": WKV,
+    "head_dots": HEAD_DOTS,
+    "mix": MIX,
     "add_squares": ADD_SQUARES,
     "stream": STREAM,
     "to_planes": TO_PLANES,

@@ -240,6 +240,22 @@ class Reference(RecurrentReference):
     def scale(self, x, factor):
         return x * np.float32(factor if isinstance(factor, float | int) else factor.number())
 
+    def scale_columns(self, x, weight):
+        return x * weight.flat().vector()
+
+    def lerp(self, x, z, weight):
+        return x + (z - x) * weight.flat().vector()
+
+    def multiply_heads(self, x, gates):
+        return (x.reshape(*gates.shape, -1) * gates[:, :, None]).reshape(x.shape)
+
+    def head_dots(self, x, z, heads):
+        return (x * z).reshape(len(x), heads, -1).sum(axis=2, dtype=np.float64).astype(np.float32)
+
+    def mix(self, x, weights, streams):
+        of_made = weights.reshape(len(x), -1, streams)
+        return np.einsum("tms,tsw->tmw", of_made, x.reshape(len(x), streams, -1)).reshape(len(x), -1)
+
     def add_vector(self, x, vector):
         return x + (vector if isinstance(vector, np.ndarray) else vector.vector())
 

@@ -32,6 +32,12 @@ class RecurrentReference(RowwiseVerbs):
         y = self._by_sequence(state, number, of_sequence, x)
         return y * self.sigmoid(y) if silu else y
 
+    def previous(self, x, state, number):
+        def of_sequence(last, x):
+            return x[-1:], np.concatenate((last, x[:-1]))
+
+        return self._by_sequence(state, number, of_sequence, x)
+
     def selective_scan(self, x, dt, b, c, rates, skip, state):
         rates, skip = rates.flat().vector().reshape(x.shape[1], -1).T, skip.flat().vector()
 
@@ -68,6 +74,49 @@ class RecurrentReference(RowwiseVerbs):
             return h, (np.einsum("hk,hkv->hv", q, h) + more).reshape(-1)
 
         return self._by_token(scan.state, scan.number, of_heads, *inputs)
+
+    def lightning_attention(self, q, k, v, slopes, state, number):
+        decays = np.exp(-np.float32(slopes))[:, None, None]
+
+        def token(h, q, k, v):
+            h = decays * h + k[:, :, None] * v[:, None]
+            return h, np.einsum("hk,hkv->hv", q, h)
+
+        return self._by_row(state, number, token, q, k, v)
+
+    def gated_linear_attention(self, q, k, v, w, state, number):
+        def token(h, q, k, v, w):
+            h = w[:, :, None] * h + k[:, :, None] * v[:, None]
+            return h, np.einsum("hk,hkv->hv", q, h)
+
+        return self._by_row(state, number, token, q, k, v, w)
+
+    def wkv6(self, r, k, v, w, first, state, number):
+        first = first.flat().vector().reshape(*state.shapes[number][:2], 1)
+
+        def token(h, r, k, v, w):
+            new = k[:, :, None] * v[:, None]
+            return w[:, :, None] * h + new, np.einsum("hk,hkv->hv", r, h + first * new)
+
+        return self._by_row(state, number, token, r, k, v, w)
+
+    def wkv7(self, r, w, k, v, a, b, state, number):
+        def token(h, r, w, k, v, a, b):
+            read = np.einsum("hk,hkv->hv", a, h)
+            h = w[:, :, None] * h + b[:, :, None] * read[:, None] + k[:, :, None] * v[:, None]
+            return h, np.einsum("hk,hkv->hv", r, h)
+
+        return self._by_row(state, number, token, r, w, k, v, a, b)
+
+    def _by_row(self, state, number: int, token: Callable, *inputs):
+        """As _by_token, of inputs and outputs in heads."""
+        heads = state.shapes[number][0]
+
+        def of_heads(h, *rows):
+            h, y = token(h, *(row.reshape(heads, -1) for row in rows))
+            return h, y.reshape(-1)
+
+        return self._by_token(state, number, of_heads, *inputs)
 
     def _by_token(self, state, number: int, token: Callable, *inputs):
         """The outputs of token(h, *rows) -> (h, output), one after the other."""

@@ -187,7 +187,8 @@ class Recorder(RecurrentVerbs):
     def rowwise(self, verb: str, formula: Callable[..., Any], *inputs: Activation, **given: float) -> Activation:
         for x in inputs[1:]:
             same_columns(inputs[0], x)
-        return self._record(verb, inputs, inputs[-1].rows, inputs[0].columns, **given)
+        numbers = {name: float(number) for name, number in given.items()}  # kernels get the bits of a float
+        return self._record(verb, inputs, inputs[-1].rows, inputs[0].columns, **numbers)
 
     def sigmoid_gate(self, x: Activation, gate: Activation) -> Activation:
         if gate.columns != 1:
@@ -198,7 +199,31 @@ class Recorder(RecurrentVerbs):
         if isinstance(factor, Weight):
             self._used.add(factor.name)
             factor = factor.number()
-        return self._record("scale", (x,), x.rows, x.columns, factor=factor)
+        return self._record("scale", (x,), x.rows, x.columns, factor=float(factor))
+
+    def scale_columns(self, x: Activation, weight: Weight) -> Activation:
+        return self._record("scale_columns", (x,), x.rows, x.columns, vector=self._vector(weight.flat(), x.columns))
+
+    def lerp(self, x: Activation, z: Activation, weight: Weight) -> Activation:
+        vector = self._vector(weight.flat(), same_columns(x, z))
+        return self._record("lerp", (x, z), x.rows, x.columns, vector=vector)
+
+    def multiply_heads(self, x: Activation, gates: Activation) -> Activation:
+        if x.columns % gates.columns:
+            raise ModelError(f"the model's tensors do not fit together: {gates.columns} gates of {x.columns} columns")
+        return self._record("multiply_heads", (x, gates), x.rows, x.columns, heads=gates.columns)
+
+    def head_dots(self, x: Activation, z: Activation, heads: int) -> Activation:
+        if same_columns(x, z) % heads:
+            raise ModelError(f"the model's tensors do not fit together: {x.columns} columns, {heads} heads")
+        return self._record("head_dots", (x, z), x.rows, heads, heads=heads)
+
+    def mix(self, x: Activation, weights: Activation, streams: int) -> Activation:
+        if x.columns % streams or weights.columns % streams:
+            problem = f"{x.columns} columns, {weights.columns} weights, {streams} streams"
+            raise ModelError(f"the model's tensors do not fit together: {problem}")
+        columns = x.columns // streams * (weights.columns // streams)
+        return self._record("mix", (x, weights), x.rows, columns, streams=streams)
 
     def add_vector(self, x: Activation, vector: Weight | np.ndarray) -> Activation:
         numbers = self._vector(vector, x.columns) if isinstance(vector, Weight) else np.float32(vector)

@@ -1,5 +1,6 @@
 """The verbs of recurrent layers, checked and written down: a part of localllm.engine.record.recorder."""
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -36,6 +37,13 @@ class RecurrentVerbs(RowwiseVerbs):
         bias = self._vector(weight.bias, columns) if weight.bias else np.zeros(columns, np.float32)
         given = {"state": state, "number": number, "taps": taps, "bias": bias, "silu": silu}
         return self._record("convolve", (x,), x.rows, columns, **given)
+
+    def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
+        """A convolution with two taps, of which the last counts nothing."""
+        require_columns("x", x, state.shapes[number][1])
+        taps, bias = np.tile(np.array([1, 0], np.float32), (x.columns, 1)), np.zeros(x.columns, np.float32)
+        given = {"state": state, "number": number, "taps": taps, "bias": bias, "silu": False}
+        return self._record("convolve", (x,), x.rows, x.columns, **given)
 
     def selective_scan(
         self,
@@ -80,12 +88,56 @@ class RecurrentVerbs(RowwiseVerbs):
         shared = {"key_heads": scan.key_heads, "repeat": scan.repeat}
         return {"state": scan.state, "number": scan.number, "rates": self._numbers(scan.rates, (heads,)), **shared}
 
+    def lightning_attention(
+        self, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent, number: int
+    ) -> Activation:
+        require_heads(state.shapes[number], v, q=q, k=k)
+        heads, given = state.shapes[number][0], {"state": state, "number": number, "repeat": 1}
+        rates = -np.array(slopes, np.float32)
+        return self._record("lightning_attention", (q, k, v), v.rows, v.columns, rates=rates, key_heads=heads, **given)
+
+    def gated_linear_attention(
+        self, q: Activation, k: Activation, v: Activation, w: Activation, state: Recurrent, number: int
+    ) -> Activation:
+        require_heads(state.shapes[number], v, q=q, k=k, w=w)
+        given = {"state": state, "number": number}
+        return self._record("gated_linear_attention", (q, k, v, w), v.rows, v.columns, **given)
+
+    def wkv6(
+        self, r: Activation, k: Activation, v: Activation, w: Activation, first: Weight, state: Recurrent, number: int
+    ) -> Activation:
+        require_heads(state.shapes[number], v, r=r, k=k, w=w)
+        given = {"state": state, "number": number, "first": self._numbers(first, state.shapes[number][:2]).reshape(-1)}
+        return self._record("wkv6", (r, k, v, w), v.rows, v.columns, **given)
+
+    def wkv7(
+        self,
+        r: Activation,
+        w: Activation,
+        k: Activation,
+        v: Activation,
+        a: Activation,
+        b: Activation,
+        state: Recurrent,
+        number: int,
+    ) -> Activation:
+        require_heads(state.shapes[number], v, r=r, w=w, k=k, a=a, b=b)
+        return self._record("wkv7", (r, w, k, v, a, b), v.rows, v.columns, state=state, number=number)
+
     def _numbers(self, weight: Weight, shape: tuple[int, ...]) -> Any:
         """A small tensor's numbers, float32, which is used now. Dimensions of 1 do not count."""
         self._used.add(weight.name)
         if prod(weight.shape) != prod(shape) or [n for n in weight.shape if n > 1] != [n for n in shape if n > 1]:
             raise ModelError(f"tensor {weight.name} should have the shape {list(shape)}, has {list(weight.shape)}")
         return weight.flat().vector().reshape(shape)
+
+
+def require_heads(shape: tuple[int, ...], v: Activation, **keys: Activation) -> None:
+    """Values and keys for a state [heads, key_dim, value_dim]. Raises ModelError."""
+    heads, key_dim, value_dim = shape
+    require_columns("v", v, heads * value_dim)
+    for name, x in keys.items():
+        require_columns(name, x, heads * key_dim)
 
 
 def require_columns(name: str, x: Activation, columns: int) -> None:
