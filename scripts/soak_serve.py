@@ -15,33 +15,13 @@ import time
 from pathlib import Path
 
 PORT = 11988
-WORDS = "What is a file format for language models and how do I stop an answer that is too long".split()  # noqa: SIM905
-    "What",
-    "is",
-    "a",
-    "file",
-    "format",
-    "for",
-    "language",
-    "models",
-    "and",
-    "how",
-    "do",
-    "I",
-    "stop",
-    "an",
-    "answer",
-    "that",
-    "is",
-    "too",
-    "long",
-]
+WORDS = "What is a file format for language models and how do I stop an answer that is too long and what comes then"
 
 
 def request_of(seed: int, stream: bool) -> bytes:
     """Always the same for a seed."""
     random_words = random.Random(seed)
-    text = " ".join(random_words.choice(WORDS) for _ in range(random_words.randint(3, 80)))
+    text = " ".join(random_words.choice(WORDS.split()) for _ in range(random_words.randint(3, 80)))
     asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 24, "seed": seed, "stream": stream}
     body = json.dumps(asked).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
