@@ -87,7 +87,8 @@ def main() -> None:
     with subprocess.Popen(command, cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr
-            process.stderr.readline()
+            while "Ctrl-C ends it" not in (line := process.stderr.readline()):
+                assert line, "the server ended"
             told = asyncio.run(soak(options.seconds, options.callers, Path(f"/proc/{process.pid}/status")))
         finally:
             process.terminate()
