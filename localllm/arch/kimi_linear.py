@@ -83,8 +83,8 @@ def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: A
 def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation) -> Activation:
     """What the heads read, normalized and through a gate."""
     columns, dim = h.heads * h.delta_dim, h.delta_dim
-    fused = w.get("attn_qkv")
-    parts = fused.split(columns, columns, columns) if fused else (w.attn_q, w.attn_k, w.attn_v)
+    apart = any(w.get(f"attn_{name}", by_layer=True) for name in "qkv")
+    parts = (w.attn_q, w.attn_k, w.attn_v) if apart else w.attn_qkv.split(columns, columns, columns)
     taps = [w.require(f"ssm_conv1d_{name}") for name in "qkv"]
     taps = [tap.shaped(*tap.shape[:-1], h.taps) for tap in taps]
     of_state = enumerate(zip(parts, taps, strict=True))
