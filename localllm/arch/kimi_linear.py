@@ -77,6 +77,8 @@ def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: A
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else delta_attention(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))
+    if w.get("ffn_gate_inp", by_layer=True):
+        w.require_biases("exp_probs_b")
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
 
 
