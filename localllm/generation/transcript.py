@@ -15,17 +15,17 @@ class StopFilter:
     """Lets text pass up to the first stop string, and holds back what may become one."""
 
     def __init__(self, stops: Sequence[str]):
-        self.found = False
+        self.found, self.which = False, ""
         self._stops = tuple(stops)
         self._held = ""
 
     def push(self, text: str) -> str:
         """The text that can be shown now. Sets `found` at a stop string; what comes after it is dropped."""
         self._held += text
-        ends = [index for stop in self._stops if (index := self._held.find(stop)) >= 0]
+        ends = [(index, stop) for stop in self._stops if (index := self._held.find(stop)) >= 0]
         if ends:
-            self.found = True
-            shown, self._held = self._held[: min(ends)], ""
+            self.found, (end, self.which) = True, min(ends)
+            shown, self._held = self._held[:end], ""
             return shown
         safe = len(self._held) - max((overlap(self._held, stop) for stop in self._stops), default=0)
         shown, self._held = self._held[:safe], self._held[safe:]
@@ -55,7 +55,7 @@ class Transcript:
     ):
         """decoder: one that has decoded nothing yet, and is copied.  calls: of tools, that there may be."""
         self._thinking = thinking or Thinking()
-        self.reader = calls and calls.reader()
+        self.reader = calls.reader() if calls else None
         self._shown = {**self._thinking.shown, **(calls.shown if calls else {})}
         self._plain = {**self._thinking.plain, **(calls.plain if calls else {})}
         self._decoder, self._splitter, self._stops = decoder.copy(), Splitter(self._thinking), StopFilter(stops)
@@ -71,6 +71,11 @@ class Transcript:
     @property
     def has_stopped(self) -> bool:
         return self._stops.found
+
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that was found."""
+        return self._stops.which
 
     @property
     def kind(self) -> str | None:

@@ -104,14 +104,14 @@ def tools_of(body: Body) -> "ToolUse | None":
 
 def function_of(tool: Body) -> "Tool":
     """One of the tools. Raises UsageError."""
-    from localllm.generation.calls import Tool
+    from localllm.generation.calls import NOTHING, Tool
 
     if tool.text("type") not in (None, "function"):
         raise UsageError(f"tools: {tool.text('type')!r} is not supported: a tool should be a function")
     function = tool.object("function") or tool  # the responses interface has its fields here
     name, about = function.needed_text("name"), function.text("description") or ""
     parameters = function.mapping("parameters")
-    return Tool(name, about, *([dict(parameters)] if parameters else []), strict=function.flag("strict"))
+    return Tool(name, about, dict(parameters or NOTHING), function.flag("strict"))
 
 
 def choice_of(choice: Any) -> str:

@@ -1,7 +1,5 @@
 """OpenAI's interface: /v1/chat/completions and /v1/models (https://platform.openai.com/docs/api-reference)."""
 
-import secrets
-import string
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from time import time
@@ -21,12 +19,14 @@ from localllm.server.asking import (
 )
 from localllm.server.events import LikelyToken, TokenLogprob, Told
 from localllm.server.fields import Body
+from localllm.server.ids import call_id, new_id
 from localllm.server.messages import conversation
 from localllm.server.service import Exchange, Question, Service, Usage
 from localllm.server.wire import EventStream, event, json_response, openai_error, read_json, unless_gone
 from localllm.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
+DROPPED = "X-Localllm-Dropped-Turns"
 IGNORED = "X-Localllm-Ignored"  # a header with the names of fields that say nothing here
 
 
@@ -72,7 +72,7 @@ class CallSaid:
 
     name: str
     arguments: list[str] = field(default_factory=list)
-    id: str = field(default_factory=lambda: new_id())
+    id: str = field(default_factory=call_id)
 
     @property
     def text(self) -> str:
@@ -83,11 +83,6 @@ class CallSaid:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
 
 
-def new_id() -> str:
-    """Of a call: nine letters and digits, which some templates demand."""
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
-
-
 async def chat_completions(service: Service, request: Request) -> Response:
     """Answers to a conversation."""
     body = Body(await read_json(request, service.limits))
@@ -95,7 +90,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     wants_usage = options is not None and options.flag("include_usage")
     question = chat_question(body)
     exchange = await service.exchange(question)
-    headers = ignored(body)
+    headers = ignored(body, exchange)
     if stream:
         return EventStream(streamed(exchange, question, wants_usage), service.limits, headers)
     return json_response(await unless_gone(request.receive, whole(exchange, question)), headers=headers)
@@ -116,10 +111,11 @@ def chat_question(body: Body) -> Question:
     return Question(body.text("model"), [messages], options, n, (most_likely or 0) if wants else None)
 
 
-def ignored(body: Body) -> dict[str, str]:
-    """A header that tells which fields of a request mean nothing here."""
+def ignored(body: Body, exchange: Exchange | None = None) -> dict[str, str]:
+    """Headers that tell which fields of a request mean nothing here, and how many turns were left out."""
     names = [name[:40] for name in body.ignored if name.isascii() and name.isprintable() and "," not in name]
-    return {IGNORED: ", ".join(names[:20])} if names else {}
+    found = {IGNORED: ", ".join(names[:20])} if names else {}
+    return {**found, DROPPED: str(exchange.dropped)} if exchange and exchange.dropped else found
 
 
 async def whole(exchange: Exchange, question: Question) -> dict[str, Any]:
@@ -191,8 +187,13 @@ def delta_of(part: TextPart, choice: Choice) -> dict[str, Any]:
 
 def head(exchange: Exchange, prefix: str, kind: str) -> dict[str, Any]:
     """What all objects of an answer begin with."""
-    made = f"{prefix}-{secrets.token_hex(12)}"
-    return {"id": made, "object": kind, "created": int(time()), "model": exchange.name, "system_fingerprint": None}
+    return {
+        "id": new_id(f"{prefix}-"),
+        "object": kind,
+        "created": int(time()),
+        "model": exchange.name,
+        "system_fingerprint": None,
+    }
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
