@@ -366,7 +366,7 @@ def test_nothing_is_found_with_a_limit_of_nothing(tiny: Path, folder: Path, monk
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
     with open_model(tiny) as model:
         assert read(model, ids)[0] == 0
-        assert model.prefixes.find(ids) is None and model.prefixes.find_conversation(ids, 0) is None
+        assert model.prefixes.find(ids) is None and model.prefixes.stored(ids, is_conversation=True) is None
 
 
 def test_short_prompts_are_not_kept(tiny: Path, folder: Path):

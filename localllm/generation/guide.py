@@ -25,8 +25,15 @@ class Guide:
         transcript: what was said.  thoughts: tokens of what was thought.
     """
 
-    def __init__(self, transcript: Transcript, thinking: Thinking, matcher: "Matcher | None" = None):
-        """matcher: of the constraint, which has seen nothing yet, or None."""
+    def __init__(
+        self,
+        transcript: Transcript,
+        thinking: Thinking,
+        matcher: "Matcher | None" = None,
+        calls: "Matcher | None" = None,
+    ):
+        """matcher: of the constraint, which has seen nothing yet, or None.  calls: of calls, from their trigger on."""
+        self._calls = calls
         self.transcript = transcript
         self._thinking, self._matcher = thinking, matcher
         self.thoughts = 0
@@ -50,6 +57,7 @@ class Guide:
         twin = copy(self)
         twin.transcript = self.transcript.copy()
         twin._matcher = self._matcher and self._matcher.copy()
+        twin._calls = self._calls and self._calls.copy()
         return twin
 
     @property
@@ -99,8 +107,18 @@ class Guide:
             self.transcript.begin_answer()
             self._matcher.accept(token)
         parts = self.transcript.push(token)
+        if self._calls and self.transcript.reader and self.transcript.reader.in_call:
+            parts += self._begin_call(self._calls, self.transcript.reader.pending)
         self._limit_thoughts()
         return parts
+
+    def _begin_call(self, calls: "Matcher", pending: str) -> list[TextPart]:
+        """A call has begun, and some of what is behind its trigger: from here on the grammar holds."""
+        self._calls = None
+        if calls.accept_text(pending):
+            self._matcher = calls
+            return []
+        return self.transcript.give_up_call()
 
     def expected(self) -> Sequence[int]:
         """Tokens that will come next for certain, or nearly so."""

@@ -11,9 +11,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from localllm.errors import LocalllmError
+from localllm.server.anthropic_messages import count_tokens, messages
 from localllm.server.guard import Guard, Rules
 from localllm.server.openai_chat import chat_completions, models, one_model
 from localllm.server.openai_completions import completions
+from localllm.server.openai_responses import responses
+from localllm.server.page import all_sessions, page, session, write_session
 from localllm.server.service import Service
 from localllm.server.wire import LeftError, RefusedError, failed, json_response, shape_of
 
@@ -54,6 +57,10 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
+    ("GET", "/", page),
+    ("GET", "/sessions", all_sessions),
+    ("GET", "/sessions/{name}", session),
+    ("PUT", "/sessions/{name}", write_session),
     ("GET", "/health", health),
     ("GET", "/props", props),
     ("GET", "/metrics", metrics),
@@ -61,6 +68,9 @@ ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/v1/models/{name:path}", one_model),
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
+    ("POST", "/v1/responses", responses),
+    ("POST", "/v1/messages", messages),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
 )
 
 

@@ -10,6 +10,7 @@ from localllm.generation.sampling_options import SamplingOptions
 from localllm.server.fields import Body, kind
 
 if TYPE_CHECKING:
+    from localllm.generation.calls import Tool, ToolUse
     from localllm.generation.constraints import Constraint
 
 SAMPLING = tuple(each.name for each in fields(SamplingOptions) if each.name not in ("logit_bias", "seed"))
@@ -44,7 +45,9 @@ def biases(given: Mapping[str, Any]) -> dict[int, float]:
     return {int(token): bias for token, bias in given.items()}
 
 
-def options_of(body: Body, max_tokens: int | None, constraint: "Constraint | None") -> GenerationOptions:
+def options_of(
+    body: Body, max_tokens: int | None, constraint: "Constraint | None", tools: "ToolUse | None" = None
+) -> GenerationOptions:
     """Raises UsageError."""
     stop = body.texts("stop")
     if len(stop) > MOST_STOPS:
@@ -52,7 +55,7 @@ def options_of(body: Body, max_tokens: int | None, constraint: "Constraint | Non
     for name in MEANINGLESS:
         body.get(name)
     return GenerationOptions(
-        max_tokens, stop, sampling_of(body), constraint=constraint,
+        max_tokens, stop, sampling_of(body), constraint=constraint, tools=tools,
         think=think_of(body), think_budget=body.whole("think_budget"),
         template_variables=dict(body.mapping("chat_template_kwargs") or {}),
     )  # fmt: skip
@@ -86,6 +89,40 @@ def schema_of(format: Body | None) -> Any:
     if not isinstance(schema, Mapping):
         raise UsageError(f"{inner.named('schema')} should be an object, not {kind(schema)}")
     return dict(schema)
+
+
+def tools_of(body: Body) -> "ToolUse | None":
+    """OpenAI's tools, tool_choice and parallel_tool_calls. Raises UsageError."""
+    from localllm.generation.calls import ToolUse
+
+    given, choice = body.items("tools") or (), body.get("tool_choice")
+    parallel = body.get("parallel_tool_calls") is not False
+    if not given:
+        return None
+    return ToolUse([function_of(Body.of(tool, "tools")) for tool in given], choice_of(choice), parallel)
+
+
+def function_of(tool: Body) -> "Tool":
+    """One of the tools. Raises UsageError."""
+    from localllm.generation.calls import NOTHING, Tool
+
+    if tool.text("type") not in (None, "function"):
+        raise UsageError(f"tools: {tool.text('type')!r} is not supported: a tool should be a function")
+    function = tool.object("function") or tool  # the responses interface has its fields here
+    name, about = function.needed_text("name"), function.text("description") or ""
+    parameters = function.mapping("parameters")
+    return Tool(name, about, dict(parameters or NOTHING), function.flag("strict"))
+
+
+def choice_of(choice: Any) -> str:
+    """A tool_choice as ToolUse has it. Raises UsageError."""
+    if isinstance(choice, dict):
+        named = Body(choice, "tool_choice")
+        function = named.object("function") or named
+        return function.needed_text("name")
+    if choice not in (None, "auto", "required", "none"):
+        raise UsageError("tool_choice should be auto, required, none or a function")
+    return choice or "auto"
 
 
 def with_variables(options: GenerationOptions, **variables: Any) -> GenerationOptions:

@@ -16,7 +16,7 @@ def conversation(messages: Sequence[Any]) -> list[Message]:
     """OpenAI's messages. Raises UsageError."""
     if not messages:
         raise UsageError("messages should not be empty")
-    return checked([_message(message, number) for number, message in enumerate(messages)])
+    return named_results(checked([_message(message, number) for number, message in enumerate(messages)]))
 
 
 def _message(message: Any, number: int) -> Message:
@@ -28,12 +28,44 @@ def _message(message: Any, number: int) -> Message:
         raise UsageError(f"messages[{number}].role should be one of {', '.join(ROLES)}")
     found: Message = {"role": role, "content": content_of(message.get("content"), f"messages[{number}].content")}
     if role == "assistant":
+        if calls := message.get("tool_calls"):
+            found["tool_calls"] = calls_of(calls, f"messages[{number}].tool_calls")
         thought = message.get("reasoning_content") or message.get("reasoning")
         if isinstance(thought, str):
             found["reasoning_content"] = thought
     elif found["content"] is None:
         raise UsageError(f"messages[{number}].content is missing")
+    if role == "tool":
+        found |= {key: str(message[key]) for key in ("tool_call_id", "name") if message.get(key)}
     return found
+
+
+def calls_of(calls: Any, name: str) -> list[dict[str, Any]]:
+    """Calls that an answer has made. Raises UsageError."""
+    if not isinstance(calls, list):
+        raise UsageError(f"{name} should be a list, not {kind(calls)}")
+    found = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise UsageError(f"{name}: a call should have a function with a name")
+        arguments = function.get("arguments") or "{}"
+        if not isinstance(arguments, str | dict):
+            raise UsageError(f"{name}: the arguments of {function['name'][:60]} should be a text")
+        told = {"name": function["name"], "arguments": arguments}
+        found.append({"id": str(call.get("id") or ""), "type": "function", "function": told})
+    return found
+
+
+def named_results(messages: list[Message]) -> list[Message]:
+    """With the name of the function that each result of a call is of, which some templates want."""
+    names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()}
+    return [
+        {**message, "name": names[message["tool_call_id"]]}
+        if message["role"] == "tool" and "name" not in message and message.get("tool_call_id") in names
+        else message
+        for message in messages
+    ]
 
 
 def content_of(content: Any, name: str) -> str | None:

@@ -1,6 +1,5 @@
 """OpenAI's interface: /v1/chat/completions and /v1/models (https://platform.openai.com/docs/api-reference)."""
 
-import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from time import time
@@ -9,21 +8,25 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.generation.thinking import THOUGHT
+from localllm.generation.call_reader import ARGUMENTS, CALL
+from localllm.generation.thinking import THOUGHT, TextPart
 from localllm.server.asking import (
     MOST_ANSWERS,
     MOST_LIKELY,
     constraint_of_format,
     options_of,
+    tools_of,
 )
 from localllm.server.events import LikelyToken, TokenLogprob, Told
 from localllm.server.fields import Body
+from localllm.server.ids import call_id, new_id
 from localllm.server.messages import conversation
 from localllm.server.service import Exchange, Question, Service, Usage
 from localllm.server.wire import EventStream, event, json_response, openai_error, read_json, unless_gone
 from localllm.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
+DROPPED = "X-Localllm-Dropped-Turns"
 IGNORED = "X-Localllm-Ignored"  # a header with the names of fields that say nothing here
 
 
@@ -33,20 +36,51 @@ class Choice:
 
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
+    calls: list["CallSaid"] = field(default_factory=list)
     logprobs: list[LikelyToken] = field(default_factory=list)
     finish_reason: str = ""
 
     def take(self, told: Told) -> None:
         for kind, text in told.parts:
-            (self.thinking if kind == THOUGHT else self.text).append(text)
+            if kind == CALL:
+                self.calls.append(CallSaid(text))
+            elif kind == ARGUMENTS:
+                self.calls[-1].arguments.append(text)
+            else:
+                (self.thinking if kind == THOUGHT else self.text).append(text)
         if told.logprob:
             self.logprobs.append(told.logprob)
         self.finish_reason = told.finish_reason or self.finish_reason
 
     def message(self) -> dict[str, Any]:
         """As a whole."""
-        thought = {"reasoning_content": "".join(self.thinking)} if self.thinking else {}
-        return {"role": "assistant", "content": "".join(self.text), **thought}
+        more: dict[str, Any] = {"reasoning_content": "".join(self.thinking)} if self.thinking else {}
+        if self.calls:
+            more["tool_calls"] = [call.told() for call in self.calls]
+        text = "".join(self.text)
+        return {"role": "assistant", "content": text if text or not self.calls else None, **more}
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, as OpenAI has it."""
+        return "tool_calls" if self.calls and self.finish_reason == "stop" else self.finish_reason or "length"
+
+
+@dataclass
+class CallSaid:
+    """A call of a tool, as it is told so far."""
+
+    name: str
+    arguments: list[str] = field(default_factory=list)
+    id: str = field(default_factory=call_id)
+
+    @property
+    def text(self) -> str:
+        """The arguments as JSON."""
+        return "".join(self.arguments) or "{}"
+
+    def told(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -56,7 +90,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     wants_usage = options is not None and options.flag("include_usage")
     question = chat_question(body)
     exchange = await service.exchange(question)
-    headers = ignored(body)
+    headers = ignored(body, exchange)
     if stream:
         return EventStream(streamed(exchange, question, wants_usage), service.limits, headers)
     return json_response(await unless_gone(request.receive, whole(exchange, question)), headers=headers)
@@ -72,15 +106,16 @@ def chat_question(body: Body) -> Question:
     if max_tokens is None:
         max_tokens = body.whole("max_tokens", 1)
     messages = conversation(body.needed_items("messages"))
-    options = options_of(body, max_tokens, constraint_of_format(body))
+    options = options_of(body, max_tokens, constraint_of_format(body), tools_of(body))
     n = body.whole("n", 1, MOST_ANSWERS) or 1
     return Question(body.text("model"), [messages], options, n, (most_likely or 0) if wants else None)
 
 
-def ignored(body: Body) -> dict[str, str]:
-    """A header that tells which fields of a request mean nothing here."""
+def ignored(body: Body, exchange: Exchange | None = None) -> dict[str, str]:
+    """Headers that tell which fields of a request mean nothing here, and how many turns were left out."""
     names = [name[:40] for name in body.ignored if name.isascii() and name.isprintable() and "," not in name]
-    return {IGNORED: ", ".join(names[:20])} if names else {}
+    found = {IGNORED: ", ".join(names[:20])} if names else {}
+    return {**found, DROPPED: str(exchange.dropped)} if exchange and exchange.dropped else found
 
 
 async def whole(exchange: Exchange, question: Question) -> dict[str, Any]:
@@ -98,7 +133,7 @@ async def whole(exchange: Exchange, question: Question) -> dict[str, Any]:
                 "index": index,
                 "message": choice.message(),
                 "logprobs": logprobs_of(choice.logprobs, exchange, question),
-                "finish_reason": choice.finish_reason or "length",
+                "finish_reason": choice.reason,
             }
             for index, choice in enumerate(choices)
         ],
@@ -115,21 +150,21 @@ async def streamed(exchange: Exchange, question: Question, wants_usage: bool) ->
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return event({**same, "choices": [choice], **usage})
 
-    begun = set[int]()
+    choices = dict[int, Choice]()
     try:
         async for number, told in exchange.events():
-            if number not in begun:
-                begun.add(number)
+            if number not in choices:
+                choices[number] = Choice()
                 yield chunk(number, {"role": "assistant", "content": ""})
             logprobs = logprobs_of([told.logprob], exchange, question) if told.logprob else None
-            for kind, text in told.parts:
-                delta = {"reasoning_content": text} if kind == THOUGHT else {"content": text}
-                yield chunk(number, delta, None, logprobs)
+            for part in told.parts:
+                yield chunk(number, delta_of(part, choices[number]), None, logprobs)
                 logprobs = None
             if logprobs:
                 yield chunk(number, {}, None, logprobs)
             if told.finish_reason:
-                yield chunk(number, {}, told.finish_reason)
+                choices[number].finish_reason = told.finish_reason
+                yield chunk(number, {}, choices[number].reason)
         if wants_usage:
             yield event({**same, "choices": [], "usage": usage_of(exchange.usage)})
         yield DONE
@@ -139,10 +174,26 @@ async def streamed(exchange: Exchange, question: Question, wants_usage: bool) ->
         await exchange.close()
 
 
+def delta_of(part: TextPart, choice: Choice) -> dict[str, Any]:
+    """What a part adds to an answer, of which the calls so far are known."""
+    if part.kind == CALL:
+        choice.calls.append(CallSaid(part.text))
+        return {"tool_calls": [{"index": len(choice.calls) - 1, **choice.calls[-1].told(), "function": {
+            "name": part.text, "arguments": ""}}]}  # fmt: skip
+    if part.kind == ARGUMENTS:
+        return {"tool_calls": [{"index": len(choice.calls) - 1, "function": {"arguments": part.text}}]}
+    return {"reasoning_content" if part.kind == THOUGHT else "content": part.text}
+
+
 def head(exchange: Exchange, prefix: str, kind: str) -> dict[str, Any]:
     """What all objects of an answer begin with."""
-    made = f"{prefix}-{secrets.token_hex(12)}"
-    return {"id": made, "object": kind, "created": int(time()), "model": exchange.name, "system_fingerprint": None}
+    return {
+        "id": new_id(f"{prefix}-"),
+        "object": kind,
+        "created": int(time()),
+        "model": exchange.name,
+        "system_fingerprint": None,
+    }
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """What stands behind all interfaces: a question to a model by name, and the events of its answers."""
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from localllm.frozen import frozen
 from localllm.generation.answering import AnswerRequest
@@ -56,11 +57,13 @@ class Exchange:
 
     Attributes:
         model: that answers.  name: as it was asked for, or the first one's.  usage: complete when all was told.
+        dropped: how many of the oldest turns were left out, to fit the context.
     """
 
-    def __init__(self, name: str, worker: Worker, question: Question, seconds: float | None, stack: AsyncExitStack):
-        self.name, self.model, self.usage = name, worker.model, Usage()
-        self._worker, self._question, self._seconds, self._stack = worker, question, seconds, stack
+    def __init__(self, name: str, worker: Worker, question: Question, limits: Limits, stack: AsyncExitStack):
+        self.name, self.model, self.usage, self.dropped = name, worker.model, Usage(), 0
+        self._worker, self._question, self._stack = worker, question, stack
+        self._seconds, self._drops = limits.answer_seconds, limits.drops_turns
         self._hearers = list[Hearer]()
 
     async def begin(self) -> None:
@@ -73,14 +76,35 @@ class Exchange:
 
     def _prepared(self) -> list[AnswerRequest]:
         """What the batch gets. Templates, vocabularies and grammars take their time: not in the event loop."""
-        session, question, requests = self.model.session, self._question, []
-        session.require_sense(question.options)
+        question, requests = self._question, []
+        self.model.session.require_sense(question.options)
         for prompt in question.prompts:
-            request = session.request(prompt, question.options, question.n)
+            request = self._fitting(prompt) if self._drops else self._request(prompt)
             request.task.require_room(self.model.context)
             request.task.guide(self.model.tokenizer, self._vocab)
             requests.append(request)
         return requests
+
+    def _request(self, prompt: Asked) -> AnswerRequest:
+        return self.model.session.request(prompt, self._question.options, self._question.n)
+
+    def _fitting(self, prompt: Asked) -> AnswerRequest:
+        """Without as many of a conversation's oldest turns as leave an eighth of the context for the answer."""
+        request, most = self._request(prompt), self.model.context - self.model.context // 8
+        if isinstance(prompt, str) or len(request.prompt) <= most or not is_conversation(prompt):
+            return request
+        first = sum(message["role"] == "system" for message in prompt[:1])
+        turns = [place for place in range(first, len(prompt)) if prompt[place]["role"] == "user"]
+        made = {}
+
+        def fits(number: int) -> bool:
+            made[number] = self._request([*prompt[:first], *prompt[turns[number] :]])
+            return len(made[number].prompt) <= most
+
+        if len(turns) > 1:
+            self.dropped = bisect_left(range(len(turns) - 1), True, 1, key=fits)
+            return made.get(self.dropped) or self._request([*prompt[:first], *prompt[turns[self.dropped] :]])
+        return request
 
     @property
     def _vocab(self) -> int:
@@ -102,6 +126,18 @@ class Exchange:
         for hearer in self._hearers:
             self.usage.count(hearer.request)
 
+    def known(self) -> Usage:
+        """The usage so far."""
+        usage = Usage()
+        for hearer in self._hearers:
+            usage.count(hearer.request)
+        return usage
+
+    def stop_string(self) -> str:
+        """What ended the first answer; "" if it was nothing of the kind."""
+        answers = self._hearers[0].request.answers
+        return answers[0].guide.transcript.stopped_by if answers else ""
+
     async def close(self) -> None:
         for hearer in self._hearers:
             self._worker.leave(hearer)
@@ -122,12 +158,24 @@ class Service:
         try:
             name = self.shelf.book(question.model).name
             worker = await stack.enter_async_context(self.shelf.use(name))
-            exchange = Exchange(name, worker, question, self.limits.answer_seconds, stack)
+            exchange = Exchange(name, worker, question, self.limits, stack)
             await exchange.begin()
             return exchange
         except BaseException:
             await stack.aclose()
             raise
+
+    async def count(self, question: Question) -> int:
+        """How many tokens the prompts have. Raises LocalllmError."""
+        async with self.shelf.use(question.model) as worker:
+            session = worker.model.session
+            return await asyncio.to_thread(
+                lambda: sum(len(session.request(prompt, question.options).prompt) for prompt in question.prompts)
+            )
+
+
+def is_conversation(prompt: Sequence[Any]) -> TypeGuard[list[dict[str, Any]]]:
+    return bool(prompt) and isinstance(prompt[0], dict)
 
 
 async def in_time(source: AsyncIterator[T], end: float | None) -> T | None:

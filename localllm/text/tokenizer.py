@@ -96,6 +96,10 @@ class Tokenizer:
         """The token ids of plain text that stands inside another: nothing is put in front of it."""
         return self._subwords.encode(text)
 
+    def fragments(self, text: str) -> list[str | int]:
+        """A text with the tokens in it that are control or other special ones cut out: texts and ids, in order."""
+        return self._special.cut(text)
+
     def special_id(self, text: str) -> int | None:
         """The token, of a control or another special one, that has just this text; None if there is none."""
         return self._special_ids.get(text)
