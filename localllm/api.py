@@ -236,8 +236,8 @@ class Model:
         room = max(0, available_memory() - self.file.nbytes)
         room = room if memory is None else min(room, memory)
         places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize
-        chunk = most_between_steps(self.file.parameters)
-        return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, live)
+        chunk, known = most_between_steps(self.file.parameters), self.prefixes if live else None
+        return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, live, known)
 
     def close(self) -> None:
         """Give back the memory and end the threads, when what was read of long prompts is written."""
