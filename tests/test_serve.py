@@ -17,6 +17,7 @@ from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm import api, builtin_model
+from localllm.files import prefix_files
 from localllm.generation.constraints import Constraint
 
 GUIDE = str(builtin_model())
@@ -450,9 +451,8 @@ def test_a_real_model(shared):
 @pytest.mark.slow
 def test_what_run_has_read_of_a_long_prompt_is_used(shared, tmp_path, monkeypatch):
     """From files that an earlier process has left: all of the prompt, and the beginning of another one."""
-    monkeypatch.setenv("LOCALLLM_PREFIX_GB", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
+    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "prefixes")
     path = str(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
     text = "The quick brown fox jumps over the lazy dog. " * 70
     with api.open_model(path, 2) as model:
