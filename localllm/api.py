@@ -222,10 +222,11 @@ class Model:
         parallel: int | None = None,
         precise: bool = True,
         live: bool = False,
+        memory: int | None = None,
     ) -> "Batch":
         """What answers many requests (see Session.request), within the memory that there is now, or one by one.
 
-        live: as of Batch.
+        live: as of Batch.  memory: the most bytes for what is read, None for all that there is.
         """
         from localllm.generation.batch import PARALLEL, Batch
         from localllm.generation.reading import most_between_steps
@@ -233,6 +234,7 @@ class Model:
         from localllm.kernels.free_memory import available_memory
 
         room = max(0, available_memory() - self.file.nbytes)
+        room = room if memory is None else min(room, memory)
         places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize
         chunk = most_between_steps(self.file.parameters)
         return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, live)

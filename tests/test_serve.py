@@ -234,6 +234,31 @@ def test_too_long_has_both_numbers(tmp_path):
         assert served.chat("x").status == 200
 
 
+def test_the_oldest_turns_go(tmp_path):
+    """If the server was told so: as few as make it fit, never the system message, and the client is told."""
+    from localllm.server.wire import Limits
+
+    path = str(write_tiny_model(tmp_path / "tiny.gguf"))
+    system = {"role": "system", "content": "Be brief."}
+    turns = [
+        each
+        for word in "abcdefgh"
+        for each in ({"role": "user", "content": word * 20}, {"role": "assistant", "content": word * 20})
+    ]
+    with serving({"scripted": lambda: scripted(path, SCRIPT, 400)}, limits=Limits(drops_turns=True)) as served:
+        reply = served.post(
+            "/v1/chat/completions", {"messages": [system, *turns, {"role": "user", "content": "hello"}]}
+        )
+        assert reply.json["choices"][0]["message"]["content"] == "HELLO"
+        dropped = int(reply.headers["x-localllm-dropped-turns"])
+        read = served.model().detokenize(served.model().engine.sequences[-1].tokens, special=True)
+        assert 1 <= dropped < 8 and "Be brief." in read
+        assert [word * 20 in read for word in "abcdefgh"] == [False] * dropped + [True] * (8 - dropped)
+        assert 300 < reply.json["usage"]["prompt_tokens"] <= 350
+        assert "x-localllm-dropped-turns" not in served.chat("hello").headers
+        assert served.chat("x" * 500).status == 400
+
+
 def test_who_leaves_stops_the_answer(told: Served):
     """Streaming or not, within a step; others go on."""
     told.chat("x")
@@ -408,3 +433,15 @@ def test_constraints_are_ready_before_the_batch_needs_them(guide: Served, monkey
     schema = {"type": "object", "properties": {"fresh": {"type": "boolean"}}, "required": ["fresh"]}
     guide.chat("x", response_format={"type": "json_schema", "json_schema": {"schema": schema}}, max_tokens=20)
     assert threads and "answers" not in threads
+
+
+@pytest.mark.slow
+def test_a_real_model(shared):
+    """8 callers, some with the same beginning, some streaming: each gets what it would get alone."""
+    path = str(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
+    texts = [f"Name {n} colors." if n % 2 else f"What is the capital of {c}?" for n, c in enumerate("ABCDEFGH")]
+    with api.open_model(path, 2, cache=False) as model:
+        expected = ["".join(model.chat([{"role": "user", "content": text}], 24, seed=7)) for text in texts]
+    with serving({"smol": path}) as served, ThreadPoolExecutor(8) as pool:
+        replies = pool.map(lambda text: served.chat(text, max_tokens=24, seed=7), texts)
+        assert [reply.json["choices"][0]["message"]["content"] for reply in replies] == expected

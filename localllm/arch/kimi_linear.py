@@ -77,14 +77,16 @@ def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: A
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else delta_attention(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))
+    if w.get("ffn_gate_inp", by_layer=True):
+        w.require_biases("exp_probs_b")
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
 
 
 def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation) -> Activation:
     """What the heads read, normalized and through a gate."""
     columns, dim = h.heads * h.delta_dim, h.delta_dim
-    fused = w.get("attn_qkv")
-    parts = fused.split(columns, columns, columns) if fused else (w.attn_q, w.attn_k, w.attn_v)
+    apart = any(w.get(f"attn_{name}", by_layer=True) for name in "qkv")
+    parts = (w.attn_q, w.attn_k, w.attn_v) if apart else w.attn_qkv.split(columns, columns, columns)
     taps = [w.require(f"ssm_conv1d_{name}") for name in "qkv"]
     taps = [tap.shaped(*tap.shape[:-1], h.taps) for tap in taps]
     of_state = enumerate(zip(parts, taps, strict=True))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.run import BATCH, PRECISE_TOKENS
 from localllm.engine.runs import Runs
-from localllm.errors import ConstraintError, LocalllmError, MemoryLimitError
+from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.generation.answering import Answering, AnswerRequest
 from localllm.generation.answers import seeded
 from localllm.generation.guide import Expected
@@ -277,8 +277,13 @@ class Batch:
         before = len(answering.ids)
         try:
             answering.take(row, self._end_ids)
-        except ConstraintError as error:
+        except LocalllmError as error:
             self._fail(answering.request, error)
+            return
+        except Exception as error:  # whatever one caller's options lead to is not the others' trouble
+            if not self._live:
+                raise
+            self._fail(answering.request, LocalllmError(f"internal error: {type(error).__name__}"))
             return
         self.written += len(answering.ids) - before
         if answering.finish_reason:

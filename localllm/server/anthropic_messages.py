@@ -39,7 +39,7 @@ async def messages(service: Service, request: Request) -> Response:
     if question.options.max_tokens is None:
         raise UsageError("max_tokens is missing")
     exchange = await service.exchange(question)
-    headers = {"request-id": new_id("req_"), **ignored(body)}
+    headers = {"request-id": new_id("req_"), **ignored(body, exchange)}
     if stream:
         return EventStream(streamed(exchange, question), service.limits, headers)
     return json_response(await unless_gone(request.receive, whole(exchange, question)), headers=headers)

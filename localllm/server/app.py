@@ -16,6 +16,7 @@ from localllm.server.guard import Guard, Rules
 from localllm.server.openai_chat import chat_completions, models, one_model
 from localllm.server.openai_completions import completions
 from localllm.server.openai_responses import responses
+from localllm.server.page import all_sessions, page, session, write_session
 from localllm.server.service import Service
 from localllm.server.wire import LeftError, RefusedError, failed, json_response, shape_of
 
@@ -56,6 +57,10 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
+    ("GET", "/", page),
+    ("GET", "/sessions", all_sessions),
+    ("GET", "/sessions/{name}", session),
+    ("PUT", "/sessions/{name}", write_session),
     ("GET", "/health", health),
     ("GET", "/props", props),
     ("GET", "/metrics", metrics),

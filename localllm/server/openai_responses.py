@@ -39,6 +39,7 @@ async def responses(service: Service, request: Request) -> Response:
     if question is None:  # a client looks whether there is somebody
         return nothing(service, body, stream, headers)
     exchange = await service.exchange(question)
+    headers = ignored(body, exchange)
     if stream:
         return EventStream(streamed(exchange), service.limits, headers)
     return json_response(await unless_gone(request.receive, whole(exchange)), headers=headers)

@@ -27,6 +27,7 @@ class Limits:
     Attributes:
         body: bytes of a request.  depth: of its JSON.  seconds: for a body to arrive, and for a client to read a piece.
         answer_seconds: for all of an answer, or None.  connections: at once.
+        drops_turns: whether the oldest turns of a conversation that is too long are left out.
     """
 
     body: int = 32 << 20
@@ -34,6 +35,7 @@ class Limits:
     seconds: float = 30.0
     answer_seconds: float | None = None
     connections: int = 128
+    drops_turns: bool = False
 
 
 class TimeUpError(LocalllmError):
