@@ -18,6 +18,7 @@ ORDER = {"sorted": "list", "reversed": "iter"}  # functions whose order is lost
 SHORTENED = ("min", "max")
 ALIKE = {"add", "multiply", "gcd", "lcm", "isclose"}  # methods whose arguments may change places
 LARGE = 1000  # numbers from which on one more or less is nobody's fault, but a zero too many is
+POWERS = 16  # powers of two from which on another one is
 TYPES = ("Annotated", "Callable", "Iterator", "Literal", "dict", "list", "tuple", "type")
 
 
@@ -232,6 +233,8 @@ class Finder(ast.NodeVisitor):
     def _others(self, number: float) -> list[float]:
         """Off by one, or by a factor."""
         if isinstance(number, int):
+            if number >= POWERS and number.bit_count() == 1:
+                return [number * 2, number // 2]
             if number >= LARGE:
                 return [number * 10, number // 10]
             return [number + 1, number - 1] if number > 0 else [number + 1]

@@ -188,7 +188,7 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
         ("remove x", "there is no command remove; did you mean rm"),
         ("download x", "there is no command download; did you mean pull"),
         ("show x", "there is no command show; did you mean inspect"),
-        ("serve x", "there is no command serve: there is no server; the Python API"),
+        ("llama-server x", "there is no command llama-server; did you mean serve"),
         ("rnu x", "there is no command rnu; did you mean run"),
         ("xyzzyx y", "there is no command xyzzyx; localllm --help lists them"),
         ("small.gguf", "localllm chat small.gguf"),
@@ -576,3 +576,9 @@ def test_what_the_program_opens(tiny: str, monkeypatch, no_cache: bool):
     with opening.open_model(tiny, group, no_cache=no_cache) as model:
         assert model.context == 64
         assert (model.prefixes is None) == no_cache
+
+
+def test_only_commands_are_commands():
+    group = context_of("run").parent.command
+    assert {group.get_command(None, name) is None for name in (*COMMANDS,)} == {False}
+    assert [group.get_command(None, name) for name in ("none", "", "__init__")] == [None] * 3

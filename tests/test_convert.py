@@ -29,6 +29,7 @@ from localllm.convert import Checkpoint, open_folder
 from localllm.convert.files import understood
 from localllm.convert.pretokenizer_name import USUAL_NAMES, candidates, cut_by, pretokenizer_name, probe
 from localllm.convert.sentencepiece import read_sentencepiece
+from localllm.convert.tokens import cuts_nothing
 from localllm.convert.vocabulary import vocabulary_metadata
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
@@ -772,3 +773,19 @@ def test_a_file_that_is_cut_off(tmp_path: Path):
 def test_whatever_trips_over_a_file_names_it(error: Exception, told: str):
     with pytest.raises(ModelError, match=f"^x.json: not as expected: {told}$"), understood(Path("x.json")):
         raise error
+
+
+@pytest.mark.parametrize(
+    ("part", "normalizer", "nothing"),
+    [
+        ({"type": "Metaspace", "split": False}, {}, True),
+        ({"type": "Metaspace", "split": True}, {}, False),
+        ({"type": "Metaspace"}, {}, False),
+        ({"type": "Digits", "split": False}, {}, False),
+        ({"type": "Split", "pattern": {"String": " "}}, {"type": "Replace"}, True),
+        ({"type": "Split", "pattern": {"String": " "}}, {"type": "NFC"}, False),
+        ({"type": "Split", "pattern": {"String": "x"}}, {"type": "Replace"}, False),
+    ],
+)
+def test_steps_that_cut_nothing(part: dict, normalizer: dict, nothing: bool):
+    assert cuts_nothing(part, {"normalizer": normalizer}) is nothing

@@ -332,3 +332,18 @@ def test_queries_of_llama4_grow_by_a_tenth_of_the_logarithm_of_8192(golden):
     operations = recorded(file, module.forward, Weights(file.tensors), h, 128).operations
     tempered = [operation.given for operation in operations if operation.verb == "temper"]
     assert tempered and all((given["slope"], given["length"]) == (0.1, 8192) for given in tempered)
+
+
+def test_what_granite_takes_if_nothing_is_said(golden):
+    """Scales that are 0 are none, and positions count unless the file says that they do not."""
+    file = golden("granite")
+    assert architecture(file)[1].rope(0) is not None
+    assert architecture(change(file, rope__scaling__finetuned=False))[1].rope(0) is None
+    for said in (0.0, None):
+        file = golden("granite")
+        for key in ("embedding_scale", "residual_scale", "attention.scale"):
+            del file.metadata[f"granite.{key}"]
+            file.metadata |= {} if said is None else {f"granite.{key}": said}
+        h = architecture(file)[1]
+        assert (h.embedding_scale, h.residual_scale, h.scale) == (1.0, 1.0, h.attention.head_dim**-0.5)
+        assert h.rope(0) is not None and not h.has_shared

@@ -1,12 +1,13 @@
 """What people do in a chat, and what they get: on a terminal of 40 and of 80 columns."""
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from talker import MIXED
-from terminal import Terminal, plain
+from terminal import Terminal, drawn, plain
 from test_chat import TALKER, talk  # noqa: F401  a fixture
 from wcwidth import wcswidth
 
@@ -95,8 +96,39 @@ def test_lines_break_between_words(tiny: str, columns: int):
     assert "".join(MIXED.split()) in "".join("".join(lines).split())
 
 
-def test_only_a_session_says_where_it_is(capsys):
-    for file, told in ((None, ""), ("x.jsonl", "session   notes · 2 messages")):
+def test_only_a_session_says_where_it_is(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(chat_commands, "dim_text", said.append)
+    for file in (None, "x.jsonl"):
         chat_commands.tell_where(SimpleNamespace(file=file, name="notes", lines=["a", "b"]))
-        said = capsys.readouterr()
-        assert told in said.out + said.err and bool(said.out + said.err) == bool(told)
+    assert said == ["session   notes · 2 messages"]
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("words", ["list --all", "config run", "inspect MODEL", "fit MODEL", "sessions"])
+def test_tables_and_facts_are_no_wider_than_the_terminal(tiny: str, columns: int, words: str, tmp_path: Path):
+    folder = tmp_path / "localllm" / "sessions"
+    folder.mkdir(parents=True)
+    model = {"name": "A model with a very long name", "path": "x", "fingerprint": "y"}
+    header = {"session": 1, "created": "2026-11-22 10:34", "model": model, "settings": {}}
+    said = {"role": "user", "content": "Why is the sky blue, and the sea?"}, {"role": "assistant", "content": "So."}
+    (folder / "one.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in (header, *said)))
+    screen = Terminal(*words.replace("MODEL", tiny).split(), columns=columns, XDG_DATA_HOME=str(tmp_path))
+    assert screen.end() == 0
+    lines = drawn(screen.seen).splitlines()
+    assert all(wcswidth(line) <= columns or " " not in line.strip() for line in lines), lines
+    shown = {
+        "list --all": "qwen3-4b ",
+        "sessions": "Why is the sky" if columns == 80 else "2026-",
+        "config run": "--temp ",
+    }
+    assert any(shown.get(words, "architecture  llama") in line for line in lines)
+    if (words, columns) == ("list --all", 80):
+        assert "A good first model" in drawn(screen.seen)
+
+
+def test_bench_shows_its_figures_on_a_narrow_terminal(tiny: str):
+    screen = Terminal("bench", tiny, "-p", "8", "-n", "4", "-r", "1", columns=40)
+    assert screen.end() == 0
+    lines = drawn(screen.seen).splitlines()
+    assert max(map(wcswidth, lines)) <= 40 and any("pp8" in line and " ± 0.00" in line for line in lines)

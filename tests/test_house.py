@@ -102,3 +102,8 @@ def test_what_is_too_long_is_seen():
     body = "def f(a, b, c, d, e, g, h, i, j):\n" + "    pass\n" * 61
     assert too_long("m", body) == ["m.f: 61 lines", "m.f: 9 parameters"]
     assert too_long("m", "x = 1\n" * 451) == ["m: 451 lines"]
+
+
+def test_no_character_is_written_by_its_name():
+    """To compile such a text Python imports unicodedata, and of Ctrl-C in the middle it makes a SyntaxError."""
+    assert [module for module, source in SOURCES.items() if "\\N{" in source] == []

@@ -405,6 +405,22 @@ def test_what_is_shown_while_it_goes_on(monkeypatch):
     assert shown[-1] == "reading: chunk 10 of 10, 0 s left"
 
 
+def test_what_is_said_of_an_interruption_stands_on_a_line_of_its_own(monkeypatch):
+    events: list[str] = []
+
+    def interrupted():
+        yield 5
+        raise KeyboardInterrupt
+
+    for name in ("show", "clear"):
+        monkeypatch.setattr(command.ProgressLine, name, lambda line, *text, name=name: events.append(name))
+    monkeypatch.setattr(command, "dim", lambda text: events.append(text))
+    with pytest.raises(KeyboardInterrupt):
+        command.read(SimpleNamespace(total=10, done=4, read=interrupted), command.ProgressLine())
+    told = next(place for place, event in enumerate(events) if event.startswith("4 of 10 chunks are done"))
+    assert events[told - 1] == "clear" and "show" not in events[told:]
+
+
 def test_ctrl_c_and_again(cli, monkeypatch, tmp_path, tiny, text):
     arguments = (tiny, text, "-o", tmp_path / "out", "-c", SIZE, "--chunks", 4, "-t", 1)
     read = Collector.read

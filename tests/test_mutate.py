@@ -35,6 +35,7 @@ def changed(source: str, kind: str) -> list[str]:
         ("number", "x = 3", ["x = 4", "x = 2"]),
         ("number", "x = 0", ["x = 1"]),
         ("number", "x = 1_000", ["x = 10000", "x = 100"]),
+        ("number", "x = 8 + 64", ["x = 9 + 64", "x = 7 + 64", "x = 8 + 128", "x = 8 + 32"]),
         ("number", "x = -1", ["x = 0"]),
         ("number", "x = 0.5", ["x = 5.0"]),
         ("number", "x: Literal[3] = a", []),

@@ -187,3 +187,14 @@ def test_what_is_counted_is_counted_within_everything(around: str):
     found = [node.name for node in tree.find_all(nodes.ExtensionAttribute)]
     assert found.count("concat") == around.count("X") + 3 * ("~" in around)
     assert not [*tree.find_all(nodes.Concat)]
+
+
+def test_what_is_written_has_a_limit(monkeypatch):
+    """Also what the template says itself, without a loop."""
+    template = compile_template("abc{{ messages|length }}" * 30)
+    assert len(render_template(template, {"messages": [USER]})) == 120
+    monkeypatch.setattr(sandbox, "LENGTH", 119)
+    with pytest.raises(LimitError, match="the output is over 119 characters"):
+        render_template(template, {"messages": [USER]})
+    monkeypatch.setattr(sandbox, "LENGTH", 120)
+    assert len(render_template(template, {"messages": [USER]})) == 120

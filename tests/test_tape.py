@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from localllm.arch.weights import Weight
+from localllm.engine.cpu.products import float_scratch
 from localllm.engine.lower.tape import Buffer, Step, assign_stages, offsets
 from localllm.engine.record.operations import Activation, Operation, Rows
 from localllm.engine.record.split import layer_of
 from localllm.files.gguf_file import Tensor
+from localllm.kernels.cpu import FLOAT_SCRATCH
 from localllm.quant.formats import BY_NAME
 
 LINE = 64
@@ -160,3 +162,9 @@ def test_the_layer_of_an_operation():
     assert of(weight=weights["blk.13.ffn_up.weight"]) == 13
     assert of(weight=weights["output.weight"]) is None and of(weight=np.ones(2)) is None and of() is None
     assert of(state=SimpleNamespace(layer=3), weight=weights["blk.13.ffn_up.weight"]) == 3
+
+
+def test_room_for_a_row_in_float32():
+    """Of a product's activations, however wide they are."""
+    assert [float_scratch(columns) >= 4 * columns for columns in (0, 64, 20_000, 1 << 20)] == [True] * 4
+    assert float_scratch(0) == float_scratch(64) == FLOAT_SCRATCH

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,12 @@ class FirstOfMay(datetime):
         return cls(2026, 5, 1, 12, 30)
 
 
+@cache
+def compiled(name: str) -> ChatTemplate:
+    """Once for all conversations: each is tried in a process of its own first."""
+    return ChatTemplate(TEMPLATES[name], "<s>", "</s>")
+
+
 def cases() -> Iterator[tuple[str, str]]:
     for name, texts in RENDERINGS.items():
         for kind in texts:
@@ -35,7 +42,7 @@ def cases() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "kind"), [*cases()])
 def test_they_render_as_in_transformers(name: str, kind: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sandbox, "datetime", FirstOfMay)
-    template, conversation = ChatTemplate(TEMPLATES[name], "<s>", "</s>"), CONVERSATIONS[kind]
+    template, conversation = compiled(name), CONVERSATIONS[kind]
     expected = RENDERINGS[name][kind]
     if expected is None:
         with pytest.raises(ModelError, match=r"the chat template (fails|refuses the conversation) in line \d+: "):
@@ -45,7 +52,7 @@ def test_they_render_as_in_transformers(name: str, kind: str, monkeypatch: pytes
 
 
 def test_where_transformers_has_no_system_message_there_is_one_here():
-    template, conversation = ChatTemplate(TEMPLATES["no_system"], "<s>", "</s>"), CONVERSATIONS["turns"]
+    template, conversation = compiled("no_system"), CONVERSATIONS["turns"]
     assert RENDERINGS["no_system"]["turns"] is None
     assert template.render(conversation["messages"]) == (
         '<s><turn>user\nBe brief.\n\nWhat is 2 < 3 & "é"?</turn>\n<turn>model\nTrue.</turn>\n'

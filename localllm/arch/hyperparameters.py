@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import ClassVar
 
-from localllm.arch.states import State
+from localllm.arch.states import Latent, State
 from localllm.frozen import frozen
 
 RANK = "rank"  # the pooling whose row is one of scores
@@ -39,3 +39,7 @@ class Hyperparameters:
     def states(self) -> Sequence[State]:
         """What the layers keep of the tokens they have seen."""
         raise NotImplementedError
+
+    def layer_states(self) -> Sequence[State]:
+        """Of each layer the one that its block works with."""
+        return [state for state in self.states() if not (isinstance(state, Latent) and state.is_index)]

@@ -86,7 +86,7 @@ def read_delta(fields: Fields) -> DeltaNet:
     return DeltaNet(heads, key_heads, repeat, key_dim, inner // heads, taps)
 
 
-def read_attends(fields: Fields, layers: int) -> tuple[bool, ...]:
+def read_attends(fields: Fields, layers: int, interval: int = 4) -> tuple[bool, ...]:
     """By layer, whether it attends: the last of every few, or as the file lists. Raises ModelError."""
     recurrent, name = fields.raw("attention.recurrent_layers"), "attention.recurrent_layers"
     if isinstance(recurrent, np.ndarray):
@@ -95,7 +95,7 @@ def read_attends(fields: Fields, layers: int) -> tuple[bool, ...]:
         return tuple(not value for value in recurrent[:layers])
     if recurrent is not None:
         raise fields.error(f"{fields.key(name)} should be a list of layers, is {show(recurrent)}")
-    interval = fields.count("full_attention_interval", 4)
+    interval = fields.count("full_attention_interval", interval)
     return tuple((layer + 1) % interval == 0 for layer in range(layers))
 
 

@@ -94,7 +94,7 @@ class Lines:
             self._file.write(text.encode(errors="replace"))
 
 
-class Rows:
+class AllRows:
     """All vectors as one array."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def npy(path: str | None, model: str) -> "Iterator[VectorOutput]":
 
     if path is None and is_terminal(sys.stdout):
         raise UsageError("a NumPy file is nothing for a terminal: -o FILE.npy, or a pipe")
-    rows = Rows()
+    rows = AllRows()
     yield rows
     data = BytesIO()
     np.save(data, np.concatenate(rows.all) if rows.all else np.zeros((0, 0), np.float32))

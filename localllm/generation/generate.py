@@ -28,6 +28,7 @@ from localllm.values import require_text, whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
+    from localllm.generation.calls import Calls, ToolUse
     from localllm.generation.constraints import Constraint
 
 SPECULATE = ("ngram", "off")
@@ -48,6 +49,7 @@ class GenerationOptions:
     think_budget: int | None = None  # the most tokens of a thought, which is closed then; None: as many as it takes
     template_variables: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
     constraint: "Constraint | None" = None  # what an answer must look like
+    tools: "ToolUse | None" = None  # that an answer may call; a Batch tells calls
 
     def __post_init__(self) -> None:
         """Raises UsageError for values that make no sense."""
@@ -59,6 +61,8 @@ class GenerationOptions:
         require_thinking(self.think, self.think_budget)
         if self.constraint and self.stop:
             raise UsageError(f"a stop string would cut the answer short, which its {self.constraint.kind} forbids")
+        if self.constraint and self.tools and self.tools.callable:
+            raise UsageError(f"tools do not go together with a {self.constraint.kind}")
         if isinstance(self.stop, str | bytes):
             object.__setattr__(self, "stop", (self.stop,))
         if not isinstance(self.stop, Iterable):
@@ -80,6 +84,7 @@ class Task:
     Attributes:
         decoder: of the answer.  thinking: how the model's thoughts are marked.
         earlier: tokens that the conversation held in an earlier process, with which it ended there.
+        calls: of tools, that the answer may make.
     """
 
     prompt: list[int]
@@ -87,6 +92,7 @@ class Task:
     options: GenerationOptions = field(default_factory=GenerationOptions)
     thinking: Thinking = field(default_factory=Thinking)
     earlier: int = 0
+    calls: "Calls | None" = None
 
     def require_room(self, context: int) -> None:
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
@@ -98,12 +104,17 @@ class Task:
 
     def guide(self, tokenizer: Tokenizer, vocab: int) -> Guide:
         """What follows an answer that has not begun; vocab: how many tokens. Raises UsageError for a bad constraint."""
-        matcher = None
+        matcher, calls = None, self.calls
         if self.options.constraint:
             from localllm.generation.constraints import matcher_of  # llguidance, where it is needed
 
             matcher = matcher_of(self.options.constraint, tokenizer, vocab)
-        return Guide(Transcript(self.decoder, self.options.stop, self.thinking), self.thinking, matcher)
+        transcript = Transcript(self.decoder, self.options.stop, self.thinking, calls)
+        if calls is None:
+            return Guide(transcript, self.thinking, matcher)
+        if calls.must:
+            return Guide(transcript, self.thinking, calls.matcher(vocab))
+        return Guide(transcript, self.thinking, None, calls.matcher(vocab))
 
 
 class Making:

@@ -22,6 +22,8 @@ from localllm.values import require_text, token_ids
 if TYPE_CHECKING:
     from localllm.generation.answering import AnswerRequest
     from localllm.generation.answers import Answer
+    from localllm.generation.call_format import CallFormat
+    from localllm.generation.calls import ToolUse
     from localllm.generation.thinking import ThinkingFormat
     from localllm.text.templates import ChatTemplate
 
@@ -196,8 +198,34 @@ class Session:
         decoder = self._decoder(chosen) if is_chat else self.tokenizer.stream(continued=True)
         if not is_chat:
             return Task(self._ids(asked), decoder, chosen)  # type: ignore[arg-type]
-        prompt, thinking = self._thinking(self.encode_chat(asked, chosen), chosen)  # type: ignore[arg-type]
-        return Task(prompt, decoder, self._stopping(chosen), thinking)
+        if not (chosen.tools and chosen.tools.tools):
+            prompt, thinking = self._thinking(self.encode_chat(asked, chosen), chosen)  # type: ignore[arg-type]
+            return Task(prompt, decoder, self._stopping(chosen), thinking)
+        return self._with_tools(asked, chosen, decoder, chosen.tools)  # type: ignore[arg-type]
+
+    def _with_tools(
+        self, messages: Sequence[Message], options: GenerationOptions, decoder: StreamDecoder, use: "ToolUse"
+    ) -> Task:
+        """A conversation with tools, as the template tells the model of them."""
+        from localllm.generation.tool_messages import in_format, with_calls
+
+        format = self._call_format
+        told = in_format(messages, format, use)
+        if format.is_known and use.callable:
+            variables = {**options.template_variables, "tools": [tool.told() for tool in use.callable]}
+            options = replace(options, template_variables=variables)
+        prompt, thinking = self._thinking(self.encode_chat(told, options), options)
+        if not use.callable:
+            return Task(prompt, decoder, self._stopping(options), thinking)
+        calls, thinking = with_calls(use, format, self.tokenizer, thinking)
+        return Task(prompt, decoder, self._stopping(options), thinking, 0, calls)
+
+    @cached_property
+    def _call_format(self) -> "CallFormat":
+        """How the model writes calls of tools."""
+        from localllm.generation.tool_messages import format_of_template
+
+        return format_of_template(self.template, self.tokenizer)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):

@@ -22,8 +22,6 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.
 
 _PREFIX, _ID = "tokenizer.ggml.", "_token_id"
 _UNSUPPORTED = {
-    "rwkv": "RWKV",
-    "plamo2": "PLaMo-2",
     "hybriddna": "DNA k-mer",
     "whitespace": "whitespace",
 }
@@ -33,9 +31,12 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "t5": {"eos": 1, "unknown": 2},
     "gemma4": {},
+    "rwkv": {},
+    "plamo2": {"bos": 1, "eos": 2, "unknown": 0},
     "bert": {"bos": 101, "eos": 102, "unknown": 100},
 }
-_SCORED = ("llama", "t5")  # the models whose pieces have scores
+_SCORED = ("llama", "t5", "plamo2")  # the models whose pieces have scores
+_WITHOUT_WORDS = (*_SCORED, "rwkv", "bert")  # which need no pre-tokenizer
 _NAMED = {"bert": {"bos": "cls", "eos": "seperator"}}  # as files spell it
 _FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces",
           "escape_whitespaces", "add_prefix_space", "clean_spaces", "normalizer.lowercase",
@@ -72,10 +73,10 @@ _STRIPPING_PRE, _STRIPPING_ARCH = ("jina-v2-de", "jina-v2-es", "jina-v2-code"), 
 class Vocabulary:
     """What a file says about its tokens. Ids are positions in `pieces`."""
 
-    # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with "▁",
-    # "bert": WordPiece.
-    model: str
-    pretokenizer: PreTokenizer | None  # None for "llama" and "t5", which have no words, and "bert", which has its own
+    model: (
+        str  # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with "▁", others
+    )
+    pretokenizer: PreTokenizer | None  # None for those that have no words
     pieces: Sequence[str]
     ids: Mapping[str, int]  # of the tokens that plain text can become: no control tokens
     types: bytearray
@@ -130,7 +131,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     before, after = _stripping(metadata, ids, types)
     for token in of_kinds(types, CONTROL, UNKNOWN):
         del ids[pieces[token]]
-        if model in _SCORED:
+        if pretokenizer is None and model != "bert":
             del ranks[pieces[token]]
     return Vocabulary(
         model=model,
@@ -145,7 +146,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         end_ids=frozenset(ends),
         adds_bos=_adds_bos(keys, model, special["bos"], pretokenizer),
         adds_eos=_adds(keys, "eos", special["eos"], model in ("t5", "bert")),
-        adds_space=model in _SCORED and keys.flag("add_space_prefix", model == "llama"),
+        adds_space=pretokenizer is None and model != "bert" and keys.flag("add_space_prefix", model == "llama"),
         merges_spaces=model == "t5" and keys.flag("remove_extra_whitespaces", False),
         charsmap=_charsmap(keys) if model == "t5" else b"",
         lowers=keys.flag("normalizer.lowercase", True),
@@ -180,7 +181,7 @@ def _model(keys: Checked) -> str:
     if model in _UNSUPPORTED:
         raise UnsupportedError(f"the model's tokenizer ({model}, {_UNSUPPORTED[model]}) is not supported")
     if model not in _DEFAULTS:
-        raise UnsupportedError(f"{_PREFIX}model: expected gpt2, llama, t5, gemma4 or bert, found {show(model)}")
+        raise UnsupportedError(f"{_PREFIX}model: expected {', '.join(_DEFAULTS)}, found {show(model)}")
     return model
 
 
@@ -245,7 +246,7 @@ def _check_all_bytes(
     is_byte_level = pretokenizer is not None and not pretokenizer.marks_spaces
     missing = [piece for piece in (_USUAL_BYTES if is_byte_level else _BYTE_PIECES) if piece not in ids]
     has_others = unknown_id is not None and len(missing) > len(_BYTE_PIECES) // 2
-    if missing and not (model in ("t5", "bert") or (has_others and not is_byte_level)):
+    if missing and not (model in ("t5", "rwkv", "bert") or (has_others and not is_byte_level)):
         raise ModelError(f"{_PREFIX}tokens: the byte {missing[0]} and {len(missing) - 1} more are missing")
 
 
@@ -304,7 +305,7 @@ def _pretokenizer(keys: Checked, model: str) -> tuple[PreTokenizer | None, str |
     name = keys.text("pre", "")
     if name and not _NAME.fullmatch(name):
         raise keys.wrong("pre", "a name")
-    if model in (*_SCORED, "bert"):
+    if model in _WITHOUT_WORDS:
         return None, None
     name = "gemma4" if model == "gemma4" else name
     if name in PRETOKENIZERS:

@@ -11,6 +11,7 @@ from .experts import MOE
 from .experts2 import MOE2
 from .experts3 import MOE3
 from .hybrids import HYBRIDS
+from .linear import LINEAR
 from .quantized import QUANTIZED, exact, in_blocks
 from .recurrent import RECURRENT
 from .unusual import UNUSUAL
@@ -18,7 +19,7 @@ from .unusual import UNUSUAL
 __all__ = ["DECLARATIONS", "ENCODERS", "QUANTIZED", "Model", "exact", "model", "write", "write_model"]
 
 DECLARATIONS: dict[str, Declaration] = {
-    **DENSE, **DENSE2, **MOE, **MOE2, **MOE3, **RECURRENT, **HYBRIDS, **UNUSUAL
+    **DENSE, **DENSE2, **MOE, **MOE2, **MOE3, **RECURRENT, **HYBRIDS, **UNUSUAL, **LINEAR
 }  # fmt: skip
 
 
