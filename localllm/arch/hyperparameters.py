@@ -17,12 +17,11 @@ class Hyperparameters:
     Attributes:
         pooling: how the rows of a text become one (localllm.arch.pooling); None: logits are made of each.
         looks_ahead: whether tokens see those behind them; then the model makes no text.
-        before_head, head_gelu, head_epsilon: what is pooled for a classification head, its function, and of its norm.
+        before_head, head_gelu, norm_of_head: what is pooled for a classification head, its function, its norm's epsilon.
     """
 
     looks_ahead: ClassVar[bool] = False
     head_gelu: ClassVar[bool] = False
-    head_epsilon: ClassVar[float] = 1e-5
 
     arch: str
     layers: int
@@ -35,6 +34,10 @@ class Hyperparameters:
     @property
     def before_head(self) -> str:
         return "cls" if self.looks_ahead else "last"
+
+    @property
+    def norm_of_head(self) -> float:
+        return 1e-5
 
     def states(self) -> Sequence[State]:
         """What the layers keep of the tokens they have seen."""

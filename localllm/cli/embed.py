@@ -143,13 +143,14 @@ def vectors(
     """Write the vectors of all records; how many failed, and what has made them."""
     from localllm.cli.vector_output import output_of
     from localllm.services.embed import CHUNK, embedder, text_of
+    from localllm.services.records import Record
 
     failed = 0
     with opened(embedder(job), line) as made, output_of(kind, output, job.path, records) as out:
         left = out.left(records)
         for first in range(0, len(left), CHUNK):
             some = left[first : first + CHUNK]
-            good, given = [], []
+            good, given = list[Record](), list[str]()
             for record in some:
                 try:
                     given.append(text_of(record, field))
