@@ -17,6 +17,7 @@ from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm import api, builtin_model
+from localllm.files import prefix_files
 from localllm.generation.constraints import Constraint
 
 GUIDE = str(builtin_model())
@@ -445,3 +446,21 @@ def test_a_real_model(shared):
     with serving({"smol": path}) as served, ThreadPoolExecutor(8) as pool:
         replies = pool.map(lambda text: served.chat(text, max_tokens=24, seed=7), texts)
         assert [reply.json["choices"][0]["message"]["content"] for reply in replies] == expected
+
+
+@pytest.mark.slow
+def test_what_run_has_read_of_a_long_prompt_is_used(shared, tmp_path, monkeypatch):
+    """From files that an earlier process has left: all of the prompt, and the beginning of another one."""
+    monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
+    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "prefixes")
+    path = str(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
+    text = "The quick brown fox jumps over the lazy dog. " * 70
+    with api.open_model(path, 2) as model:
+        expected = "".join(model.generate(text, 8, temperature=0, speculate="off"))
+        length = len(model.session.complete(text).prompt)
+    assert length > 600
+    with serving({"smol": path}) as served:
+        for more, least in (("", length), ("And then?", 512)):
+            reply = served.post("/v1/completions", {"prompt": text + more, "max_tokens": 8, "temperature": 0}).json
+            assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] >= least
+            assert more or reply["choices"][0]["text"] == expected
