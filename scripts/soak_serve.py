@@ -2,7 +2,7 @@
 """Callers that connect, break off, send garbage and repeat: python scripts/soak_serve.py MODEL --seconds 3600
 
 Tells how many requests there were, whether every answer was that of the same seed alone, and what the server's memory
-was in the middle and in the end (before, caches fill). Exits with 1 if an answer was wrong or something is still running.
+was in the middle, when caches are full, and in the end. Exits with 1 if an answer was wrong or something still runs.
 """
 
 import argparse
