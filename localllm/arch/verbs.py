@@ -38,6 +38,7 @@ class Scores:
     softcap: float = 0.0
     slopes: Sequence[float] = ()
     sinks: Weight | None = None
+    chosen: Activation | None = None  # which keys count, as `choose` says; None: all that a token sees
 
 
 @frozen
@@ -192,6 +193,16 @@ class Builder(RowwiseVerbs, Protocol):
 
         The run's keys and values go to the cache first, unless they are None: then an earlier layer has filled it. The
         values of a Latent state are the first numbers of its keys.
+        """
+        ...
+
+    def choose(self, q: Activation, k: Activation, weights: Activation, index: Latent, count: int) -> Activation:
+        """Which keys a token sees, for `attend`: of its sequence's up to its own the `count` with the largest sums over
+        heads of weight * max(q k, 0), of equal ones the first (lightning indexer: DeepSeek-V3.2, 2025). If one of the
+        sums is not a number, it sees none.
+
+        q [tokens, heads * key_dim], k [tokens, key_dim], weights [tokens, heads]. A bit of each position of a sequence,
+        32 in a number.
         """
         ...
 

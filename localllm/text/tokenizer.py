@@ -185,6 +185,14 @@ def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
         from localllm.text.unigram import Unigram  # seldom needed
 
         return Unigram
+    if vocabulary.model == "rwkv":
+        from localllm.text.world import World
+
+        return World
+    if vocabulary.model == "plamo2":
+        from localllm.text.plamo import Plamo
+
+        return Plamo
     pretokenizer = vocabulary.pretokenizer
     return SentencePiece if pretokenizer is None or pretokenizer.marks_spaces else ByteLevel
 
