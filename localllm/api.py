@@ -270,7 +270,7 @@ class Model:
 
         live: as of Batch.  memory: the most bytes for what is read, None for all that there is.
         """
-        from localllm.generation.batch import PARALLEL, Batch
+        from localllm.generation.batch import PARALLEL, Batch, Live
         from localllm.generation.reading import most_between_steps
         from localllm.kernels.arguments import PAGE
         from localllm.kernels.free_memory import available_memory
@@ -278,8 +278,8 @@ class Model:
         room = max(0, available_memory() - self.file.nbytes)
         room = room if memory is None else min(room, memory)
         places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize
-        chunk, known = most_between_steps(self.file.parameters), self.prefixes if live else None
-        return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, live, known)
+        chunk, how = most_between_steps(self.file.parameters), Live(self.prefixes) if live else None
+        return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, how)
 
     def close(self) -> None:
         """Give back the memory and end the threads, when what was read of long prompts is written."""

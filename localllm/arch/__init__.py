@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "arwkv7": "rwkv7",
     "bailingmoe": "deepseek",
     "bailingmoe2": "dots1",
+    "bailingmoe3": "bailingmoe3",
     "bitnet": "bitnet",
     "bert": "bert",
     "bloom": "bloom",

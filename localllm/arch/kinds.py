@@ -32,7 +32,7 @@ COUNTS = """
     expert_group_used_count expert_gating_func leading_dense_block_count interleave_moe_layer_step moe_every_n_layers
     nextn_predict_layers moe_latent_size experts_per_group expert_chunk_feed_forward_length
     attention.key_length_mla_swa attention.value_length_mla_swa attention.kv_lora_rank_swa hyper_connection.count
-    attention.indexer.head_count attention.indexer.key_length attention.indexer.top_k
+    kda.head_dim attention.indexer.head_count attention.indexer.key_length attention.indexer.top_k
     hrm.layers_per_stack hrm.h_cycles hrm.l_cycles full_attention_interval embedding_length_out
     embedding_length_per_layer_input decoder_start_token_id decoder_block_count pooling_type n_deepstack_layers
     attention.head_count attention.head_count_kv attention.key_length attention.value_length attention.key_length_mla

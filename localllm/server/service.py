@@ -167,15 +167,15 @@ class Service:
     async def exchange(self, question: Question) -> Exchange:
         """Begin to answer. Close what this returns. Raises LocalllmError."""
         stack = AsyncExitStack()
+        name = self.shelf.book(question.model).name
+        worker = await stack.enter_async_context(self.shelf.use(name))
+        exchange = Exchange(name, worker, question, self.limits, stack)
         try:
-            name = self.shelf.book(question.model).name
-            worker = await stack.enter_async_context(self.shelf.use(name))
-            exchange = Exchange(name, worker, question, self.limits, stack)
             await exchange.begin()
-            return exchange
         except BaseException:
-            await stack.aclose()
+            await exchange.close()
             raise
+        return exchange
 
     async def count(self, question: Question) -> int:
         """How many tokens the prompts have. Raises LocalllmError."""
