@@ -5,8 +5,10 @@ from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeGuard, TypeVar
 
+from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.answering import AnswerRequest
 from localllm.generation.generate import GenerationOptions
@@ -15,6 +17,7 @@ from localllm.server.metrics import Metrics
 from localllm.server.shelf import Shelf
 from localllm.server.wire import Limits, TimeUpError
 from localllm.server.worker import Worker
+from localllm.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Asked = str | list[int] | list[dict[str, Any]]  # a text, token ids, messages
@@ -86,6 +89,15 @@ class Exchange:
         return requests
 
     def _request(self, prompt: Asked) -> AnswerRequest:
+        """Raises UsageError for tokens that do not exist, and ContextError for what need not be looked at."""
+        vocab, context = self.model.engine.vocab_size, self.model.context
+        if not isinstance(prompt, str) and not is_conversation(prompt):
+            if not all(0 <= token < vocab for token in prompt):  # type: ignore[operator]
+                raise UsageError(f"prompt should have token ids from 0 to {vocab - 1}")
+        elif not self._drops and (size := bytes_of(prompt)) > (most := most_bytes(self.model.tokenizer, context)):
+            raise ContextError(
+                f"the prompt has {size} bytes, and no more than {most} fit into a context of {context} tokens"
+            )
         return self.model.session.request(prompt, self._question.options, self._question.n)
 
     def _fitting(self, prompt: Asked) -> AnswerRequest:
@@ -155,15 +167,15 @@ class Service:
     async def exchange(self, question: Question) -> Exchange:
         """Begin to answer. Close what this returns. Raises LocalllmError."""
         stack = AsyncExitStack()
+        name = self.shelf.book(question.model).name
+        worker = await stack.enter_async_context(self.shelf.use(name))
+        exchange = Exchange(name, worker, question, self.limits, stack)
         try:
-            name = self.shelf.book(question.model).name
-            worker = await stack.enter_async_context(self.shelf.use(name))
-            exchange = Exchange(name, worker, question, self.limits, stack)
             await exchange.begin()
-            return exchange
         except BaseException:
-            await stack.aclose()
+            await exchange.close()
             raise
+        return exchange
 
     async def count(self, question: Question) -> int:
         """How many tokens the prompts have. Raises LocalllmError."""
@@ -172,6 +184,19 @@ class Service:
             return await asyncio.to_thread(
                 lambda: sum(len(session.request(prompt, question.options).prompt) for prompt in question.prompts)
             )
+
+
+def bytes_of(prompt: str | Sequence[Any]) -> int:
+    """Of the texts in a prompt, at least."""
+    if isinstance(prompt, str):
+        return len(prompt.encode(errors="replace"))
+    return sum(bytes_of(content) for message in prompt if isinstance(content := message.get("content"), str))
+
+
+@lru_cache(maxsize=64)
+def most_bytes(tokenizer: Tokenizer, context: int) -> int:
+    """No prompt of more bytes fits a context."""
+    return tokenizer.most_bytes(context)
 
 
 def is_conversation(prompt: Sequence[Any]) -> TypeGuard[list[dict[str, Any]]]:
