@@ -65,8 +65,7 @@ def block(b: Builder, w: Weights, h: Ling3, state: Latent | Recurrent, x: Activa
         seen = to_latents(b, w, h, state, y)
         seen = by_head(b, seen, b.sigmoid(b.linear(y, w.attn_gate)), h.heads, h.value_dim)
     else:
-        w.require_biases("ssm_dt")
-        steps = b.add_vector(b.linear(y, w.ssm_f_a), w.bias("ssm_dt"))
+        steps = b.add_vector(b.linear(y, w.ssm_f_a), w.exactly("ssm_dt.bias"))
         decays = b.exponential(b.scale(b.sigmoid(b.scale_columns(steps, rates_of(w, h))), h.lowest))
         seen = delta_heads(b, w, h, state, y, decays, b.linear(y, w.ssm_g_a))
     x = b.add(x, b.linear(seen, w.attn_output))
