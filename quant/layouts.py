@@ -169,15 +169,6 @@ def numbers(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
     return total
 
 
-def put_numbers(blocks: np.ndarray, fields: Fields, values: np.ndarray) -> None:
-    """Add numbers, integers [blocks, count], to blocks, uint8 [blocks, bytes], where there are zeros so far."""
-    for field in fields:
-        for i in range(values.shape[1]):
-            byte, bit = field.place(i)
-            blocks[:, byte] |= ((values[:, i] & (1 << field.bits) - 1) << bit).astype(np.uint8)
-        values = values >> field.bits
-
-
 def halved_e8m0() -> np.ndarray:
     """Half of the 8-bit exponent (E8M0) 2 ** (e - 127): float32 [256]."""
     return np.ldexp(np.float32(1), np.arange(256) - 128)
