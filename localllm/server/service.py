@@ -186,11 +186,9 @@ class Service:
             )
 
 
-def bytes_of(prompt: str | Sequence[Any]) -> int:
-    """Of the texts in a prompt, at least."""
-    texts: list[Any] = [prompt]
-    if not isinstance(prompt, str):
-        texts = [message.get("content") for message in prompt]
+def bytes_of(prompt: Any) -> int:
+    """Of the texts in a prompt, a text or messages, at least."""
+    texts = [prompt] if isinstance(prompt, str) else [message.get("content") for message in prompt]
     return sum(len(text.encode(errors="replace")) for text in texts if isinstance(text, str))
 
 
