@@ -423,3 +423,10 @@ def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | 
     """Compile the kernels that a model needs, so that its first start is as fast as later ones."""
     with open_model(path, progress=progress) as model:
         model.engine.prepare_all()
+        if (h := model.engine.hyperparameters).looks_ahead:
+            from localllm.engine.options import EngineOptions
+            from localllm.engine.texts import TextReader
+
+            reader = TextReader(model.file, str(h.pooling), EngineOptions(progress=progress))
+            reader.prepare_all()
+            reader.close()

@@ -56,6 +56,7 @@ class TextReader:
         self.width, self._lock = recorder.operations[-1].output.columns, threading.Lock()
         self._close: Callable[[], None] = lambda: None
         self.warning: str | None = None
+        self.prepare_all: Callable[[], None] = lambda: None  # wait for kernels that are compiled behind the first runs
         states = self.hyperparameters.states()
         paged = [state for state in states if isinstance(state, Paged | Latent)]
         if len(paged) < len(states):

@@ -209,7 +209,8 @@ class Batch:
             if row is not None:
                 self._begin(answering, row[-1, : self._vocab])
         if self._precise:
-            self._advance(*self._reading(self._chunk))
+            is_heard = self._live and any(one.has_begun for one in self.running)
+            self._advance(*self._reading(PAGE if is_heard else self._chunk))  # who listens waits for short pieces
             writing = self._writing()
             if not (self._live and len(writing) == len(self.running) == 1 and self._leap(writing[0].answering)):
                 for one in writing:

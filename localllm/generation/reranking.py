@@ -16,7 +16,7 @@ from localllm.arch.hyperparameters import RANK
 from localllm.arch.pooling import read_pooling
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
-from localllm.generation.embedding import Progress
+from localllm.generation.embedding import Progress, has_head
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import require_text
 
@@ -119,7 +119,6 @@ class Reranker:
 def require_reranker(file: GGUFFile) -> None:
     """Raise ModelError for a model without a head for scores."""
     architecture(file)
-    has_head = any(name in file.tensors for name in ("cls.weight", "cls.output.weight"))
-    if not has_head or read_pooling(Fields.of(file)) not in (None, RANK):
+    if not has_head(file) or read_pooling(Fields.of(file)) not in (None, RANK):
         makes = "vectors of texts: use localllm embed" if read_pooling(Fields.of(file)) else "text, and no scores"
         raise ModelError(f"{file.path}: no reranker; the model makes {makes}")
