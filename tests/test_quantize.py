@@ -46,7 +46,7 @@ MADE = {
     "made.attention.head_count": 4,
     "made.attention.head_count_kv": 2,
     "made.rope.freq_base": 10000.0,
-    "tokenizer.ggml.model": "rwkv",
+    "tokenizer.ggml.model": "hybriddna",
     "tokenizer.ggml.tokens": ["a", b"\xff", "c"],
 }
 SHAPES = {

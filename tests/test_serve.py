@@ -17,6 +17,7 @@ from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm import api, builtin_model
+from localllm.files import prefix_files
 from localllm.generation.constraints import Constraint
 
 GUIDE = str(builtin_model())
@@ -234,6 +235,31 @@ def test_too_long_has_both_numbers(tmp_path):
         assert served.chat("x").status == 200
 
 
+def test_the_oldest_turns_go(tmp_path):
+    """If the server was told so: as few as make it fit, never the system message, and the client is told."""
+    from localllm.server.wire import Limits
+
+    path = str(write_tiny_model(tmp_path / "tiny.gguf"))
+    system = {"role": "system", "content": "Be brief."}
+    turns = [
+        each
+        for word in "abcdefgh"
+        for each in ({"role": "user", "content": word * 20}, {"role": "assistant", "content": word * 20})
+    ]
+    with serving({"scripted": lambda: scripted(path, SCRIPT, 400)}, limits=Limits(drops_turns=True)) as served:
+        reply = served.post(
+            "/v1/chat/completions", {"messages": [system, *turns, {"role": "user", "content": "hello"}]}
+        )
+        assert reply.json["choices"][0]["message"]["content"] == "HELLO"
+        dropped = int(reply.headers["x-localllm-dropped-turns"])
+        read = served.model().detokenize(served.model().engine.sequences[-1].tokens, special=True)
+        assert 1 <= dropped < 8 and "Be brief." in read
+        assert [word * 20 in read for word in "abcdefgh"] == [False] * dropped + [True] * (8 - dropped)
+        assert 300 < reply.json["usage"]["prompt_tokens"] <= 350
+        assert "x-localllm-dropped-turns" not in served.chat("hello").headers
+        assert served.chat("x" * 500).status == 400
+
+
 def test_who_leaves_stops_the_answer(told: Served):
     """Streaming or not, within a step; others go on."""
     told.chat("x")
@@ -408,3 +434,62 @@ def test_constraints_are_ready_before_the_batch_needs_them(guide: Served, monkey
     schema = {"type": "object", "properties": {"fresh": {"type": "boolean"}}, "required": ["fresh"]}
     guide.chat("x", response_format={"type": "json_schema", "json_schema": {"schema": schema}}, max_tokens=20)
     assert threads and "answers" not in threads
+
+
+@pytest.mark.slow
+def test_a_real_model(shared):
+    """8 callers, some with the same beginning, some streaming: each gets what it would get alone."""
+    path = str(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
+    texts = [f"Name {n} colors." if n % 2 else f"What is the capital of {c}?" for n, c in enumerate("ABCDEFGH")]
+    with api.open_model(path, 2, cache=False) as model:
+        expected = ["".join(model.chat([{"role": "user", "content": text}], 24, seed=7)) for text in texts]
+    with serving({"smol": path}) as served, ThreadPoolExecutor(8) as pool:
+        replies = pool.map(lambda text: served.chat(text, max_tokens=24, seed=7), texts)
+        assert [reply.json["choices"][0]["message"]["content"] for reply in replies] == expected
+
+
+@pytest.mark.slow
+def test_what_run_has_read_of_a_long_prompt_is_used(shared, tmp_path, monkeypatch):
+    """From files that an earlier process has left: all of the prompt, and the beginning of another one."""
+    monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
+    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "prefixes")
+    path = str(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
+    text = "The quick brown fox jumps over the lazy dog. " * 70
+    with api.open_model(path, 2) as model:
+        expected = "".join(model.generate(text, 8, temperature=0, speculate="off"))
+        length = len(model.session.complete(text).prompt)
+    assert length > 600
+    with serving({"smol": path}) as served:
+        for more, least in (("", length), ("And then?", 512)):
+            reply = served.post("/v1/completions", {"prompt": text + more, "max_tokens": 8, "temperature": 0}).json
+            assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] >= least
+            assert more or reply["choices"][0]["text"] == expected
+
+
+def test_an_answer_whose_client_is_gone_at_once_ends(told: Served):
+    """Before the head of the stream could be sent: nothing is left running, and no model is held."""
+    import asyncio
+
+    from localllm.generation.generate import GenerationOptions
+    from localllm.server.openai_chat import streamed
+    from localllm.server.service import Question
+    from localllm.server.wire import EventStream
+
+    told.chat("x")
+    told.model().engine.gate.clear()
+
+    async def gone() -> None:
+        question = Question(None, [[{"role": "user", "content": "long"}]], GenerationOptions())
+        exchange = await told.service.exchange(question)
+        stream = EventStream(streamed(exchange, question, False), told.service.limits, {}, exchange.close)
+
+        async def send(message: dict) -> None:
+            raise OSError("gone")
+
+        with pytest.raises(OSError, match="gone"):
+            await stream({"type": "http"}, asyncio.Event().wait, send)
+
+    asyncio.run_coroutine_threadsafe(gone(), told.loop).result(30)
+    told.model().engine.gate.set()
+    until(lambda: told.service.shelf.counts() == (0, 0))
+    assert told.service.shelf.book(None).readers == 0

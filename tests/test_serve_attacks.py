@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -231,6 +232,44 @@ def test_smuggling(told: Served):
     assert answer == b"" or status(answer) >= 400
     answer = raw(told, head + b"Content-Length: 4\r\nContent-Length: 9\r\nConnection: close\r\n\r\n{}  ")
     assert status(answer) == 400
+
+
+@pytest.mark.parametrize(
+    ("address", "asked"),
+    [
+        ("/v1/completions", {"prompt": [10**6]}),
+        ("/v1/completions", {"prompt": [-1]}),
+        ("/v1/completions", {"prompt": [0, 10**30]}),
+        ("/v1/chat/completions", {**ASKED, "temperature": 1e308}),
+        ("/v1/chat/completions", {**ASKED, "temperature": 1e-308}),
+        ("/v1/chat/completions", {**ASKED, "temperature": 2, "dynatemp_range": 1e308, "dynatemp_exponent": -1e308}),
+        ("/v1/chat/completions", {**ASKED, "top_k": 10**30}),
+        ("/v1/chat/completions", {**ASKED, "frequency_penalty": 1e308, "presence_penalty": -1e308}),
+        ("/v1/chat/completions", {**ASKED, "repeat_penalty": 1e-300, "repeat_last_n": -1}),
+        ("/v1/chat/completions", {**ASKED, "dry_multiplier": 1e308, "dry_base": 1e308, "dry_allowed_length": 0}),
+        ("/v1/chat/completions", {**ASKED, "mirostat": 2, "mirostat_tau": 1e308, "mirostat_eta": 1e308}),
+        ("/v1/chat/completions", {**ASKED, "logit_bias": {str(token): -1e999 for token in range(268)}}),
+        ("/v1/chat/completions", {**ASKED, "logit_bias": {"5": 1e308, "6": 1e308}}),
+        ("/v1/chat/completions", {**ASKED, "regex": "(a{1000}){1000}"}),
+        ("/v1/chat/completions", {**ASKED, "chat_template_kwargs": {"messages": 5, "self": 1}}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 90_000}]}),
+    ],
+)  # fmt: skip
+def test_one_callers_madness_is_not_anothers(told: Served, address: str, asked: dict):
+    """While somebody else is answered: who asks for nonsense gets an answer or an error, the other one its answer."""
+    with ThreadPoolExecutor(1) as pool:
+        told.chat("x")
+        engine = told.model().engine
+        engine.gate.clear()
+        other = pool.submit(told.chat, "stop")
+        until(lambda: told.service.shelf.counts()[0] == 1)
+        mad = ThreadPoolExecutor(1).submit(told.post, address, {"max_tokens": 3, **asked})
+        time.sleep(0.1)
+        engine.gate.set()
+        assert other.result().json["choices"][0]["message"]["content"] == SCRIPT["stop"]
+        reply = mad.result()
+        assert reply.status in (200, 400, 500) and reply.json, reply.body
+    assert told.chat("hello").json["choices"][0]["message"]["content"] == "HELLO"
 
 
 def test_nothing_of_prompts_is_logged(told: Served, capfd):

@@ -1,9 +1,10 @@
 """localllm serve: models for the other programs on this computer."""
 
+import os
 import re
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from localllm.cli import opening, options
 from localllm.cli.parameters import argument, group, option
@@ -79,6 +80,13 @@ class Share:
     timeout: Annotated[
         float | None, option("--timeout", metavar="SECONDS", help="The most time of an answer.  [default: any]")
     ] = None
+    on_overflow: Annotated[
+        Literal["error", "drop-turns"] | None,
+        option(
+            "--on-overflow",
+            help="When a conversation does not fit: refuse it, or drop the oldest turns.  [default: error]",
+        ),
+    ] = None
     grace: Annotated[
         float,
         option(
@@ -126,7 +134,7 @@ def serve(
     setup = Setup(
         paths, opened, place.host or "127.0.0.1", place.port, place.socket, share.memory, share.parallel,
         share.grace, keys, tuple(place.allow_host or ()), tuple(place.allow_origin or ()),
-        share.max_body, share.max_connections, share.timeout,
+        share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
     )  # fmt: skip
     with ExitStack() as stack:
         run(setup, stack, lambda address: tell(setup, address))
@@ -150,7 +158,7 @@ def named(models: list[str]) -> dict[str, str]:
     found = dict[str, str]()
     for text in models:
         name, equals, model = text.partition("=")
-        if not equals or "/" in name:
+        if not equals or "/" in name or os.path.lexists(text):
             name, model = "", text
         path = located(model)
         name = name or (file_stem(path) if model == path else model)

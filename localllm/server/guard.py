@@ -17,7 +17,8 @@ from localllm.frozen import frozen
 from localllm.server.wire import LeftError, RefusedError, failed, shape_of
 
 HERE = ("localhost", "127.0.0.1", "[::1]")
-OPEN_PATHS = ("/health",)  # that need no key
+OPEN_PATHS = ("/", "/health")  # that need no key
+OWN_PATHS = "/sessions"  # what begins so is for our own page, and for programs
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -47,14 +48,11 @@ class Rules:
         if not host or host["name"].lower() not in names:
             raise RefusedError(403, "the Host header names another computer; --allow-host NAME allows one")
         origin = headers.get("origin")
-        if origin is not None and not self.is_known(origin, headers["host"]):
+        own = f"http://{headers['host']}"
+        if origin is not None and origin != own and (origin not in self.origins or path.startswith(OWN_PATHS)):
             raise RefusedError(403, "pages of other sites may not ask; --allow-origin ORIGIN allows one")
         if self.keys and path not in OPEN_PATHS and method != "OPTIONS" and not self.has_key(headers):
             raise RefusedError(401, "the API key is missing or wrong")
-
-    def is_known(self, origin: str, host: str) -> bool:
-        """Whether a page is the server's own, or of a site that is named."""
-        return origin in self.origins or origin == f"http://{host}"
 
     def has_key(self, headers: dict[str, str]) -> bool:
         """Whether a request has one of the keys, as OpenAI's clients send it or as Anthropic's."""

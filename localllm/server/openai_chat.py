@@ -22,10 +22,11 @@ from localllm.server.fields import Body
 from localllm.server.ids import call_id, new_id
 from localllm.server.messages import conversation
 from localllm.server.service import Exchange, Question, Service, Usage
-from localllm.server.wire import EventStream, event, json_response, openai_error, read_json, unless_gone
+from localllm.server.wire import EventStream, answered_whole, event, json_response, openai_error, read_json
 from localllm.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
+DROPPED = "X-Localllm-Dropped-Turns"
 IGNORED = "X-Localllm-Ignored"  # a header with the names of fields that say nothing here
 
 
@@ -89,10 +90,10 @@ async def chat_completions(service: Service, request: Request) -> Response:
     wants_usage = options is not None and options.flag("include_usage")
     question = chat_question(body)
     exchange = await service.exchange(question)
-    headers = ignored(body)
+    headers = ignored(body, exchange)
     if stream:
-        return EventStream(streamed(exchange, question, wants_usage), service.limits, headers)
-    return json_response(await unless_gone(request.receive, whole(exchange, question)), headers=headers)
+        return EventStream(streamed(exchange, question, wants_usage), service.limits, headers, exchange.close)
+    return await answered_whole(request, whole(exchange, question), headers, exchange.close)
 
 
 def chat_question(body: Body) -> Question:
@@ -110,10 +111,11 @@ def chat_question(body: Body) -> Question:
     return Question(body.text("model"), [messages], options, n, (most_likely or 0) if wants else None)
 
 
-def ignored(body: Body) -> dict[str, str]:
-    """A header that tells which fields of a request mean nothing here."""
+def ignored(body: Body, exchange: Exchange | None = None) -> dict[str, str]:
+    """Headers that tell which fields of a request mean nothing here, and how many turns were left out."""
     names = [name[:40] for name in body.ignored if name.isascii() and name.isprintable() and "," not in name]
-    return {IGNORED: ", ".join(names[:20])} if names else {}
+    found = {IGNORED: ", ".join(names[:20])} if names else {}
+    return {**found, DROPPED: str(exchange.dropped)} if exchange and exchange.dropped else found
 
 
 async def whole(exchange: Exchange, question: Question) -> dict[str, Any]:

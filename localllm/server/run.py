@@ -28,7 +28,7 @@ class Setup:
         paths: of models, by name.  open_model: opens one.  host, port, socket: where to listen; a path wins.
         memory: the most bytes of open models, None for what is free now.  parallel: answers of a model at once.
         grace: seconds for answers to end.  keys, hosts, origins: as of Rules.
-        body, connections, answer_seconds: as of Limits.
+        body, connections, answer_seconds, drops_turns: as of Limits.
     """
 
     paths: Mapping[str, str]
@@ -45,6 +45,7 @@ class Setup:
     body: int = 32_000_000
     connections: int = 128
     answer_seconds: float | None = None
+    drops_turns: bool = False
 
 
 def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None]) -> None:
@@ -55,7 +56,9 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None]) -> None
         found = stack.enter_context(tcp_socket(setup.host, setup.port))
         host = f"[{setup.host}]" if ":" in setup.host else setup.host
         address = f"http://{host}:{found.getsockname()[1]}"
-    limits = Limits(setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections)
+    limits = Limits(
+        setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns
+    )
     own = [f"[{setup.host}]" if ":" in setup.host else setup.host]
     rules = Rules([*own, *setup.hosts], setup.origins, setup.keys)
 

@@ -1,11 +1,14 @@
 """What stands behind all interfaces: a question to a model by name, and the events of its answers."""
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any, TypeGuard, TypeVar
 
+from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.answering import AnswerRequest
 from localllm.generation.generate import GenerationOptions
@@ -14,6 +17,7 @@ from localllm.server.metrics import Metrics
 from localllm.server.shelf import Shelf
 from localllm.server.wire import Limits, TimeUpError
 from localllm.server.worker import Worker
+from localllm.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Asked = str | list[int] | list[dict[str, Any]]  # a text, token ids, messages
@@ -56,11 +60,13 @@ class Exchange:
 
     Attributes:
         model: that answers.  name: as it was asked for, or the first one's.  usage: complete when all was told.
+        dropped: how many of the oldest turns were left out, to fit the context.
     """
 
-    def __init__(self, name: str, worker: Worker, question: Question, seconds: float | None, stack: AsyncExitStack):
-        self.name, self.model, self.usage = name, worker.model, Usage()
-        self._worker, self._question, self._seconds, self._stack = worker, question, seconds, stack
+    def __init__(self, name: str, worker: Worker, question: Question, limits: Limits, stack: AsyncExitStack):
+        self.name, self.model, self.usage, self.dropped = name, worker.model, Usage(), 0
+        self._worker, self._question, self._stack = worker, question, stack
+        self._seconds, self._drops = limits.answer_seconds, limits.drops_turns
         self._hearers = list[Hearer]()
 
     async def begin(self) -> None:
@@ -73,14 +79,44 @@ class Exchange:
 
     def _prepared(self) -> list[AnswerRequest]:
         """What the batch gets. Templates, vocabularies and grammars take their time: not in the event loop."""
-        session, question, requests = self.model.session, self._question, []
-        session.require_sense(question.options)
+        question, requests = self._question, []
+        self.model.session.require_sense(question.options)
         for prompt in question.prompts:
-            request = session.request(prompt, question.options, question.n)
+            request = self._fitting(prompt) if self._drops else self._request(prompt)
             request.task.require_room(self.model.context)
             request.task.guide(self.model.tokenizer, self._vocab)
             requests.append(request)
         return requests
+
+    def _request(self, prompt: Asked) -> AnswerRequest:
+        """Raises UsageError for tokens that do not exist, and ContextError for what need not be looked at."""
+        vocab, context = self.model.engine.vocab_size, self.model.context
+        if not isinstance(prompt, str) and not is_conversation(prompt):
+            if not all(isinstance(token, int) and 0 <= token < vocab for token in prompt):
+                raise UsageError(f"prompt should have token ids from 0 to {vocab - 1}")
+        elif not self._drops and (size := bytes_of(prompt)) > (most := most_bytes(self.model.tokenizer, context)):
+            raise ContextError(
+                f"the prompt has {size} bytes, and no more than {most} fit into a context of {context} tokens"
+            )
+        return self.model.session.request(prompt, self._question.options, self._question.n)
+
+    def _fitting(self, prompt: Asked) -> AnswerRequest:
+        """Without as many of a conversation's oldest turns as leave an eighth of the context for the answer."""
+        request, most = self._request(prompt), self.model.context - self.model.context // 8
+        if isinstance(prompt, str) or len(request.prompt) <= most or not is_conversation(prompt):
+            return request
+        first = sum(message["role"] == "system" for message in prompt[:1])
+        turns = [place for place in range(first, len(prompt)) if prompt[place]["role"] == "user"]
+        made = {}
+
+        def fits(number: int) -> bool:
+            made[number] = self._request([*prompt[:first], *prompt[turns[number] :]])
+            return len(made[number].prompt) <= most
+
+        if len(turns) > 1:
+            self.dropped = bisect_left(range(len(turns) - 1), True, 1, key=fits)
+            return made.get(self.dropped) or self._request([*prompt[:first], *prompt[turns[self.dropped] :]])
+        return request
 
     @property
     def _vocab(self) -> int:
@@ -131,15 +167,15 @@ class Service:
     async def exchange(self, question: Question) -> Exchange:
         """Begin to answer. Close what this returns. Raises LocalllmError."""
         stack = AsyncExitStack()
+        name = self.shelf.book(question.model).name
+        worker = await stack.enter_async_context(self.shelf.use(name))
+        exchange = Exchange(name, worker, question, self.limits, stack)
         try:
-            name = self.shelf.book(question.model).name
-            worker = await stack.enter_async_context(self.shelf.use(name))
-            exchange = Exchange(name, worker, question, self.limits.answer_seconds, stack)
             await exchange.begin()
-            return exchange
         except BaseException:
-            await stack.aclose()
+            await exchange.close()
             raise
+        return exchange
 
     async def count(self, question: Question) -> int:
         """How many tokens the prompts have. Raises LocalllmError."""
@@ -148,6 +184,22 @@ class Service:
             return await asyncio.to_thread(
                 lambda: sum(len(session.request(prompt, question.options).prompt) for prompt in question.prompts)
             )
+
+
+def bytes_of(prompt: Any) -> int:
+    """Of the texts in a prompt, a text or messages, at least."""
+    texts = [prompt] if isinstance(prompt, str) else [message.get("content") for message in prompt]
+    return sum(len(text.encode(errors="replace")) for text in texts if isinstance(text, str))
+
+
+@lru_cache(maxsize=64)
+def most_bytes(tokenizer: Tokenizer, context: int) -> int:
+    """No prompt of more bytes fits a context."""
+    return tokenizer.most_bytes(context)
+
+
+def is_conversation(prompt: Sequence[Any]) -> TypeGuard[list[dict[str, Any]]]:
+    return bool(prompt) and isinstance(prompt[0], dict)
 
 
 async def in_time(source: AsyncIterator[T], end: float | None) -> T | None:

@@ -140,7 +140,9 @@ class Shelf:
         return sum(book.held_bytes for book in [*self.books.values()])
 
     def _opened(self, book: Book) -> Worker:
-        return Worker(self._open(book.path), self._metrics, self._parallel)
+        model = self._open(book.path)
+        room = None if self.memory is None else max(0, self.memory - model.file.nbytes - WORKING)
+        return Worker(model, self._metrics, self._parallel, room)
 
     async def _put_away(self, book: Book) -> None:
         worker, book.worker = book.worker, None

@@ -33,16 +33,24 @@ class Worker:
         model: whose batch it is.
     """
 
-    def __init__(self, model: "Model", metrics: Metrics, parallel: int | None = None, most_waiting: int = 256):
-        """parallel: the most answers at once, as of Batch.  most_waiting: requests that wait for their turn."""
-        self.model, self._metrics, self._parallel, self._most = model, metrics, parallel, most_waiting
+    def __init__(
+        self,
+        model: "Model",
+        metrics: Metrics,
+        parallel: int | None = None,
+        memory: int | None = None,
+        most_waiting: int = 256,
+    ):
+        """parallel, memory: as of Model.batch.  most_waiting: requests that wait for their turn."""
+        self.model, self._metrics, self._most = model, metrics, most_waiting
+        self._begun = partial(model.batch, self, parallel, live=True, memory=memory)
         self._asked = deque[Hearer]()  # that the batch has not taken yet
         self._left = deque[Hearer]()  # whose clients are gone
         self._hearing = dict[int, Hearer]()  # by the id of the request
         self._changed, self._closing = threading.Condition(), False
         self._told = list[tuple[Hearer, Told | LocalllmError | None]]()
         self._times = dict[int, float]()  # of the latest token, by the id of the answer
-        self._batch = model.batch(self, parallel, live=True)
+        self._batch = self._begun()
         self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
         self._thread.start()
 
@@ -171,7 +179,7 @@ class Worker:
         self._deliver()
         self._batch.close()
         if not self._closing:
-            self._batch = self.model.batch(self, self._parallel, live=True)
+            self._batch = self._begun()
 
 
 def tell_all(told: list[tuple[Hearer, Told | LocalllmError | None]]) -> None:

@@ -3,24 +3,26 @@
 from collections.abc import Sequence
 from typing import Any
 
-from localllm.engine.cpu.attention import attend
+from localllm.engine.cpu.attention import attend, choose
 from localllm.engine.cpu.products import expert_linear, halves, halves_of, has_integers, linear, quantize
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.tiles import needs_both_planes, pack
 from localllm.engine.record.forms import with_forms
 from localllm.engine.record.operations import PRODUCTS, Operation, stored
+from localllm.engine.run import BATCH
 from localllm.kernels.cpu import HALVES
 from localllm.kernels.machine import has_tiles
 
 VERBS = {
-    "linear": linear, "expert_linear": expert_linear, "attend": attend, "quantize": quantize, "pack": pack,
+    "linear": linear, "expert_linear": expert_linear, "attend": attend, "choose": choose, "quantize": quantize,
+    "pack": pack,
     **dict.fromkeys((verb for verb, _, _ in HALVES.values()), halves),
 }  # fmt: skip
 
 
-def target_for_this_cpu(threads: int) -> CpuTarget:
-    """With tiles, where there are any."""
-    return CpuTarget(threads, has_tiles(), VERBS)
+def target_for_this_cpu(threads: int, tokens: int = BATCH) -> CpuTarget:
+    """With tiles, where there are any; tokens: the most of a run."""
+    return CpuTarget(threads, has_tiles(), VERBS, tokens=tokens)
 
 
 def prepared(operations: Sequence[Operation], target: CpuTarget) -> list[Operation]:
