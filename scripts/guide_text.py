@@ -7,10 +7,13 @@ errors and all kinds of case and punctuation, because people write like that.
 
 from __future__ import annotations
 
+import math
 import random
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from guide_topics import (
     AFTER,
@@ -30,12 +33,18 @@ from guide_topics import (
     WORDS,
     Topic,
 )
+from guide_wordings import WORDINGS
 
-ROUNDS = ((1, 50_000), (2, 26_000))  # seed and number of conversations of each round of training
+ROUNDS = ((1, 110_000), (2, 45_000))  # seed and number of conversations of each round of training
 
 PIECE = r"[()|]|\{\w+\}|[^()|{}]+"  # of a pattern
 PATTERNS_PER_FRAME = {"ask": 1, "tasks": 2, "things": 4, "flags": 6, "commands": 6, "problems": 2}
 MORE_ANSWER = "That is all I know about it. localllm --help and the README say more."
+
+HELD_OUT = sorted(Path(__file__).parent.glob("guide_questions*.toml"))
+FILLERS = frozenset(
+    re.findall(r"\w+", "the a an my some this that please just so and then here localllm from with in on for")
+)
 
 ARTICLES = ("the", "a", "an", "my", "some", "this", "please", "just")
 STARTS = "b c d f g h k l m n p r s t v w z br ch cl st tr th sh"  # of syllables of invented words
@@ -116,6 +125,16 @@ class Conversation:
     turns: tuple[tuple[str, str], ...]
 
 
+def topic_lines(name: str) -> list[tuple[str, str]]:
+    """All (kind, pattern) of a topic, the rich kinds several times."""
+    lines = []
+    for kind, copies in PATTERNS_PER_FRAME.items():
+        text = getattr(TOPICS[name], kind) + "\n" + WORDINGS.get(name, {}).get(kind, "")
+        patterns = [line.strip() for line in text.splitlines() if line.strip()]
+        lines += [(kind, pattern) for pattern in patterns] * copies
+    return lines
+
+
 class Grammar:
     """Random expansions of patterns; every pattern is parsed once."""
 
@@ -179,19 +198,11 @@ class Composer:
         self.grammar = Grammar(self.rng)
         self.stop_words = set(STOP_WORDS.split())
         self.names = list(TOPICS)
-        self.weights = [TOPICS[name].weight for name in self.names]
         self.frames = {kind: [line.strip() for line in frames.strip().splitlines()] for kind, frames in FRAMES.items()}
         self.foreign_lines = FOREIGN_QUESTIONS.strip().splitlines()
-        self.lines = {name: self._lines(topic) for name, topic in TOPICS.items()}
-
-    @staticmethod
-    def _lines(topic: Topic) -> list[tuple[str, str]]:
-        """All (kind, pattern) of a topic, the rich kinds several times."""
-        lines = []
-        for kind, copies in PATTERNS_PER_FRAME.items():
-            patterns = [line.strip() for line in getattr(topic, kind).strip().splitlines()]
-            lines += [(kind, pattern) for pattern in patterns] * copies
-        return lines
+        self.lines = {name: topic_lines(name) for name in TOPICS}
+        self.weights = [TOPICS[name].weight * math.sqrt(len(set(self.lines[name])) + 4) for name in self.names]
+        self.held_out = held_out()
 
     def conversation(self, single: bool) -> Conversation:
         """One conversation of mostly one, at times up to ten turns; `single`: one turn without a system prompt."""
@@ -203,6 +214,8 @@ class Composer:
                 turns.append(self.follow_up(topic, turns[-1][1]))
             else:
                 topic, turn = self.first_turn()
+                while core(turn[0]) in self.held_out:
+                    topic, turn = self.first_turn()
                 turns.append(turn)
         system = self.grammar.expand(SYSTEM) if not single and self.rng.random() < 0.12 else ""
         return Conversation(system, tuple(turns))
@@ -314,6 +327,17 @@ def conversations(seed: int, count: int) -> Iterator[Conversation]:
 def normalize(question: str) -> str:
     """Lower-case words only, to compare questions."""
     return " ".join(re.findall(r"[a-z0-9]+", question.lower()))
+
+
+def core(question: str) -> frozenset[str]:
+    """The words of a question without fillers: two with the same are near copies of each other."""
+    words = re.sub(r"\b(what|where|who|how|it|that) ?s\b", r"\1 is", normalize(question))
+    return frozenset(words.split()) - FILLERS
+
+
+def held_out() -> set[frozenset[str]]:
+    """The cores of all questions with which the model is scored."""
+    return {core(each["ask"]) for path in HELD_OUT for each in tomllib.loads(path.read_text("utf-8"))["question"]}
 
 
 def training_questions() -> set[str]:

@@ -1,7 +1,7 @@
 """Train the built-in model from scratch and write it as localllm/data/guide.gguf.
 
     pip install torch numpy gguf tokenizers
-    python scripts/train_guide.py [--threads 2] [--output FILE] [--first-round 2]
+    python scripts/train_guide.py [--threads 2] [--output FILE] [--checkpoint FILE] [--first-round 2]
 
 A Llama-architecture model: RMSNorm, grouped-query attention, interleaved rotary positions, SwiGLU, tied embeddings,
 and a byte-level BPE vocabulary of its own. All text comes from guide_text.py; nothing is downloaded. Every draw is
@@ -279,38 +279,70 @@ def opening_weights(wanted: Tensor, training: Training) -> Tensor:
     return torch.where((position > 0) & (position <= training.decisive), training.decisive_weight, 1.0)
 
 
-def train(model: Guide, data: list[np.ndarray], rate: float, training: Training) -> None:
-    """One pass over `data`."""
+def batch_loss(model: Guide, batch: np.ndarray, training: Training) -> tuple[Tensor, float]:
+    """The loss of a batch, and the share of the decisive tokens that the model would say."""
+    ids, targets, numbers = torch.from_numpy(batch).unbind(1)
+    mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril() & (
+        numbers[:, :, None] == numbers[:, None, :]
+    )
+    wanted = targets != IGNORED
+    weights = opening_weights(wanted, training)[wanted]
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(ids, mask[:, None], wanted)
+    losses = functional.cross_entropy(
+        logits.float(), targets[wanted], label_smoothing=training.smoothing, reduction="none"
+    )
+    right = (logits.argmax(-1) == targets[wanted])[weights > 1].float().mean()
+    return (losses * weights).sum() / weights.sum(), float(right)
+
+
+def train(model: Guide, data: list[np.ndarray], rate: float, training: Training, checkpoint: Checkpoint) -> None:
+    """One pass over `data`, from where the checkpoint is."""
     optimizers = make_optimizers(model, training)
-    started = time.time()
+    started, first = time.time(), checkpoint.load(model, optimizers)
     model.train()
-    for step, batch in enumerate(data):
+    for step, batch in enumerate(data[first:], first):
         for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
             group["lr"] = learning_rate(step, len(data), rate, training)
-        ids, targets, numbers = torch.from_numpy(batch).unbind(1)
-        mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril() & (
-            numbers[:, :, None] == numbers[:, None, :]
-        )
-        wanted = targets != IGNORED
-        weights = opening_weights(wanted, training)
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(ids, mask[:, None], wanted)
-        losses = functional.cross_entropy(
-            logits.float(), targets[wanted], label_smoothing=training.smoothing, reduction="none"
-        )
-        loss = (losses * weights[wanted]).sum() / weights[wanted].sum()
+        loss, right = batch_loss(model, batch, training)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         if step % 50 == 0 or step == len(data) - 1:
-            right = (logits.argmax(-1) == targets[wanted])[weights[wanted] > 1].float().mean()
             print(
                 f"step {step}/{len(data)} loss {loss.item():.3f} right {right:.3f} {time.time() - started:.0f} s",
                 flush=True,
             )
+        if step % 200 == 199:
+            checkpoint.save(model, optimizers, step + 1)
     model.eval()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a stopped training goes on: the state after some steps of a round."""
+
+    path: Path
+    number: int
+
+    def save(self, model: Guide, optimizers: list[torch.optim.Optimizer], steps: int) -> None:
+        """Replace the file."""
+        states = [optimizer.state_dict() for optimizer in optimizers]
+        part = self.path.with_suffix(".part")
+        torch.save({"round": self.number, "steps": steps, "model": model.state_dict(), "optimizers": states}, part)
+        part.replace(self.path)
+
+    def load(self, model: Guide, optimizers: list[torch.optim.Optimizer]) -> int:
+        """Take over its state if it is of this round; the number of steps that are done."""
+        state = torch.load(self.path) if self.path.exists() else {"round": 0}
+        if state["round"] != self.number:
+            return 0
+        model.load_state_dict(state["model"])
+        for optimizer, own in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(own)
+        return state["steps"]
 
 
 def export(model: Guide, tokenizer: Tokenizer, path: Path) -> None:
@@ -379,6 +411,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--first-round", type=int, default=1, help="2 continues with OUTPUT as it is")
+    parser.add_argument("--checkpoint", type=Path, default=Path("guide.checkpoint"), help="where a stopped one goes on")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1)
@@ -391,8 +424,9 @@ def main() -> None:
             load_weights(model, arguments.output)
         data = list(batches(tokenizer, seed, count, training))
         print(f"round {number}: {count} conversations, {sum(int((batch[:, 2] > 0).sum()) for batch in data)} tokens")
-        train(model, data, training.rates[number - 1], training)
+        train(model, data, training.rates[number - 1], training, Checkpoint(arguments.checkpoint, number))
         export(model, tokenizer, arguments.output)
+    arguments.checkpoint.unlink(missing_ok=True)
     print(f"{arguments.output}: {arguments.output.stat().st_size} bytes")
 
 
