@@ -33,9 +33,9 @@ from guide_topics import (
     WORDS,
     Topic,
 )
-from guide_wordings import WORDINGS
+from guide_wordings import SHORTHAND, SYNONYMS, WORDINGS
 
-ROUNDS = ((1, 110_000), (2, 45_000))  # seed and number of conversations of each round of training
+ROUNDS = ((1, 120_000), (2, 40_000))  # seed and number of conversations of each round of training
 
 PIECE = r"[()|]|\{\w+\}|[^()|{}]+"  # of a pattern
 PATTERNS_PER_FRAME = {"ask": 1, "tasks": 2, "things": 4, "flags": 6, "commands": 6, "problems": 2}
@@ -53,68 +53,6 @@ STOP_WORDS = (
     "the a an my some this please just what is whats how do i to can you does it of for in with me if when are there "
     "tell want would like need explain about that be will should at on and so"
 )
-SYNONYMS = {
-    "program": ("app", "tool", "software", "application"),
-    "computer": ("machine", "pc", "laptop", "notebook", "workstation"),
-    "start": ("begin", "launch", "open", "fire up", "get going"),
-    "stop": ("halt", "end", "quit", "finish", "terminate", "prevent"),
-    "see": ("view", "look at", "check", "find", "inspect"),
-    "show": ("display", "tell", "present", "reveal", "give"),
-    "use": ("utilize", "work with", "apply", "employ", "make use of", "go with"),
-    "get": ("obtain", "have", "receive", "acquire", "find"),
-    "make": ("create", "produce", "build", "have", "turn"),
-    "set": ("adjust", "specify", "put", "configure", "fix"),
-    "change": ("alter", "modify", "edit", "adjust", "switch", "tune"),
-    "need": ("require", "have to have", "must have", "depend on"),
-    "big": ("large", "huge", "massive", "enormous"),
-    "small": ("little", "compact", "tiny", "light"),
-    "fast": ("quick", "speedy", "rapid", "snappy"),
-    "slow": ("laggy", "sluggish", "unresponsive"),
-    "question": ("query", "request", "prompt", "task"),
-    "answer": ("reply", "response", "output", "what it writes"),
-    "answers": ("replies", "responses", "outputs", "results"),
-    "model": ("llm", "ai", "language model", "network", "model"),
-    "models": ("llms", "ais", "language models", "model files"),
-    "text": ("words", "content", "writing", "sentences"),
-    "write": ("type", "print", "produce", "say"),
-    "long": ("lengthy", "wordy", "endless"),
-    "good": ("sensible", "decent", "useful", "suitable", "fine"),
-    "download": ("get", "fetch", "pull", "grab"),
-    "run": ("execute", "start", "operate", "launch", "run"),
-    "work": ("function", "operate", "go", "work"),
-    "choose": ("pick", "select", "take", "go for", "decide on"),
-    "explain": ("clarify", "describe", "break down", "spell out"),
-    "memory": ("ram", "main memory", "memory"),
-    "speed": ("performance", "throughput", "pace"),
-    "chat": ("conversation", "talk", "session", "dialogue", "chat"),
-    "forget": ("drop", "discard", "lose", "delete"),
-    "everything": ("it all", "all of it", "the whole thing"),
-    "mean": ("stand for", "signify", "tell me", "mean"),
-    "happens": ("goes on", "will happen", "is the result", "happens"),
-    "always": ("every time", "each time", "constantly"),
-    "enough": ("sufficient", "adequate", "enough"),
-    "file": ("document", "file", "file on disk"),
-}
-SHORTHAND = {
-    "what is": ("whats", "what's", "what s", "wats"),
-    "you": ("u", "you"),
-    "are": ("r", "are"),
-    "please": ("pls", "plz"),
-    "do not": ("don't", "dont"),
-    "does not": ("doesn't", "doesnt"),
-    "cannot": ("can't", "cant"),
-    "i am": ("i'm", "im"),
-    "i would": ("i'd", "id"),
-    "how do i": ("how do you", "howto", "how 2"),
-    "and": ("&", "n"),
-    "why": ("how come", "why exactly", "for what reason"),
-    "how do you": ("how does one", "how do we"),
-    "can i": ("may i", "am i able to", "could i"),
-    "is there": ("do you have", "is there any", "does there exist"),
-    "because": ("cause", "cuz"),
-    "want to": ("wanna",),
-    "going to": ("gonna",),
-}
 
 
 @dataclass(frozen=True)
@@ -206,7 +144,7 @@ class Composer:
 
     def conversation(self, single: bool) -> Conversation:
         """One conversation of mostly one, at times up to ten turns; `single`: one turn without a system prompt."""
-        length = 1 if single else self.rng.choices((1, 2, 3, 4, 6, 10), (68, 16, 8, 4, 2.5, 1.5))[0]
+        length = 1 if single else self.rng.choices((1, 2, 3, 4, 6, 10), (82, 10, 4, 2, 1.2, 0.8))[0]
         turns: list[tuple[str, str]] = []
         topic: Topic | None = None
         while len(turns) < length:
@@ -222,7 +160,7 @@ class Composer:
 
     def first_turn(self) -> tuple[Topic | None, tuple[str, str]]:
         """A question that needs no context; the topic is None when it is a foreign one."""
-        if self.rng.random() < 0.13:
+        if self.rng.random() < 0.11:
             question = self.grammar.expand(self.rng.choice(self.foreign_lines))
             return None, (self.disguise(question, chatter=True), FOREIGN_ANSWER)
         name = self.rng.choices(self.names, self.weights)[0]
@@ -245,7 +183,7 @@ class Composer:
     def disguise(self, question: str, chatter: bool) -> str:
         """The question as one of many people would write it."""
         rng = self.rng
-        if not chatter and rng.random() < 0.3:
+        if not chatter and rng.random() < 0.4:
             question = self.exchange_words(question)
         if rng.random() < 0.3:
             question = self.grammar.expand(BEFORE + " ") + " " + question
@@ -267,7 +205,7 @@ class Composer:
         """Some words replaced by synonyms."""
         words = text.split(" ")
         return " ".join(
-            self.rng.choice(SYNONYMS[word]) if word in SYNONYMS and self.rng.random() < 0.5 else word for word in words
+            self.rng.choice(SYNONYMS[word]) if word in SYNONYMS and self.rng.random() < 0.4 else word for word in words
         )
 
     def shorten(self, text: str) -> str:

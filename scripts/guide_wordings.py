@@ -1,9 +1,187 @@
 # ruff: noqa: E501 (a pattern stands on one line)
-"""More ways to ask about the topics of guide_topics.py, in its notation: {topic: {kind of line: patterns}}.
+"""More ways to ask about the topics of guide_topics.py, in its notation: {topic: {kind of line: patterns}}; and synonyms.
 
 A tiny model knows a subject in other words only when it has met many: short and long ones, keywords, complaints,
 stories, "can it", "what happens if".
 """
+
+SYNONYMS = {
+    "program": ("app", "tool", "software", "application"),
+    "computer": ("machine", "pc", "laptop", "notebook", "workstation"),
+    "start": ("begin", "launch", "open", "fire up", "get going"),
+    "stop": ("halt", "end", "quit", "finish", "terminate", "prevent"),
+    "see": ("view", "look at", "check", "find", "inspect"),
+    "show": ("display", "tell", "present", "reveal", "give"),
+    "use": ("utilize", "work with", "apply", "employ", "make use of", "go with"),
+    "get": ("obtain", "have", "receive", "acquire", "find"),
+    "make": ("create", "produce", "build", "have", "turn"),
+    "set": ("adjust", "specify", "put", "configure", "fix"),
+    "change": ("alter", "modify", "edit", "adjust", "switch", "tune"),
+    "need": ("require", "have to have", "must have", "depend on"),
+    "big": ("large", "huge", "massive", "enormous"),
+    "small": ("little", "compact", "tiny", "light"),
+    "fast": ("quick", "speedy", "rapid", "snappy"),
+    "slow": ("laggy", "sluggish", "unresponsive"),
+    "question": ("query", "request", "prompt", "task"),
+    "answer": ("reply", "response", "output", "what it writes"),
+    "answers": ("replies", "responses", "outputs", "results"),
+    "model": ("llm", "ai", "language model", "network", "model"),
+    "models": ("llms", "ais", "language models", "model files"),
+    "text": ("words", "content", "writing", "sentences"),
+    "write": ("type", "print", "produce", "say"),
+    "long": ("lengthy", "wordy", "endless"),
+    "good": ("sensible", "decent", "useful", "suitable", "fine"),
+    "download": ("get", "fetch", "pull", "grab"),
+    "run": ("execute", "start", "operate", "launch", "run"),
+    "work": ("function", "operate", "go", "work"),
+    "choose": ("pick", "select", "take", "go for", "decide on"),
+    "explain": ("clarify", "describe", "break down", "spell out"),
+    "memory": ("ram", "main memory", "memory"),
+    "speed": ("performance", "throughput", "pace"),
+    "chat": ("conversation", "talk", "session", "dialogue", "chat"),
+    "forget": ("drop", "discard", "lose", "delete"),
+    "everything": ("it all", "all of it", "the whole thing"),
+    "mean": ("stand for", "signify", "tell me", "mean"),
+    "happens": ("goes on", "will happen", "is the result", "happens"),
+    "always": ("every time", "each time", "constantly"),
+    "enough": ("sufficient", "adequate", "enough"),
+    "file": ("document", "file", "file on disk"),
+    "begin": ("start", "commence", "open"),
+    "continue": ("go on", "carry on", "resume", "proceed", "keep going"),
+    "go on": ("continue", "carry on", "resume", "proceed"),
+    "resume": ("continue", "go on with", "pick up", "carry on with"),
+    "stopped": ("ended", "halted", "broke off", "quit", "was interrupted"),
+    "interrupted": ("stopped", "broken off", "aborted", "cancelled", "disrupted"),
+    "interrupt": ("stop", "break off", "abort", "halt", "cancel"),
+    "fails": ("breaks", "goes wrong", "crashes", "dies", "does not work"),
+    "failed": ("broke", "went wrong", "crashed", "died", "did not work"),
+    "crashes": ("dies", "breaks", "goes down", "falls over"),
+    "lost": ("gone", "wasted", "missing", "away"),
+    "gone": ("lost", "deleted", "missing"),
+    "delete": ("remove", "erase", "throw away", "get rid of", "wipe"),
+    "remove": ("delete", "erase", "take away", "get rid of"),
+    "save": ("keep", "store", "preserve", "record", "persist"),
+    "keep": ("save", "store", "retain", "hold on to"),
+    "stored": ("kept", "saved", "put", "held", "recorded"),
+    "kept": ("saved", "stored", "held", "preserved"),
+    "saved": ("kept", "stored", "written to disk", "recorded", "persisted"),
+    "old": ("earlier", "former", "past", "previous"),
+    "last": ("latest", "previous", "most recent", "final"),
+    "another": ("a different", "a second", "one more", "some other"),
+    "different": ("other", "another", "distinct"),
+    "list": ("show", "enumerate", "print", "name", "overview"),
+    "know": ("find out", "learn", "understand", "be aware of"),
+    "find": ("locate", "discover", "get", "look up", "see"),
+    "where": ("in which place", "at what place", "where exactly"),
+    "folder": ("directory", "dir", "path", "location"),
+    "disk": ("hard disk", "drive", "ssd", "storage"),
+    "laptop": ("notebook", "computer", "macbook", "machine"),
+    "machine": ("computer", "box", "pc", "system"),
+    "terminal": ("shell", "console", "command line", "terminal window"),
+    "shell": ("terminal", "bash", "command line"),
+    "script": ("shell script", "program", "cron job", "pipeline", "bash script"),
+    "command": ("call", "instruction", "subcommand", "command line"),
+    "option": ("flag", "switch", "setting", "parameter", "argument"),
+    "flag": ("option", "switch", "setting", "parameter"),
+    "options": ("flags", "switches", "settings", "parameters"),
+    "flags": ("options", "switches", "parameters"),
+    "settings": ("options", "preferences", "values", "configuration"),
+    "default": ("standard", "usual", "normal", "preset"),
+    "questions": ("queries", "prompts", "requests", "tasks"),
+    "prompts": ("questions", "inputs", "queries"),
+    "prompt": ("question", "input", "query", "request"),
+    "lines": ("rows", "entries", "records"),
+    "records": ("rows", "entries", "lines", "items"),
+    "document": ("text", "file", "paper", "article", "report"),
+    "summarize": ("sum up", "summarise", "condense", "give a summary of", "shorten"),
+    "convert": ("turn", "transform", "change", "translate", "export"),
+    "turn": ("convert", "change", "make", "transform"),
+    "smaller": ("more compact", "lighter", "tinier", "reduced"),
+    "shrink": ("reduce", "compress", "make smaller", "downsize"),
+    "bigger": ("larger", "greater", "more capable"),
+    "large": ("big", "huge", "massive"),
+    "fits": ("goes", "has room", "can be held", "is small enough"),
+    "fit": ("go", "have room", "be small enough", "squeeze"),
+    "needs": ("requires", "takes", "wants", "consumes"),
+    "takes": ("needs", "requires", "lasts", "uses"),
+    "uses": ("takes", "employs", "needs", "occupies"),
+    "limit": ("restrict", "cap", "bound", "confine", "constrain"),
+    "force": ("make", "oblige", "constrain", "compel", "enforce"),
+    "match": ("fit", "follow", "obey", "conform to", "satisfy"),
+    "only": ("just", "nothing but", "solely", "merely"),
+    "same": ("identical", "equal", "exact same"),
+    "random": ("arbitrary", "varied", "unpredictable"),
+    "creative": ("imaginative", "inventive", "original"),
+    "short": ("brief", "concise", "small", "terse"),
+    "shorter": ("briefer", "more concise", "less long"),
+    "sentence": ("phrase", "line", "statement"),
+    "word": ("term", "expression", "bit of text"),
+    "error": ("failure", "problem", "fault", "mistake"),
+    "wrong": ("incorrect", "bad", "amiss", "broken"),
+    "broken": ("damaged", "corrupt", "defective", "unusable"),
+    "code": ("number", "status", "value"),
+    "returned": ("gave", "ended with", "exited with", "came back with"),
+    "sent": ("transmitted", "uploaded", "passed on", "transferred"),
+    "private": ("secret", "confidential", "personal"),
+    "server": ("remote computer", "cloud server", "host"),
+    "internet": ("net", "web", "network"),
+    "online": ("on the internet", "connected", "on the net"),
+    "card": ("gpu", "graphics card", "video card"),
+    "processor": ("cpu", "chip"),
+    "threads": ("cpu threads", "cores", "workers"),
+    "cores": ("cpu cores", "processors", "threads"),
+    "measure": ("determine", "test", "find out", "check", "benchmark"),
+    "first": ("initial", "very first"),
+    "again": ("once more", "anew", "another time"),
+    "later": ("afterwards", "at another time", "some other day"),
+    "tomorrow": ("next day", "another day", "the day after"),
+    "leave": ("quit", "exit", "get out of", "close", "end"),
+    "quit": ("leave", "exit", "close", "end"),
+    "talk": ("chat", "speak", "converse"),
+    "conversation": ("chat", "talk", "dialogue", "discussion"),
+    "message": ("question", "line", "text", "input"),
+    "history": ("past messages", "earlier talk", "log"),
+    "instructions": ("rules", "orders", "directions", "guidelines"),
+    "role": ("persona", "character", "part"),
+    "support": ("handle", "know", "allow", "offer"),
+    "supported": ("possible", "handled", "allowed", "accepted"),
+    "possible": ("feasible", "doable", "allowed"),
+    "specific": ("certain", "particular", "given"),
+    "several": ("multiple", "many", "a few", "some"),
+    "many": ("lots of", "a lot of", "numerous", "plenty of"),
+    "all": ("every one of", "the whole set of", "all of"),
+    "every": ("each", "any"),
+    "without": ("lacking", "minus", "with no"),
+    "before": ("prior to", "ahead of", "in advance of"),
+    "while": ("during the time", "as", "when"),
+    "halfway": ("in the middle", "midway", "half done"),
+    "inside": ("within", "in", "contained in"),
+    "example": ("sample", "demo", "illustration"),
+    "format": ("form", "layout", "shape", "structure"),
+    "number": ("count", "amount", "figure"),
+    "want": ("need", "wish", "would like", "intend"),
+    "tell": ("say", "inform me", "explain", "let me know"),
+}
+SHORTHAND = {
+    "what is": ("whats", "what's", "what s", "wats"),
+    "you": ("u", "you"),
+    "are": ("r", "are"),
+    "please": ("pls", "plz"),
+    "do not": ("don't", "dont"),
+    "does not": ("doesn't", "doesnt"),
+    "cannot": ("can't", "cant"),
+    "i am": ("i'm", "im"),
+    "i would": ("i'd", "id"),
+    "how do i": ("how do you", "howto", "how 2"),
+    "and": ("&", "n"),
+    "why": ("how come", "why exactly", "for what reason"),
+    "how do you": ("how does one", "how do we"),
+    "can i": ("may i", "am i able to", "could i"),
+    "is there": ("do you have", "is there any", "does there exist"),
+    "because": ("cause", "cuz"),
+    "want to": ("wanna",),
+    "going to": ("gonna",),
+}
 
 WORDINGS: dict[str, dict[str, str]] = {
     "pull": {
@@ -18,7 +196,9 @@ WORDINGS: dict[str, dict[str, str]] = {
         {fetch} (several|two|many|three|a few) (models|files|ggufs)( at once| in one go| with one command|)
         {fetch} (any|some|an unknown|an arbitrary|my own|a private|a gated) (model|repository|repo|file|gguf) (from|of) (hugging face|the hub|hf)
         """,
-        "commands": "(pull|pull qwen3-4b|pull hf:OWNER/REPOSITORY|the download command)",
+        "commands": """
+        (pull|pull qwen3-4b|pull hf:OWNER/REPOSITORY|the download command)
+        """,
         "ask": """
         (which|what) (command|subcommand|word) (downloads|fetches|gets|brings|obtains|retrieves|installs|loads down) ({modelname}|a model|models|model files|weights|a gguf|gguf files)( for me| from hugging face| from the web| onto my {disk}| here|)
         (what|which) (do|should|must) i (type|run|enter|write|execute|call) to (get|download|fetch|install|have) ({modelname}|a model|gguf files|a chat model)( from hugging face| onto my {disk}| here|)
@@ -77,7 +257,9 @@ WORDINGS: dict[str, dict[str, str]] = {
         (know|see|find out|learn) (how much|what) (memory|ram|space) (a|the|this|my) ({size} |){model} (needs|takes|requires|wants|will take|would take)( here| before pulling it| at 8192 tokens| with a long context|)
         (compare|see) (the|) (memory|ram) (by|for|of) (context|context length|cache type|different contexts)
         """,
-        "commands": "(fit|fit qwen3-8b|the fit command)",
+        "commands": """
+        (fit|fit qwen3-8b|the fit command)
+        """,
         "ask": """
         (does|will|would|can|could|might) ({modelname}|a {size} model|a {size}|this model|the model|such a big model|a {quant} of {modelname}) (fit|run|work|load|go|be too big|be too large|be possible)( here| on my {disk}| on this {disk}| in my memory| into my ram| in {gigs}| with {gigs}|)
         (is|are) (my|this|the) (computer|laptop|machine|pc|ram|memory) (big|large|strong|good|powerful|beefy|sufficient) (enough|) (for|to run) ({modelname}|a {size} model|a {size}|a model|big models|this model)
@@ -109,8 +291,12 @@ WORDINGS: dict[str, dict[str, str]] = {
         {see} (the |)(names|list|catalogue|catalog|registry) of (models|known models|available models|supported models|what can be pulled)
         {see} (which|what) models (exist|there are|are available|are known|can be pulled|can be downloaded|localllm knows|i have|i can use)
         """,
-        "commands": "(list|ls|rm|list --all|rm qwen3-4b|the rm command|remove)",
-        "flags": "--all",
+        "commands": """
+        (list|ls|rm|list --all|rm qwen3-4b|the rm command|remove)
+        """,
+        "flags": """
+        --all
+        """,
         "ask": """
         (which|what) (models|ggufs|model files) (have i|do i have|did i|are|do i own|have been|were) (got|already|downloaded|pulled|here|installed|there|on my {disk}|on this {disk}|local|locally|available offline)( so far| already|)
         (which|what) (models|names) (does|do|can|could) (localllm|it|i|you|the program) (know|pull|download|have in its list|offer|recommend|choose from)( by name|)
@@ -146,7 +332,9 @@ WORDINGS: dict[str, dict[str, str]] = {
         (run|start|do|make|launch|have) (a|an|some) (batch|batch job|batch run|bulk job|mass run|offline batch|job over a file)( with localllm| of prompts| over night|)
         {goon} (a|the|my) (batch|batch job|map|map run|batch run|job)( after an interruption| where it stopped| after ctrl-c| tomorrow| after a crash|)
         """,
-        "commands": "(map|map model.gguf questions.jsonl|the map command|map -o)",
+        "commands": """
+        (map|map model.gguf questions.jsonl|the map command|map -o)
+        """,
         "ask": """
         (i|we) (have|got|own|need to process|must answer|want to ask) (a|one|this|an excel export|) (file|list|csv|table|jsonl|dataset|text file) (of|with|containing) ({lots} |){records}(, what now|, how do i ask them|, how do i process it|, can it answer them all|. which command|. how|, what do i use|)
         (i|we) (have|got|need|want) (answers|an answer|replies|results) (to|for) {lots} {records}(, how|, what command|, what do i do|)
@@ -174,8 +362,12 @@ WORDINGS: dict[str, dict[str, str]] = {
         (use|write|give|pass|apply|load) (a|my|the|an|) (json schema|schema|grammar|gbnf|gbnf grammar|gbnf file|regex|regular expression|pattern|pydantic model)( for the answer| to constrain the answer| file|)
         (extract|pull out|read) (fields|data|names and dates|structured data|values|a table) (from|out of) (a text|texts|documents|an email) (as|into|in) json
         """,
-        "flags": "(--json-schema|--grammar|--regex|-j|-jf|--grammar-file|--json-whitespace)",
-        "things": "(a json schema|gbnf|gbnf grammars|a gbnf grammar|guided decoding|constrained decoding|constrained generation|structured outputs|grammars|a regex for the answer|guided generation)",
+        "flags": """
+        (--json-schema|--grammar|--regex|-j|-jf|--grammar-file|--json-whitespace)
+        """,
+        "things": """
+        (a json schema|gbnf|gbnf grammars|a gbnf grammar|guided decoding|constrained decoding|constrained generation|structured outputs|grammars|a regex for the answer|guided generation)
+        """,
         "ask": """
         (is|are) (there|it possible to have|) (any |)(support for|a way for|an option for|something like|anything like) (json schemas|a json schema|grammars|gbnf|regular expressions|regexes|structured output|constrained output|pydantic|guided decoding|choices|yes or no answers)
         (do|does|can|will|could) (you|it|localllm|this|run|map) (know|support|understand|take|accept|have|handle|follow|read|do|use) (json schemas|a json schema|schemas|gbnf|grammars|a grammar|llama.cpp grammars|regular expressions|regex|structured output|constrained output|pydantic models)
@@ -197,9 +389,15 @@ WORDINGS: dict[str, dict[str, str]] = {
         {remove} (a|an|the|my|one|all) (saved|stored|old|kept|recorded) (chat|conversation|session|sessions|chats)( from disk| for good| file|)
         (export|print|read again|look at|reread) (a|an|the|my) (saved|stored|old|earlier|past|finished) (chat|conversation|session)
         """,
-        "flags": "(--session|--continue|--session trip)",
-        "commands": "(sessions|sessions show|sessions rm|sessions list|the sessions command)",
-        "things": "(sessions|a session|saved chats|the sessions of chat|/save|/load|/sessions)",
+        "flags": """
+        (--session|--continue|--session trip)
+        """,
+        "commands": """
+        (sessions|sessions show|sessions rm|sessions list|the sessions command)
+        """,
+        "things": """
+        (sessions|a session|saved chats|the sessions of chat|/save|/load|/sessions)
+        """,
         "ask": """
         (can|could|is it possible to|may|how can) (i|we) (close|leave|quit|stop|end|interrupt) (the chat|the terminal|it|this|a conversation|now) and (go on|continue|come back|resume|carry on) {later}
         (is|are|was|will) (my|the|our|a|this) (chat|conversation|chats|conversations|session|talk|dialog) (be |)({saved}|lost|gone|forgotten|deleted)( automatically| when i quit| when i leave| when i close the terminal| after exit| by default| somewhere| anywhere|)
@@ -592,6 +790,7 @@ WORDINGS: dict[str, dict[str, str]] = {
         (show|give|tell|explain)( me| us|) (how|some code|an example|a snippet|code|the code|sample code) (to|for|that|of) (call|use|import|load|run|open|generate text with) (it|localllm|a model|this)( from| in| with|) python
         (python|python program|python code|python script|jupyter|notebook|import) (example|usage|api|sample|snippet|interface|bindings|library|module|localllm|how)
         (can|could|does|is) (python|my python program|a script in python|a notebook) (call it|use it|use localllm|import localllm|load a model|talk to the model|talk to it)
+        (sample|example|demo|a little|some) (code|snippet|program|script)( for| in| with|) (python|the python api|importing it|the api)( please|)
         """,
     },
     "first_start": {
@@ -611,6 +810,7 @@ WORDINGS: dict[str, dict[str, str]] = {
         (machine readable|machine-readable|parseable|parsable|structured|programmatic) (output|answer|result|form|format|answers)( for a script| for jq| for another program|)
         (i|we|my script|my program|another tool|jq) (want|need|wants|needs|must|has to|have to|should) (to |)(parse|read|process|evaluate|understand|consume) (the|its|an) (answer|output|result|results)
         (how|can) (can |)(a program|another program|my script|jq|software) (read|parse|understand|process|use) (the|its|an) (answer|output|result)( of run| of localllm|)
+        (output|answer|result) (that|which|for) (my |)(jq|script|program|another program|a parser|software)( can|) (digest|parse|read|understand|process|use)
         """,
     },
     "gguf": {
@@ -618,6 +818,7 @@ WORDINGS: dict[str, dict[str, str]] = {
         (what|which things|which data) (is|are|do i find|does one find) (in|inside|within|part of|stored in|contained in) (a|the|one of these|these|those|such a|one of those) (gguf|ggufs|gguf file|gguf files|.gguf|model file|model files)
         (what|how) (are|is|does) (these|those|a|the|such) (gguf|ggufs|gguf files|.gguf files|gguf file) (made of|built|good for|for|contain|consist of|hold|look inside|structured)
         (inside|contents of|anatomy of|structure of|definition of|meaning of|what about) (a |the |)(gguf|gguf file|gguf files|gguf format|.gguf)
+        (contents|content|inside|parts|structure) of (a|the|one|such a) (gguf|gguf file|model file|.gguf)
         """,
     },
     "about": {
@@ -625,6 +826,9 @@ WORDINGS: dict[str, dict[str, str]] = {
         (i|we) (just |only |have just |)(installed|downloaded|found|got|started|discovered) (this|localllm|this thing|this program|it)(, and|, but|. so|,) (what|what exactly|whats) (is it|does it do|is it for|can it do|can i do with it|is it good for|is it meant for|is the point)
         (what|what exactly|what the heck) (is|does|can) (this|localllm|this thing|it) (actually |really |)(good for|for|do|about|be used for|there for|useful for|help with)
         (purpose|use|point|benefit|idea) of (this|localllm|this thing|this program)
+        (localllm|this program|this tool|it) in (one|a|two) (sentence|word|sentences|line|nutshell|tweet)
+        (short|brief|quick|one line|one sentence) (description|summary|overview|introduction|pitch|explanation) (of|for) (localllm|this|this program|it)
+        (pitch|sell|introduce|summarize|present) (localllm|this program|it)( to me| in one sentence|)
         """,
     },
     "which_quant": {
@@ -646,6 +850,11 @@ WORDINGS: dict[str, dict[str, str]] = {
         (please |) (forget|drop|ignore|erase|wipe|delete) (it all|all this|what we said|what we discussed|what we have talked about|everything we said|what i told you|all we talked about|the conversation so far|this topic|all of this)(, i want to start anew|, lets start again|, i want a new start|, and start fresh|. new topic|)
         (i|we) (want|would like|need|should have) (a|to have a|to make a|) (fresh|new|clean) (start|beginning|slate|conversation|chat)(, forget all this|, without the old messages| please| without leaving|)
         (lets|let us|can we|i want to|we should) (start|begin) (fresh|anew|from the beginning|from zero|over again|a new conversation|with a clean slate)
+        (empty|new|fresh|clean|blank) (conversation|chat|history|context|slate)( please| now|)
+        (start over|begin anew|reset chat|clear chat|clear history|forget all|reset conversation|clear conversation|new topic)( please| now|)
+        """,
+        "tasks": """
+        (start|begin) (over|again|anew|fresh|from zero) (with|in) (an|a) (empty|new|fresh|clean) (conversation|chat|history|context)
         """,
     },
     "leave": {
@@ -653,12 +862,18 @@ WORDINGS: dict[str, dict[str, str]] = {
         (i|we) (am|m|are) (done|finished|through|ready)( chatting| talking| with the chat| with this|)(,|.|) (how|where|what) (do i|can i|is the way) (get out|leave|close this|exit|quit|to get out|press|type|end it)( of here| of this| of the chat| now|)
         (how|where) (do|can) (i|one) (get out|escape|leave|go out|close this|end this|quit this|come out)( of here| of this| of it| again|)
         (let me|get me|i want) out( of here| of this| please|)
+        (quit|exit|leave|close|end|stop|finish|get out|bye|go)( chat| the chat| now| please| this|)
+        (how|where) (quit|exit|leave|out)
         """,
     },
     "ctrl_c": {
         "ask": """
         (what|what happens|what will happen|whats) (if|when|happens if|happens when) (i|one|you) (press|hit|type|push|use) (ctrl-c|ctrl+c|ctrl c|control-c|control c) (while|during|when|in the middle of|as) (it|the model|an answer|the answer|it is writing|it writes|it answers|the model talks|it talks)( is talking| is writing| is speaking| speaks| comes| is being written|)
         (does|will|can) (ctrl-c|ctrl+c|control-c) (stop|end|kill|leave|close|interrupt|quit|abort) (the answer|the chat|it|the program|everything|only the answer|the model)
+        (interrupt|stop|abort) (the answer|answer|an answer|generation|output|it now|the text)( please| now| early|)
+        """,
+        "tasks": """
+        (interrupt|stop|break off|cut short|abort|halt|silence) (a|an|the|this|its) (long|running|endless|boring|current|too long|bad) (answer|reply|text|story|generation|output)( in a chat| while it comes|)
         """,
     },
     "bench": {
@@ -671,12 +886,19 @@ WORDINGS: dict[str, dict[str, str]] = {
         "ask": """
         (can|could|may|does|will) (i|it|localllm|one) (use it|work|run|be used|chat|start) (on a train|on an airplane|in a basement|on an island|in the mountains|with the network off|in flight mode|without being online|on an isolated machine|behind a firewall)
         (when|for what|why) (does|do) (it|i|localllm) (need|use|require) (the internet|a connection|the network|to be online)
+        (works|work|usable|runs|possible|ok|fine|useful) (on|in) (a plane|an airplane|a train|a cabin|the wild|a basement|a submarine|the desert)(, offline| without internet| without a network|)
+        (offline|without internet|without a network|no connection|air-gapped|in flight mode|disconnected)( possible| use| ok| works|)
         """,
     },
     "flag_t": {
         "ask": """
         (how many|what number of) (threads|cores|cpu threads|cpu cores|processors) (does|will|is|are) (it|localllm|run|used|taken|the program) (use|take|occupy|need|used|by default|run with)( by default| normally| if i say nothing| without a flag| unless i set it| on its own| automatically|)
         (default|standard|usual|normal) (number of |)(threads|thread count|cores|number of cores)
+        (threads|cores|cpu cores|thread count|number of cores)( setting| option| used| by default| limit|)
+        """,
+        "tasks": """
+        (run|work|compute|answer) (on|with) (one|two|three|four|six|8|half the|fewer|only some|all) (core|cores|threads|processors)( only|)
+        (leave|keep|spare) (some|two|half of the) cores (free|for other programs|alone)
         """,
     },
     "flag_raw": {
@@ -705,6 +927,7 @@ WORDINGS: dict[str, dict[str, str]] = {
     "split": {
         "ask": """
         (how|can|where) (do i|i) (load|use|start|open|run) (a|the|my) (model|gguf) (in|of|made of|with) (several|many|two|three|multiple|5) (files|parts|pieces|shards)
+        (my|the|this|a) (model|gguf|download) (came|comes|is|arrived|was) (in|as|split into|divided into|made of) (2|3|4|5|two|three|four|several|many) (pieces|parts|files|shards|ggufs)(, what do i do|, how do i load it|, which one|, is that ok|)
         """,
     },
     "history": {
@@ -715,6 +938,7 @@ WORDINGS: dict[str, dict[str, str]] = {
     "which_model": {
         "ask": """
         (which|what) (model|llm|size) (suits|is right for|fits|is good for|would suit|goes with) (a beginner|my old laptop|a laptop|me|summaries|writing|a weak computer|translation|everyday questions)
+        (good|best|recommended|sensible|first) (model|llm)( for me| for a laptop| for a beginner| for a start| to start with| for 8 gb| for 16 gb|)
         """,
     },
     "nonsense": {
@@ -725,6 +949,224 @@ WORDINGS: dict[str, dict[str, str]] = {
     "unknown": {
         "ask": """
         (can|could|does|will) (it|localllm|a model here|this) (make|create|paint|edit|show|understand|transcribe|play) (images|pictures|videos|audio|speech|podcasts|pdf files|excel files)
+        """,
+    },
+    "load_model": {
+        "tasks": """
+        (start|use|open|run|load|try|launch) (a|the|my) (file|gguf|gguf file|model file) (that |which |)(i downloaded|i have here|i already have|is on my disk|from my downloads|in another folder|somebody gave me)
+        (talk|chat) (to|with) (the|a|my) (file|gguf|model) (i downloaded|i pulled|i have on disk|in my downloads folder)
+        """,
+        "ask": """
+        (ive|i have) (a|the|this|some) (gguf|gguf file|model.gguf) (here|on disk|in a folder|from a friend|already)(, how do i talk to it|, what do i type|, how to start it|. and now|)
+        (what|which) (path|argument|name) (do i|must i|should i) (give|pass|type|write) (to|for) (use|start|load) (my own|another|a local) (model|gguf|file)
+        (load|open|use|start) (model|gguf|my gguf|local file|local model|model.gguf)
+        """,
+    },
+    "install": {
+        "tasks": """
+        (get|have|put|set up|bring) (localllm|it|this) (running|installed|working|up and running|onto my machine)( with pip| from source| in a venv| on a fresh machine|)
+        (install|set up|build|deploy) (localllm|it|this)( with pip| from source| in a virtual environment| without root| without a compiler|)
+        """,
+        "ask": """
+        (pip|venv|virtual environment|python version|compiler|installation|installing|install|setup)( needed| steps| instructions| how| guide| of localllm|)
+        (which|what) python (is|does it) (need|needed|required|want|enough)
+        (do i|must i) (compile|build) (it|something|anything)( myself| first|)
+        """,
+    },
+    "commands": {
+        "ask": """
+        (list|overview|table|names|set|number) of (the |all |)(commands|subcommands|things it can do on the command line)
+        (what|which) (can|may|could) (come|stand|follow|be typed) (after|behind) localllm
+        (subcommands|commands|command overview|available commands|all the commands)( please| of localllm| list|)
+        """,
+    },
+    "architectures": {
+        "ask": """
+        (is|are|does|can|will) (it|there|localllm) (run|load|support|understand|know|for|read|work with) (mixtral|qwen3|qwen moe|gemma 3|gpt-oss|llama 4|deepseek v3|mamba|phi 4|olmo|granite|command r|glm|falcon|a mixture of experts|moe models|recurrent models)( too| models|)
+        (which|what) (families|architectures|kinds|models) (of models |)(run|work|are supported|are known|can i run|are possible)( here|)
+        (supported|known|possible) (architectures|families|models)( list|)
+        """,
+    },
+    "run": {
+        "tasks": """
+        (ask|pose|put) (a|one|a single|just one|a quick) question (and|then) (get out|exit|leave|be done|return to the shell|quit)
+        (get|have|print) (one|a single|just one) answer (in|on|from|to) (the terminal|a script|the shell|stdout|the command line)
+        """,
+        "ask": """
+        (one shot|single|one|quick|non-interactive) (answer|question|prompt|mode|use|run)( from the shell| and exit| without a chat|)
+        """,
+    },
+    "run_or_chat": {
+        "ask": """
+        (what|which) (is|are) (better|the difference|different|right for me)(, | between | )(run|chat) (or|and|vs) (chat|run)
+        (do|does) (run and chat|chat and run) (do the same|differ|behave differently)
+        """,
+    },
+    "inspect": {
+        "tasks": """
+        (see|read|print|show|find|look up|dump|list) (the |all |)(metadata|tensors|tensor names|parameters|architecture|vocabulary size|chat template|details|header|layers) (of|in|from) (a|the|my|this) (gguf|file|model|gguf file|model file)
+        (check|test|verify) (whether|if|that) (a|my|the) (gguf|model file|file) (is|was) (ok|intact|valid|complete|undamaged)
+        """,
+        "ask": """
+        (metadata|tensors|header|details|facts|info) (of|about|in) (a|my|the|this) (gguf|model|model file|file)
+        """,
+    },
+    "tokenize": {
+        "tasks": """
+        (count|know|see|find out|measure|tell) (how many|the number of) tokens (a|my|this|the) (text|prompt|file|document|book|sentence) (has|takes|makes|is|costs|contains)
+        (see|show|print) how (a|the|my) (text|sentence|word|prompt) is (tokenized|cut|split|divided|cut into tokens)
+        """,
+        "ask": """
+        (token count|count tokens|token counter|number of tokens|tokens in a text|tokenizer|tokenization|tokenize text|token ids)( of a text| of a file| please|)
+        """,
+    },
+    "warmup": {
+        "tasks": """
+        (compile|build|prepare|make) (everything|all kernels|the kernels|the machine code) (before|ahead|in advance|earlier|while installing|beforehand|before the first use)
+        (make|have) the first (start|run|answer) (quick|fast|faster)
+        """,
+    },
+    "imatrix": {
+        "tasks": """
+        (collect|make|compute|create|measure|gather|produce|use) (an|the|my own) (importance matrix|imatrix)( from a text| for quantizing| with localllm| for a model|)
+        (improve|raise|get better) (the |)quality of (small|low bit|2 bit|3 bit|strongly quantized) (files|models|quants|quantizations)
+        """,
+        "ask": """
+        (importance matrix|imatrix|importance matrices|--imatrix)( please| explained| how| file| quantization|)
+        """,
+    },
+    "perplexity": {
+        "tasks": """
+        (measure|see|find out|know|quantify|tell) (how much|what) (quality|accuracy|precision) (is lost|was lost|i lost|the quantization cost|quantizing costs|the small file has lost)( by quantizing| after quantizing|)
+        (compare|measure|score|judge) (the |)(quality|perplexity|kl divergence) of (two files|two quantizations|a small and a big file|my quantized file|a model)
+        """,
+        "ask": """
+        (perplexity|ppl|quality loss|kl divergence|quality of a quantized file|loss by quantization)( measurement| measure| test| of a model| how|)
+        """,
+    },
+    "flag_p": {
+        "ask": """
+        (prompt|question|text) (on|in|from) (the |)(command line|command|shell|terminal)( flag| option| how|)
+        """,
+    },
+    "flag_temp": {
+        "tasks": """
+        (get|have|make|want|produce) (more|less) (imaginative|creative|random|original|inventive|sober|varied|strict|boring|predictable|wild|playful|conservative) (answers|output|text|replies|stories|results|writing)
+        (make|let|have) (it|the model) (more|less) (imaginative|creative|inventive|random|fanciful|sober|strict|predictable|original|factual)
+        """,
+        "ask": """
+        (temperature|temp|creativity|randomness|imagination)( setting| value| option| higher| lower| up| down|)
+        """,
+    },
+    "flag_c": {
+        "tasks": """
+        (have|get|use|set|give it|choose|want) (a|an) (window|context|context window|context length) (of|with) (2k|4k|8k|16k|32k|8192|16384|32768|100000|many) (tokens|)
+        """,
+        "ask": """
+        (context|window|context window|context length) (of |)(4k|8k|16k|32k|64k|8192|16384)( tokens| please| how|)
+        (longer|larger|bigger|more|smaller|shorter) (context|context window|memory of the chat|window)( please| how|)
+        """,
+    },
+    "flag_r": {
+        "tasks": """
+        (end|stop|finish|cut) (generation|the answer|the output|it|writing) (at|before|when it reaches|on|as soon as it meets) (a stop word|a stop string|a certain text|a blank line|a given string|###|the word end)
+        """,
+        "ask": """
+        (stop word|stop string|stop sequence|stop text|stop at a word|stop words|reverse prompt|end at a word)( option| flag| how|)
+        """,
+    },
+    "flag_stats": {
+        "ask": """
+        (timings|statistics|timing|duration|tokens per second|numbers) (of|after|about|for) (a|an|my|the|this) (run|answer|start|call|reply)
+        """,
+    },
+    "slash_system": {
+        "tasks": """
+        (change|set|give|replace) (the|a|my|new) (system prompt|instruction|persona|role|instructions) (while chatting|during a chat|in a running chat|without leaving the chat|in the chat)
+        """,
+    },
+    "slash": {
+        "ask": """
+        (commands|things i can type|words with a slash|special commands|slash) (in|inside|during|for) (a|the|this) (chat|conversation)
+        """,
+    },
+    "quantization": {
+        "ask": """
+        (what|why) (does|do|is|are) (quantized|a quantized model|quants|quantizing|quantization) (mean|for|do to a model|good for|smaller|used)
+        """,
+    },
+    "q4_k_m": {
+        "ask": """
+        (is|does) (q4_k_m|q4|four bits|4 bits) (any good|good|too lossy|lossy|enough|worse|lose much|okay|reasonable|usable|suffice)( for me| for most|)
+        (q4_k_m|q4km|q4) (quality|good|size|explained|meaning|bits)
+        """,
+    },
+    "requantize": {
+        "ask": """
+        (from|a) (q8_0|q6_k|q5_k_m|quantized file|quant) (file |)(to|into) (q4_k_m|q4_0|another quant|q3_k_m)(, is that ok|, possible|, any loss|)
+        """,
+    },
+    "less_memory": {
+        "ask": """
+        (i|we) (have|got) too little (memory|ram)( for my model| for it|)(, what can i do|, what helps|)
+        (need|use|take|save) less (ram|memory)( how| please|)
+        """,
+    },
+    "slow": {
+        "ask": """
+        (tips|tricks|advice|ideas|help|hints)( for| to get| about|) (speed|more speed|slow answers|slowness|making it faster|a slow model)
+        (so|very|too|terribly|awfully|unbearably|really) slow(, why|, tips|, what can i do|, help|, any tips| here|)
+        (crawls|crawling|lags|drags|snail|like a snail|takes forever|takes ages|slow as hell)
+        """,
+    },
+    "hardware": {
+        "ask": """
+        (avx|avx2|avx-512|avx512|vnni|neon|amx)( needed| used| support| required|)
+        (old|older|ancient) (cpu|processor|processors|cpus)(, does it work| without avx| supported|)
+        """,
+    },
+    "license": {
+        "ask": """
+        (may|can|am i allowed to) (i |)(sell|publish|use commercially|use at work|redistribute) (what a model writes|a model|the weights|models|answers)
+        (license|licence|terms|copyright) (of|for) (a|the) (model|models|weights)
+        """,
+    },
+    "cost": {
+        "ask": """
+        (free|gratis|for free|free of charge|paid|expensive|price|fee|subscription)( software| of localllm| or not| to use|)
+        (do i|must i|does one) (have to |)(pay|register|sign up|subscribe|buy something|give my credit card)( to use it| for this|)
+        """,
+    },
+    "stream": {
+        "ask": """
+        (do|does|will) (i|it|the text|the answer) (see|show|appear|come) (word by word|token by token|piece by piece|bit by bit|at once|live)
+        """,
+    },
+    "thanks": {
+        "ask": """
+        (thanks|thx|thank you|ty|cheers|tysm|great|wonderful|nice)(,|!| -|) (great|really|very|big|good|so|super|excellent|lovely) (help|helpful|kind|nice|answer|useful|job|work)
+        (thanks|thx|thank you)(, | )(that|this|it|you) (helped|was helpful|is great|works|solved it|did it|was great|are helpful|are great|have been kind)( a lot| me| much|)
+        (you|youve|you have) (been|were|are) (of |)(very |really |so |quite |a |)(helpful|great help|kind|useful|big help|great|patient)( to me| today| thanks|)
+        """,
+    },
+    "who": {
+        "ask": """
+        (good morning|good evening|hello|hi|hey|hey there|good day)(,|!|.|) (who|what) (are you|am i talking to|is this|is there|is speaking|do i talk to)
+        """,
+    },
+    "sampling": {
+        "ask": """
+        (default|defaults|standard|which|what) (sampling|sampler|sampling settings|samplers|sampler settings)( are used| are there| values| order|)
+        """,
+    },
+    "cache_place": {
+        "ask": """
+        (compiled|machine) (kernels|code) (where|folder|place|kept where|deleted|delete)
+        """,
+    },
+    "version": {
+        "ask": """
+        (version|release|which version|version number)( installed| here| is this| of localllm| please|)
         """,
     },
 }

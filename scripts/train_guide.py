@@ -73,7 +73,7 @@ class Training:
     decisive: int = 5  # first tokens of an answer, which decide what it is,
     decisive_weight: float = 3.0  # and what they count in the loss
     opening: int = 10  # tokens of an answer when only its opening is learned
-    opening_share: float = 0.75  # the opening decides which answer it is; reciting the rest is soon learned
+    opening_share: float = 0.85  # the opening decides which answer it is; reciting the rest is soon learned
 
 
 class Block(nn.Module):
