@@ -73,6 +73,11 @@ def topic_lines(name: str) -> list[tuple[str, str]]:
     return lines
 
 
+def answers_of(topic: Topic) -> tuple[str, ...]:
+    """All answers of a topic, of which one is drawn."""
+    return topic.answers if isinstance(topic.answers, tuple) else (topic.answers,)
+
+
 class Grammar:
     """Random expansions of patterns; every pattern is parsed once."""
 
@@ -167,9 +172,8 @@ class Composer:
         topic = TOPICS[name]
         kind, pattern = self.rng.choice(self.lines[name])
         frame = self.rng.choice(self.frames[kind]).replace("{}", pattern)
-        answers = topic.answers if isinstance(topic.answers, tuple) else (topic.answers,)
         question = self.disguise(self.grammar.expand(frame), topic.chatter)
-        return topic, (question, self.rng.choice(answers))
+        return topic, (question, self.rng.choice(answers_of(topic)))
 
     def follow_up(self, topic: Topic | None, previous: str) -> tuple[str, str]:
         """A question about the answer before it."""
