@@ -34,8 +34,10 @@ from guide_topics import (
     Topic,
 )
 from guide_wordings import SHORTHAND, SYNONYMS, WORDINGS
+from guide_wordings_later import LATER
 
 ROUNDS = ((1, 120_000), (2, 40_000))  # seed and number of conversations of each round of training
+LATER_SEED = 2  # from this round on, the wordings of guide_wordings_later.py too
 
 PIECE = r"[()|]|\{\w+\}|[^()|{}]+"  # of a pattern
 PATTERNS_PER_FRAME = {"ask": 1, "tasks": 2, "things": 4, "flags": 6, "commands": 6, "problems": 2}
@@ -63,11 +65,12 @@ class Conversation:
     turns: tuple[tuple[str, str], ...]
 
 
-def topic_lines(name: str) -> list[tuple[str, str]]:
-    """All (kind, pattern) of a topic, the rich kinds several times."""
+def topic_lines(name: str, later: bool = True) -> list[tuple[str, str]]:
+    """All (kind, pattern) of a topic, the rich kinds several times; without the later ones if so asked."""
     lines = []
     for kind, copies in PATTERNS_PER_FRAME.items():
-        text = getattr(TOPICS[name], kind) + "\n" + WORDINGS.get(name, {}).get(kind, "")
+        more = [WORDINGS.get(name, {}).get(kind, ""), LATER.get(name, {}).get(kind, "") if later else ""]
+        text = "\n".join([getattr(TOPICS[name], kind), *more])
         patterns = [line.strip() for line in text.splitlines() if line.strip()]
         lines += [(kind, pattern) for pattern in patterns] * copies
     return lines
@@ -143,7 +146,7 @@ class Composer:
         self.names = list(TOPICS)
         self.frames = {kind: [line.strip() for line in frames.strip().splitlines()] for kind, frames in FRAMES.items()}
         self.foreign_lines = FOREIGN_QUESTIONS.strip().splitlines()
-        self.lines = {name: topic_lines(name) for name in TOPICS}
+        self.lines = {name: topic_lines(name, later=seed >= LATER_SEED) for name in TOPICS}
         self.weights = [TOPICS[name].weight * math.sqrt(len(set(self.lines[name])) + 4) for name in self.names]
         self.held_out = held_out()
 

@@ -66,14 +66,15 @@ class Training:
 
     row: int = 256  # tokens of a packed row
     rows: int = 8  # rows of a step
-    rates: tuple[float, ...] = (3e-3, 1.5e-3)  # the highest of each round
+    rates: tuple[float, ...] = (3e-3, 1.5e-3)  # the highest of each round, from which it falls to zero,
+    ends: tuple[int | None, ...] = (1600, None)  # but the first ends after so many steps, near the second's rate
     warmup: int = 100
     decay: float = 0.05
     smoothing: float = 0.05
     decisive: int = 5  # first tokens of an answer, which decide what it is,
     decisive_weight: float = 3.0  # and what they count in the loss
     opening: int = 10  # tokens of an answer when only its opening is learned
-    opening_share: float = 0.85  # the opening decides which answer it is; reciting the rest is soon learned
+    opening_shares: tuple[float, ...] = (0.85, 0.7)  # it decides which answer it is; reciting is soon learned
 
 
 class Block(nn.Module):
@@ -191,6 +192,7 @@ def train_tokenizer(vocabulary: int) -> Tokenizer:
 def documents(tokenizer: Tokenizer, seed: int, count: int, training: Training) -> Iterator[tuple[list[int], list[int]]]:
     """Ids and targets of each conversation; only answers are targets, of the last one mostly just the opening."""
     rng = random.Random(seed)
+    share = training.opening_shares[seed - 1]
     for conversation in guide_text.conversations(seed, count):
         system = [(chat_text("system", conversation.system), "")] if conversation.system else []
         asked = [
@@ -204,7 +206,7 @@ def documents(tokenizer: Tokenizer, seed: int, count: int, training: Training) -
             ids += prompt_ids + answer_ids
             targets += [IGNORED] * len(prompt_ids) + answer_ids[:-1] + [IGNORED] * min(1, len(answer_ids))
         surplus = len(answer_ids) - training.opening
-        if surplus > 0 and rng.random() < training.opening_share:
+        if surplus > 0 and rng.random() < share:
             ids, targets = ids[:-surplus], targets[:-surplus]
         yield ids[: 2 * training.row], [*targets[1 : 2 * training.row], IGNORED]
 
@@ -296,12 +298,13 @@ def batch_loss(model: Guide, batch: np.ndarray, training: Training) -> tuple[Ten
     return (losses * weights).sum() / weights.sum(), float(right)
 
 
-def train(model: Guide, data: list[np.ndarray], rate: float, training: Training, checkpoint: Checkpoint) -> None:
-    """One pass over `data`, from where the checkpoint is."""
+def train(model: Guide, data: list[np.ndarray], training: Training, checkpoint: Checkpoint) -> None:
+    """One pass over `data`, from where the checkpoint is to the end of the round."""
+    rate, end = training.rates[checkpoint.number - 1], training.ends[checkpoint.number - 1]
     optimizers = make_optimizers(model, training)
     started, first = time.time(), checkpoint.load(model, optimizers)
     model.train()
-    for step, batch in enumerate(data[first:], first):
+    for step, batch in enumerate(data[first:end], first):
         for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
             group["lr"] = learning_rate(step, len(data), rate, training)
         loss, right = batch_loss(model, batch, training)
@@ -424,7 +427,7 @@ def main() -> None:
             load_weights(model, arguments.output)
         data = list(batches(tokenizer, seed, count, training))
         print(f"round {number}: {count} conversations, {sum(int((batch[:, 2] > 0).sum()) for batch in data)} tokens")
-        train(model, data, training.rates[number - 1], training, Checkpoint(arguments.checkpoint, number))
+        train(model, data, training, Checkpoint(arguments.checkpoint, number))
         export(model, tokenizer, arguments.output)
     arguments.checkpoint.unlink(missing_ok=True)
     print(f"{arguments.output}: {arguments.output.stat().st_size} bytes")
