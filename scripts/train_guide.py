@@ -74,7 +74,7 @@ class Training:
     decisive: int = 5  # first tokens of an answer, which decide what it is,
     decisive_weight: float = 3.0  # and what they count in the loss
     opening: int = 10  # tokens of an answer when only its opening is learned
-    opening_shares: tuple[float, ...] = (0.85, 0.7)  # it decides which answer it is; reciting is soon learned
+    opening_shares: tuple[float, ...] = (0.85, 0.6)  # it decides which answer it is; reciting is soon learned
 
 
 class Block(nn.Module):
