@@ -36,7 +36,7 @@ from guide_topics import (
 from guide_wordings import SHORTHAND, SYNONYMS, WORDINGS
 from guide_wordings_later import LATER
 
-ROUNDS = ((1, 120_000), (2, 44_000))  # seed and number of conversations of each round of training
+ROUNDS = ((1, 120_000), (2, 40_000))  # seed and number of conversations of each round of training
 LATER_SEED = 2  # from this round on, the wordings of guide_wordings_later.py too
 
 PIECE = r"[()|]|\{\w+\}|[^()|{}]+"  # of a pattern

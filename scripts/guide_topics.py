@@ -145,7 +145,7 @@ TOPICS: dict[str, Topic] = {
         """,
     ),
     "commands": Topic(
-        "The commands are chat, run, map, list, pull, fit, inspect, quantize, sessions, config and some more: "
+        "The commands are chat, run, map, serve, list, pull, fit, inspect, quantize, sessions, config and more: "
         "localllm --help lists them, and --help behind one shows its options.",
         ask="""
         (what|which) (commands|subcommands|sub commands) (are there|exist|does localllm have|do you know|can i use)
@@ -1360,7 +1360,7 @@ TOPICS: dict[str, Topic] = {
         (can|could) (it|localllm|you|the model) (look at|see|read|understand) (pictures|images|photos|screenshots|videos)
         does (it|localllm) have (a|an|some) (gui|window|app|plugin system|docker image)
         (can|does|could) (it|localllm|the model|you) (look at|recognize|describe|open|play|hear|record|generate) (an image|images|a photo|pictures|sounds|music|videos|my screen|my voice)
-        (is|will) there (be |)(a|an|some) (graphical interface|window|mobile app|web page|plugin|extension|vscode extension|browser version)
+        (is|will) there (be |)(a|an|some) (window|mobile app|plugin|extension|vscode extension)
         (can|does|how do|how does|will|could) (it|localllm|i|you|this) (understand|see|read|create|draw|use|process|support|make|show) (images|pictures|photos|video|videos|audio|voice|speech|music|pdfs|screenshots)
         (can|does|how do) (it|localllm|i) (fine-tune|finetune|train|retrain|teach) (a|the|my own|) (model|models|network)
         (does it|can it|how do i|does localllm) (support|use|have|load|offer) (rag|function calling|plugins|agents|vector databases|a gui|docker|themes|multi user mode)
@@ -1421,8 +1421,10 @@ TOPICS: dict[str, Topic] = {
         things="(/model|slash model)",
     ),
     "server": Topic(
-        "There is no server: localllm answers in the terminal and in scripts, and the Python API serves programs: import "
-        "localllm.",
+        "localllm serve MODEL answers other programs on this computer by OpenAI's HTTP interface, at "
+        "http://127.0.0.1:11435/v1; a browser finds a page for chatting there.",
+        commands="(serve|localllm serve)",
+        example="localllm serve model.gguf",
     ),
     "lora": Topic(
         "Adapters such as LoRA are not supported: merge them into the model before, and quantize the merged checkpoint.",

@@ -7,9 +7,10 @@ A Llama-architecture model: RMSNorm, grouped-query attention, interleaved rotary
 and a byte-level BPE vocabulary of its own. All text comes from guide_text.py; nothing is downloaded. Every draw is
 seeded; on one machine with the same PyTorch and threads two runs agree.
 
-Needs PyTorch 2.13. The file in the repository came from one run of this script: 27 minutes for the first round and 9
-for the second, on two cores of an AMD EPYC (AVX-512) that were busy with other work as well. Score a new file with
-score_guide.py before it replaces the old one.
+Needs PyTorch 2.13. The file in the repository came from one run of this script, on two cores of an Intel Emerald Rapids
+that did much else at the same time: 36 minutes for the first round and SECOND for the second. (Between the rounds
+`serve` came to localllm: the first round still learned that there is no server.) A training that was stopped goes on
+from its checkpoint. Score a new file with score_guide.py before it replaces the old one.
 """
 
 from __future__ import annotations
@@ -172,11 +173,27 @@ def chat_text(role: str, content: str) -> str:
     return f"<|im_start|>{role}\n{content}<|im_end|>\n"
 
 
-def train_tokenizer(vocabulary: int) -> Tokenizer:
-    """Byte-level BPE with GPT-2's pre-tokenizer, from the first conversations of the training text."""
-    tokenizer = Tokenizer(models.BPE())
+def make_tokenizer(model: models.BPE) -> Tokenizer:
+    """Byte-level, with GPT-2's pre-tokenizer."""
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """That of an exported file."""
+    fields = gguf.GGUFReader(path).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"].contents()]
+    tokenizer = make_tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+def train_tokenizer(vocabulary: int) -> Tokenizer:
+    """From the first conversations of the training text."""
+    tokenizer = make_tokenizer(models.BPE())
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
@@ -419,7 +436,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1)
     shape, training = Shape(), Training()
-    tokenizer = train_tokenizer(shape.vocabulary)
+    fresh = arguments.first_round == 1
+    tokenizer = train_tokenizer(shape.vocabulary) if fresh else load_tokenizer(arguments.output)
     model = Guide(shape)
     print(f"{sum(weight.numel() for weight in model.parameters())} parameters")
     for number, (seed, count) in list(enumerate(guide_text.ROUNDS, 1))[arguments.first_round - 1 :]:
