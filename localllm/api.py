@@ -216,17 +216,28 @@ class Model:
                     yield request.answers[0]
                     wanted += 1
 
-    def batch(self, requests: "Iterable[AnswerRequest]", parallel: int | None = None, precise: bool = True) -> "Batch":
-        """What answers many requests (see Session.request), within the memory that there is now, or one by one."""
+    def batch(
+        self,
+        requests: "Iterable[AnswerRequest]",
+        parallel: int | None = None,
+        precise: bool = True,
+        live: bool = False,
+        memory: int | None = None,
+    ) -> "Batch":
+        """What answers many requests (see Session.request), within the memory that there is now, or one by one.
+
+        live: as of Batch.  memory: the most bytes for what is read, None for all that there is.
+        """
         from localllm.generation.batch import PARALLEL, Batch
         from localllm.generation.reading import most_between_steps
         from localllm.kernels.arguments import PAGE
         from localllm.kernels.free_memory import available_memory
 
         room = max(0, available_memory() - self.file.nbytes)
+        room = room if memory is None else min(room, memory)
         places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize
-        chunk = most_between_steps(self.file.parameters)
-        return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise)
+        chunk, known = most_between_steps(self.file.parameters), self.prefixes if live else None
+        return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, live, known)
 
     def close(self) -> None:
         """Give back the memory and end the threads, when what was read of long prompts is written."""

@@ -16,8 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.quant.compiled import compiled, inlined
+from localllm.quant.compiled import compiled, compiled_encoder, inlined
 from localllm.quant.float16 import nearest_half, put_half
+from localllm.quant.formats import BY_NAME
+from localllm.quant.layouts import LAYOUTS
+from localllm.quant.put import put_group, putter
 from localllm.quant.units import load_block
 
 f32 = np.float32
@@ -284,18 +287,64 @@ def best_shift(s, scale, low, top, unit):
     return best
 
 
+def super_blocks(name):
+    """The encoder of a format with float16 factors for the scales and minimums of its sub-blocks."""
+    layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
+    size, blocks, top = layout.group, 256 // layout.group, f32((1 << layout.bits) - 1)
+    steps = f32((1 << sum(field.bits for field in layout.scales)) - 1)
+    put_code, put_scale, put_minimum = putter(layout.codes, size), put_group(layout.scales), put_group(layout.minimums)
+    d, d_low = layout.d, layout.low
+
+    def encode(weights, importance, out):
+        """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+        s = new_super_block(blocks, size)
+        for row in range(weights.shape[0]):
+            for block in range(weights.shape[1] // 256):
+                into = out[row, block * block_bytes : (block + 1) * block_bytes]
+                into[:] = 0
+                unit = load_block(weights, importance, row, block * 256, 256, s)
+                if unit == 0:
+                    continue
+                factor, low_factor = search_super_block(s, top, steps, unit)
+                put_half(into, d, factor * unit)
+                put_half(into, d_low, low_factor * unit)
+                for b in range(blocks):
+                    put_scale(into, b, np.uint8(s.best_k[b]))
+                    put_minimum(into, b, np.uint8(s.best_m[b]))
+                for b in range(blocks):
+                    scale, low = factor * s.best_k[b], -low_factor * s.best_m[b]
+                    put_codes(put_code, into, s.x, b, scale, low, top)
+
+    return compiled_encoder(name, encode)
+
+
+def plain_blocks(name):
+    """The encoder of a format of 32 weights with a scale and a low, float16 both."""
+    layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
+    put_code, d, d_low, top = putter(layout.codes, 32), layout.d, layout.low, f32((1 << layout.bits) - 1)
+
+    def encode(weights, importance, out):
+        """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+        s = new_super_block(1, 32)
+        for row in range(weights.shape[0]):
+            for block in range(weights.shape[1] // 32):
+                into = out[row, block * block_bytes : (block + 1) * block_bytes]
+                into[:] = 0
+                unit = load_block(weights, importance, row, block * 32, 32, s)
+                if unit == 0:
+                    continue
+                scale, low = search_plain_block(s, top, unit)
+                put_half(into, d, scale * unit)
+                put_half(into, d_low, low * unit)
+                put_codes(put_code, into, s.x, 0, scale, low, top)
+
+    return compiled_encoder(name, encode)
+
+
 @inlined
-def encode_rows(weights, importance, out, block_bytes, blocks, size, top, steps, factors_at, put):
-    """Super-blocks with two float16 factors at a place; put(s, bytes, factor, low_factor) stores the rest."""
-    s = new_super_block(blocks, size)
-    for row in range(weights.shape[0]):
-        for block in range(weights.shape[1] // (blocks * size)):
-            into = out[row, block * block_bytes : (block + 1) * block_bytes]
-            into[:] = 0
-            unit = load_block(weights, importance, row, block * blocks * size, blocks * size, s)
-            if unit == 0:
-                continue
-            factor, low_factor = search_super_block(s, top, steps, unit)
-            put(s, into, factor, low_factor)
-            put_half(into, factors_at, factor * unit)
-            put_half(into, factors_at + 2, low_factor * unit)
+def put_codes(put, out, x, b, scale, low, top):
+    """Store the nearest codes of sub-block b."""
+    inverse = inverse_of(scale)
+    for i in range(x.shape[1]):
+        code = np.uint8(nearest_code(x[b, i], low, inverse, top))
+        put(out, b * x.shape[1], i, code)

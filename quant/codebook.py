@@ -385,20 +385,3 @@ def search(
     largest = (2 << scale_bits) - 1
     search_rows(weights, importance, book, targets, shifts, signed, even, largest, np.float32(factor), found)
     return found
-
-
-def half_bytes(d: np.ndarray) -> np.ndarray:
-    """float32 [blocks, 1] to the bytes of float16, uint8 [blocks, 2]."""
-    return d.astype("<f2").view(np.uint8)
-
-
-def signs_and_scales(found: Found) -> np.ndarray:
-    """For each group of 32, a 32-bit integer: 4 times 7 signs, the first lowest, and the scale: uint8 [blocks, 32]."""
-    signs = (found.signs.reshape(-1, 8, 4) & 127).astype(np.uint32) << np.array([0, 7, 14, 21], dtype=np.uint32)
-    integers = np.bitwise_or.reduce(signs, axis=2) | found.scales.astype(np.uint32) << 28
-    return integers.astype("<u4").view(np.uint8)
-
-
-def pairs(nibbles: np.ndarray) -> np.ndarray:
-    """Numbers of 4 bits, uint8 [blocks, 2 n], two to a byte, the first in the low half: uint8 [blocks, n]."""
-    return nibbles[:, ::2] | nibbles[:, 1::2] << 4

@@ -26,11 +26,13 @@ from localllm.quant.cache import cache_folder, make_private
 FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
-def compiled(function: Callable) -> Any:
+def compiled(function: Callable, name: str = "") -> Any:
     """Decorator: a function that Numba compiles at its first call, that runs without Python's lock, kept on disk.
 
-    A folder that cannot be written costs compiling in every process, nothing else.
+    A folder that cannot be written costs compiling in every process, nothing else. name: of one of several functions
+    that are made alike, by which it is found again.
     """
+    function.__qualname__ = name or function.__qualname__
     dispatcher: Any = numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy")(function)
     with noting():
         dispatcher._cache = _Cache(function)
@@ -52,6 +54,13 @@ def noting() -> Iterator[None]:
 def inlined(function: Callable) -> Any:
     """Decorator: a part of compiled functions, compiled into each, so that loops see constant bounds."""
     return numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)
+
+
+def compiled_encoder(name: str, encode: Callable) -> Any:
+    """As `compiled`, of an encoder that is made for a format. Compiled into a function that does nothing else, its
+    searches see constant bounds: in 0.8 of the time."""
+    rows = inlined(encode)
+    return compiled(lambda weights, importance, out: rows(weights, importance, out), f"encode_{name}")
 
 
 @cache
@@ -90,6 +99,11 @@ class _Cache(FunctionCache):
     """Numba's cache in our folder. What cannot be read is compiled anew."""
 
     _impl_class = _Implementation
+
+    def _index_key(self, signature: Any, codegen: Any) -> Any:
+        """The function's name and the folder's tell the rest; of what it encloses Numba would take a hash, which for
+        compiled functions is another one in each process."""
+        return signature, codegen.magic_tuple()
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         try:

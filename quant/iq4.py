@@ -1,20 +1,7 @@
 """IQ4_NL and IQ4_XS: a code of 4 bits picks one of 16 values that are close near zero and far apart at the ends.
 
-IQ4_NL ("non-linear") has 32 weights in 18 bytes:
-
-    0 .. 1    d, float16
-    2 .. 17   codes 0 .. 15 in the low halves, 16 .. 31 in the high halves
-
-    weight = d * VALUES[code]
-
-IQ4_XS has 256 weights in 136 bytes, 8 groups of 32 with scales of 6 bits:
-
-    0 .. 1    d, float16
-    2 .. 3    the high 2 bits of the scales, a 16-bit integer, group 0 in the lowest bits
-    4 .. 7    the low 4 bits of the scales: even groups in the low halves, odd groups in the high halves
-    8 .. 135  16 bytes a group: its codes 0 .. 15 in the low halves, 16 .. 31 in the high halves
-
-    weight = d * (scale - 32) * VALUES[code]
+IQ4_NL ("non-linear") has a d for 32 weights: weight = d * VALUES[code]; IQ4_XS one for 256, and 8 groups with scales of
+6 bits: weight = d * (scale - 32) * VALUES[code].
 
 The search: given a scale, the best codes are those of the nearest values v; given codes, the best scale is Σwxv / Σwv²,
 which takes (Σwxv)² / Σwv² off the error Σwx². So candidate scales of both signs (the values are not symmetric) are
@@ -28,9 +15,15 @@ import numpy as np
 
 from localllm.quant.compiled import compiled, inlined
 from localllm.quant.float16 import SMALLEST_HALF, nearest_half, put_half
+from localllm.quant.formats import BY_NAME
+from localllm.quant.layouts import IQ4_VALUES, LAYOUTS
+from localllm.quant.put import put_group
 from localllm.quant.units import normalize
 
-VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
+NL, XS, NL_BYTES, XS_BYTES = LAYOUTS["IQ4_NL"], LAYOUTS["IQ4_XS"], BY_NAME["IQ4_NL"].bytes, BY_NAME["IQ4_XS"].bytes
+NL_D, XS_D, NL_CODES, XS_CODES, CENTRE = NL.d, XS.d, NL.codes[0].at, XS.codes[0].at, XS.scale_centre
+put_scale = put_group(XS.scales)
+VALUES = np.array(IQ4_VALUES, dtype=np.float32)
 BORDERS = (VALUES[1:] + VALUES[:-1]) / 2
 STEPS = VALUES[1:] - VALUES[:-1]
 
@@ -126,15 +119,15 @@ def store_codes(weights, inverse, out):
 
 @compiled
 def encode_iq4_nl(weights, importance, out):
-    """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 32 * 18]."""
+    """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
     x = np.empty(32, np.float32)
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 32):
             unit = normalize(weights, row, 32 * block, 32, x)
             d = fit_block(x, importance[32 * block : 32 * block + 32], unit) if unit > 0 else np.float32(0)
-            bytes = out[row, 18 * block : 18 * block + 18]
-            put_half(bytes, 0, d)
-            store_codes(x, unit / d if d != 0 else np.float32(0), bytes[2:])
+            bytes = out[row, NL_BYTES * block : NL_BYTES * (block + 1)]
+            put_half(bytes, NL_D, d)
+            store_codes(x, unit / d if d != 0 else np.float32(0), bytes[NL_CODES:])
 
 
 @compiled
@@ -231,21 +224,19 @@ def fit_super_block(x, w, unit, scales, gains, multiples, best_multiples):
 
 @compiled
 def store_super_block(x, unit, d, multiples, out):
-    """Writes the 136 bytes of a block."""
-    put_half(out, 0, d)
-    out[2:8] = 0
+    """Writes a block."""
+    out[:XS_CODES] = 0
+    put_half(out, XS_D, d)
     for group in range(8):
-        level = multiples[group] + 32
-        out[4 + group // 2] |= (level & 15) << (4 * (group % 2))
-        out[2 + group // 4] |= (level >> 4) << (2 * (group % 4))
+        put_scale(out, group, multiples[group] + CENTRE)
         scale = d * np.float32(multiples[group])
         inverse = unit / scale if scale != 0 else np.float32(0)
-        store_codes(x[32 * group : 32 * group + 32], inverse, out[8 + 16 * group : 24 + 16 * group])
+        store_codes(x[32 * group : 32 * group + 32], inverse, out[XS_CODES + 16 * group :])
 
 
 @compiled
 def encode_iq4_xs(weights, importance, out):
-    """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 136]."""
+    """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
     x = np.empty(256, np.float32)
     scales, gains = np.empty((2, 8), np.float32), np.empty((2, 8), np.float32)
     multiples, best_multiples = np.zeros(8, np.int32), np.zeros(8, np.int32)
@@ -257,4 +248,4 @@ def encode_iq4_xs(weights, importance, out):
             best_multiples[:] = 0
             if unit > 0:
                 d = fit_super_block(x, w, unit, scales, gains, multiples, best_multiples)
-            store_super_block(x, unit, d, best_multiples, out[row, 136 * block : 136 * block + 136])
+            store_super_block(x, unit, d, best_multiples, out[row, XS_BYTES * block : XS_BYTES * (block + 1)])

@@ -91,6 +91,9 @@ DOUBLED_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 # kvalues_iq4nl in ggml-common.h.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
+# TQ1_0's codes: (first weight, first byte, bytes, digits in each): digit n of byte i is weight first + n * bytes + i.
+TRITS = ((0, 0, 32, 5), (160, 32, 16, 5), (240, 48, 4, 4))
+
 # Scales and minimums of 6 bits in 12 bytes: those of groups 0 to 3 in the low bits of bytes 4 to 7 and of 8 to 11; of
 # groups 4 to 7 the low 4 bits in bytes 12 to 15, the scale's below, the high 2 above those of groups 0 to 3.
 K_SCALES = (
@@ -131,7 +134,7 @@ LAYOUTS: dict[str, Layout] = {
     "TQ2_0": Layout(64, 256, (Field(0, 2, 32),), centre=1),
     "IQ1_S": Layout(0, 32, grid=8, parts=(("codes", 2), ("scales", 34))),
     "IQ1_M": Layout(None, 16, grid=8, parts=(("codes", 0), ("high", 32), ("scales", 48))),
-    "IQ2_XXS": Layout(0, 32, grid=8, parts=(("codes", 2),)),
+    "IQ2_XXS": Layout(0, 32, grid=8, parts=(("codes", 2), ("scales", 6))),
     "IQ2_XS": Layout(0, 16, grid=8, parts=(("codes", 2), ("scales", 66))),
     "IQ2_S": Layout(0, 16, grid=8, parts=(("codes", 2), ("signs", 34), ("high", 66), ("scales", 74))),
     "IQ3_XXS": Layout(0, 32, grid=4, parts=(("codes", 2), ("scales", 66))),

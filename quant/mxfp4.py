@@ -1,11 +1,6 @@
 """MXFP4: a weight is a float of 4 bits (sign, 2 bits exponent, 1 bit fraction), a block of 32 shares a power of two.
 
-32 weights in 17 bytes:
-
-    0         e, the exponent of the scale
-    1 .. 16   codes 0 .. 15 in the low halves, 16 .. 31 in the high halves; the highest bit of a code is the sign
-
-    weight = 2 ** (e - 127) * SIZES[code & 7] * sign
+The highest bit of a code is the sign: weight = 2 ** (e - 127) * SIZES[code & 7] * sign.
 
 Source: OCP Microscaling Formats (MX) Specification 1.0. It takes the exponent of the largest weight; the search tries
 those around it: one more does not cut off the largest weight, fewer serve the small ones better.
@@ -14,8 +9,11 @@ those around it: one more does not cut off the largest weight, fewer serve the s
 import numpy as np
 
 from localllm.quant.compiled import compiled
+from localllm.quant.formats import BY_NAME
+from localllm.quant.layouts import DOUBLED_E2M1, LAYOUTS
 
-SIZES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
+BYTES, CODES, SCALE = BY_NAME["MXFP4"].bytes, LAYOUTS["MXFP4"].codes[0].at, LAYOUTS["MXFP4"].scales[0].at
+SIZES = np.array(DOUBLED_E2M1[:8], dtype=np.float32) / 2
 BORDERS = (SIZES[1:] + SIZES[:-1]) / 2
 STEPS = SIZES[1:] - SIZES[:-1]
 
@@ -67,12 +65,12 @@ def best_exponent(weights, importance):
 
 @compiled
 def encode_block(weights, importance, out):
-    """32 weights to 17 bytes."""
+    """32 weights to a block."""
     e = best_exponent(weights, importance)
     scale = power_of_two(127 - e)
-    out[0] = e
+    out[SCALE] = e
     for i in range(16):
-        out[1 + i] = code(weights[i] * scale) | code(weights[16 + i] * scale) << 4
+        out[CODES + i] = code(weights[i] * scale) | code(weights[16 + i] * scale) << 4
 
 
 @compiled
@@ -86,8 +84,8 @@ def code(weight):
 
 @compiled
 def encode_mxfp4(weights, importance, out):
-    """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 32 * 17]."""
+    """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 32):
             part = slice(32 * block, 32 * block + 32)
-            encode_block(weights[row, part], importance[part], out[row, 17 * block : 17 * block + 17])
+            encode_block(weights[row, part], importance[part], out[row, BYTES * block : BYTES * (block + 1)])

@@ -1,4 +1,4 @@
-"""Q8_0: blocks of 32 weights, a weight is scale * code. A block: float16 scale; 32 codes, int8.
+"""Q8_0: blocks of 32 weights, a weight is scale * code.
 
 With this many codes the error hardly depends on the size of the scale, but on how the weights happen to fall between
 its multiples: of some scales a little above the least, the best takes a sixth off the error.
@@ -8,10 +8,13 @@ import numpy as np
 
 from localllm.quant.compiled import compiled, inlined
 from localllm.quant.float16 import SMALLEST_HALF, nearest_half, put_half
+from localllm.quant.formats import BY_NAME
+from localllm.quant.layouts import LAYOUTS
 from localllm.quant.units import largest_of, unit_of
 
 f32 = np.float32
-BYTES, TOP, HUGE = 34, f32(127), f32(3e38)
+BYTES, CODES, D = BY_NAME["Q8_0"].bytes, LAYOUTS["Q8_0"].codes[0].at, LAYOUTS["Q8_0"].d
+TOP, HUGE = f32(127), f32(3e38)
 SCALES = 6  # tried: the largest size by 127, 126, ...; by a whole number, so that what was encoded once stays as it is
 
 
@@ -42,7 +45,7 @@ def best_scale(weights, importance, row, start, largest):
 
 @compiled
 def encode_q8_0(weights, importance, out):
-    """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 32 * 34]."""
+    """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 32):
             into = out[row, block * BYTES : (block + 1) * BYTES]
@@ -51,7 +54,7 @@ def encode_q8_0(weights, importance, out):
                 into[:] = 0
                 continue
             scale = best_scale(weights, importance, row, block * 32, largest)
-            put_half(into, 0, scale)
+            put_half(into, D, scale)
             inverse = f32(1) / scale
             for i in range(32):
-                into[2 + i] = np.uint8(np.int8(nearest_code(weights[row, block * 32 + i], inverse)))
+                into[CODES + i] = np.uint8(np.int8(nearest_code(weights[row, block * 32 + i], inverse)))

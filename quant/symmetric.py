@@ -10,8 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.quant.compiled import compiled, inlined
+from localllm.quant.compiled import compiled, compiled_encoder, inlined
 from localllm.quant.float16 import nearest_half, put_half
+from localllm.quant.formats import BY_NAME
+from localllm.quant.layouts import LAYOUTS
+from localllm.quant.put import put_group, putter
 from localllm.quant.units import load_block
 
 f32 = np.float32
@@ -195,17 +198,66 @@ def search_super_block(s, search, unit):
     return best_factor
 
 
+def super_blocks(name, *how, **more):
+    """The encoder of a format with a float16 factor for the scales of its sub-blocks; how: the fields of Search
+    between `top` and `steps`, and `reach`."""
+    layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
+    size, blocks, bottom, top = layout.group, 256 // layout.group, *codes_of(layout)
+    steps = f32(1 << sum(field.bits for field in layout.scales) - 1)
+    search = Search(bottom, top, *how, steps=steps, **more)
+    put_code, put_scale, d, centre = putter(layout.codes, size), put_group(layout.scales), layout.d, layout.scale_centre
+
+    def encode(weights, importance, out):
+        """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+        s = new_super_block(blocks, size, search)
+        for row in range(weights.shape[0]):
+            for block in range(weights.shape[1] // 256):
+                into = out[row, block * block_bytes : (block + 1) * block_bytes]
+                into[:] = 0
+                unit = load_block(weights, importance, row, block * 256, 256, s)
+                if unit == 0:
+                    continue
+                factor = search_super_block(s, search, unit)
+                put_half(into, d, factor * unit)
+                for b in range(blocks):
+                    put_scale(into, b, np.uint8(np.int16(s.best_k[b]) + centre))
+                for b in range(blocks):
+                    put_codes(put_code, into, s.x, b, factor * s.best_k[b], bottom, top)
+
+    return compiled_encoder(name, encode)
+
+
+def plain_blocks(name):
+    """The encoder of a format of 32 weights with a float16 for their scale."""
+    layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
+    bottom, top = codes_of(layout)
+    search = Search(bottom, top, 12, f32(-0.6), f32(0.45), refits=2, rounds=4)
+    put_code, d = putter(layout.codes, 32), layout.d
+
+    def encode(weights, importance, out):
+        """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+        s = new_super_block(1, 32, search)
+        for row in range(weights.shape[0]):
+            for block in range(weights.shape[1] // 32):
+                into = out[row, block * block_bytes : (block + 1) * block_bytes]
+                into[:] = 0
+                unit = load_block(weights, importance, row, block * 32, 32, s)
+                scale = search_plain_block(s, search, unit) if unit > 0 else ZERO
+                put_half(into, d, scale * unit)
+                put_codes(put_code, into, s.x, 0, scale, bottom, top)
+
+    return compiled_encoder(name, encode)
+
+
+def codes_of(layout):
+    """The lowest code and the highest, as they are multiplied."""
+    return f32(-layout.centre), f32((1 << layout.bits) - 1 - layout.centre)
+
+
 @inlined
-def encode_rows(weights, importance, out, block_bytes, blocks, size, search, put):
-    """Super-blocks that end with their factor, a float16; put(s, bytes, factor) stores the rest."""
-    s = new_super_block(blocks, size, search)
-    for row in range(weights.shape[0]):
-        for block in range(weights.shape[1] // (blocks * size)):
-            into = out[row, block * block_bytes : (block + 1) * block_bytes]
-            into[:] = 0
-            unit = load_block(weights, importance, row, block * blocks * size, blocks * size, s)
-            if unit == 0:
-                continue
-            factor = search_super_block(s, search, unit)
-            put(s, into, factor)
-            put_half(into, block_bytes - 2, factor * unit)
+def put_codes(put, out, x, b, scale, bottom, top):
+    """Store the nearest codes of sub-block b."""
+    inverse = inverse_of(scale)
+    for i in range(x.shape[1]):
+        code = np.uint8(nearest_code(x[b, i], inverse, bottom, top) - bottom)
+        put(out, b * x.shape[1], i, code)

@@ -1,18 +1,8 @@
 """TQ1_0 and TQ2_0: a weight is -1, 0 or 1 times the d of its block of 256, for models trained that way.
 
-TQ1_0 has 54 bytes. A byte holds 5 digits of base 3, each weight / d + 1, as a fraction: their number / 243 * 256,
-rounded up. So 3 times the byte has the first digit above its lowest 8 bits, 3 times the rest the second, and so on.
-
-    0 .. 31   digit n of byte i is weight 32 n + i        (5 digits, 160 weights)
-    32 .. 47  digit n of byte 32 + i is weight 160 + 16 n + i   (5 digits, 80 weights)
-    48 .. 51  digit n of byte 48 + i is weight 240 + 4 n + i    (4 digits, 16 weights)
-    52 .. 53  d, float16
-
-TQ2_0 has 66 bytes:
-
-    0 .. 63   codes (weight / d + 1) of 2 bits: bits 2 n, 2 n + 1 of byte i are weight 32 n + i,
-              those of byte 32 + i weight 128 + 32 n + i
-    64 .. 65  d, float16
+A byte of TQ1_0 holds 5 digits of base 3, each weight / d + 1, as a fraction: their number / 243 * 256, rounded up. So 3
+times the byte has the first digit above its lowest 8 bits, 3 times the rest the second, and so on. TQ2_0 has them as
+codes of 2 bits.
 
 The search: weights larger than some border become ±d, the others 0; then the best d is Σw|x| / Σw over the larger ones,
 which takes (Σw|x|)² / Σw off the error Σwx². Some borders are tried; turns of best d and border
@@ -23,7 +13,18 @@ import numpy as np
 
 from localllm.quant.compiled import compiled, inlined
 from localllm.quant.float16 import nearest_half, put_half
+from localllm.quant.formats import BY_NAME
+from localllm.quant.layouts import LAYOUTS, TRITS
+from localllm.quant.put import putter
 from localllm.quant.units import normalize
+
+TQ1_BYTES, TQ2_BYTES, TQ1_D, TQ2_D = (
+    BY_NAME["TQ1_0"].bytes,
+    BY_NAME["TQ2_0"].bytes,
+    LAYOUTS["TQ1_0"].d,
+    LAYOUTS["TQ2_0"].d,
+)
+put_code = putter(LAYOUTS["TQ2_0"].codes, 32)
 
 # Borders tried first, in units of the root mean square: 0.6 is best for a normal distribution, more for heavy tails and
 # for rare weights among zeros.
@@ -101,37 +102,36 @@ def pack_digits(codes, bytes, digits, out):
 
 @inlined
 def pack_tq1_0(codes, out):
-    pack_digits(codes, 32, 5, out)
-    pack_digits(codes[160:], 16, 5, out[32:])
-    pack_digits(codes[240:], 4, 4, out[48:])
+    for first, byte, bytes, digits in TRITS:
+        pack_digits(codes[first:], bytes, digits, out[byte:])
 
 
 @inlined
 def pack_tq2_0(codes, out):
-    for half in range(2):
+    for first in range(0, 256, 32):
         for i in range(32):
-            four = codes[128 * half + i :]
-            out[32 * half + i] = four[0] | four[32] << 2 | four[64] << 4 | four[96] << 6
+            put_code(out, first, i, codes[first + i])
 
 
 @inlined
-def encode_rows(weights, importance, out, block_bytes, pack):
+def encode_rows(weights, importance, out, block_bytes, d_at, pack):
     x, codes = np.empty(256, np.float32), np.empty(256, np.int32)
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 256):
             d = prepare(weights, importance, row, 256 * block, x, codes)
             into = out[row, block_bytes * block : block_bytes * (block + 1)]
+            into[:] = 0
             pack(codes, into)
-            put_half(into, block_bytes - 2, d)
+            put_half(into, d_at, d)
 
 
 @compiled
 def encode_tq1_0(weights, importance, out):
-    """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 54]."""
-    encode_rows(weights, importance, out, 54, pack_tq1_0)
+    """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+    encode_rows(weights, importance, out, TQ1_BYTES, TQ1_D, pack_tq1_0)
 
 
 @compiled
 def encode_tq2_0(weights, importance, out):
-    """float32 [rows, columns], float32 [columns] -> uint8 [rows, columns / 256 * 66]."""
-    encode_rows(weights, importance, out, 66, pack_tq2_0)
+    """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+    encode_rows(weights, importance, out, TQ2_BYTES, TQ2_D, pack_tq2_0)

@@ -16,6 +16,9 @@ SWAPPED = {
 }  # fmt: skip
 ORDER = {"sorted": "list", "reversed": "iter"}  # functions whose order is lost
 SHORTENED = ("min", "max")
+ALIKE = {"add", "multiply", "gcd", "lcm", "isclose"}  # methods whose arguments may change places
+LARGE = 1000  # numbers from which on one more or less is nobody's fault, but a zero too many is
+POWERS = 16  # powers of two from which on another one is
 TYPES = ("Annotated", "Callable", "Iterator", "Literal", "dict", "list", "tuple", "type")
 
 
@@ -184,7 +187,9 @@ class Finder(ast.NodeVisitor):
                 self.add("min/max", node, f"({self.text(argument)})")
         elif name in ORDER and plain:
             self.add("order", node, f"{ORDER[name]}({self.text(plain[0])})")
-        elif name not in ("isinstance", "getattr", "zip", "replace", "setattr") and len(plain) > 1:
+        elif name in ("isinstance", "getattr", "zip", "replace", "setattr") or getattr(node.func, "attr", "") in ALIKE:
+            pass
+        elif len(plain) > 1:
             self._swap_arguments(plain[0], plain[1])
         for keyword in node.keywords:
             if keyword.arg not in (None, "strict", "key", "help", "metavar"):
@@ -228,6 +233,10 @@ class Finder(ast.NodeVisitor):
     def _others(self, number: float) -> list[float]:
         """Off by one, or by a factor."""
         if isinstance(number, int):
+            if number >= POWERS and number.bit_count() == 1:
+                return [number * 2, number // 2]
+            if number >= LARGE:
+                return [number * 10, number // 10]
             return [number + 1, number - 1] if number > 0 else [number + 1]
         return [number * 10 if number else 1.0]
 

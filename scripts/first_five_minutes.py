@@ -9,7 +9,6 @@ behind a dollar sign; anything that ends in another way than it should ends it w
 """
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -21,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from hub_server import Hub  # noqa: E402
-from terminal import Terminal, plain  # noqa: E402
+from terminal import Terminal, drawn  # noqa: E402
 
 REPOSITORY, FILE, NAME = "bartowski/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct-Q4_1.gguf", "smollm2-135m:Q4_1"
 
@@ -64,7 +63,8 @@ class User:
         beginning = drawn(chat.prompt()).rsplit(">", 1)[0]
         self.show(f"$ localllm chat {shlex.join(arguments)}\n{beginning.rstrip()}")
         for line in lines:
-            self.show(f"> {line}\n{chat.say(line).rsplit('>', 1)[0].rstrip()}\n")
+            chat.say(line)
+            self.show(f"> {line}\n{drawn(chat.drawn).rsplit('>', 1)[0].rstrip()}\n")
         chat.type("bye\r")
         if chat.end():
             sys.exit("the chat has failed")
@@ -75,11 +75,6 @@ class User:
         return Terminal(
             *arguments, columns=self._columns, program=[self._program], alone=True, timeout=300, **self._environment
         )
-
-
-def drawn(text: str) -> str:
-    """What is to be seen: lines that were written over are gone."""
-    return plain(re.sub("[^\n]*\r\x1b\\[2?K", "", text))
 
 
 def main(model: str, columns: int = 100) -> None:
@@ -108,7 +103,7 @@ def main(model: str, columns: int = 100) -> None:
         user.run("pull", "gemma3:3b", "small.gguf", code=3)
         user.run("run", "small.gguf", "Hi", "--tmep", "0", code=2)
         user.run("run", "small.gguf", "Hi", "--lora", "x", code=2)
-        for word in ("remove", "show", "serve", "rum"):
+        for word in ("remove", "show", "rum"):
             user.run(word, "small.gguf", code=2)
         user.run("quantize", "small.gguf", "Q5_KM", code=2)
         user.run("quantize", "small.gguf", "F16", "--allow-requantize", code=2)

@@ -14,13 +14,13 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-import gguf
 import numpy as np
 from synthetic_blocks import PLAIN, random_matrix
 
 from localllm.arch.storage import KVType
 from localllm.engine.cpu import tiles
 from localllm.engine.cpu.lowering import VERBS, prepared
+from localllm.engine.cpu.pieces import Loader
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.lowering import function_of
@@ -32,6 +32,7 @@ from localllm.engine.run import BATCH, PRECISE_TOKENS, Header
 from localllm.kernels.build.library import Library
 from localllm.kernels.cores import usable_cores
 from localllm.kernels.machine import has_tiles, lane_name
+from localllm.kernels.reference import dequantize
 from localllm.quant.formats import BY_NAME
 
 TOKENS = (9, 12, 16, 24, 32, 48, 64, 128, 512)
@@ -51,7 +52,8 @@ class Product:
         for operation in prepared([Operation("linear", (x,), y, given)], target):
             function_of(operation.verb, target)(steps, operation, target)
         self.tape = Tape(steps.all)
-        self.library = Library(self.tape.kernels | {"run", "work"})
+        self.library = Library(self.tape.kernels | {"run", "work"}, None, target.pieces.all_names())
+        Loader(self.library, target.pieces, None).prepare_all()
         tape = self.tape.finish(self.library.addresses, threads)
         self.threads = Threads(threads, self.library.addresses, tape, keep=self)
         self._x, self._y = (rows_of(steps.buffers[one], BATCH) for one in (x, y))
@@ -86,7 +88,8 @@ def measure(name: str, rows: int, columns: int, threads: int, rounds: int, lanes
     """Print a table; the least tokens from which on tiles win, None if they do not or there are none."""
     format = BY_NAME[name]
     data = np.concatenate([*random_matrix(format, rows, columns, np.random.default_rng(0))]).reshape(-1)
-    exact = gguf.dequantize(data.reshape(rows, -1), gguf.GGMLQuantizationType[name]).reshape(rows, columns)
+    tensor = SimpleNamespace(data=data, format=format, shape=(rows, columns))
+    exact = dequantize(tensor)
     kinds = {LANES[one][0] for one in lanes}
     products = {in_tiles: Product(data, format, rows, columns, threads, in_tiles) for in_tiles in kinds}
     print(f"\n{name}, {rows} x {columns}: ms, GOPS, error\ntokens" + "".join(f"{one:>26}" for one in lanes), flush=True)

@@ -13,7 +13,7 @@ from contextlib import closing
 import numpy as np
 
 from localllm import api
-from localllm.generation.generate import Generation
+from localllm.generation.generate import Generation, Task
 from localllm.generation.sequences import Sequences
 
 
@@ -24,7 +24,7 @@ def one_after_another(model: api.Model, prompts: list[list[int]], tokens: int) -
     start = time.perf_counter()
     for prompt in prompts:
         sequences = Sequences(model.engine)
-        answer = Generation(sequences, model.tokenizer, prompt, model.tokenizer.stream(), chosen)
+        answer = Generation(sequences, model.tokenizer, Task(prompt, model.tokenizer.stream(), chosen))
         answers.append(answer.tokens if "".join(answer) is not None else [])
     return (time.perf_counter() - start) / len(prompts), answers
 

@@ -1,7 +1,8 @@
 """Do the tests notice? Puts small faults into localllm, one by one, and runs the tests that execute the function.
 
-    scripts/mutate map [PYTEST'S ARGUMENTS]        once: which test executes what (minutes)
+    scripts/mutate map [PYTEST'S ARGUMENTS]        once: which test executes what (minutes; goes on where it was ended)
     scripts/mutate run --count 100 --seed 1        draws faults, and lists those that no test noticed
+    scripts/mutate run --count 100 --seed 1 --skip 60        the last 40 of them
     scripts/mutate run --at localllm/engine/pages.py:44-60 --all     all that are possible there
 
 It works on copies of the tree and never touches the tree itself. What the tests of a function are is looked up in the
@@ -12,7 +13,6 @@ Survivors are written to stdout, and at last the share that was noticed.
 
 import argparse
 import ast
-import json
 import os
 import random
 import shutil
@@ -24,17 +24,21 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from queue import Empty, Queue
 from typing import NamedTuple
 
+from executed import recorded
 from faults import Fault, faults, is_valid
 
 ROOT = Path(__file__).resolve().parents[1]
 MAP = ROOT / "build" / "executed"
 PARTS = "engine", "generation", "files", "services", "cli", "arch", "convert", "text"
+ELSEWHERE = {"localllm/services/map_ray.py"}  # scripts/test_ray tests it
 MOST_TESTS, FEW = 400, 5
 FILES_BY_IMPORT = 3
+SITE = "import sys\nsys.path.append({scripts!r})\nimport traced\ntraced.begin()\nsys.path.pop()\n"
 UNTESTED = 5  # pytest's exit code for no tests
 
 
@@ -68,7 +72,7 @@ def modules(parts: Iterable[str]) -> list[str]:
             raise SystemExit(f"there is no {base}")
         files = base.rglob("*.py") if base.is_dir() else [base]
         found += [path.relative_to(ROOT).as_posix() for path in files]
-    return sorted(found)
+    return sorted(path for path in found if path not in ELSEWHERE)
 
 
 @cache
@@ -111,12 +115,18 @@ def placed(place: str) -> list[Mutant]:
 def executed() -> dict[str, list[tuple[int, float, str]]]:
     """By function: the tests that execute it, with the number of functions that they execute in all, and seconds."""
     found = defaultdict[str, list[tuple[int, float, str]]](list)
-    for path in MAP.glob("*.jsonl"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            test, seconds, names = json.loads(line)
-            for name in names:
-                found[name].append((len(names), seconds, test))
+    for test, seconds, names in recorded(MAP):
+        for name in names if test in collected() else ():
+            found[name].append((len(names), seconds, test))
     return found
+
+
+@cache
+def collected() -> frozenset[str]:
+    """All tests that there are now: pytest would refuse others, which is no notice of a fault."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--all", "-p", "no:cacheprovider", "tests"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return frozenset(said.splitlines())
 
 
 def tests_of(mutant: Mutant, seconds: float) -> list[str]:
@@ -216,7 +226,7 @@ def outcome(tree: Path, mutant: Mutant, tests: Sequence[str], limit: float) -> s
 
     A test that fails without it as well has noticed nothing, and is left out.
     """
-    source, left = (ROOT / mutant.path).read_bytes(), list(tests)
+    source, left = (tree / mutant.path).read_bytes(), list(tests)
     while True:
         try:
             (tree / mutant.path).write_bytes(mutant.fault.applied(source))
@@ -241,7 +251,7 @@ def is_sound(tree: Path, test: str, limit: float) -> bool:
 def tried(tree: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
     """What became of it, and the test that failed."""
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rf", "--tb=no", "-p", "no:cacheprovider", "--commit", "0"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "--commit", "0"]
     if not tests:
         return "untested", ""
     process = subprocess.Popen(
@@ -256,7 +266,8 @@ def tried(tree: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    failed = next((line.removeprefix("FAILED ") for line in said.splitlines() if line.startswith("FAILED ")), "")
+    lines = [line.partition(" ") for line in said.splitlines()]
+    failed = next((rest for word, _, rest in lines if word in ("FAILED", "ERROR")), "")
     became = {0: "survived", UNTESTED: "untested"}.get(process.returncode, "noticed")
     return became, next((test for test in tests if failed == test or failed.startswith(f"{test} - ")), "")
 
@@ -304,12 +315,14 @@ def report(results: Iterable[tuple[Mutant, str]]) -> None:
 
 
 def make_map(arguments: Sequence[str]) -> int:
-    """Run tests and remember what each executes."""
-    shutil.rmtree(MAP, ignore_errors=True)
-    MAP.mkdir(parents=True)
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'scripts'}", "EXECUTED": str(MAP)}
-    command = [sys.executable, "-m", "pytest", "-p", "executed", "-q", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+    """Run tests in a copy of the tree and remember what each executes; those that are known already are left out."""
+    MAP.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mutate-") as temporary:
+        tree = copied(Path(temporary))
+        (tree / "sitecustomize.py").write_text(SITE.format(scripts=str(tree / "scripts")))
+        environment = os.environ | {"PYTHONPATH": f"{tree}:{tree / 'scripts'}", "EXECUTED": str(MAP)}
+        command = [sys.executable, "-m", "pytest", "-p", "executed", "-p", "no:cacheprovider", "-q", *arguments]
+        return subprocess.run(command, cwd=tree, env=environment).returncode
 
 
 def main() -> int:
@@ -322,6 +335,7 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=100, help="how many faults  [100]")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--skip", type=int, default=0, help="how many of them another call has tried  [0]")
     parser.add_argument("--at", action="append", help="PATH:FIRST-LAST: all faults that are possible there")
     parser.add_argument("--jobs", type=int, default=2, help="processes  [2]")
     parser.add_argument("--seconds", type=float, default=30, help="of tests for each fault  [30]")
@@ -332,7 +346,8 @@ def main() -> int:
     found = (
         [each for place in given.at for each in placed(place)] if given.at else drawn(paths, given.count, given.seed)
     )
-    report(try_all(found, lambda mutant: given.tests or tests_of(mutant, given.seconds), given.jobs, given.limit))
+    left = islice(found, given.skip, None)
+    report(try_all(left, lambda mutant: given.tests or tests_of(mutant, given.seconds), given.jobs, given.limit))
     return 0
 
 

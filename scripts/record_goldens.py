@@ -21,7 +21,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 from models import DECLARATIONS, QUANTIZED, exact, model, write  # noqa: E402
-from models.golden import COLUMNS, FOLDER, STEPS, Golden, prompt  # noqa: E402
+from models.golden import FOLDER, STEPS, Golden, kept, prompt  # noqa: E402
 
 NAMES = [*DECLARATIONS, *QUANTIZED]
 
@@ -52,7 +52,7 @@ def record(name: str, folder: Path, peer: str) -> bool:
         return False
     prefill, greedy, decode = rows["prefill"], rows["then"], rows["decode"]
     errors = native and np.array([nmse(native[kind], rows[kind]) for kind in ("prefill", "decode")])
-    Golden(tokens, prefill[:, COLUMNS], greedy, decode[:, COLUMNS], made.digest(), errors).save(name)
+    Golden(tokens, kept(prefill), greedy, kept(decode), made.digest(), errors).save(name)
     closest = margin(np.concatenate([prefill[-1:], decode[:-1]]))
     print(f"{name}: deviation {prefill.std():.2f}, {len({*greedy.tolist()})} tokens, margin {closest:.4f}", end="")
     print("" if errors is None else f", native {errors[0]:.1e} {errors[1]:.1e}", flush=True)

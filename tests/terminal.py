@@ -87,6 +87,11 @@ class Terminal:
         return -self._process.signalstatus if self._process.signalstatus else self._process.exitstatus
 
 
+def drawn(text: str) -> str:
+    """What is to be seen in the end: lines that were written over are gone."""
+    return plain(re.sub("[^\n]*\r\x1b\\[2?K", "", text))
+
+
 def plain(text: str) -> str:
     """What a terminal shows of it, as far as nothing is drawn over."""
     return ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "")

@@ -38,7 +38,9 @@ from test_kernels import FORMATS as LINEAR_FORMATS
 from test_kernels import product_error, random_matrix
 from test_variants import needs_x86, run_as
 
+from localllm.engine import run as engine_run
 from localllm.engine.cpu import lowering as engine_cpu
+from localllm.engine.cpu import tiles as engine_tiles
 from localllm.engine.cpu.attention import attention_scratch
 from localllm.engine.run import Header, Span
 from localllm.files.gguf_file import GGUFFile
@@ -54,9 +56,14 @@ ALL = 1 << 20  # tokens, in both planes
 SLAB = cpu.TILE_SLAB
 
 
+@pytest.fixture(scope="module", autouse=True)
+def tiles_are_allowed():
+    """Where there are real tiles, Linux lets nobody use them who has not asked."""
+    machine.allow_tiles()
+
+
 @pytest.fixture(scope="module")
 def call(request):
-    machine.allow_tiles()  # where there are real ones, Linux lets nobody use them who has not asked
     groups, rows = (f"unpack_{kind}-" for kind in ("groups", "rows"))
     names = [groups + name for name in cpu.SUB_BLOCK] + [rows + name for name in LINEAR_FORMATS["linear_float"]]
     return caller(["pack", "linear_tiles_quantized", *wanted(request, names)])
@@ -242,8 +249,12 @@ def test_what_is_not_a_number_stays_visible_in_tiles(attend, side):
 
 @pytest.fixture
 def in_tiles(monkeypatch):
-    """Models are lowered to tiles, emulated if need be."""
+    """Models are lowered to tiles, emulated if need be, and products are made in them from 9 tokens on."""
     monkeypatch.setattr(engine_cpu, "has_tiles", lambda: True)
+    for format in cpu.LEAST_IN_TILES:
+        monkeypatch.setitem(cpu.LEAST_IN_TILES, format, 9)
+    monkeypatch.setattr(engine_tiles, "SOME_IN_TILES", 9)
+    monkeypatch.setattr(engine_run, "ALL_IN_TILES", 9)
 
 
 @at_length
@@ -295,7 +306,8 @@ def test_runs_of_any_size_agree_in_tiles(model_path):
 
 def test_integers_are_made_for_few_tokens_only():
     store = SimpleNamespace(addresses=(0, 0, 0))
-    for tokens, few in ((1, 1), (8, 8), (9, 0), (512, 0)):
+    most = cpu.ALL_IN_TILES - 1
+    for tokens, few in ((1, 1), (most, most), (most + 1, 0), (512, 0)):
         header = Header()
         header.fill([Span(store, 0, np.zeros(tokens, np.int64), 1)], True, np.zeros((1, 1), np.float32))
         assert header.few_counts.tolist() == [few, 1]

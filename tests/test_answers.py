@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation import answers as module
 from localllm.generation.answers import Answer, answers, distinct, log_total
-from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.text.tokenizer import StreamDecoder
@@ -50,7 +50,7 @@ def table(seed: int, levels: int = 5, ending: float = 0.0) -> Row:
 
 def ask(engine: FakeSequences, tokenizer: Letters, prompt: list[int], n: int = 1, beams: int = 0, **options):
     chosen = GenerationOptions(**options)
-    return answers(engine, tokenizer, prompt, tokenizer.stream(), chosen, n, beams)
+    return answers(engine, tokenizer, Task(prompt, tokenizer.stream(), chosen), n, beams)
 
 
 # Sampled ones.
@@ -70,12 +70,13 @@ def test_each_is_what_it_would_be_alone(seed: int, n: int, ending: float, max_to
     engine, tokenizer = FakeSequences(VOCAB, row, context=20), Letters()
     sampling = SamplingOptions(seed=seed, temperature=1.5, repeat_penalty=penalty)
     options = GenerationOptions(max_tokens, stop, sampling)
-    given = answers(engine, tokenizer, prompt, tokenizer.stream(), options, n)
+    given = answers(engine, tokenizer, Task(prompt, tokenizer.stream(), options), n)
     assert sorted(answer.seed for answer in given) == [seed + number for number in range(n)]
     assert given == sorted(given, key=per_token(tokenizer, row, prompt), reverse=True)
     for answer in given:
         chosen = replace(options, sampling=replace(sampling, seed=answer.seed))
-        alone = Generation(Sequences(FakeSequences(VOCAB, row, 20)), tokenizer, prompt, tokenizer.stream(), chosen)
+        task = Task(prompt, tokenizer.stream(), chosen)
+        alone = Generation(Sequences(FakeSequences(VOCAB, row, 20)), tokenizer, task)
         assert "".join(alone) == answer.text
         assert (alone.tokens, alone.finish_reason) == (answer.tokens, answer.finish_reason)
     assert engine.read == [3], "the prompt is read once"

@@ -16,7 +16,7 @@ from localllm.errors import ContextError, MemoryLimitError
 from localllm.generation.answering import AnswerRequest
 from localllm.generation.answers import answers
 from localllm.generation.batch import Batch
-from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.reading import most_between_steps, shareable
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
@@ -72,17 +72,15 @@ def ask(engine: Paged, requests: list[AnswerRequest], **choices) -> list[AnswerR
 
 def request(prompt: list[int], n: int = 1, **options) -> AnswerRequest:
     sampling = {name: options.pop(name) for name in list(options) if name in SamplingOptions.__dataclass_fields__}
-    return AnswerRequest(
-        prompt, Letters().stream(), GenerationOptions(**options, sampling=SamplingOptions(**sampling)), n
-    )
+    chosen = GenerationOptions(**options, sampling=SamplingOptions(**sampling))
+    return AnswerRequest(Task(prompt, Letters().stream(), chosen), n)
 
 
 def alone(asked: AnswerRequest, row: Callable, seed: int, context: int) -> Generation:
-    options = GenerationOptions(
-        asked.options.max_tokens, asked.options.stop, SamplingOptions(seed=seed), speculate="off"
-    )
+    asked_for = asked.task.options
+    options = GenerationOptions(asked_for.max_tokens, asked_for.stop, SamplingOptions(seed=seed), speculate="off")
     sequences = Sequences(FakeSequences(VOCAB, row, context))
-    generation = Generation(sequences, Letters(), asked.prompt, Letters().stream(), options)
+    generation = Generation(sequences, Letters(), Task(asked.prompt, Letters().stream(), options))
     for _ in generation:
         pass
     return generation
@@ -136,7 +134,7 @@ def test_several_answers_are_those_of_n_best():
     row, options = table(3), {"max_tokens": 9, "seed": 5}
     [one] = ask(Paged(row), [request([2, 3], 4, **options)])
     chosen = GenerationOptions(9, sampling=SamplingOptions(seed=5))
-    expected = answers(FakeSequences(VOCAB, row), Letters(), [2, 3], Letters().stream(), chosen, 4)
+    expected = answers(FakeSequences(VOCAB, row), Letters(), Task([2, 3], Letters().stream(), chosen), 4)
     assert [(a.text, a.tokens, a.logprob, a.seed) for a in one.answers] == [
         (a.text, a.tokens, a.logprob, a.seed) for a in expected
     ]
@@ -162,7 +160,7 @@ def test_prompts_are_read_with_the_arithmetic_that_they_would_meet_alone(lengths
 
 
 def test_who_asks_for_no_number_gets_one_answer():
-    asked = AnswerRequest([2], Letters().stream(), GenerationOptions(3))
+    asked = AnswerRequest(Task([2], Letters().stream(), GenerationOptions(3)))
     ask(Paged(table(1, ending=-9.0)), [asked])
     assert [len(answer.tokens) for answer in asked.answers] == [3]
 

@@ -274,3 +274,8 @@ def test_what_can_be_removed(folder, tmp_path):
     for name in ("qwen3-8b", "nothing"):
         with pytest.raises(ModelError, match="not in the folder of models"):
             removable(name)
+
+
+def test_sizes_for_people():
+    sizes = [HubReference("x", "a/b", megabytes=megabytes).size for megabytes in (0, 1, 999, 1000, 1049, 16_400)]
+    assert sizes == ["", "about 1 MB", "about 999 MB", "about 1.0 GB", "about 1.0 GB", "about 16.4 GB"]

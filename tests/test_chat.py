@@ -327,7 +327,7 @@ def test_sessions(talk, tmp_path: Path, cli, monkeypatch):
     again.type("/exit\r")
     assert again.end() == 0
     code, out, _ = cli("sessions")
-    assert code == 0 and re.search(r"^trip +\d{4}-\d\d-\d\d \d\d:\d\d +5  Tiny Test  one$", out, re.MULTILINE)
+    assert code == 0 and re.search(r"^trip +\d{4}-\d\d-\d\d \d\d:\d\d +5  one +Tiny Test$", out, re.MULTILINE)
     code, out, _ = cli("sessions", "show", "trip")
     assert (code, out) == (0, "system: Be brief.\n\nuser: one\n\nassistant: ONE\n\nuser: four\n\nassistant: FOUR\n")
     assert cli("sessions", "rm", "trip")[0] == 0

@@ -49,6 +49,7 @@ def render(source: str, *messages: dict, **variables) -> str:
         ("{% for k, v in {'x': 2}.items() %}{{ k }}{{ v * 2 }}{% endfor %}", "x4"),
         ("{% for m in messages recursive %}{{ loop.first }}{% else %}none{% endfor %}", "True"),
         ("{{ '-' * 3 + 'x' }}{{ 7 % 4 }}{{ 2 ** 3 }}", "---x38"),
+        ("{{ [1, none, 'a'] | join('-') }}{{ {'b': 1, 2: 3} | join }}{{ 'xyz' | join('.') }}", "1-None-ab2x.y.z"),
         ("{{ '%05.1f|%s' % (2.5, 'x') }}{{ '%s' | format(7) }}{{ 99999 * 99999 }}", "002.5|x79999800001"),
     ],
 )  # fmt: skip

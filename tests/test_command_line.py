@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
@@ -17,7 +18,7 @@ from terminal import Terminal
 from test_cli import posix
 
 import localllm
-from localllm.cli import llama_names
+from localllm.cli import llama_names, opening
 from localllm.cli.app import OPTIONS, context_of
 from localllm.cli.command import command
 from localllm.cli.commands import COMMANDS, params_of
@@ -187,8 +188,9 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
         ("remove x", "there is no command remove; did you mean rm"),
         ("download x", "there is no command download; did you mean pull"),
         ("show x", "there is no command show; did you mean inspect"),
-        ("serve x", "there is no command serve: there is no server; the Python API"),
+        ("llama-server x", "there is no command llama-server; did you mean serve"),
         ("rnu x", "there is no command rnu; did you mean run"),
+        ("xyzzyx y", "there is no command xyzzyx; localllm --help lists them"),
         ("small.gguf", "localllm chat small.gguf"),
         ("-m small.gguf", "-m stands behind a command"),
         ("help rnu", "there is no command rnu"),
@@ -557,3 +559,26 @@ def test_a_shell_completes(tmp_path: Path, shell: str):
     done = subprocess.run([shell, "-c", script], cwd=tmp_path, env=os.environ | environment, capture_output=True)
     told = [line.partition("\t")[0].replace("\\", "") for line in done.stdout.decode().splitlines()]
     assert {"warmup", "a.gguf", "c d.gguf", "b.txt", "--no-cache", "drop-turns"} == set(told) - {"bin", "bin/"}
+
+
+def test_how_long_a_prompt_may_be(tiny: str):
+    """As long as the context, unless what does not fit is forgotten."""
+    group = SimpleNamespace(context=64)
+    assert opening.most_bytes(tiny, group, "shift") == sys.maxsize
+    most = {opening.most_bytes(tiny, group, choice) for choice in (None, "error", "drop-turns")}
+    assert len(most) == 1 and most < {*range(64, 64_000)}
+
+
+@pytest.mark.parametrize("no_cache", [True, False])
+def test_what_the_program_opens(tiny: str, monkeypatch, no_cache: bool):
+    cache = SimpleNamespace(types=lambda: "q8_0")
+    group = SimpleNamespace(threads=1, context=64, device="cpu", gpu_layers="auto", cache=cache)
+    with opening.open_model(tiny, group, no_cache=no_cache) as model:
+        assert model.context == 64
+        assert (model.prefixes is None) == no_cache
+
+
+def test_only_commands_are_commands():
+    group = context_of("run").parent.command
+    assert {group.get_command(None, name) is None for name in (*COMMANDS,)} == {False}
+    assert [group.get_command(None, name) for name in ("none", "", "__init__")] == [None] * 3

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,10 +20,12 @@ from localllm.errors import ConstraintError, UsageError
 from localllm.generation import constraints
 from localllm.generation.constraints import Constraint, Matcher, constraint_of, matcher_of
 from localllm.generation.generate import GenerationOptions
+from localllm.generation.guide import Guide
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.schemas import exact
 from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
+from localllm.generation.thinking import ANSWER
 from localllm.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -552,3 +555,15 @@ def test_the_oldest_of_many_constraints_is_made_again(tiny, made):
     for constraint in (constraints[64], constraints[1], constraints[0]):
         matcher_of(constraint, tokenizer, tokenizer.vocab_size)
     assert made[64:] == [constraints[64].grammar, constraints[0].grammar]
+
+
+def test_what_is_forced_is_expected_whatever_has_begun():
+    """A thought's last marks may come when the answer has begun by its kind."""
+    answering = SimpleNamespace(kind=ANSWER, is_between=False)
+    guide = Guide.__new__(Guide)
+    guide.transcript, guide._matcher = answering, SimpleNamespace(expected=lambda: [9])
+    for forced, expected in (((5, 6), [5, 6]), ((), [9])):
+        guide._forced = forced
+        assert list(guide.expected()) == expected
+    guide.transcript = SimpleNamespace(kind="thought", is_between=False)
+    assert list(guide.expected()) == []

@@ -26,8 +26,10 @@ from tiny_model import CHATML, vocabulary
 
 import localllm
 from localllm.convert import Checkpoint, open_folder
+from localllm.convert.files import understood
 from localllm.convert.pretokenizer_name import USUAL_NAMES, candidates, cut_by, pretokenizer_name, probe
 from localllm.convert.sentencepiece import read_sentencepiece
+from localllm.convert.tokens import cuts_nothing
 from localllm.convert.vocabulary import vocabulary_metadata
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
@@ -636,6 +638,7 @@ BAD_FOLDERS: list[tuple[str, Callable[[Path], None]]] = [
     ("expected a JSON object, found list", text(CONFIG_FILE, "[]")),
     ("architecture BertModel is not supported", edit(CONFIG_FILE, architectures=["BertModel"])),
     ("architecture '' is not supported", edit(CONFIG_FILE, architectures=7)),
+    ("architecture '' is not supported", edit(CONFIG_FILE, architectures=[])),
     ("the weights are quantized (gptq)", edit(CONFIG_FILE, quantization_config={"quant_method": "gptq"})),
     ("hidden_act gelu", edit(CONFIG_FILE, hidden_act="gelu")),
     ("hidden_size should be a number", edit(CONFIG_FILE, hidden_size="64")),
@@ -762,3 +765,27 @@ def test_a_file_that_is_cut_off(tmp_path: Path):
     with pytest.raises(ModelError, match="shorter"):
         all_rows(next(tensor for tensor in checkpoint.tensors if tensor.name == "output.weight"))
     assert "not a valid safetensors file" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(KeyError("vocab"), "no 'vocab'"), (TypeError("vocab"), "vocab"), (IndexError("far"), "far")]
+)
+def test_whatever_trips_over_a_file_names_it(error: Exception, told: str):
+    with pytest.raises(ModelError, match=f"^x.json: not as expected: {told}$"), understood(Path("x.json")):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("part", "normalizer", "nothing"),
+    [
+        ({"type": "Metaspace", "split": False}, {}, True),
+        ({"type": "Metaspace", "split": True}, {}, False),
+        ({"type": "Metaspace"}, {}, False),
+        ({"type": "Digits", "split": False}, {}, False),
+        ({"type": "Split", "pattern": {"String": " "}}, {"type": "Replace"}, True),
+        ({"type": "Split", "pattern": {"String": " "}}, {"type": "NFC"}, False),
+        ({"type": "Split", "pattern": {"String": "x"}}, {"type": "Replace"}, False),
+    ],
+)
+def test_steps_that_cut_nothing(part: dict, normalizer: dict, nothing: bool):
+    assert cuts_nothing(part, {"normalizer": normalizer}) is nothing

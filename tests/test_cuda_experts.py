@@ -21,7 +21,13 @@ def route(scores: np.ndarray, routing: Routing, bias: np.ndarray | None = None) 
     tokens, source = len(scores), padded(scores)
     chosen, weights = np.full((tokens + 1, routing.used), -7), np.full((tokens + 1, routing.used), GUARD)
     given = {name: getattr(routing, name) for name in ("experts", "used", "sigmoid", "normalized", "scale")}
-    given |= {"groups": routing.groups, "groups_used": routing.groups_used, "scratch": 0, "scratch_bytes": 0}
+    given |= {
+        "groups": routing.groups,
+        "groups_used": routing.groups_used,
+        "together": routing.together,
+        "scratch": 0,
+        "scratch_bytes": 0,
+    }
     given |= {"bias": 0 if bias is None else at_end_of_page(bias), "logits": source, "stride": source.strides[0]}
     launch("route", tokens + 1, count=count(tokens), **given, chosen=chosen, weights=weights)
     assert (chosen[-1] == -7).all() and (weights[-1] == GUARD).all()

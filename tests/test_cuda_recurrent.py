@@ -7,6 +7,7 @@ from simulated import launch
 from test_recurrent_kernels import Run, in_blocks, in_columns, moved, weight
 
 from localllm.arch.states import Recurrent
+from localllm.arch.verbs import HeadState
 from localllm.kernels.reference import Reference
 
 COUNTS = [3, 1]  # tokens of each sequence
@@ -69,8 +70,8 @@ def test_head_scan(rule, heads, key_heads, key_dim, value_dim, repeat):
 
     def say(b: Reference) -> np.ndarray:
         if is_delta:
-            return b.delta_rule(q, k, v, dt, strength, weight(rates), run.state, 0, key_heads, repeat)
-        return b.state_space(v, dt, k, q, weight(rates), weight(skip), run.state, 0, key_heads)
+            return b.delta_rule(q, k, v, dt, strength, HeadState(run.state, 0, weight(rates), key_heads, repeat))
+        return b.state_space(v, dt, k, q, weight(skip), HeadState(run.state, 0, weight(rates), key_heads, repeat))
 
     check(
         run, f"head_scan-{rule}", say, in_blocks, q=padded(q), k=padded(k), key_stride=padded(q).strides[0],

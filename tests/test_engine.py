@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from engines import SingleEngine, open_engine
+from engines import SingleEngine, bound, open_engine
 from tiny_model import HEADS, HIDDEN, KV_HEADS, WIDTH, write_tiny_model
 
 from localllm.arch.states import Paged
@@ -119,7 +119,7 @@ def test_a_prompt_cut_in_two_anywhere(opened):
     expected = engine.forward(TOKENS[:40], 0, "all")
     for cut in range(1, 40):
         engine.forward(TOKENS[:cut], 0, "none")
-        assert nmse(engine.forward(TOKENS[cut:40], cut, "all"), expected[cut:]) < 1e-10
+        assert nmse(engine.forward(TOKENS[cut:40], cut, "all"), expected[cut:]) < bound(1e-10, in_tiles=1e-9)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -140,7 +140,9 @@ def test_context_as_trained_unless_said_otherwise(opened):
 
 def test_cpu_agrees_with_reference(opened):
     cpu, reference = opened(kv_type="f32"), opened(kv_type="f32", backend="reference")
-    assert nmse(cpu.forward(TOKENS[:600], 0, "all"), reference.forward(TOKENS[:600], 0, "all")) < 1e-10
+    assert nmse(cpu.forward(TOKENS[:600], 0, "all"), reference.forward(TOKENS[:600], 0, "all")) < bound(
+        1e-10, in_tiles=2e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_smaller_caches_are_close_to_f32(opened, kv_type, error):
     cpu, reference = opened(kv_type=kv_type), opened(kv_type=kv_type, backend="reference")
     exact, rounded = opened(kv_type="f32").forward(TOKENS[:300], 0, "all"), cpu.forward(TOKENS[:300], 0, "all")
     assert 1e-12 < nmse(rounded, exact) < error
-    assert nmse(rounded, reference.forward(TOKENS[:300], 0, "all")) < error / 1000
+    assert nmse(rounded, reference.forward(TOKENS[:300], 0, "all")) < bound(error / 1000, in_tiles=error / 20)
 
 
 def test_less_precision_rounds_activations_to_8_bits(opened, file):
@@ -178,8 +180,8 @@ def test_formats(opened, file, format, width):
     change(file, "token_embd.weight", generator.normal(0, 1, file.tensors["token_embd.weight"].shape), format)
     cpu, reference = opened(kv_type="f32"), opened(kv_type="f32", backend="reference")
     exact = reference.forward(TOKENS[:300], 0, "all")
-    bound = {"F16": 1e-7, "BF16": 1e-5}.get(format, 1e-4)  # large batches round activations, and F16 itself
-    assert nmse(cpu.forward(TOKENS[:300], 0, "all"), exact) < bound
+    most = {"F16": bound(1e-7, in_tiles=1e-5), "BF16": 1e-5}.get(format, 1e-4)  # large batches round activations
+    assert nmse(cpu.forward(TOKENS[:300], 0, "all"), exact) < most
     precise = np.concatenate([cpu.forward(TOKENS[i : i + 60], i, "all") for i in range(0, 300, 60)])
     assert nmse(precise, exact) < (1e-7 if format.startswith("Q") else 1e-10)
 
@@ -479,4 +481,4 @@ def test_several_engines_at_once_do_not_mix(opened):
     for engine, start in zip(engines, (0, 100, 200), strict=True):
         engine.forward(TOKENS[start : start + 19], 0, "none")
     got = [engine.forward([TOKENS[start + 19]], 19) for engine, start in zip(engines, (0, 100, 200), strict=True)]
-    assert nmse(np.array(got), np.array(expected)) < 1e-10
+    assert nmse(np.array(got), np.array(expected)) < bound(1e-10, in_tiles=1e-9)

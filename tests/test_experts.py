@@ -62,7 +62,12 @@ def route(call, scores: np.ndarray, routing: Routing, bias: np.ndarray | None, p
     chosen = np.full((tokens + 1, routing.used), -7, np.int64)
     weights, scratch = np.full((tokens + 1, routing.used), GUARD), Scratch(4 * (2 * routing.experts + routing.groups))
     arguments = {name: getattr(routing, name) for name in ("experts", "used", "sigmoid", "normalized", "scale")}
-    arguments |= {"groups": routing.groups, "groups_used": routing.groups_used, **scratch.arguments}
+    arguments |= {
+        "groups": routing.groups,
+        "groups_used": routing.groups_used,
+        "together": routing.together,
+        **scratch.arguments,
+    }
     arguments |= {"bias": 0 if bias is None else at_end_of_page(bias)}
     arguments |= {"logits": source, "stride": source.strides[0], "chosen": chosen, "weights": weights}
     call("route", parts, count=count(tokens), **arguments)

@@ -5,7 +5,7 @@ from fake_engine import FakeEngine, saying
 from tiny_model import write_tiny_model
 
 from localllm.errors import ContextError, LocalllmError, UsageError
-from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.reuse import common
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
@@ -22,7 +22,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def start(tokenizer: Tokenizer, sequences: Sequences, prompt: list[int], **options) -> Generation:
     chosen = GenerationOptions(**{"sampling": GREEDY, **options})
-    return Generation(sequences, tokenizer, prompt, tokenizer.stream(continued=True), chosen)
+    return Generation(sequences, tokenizer, Task(prompt, tokenizer.stream(continued=True), chosen))
 
 
 def engine(tokenizer: Tokenizer, answer: str, context: int = 512) -> FakeEngine:

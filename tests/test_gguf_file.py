@@ -1,5 +1,6 @@
 """GGUF files: what is read equals what was written, and everything that is wrong is refused with one clear line."""
 
+import errno
 import os
 import struct
 from pathlib import Path
@@ -8,7 +9,8 @@ import gguf
 import numpy as np
 import pytest
 
-from localllm.errors import ModelError
+from localllm.errors import MemoryLimitError, ModelError
+from localllm.files import gguf_file
 from localllm.files.gguf_file import GGUFFile
 
 F32, Q8_0 = 0, 8  # formats
@@ -411,3 +413,19 @@ def test_an_error_in_a_part_names_that_part(tmp_path):
     paths = write_split(tmp_path)
     paths[2].write_bytes(paths[2].read_bytes()[:-10])
     assert refusal(paths[0]).startswith(f"{paths[2]}: tensor c: the file ends at")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "told"),
+    [(errno.ENOMEM, MemoryLimitError, "not enough address space"), (errno.EIO, ModelError, "cannot be read: Input/")],
+)
+def test_a_file_that_the_system_does_not_map(tmp_path, monkeypatch, number: int, kind: type, told: str):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(4096))
+
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(gguf_file.mmap, "mmap", refuse)
+    with pytest.raises(kind, match=told) as caught:
+        GGUFFile.open(tmp_path / "model.gguf")
+    assert type(caught.value) is kind

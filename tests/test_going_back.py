@@ -194,7 +194,7 @@ def test_a_conversation_of_an_earlier_process(model: str, request, tmp_path: Pat
     with localllm.open(path, threads=1) as opened:
         session = opened.session
         session.messages = messages
-        session.sequences.resume(held)
+        session.earlier = held
         again = session.ask("And then?", SHORT)
         assert "".join(again) == said
         assert again.cached_tokens >= (1024 if model == "tiny" else 512)

@@ -1,6 +1,7 @@
 """What people type who know llama.cpp, Ollama or llm, and what they get."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from localllm.cli.chat_commands import execute
 from localllm.cli.chat_options import changed
 from localllm.cli.completion import possible
 from localllm.cli.config import config
+from localllm.cli.map import of_input
+from localllm.cli.opening import compiling
 from localllm.cli.render import columns
+from localllm.cli.terminal import ProgressLine
 from localllm.errors import UsageError
 from localllm.files.gguf_file import description
 from localllm.generation.answers import Answer, distinct
@@ -71,11 +75,49 @@ def test_map_goes_on_in_the_output_of_the_same_input_only(tiny: str, cli, tmp_pa
     assert cli("map", tiny, first, "-o", out, *SHORT)[0] == 6
     before = out.read_bytes()
     code, _, err = cli("map", tiny, second, "-o", out, *SHORT)
+    assert code == 2 and "b.jsonl (28 bytes) does not go on; give another name" in err
+    (tmp_path / ".out.jsonl.localllm").unlink()
+    code, _, err = cli("map", tiny, second, "-o", out, *SHORT)
     assert code == 2 and "the record 'x' is not in this input; give another name" in err
     assert out.read_bytes() == before and b'"error"' in before
     first.write_text(first.read_text() + '{"id": "w", "prompt": "Ho"}\n')
     assert cli("map", tiny, first, "-o", out, *SHORT)[0] == 6
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["x", "y", "w"]
+
+
+def test_an_output_remembers_its_input(tiny: str, cli, tmp_path: Path):
+    first, second, out = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "out.jsonl"
+    first.write_text("Hi\n")
+    second.write_text("Hi\nHo\n")
+    assert cli("map", tiny, first, "-o", out, *SHORT)[0] == 0
+    before = out.read_bytes()
+    code, _, err = cli("map", tiny, second, "-o", out, *SHORT)
+    assert (
+        code == 2 and err.endswith("b.txt (6 bytes) does not go on; give another name\n") and "a.txt (3 bytes)" in err
+    )
+    assert cli("map", tiny, "-o", out, *SHORT, stdin=second.read_bytes())[0] == 2
+    assert out.read_bytes() == before
+    assert cli("map", tiny, "-o", out, *SHORT, stdin=b"Hi\n")[0] == 0, "the same by another way"
+    assert cli("map", tiny, second, "-o", out, *SHORT)[0] == 2, "whichever way came last"
+    out.unlink()
+    assert cli("map", tiny, second, "-o", out, *SHORT)[0] == 0, "a new one"
+    second.write_text("Hi\nHo\nHu\n")
+    assert cli("map", tiny, second, "-o", out, *SHORT)[0] == 0, "it has grown"
+    assert out.read_bytes().count(b"\n") == 3
+
+
+def test_the_memory_of_an_input_goes_with_an_output_that_never_was(tiny: str, cli, tmp_path: Path):
+    with pytest.raises(KeyboardInterrupt), of_input(str(tmp_path / "out.jsonl"), b"Hi\n", "") as remember:
+        remember()
+        assert (tmp_path / ".out.jsonl.localllm").exists()
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_kernel_is_not_many(capsys):
+    for total, told in ((1, "a kernel"), (2, "2 kernels")):
+        compiling(ProgressLine())(0, total)
+        assert capsys.readouterr().err.startswith(f"localllm: compiling {told} for this computer, once;")
 
 
 def test_messages_that_are_no_list_are_told_so():
@@ -107,7 +149,7 @@ def test_errors_name_what_exists(tiny: str, cli, words: str, told: str):
 
 def test_an_empty_schema_is_told_as_such(tiny: str, cli):
     code, _, err = cli("run", tiny, *PROMPT, "-j", "")
-    assert code == 2 and "is empty: give a text with it, or the name of a file" in err
+    assert code == 2 and err.endswith("-j is empty: give a text, or the name of a file with one\n")
 
 
 def test_config_says_who_has_named_the_model(cli, configure):
@@ -280,11 +322,27 @@ def test_small_wishes(tiny: str, cli, tmp_path: Path):
     assert (code, out) == (0, f"{tiny}\n{text}\n")
     code, _, err = cli("map", tiny, *SHORT, "--stats", stdin=b"a\nb\n")
     assert code == 0 and err.startswith("2 records in ") and err.endswith("tokens/s, 0 failed\n")
+    assert re.search(r"^2 records in (\d|[1-5]\d) s, ", err), "not since the computer has started"
     assert cli("sessions", "list")[0] == 0
 
 
 def test_where_the_settings_are(cli, configure, tmp_path: Path):
     assert cli("config", "path")[1] == f"{tmp_path}/localllm/config.toml\n"
+
+
+def test_who_has_said_how_much_is_kept(cli, configure, monkeypatch):
+    def row() -> list[str]:
+        return next(line for line in cli("config")[1].splitlines() if line.startswith("prompts kept")).split()[2:]
+
+    variable = "LOCALLLM_PREFIX_GB"
+    assert row()[-1] == variable, "which conftest.py sets"
+    monkeypatch.delenv(variable)
+    configure("")
+    assert row()[-1] == "default"
+    configure("\ncache_gb = 0.5\n")
+    assert row() == ["500.0", "MB", "config.toml,", "line", "2"]
+    monkeypatch.setenv(variable, "0.25")
+    assert row() == ["250.0", "MB", variable]
 
 
 @pytest.mark.parametrize(
@@ -336,10 +394,17 @@ def test_what_completes(before: list[str], begun: str, words: list[str], monkeyp
     assert kind == {"quantize": "files"}.get(before[0], "models" if "draft:" in words else "nothing")
 
 
+@pytest.mark.parametrize(("word", "meant"), [("cli", "chat"), ("search", "list"), ("batch", "map"), ("delete", "rm")])
+def test_words_for_commands(word: str, meant: str, cli):
+    assert cli(word)[2] == f"localllm: error: there is no command {word}; did you mean {meant}?\n"
+
+
 def test_meant_types_and_commands_of_a_chat(tiny: str, cli):
     assert cli("quantize", tiny, "Q5_KM")[2] == "localllm: error: Q5_KM is no type; did you mean Q5_K_M?\n"
     with pytest.raises(UsageError, match=r"there is no /hlep; did you mean /help\?"):
         execute(None, "/hlep", None)
+    with pytest.raises(UsageError, match=r"there is no option 'xyzzyx'; Tab behind /set lists them$"):
+        changed(GenerationOptions(), "xyzzyx", "1")
     with pytest.raises(UsageError, match=r"there is no option 'temperatur'; did you mean temperature\?$"):
         changed(GenerationOptions(), "temperatur", "1")
 
@@ -348,6 +413,6 @@ def test_tables_fit_the_terminal():
     rows = [("a" * 30, "1", "b" * 50), ("c", "12345", "d" * 90)]
     for width in (40, 80):
         lines = columns(("name", "size", "path"), rows, "<><", width)
-        assert max(map(len, lines)) <= width and "a" * 30 in lines[1]
-    assert "12345" in lines[2] and "…" in lines[1]
+        assert max(map(len, lines)) <= width and "a" * 30 in lines[1] and "12345" in lines[2]
+        assert ("…" in lines[1]) == (width == 80), "no cell is cut to a few letters"
     assert max(map(len, columns(("name", "size", "path"), rows, "<><"))) > 80

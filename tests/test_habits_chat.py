@@ -1,13 +1,17 @@
 """What people do in a chat, and what they get: on a terminal of 40 and of 80 columns."""
 
+import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from talker import MIXED
-from terminal import Terminal, plain
+from terminal import Terminal, drawn, plain
 from test_chat import TALKER, talk  # noqa: F401  a fixture
 from wcwidth import wcswidth
+
+from localllm.cli import chat_commands
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
 
@@ -23,6 +27,21 @@ def test_branches_of_a_session_stay(talk):  # noqa: F811
     assert "* A" in told and "  B" in told
     assert "back in the branch B" in chat.say("/branch B")
     assert "* B" in chat.say("/branch")
+    chat.say("/branch C")
+    chat.type("bye\r")
+    assert chat.end() == 0
+    again = talk("--session", "C")
+    again.prompt()
+    assert [line.split() for line in again.say("/branch").splitlines()[-4:-1]] == [["A"], ["B"], ["*", "C"]]
+    assert "back in the branch B" in again.say("/branch B")
+    assert "taken back: two" in again.say("/undo")
+
+
+def test_branches_of_a_session_in_which_nothing_was_said(talk):  # noqa: F811
+    chat = talk("--session", "A")
+    chat.prompt()
+    chat.say("/branch B")
+    assert "back in the branch A" in chat.say("/branch A")
 
 
 def test_a_file_that_is_too_long_is_refused_and_others_are_taken_back(talk, tmp_path: Path):  # noqa: F811
@@ -75,3 +94,41 @@ def test_lines_break_between_words(tiny: str, columns: int):
     assert max(map(wcswidth, lines)) <= columns
     assert "left out, because they mean nothing here:" in " ".join(lines[:4])
     assert "".join(MIXED.split()) in "".join("".join(lines).split())
+
+
+def test_only_a_session_says_where_it_is(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(chat_commands, "dim_text", said.append)
+    for file in (None, "x.jsonl"):
+        chat_commands.tell_where(SimpleNamespace(file=file, name="notes", lines=["a", "b"]))
+    assert said == ["session   notes · 2 messages"]
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("words", ["list --all", "config run", "inspect MODEL", "fit MODEL", "sessions"])
+def test_tables_and_facts_are_no_wider_than_the_terminal(tiny: str, columns: int, words: str, tmp_path: Path):
+    folder = tmp_path / "localllm" / "sessions"
+    folder.mkdir(parents=True)
+    model = {"name": "A model with a very long name", "path": "x", "fingerprint": "y"}
+    header = {"session": 1, "created": "2026-11-22 10:34", "model": model, "settings": {}}
+    said = {"role": "user", "content": "Why is the sky blue, and the sea?"}, {"role": "assistant", "content": "So."}
+    (folder / "one.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in (header, *said)))
+    screen = Terminal(*words.replace("MODEL", tiny).split(), columns=columns, XDG_DATA_HOME=str(tmp_path))
+    assert screen.end() == 0
+    lines = drawn(screen.seen).splitlines()
+    assert all(wcswidth(line) <= columns or " " not in line.strip() for line in lines), lines
+    shown = {
+        "list --all": "qwen3-4b ",
+        "sessions": "Why is the sky" if columns == 80 else "2026-",
+        "config run": "--temp ",
+    }
+    assert any(shown.get(words, "architecture  llama") in line for line in lines)
+    if (words, columns) == ("list --all", 80):
+        assert "A good first model" in drawn(screen.seen)
+
+
+def test_bench_shows_its_figures_on_a_narrow_terminal(tiny: str):
+    screen = Terminal("bench", tiny, "-p", "8", "-n", "4", "-r", "1", columns=40)
+    assert screen.end() == 0
+    lines = drawn(screen.seen).splitlines()
+    assert max(map(wcswidth, lines)) <= 40 and any("pp8" in line and " ± 0.00" in line for line in lines)

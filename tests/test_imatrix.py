@@ -5,6 +5,7 @@ import struct
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -13,6 +14,7 @@ from engines import open_engine
 from kernel_calls import caller, count, for_any_parts, normal, output, padded, written
 from tiny_model import LAYERS, WIDTH, damage, exact, write_tiny_model
 
+from localllm.cli import imatrix as command
 from localllm.cli import main
 from localllm.engine.record import observe
 from localllm.engine.sequence import Sequence
@@ -391,6 +393,32 @@ def test_the_command(cli, tmp_path, tiny, text):
     assert cli(tiny, text, "-o", out, "-c", SIZE, "--chunks", 3, "-t", 2)[0] == 0
     assert out.read_bytes() == bytes_before
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "out.gguf", "2.gguf", "both.gguf"}
+
+
+def test_what_is_shown_while_it_goes_on(monkeypatch):
+    """After an interruption, with four of ten chunks done."""
+    shown: list[str] = []
+    monkeypatch.setattr(command.ProgressLine, "show", lambda line, text: shown.append(text))
+    command.read(SimpleNamespace(total=10, done=4, read=lambda: iter(range(5, 11))), command.ProgressLine())
+    assert shown[0] == "reading: chunk 5 of 10"
+    assert [text.partition(",")[0] for text in shown[1:]] == [f"reading: chunk {done} of 10" for done in range(5, 11)]
+    assert shown[-1] == "reading: chunk 10 of 10, 0 s left"
+
+
+def test_what_is_said_of_an_interruption_stands_on_a_line_of_its_own(monkeypatch):
+    events: list[str] = []
+
+    def interrupted():
+        yield 5
+        raise KeyboardInterrupt
+
+    for name in ("show", "clear"):
+        monkeypatch.setattr(command.ProgressLine, name, lambda line, *text, name=name: events.append(name))
+    monkeypatch.setattr(command, "dim", lambda text: events.append(text))
+    with pytest.raises(KeyboardInterrupt):
+        command.read(SimpleNamespace(total=10, done=4, read=interrupted), command.ProgressLine())
+    told = next(place for place, event in enumerate(events) if event.startswith("4 of 10 chunks are done"))
+    assert events[told - 1] == "clear" and "show" not in events[told:]
 
 
 def test_ctrl_c_and_again(cli, monkeypatch, tmp_path, tiny, text):

@@ -13,6 +13,7 @@ from conftest import ROOT
 LAYERS = [
     ["localllm.__main__"],
     ["localllm.cli"],
+    ["localllm.server"],
     ["localllm", "localllm.services"],
     ["localllm.api", "localllm.convert"],
     ["localllm.generation"],
@@ -118,6 +119,7 @@ def test_no_command_imports_another():
         "quantize",
         "rm",
         "run",
+        "serve",
         "sessions",
         "tokenize",
         "warmup",

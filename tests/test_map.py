@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from conftest import ROOT
 from system_calls import SAFE, SystemCalls
 
 from localllm import builtin_model
+from localllm.cli.map import finishing
+from localllm.cli.terminal import ProgressLine
 from localllm.errors import UsageError
 from localllm.files.line_file import LineFile, json_line
 from localllm.services.map import in_order, shortest_first, unfinished
@@ -50,6 +54,31 @@ def test_answers_are_those_of_run(cli, questions: Path):
             "completion_tokens": told["completion_tokens"],
             "input": question,
         }
+
+
+def test_how_far_it_is(cli, monkeypatch, questions: Path):
+    """After every step: how many are answered, and what is left at that rate."""
+    shown: list[str] = []
+    monkeypatch.setattr(ProgressLine, "show", lambda line, text: shown.append(text))
+    assert cli("map", GUIDE, questions, "--temp", 0, "-n", 3)[0] == 0
+    counts = [int(re.fullmatch(r"(\d) of 4 answered, .* tokens/s(, \S.* left)?", text)[1]) for text in shown]
+    assert counts == sorted(counts) and counts[-1] == 4 and shown[-1].endswith(", 0 s left")
+    assert all(bool(count) == text.endswith(" left") for count, text in zip(counts, shown, strict=True))
+
+
+def test_ctrl_c_means_again_what_it_meant():
+    def before(number: int, frame: object) -> None: ...
+
+    meant = signal.signal(signal.SIGINT, before)
+    try:
+        for error in (None, ValueError):
+            with suppress(ValueError), finishing(lambda: None):
+                assert signal.getsignal(signal.SIGINT) is not before
+                if error:
+                    raise error
+            assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, meant)
 
 
 def test_a_seed_gives_the_answers_of_run(cli):

@@ -34,6 +34,8 @@ def changed(source: str, kind: str) -> list[str]:
         ("sign", "x = -a", ["x = (a)"]),
         ("number", "x = 3", ["x = 4", "x = 2"]),
         ("number", "x = 0", ["x = 1"]),
+        ("number", "x = 1_000", ["x = 10000", "x = 100"]),
+        ("number", "x = 8 + 64", ["x = 9 + 64", "x = 7 + 64", "x = 8 + 128", "x = 8 + 32"]),
         ("number", "x = -1", ["x = 0"]),
         ("number", "x = 0.5", ["x = 5.0"]),
         ("number", "x: Literal[3] = a", []),
@@ -53,6 +55,8 @@ def changed(source: str, kind: str) -> list[str]:
         ("order", "x = sorted(a)", ["x = list(a)"]),
         ("arguments", "f(a, b, c)", ["f(b, a, c)"]),
         ("arguments", "f(a, a)", []),
+        ("arguments", "b.f(a, c)", ["b.f(c, a)"]),
+        ("arguments", "b.add(a, c)", []),
         ("argument", "f(a, b=c)", ["f(a)"]),
         ("argument", "f(b=c)", []),
         ("number", "f'{a:3}'", []),
@@ -112,7 +116,8 @@ def test_a_fault_is_noticed_or_not(tmp_path):
     """In a copy: by a test that looks, and by one that does not."""
     [mutant] = [each for each in mutate.placed("localllm/generation/history.py") if "before - " in str(each)][:1]
     (tmp_path / "localllm" / "generation").mkdir(parents=True)
-    (tmp_path / "right").write_bytes((ROOT / mutant.path).read_bytes())
+    for name in ("right", mutant.path):
+        (tmp_path / name).write_bytes((ROOT / mutant.path).read_bytes())
     (tmp_path / "test_x.py").write_text(
         "from pathlib import Path\n\ndef test_x():\n"
         f"    assert Path({mutant.path!r}).read_bytes() == Path('right').read_bytes()\n"

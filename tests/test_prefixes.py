@@ -35,7 +35,7 @@ from localllm.quant.cache import cache_folder
 
 CONTEXT = 3000
 FEW_POSITIONS = {"gpt2", "starcoder"}  # fewer than the prompts here have tokens
-KINDS = ["llama", "gemma3", "gemma4", "deepseek2_v3", "llama_moe", "llama4", "qwen35", "mamba2"]
+KINDS = ["llama", "gemma3", "gemma4", "deepseek2_v3", "dots3note", "llama_moe", "llama4", "qwen35", "mamba2"]
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def check(path: Path, length: int, known: int | None = None, **options) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_another_process_finds_what_was_read(model_path, name: str):
     """Whatever the layers keep: of windows only the last is there, and states are known where snapshots are."""
-    known = 2 * BATCH if name in ("gemma3", "gemma4", "llama4", "qwen35", "mamba2") else None
+    known = 2 * BATCH if name in ("gemma3", "gemma4", "llama4", "dots3note", "qwen35", "mamba2") else None
     check(model_path(name), 2 * BATCH + 100, known)
 
 
@@ -294,7 +294,7 @@ def test_a_damaged_file_that_stays(tiny: Path, folder: Path, monkeypatch):
     monkeypatch.setattr(Path, "unlink", refuse)
     with open_model(tiny) as model:
         assert model.prefixes.find(tokens(600)) is None
-        assert model.prefixes.find_conversation(tokens(600), 0) is None
+        assert model.prefixes.load(model.prefixes.stored(tokens(600))) is None
         np.testing.assert_array_equal(read(model, tokens(600))[1], logits)
 
 
@@ -358,6 +358,15 @@ def test_nothing_is_kept_with_a_limit_of_nothing(tiny: Path, folder: Path, monke
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
     in_new_process(tiny, tokens(600))
     assert not folder.exists()
+
+
+def test_nothing_is_found_with_a_limit_of_nothing(tiny: Path, folder: Path, monkeypatch):
+    ids = tokens(600)
+    assert [in_new_process(tiny, ids)[0] for _ in range(2)] == [0, 600]
+    monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
+    with open_model(tiny) as model:
+        assert read(model, ids)[0] == 0
+        assert model.prefixes.find(ids) is None and model.prefixes.stored(ids, is_conversation=True) is None
 
 
 def test_short_prompts_are_not_kept(tiny: Path, folder: Path):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -20,7 +21,9 @@ from conftest import ROOT
 from system_calls import SystemCalls
 from tiny_model import write_tiny_model
 
+from localllm.cli import quantize as quantize_command
 from localllm.cli.main import main
+from localllm.cli.terminal import ProgressLine
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_writer import Output, write_gguf
@@ -43,7 +46,7 @@ MADE = {
     "made.attention.head_count": 4,
     "made.attention.head_count_kv": 2,
     "made.rope.freq_base": 10000.0,
-    "tokenizer.ggml.model": "rwkv",
+    "tokenizer.ggml.model": "hybriddna",
     "tokenizer.ggml.tokens": ["a", b"\xff", "c"],
 }
 SHAPES = {
@@ -657,3 +660,11 @@ def test_which_map_an_array_is_in(tmp_path: Path):
         assert map_under(array) == (mapped, start)
     for array in (np.zeros(5, np.uint8), np.frombuffer(bytes(5), np.uint8), np.zeros(5, np.uint8)[2:]):
         assert map_under(array) == (None, 0)
+
+
+def test_the_bar_ends_with_the_work():
+    bar = quantize_command._Bar(SimpleNamespace(weights=10), ProgressLine())
+    with bar as show:
+        show(5, "blk.0.attn_q.weight")
+        assert bar._progress.live.is_started
+    assert not bar._progress.live.is_started, "or it would draw over what is said next"

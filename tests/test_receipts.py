@@ -210,3 +210,12 @@ def test_hashes_are_remembered_while_a_file_stays_as_it_is(tmp_path: Path, hashe
     hashes.chmod(0o777)  # others may have written there
     kept.write_text("0" * 64)
     assert file_hash.sha256_of(path) == hashlib.sha256(b"b" * 100).hexdigest()
+
+
+@pytest.mark.parametrize(("speculate", "kind"), [("draft:gone.gguf", "ngram"), ("ngram", "ngram"), ("off", "off")])
+def test_an_answer_is_made_again_without_its_draft_model(tiny: str, cli, tmp_path: Path, speculate: str, kind: str):
+    """Which changes no text."""
+    path = tmp_path / "r.json"
+    made(cli, path, tiny, "-p", "Hi", "-n", "8")
+    change(path, "options", "speculate", to=speculate)
+    assert receipts.options_of(json.loads(path.read_bytes())).speculate == kind

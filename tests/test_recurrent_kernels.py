@@ -7,6 +7,7 @@ import pytest
 from kernel_calls import at_end_of_page, caller, count, for_any_parts, normal, output, padded, vector, written
 
 from localllm.arch.states import Recurrent
+from localllm.arch.verbs import HeadState
 from localllm.arch.weights import Weight
 from localllm.engine.run import Span
 from localllm.files.gguf_file import Tensor
@@ -176,8 +177,10 @@ def test_head_scan(call, counts, rule, heads, key_heads, key_dim, value_dim):
 
         def say(b: Reference, run: Run = run, repeat: int = repeat) -> np.ndarray:
             if rule == "plain":
-                return b.state_space(v, dt, k, q, weight(rates), weight(skip), run.state, 0, key_heads)
-            return b.delta_rule(q, k, v, dt, strength, weight(rates), run.state, 0, key_heads, repeat)
+                return b.state_space(
+                    v, dt, k, q, weight(skip), HeadState(run.state, 0, weight(rates), key_heads, repeat)
+                )
+            return b.delta_rule(q, k, v, dt, strength, HeadState(run.state, 0, weight(rates), key_heads, repeat))
 
         check(
             run, call, f"head_scan-{rule}", say, in_blocks, q=padded(q), k=padded(k), key_stride=padded(q).strides[0],

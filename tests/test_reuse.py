@@ -46,3 +46,11 @@ def test_behind_short_prompts_one_goes_on_anywhere():
 def test_who_has_read_most_and_of_equal_ones_the_first():
     some, more = Candidate("some", LONG[:600], (), FIRST), Candidate("more", LONG[:1100], (), 2 * FIRST)
     assert best_reuse([some, more, more._replace(source="also")], LONG, RUNS) == Reuse("more", 2 * FIRST, is_run=True)
+
+
+def test_the_same_prompt_is_not_read_at_all():
+    """Where what comes after it is known; of another that goes on, as of anybody who has read it."""
+    known = Candidate("end", LONG[:900], aligned=FIRST, has_logits=True)
+    assert best_reuse([Candidate("a", LONG, aligned=FIRST), known], LONG[:900], RUNS) == Reuse("end", 900)
+    assert best_reuse([known], LONG, RUNS) == best_reuse([known._replace(has_logits=False)], LONG, RUNS)
+    assert best_reuse([known], [*LONG[:899], -1], RUNS) == Reuse("end", FIRST, is_run=True)

@@ -18,7 +18,7 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.generation import sampling_steps as steps
 from localllm.generation.candidates import Candidates
 from localllm.generation.history import Breakers, History
-from localllm.generation.recommended import recommended
+from localllm.generation.recommended import OPTIONS, recommended
 from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
 from localllm.generation.speculation import StepCosts
@@ -510,3 +510,18 @@ def test_an_answer_that_never_ends(model):
     assert len(answer.tokens) == len(ends.tokens) + 5
     with pytest.raises(UsageError, match="ignore_eos makes no sense"):
         model.candidates("Hi", beams=2, ignore_eos=True)
+
+
+@pytest.mark.parametrize(("target", "rate", "most"), [(1e300, 1e300, 1), (-1e300, 1e300, -1)])
+def test_what_mirostat_learns_has_limits(target: float, rate: float, most: int):
+    mu = steps.learnt_mu(1.0, 0.5, target, rate)
+    assert mu == most * steps.MOST_MU
+    assert steps.learnt_mu(3.0, 0.25, 2.0, 0.1) == 3.0 and steps.learnt_mu(3.0, 0.25, 1.0, 0.1) == pytest.approx(2.9)
+
+
+def test_what_authors_may_recommend():
+    """llama.cpp's keys."""
+    assert {option["key"] for option in OPTIONS.values()} == {
+        "top_k", "temp", "mirostat_tau", "top_p", "xtc_threshold", "xtc_probability", "mirostat_eta", "mirostat",
+        "min_p", "sequence", "penalty_last_n", "penalty_repeat",
+    }  # fmt: skip

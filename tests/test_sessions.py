@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from system_calls import SAFE, SystemCalls
 from wcwidth import wcswidth
@@ -243,6 +243,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=60), st.integers(8, 40), st.lists(st.integers(1, 9), min_size=1, max_size=9))
+@example([" "] * 9 + ["longer-word"], 19, [1])
 def test_wrapping(pieces: list[str], width: int, cuts: list[int]):
     """However it comes, the same is shown; nothing is lost but white space where a line ends."""
     text = "".join(pieces)

@@ -212,14 +212,14 @@ def test_models_that_are_there_and_known():
     known = SimpleNamespace(name="c", parameters="1 B", megabytes=700, context=4096, license="MIT", description="x y")
     assert list_command.known_ones([known]).splitlines()[1].split() == [
         "c",
-        "1",
-        "B",
         "700.0",
         "MB",
+        "1",
+        "B",
         "4096",
-        "MIT",
         "x",
         "y",
+        "MIT",
     ]
 
 
@@ -232,7 +232,7 @@ def test_sessions_show_the_first_question(monkeypatch, length: int, title: str):
     ]  # fmt: skip
     monkeypatch.setattr(sessions, "listed", lambda: [sessions.Listed("trip", 1e9, chat)])
     header, row = session_list.session_lines()
-    assert header.split() == ["session", "last", "used", "messages", "model", "first", "question"]
+    assert header.split() == ["session", "last", "used", "messages", "first", "question", "model"]
     assert row.split()[0] == "trip" and row.split()[3] == "3"
     assert row.split()[4:] == ([title] if title else [])
     monkeypatch.setattr(sessions, "listed", lambda: [sessions.Listed("trip", 1e9, chat, "torn")])
@@ -292,13 +292,13 @@ def test_what_is_no_variable(text: str):
 
 def test_a_text_or_a_file_that_has_it(tmp_path: Path):
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbf{}")
-    assert shape.text_of(None, "{") is None
-    assert shape.text_of("{1}", "{") == "{1}"
-    assert shape.text_of(str(tmp_path / "a"), "{") == "{}"
+    assert shape.text_of("grammar", None, "{") is None
+    assert shape.text_of("grammar", "{1}", "{") == "{1}"
+    assert shape.text_of("grammar", str(tmp_path / "a"), "{") == "{}"
     (tmp_path / "a").write_bytes(b"\xff")
     for name, reason in (("a", "not UTF-8"), ("b", "No such file")):
         with pytest.raises(UsageError, match=f"cannot read .*{name}: .*{reason}"):
-            shape.text_of(str(tmp_path / name), "{")
+            shape.text_of("grammar", str(tmp_path / name), "{")
 
 
 def test_options_of_a_conversation():

@@ -104,3 +104,19 @@ def test_states_that_were_kept_go_on():
     other.check()
     with pytest.raises(ValueError, match="bytes for"):
         twin.state.put(9, content[:-1])
+
+
+def test_the_snapshot_that_saves_least_goes(monkeypatch):
+    """By what lies between it and the one before, for the way from the end; two or three places, worked out by hand."""
+    for most, counts, kept in [
+        (3, (10, 10, 10, 10, 10), [20, 30, 40]),  # 10/31 10/21 10/11
+        (3, (100, 10, 10, 10, 10), [100, 120, 130]),  # 100/31 10/21 10/11
+        (2, (5, 2, 1, 9), [5, 8]),  # 5/4 2/2
+        (2, (2, 5, 2, 9), [7, 9]),  # 2/8 5/3
+    ]:
+        monkeypatch.setattr(recurrent, "SNAPSHOTS", most)
+        state, length = RecurrentState(StateLayout(LAYOUT_OF)), 0
+        for count in counts:
+            state.prepare(length, count)
+            length += count
+        assert [place for place in range(1, length) if state.knows(place)] == kept

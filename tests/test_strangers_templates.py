@@ -4,9 +4,10 @@ import resource
 import time
 
 import pytest
+from jinja2 import nodes
 
 from localllm.errors import ModelError
-from localllm.text import templates, trial
+from localllm.text import sandbox, templates, trial
 from localllm.text.sandbox import LimitError, compile_template, render_template
 from localllm.text.templates import ChatTemplate
 
@@ -163,3 +164,37 @@ def test_a_good_template_is_tried_once(tmp_path, monkeypatch):
     (tmp_path / "known").chmod(0o777)
     with pytest.raises(ModelError, match="twice"):
         ChatTemplate("{{ messages[0].content }}")
+
+
+@pytest.mark.parametrize("condition", ["add_generation_prompt", "bos_token and eos_token", "messages|length == 1"])
+def test_the_trial_is_of_what_is_rendered_later(condition: str):
+    assert "over" in (trial.tried(f"{{% if {condition} %}}{{{{ 'x' * 99999999 }}}}{{% endif %}}") or "")
+
+
+@pytest.mark.parametrize("around", [
+    "{% if X %}{% endif %}", "{% if 1 %}{{ X }}{% elif X %}{{ X }}{% else %}{{ X }}{% endif %}",
+    "{% for i in X %}{{ X }}{% else %}{{ X }}{% endfor %}", "{% for i in y if X %}{% endfor %}",
+    "{% macro f(a=X) %}{{ X }}{% endmacro %}", "{% call f(X) %}{{ X }}{% endcall %}",
+    "{% set a = X %}{% set b %}{{ X }}{% endset %}", "{% with a = X %}{{ X }}{% endwith %}",
+    "{% filter upper %}{{ X }}{% endfilter %}", "{% generation %}{{ X }}{% endgeneration %}",
+    "{{ [X] }}", "{{ (X, 1) }}", "{{ {'a': X} }}", "{{ {X: 1} }}", "{{ X[1:] }}", "{{ y[X:] }}", "{{ f(X, a=X) }}",
+    "{{ y | join(X) }}", "{{ X if X else X }}", "{{ X is defined and not X }}", "{{ y.f(X) }}", "{{ X + 1 }}",
+    "{{ (X ~ 'a') ~ (X ~ 'b') }}",
+])  # fmt: skip
+def test_what_is_counted_is_counted_within_everything(around: str):
+    """A chain, whose limit is a call that stands in its place."""
+    tree = sandbox._Guards().visit(sandbox._Environment().parse(around.replace("X", "(p ~ q)")))
+    found = [node.name for node in tree.find_all(nodes.ExtensionAttribute)]
+    assert found.count("concat") == around.count("X") + 3 * ("~" in around)
+    assert not [*tree.find_all(nodes.Concat)]
+
+
+def test_what_is_written_has_a_limit(monkeypatch):
+    """Also what the template says itself, without a loop."""
+    template = compile_template("abc{{ messages|length }}" * 30)
+    assert len(render_template(template, {"messages": [USER]})) == 120
+    monkeypatch.setattr(sandbox, "LENGTH", 119)
+    with pytest.raises(LimitError, match="the output is over 119 characters"):
+        render_template(template, {"messages": [USER]})
+    monkeypatch.setattr(sandbox, "LENGTH", 120)
+    assert len(render_template(template, {"messages": [USER]})) == 120

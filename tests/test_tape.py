@@ -1,11 +1,21 @@
 """The plan of a tape: what may run side by side, and whose memory may be the same."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from localllm.arch.weights import Weight
+from localllm.engine.cpu.products import float_scratch
 from localllm.engine.lower.tape import Buffer, Step, assign_stages, offsets
+from localllm.engine.record.operations import Activation, Operation, Rows
+from localllm.engine.record.split import layer_of
+from localllm.files.gguf_file import Tensor
+from localllm.kernels.cpu import FLOAT_SCRATCH
+from localllm.quant.formats import BY_NAME
 
 LINE = 64
 
@@ -139,3 +149,22 @@ def test_what_stands_for_other_memory_orders_steps_and_takes_none():
     assign_stages(steps)
     assert [some.stage for some in steps] == [0, 1]
     assert (offsets(steps), in_cache.address) == (LINE, 0), "x and y never live together"
+
+
+def test_the_layer_of_an_operation():
+    """By its states, or else the name of its weights: between layers it has none."""
+    rows, floats = Rows("all"), Tensor("x", BY_NAME["F32"], (2, 2), np.zeros((2, 8), np.uint8))
+
+    def of(**given) -> int | None:
+        return layer_of(Operation("linear", (), Activation(rows, 2), given))
+
+    weights = {name: Weight(replace(floats, name=name)) for name in ("blk.13.ffn_up.weight", "output.weight")}
+    assert of(weight=weights["blk.13.ffn_up.weight"]) == 13
+    assert of(weight=weights["output.weight"]) is None and of(weight=np.ones(2)) is None and of() is None
+    assert of(state=SimpleNamespace(layer=3), weight=weights["blk.13.ffn_up.weight"]) == 3
+
+
+def test_room_for_a_row_in_float32():
+    """Of a product's activations, however wide they are."""
+    assert [float_scratch(columns) >= 4 * columns for columns in (0, 64, 20_000, 1 << 20)] == [True] * 4
+    assert float_scratch(0) == float_scratch(64) == FLOAT_SCRATCH

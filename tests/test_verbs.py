@@ -20,15 +20,21 @@ CASES = {
     "multiply": {},
     "swiglu": {},
     "geglu": {},
+    "reglu": {},
     "swiglu_limited": {"sharpness": 1.702, "limit": 7.0},
     "gelu": {},
     "relu_squared": {},
+    "relu": {},
+    "exponential": {},
+    "plus": {"number": 0.7},
     "xielu": {"alpha_p": 0.8, "alpha_n": 1.3, "beta": 0.5, "epsilon": -1e-6},
     "sigmoid": {},
     "clamp": {"limit": 1.5},
     "softcap": {"cap": 2.5},
 }
-WITH_VECTORS = {"rms_norm", "layer_norm", "softplus", "scale", "sigmoid_gate"}  # which have tests of their own
+WITH_VECTORS = {  # which have tests of their own
+    "rms_norm", "layer_norm", "softplus", "scale", "sigmoid_gate", "scale_columns", "lerp", "multiply_heads"
+}  # fmt: skip
 TOKENS, COLUMNS = 5, 20
 
 
@@ -51,7 +57,16 @@ def test_every_row_is_tested():
 def test_every_verb_is_known_to_all():
     """Whatever an architecture can say, each target has steps for; each row is a verb and has a kernel everywhere."""
     said = {name for name in dir(verbs.Builder) if not name.startswith("_")} | {"deal", "collect", "every_head"}
-    said -= {"rowwise", "by_context", "ignore", "head_linear", "ids", "positions", "wanted"}  # which are no operations
+    said -= {
+        "rowwise",
+        "by_context",
+        "ignore",
+        "head_linear",
+        "ids",
+        "positions",
+        "wanted",
+        "previous",
+    }  # which are no operations
     assert said - {"ids"} <= ROWWISE.keys() | VERBS.keys() | (OF_CPU.keys() & OF_CARDS.keys())
     for name, row in ROWWISE.items():
         assert name in cpu.MODULES, name

@@ -23,7 +23,7 @@ SPECIAL = ["<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>", "<think>", "</t
 # By name of the pre-tokenizer: the ids of the beginning and the end among SPECIAL.
 BYTE_LEVEL = {"gpt-2": (1, 1), "llama-bpe": (0, 3), "qwen2": (1, 3), "starcoder": (0, 1), "deepseek-llm": (0, 1)}
 SENTENCE_PIECE = {"llama-spm": {}, "phi-3": {"general.name": "phi-3"}, "no-prefix": {"add_space_prefix": False}}
-NAMES = [*BYTE_LEVEL, *SENTENCE_PIECE]
+NAMES = [*BYTE_LEVEL, *SENTENCE_PIECE, "rwkv", "plamo2"]
 
 
 def byte_level(merges: list[str], pre: str, ends: tuple[int, int] = (0, 1), more: tuple[str, ...] = ()) -> dict:
@@ -49,6 +49,26 @@ def sentence_piece(pieces: list[str], **more: Any) -> dict:
     })  # fmt: skip
 
 
+def world(pieces: list[str]) -> dict:
+    """Bytes, and the pieces, as Python writes bytes."""
+    texts = [bytes([byte]) for byte in range(256)] + [piece.replace("▁", " ").encode() for piece in pieces]
+    texts = [*dict.fromkeys([*texts, b"\n\n", "Привет".encode(), "日本".encode()[:4], b"'s", b"\\x"])]
+    written = [repr(text)[2:-1] for text in texts]
+    kinds = [CONTROL] + [NORMAL] * len(written) + [UNUSED] * 2
+    tokens = ["<|world|>", *written, "[PAD1]", "[PAD2]"]
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "eot_token_id": 1 + texts.index(b"\n\n")}
+    return with_prefix({"model": "rwkv", "tokens": tokens, "token_type": kinds, **ends})
+
+
+def plamo(pieces: list[str]) -> dict:
+    """Pieces with scores that are often the same."""
+    first = ["<|plamo:unk|>", "<|plamo:bos|>", "<|plamo:eos|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    plain = [*dict.fromkeys(piece.replace("▁", " ") for piece in pieces)]
+    scores = [0.0] * len(first) + [-4.0 - number // 50 / 7 - len(piece) / 9 for number, piece in enumerate(plain)]
+    kinds = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(plain)
+    return with_prefix({"model": "plamo2", "tokens": [*first, *plain], "scores": scores, "token_type": kinds})
+
+
 def with_prefix(fields: dict[str, Any]) -> dict[str, Any]:
     dtypes = {"token_type": np.int32, "scores": np.float32}
     fields = {key: np.array(value, dtypes[key]) if key in dtypes else value for key, value in fields.items()}
@@ -57,6 +77,8 @@ def with_prefix(fields: dict[str, Any]) -> dict[str, Any]:
 
 def metadata(name: str) -> dict[str, Any]:
     """Of a vocabulary among NAMES."""
+    if name in ("rwkv", "plamo2"):
+        return (world if name == "rwkv" else plamo)(GIVEN["pieces"])
     if name in SENTENCE_PIECE:
         return sentence_piece(GIVEN["pieces"], **SENTENCE_PIECE[name])
     return byte_level(GIVEN["merges"], name, BYTE_LEVEL[name], ("Ġ1234", "brillig"))

@@ -11,6 +11,7 @@ OF_EXPERTS = "ffn_gate_inp.weight", "ffn_down_exps.weight"
 LENGTHS = {
     "expert_feed_forward_length": ("ffn_down_exps.weight", -1),
     "expert_shared_feed_forward_length": ("ffn_down_shexp.weight", -1),
+    "expert_chunk_feed_forward_length": ("ffn_down_chexps.weight", -1),
     "expert_count": ("ffn_gate_inp.weight", 0),
     "attention.q_lora_rank": ("attn_q_a.weight", 0),
     "attention.value_length_mla": ("attn_v_b.weight", 1),
@@ -41,7 +42,7 @@ def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
     require_present(fields, tensors)
     require_experts_or_none(fields, tensors)
     for key, (name, axis) in LENGTHS.items():
-        if fields.raw(key) is not None or key == "expert_count":
+        if not fields.has(f"{key}_swa") and (fields.raw(key) is not None or key == "expert_count"):
             require_lengths(fields, tensors, key, fields.counts(key, fields.layers(), 0), name, axis)
     if fields.raw("expert_shared_count") is not None and fields.raw("expert_shared_feed_forward_length") is None:
         length = fields.count("expert_shared_count", 0) * fields.count("expert_feed_forward_length", 0)

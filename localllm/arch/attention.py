@@ -11,7 +11,7 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope, read_base, read_rope
 from localllm.arch.routing import Routing
 from localllm.arch.states import Paged
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
 from localllm.frozen import frozen
@@ -182,9 +182,9 @@ def attend(
     factors: Weight | None = None,
     **given: Any,
 ) -> Activation:
-    """Rotate queries and keys, and attend; `given`: what else the verb takes."""
+    """Rotate queries and keys, and attend; `given`: what else Scores has."""
     q, k = rotated(b, h, state.layer, q, k, factors)
-    return b.attend(q, k, v, state, heads=h.attention.heads[state.layer], scale=h.scale, **given)
+    return b.attend(q, k, v, state, Scores(h.attention.heads[state.layer], h.scale, **given))
 
 
 def rotated(
@@ -201,10 +201,15 @@ def rotated(
 
 def gated_heads(b: Builder, h: Transformer, state: Paged, x: Activation, gates: Activation) -> Activation:
     """What the heads see, each multiplied by its gate: gates are [tokens, heads]."""
-    heads, every, repeats = h.attention.heads[state.layer], gates, 1
-    while 2 * repeats <= state.value_dim:
+    return by_head(b, x, gates, h.attention.heads[state.layer], state.value_dim)
+
+
+def by_head(b: Builder, x: Activation, factors: Activation, heads: int, dim: int) -> Activation:
+    """Heads of so many numbers, each multiplied by its factor: factors are [tokens, heads]."""
+    every, repeats = factors, 1
+    while 2 * repeats <= dim:
         every, repeats = b.join(every, every, heads), 2 * repeats
-    if rest := state.value_dim - repeats:
+    if rest := dim - repeats:
         every = b.join(every, b.columns(every, 0, rest, repeats), heads)
     return b.multiply(x, every)
 

@@ -38,7 +38,7 @@ def read_ocr(fields: Fields) -> DeepSeek:
     """Those of the text part of DeepSeek-OCR, whose pairs are half a head apart, to one base. Raises ModelError."""
     common = DeepSeek.shared_fields(fields, interleaved=False, rotates_all=True)
     rope = common["attention"].rope
-    if rope != Rope(rope.head_dim, rope.dims, False, original_context=rope.original_context):
+    if rope != Rope(rope.head_dim, rope.head_dim, False, original_context=rope.original_context):
         raise fields.unsupported(f"{fields.prefix}rope.*: only the base of 10000 is supported here")
     return DeepSeek(**common, routing=read_own_routing(fields, SOFTMAX), has_shared=True)
 

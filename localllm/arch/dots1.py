@@ -1,12 +1,13 @@
-"""dots.llm1 (rednote 2025, arXiv 2506.05767) and Ling 2 (Ant 2025, arXiv 2510.22115).
+"""dots.llm1 (rednote 2025, arXiv 2506.05767), Ling 2 (Ant 2025, arXiv 2510.22115), Hunyuan 3 (Tencent 2026).
 
 Unlike Qwen 3: experts are beside one for all tokens, and the first layers have none; files say what scores do.
-Ling 2 rotates a part of each head, and may have layers that guess further tokens.
+Ling 2 rotates a part of each head; it and Hunyuan 3, whose scores are sigmoids, may have layers that guess further
+tokens.
 """
 
 from localllm.arch.attention import Transformer, attend, normed_heads, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import gated_or_mixture, read_own_routing, shared
+from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
@@ -15,8 +16,9 @@ from localllm.arch.weights import Weight, Weights
 
 def read(fields: Fields) -> Transformer:
     """The hyperparameters. Raises ModelError."""
-    common = Transformer.shared_fields(fields, interleaved=False, rotates_all=fields.arch == "dots1")
-    return Transformer(**common, routing=read_own_routing(fields))
+    common = Transformer.shared_fields(fields, interleaved=False, rotates_all=fields.arch != "bailingmoe2")
+    function = SIGMOID if fields.arch == "hy_v3" else None
+    return Transformer(**common, routing=read_own_routing(fields, function))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:

@@ -1,11 +1,11 @@
 """Mixtures of experts (Shazeer et al. 2017, arXiv 1701.06538; Fedus et al. 2021): what families share of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields, show
 from localllm.arch.routing import Routing
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.verbs import Activation, Builder, Choice
 from localllm.arch.weights import Weight, Weights, stacked
 
 Gate = Callable[[Activation, Activation], Activation]  # such as b.swiglu
@@ -75,8 +75,14 @@ def gated_or_mixture(
 
 def mixture(b: Builder, w: Weights, routing: Routing, x: Activation, gate: Gate) -> Activation:
     """What the chosen experts make of each token, weighted and added up."""
-    choice = b.route(b.linear(x, w.ffn_gate_inp), routing, w.bias("exp_probs_b"))
-    of_gate, up, down = matrices(b, w, routing.experts)
+    bias = w.bias("exp_probs_b") or w.bare("exp_probs_b")  # as it is called in files of Hunyuan 3
+    choice = b.route(b.linear(x, w.ffn_gate_inp), routing, bias)
+    return chosen(b, matrices(b, w, routing.experts), choice, x, gate)
+
+
+def chosen(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activation, gate: Gate) -> Activation:
+    """The same, after the choice; stacks: of matrices, as `matrices` has them."""
+    of_gate, up, down = stacks
     rows = b.gather(x, choice)
     y = gate(b.expert_linear(rows, of_gate, choice), b.expert_linear(rows, up, choice))
     return b.scatter(b.expert_linear(y, down, choice), choice)

@@ -8,13 +8,14 @@ on the residual stream lets in, and a factor for what it hands on.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from localllm.arch.attention import Attention, Windowed, read_windows
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.rope import read_base
 from localllm.arch.states import Paged
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
@@ -90,7 +91,7 @@ def forward(b: Builder, w: Weights, h: Gemma4) -> Activation:
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 
-def layer_inputs(b: Builder, w: Weights, h: Gemma4, x: Activation) -> Activation:
+def layer_inputs(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
     """What each layer is told of the token, of its own table and of the embeddings: [tokens, layers * layer_width]."""
     y = b.scale(b.linear(x, w.per_layer_model_proj), h.width**-0.5)
     y = b.rms_norm(y, w.per_layer_proj_norm, h.epsilon, h.layer_width)
@@ -122,4 +123,4 @@ def attention(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, fact
         k = b.rope(k, a.rope, b.positions, factors)
     else:
         b.ignore(*(w.get(name, by_layer=True) for name in ("attn_k", "attn_k_norm", "attn_v")))
-    return b.attend(b.rope(q, a.rope, b.positions, factors), k, v, state, heads=a.heads[layer], scale=1.0)
+    return b.attend(b.rope(q, a.rope, b.positions, factors), k, v, state, Scores(a.heads[layer], 1.0))

@@ -12,7 +12,7 @@ from localllm.arch.experts import gated_or_mixture, read_routing, shared
 from localllm.arch.fields import Fields
 from localllm.arch.sections import with_sections
 from localllm.arch.states import Paged
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.weights import Weight, Weights
 
 
@@ -41,6 +41,6 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, f
     """One layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normed_heads(b, w, h, *rotated(b, h, state.layer, q, k, factors))
-    y = b.attend(q, k, v, state, heads=h.attention.heads[state.layer], scale=h.scale)
+    y = b.attend(q, k, v, state, Scores(h.attention.heads[state.layer], h.scale))
     x = b.add(x, b.linear(y, w.attn_output))
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))

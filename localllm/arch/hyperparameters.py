@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import field
 
-from localllm.arch.states import State
+from localllm.arch.states import Latent, State
 from localllm.frozen import frozen
 
 
@@ -21,3 +21,7 @@ class Hyperparameters:
     def states(self) -> Sequence[State]:
         """What the layers keep of the tokens they have seen."""
         raise NotImplementedError
+
+    def layer_states(self) -> Sequence[State]:
+        """Of each layer the one that its block works with."""
+        return [state for state in self.states() if not (isinstance(state, Latent) and state.is_index)]

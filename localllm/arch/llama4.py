@@ -13,7 +13,7 @@ from localllm.arch.experts import SIGMOID, gated_or_mixture, read_routing, share
 from localllm.arch.fields import Fields
 from localllm.arch.rope import Rope
 from localllm.arch.states import Paged
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
@@ -76,4 +76,4 @@ def attention(
             q, k = b.rms_norm(q, None, h.epsilon, head_dim), b.rms_norm(k, None, h.epsilon, head_dim)
     else:
         q = b.temper(q, b.positions, TEMPERATURE, TEMPERATURE_LENGTH, offset=1)
-    return b.attend(q, k, v, state, heads=h.attention.heads[state.layer], scale=h.scale)
+    return b.attend(q, k, v, state, Scores(h.attention.heads[state.layer], h.scale))

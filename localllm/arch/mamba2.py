@@ -11,7 +11,7 @@ from localllm.arch.decoder import decoder
 from localllm.arch.fields import Fields
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.states import Recurrent
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.verbs import Activation, Builder, HeadState
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
@@ -78,7 +78,8 @@ def mixed(b: Builder, w: Weights, space: StateSpace, epsilon: float, state: Recu
     inner, keys, queries = (b.convolve(part, weight, state, number) for number, (part, weight) in convolutions)
     steps = b.softplus(steps, w.bias("ssm_dt"))
     rates, skip = w.exactly("ssm_a").shaped(space.heads, 1), w.exactly("ssm_d").shaped(space.heads, 1)
-    y = b.state_space(inner, steps, keys, queries, rates, skip, state, number=3, groups=space.groups)
+    heads = HeadState(state, 3, rates, space.groups, space.heads // space.groups)
+    y = b.state_space(inner, steps, keys, queries, skip, heads)
     y = b.swiglu(gate, y)
     if norm := w.get("ssm_norm"):
         columns = space.inner // space.groups

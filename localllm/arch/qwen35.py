@@ -15,7 +15,7 @@ from localllm.arch.experts import admitted, gated_or_mixture, read_routing
 from localllm.arch.fields import Fields, show
 from localllm.arch.sections import with_sections
 from localllm.arch.states import Paged, Recurrent
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.verbs import Activation, Builder, HeadState
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
@@ -86,7 +86,7 @@ def read_delta(fields: Fields) -> DeltaNet:
     return DeltaNet(heads, key_heads, repeat, key_dim, inner // heads, taps)
 
 
-def read_attends(fields: Fields, layers: int) -> tuple[bool, ...]:
+def read_attends(fields: Fields, layers: int, interval: int = 4) -> tuple[bool, ...]:
     """By layer, whether it attends: the last of every few, or as the file lists. Raises ModelError."""
     recurrent, name = fields.raw("attention.recurrent_layers"), "attention.recurrent_layers"
     if isinstance(recurrent, np.ndarray):
@@ -95,7 +95,7 @@ def read_attends(fields: Fields, layers: int) -> tuple[bool, ...]:
         return tuple(not value for value in recurrent[:layers])
     if recurrent is not None:
         raise fields.error(f"{fields.key(name)} should be a list of layers, is {show(recurrent)}")
-    interval = fields.count("full_attention_interval", 4)
+    interval = fields.count("full_attention_interval", interval)
     return tuple((layer + 1) % interval == 0 for layer in range(layers))
 
 
@@ -129,7 +129,8 @@ def delta_net(b: Builder, w: Weights, h: Qwen35, state: Recurrent, x: Activation
     strength, steps = strength_and_steps(b, w, d, x)
     w.require_biases("ssm_dt")
     steps, strength = b.softplus(steps, w.bias("ssm_dt")), b.sigmoid(strength)
-    y = b.delta_rule(q, unit(b, h, k), v, steps, strength, w.exactly("ssm_a"), state, 3, d.key_heads, d.repeat)
+    heads = HeadState(state, 3, w.exactly("ssm_a"), d.key_heads, d.repeat)
+    y = b.delta_rule(q, unit(b, h, k), v, steps, strength, heads)
     y = b.rms_norm(y, w.ssm_norm, h.epsilon, d.value_dim)
     return b.linear(b.swiglu(b.linear(x, w.attn_gate), y), w.ssm_out)
 

@@ -19,3 +19,9 @@ class Routing:
     groups: int = 1  # of as many experts each; a group is as good as the sum of its two best (DeepSeek-V3, 2024)
     groups_used: int = 1
     weighs_inputs: bool = False  # weights multiply what experts get instead of what they make of it
+    together: int = 1  # so many experts in a row are one, whose score is that of the expert of its number (GroveMoE)
+
+    @property
+    def matrices(self) -> int:
+        """How many experts there are to multiply with."""
+        return self.experts // self.together

@@ -10,7 +10,7 @@ from localllm.arch.decoder import decoder
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
@@ -42,6 +42,6 @@ def block(b: Builder, w: Weights, h: Talkie, state: Paged, x: Activation, embedd
     q, k = rotated(b, h, state.layer, q, k)
     q = b.rms_norm(q, w.attn_q_norm.shaped(heads, 1).repeated(head_dim), h.epsilon, head_dim)
     k = b.rms_norm(k, None, h.epsilon, head_dim)
-    x = b.add(x, b.linear(b.attend(q, k, v, state, heads=heads, scale=h.scale), w.attn_output))
+    x = b.add(x, b.linear(b.attend(q, k, v, state, Scores(heads, h.scale)), w.attn_output))
     x = b.add(x, gated(b, w, b.rms_norm(x, None, h.epsilon), b.swiglu))
     return b.add(x, b.scale(embeddings, w.layer_output_scale))

@@ -18,10 +18,42 @@ from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.states import Latent, Paged, Recurrent
 from localllm.arch.weights import Weight
+from localllm.frozen import frozen
 
 Activation = Any
 Numbers = Any  # one integer for each row
 Choice = Any  # which experts the tokens of an activation go to
+
+
+@frozen
+class Scores:
+    """How queries and keys make scores: query heads in equal groups share key-value heads.
+
+    A score s becomes softcap * tanh(s / softcap) if softcap is not 0, and loses slope * distance if heads have slopes
+    (ALiBi, Press et al. 2021). A sink is a score of each head for nothing (gpt-oss, 2025).
+    """
+
+    heads: int
+    scale: float
+    softcap: float = 0.0
+    slopes: Sequence[float] = ()
+    sinks: Weight | None = None
+    chosen: Activation | None = None  # which keys count, as `choose` says; None: all that a token sees
+
+
+@frozen
+class HeadState:
+    """What the heads of a recurrent layer keep: state `number`, h [heads, key_dim, value_dim].
+
+    Before each token h is multiplied by e^(dt * rate), rates [heads]; head i has the keys of head
+    i / repeat % key_heads.
+    """
+
+    state: Recurrent
+    number: int
+    rates: Weight
+    key_heads: int
+    repeat: int = 1
 
 
 class RowwiseVerbs(Protocol):
@@ -51,6 +83,10 @@ class RowwiseVerbs(Protocol):
         """gelu(gate) * up (Shazeer 2020)."""
         return self.rowwise("geglu", geglu, gate, up)
 
+    def reglu(self, gate: Activation, up: Activation) -> Activation:
+        """max(gate, 0) * up (Shazeer 2020), NaN where the gate is infinite."""
+        return self.rowwise("reglu", reglu, gate, up)
+
     def gelu(self, x: Activation) -> Activation:
         """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
         return self.rowwise("gelu", gelu, x)
@@ -58,6 +94,18 @@ class RowwiseVerbs(Protocol):
     def relu_squared(self, x: Activation) -> Activation:
         """max(x, 0)^2 (So et al. 2021), NaN for infinity."""
         return self.rowwise("relu_squared", relu_squared, x)
+
+    def relu(self, x: Activation) -> Activation:
+        """max(x, 0), NaN for infinity."""
+        return self.rowwise("relu", relu, x)
+
+    def exponential(self, x: Activation) -> Activation:
+        """e^x, NaN for infinity."""
+        return self.rowwise("exponential", exponential, x)
+
+    def plus(self, x: Activation, number: float) -> Activation:
+        """x + number."""
+        return self.rowwise("plus", plus, x, number=number)
 
     def xielu(self, x: Activation, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> Activation:
         """alpha_p x^2 + beta x where x is above 0, else alpha_n (e^min(x, epsilon) - 1 - x) + beta x (xIELU, Huang and
@@ -139,24 +187,22 @@ class Builder(RowwiseVerbs, Protocol):
         ...
 
     def attend(
-        self,
-        q: Activation,
-        k: Activation | None,
-        v: Activation | None,
-        state: Paged | Latent,
-        heads: int,
-        scale: float,
-        softcap: float = 0.0,
-        slopes: Sequence[float] = (),
-        sinks: Weight | None = None,
+        self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
     ) -> Activation:
         """softmax(q k^T * scale) v over the keys that a token sees: its sequence's up to its own, within the window.
 
         The run's keys and values go to the cache first, unless they are None: then an earlier layer has filled it. The
         values of a Latent state are the first numbers of its keys.
-        Query heads in equal groups share key-value heads. A score s becomes softcap * tanh(s / softcap) if softcap is
-        not 0, and loses slope * distance if heads have slopes (ALiBi, Press et al. 2021). A sink is a score of each
-        head for nothing (gpt-oss, 2025).
+        """
+        ...
+
+    def choose(self, q: Activation, k: Activation, weights: Activation, index: Latent, count: int) -> Activation:
+        """Which keys a token sees, for `attend`: of its sequence's up to its own the `count` with the largest sums over
+        heads of weight * max(q k, 0), of equal ones the first (lightning indexer: DeepSeek-V3.2, 2025). If one of the
+        sums is not a number, it sees none.
+
+        q [tokens, heads * key_dim], k [tokens, key_dim], weights [tokens, heads]. A bit of each position of a sequence,
+        32 in a number.
         """
         ...
 
@@ -187,6 +233,33 @@ class Builder(RowwiseVerbs, Protocol):
         """x * factor, a number or a tensor of one."""
         ...
 
+    def scale_columns(self, x: Activation, weight: Weight) -> Activation:
+        """Each column of x times its number of a vector."""
+        ...
+
+    def lerp(self, x: Activation, z: Activation, weight: Weight) -> Activation:
+        """x + (z - x) * weight, a vector of a number for each column: so far from x to z."""
+        ...
+
+    def multiply_heads(self, x: Activation, gates: Activation) -> Activation:
+        """Each head's columns of x times its gate; gates [tokens, heads]."""
+        ...
+
+    def head_dots(self, x: Activation, z: Activation, heads: int) -> Activation:
+        """The sum of x * z over the columns of each head: [tokens, heads]."""
+        ...
+
+    def mix(self, x: Activation, weights: Activation, streams: int) -> Activation:
+        """Streams side by side, y_i = the sum over j of weights_ij * x_j.
+
+        x [tokens, streams * width]; weights [tokens, m * streams], those of y_0 first: y [tokens, m * width].
+        """
+        ...
+
+    def add_vector(self, x: Activation, vector: Weight | np.ndarray) -> Activation:
+        """x + vector, which is the same for all tokens: a tensor, or float32 [columns]."""
+        ...
+
     def temper(self, x: Activation, positions: Numbers, slope: float, length: int, offset: int = 0) -> Activation:
         """x * (1 + slope * log(floor((position + offset) / length) + 1)): sharper attention far behind (Llama 4)."""
         ...
@@ -203,6 +276,11 @@ class Builder(RowwiseVerbs, Protocol):
 
         State `number` [taps - 1, columns]: the last tokens.
         """
+        ...
+
+    def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
+        """Row by row the row of the token before, of its sequence; zeros before the first. State `number` [1, columns]:
+        the last one."""
         ...
 
     def selective_scan(
@@ -223,42 +301,68 @@ class Builder(RowwiseVerbs, Protocol):
         ...
 
     def state_space(
-        self,
-        x: Activation,
-        dt: Activation,
-        b: Activation,
-        c: Activation,
-        rates: Weight,
-        skip: Weight,
-        state: Recurrent,
-        number: int,
-        groups: int,
+        self, x: Activation, dt: Activation, b: Activation, c: Activation, skip: Weight, heads: HeadState
     ) -> Activation:
         """For each head h = e^(dt * rate) * h + b (dt * x)^T, y = c h + skip * x (Mamba 2: Dao and Gu 2024).
 
-        x [tokens, heads * value_dim]; dt [tokens, heads]; b, c [tokens, groups * key_dim]: heads in equal groups share
-        them; state `number`: h [heads, key_dim, value_dim].
+        x [tokens, heads * value_dim]; dt [tokens, heads]; b, c [tokens, key_heads * key_dim]; skip [heads].
         """
         ...
 
     def delta_rule(
-        self,
-        q: Activation,
-        k: Activation,
-        v: Activation,
-        dt: Activation,
-        strength: Activation,
-        rates: Weight,
-        state: Recurrent,
-        number: int,
-        key_heads: int,
-        repeat: int = 1,
+        self, q: Activation, k: Activation, v: Activation, dt: Activation, strength: Activation, heads: HeadState
     ) -> Activation:
         """For each head h = e^(dt * rate) * h, then h = h + k (strength * (v - k h))^T, y = q h: what the key has read
         so far is replaced (the gated delta rule: Yang et al. 2024, arXiv 2412.06464).
 
-        q, k [tokens, key_heads * key_dim]; v [tokens, heads * value_dim]; dt, strength [tokens, heads]; head i has the
-        keys of head i / repeat % key_heads; state `number`: h [heads, key_dim, value_dim].
+        q, k [tokens, key_heads * key_dim]; v [tokens, heads * value_dim]; dt, strength [tokens, heads].
+        """
+        ...
+
+    def lightning_attention(
+        self, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent, number: int
+    ) -> Activation:
+        """For each head h = e^-slope * h + k v^T, y = q h (Qin et al. 2024, arXiv 2401.04658; MiniMax-01, 2025).
+
+        q, k [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
+        """
+        ...
+
+    def gated_linear_attention(
+        self, q: Activation, k: Activation, v: Activation, w: Activation, state: Recurrent, number: int
+    ) -> Activation:
+        """For each head h = diag(w) h + k v^T, y = q h (Yang et al. 2023, arXiv 2312.06635).
+
+        q, k, w [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
+        """
+        ...
+
+    def wkv6(
+        self, r: Activation, k: Activation, v: Activation, w: Activation, first: Weight, state: Recurrent, number: int
+    ) -> Activation:
+        """For each head y = r (h + diag(first) k v^T), then h = diag(w) h + k v^T (RWKV-6: Peng et al. 2024, arXiv
+        2404.05892): a token is read with weights of its own, `first` [heads, key_dim], before it is kept.
+
+        Otherwise as gated_linear_attention.
+        """
+        ...
+
+    def wkv7(
+        self,
+        r: Activation,
+        w: Activation,
+        k: Activation,
+        v: Activation,
+        a: Activation,
+        b: Activation,
+        state: Recurrent,
+        number: int,
+    ) -> Activation:
+        """For each head h = diag(w) h + b (a h) + k v^T, y = r h (RWKV-7: Peng et al. 2025, arXiv 2503.14456): what a
+        reads is taken away by b, as a is -b.
+
+        r, w, k, a, b [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim,
+        value_dim].
         """
         ...
 
@@ -281,6 +385,10 @@ def geglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     return gelu(gate) * up
 
 
+def reglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return if_finite(np.maximum(gate, 0), gate) * up
+
+
 def gelu(x: np.ndarray) -> np.ndarray:
     x = x.astype(np.float64)
     return (x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))).astype(np.float32)
@@ -288,6 +396,19 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 def relu_squared(x: np.ndarray) -> np.ndarray:
     return if_finite(np.maximum(x, 0), x) ** 2
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    return if_finite(np.maximum(x, 0), x)
+
+
+def exponential(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return if_finite(np.exp(x), x)
+
+
+def plus(x: np.ndarray, number: float) -> np.ndarray:
+    return x + np.float32(number)
 
 
 def xielu(x: np.ndarray, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> np.ndarray:

@@ -130,6 +130,11 @@ class Weights:
         tensor = self._find(f"{name}.bias", by_layer=False)
         return Weight(tensor) if tensor else None
 
+    def bare(self, name: str) -> Weight | None:
+        """A tensor whose name has no such end, or None. Raises ModelError if only other layers have it."""
+        tensor = self._find(name, by_layer=False)
+        return Weight(tensor) if tensor else None
+
     def _find(self, name: str, by_layer: bool) -> Tensor | None:
         tensor = self._tensors.get(self._prefix + name)
         if tensor is None and self._prefix and name in self._of_layers and not by_layer:

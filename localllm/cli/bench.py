@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from localllm.cli import opening, options
 from localllm.cli.parameters import option
 from localllm.cli.pulling import located
-from localllm.cli.render import count, file_stem, one_line, size
+from localllm.cli.render import count, file_stem, hanging, one_line, size, table, terminal_width
 from localllm.cli.terminal import ProgressLine, is_terminal, write
 from localllm.errors import UsageError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from localllm.services.bench import Result
 
 COLUMNS = ("test", "threads", "tokens/s", "arithmetic", "weights read")
+NARROW = 70  # columns of a terminal that a frame would leave too little of
 
 
 class Numbers:
@@ -108,15 +109,22 @@ def show(model: dict[str, Any], results: Sequence["Result"], lane: str, pretty: 
     columns = [f"{name}, {lane}" if name == "arithmetic" else name for name in COLUMNS]
     rows, name = [cells(result) for result in results], one_line(file_stem(model["path"]))
     if not pretty:
-        table = [("model", *columns), ("---", "---", *["--:"] * 4), *((name.replace("|", "\\|"), *row) for row in rows)]
-        write("".join("| " + " | ".join(row) + " |\n" for row in table))
+        marked = [
+            ("model", *columns),
+            ("---", "---", *["--:"] * 4),
+            *((name.replace("|", "\\|"), *row) for row in rows),
+        ]
+        write("".join("| " + " | ".join(row) + " |\n" for row in marked))
+        return
+    facts = f"{model['arch']} {model['format']}, {count(model['parameters'])} weights in {size(model['size'])}"
+    facts += "" if model["device"] == "CPU" else f", {model['device']}"
+    if 0 < terminal_width() < NARROW:
+        write("\n".join([*hanging(f"{name}: {facts}", terminal_width(), 0), *table(tuple(columns), rows)]) + "\n")
         return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    facts = f"{model['arch']} {model['format']}, {count(model['parameters'])} weights in {size(model['size'])}"
-    facts += "" if model["device"] == "CPU" else f", {model['device']}"
     drawn = Table(*columns, title=Text(f"{name}: {facts}"))
     for column in drawn.columns[1:]:
         column.justify = "right"

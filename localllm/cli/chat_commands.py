@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.chat_options import changed, names, told
 from localllm.cli.drawing import columns
-from localllm.cli.render import file_stem
+from localllm.cli.render import fact_lines, file_stem
 from localllm.cli.session_list import session_lines
 from localllm.cli.terminal import dim, dim_text
 from localllm.cli.words import did_you_mean
@@ -193,25 +193,29 @@ def set_option(conversation: "Conversation", argument: str, tools: Tools) -> Non
 def show(conversation: "Conversation", argument: str, tools: Tools) -> None:
     model = conversation.model
     tell_where(conversation)
-    dim_text(f"model     {model.name or file_stem(model.path)} · {model.format} · {model.path}")
+    tell("model", f"{model.name or file_stem(model.path)} · {model.format} · {model.path}")
     count = len(conversation.lines)
     messages = "1 message" if count == 1 else f"{count} messages"
-    dim_text(f"context   {conversation.used} of {model.context} tokens, in {messages}")
+    tell("context", f"{conversation.used} of {model.context} tokens, in {messages}")
     if model.session.system is not None:
-        dim_text(f"system    {shortened(model.session.system)}")
+        tell("system", shortened(model.session.system))
     if conversation.texts:
-        dim_text(f"files     {sum(map(len, conversation.texts))} characters go with the next question")
+        tell("files", f"{sum(map(len, conversation.texts))} characters go with the next question")
     show_options(conversation)
 
 
 def show_options(conversation: "Conversation") -> None:
     own = [f"{name} = {value}" for name, value, is_usual in told(conversation.options) if not is_usual]
-    dim_text(f"options   {', '.join(own) if own else 'the usual ones'}")
+    tell("options", ", ".join(own) or "the usual ones")
 
 
 def tell_where(conversation: "Conversation") -> None:
     if conversation.file:
-        dim_text(f"session   {conversation.name} · {len(conversation.lines)} messages")
+        tell("session", f"{conversation.name} · {len(conversation.lines)} messages")
+
+
+def tell(name: str, text: str) -> None:
+    dim_text("\n".join(fact_lines([(name, text)], label=10)))
 
 
 def stats(conversation: "Conversation", argument: str, tools: Tools) -> None:

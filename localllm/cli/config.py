@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from localllm.cli import options
 from localllm.cli.defaults import Chosen, chosen_before
 from localllm.cli.parameters import Parameter, argument
-from localllm.cli.render import one_line, size
+from localllm.cli.render import columns, one_line, size, terminal_width
 from localllm.cli.terminal import write
 from localllm.files.settings import CACHE_SIZE, Settings, config_path, settings
 
@@ -48,7 +48,7 @@ def config(
         return write(f"{config_path()}\n")
     held = settings()
     rows = [*general(held), *(of_command(command, model) if command else of_all(held))]
-    write("".join(f"{line}\n" for line in aligned(rows)))
+    write("".join(f"{line}\n" for line in columns(rows[0], rows[1:], "<<<", terminal_width())))
 
 
 def general(held: Settings) -> Iterator[Row]:
@@ -112,10 +112,3 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return one_line(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
-
-
-def aligned(rows: list[Row]) -> Iterator[str]:
-    """In three columns."""
-    widths = [max(len(row[place]) for row in rows) for place in (0, 1)]
-    for name, value, source in rows:
-        yield f"{name.ljust(widths[0])}  {value.ljust(widths[1])}  {source}".rstrip()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.chat_options import told, with_settings
 from localllm.cli.drawing import page
-from localllm.cli.render import file_stem, tell_overflow
+from localllm.cli.render import counted, file_stem, tell_overflow
 from localllm.cli.shape import tell_cut
 from localllm.cli.terminal import ProgressLine, dim, say
 from localllm.cli.type_ahead import type_ahead
@@ -198,9 +198,8 @@ class Conversation:
         if is_new:
             self.model.session.sequences.hold()
             if self.file:
-                self.save(name)
-                self.branches[before] = None
-                return
+                self.keep()  # or it would not be there to go back to, if nothing was said yet
+                return self.save(name, trunk=self.file.chat.trunk or before)
         elif kept is None:
             self.load(name)
         else:
@@ -213,7 +212,7 @@ class Conversation:
         self.model.session.sequences.hold()
         self.lines, self.texts = list(lines), []
         self.model.session.messages = sessions.plain(lines)
-        self.model.session.sequences.resume(self.used)
+        self.model.session.earlier = self.used
 
     def switch(self, model: "Model") -> None:
         """Go on with another model."""
@@ -238,17 +237,23 @@ class Conversation:
         except LocalllmError as error:
             say(f"localllm: error: {error}")
 
-    def save(self, name: str) -> None:
-        """Be a session from now on. Raises UsageError if there is one of that name."""
+    def save(self, name: str, trunk: str = "") -> None:
+        """Be a session from now on; trunk: that it branches off. Raises UsageError if there is one of that name."""
         file = SessionFile(name)
         if not file.is_new:
             file.close()
             raise UsageError(f"there is a session {name!r} already: /load goes on with it")
         self.leave()
         self.file, self.name = file, name
-        file.chat.model, file.chat.settings = about(self.model), settings(self.options)
-        if self.lines:
+        file.chat.model, file.chat.settings, file.chat.trunk = about(self.model), settings(self.options), trunk
+        if self.lines or trunk:
             self.keep()
+        self._find_branches()
+
+    def _find_branches(self) -> None:
+        """Those of the session that are on the disk, besides those that nobody keeps."""
+        unkept = {name: lines for name, lines in self.branches.items() if lines is not None}
+        self.branches = {**dict.fromkeys(sessions.branches(self.name)), **unkept}
 
     def load(self, name: str) -> None:
         """Go on with a session. Raises UsageError, LocalllmError."""
@@ -260,6 +265,7 @@ class Conversation:
             raise UsageError(f"there is no session {name!r}: /sessions lists them")
         self.leave()
         self.file, self.name = file, name
+        self._find_branches()
         self._be(file.chat.messages)
         self.options = with_settings(self.options, file.chat.settings)
         if file.lost:
@@ -305,4 +311,4 @@ def statistics(answer: "Generation", context: int) -> str:
 
 
 def tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count} tokens"
+    return counted(count, "token")

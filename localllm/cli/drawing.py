@@ -141,6 +141,9 @@ class Wrapper:
         if self.column and not self._in_code and not self._is_endless and self.column + gap + size > width:
             self.column = size
             return f"\n{word}"
+        if not self.column and not self._in_code and gap + size > width:  # an indentation that leaves no room
+            gap = max(0, width - size)
+            space = " " * gap
         self.column += gap + size
         return space + word
 

@@ -1,11 +1,12 @@
 """localllm fit: whether a model fits this computer, before it is here."""
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import options
-from localllm.cli.render import count, one_line, size, table
-from localllm.cli.terminal import ProgressLine, write
+from localllm.cli.render import count, fact_lines, size, table
+from localllm.cli.terminal import ProgressLine, broken, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +43,7 @@ def fit(
     if as_json:
         write(json.dumps(facts, ensure_ascii=False) + "\n")
     else:
-        write("\n".join([*summary(facts), "", *needs(facts), "", conclusion(facts)]) + "\n")
+        write("\n".join([*summary(facts), "", *needs(facts), "", broken(conclusion(facts), sys.stdout)]) + "\n")
 
 
 def summary(facts: dict[str, Any]) -> "Sequence[str]":
@@ -55,7 +56,7 @@ def summary(facts: dict[str, Any]) -> "Sequence[str]":
         ("weights", f"{size(facts['weight_bytes'])}, of which each token reads {size(each)}"),
         ("memory", f"{size(facts['available_bytes'])} available, read at {facts['bandwidth_gbs']:.1f} GB/s"),
     ]
-    return [f"{label:<14}{one_line(value)}" for label, value in lines]
+    return fact_lines(lines)
 
 
 def needs(facts: dict[str, Any]) -> "Sequence[str]":

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from localllm.cli import options
 from localllm.cli.parameters import option
 from localllm.cli.pulling import located
-from localllm.cli.render import count, one_line, size, table
+from localllm.cli.render import count, fact_lines, size, table
 from localllm.cli.terminal import say, write
 
 
@@ -77,7 +77,7 @@ def summary(facts: dict[str, Any]) -> list[str]:
         ("chat template", template),
         ("sampling", ", ".join(f"{name} {advice(value)}" for name, value in facts["sampling"].items())),
     ]
-    return [f"{label:<14}{one_line(value)}" for label, value in lines if value]
+    return fact_lines((label, str(value)) for label, value in lines if value)
 
 
 def advice(value: Any) -> str:

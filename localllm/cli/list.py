@@ -62,15 +62,15 @@ def known_ones(models: "Sequence[Known]") -> str:
     rows = [
         (
             model.name,
-            model.parameters,
             size(10**6 * model.megabytes),
+            model.parameters,
             str(model.context),
-            model.license,
             model.description,
+            model.license,
         )
         for model in models
     ]
-    header = ("name", "weights", "size", "context", "license", "good at")
+    header = ("name", "size", "weights", "context", "good at", "license")
     return lines(columns(header, rows, "<>>><<", terminal_width())) if rows else ""
 
 

@@ -96,7 +96,7 @@ REFUSED = {
     "`localllm pull` brings models of the Hugging Face hub; others, `curl -LO URL` does": "-mu --model-url -dr "
     "--docker-repo --gpt-oss-20b-default --gpt-oss-120b-default",
     "use --speculate draft:MODEL, with a model that is here": "-hfd -hfrd --hf-repo-draft --spec-type --spec-default",
-    "there is no server; the Python API serves programs": "--server-base",
+    "`localllm serve` is the server": "--server-base",
     "other computers cannot help": "--rpc",
     "use `localllm list`": "-cl --cache-list",
     "`nvidia-smi -L` lists cards, --device names one": "--list-devices",
@@ -161,7 +161,7 @@ LLAMA_CPP = (
     Elsewhere("llama-tokenize -m FILE -p TEXT", "localllm tokenize FILE TEXT", "--ids prints numbers only"),
     Elsewhere("llama-gguf-split", "localllm quantize IN OUT COPY", "joins; --keep-split keeps the parts"),
     Elsewhere("gguf-dump FILE", "localllm inspect FILE --json"),
-    Elsewhere("llama-server -m FILE", "import localllm", "there is no server; the Python API serves programs"),
+    Elsewhere("llama-server -m FILE", "localllm serve FILE", "port 11435; needs `pip install localllm[serve]`"),
 )
 OLLAMA = (
     Elsewhere("ollama run MODEL", "localllm chat MODEL", "MODEL is a file or a name"),
@@ -172,7 +172,7 @@ OLLAMA = (
     Elsewhere("ollama rm MODEL", "localllm rm MODEL"),
     Elsewhere("ollama create", "[aliases] and [model.NAME] in config.toml", "defaults of a model; `localllm config`"),
     Elsewhere("ollama ps", "", "nothing runs in the background"),
-    Elsewhere("ollama serve", "import localllm", "there is no server; the Python API serves programs"),
+    Elsewhere("ollama serve", "localllm serve", "OpenAI's interface, port 11435"),
 )
 
 # Words for commands, by which somebody may call them.
@@ -180,9 +180,9 @@ MEANT = {
     "rm": "remove delete del uninstall erase",
     "pull": "download get fetch install add",
     "inspect": "show info dump gguf-dump metadata view",
-    "list": "ls models",
+    "list": "ls models search find catalogue",
     "run": "ask generate complete completion prompt llama-cli main simple query exec",
-    "chat": "talk interactive conversation repl",
+    "chat": "talk interactive conversation repl cli",
     "quantize": "convert quant llama-quantize quantise convert-hf-to-gguf",
     "tokenize": "tokens llama-tokenize encode tokenise",
     "perplexity": "ppl llama-perplexity eval",
@@ -190,12 +190,12 @@ MEANT = {
     "imatrix": "llama-imatrix importance",
     "config": "settings configure options set env",
     "sessions": "history conversations",
+    "serve": "server llama-server api start listen",
     "map": "batch parallel llama-batched",
     "fit": "memory size estimate",
     "warmup": "compile",
 }
 NO_COMMAND = {
-    "serve server llama-server api start": "there is no server; the Python API serves programs: import localllm",
     "ps stop top": "nothing runs in the background: a model is there as long as its command",
     "push cp copy login signin signout": "models are files: copy them as others, and share them on the Hugging Face "
     "hub with its own program",

@@ -14,6 +14,7 @@ from localllm.cli.parameters import argument, option
 from localllm.cli.prompt import warn_of_template
 from localllm.cli.pulling import located
 from localllm.cli.remaining import duration
+from localllm.cli.render import counted
 from localllm.cli.terminal import ProgressLine, dim, is_terminal, say, write
 from localllm.errors import RecordsError, UsageError
 
@@ -86,16 +87,34 @@ def map(
     path = located(model)
     job = MapJob(os.path.abspath(path), prompts, chosen, n, not fast, *held, chat_template)
     inputs = tuple(name for name in (path, input, file) if name is not None)
-    records = read_records(*read(input))
+    data, name = read(input)
+    records = read_records(data, name)
     written = LineFile(output, inputs, keep=belonging(records, output)) if output else nullcontext()
-    with written as out:
+    with of_input(output, data, name) as remember, written as out:
         left = unfinished(records, out.records) if out else records
         left = sorted_by_length(left, prompts) if shortest_first else left
         progress = Progress(len(left), len(records) - len(left))
         if left:
             with begun(job, engine, left, ray, progress, raw) as mapping:
+                remember()
                 answer(mapping, left, out, progress, as_finished)
     progress.end(stats)
+
+
+@contextmanager
+def of_input(output: str | None, data: bytes, name: str) -> Iterator[Callable[[], None]]:
+    """Gives what makes the output remember which input it is of. Raises UsageError if it is of another one."""
+    from localllm.files import origin
+
+    now = origin.Origin.of(data, name)
+    if output is None:
+        yield lambda: None
+        return
+    origin.require_same(output, data, now)
+    try:
+        yield lambda: origin.remember(output, now)
+    finally:
+        origin.forget(output)
 
 
 @contextmanager
@@ -225,9 +244,10 @@ class Progress:
         Raises KeyboardInterrupt if something was left undone, and RecordsError if something failed.
         """
         seconds = perf_counter() - self._start
-        tokens = f"{self._tokens} tokens written, " if stats else ""
+        records, tokens = counted(self._written, "record"), counted(self._tokens, "token")
+        written = f"{tokens} written, " if stats else ""
         (say if stats else dim)(
-            f"{self._written} records in {duration(seconds)}, {tokens}{self._speed(seconds)}, {self._failed} failed"
+            f"{records} in {duration(seconds)}, {written}{self._speed(seconds)}, {self._failed} failed"
         )
         if self._written < self._total:
             raise KeyboardInterrupt

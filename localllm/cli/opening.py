@@ -114,7 +114,8 @@ def compiling(line: ProgressLine) -> Callable[[int, int], None]:
         nonlocal has_said
         if done < total and not has_said and not terminal.is_terminal(sys.stderr):
             has_said = True
-            say(f"localllm: compiling {total} kernels for this computer, once; that may take a minute")
+            kernels = "a kernel" if total == 1 else f"{total} kernels"
+            say(f"localllm: compiling {kernels} for this computer, once; that may take a minute")
         if done < total:
             line.show(f"compiling kernels for this computer, once: {done} of {total}")
         else:

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from localllm.cli.render import one_line, size
-from localllm.cli.terminal import ProgressLine, dim, is_terminal
+from localllm.cli.terminal import ProgressLine, broken, dim, is_terminal
 
 if TYPE_CHECKING:
     from localllm.services.catalogue import HubReference, MissingError
@@ -42,7 +42,7 @@ def offered(missing: "MissingError") -> str:
 
 def confirmed(question: str) -> bool:
     """What the user answers, on the terminal; the end of input is a no."""
-    print(f"{one_line(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{broken(f'{one_line(question)} [y/N]', sys.stderr)} ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

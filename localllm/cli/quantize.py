@@ -245,7 +245,7 @@ def described(plan: "QuantizePlan", target: str) -> str:
         )
         for job in plan.jobs
     ]
-    free = shutil.disk_usage(os.path.dirname(os.path.realpath(target)) or ".").free
+    free = shutil.disk_usage(os.path.dirname(os.path.realpath(target))).free
     lines = [
         *table(("tensor", "shape", "from", "to", "size"), rows),
         "",

@@ -1,7 +1,7 @@
 """What several commands show alike: answers as they come, tables, numbers and names."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from localllm.cli.terminal import ProgressLine, dim_piece, is_terminal, printable, say, width_of
@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from localllm.cli.drawing import Page
     from localllm.generation.generate import Generation
 
-NARROWEST = 6  # columns of a cell that is cut
+NARROWEST = 16  # columns of a cell that is cut
+LABEL = 14  # columns of what stands in front of a fact
 
 
 def stream(answer: "Generation", line: ProgressLine, silent: bool = False, thoughts: bool = True) -> bool:
@@ -48,6 +49,10 @@ def page_of_stdout() -> "Page":
     return page()
 
 
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def tell_overflow(answer: "Generation") -> None:
     """What a full context has cost."""
     if answer.dropped:
@@ -57,28 +62,49 @@ def tell_overflow(answer: "Generation") -> None:
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Lines of columns: the first to the left, numbers to the right."""
-    return columns(header, rows, "<" + ">" * (len(header) - 1))
+    """Lines of columns: the first to the left, numbers to the right; as many of them as the terminal has room for."""
+    return columns(header, rows, "<" + ">" * (len(header) - 1), terminal_width())
+
+
+def fact_lines(told: Iterable[tuple[str, str]], label: int = LABEL) -> list[str]:
+    """A line for each, behind its label; on a terminal it breaks between words."""
+    width = terminal_width()
+    return [line for name, text in told for line in hanging(f"{name:<{label}}{one_line(text)}", width, label)]
+
+
+def hanging(line: str, width: int, indent: int) -> list[str]:
+    """A line broken between words, if it is wider than `width`, which 0 forbids."""
+    if not width or len(line) <= width:
+        return [line]
+    from textwrap import wrap
+
+    return wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str, wide: int = 0) -> list[str]:
-    """Lines of columns, each to the left (<) or to the right (>), as wide as `wide` if that is given: then long cells
-    of columns to the left are cut, but for the first, and columns at the right are left out.
+    """Lines of columns, each to the left (<) or to the right (>), as wide as `wide` if that is given: then columns at
+    the right for which there is no room are left out, and long cells of those to the left are cut, but for the first.
     """
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    while wide and len(widths) > 1 and sum(widths) + 2 * (len(widths) - 1) > wide:
-        longest = max(range(1, len(widths)), key=lambda place: (sides[place] == "<", widths[place]))
-        if sides[longest] == "<" and widths[longest] > NARROWEST:
-            widths[longest] -= 1
-        else:
-            header, rows, widths = header[:-1], [row[:-1] for row in rows], widths[:-1]
+    if wide:
+        widths = fitted(widths, [place > 0 and side == "<" for place, side in enumerate(sides)], wide)
     layout = [*zip(sides, widths, strict=False)]
     return [
         "  ".join(
-            f"{shortened(cell, width):{side}{width}}" for cell, (side, width) in zip(row, layout, strict=True)
+            f"{shortened(cell, width):{side}{width}}" for cell, (side, width) in zip(row, layout, strict=False)
         ).rstrip()
         for row in (header, *rows)
     ]
+
+
+def fitted(widths: Sequence[int], may_be_cut: Sequence[bool], wide: int) -> list[int]:
+    """The widths of as many columns as fit, two places between them."""
+    least = [min(width, NARROWEST) if cut else width for width, cut in zip(widths, may_be_cut, strict=True)]
+    count = next((end for end in range(len(least), 1, -1) if sum(least[:end]) + 2 * (end - 1) <= wide), 1)
+    found = [*widths[:count]]
+    while count > 1 and sum(found) + 2 * (count - 1) > wide:
+        found[max(range(count), key=lambda place: found[place] - least[place])] -= 1
+    return found
 
 
 def terminal_width() -> int:

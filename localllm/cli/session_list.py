@@ -18,7 +18,7 @@ def session_lines() -> list[str]:
         title = title if len(title) <= TITLE else f"{title[: TITLE - 1]}…"
         when = strftime("%Y-%m-%d %H:%M", localtime(listed.used))
         name = listed.chat.model.name or listed.chat.model.path
-        about = (one_line(name), title) if not listed.damage else ("", "damaged")
+        about = (title, one_line(name)) if not listed.damage else ("damaged", "")
         rows.append((listed.name, when, str(len(messages)), *about))
-    header = ("session", "last used", "messages", "model", "first question")
+    header = ("session", "last used", "messages", "first question", "model")
     return columns(header, rows, "<<><<", terminal_width()) if rows else []

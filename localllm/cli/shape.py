@@ -55,16 +55,16 @@ class Shape:
         if len(given) > 1:
             names = (f"--{name.replace('_', '-')}" for name in given)
             raise UsageError(f"{' and '.join(names)} do not go together")
-        schema, grammar = text_of(self.json_schema, "{"), text_of(self.grammar, "::=")
+        schema, grammar = text_of("json_schema", self.json_schema, "{"), text_of("grammar", self.grammar, "::=")
         return constraint_of(schema, grammar, self.regex, self.json_whitespace)
 
 
-def text_of(given: str | None, sign: str) -> str | None:
-    """A text that has the sign as it is, or else the text of the file that it names. Raises UsageError."""
+def text_of(name: str, given: str | None, sign: str) -> str | None:
+    """An option's text that has the sign as it is, or else the text of the file that it names. Raises UsageError."""
     if given is None or sign in given:
         return given
     if not given.strip():
-        raise UsageError("what an answer must look like is empty: give a text with it, or the name of a file")
+        raise UsageError(f"{name} is empty: give a text, or the name of a file with one")
     try:
         return Path(given).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ _HARMFUL = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2
 # Nothing is to be seen of these: spaces of no width, invisible operators, and the tags of flags.
 _INVISIBLE = [0x180E, 0x200B, *range(0x2060, 0x2066), *range(0x206A, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC),
               *range(0xE0000, 0xE0080)]  # fmt: skip
-_HARMLESS: dict[int, str | None] = {code: "\N{REPLACEMENT CHARACTER}" for code in _HARMFUL if chr(code) not in "\t\n"}
+_HARMLESS: dict[int, str | None] = {code: "\ufffd" for code in _HARMFUL if chr(code) not in "\t\n"}
 _HARMLESS |= dict.fromkeys(_INVISIBLE) | {ord("\r"): None}
 # Joiners mean something behind a letter of a script that joins letters, and in an emoji.
 _JOINERS = re.compile("(?<=[\\x00-\\xff\u200c\u200d])[\u200c\u200d]+")

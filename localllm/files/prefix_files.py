@@ -124,13 +124,10 @@ def open_kept(key: str) -> Kept | None:
         return None
 
 
-def remove(key: str) -> bool:
-    """As far as that is possible; whether it is gone."""
-    try:
+def remove(key: str) -> None:
+    """As far as that is possible."""
+    with suppress(OSError):
         (folder() / key).unlink(missing_ok=True)
-    except OSError:
-        return False
-    return True
 
 
 def write_kept(key: str, about: PrefixAbout, parts: Mapping[str, np.ndarray]) -> None:

@@ -1,5 +1,6 @@
 """A prompt among others, and the answers to it in the making."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -7,14 +8,18 @@ import numpy as np
 
 from localllm.errors import LocalllmError
 from localllm.generation.answers import log_total
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.generate import Task
 from localllm.generation.guide import Guide
 from localllm.generation.sampling import Sampler
-from localllm.generation.thinking import Thinking
-from localllm.text.tokenizer import StreamDecoder
+from localllm.generation.thinking import TextPart
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
+    from localllm.generation.speculation import Guesses
+
+# Hears of a token at once: the answer, the token (None for one that ended it), the parts of text that it completes, and
+# the logits that it was drawn from, float32 [vocab], good only until the call returns.
+Listener = Callable[["Answering", int | None, list[TextPart], np.ndarray], None]
 
 
 @dataclass(eq=False)
@@ -22,20 +27,24 @@ class AnswerRequest:
     """A prompt that is to be answered n times.
 
     Attributes:
-        decoder, thinking: as for a Generation.  key: what the caller knows it by.
+        key: what the caller knows it by.
         answers: in the making, then made; with n > 1 best first when all are.
         begun: whether the prompt has been read.  error: why there are no answers.
+        listener: hears of every token.  cached: how many tokens of the prompt did not have to be read.
     """
 
-    prompt: list[int]
-    decoder: StreamDecoder
-    options: GenerationOptions
+    task: Task
     n: int = 1
     key: Any = None
-    thinking: Thinking = field(default_factory=Thinking)
     answers: list["Answering"] = field(default_factory=list)
     begun: bool = False
     error: LocalllmError | None = None
+    listener: Listener | None = None
+    cached: int = 0
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.task.prompt
 
     @property
     def finished(self) -> bool:
@@ -51,14 +60,19 @@ class Answering:
         seed: with which it is drawn again.
         logprob: the natural logarithm of its probability, what ended it included; 0 of an only answer.
         sequence: what has been read of `ids`; None while it waits.
+        number: its place among the request's answers, as they are made.
+        guesses: where drafts come from, while nobody else is answered.
+        known: logits behind the prompt, float32 [1, vocab], if files had them with all of it; until it begins.
     """
 
-    def __init__(self, request: AnswerRequest, sampler: Sampler, guide: Guide, context: int):
-        self.request, self.seed, self.ids = request, sampler.seed, list(request.prompt)
+    def __init__(self, request: AnswerRequest, sampler: Sampler, guide: Guide, context: int, number: int = 0):
+        self.request, self.seed, self.ids, self.number = request, sampler.seed, list(request.prompt), number
         self.finish_reason, self.logprob = "", 0.0
         self.sequence: Sequence | None = None
+        self.guesses: Guesses | None = None
+        self.known: np.ndarray | None = None
         self._sampler, self._guide = sampler, guide
-        self._limit = len(self.ids) + request.options.limit(context - len(self.ids))
+        self._limit = len(self.ids) + request.task.options.limit(context - len(self.ids))
         self._chosen = 0
         if self._limit == len(self.ids):
             self.finish_reason = "length"
@@ -75,6 +89,16 @@ class Answering:
     def tokens(self) -> list[int]:
         """What was said, as token ids."""
         return self.ids[len(self.request.prompt) :]
+
+    @property
+    def guide(self) -> Guide:
+        """What follows it."""
+        return self._guide
+
+    @property
+    def left(self) -> int:
+        """How many tokens it may still have."""
+        return self._limit - len(self.ids)
 
     @property
     def has_begun(self) -> bool:
@@ -107,18 +131,21 @@ class Answering:
         self._chosen += 1
         if self.request.n > 1:
             self.logprob += float(row[token]) - log_total(row)
-        if token in end_ids:
-            self._finish("stop")
-            return
+        is_end = token in end_ids
+        parts = self._finish("stop") if is_end else self._go_on(token)
+        if self.request.listener:
+            self.request.listener(self, None if is_end else token, parts, row)
+
+    def _go_on(self, token: int) -> list[TextPart]:
+        """The parts of text that this token completes; it may be the last."""
         self._sampler.accept(token)
         self.ids.append(token)
-        self._guide.accept(token)
+        parts = self._guide.accept(token)
         if self._guide.has_ended:
-            self._finish("stop")
-        elif len(self.ids) == self._limit:
-            self._finish("length")
+            return parts + self._finish("stop")
+        return parts + self._finish("length") if len(self.ids) == self._limit else parts
 
-    def _finish(self, reason: str) -> None:
+    def _finish(self, reason: str) -> list[TextPart]:
         """Say what was held back."""
-        self._guide.transcript.flush()
         self.finish_reason = reason
+        return self._guide.transcript.flush()

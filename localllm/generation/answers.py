@@ -15,14 +15,13 @@ from localllm.engine.runs import LONG
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.candidates import Candidates
-from localllm.generation.generate import GenerationOptions, guide_of, require_room
+from localllm.generation.generate import Task
 from localllm.generation.guide import Guide
 from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sampling_steps import only, top_k
-from localllm.generation.thinking import Thinking
-from localllm.text.tokenizer import StreamDecoder, Tokenizer
+from localllm.text.tokenizer import Tokenizer
 from localllm.values import whole_number
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ class AnswerSearch:
     Twice, because Ctrl-C may strike just before or in the middle of the first `__exit__`: then the second has the rest.
 
     Attributes:
-        prompt, options: what is answered, and how.
+        task: what is answered, and how.
         tokenizer: the model's.  limit: the most tokens that an answer may have.
         vocab: how many tokens exist.  end_ids: those that end an answer.
     """
@@ -103,19 +102,16 @@ class AnswerSearch:
         self,
         engine: "Engine",
         tokenizer: Tokenizer,
-        prompt: list[int],
-        decoder: StreamDecoder,
-        options: GenerationOptions,
+        task: Task,
         prefixes: "Prefixes | None" = None,
-        thinking: Thinking | None = None,
     ):
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
-        require_room(prompt, engine.context)
-        self.prompt, self.options, self.tokenizer = prompt, options, tokenizer
-        self.limit = options.limit(engine.context - len(prompt))
+        task.require_room(engine.context)
+        self.task, self.tokenizer = task, tokenizer
+        self.limit = task.options.limit(engine.context - len(task.prompt))
         self.vocab, self.end_ids = min(engine.vocab_size, tokenizer.vocab_size), tokenizer.end_ids
         self._engine, self._prefixes = engine, prefixes
-        self._guide = guide_of(tokenizer, engine.vocab_size, decoder, options, thinking)
+        self._guide = task.guide(tokenizer, engine.vocab_size)
         self._held: list[Sequence] = []
         self._end: tuple[Sequence, np.ndarray] | None = None  # of a prompt that was read, to be written
 
@@ -132,12 +128,13 @@ class AnswerSearch:
 
     def read(self) -> Hypothesis:
         """Read the prompt (prefill): the hypothesis without tokens, with which all others begin."""
-        found = self._prefixes.find(self.prompt) if self._prefixes else None
+        prompt = self.task.prompt
+        found = self._prefixes.find(prompt) if self._prefixes else None
         self._held.append(found.sequence if found else self._engine.sequence())
         logits = found.logits if found else None
         if logits is None:
-            logits = read_prompt(self._held[0], self.prompt, self.options.on_progress)
-            if self._prefixes and len(self.prompt) > LONG:
+            logits = read_prompt(self._held[0], prompt, self.task.options.on_progress)
+            if self._prefixes and len(prompt) > LONG:
                 self._end = self._held[0].fork(), logits
         return Hypothesis(self._held[0], logits[-1, : self.vocab], self._guide)
 
@@ -175,24 +172,21 @@ def require_counts(n: int, beams: int) -> None:
 def answers(
     engine: "Engine",
     tokenizer: Tokenizer,
-    prompt: list[int],
-    decoder: StreamDecoder,
-    options: GenerationOptions,
+    task: Task,
     n: int = 1,
     beams: int = 0,
     prefixes: "Prefixes | None" = None,
-    thinking: Thinking | None = None,
 ) -> list[Answer]:
     """The n best of several answers, best first: n sampled ones, or with `beams` what beam search finds.
 
-    decoder, thinking: as for a Generation; prefixes: what is kept of prompts, or None. Best is the highest log
-    probability per token. Raises UsageError and ContextError.
+    prefixes: what is kept of prompts, or None. Best is the highest log probability per token. Raises UsageError and
+    ContextError.
     """
     require_counts(n, beams)
     for name in ("logit_bias", "ignore_eos"):
-        if beams and getattr(options.sampling, name):
+        if beams and getattr(task.options.sampling, name):
             raise UsageError(f"beams draw nothing, so {name} makes no sense with them")
-    with AnswerSearch(engine, tokenizer, prompt, decoder, options, prefixes, thinking) as search, search:
+    with AnswerSearch(engine, tokenizer, task, prefixes) as search, search:
         return beam_search(search, beams)[:n] if beams else n_best(search, n)
 
 
@@ -206,7 +200,7 @@ def distinct(answers: list[Answer]) -> list[Answer]:
 
 def n_best(search: AnswerSearch, n: int) -> list[Answer]:
     """n sampled answers, best first. Each is what it would be alone: they have the seeds seed, seed + 1, and so on."""
-    samplers = seeded(search.options.sampling, search.prompt, search.vocab, n, search.tokenizer)
+    samplers = seeded(search.task.options.sampling, search.task.prompt, search.vocab, n, search.tokenizer)
     hypotheses = [search.read()] * n
     going = list(range(n))
     for length in range(search.limit):

@@ -7,16 +7,19 @@ takes every answer one token further. As in Orca (Yu et al. 2022), with memory b
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.run import BATCH, PRECISE_TOKENS
 from localllm.engine.runs import Runs
-from localllm.errors import ConstraintError, LocalllmError, MemoryLimitError
+from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.generation.answering import Answering, AnswerRequest
 from localllm.generation.answers import seeded
-from localllm.generation.generate import guide_of, require_room
+from localllm.generation.guide import Expected
+from localllm.generation.ngrams import from_text
 from localllm.generation.reading import piece, shareable, stretch
 from localllm.generation.reuse import common
+from localllm.generation.speculation import Guesses
 from localllm.kernels.arguments import PAGE
 from localllm.text.tokenizer import Tokenizer
 
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from localllm.engine.engine import Engine
+    from localllm.engine.memory.prefixes import Prefixes
 
+LIVE_KEPT = 16  # conversations whose memory waits for their next turn
 PARALLEL = 16  # answers at once: a step of 16 is nearly what arithmetic allows, and more wait longer for each other
 
 
@@ -53,11 +58,16 @@ class Batch:
         chunk: int = BATCH,
         places: int = sys.maxsize,
         precise: bool = True,
+        live: bool = False,
+        prefixes: "Prefixes | None" = None,
     ):
         """parallel: the most answers at once, or those to one prompt if they are more.
 
         chunk: tokens to read between two steps, PAGE at least.  places: about how many tokens to hold at most.
         precise: with the arithmetic that each prompt and answer would meet alone; without, all in 8 bits.
+        live: requests come while others are answered. Then what LIVE_KEPT answers have read is kept for those that
+        begin alike, and tokens are guessed for an answer that is alone, if its options say so.
+        prefixes: what files have of long prompts. None is added: what is read beside others may be rounded otherwise.
         """
         self.running, self.waiting = list[Answering](), deque[Answering]()
         self.written = self.preempted = 0
@@ -65,8 +75,8 @@ class Batch:
         self._vocab = min(engine.vocab_size, tokenizer.vocab_size)
         self._requests, self._finished = iter(requests), list[AnswerRequest]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
-        self._stopping = False
-        self._kept: Answering | None = None  # the last that finished, for the next that begins alike
+        self._stopping, self._live, self._prefixes = False, live, prefixes
+        self._kept = deque[Answering]()  # that have finished, for the next that begin alike; the oldest first
 
     def __iter__(self) -> Iterator[list[AnswerRequest]]:
         """Turn by turn, the requests that are finished with it; often none."""
@@ -86,10 +96,19 @@ class Batch:
 
     def close(self) -> None:
         """Leave everything as it is."""
-        for answering in (*self.running, *([self._kept] if self._kept else [])):
+        for answering in (*self.running, *self._kept):
             self._release(answering)
-        self.running, self._kept = [], None
+        self.running = []
+        self._kept.clear()
         self.waiting.clear()
+
+    def drop(self, request: AnswerRequest) -> None:
+        """Nobody waits for this one any more. Not during a turn."""
+        for answering in request.answers:
+            if answering in self.running and answering.held > PAGE:
+                self.running.remove(answering)
+                self._keep(answering)
+        self._remove(request)
 
     def _work_left(self) -> bool:
         return bool(self.running) or self._next() is not None
@@ -107,11 +126,13 @@ class Batch:
             if request is None:
                 return None
             try:
-                require_room(request.prompt, self._engine.context)
-                samplers = seeded(request.options.sampling, request.prompt, self._vocab, request.n, self._tokenizer)
-                guide = guide_of(self._tokenizer, self._vocab, request.decoder, request.options, request.thinking)
+                task = request.task
+                task.require_room(self._engine.context)
+                samplers = seeded(task.options.sampling, task.prompt, self._vocab, request.n, self._tokenizer)
+                guide = task.guide(self._tokenizer, self._vocab)
                 request.answers = [
-                    Answering(request, sampler, guide.copy(), self._engine.context) for sampler in samplers
+                    Answering(request, sampler, guide.copy(), self._engine.context, number)
+                    for number, sampler in enumerate(samplers)
                 ]
             except LocalllmError as error:
                 request.error = error
@@ -135,24 +156,35 @@ class Batch:
             return True
         if sum(one.width for one in self.running) + answering.width > self._parallel:
             return False
-        kept = self._donor(answering)[1]
+        donor, kept = self._donor(answering)
         if any(
             one.unread and shared(one, one.ids, answering, self._engine.runs) >= kept + PAGE for one in self.running
         ):
             return False
         unread = len(answering.ids) - kept + sum(one.unread for one in self.running)
-        return unread + PAGE * (answering.width + len(self.running)) <= self._free_places()
+        needed = unread + PAGE * (answering.width + len(self.running))
+        if donor in self._kept and donor:
+            self._kept.remove(donor)
+            self._kept.append(donor)
+        while needed > self._free_places() and len(self._kept) > 1:
+            self._forget()
+        return needed <= self._free_places()
 
     def _join(self, answering: Answering) -> None:
         donor, length = self._donor(answering)
-        answering.sequence = donor.sequence.fork() if donor and donor.sequence else self._engine.sequence()
-        answering.sequence.truncate(length)
+        found = self._prefixes.find(answering.ids, length) if self._prefixes and not answering.has_begun else None
+        if found:
+            answering.sequence, answering.known = found
+            length = len(found.sequence.tokens)
+        else:
+            answering.sequence = donor.sequence.fork() if donor and donor.sequence else self._engine.sequence()
+        answering.request.cached = answering.sequence.truncate(length)
         self.running.append(answering)
 
     def _donor(self, answering: Answering) -> tuple[Answering | None, int]:
         """Who has read most of what it begins with, and how much of that."""
         best, most = None, 0
-        for one in (*self.running, *([self._kept] if self._kept else [])):
+        for one in (*self.running, *self._kept):
             length = shared(one, one.sequence.tokens if one.sequence else [], answering, self._engine.runs)
             if length > most:
                 best, most = one, length
@@ -162,9 +194,17 @@ class Batch:
 
     def _turn(self) -> None:
         """Read a piece, write a token of every answer that has nothing to read: in one run if all is in 8 bits."""
+        for answering in [one for one in self.running if one.known is not None]:
+            row, answering.known = answering.known, None
+            if row is not None:
+                self._begin(answering, row[-1, : self._vocab])
         if self._precise:
             self._advance(*self._reading(self._chunk))
-            self._advance(self._writing(), precise=True)
+            writing = self._writing()
+            if not (self._live and len(writing) == len(self.running) == 1 and self._leap(writing[0].answering)):
+                for one in writing:
+                    one.answering.guesses = None
+                self._advance(writing, precise=True)
         else:
             writing = self._writing()
             reading, _ = self._reading(max(PAGE, self._chunk - len(writing)))
@@ -205,6 +245,32 @@ class Batch:
             else:
                 self._begin(answering, row)
 
+    def _leap(self, answering: Answering) -> bool:
+        """A step of the only answer with guesses behind its newest token; False if there are none."""
+        if answering.request.task.options.speculate == "off" or not answering.sequence:
+            return False
+        if answering.guesses is None:
+            answering.guesses = Guesses([Expected(answering.guide), *from_text(answering.ids)])
+        guesses, before, started = answering.guesses, len(answering.ids), perf_counter()
+        draft = guesses.draft(answering.left - 1)
+        try:
+            self._require_places([AnswerSpan(answering, [0, *draft])])
+            rows = self._engine.run([(answering.sequence, [answering.ids[-1], *draft])], "all", True)[0]
+        except MemoryLimitError:
+            answering.guesses = None
+            return False
+        guesses.took(len(rows), perf_counter() - started)
+        for row, guess in zip(rows[:, : self._vocab], [*draft, None], strict=True):
+            self._take(answering, row)
+            if answering.finish_reason or answering.request.error or answering.ids[-1] != guess:
+                break
+        drawn = answering.ids[before:]
+        right = sum(token == guess for token, guess in zip(drawn, draft, strict=False))
+        if answering.sequence and right < len(draft):
+            answering.sequence.truncate(before + right)
+        guesses.learn(drawn)
+        return True
+
     def _begin(self, first: Answering, row: "np.ndarray") -> None:
         """The prompt has been read: every answer to it gets its first token and a sequence of its own."""
         request, place = first.request, self.running.index(first) + 1
@@ -223,8 +289,13 @@ class Batch:
         before = len(answering.ids)
         try:
             answering.take(row, self._end_ids)
-        except ConstraintError as error:
+        except LocalllmError as error:
             self._fail(answering.request, error)
+            return
+        except Exception as error:  # whatever one caller's options lead to is not the others' trouble
+            if not self._live:
+                raise
+            self._fail(answering.request, LocalllmError(f"internal error: {type(error).__name__}"))
             return
         self.written += len(answering.ids) - before
         if answering.finish_reason:
@@ -264,7 +335,7 @@ class Batch:
     def _make_room(self, error: MemoryLimitError) -> None:
         """Take back what is kept, or the youngest's memory; it reads again later. Who is alone fails."""
         if self._kept:
-            self._keep(None)
+            self._forget()
         elif len(self.running) > 1:
             youngest = self.running.pop()
             self._release(youngest)
@@ -275,18 +346,31 @@ class Batch:
 
     def _fail(self, request: AnswerRequest, error: LocalllmError) -> None:
         """Nothing comes of a request."""
-        for answering in request.answers:
-            self._release(answering)
-        self.running = [one for one in self.running if one.request is not request]
-        self.waiting = deque(one for one in self.waiting if one.request is not request)
+        self._remove(request)
         request.error = error
         self._finished.append(request)
 
-    def _keep(self, answering: Answering | None) -> None:
-        """Have what this one has read for the next, instead of what was kept."""
-        before, self._kept = self._kept, answering
-        if before:
-            self._release(before)
+    def _remove(self, request: AnswerRequest) -> None:
+        for answering in request.answers:
+            if answering not in self._kept:
+                self._release(answering)
+        self.running = [one for one in self.running if one.request is not request]
+        self.waiting = deque(one for one in self.waiting if one.request is not request)
+
+    def _keep(self, answering: Answering) -> None:
+        """Have what this one has read for others, instead of what it goes on from and of the oldest."""
+        read = answering.sequence.tokens if answering.sequence else []
+        for one in [*self._kept]:
+            if one.sequence and one.sequence.tokens == read[: len(one.sequence.tokens)]:
+                self._kept.remove(one)
+                self._release(one)
+        self._kept.append(answering)
+        while len(self._kept) > (LIVE_KEPT if self._live else 1):
+            self._forget()
+
+    def _forget(self) -> None:
+        """Of what is kept, the oldest."""
+        self._release(self._kept.popleft())
 
     def _release(self, answering: Answering) -> None:
         sequence, answering.sequence = answering.sequence, None

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # model may go on with spaces for ever.
 _WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 _SHOWN = 300  # characters of an error
+TOOLS = "tools"  # the kind of a grammar of calls, whose tokens are a vocabulary's
 _KEPT = 64  # constraints that are ready for another answer
 
 
@@ -38,7 +39,7 @@ class Constraint:
     """A form that answers can have, checked.
 
     Attributes:
-        kind: "schema", "grammar" or "regex".  grammar: as llguidance has it.
+        kind: "schema", "grammar", "regex" or "tools".  grammar: as llguidance has it.
     """
 
     kind: str
@@ -54,7 +55,8 @@ class Constraint:
         """Raises UsageError for what is no such thing, allows no text, or needs more than llguidance can do."""
         from llguidance import LLTokenizer
 
-        self.beginning(LLTokenizer("byte"))
+        if self.kind != TOOLS:
+            self.beginning(LLTokenizer("byte"))
 
     def beginning(self, vocabulary: "LLTokenizer") -> "LLMatcher":
         """Where an answer in such tokens begins. Raises UsageError."""
@@ -62,7 +64,9 @@ class Constraint:
 
         matcher = LLMatcher(vocabulary, self.grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
         matcher.compute_bitmask()
-        problems = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
+        problems = [matcher.get_error()] if matcher.is_error() else []
+        if self.kind != TOOLS:  # whose schemas were looked at one by one
+            problems = problems or matcher.get_grammar_warnings()
         if problems:
             raise UsageError(f"the {self.kind} cannot be used: {_reason(problems[0])}")
         return matcher
@@ -196,6 +200,11 @@ class Matcher:
         """This token comes, an allowed one."""
         self._matcher.consume_token(token)
         self._require_sound()
+
+    def accept_text(self, text: str) -> bool:
+        """This text comes, if it may: whether it may."""
+        tokens = self._tokenizer.encode_inside(text)
+        return self._matcher.try_consume_tokens(tokens) == len(tokens)
 
     def unfinished(self, thinking: Thinking) -> np.ndarray:
         """The tokens of a thought before the answer, bool [vocab]: all but those that end everything.

@@ -28,6 +28,7 @@ from localllm.values import require_text, whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
+    from localllm.generation.calls import Calls, ToolUse
     from localllm.generation.constraints import Constraint
 
 SPECULATE = ("ngram", "off")
@@ -48,6 +49,7 @@ class GenerationOptions:
     think_budget: int | None = None  # the most tokens of a thought, which is closed then; None: as many as it takes
     template_variables: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
     constraint: "Constraint | None" = None  # what an answer must look like
+    tools: "ToolUse | None" = None  # that an answer may call; a Batch tells calls
 
     def __post_init__(self) -> None:
         """Raises UsageError for values that make no sense."""
@@ -59,6 +61,8 @@ class GenerationOptions:
         require_thinking(self.think, self.think_budget)
         if self.constraint and self.stop:
             raise UsageError(f"a stop string would cut the answer short, which its {self.constraint.kind} forbids")
+        if self.constraint and self.tools and self.tools.callable:
+            raise UsageError(f"tools do not go together with a {self.constraint.kind}")
         if isinstance(self.stop, str | bytes):
             object.__setattr__(self, "stop", (self.stop,))
         if not isinstance(self.stop, Iterable):
@@ -73,24 +77,44 @@ class GenerationOptions:
         return room if self.max_tokens is None else min(room, self.max_tokens)
 
 
-def require_room(prompt: Sequence[int], context: int) -> None:
-    """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
-    if not prompt:
-        raise UsageError("the prompt is empty")
-    if len(prompt) >= context:
-        raise ContextError(f"the prompt has {len(prompt)} tokens, which leaves no room in a context of {context}")
+@frozen
+class Task:
+    """A prompt, as token ids, and how to answer it.
 
+    Attributes:
+        decoder: of the answer.  thinking: how the model's thoughts are marked.
+        earlier: tokens that the conversation held in an earlier process, with which it ended there.
+        calls: of tools, that the answer may make.
+    """
 
-def guide_of(
-    tokenizer: Tokenizer, vocab: int, decoder: StreamDecoder, options: GenerationOptions, thinking: Thinking | None
-) -> Guide:
-    """What follows an answer that has not begun; vocab: the model's tokens. Raises UsageError for a bad constraint."""
-    matcher, thinking = None, thinking or Thinking()
-    if options.constraint:
-        from localllm.generation.constraints import matcher_of  # llguidance, where it is needed
+    prompt: list[int]
+    decoder: StreamDecoder
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    thinking: Thinking = field(default_factory=Thinking)
+    earlier: int = 0
+    calls: "Calls | None" = None
 
-        matcher = matcher_of(options.constraint, tokenizer, vocab)
-    return Guide(Transcript(decoder, options.stop, thinking), thinking, matcher)
+    def require_room(self, context: int) -> None:
+        """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
+        if not self.prompt:
+            raise UsageError("the prompt is empty")
+        if len(self.prompt) >= context:
+            length = len(self.prompt)
+            raise ContextError(f"the prompt has {length} tokens, which leaves no room in a context of {context}")
+
+    def guide(self, tokenizer: Tokenizer, vocab: int) -> Guide:
+        """What follows an answer that has not begun; vocab: how many tokens. Raises UsageError for a bad constraint."""
+        matcher, calls = None, self.calls
+        if self.options.constraint:
+            from localllm.generation.constraints import matcher_of  # llguidance, where it is needed
+
+            matcher = matcher_of(self.options.constraint, tokenizer, vocab)
+        transcript = Transcript(self.decoder, self.options.stop, self.thinking, calls)
+        if calls is None:
+            return Guide(transcript, self.thinking, matcher)
+        if calls.must:
+            return Guide(transcript, self.thinking, calls.matcher(vocab))
+        return Guide(transcript, self.thinking, None, calls.matcher(vocab))
 
 
 class Making:
@@ -100,27 +124,19 @@ class Making:
     Python looks for cycles.
     """
 
-    def __init__(
-        self,
-        sequences: Sequences,
-        tokenizer: Tokenizer,
-        prompt: list[int],
-        decoder: StreamDecoder,
-        options: GenerationOptions,
-        thinking: Thinking | None,
-    ):
+    def __init__(self, sequences: Sequences, tokenizer: Tokenizer, task: Task):
         """As of Generation."""
-        self.kept, self.dropped, self.is_full = None, 0, False
+        options, self.kept, self.dropped, self.is_full = task.options, None, 0, False
         if options.on_overflow == "shift":
             self.kept = SINKS if options.keep is None else options.keep
             require_shift(self.kept, sequences.context)
             sequences.engine.require_shift()
-        require_room(prompt, sys.maxsize if self.kept is not None else sequences.context)
-        self.prompt, self.tokens, self.finish_reason = prompt, list[int](), "interrupted"
+        task.require_room(sys.maxsize if self.kept is not None else sequences.context)
+        self.prompt, self.tokens, self.finish_reason = task.prompt, list[int](), "interrupted"
         self.cached_tokens, self.prefill_s, self.ttft_s, self.decode_s = 0, 0.0, 0.0, 0.0
         self.steps = self.drafted = self.accepted = 0
-        self._sequences, self._options = sequences, options
-        self._guide = guide_of(tokenizer, sequences.vocab_size, decoder, options, thinking)
+        self._sequences, self._options, self._earlier = sequences, options, task.earlier
+        self._guide = task.guide(tokenizer, sequences.vocab_size)
         self._end_ids, self._ended = tokenizer.end_ids, False
         self._sampler = Sampler(options.sampling, sequences.vocab_size, tokenizer)
         self.seed = self._sampler.seed
@@ -137,7 +153,7 @@ class Making:
         """Text as tokens are chosen, until one ends the answer or there is no room for more."""
         started = perf_counter()
         with (
-            self._sequences.beginning_with(self.prompt, self.kept) as begun,
+            self._sequences.beginning_with(self.prompt, self.kept, self._earlier) as begun,
             self._counting(begun.sequence),
             ExitStack() as held,
         ):
@@ -260,17 +276,9 @@ class Generation:
     drafted: int
     accepted: int
 
-    def __init__(
-        self,
-        sequences: Sequences,
-        tokenizer: Tokenizer,
-        prompt: list[int],
-        decoder: StreamDecoder,
-        options: GenerationOptions,
-        thinking: Thinking | None = None,
-    ):
+    def __init__(self, sequences: Sequences, tokenizer: Tokenizer, task: Task):
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
-        self._making = Making(sequences, tokenizer, prompt, decoder, options, thinking)
+        self._making = Making(sequences, tokenizer, task)
         self.parts = self._making.decode()
 
     def __getattr__(self, name: str) -> Any:

@@ -22,14 +22,21 @@ class Guide:
     """Follows one answer, token by token.
 
     Attributes:
-        transcript: what was said.
+        transcript: what was said.  thoughts: tokens of what was thought.
     """
 
-    def __init__(self, transcript: Transcript, thinking: Thinking, matcher: "Matcher | None" = None):
-        """matcher: of the constraint, which has seen nothing yet, or None."""
+    def __init__(
+        self,
+        transcript: Transcript,
+        thinking: Thinking,
+        matcher: "Matcher | None" = None,
+        calls: "Matcher | None" = None,
+    ):
+        """matcher: of the constraint, which has seen nothing yet, or None.  calls: of calls, from their trigger on."""
+        self._calls = calls
         self.transcript = transcript
         self._thinking, self._matcher = thinking, matcher
-        self._thoughts = 0  # tokens of thoughts
+        self.thoughts = 0
         self._forced: tuple[int, ...] = ()  # what comes next, whatever the model says
         if matcher and transcript.kind is None and not self._may_think:
             transcript.begin_answer()
@@ -50,6 +57,7 @@ class Guide:
         twin = copy(self)
         twin.transcript = self.transcript.copy()
         twin._matcher = self._matcher and self._matcher.copy()
+        twin._calls = self._calls and self._calls.copy()
         return twin
 
     @property
@@ -92,15 +100,25 @@ class Guide:
         if self._forced:
             self._forced = self._forced[1:]
         elif kind == THOUGHT:
-            self._thoughts += 1
+            self.thoughts += 1
         elif self._matcher and kind is None and self.transcript.is_between and token in self._thinking.starts:
             self._forced = self._thinking.continuing
         elif self._matcher and (kind == ANSWER or not self._has_heads):
             self.transcript.begin_answer()
             self._matcher.accept(token)
         parts = self.transcript.push(token)
+        if self._calls and self.transcript.reader and self.transcript.reader.in_call:
+            parts += self._begin_call(self._calls, self.transcript.reader.pending)
         self._limit_thoughts()
         return parts
+
+    def _begin_call(self, calls: "Matcher", pending: str) -> list[TextPart]:
+        """A call has begun, and some of what is behind its trigger: from here on the grammar holds."""
+        self._calls = None
+        if calls.accept_text(pending):
+            self._matcher = calls
+            return []
+        return self.transcript.give_up_call()
 
     def expected(self) -> Sequence[int]:
         """Tokens that will come next for certain, or nearly so."""
@@ -111,7 +129,7 @@ class Guide:
     def _limit_thoughts(self) -> None:
         """Close a thought that has used up the budget."""
         budget = self._thinking.budget
-        if budget is not None and self._thoughts >= budget and self.transcript.kind == THOUGHT and not self._forced:
+        if budget is not None and self.thoughts >= budget and self.transcript.kind == THOUGHT and not self._forced:
             self._forced = self._thinking.closing
 
 

@@ -27,12 +27,14 @@ class Candidate(NamedTuple):
     Attributes:
         source: whoever that is.  tokens: what was read.  turns: of the conversation that they are.
         aligned: how many of the tokens were read in whole runs; None for one that goes on anywhere.
+        has_logits: whether what comes after all of the tokens is known: the same prompt needs not be read at all.
     """
 
     source: Any
     tokens: Ids[int]
     turns: Ids[TurnEnds] = ()
     aligned: int | None = None
+    has_logits: bool = False
 
 
 class Reuse(NamedTuple):
@@ -57,8 +59,10 @@ def best_reuse(candidates: Iterable[Candidate], ids: Ids[int], runs: Runs) -> Re
 
 def reuse_of(candidate: Candidate, ids: Ids[int], runs: Runs) -> Reuse:
     """How much of one, which may be nothing."""
-    source, tokens, turns, aligned = candidate
+    source, tokens, turns, aligned, has_logits = candidate
     same = common(tokens, ids)
+    if has_logits and len(tokens) == len(ids) == same + 1 and tokens[-1] == ids[-1]:
+        return Reuse(source, len(ids))
     if aligned is None or (turns and max(len(ids), turns[-1].prompt) <= PRECISE_TOKENS):
         return Reuse(source, same)
     ended = max((same if end is None else min(end, same) for prompt, end in turns if prompt <= same), default=0)

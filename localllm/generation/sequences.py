@@ -7,6 +7,7 @@ How far it can go on is decided in localllm.generation.reuse. A conversation tha
 ended, is as it was then: what was read up to there is not read again. So is one that was left for another (`hold`).
 """
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from localllm.engine.forks import Refusal, refuse_forks
+from localllm.engine.memory.store import StoredPrefix
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.runs import LONG
 from localllm.generation.overflow import Rolling, rolling
@@ -63,17 +65,17 @@ class Sequences:
         self.prefixes = prefixes
         self._end: End | None = None  # where the latest prompt of more than PRECISE_TOKENS ends
         self._is_new = False  # that one, so that it is to be written
-        self._resumed = 0  # tokens of an earlier process's conversation that goes on
         self.lock: threading.Lock | Refusal = threading.Lock()
         refuse_forks(self)
 
     @contextmanager
-    def beginning_with(self, ids: Ids[int], keep: int | None = None) -> Iterator[BegunSequence]:
+    def beginning_with(self, ids: Ids[int], keep: int | None = None, earlier: int = 0) -> Iterator[BegunSequence]:
         """A sequence that holds what has been read of `ids`; if that is all of them, the logits are known.
 
-        keep: how many of its first tokens stay when it is full; None: it cannot hold more than the context.
+        keep: how many of its first tokens stay when it is full; None: it cannot hold more than the context. earlier:
+        how many of them a conversation of an earlier process held in the end, if they go on with one.
         """
-        begun = self._take(ids, keep)
+        begun = self._take(ids, keep, earlier)
         try:
             yield begun
         finally:
@@ -91,31 +93,66 @@ class Sequences:
         if before:
             before.sequence.close()
 
-    def _take(self, ids: Ids[int], keep: int | None) -> BegunSequence:
-        """The kept sequence, or a fork of one in use if that holds more, or what files have if that is still more."""
+    def _take(self, ids: Ids[int], keep: int | None, earlier: int) -> BegunSequence:
+        """One that goes on from what is worth most: of those in memory, or in files if these have still more."""
         with self.lock:
-            begun = self._at_end(ids) if keep is None else None
-            if begun is None:
-                self._leave_end(ids)
-                begun = BegunSequence(self._in_memory(ids, keep))
-            if self.prefixes and begun.logits is None and len(ids) > LONG and keep is None:
-                found = self.prefixes.find(ids, len(begun.sequence.tokens))
-                if found:
-                    begun.sequence.close()
-                    begun = BegunSequence(found.sequence, found.logits)
-            if said := self._earlier(ids, len(begun.sequence.tokens)) if keep is None else None:
-                begun.sequence.close()
-                begun = BegunSequence(said)
+            self._leave_end(ids)
+            begun, most = None, sys.maxsize
+            while begun is None:
+                stored = self._stored(ids, earlier, most) if keep is None else []
+                best = best_reuse([*self._in_memory(keep), *stored], ids, self.engine.runs) or Reuse(None, 0)
+                begun, most = self._begun(best, ids, keep), best.length - 1
+            if self._kept:
+                self._kept.close()
+                self._kept = None
             self._busy.add(begun.sequence)
             turns = [turn for turn in self._ended(begun.sequence) if turn.prompt <= len(begun.sequence.tokens)]
             self._turns[begun.sequence] = [*turns, TurnEnds(len(ids))]
             return begun
 
-    def _at_end(self, ids: Ids[int]) -> BegunSequence | None:
-        """A fork of the sequence that has read just this prompt."""
-        if self._end is None or self._end.sequence.tokens != list(ids):
-            return None
-        return BegunSequence(self._end.sequence.fork(), self._end.logits)
+    def _in_memory(self, keep: int | None) -> Iterator[Candidate]:
+        """Sequences that are kept, in use or waiting, and where the latest prompt ends."""
+        if self._end and keep is None:
+            yield self._candidate(self._end.sequence)._replace(has_logits=True)
+        yield from map(self._candidate, [*([self._kept] if self._kept else []), *self._busy, *self._held])
+
+    def _candidate(self, sequence: "Sequence | Rolling") -> Candidate:
+        aligned = None if isinstance(sequence, Rolling) else sequence.aligned
+        return Candidate(sequence, sequence.tokens, self._turns.get(sequence, []), aligned)
+
+    def _stored(self, ids: Ids[int], earlier: int, most: int) -> Iterator[Candidate]:
+        """What files have of a prompt and of the conversation that it goes on with, if that is up to `most` tokens."""
+        if self.prefixes is None:
+            return
+        if found := self.prefixes.stored(ids, most):
+            yield Candidate(found, found.ids, (), len(found.ids), found.has_logits)
+        for length in (earlier - 1, earlier):  # the last token of an answer may not have been read
+            conversation = ids[: max(length, 0)]
+            if length < len(ids) and (found := self.prefixes.stored(conversation, most, is_conversation=True)):
+                yield Candidate(found, found.ids, ended_with(found), 0)
+
+    def _begun(self, reuse: Reuse, ids: Ids[int], keep: int | None) -> BegunSequence | None:
+        """What goes on there, and nobody else does; None if files do not have it any more."""
+        source = reuse.source
+        if isinstance(source, StoredPrefix):
+            assert self.prefixes is not None
+            read = self.prefixes.load(source)
+            if read and source.is_conversation:
+                self._turns[read.sequence] = ended_with(source)
+            return read and BegunSequence(*read)
+        if source is None:
+            return BegunSequence(rolling(self.engine.sequence(), keep))
+        if source is self._kept:
+            self._kept = None
+        elif source in self._held:
+            self._held.remove(source)
+        else:
+            source = self._forked(source)
+        if reuse.length == len(ids):
+            return BegunSequence(source, self._end and self._end.logits)
+        sequence = rolling(source, keep)
+        self._go_back(sequence, reuse_of(self._candidate(sequence), ids, self.engine.runs))
+        return BegunSequence(sequence)
 
     def _leave_end(self, ids: Ids[int]) -> None:
         """Forget where the latest prompt ended, whose memory is needed, unless this one goes on from there."""
@@ -130,36 +167,12 @@ class Sequences:
             self.prefixes.keep(self._end.sequence.fork(), self._end.logits)
         self._is_new = False
 
-    def _in_memory(self, ids: Ids[int], keep: int | None) -> "Sequence | Rolling":
-        """A sequence that holds as much of a prompt as one that is kept, in use or waiting; keep: see Rolling."""
-        kept, self._kept = self._kept, None
-        known = [*([kept] if kept else []), *self._busy, *self._held]
-        best = best_reuse(map(self._candidate, known), ids, self.engine.runs)
-        if best and best.source is not kept:
-            if kept:
-                kept.close()
-            kept = self._again(best.source)
-        sequence = rolling(kept or self.engine.sequence(), keep)
-        self._go_back(sequence, reuse_of(self._candidate(sequence), ids, self.engine.runs))
-        return sequence
-
-    def _candidate(self, sequence: "Sequence | Rolling") -> Candidate:
-        aligned = None if isinstance(sequence, Rolling) else sequence.aligned
-        return Candidate(sequence, sequence.tokens, self._turns.get(sequence, []), aligned)
-
     def _go_back(self, sequence: "Sequence | Rolling", reuse: Reuse) -> None:
         """To the last token that is of use."""
         if reuse.is_run and not isinstance(sequence, Rolling):
             sequence.rewind(reuse.length)
         else:
             sequence.truncate(reuse.length)
-
-    def _again(self, known: "Sequence | Rolling") -> "Sequence | Rolling":
-        """One that waits, or a fork of one in use."""
-        if known in self._held:
-            self._held.remove(known)
-            return known
-        return self._forked(known)
 
     def _forked(self, sequence: "Sequence | Rolling") -> "Sequence | Rolling":
         twin = sequence.fork()
@@ -173,26 +186,8 @@ class Sequences:
             TurnEnds(prompt, held if end is None else min(end, held)) for prompt, end in self._turns.get(sequence, [])
         ]
 
-    def resume(self, held: int) -> None:
-        """The next prompt goes on with a conversation of an earlier process, which held so many tokens in the end."""
-        self._resumed = held
-
-    def _earlier(self, ids: Ids[int], known: int) -> "Sequence | None":
-        """That one, if it is the case, and if files hold more than `known` tokens of it."""
-        held, self._resumed, best = self._resumed, 0, None
-        for length in (held - 1, held):  # the last token of an answer may not have been read
-            if self.prefixes and known < length < len(ids):
-                found = self.prefixes.find_conversation(ids[:length], known)
-                if found and best:
-                    best.close()
-                best = found or best
-                known = len(best.tokens) if best else known
-        if best:
-            self._turns[best] = [TurnEnds(known, known)]
-        return best
-
     def write_conversation(self) -> None:
-        """What the latest has read goes to files, for `resume`."""
+        """What the latest has read goes to files, for a later process that goes on with it."""
         with self.lock:
             if self.prefixes and self._kept and not isinstance(self._kept, Rolling) and len(self._kept.tokens) > LONG:
                 self.prefixes.keep(self._kept.fork(), None, is_conversation=True)
@@ -221,3 +216,8 @@ class Sequences:
             self._write_end()
         if before:
             before.close()
+
+
+def ended_with(conversation: StoredPrefix) -> list[TurnEnds]:
+    """The turns of a conversation of which only the end is known."""
+    return [TurnEnds(len(conversation.ids), len(conversation.ids))]

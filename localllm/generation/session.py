@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm.errors import UsageError
-from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.overflow import SINKS
 from localllm.generation.reuse import common
 from localllm.generation.sampling import Sampler
@@ -22,6 +22,8 @@ from localllm.values import require_text, token_ids
 if TYPE_CHECKING:
     from localllm.generation.answering import AnswerRequest
     from localllm.generation.answers import Answer
+    from localllm.generation.call_format import CallFormat
+    from localllm.generation.calls import ToolUse
     from localllm.generation.thinking import ThinkingFormat
     from localllm.text.templates import ChatTemplate
 
@@ -42,6 +44,8 @@ class Session:
     Attributes:
         system: the instruction in front of the conversation, or None.
         forgotten: how many turns the latest `ask` or `chat` dropped from the conversation, to fit the context.
+        earlier: how many tokens the conversation held in an earlier process, if it began there; to be set after
+            `messages`. What files hold of it is not read again.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class Session:
         self.sequences, self.tokenizer, self._choice = sequences, tokenizer, chat_template
         self._recommended = recommended or SamplingOptions()
         self.system: str | None = None
-        self.forgotten = 0
+        self.forgotten = self.earlier = 0
         self._history: list[Message] = []
         self._answer: Generation | None = None  # to the last message in the history, perhaps still being said
         self._begun = NOTHING  # of the latest answer, which goes on with it
@@ -86,7 +90,7 @@ class Session:
         """
         options = options or GenerationOptions()
         history = [*self._stopped(), {"role": "user", "content": text}]
-        kept, answer = self._answered(self._system(), history, options, options.on_overflow or "drop-turns")
+        kept, answer = self._answered(self._system(), history, options, is_own=True)
         self._history, self._answer, self._begun = kept, answer, NOTHING
         return answer
 
@@ -121,9 +125,8 @@ class Session:
             prompt, is_thought = self._repeated(begun, history[:-1], options), False
         thinking = replace(Thinking.of(self._thought_format, self.tokenizer, prompt, None), is_open=True)
         decoder, chosen = self.tokenizer.stream(continued=True), self._stopping(self.completed(options))
-        answer = Generation(
-            self.sequences, self.tokenizer, prompt, decoder, chosen, thinking if is_thought else Thinking()
-        )
+        task = Task(prompt, decoder, chosen, thinking if is_thought else Thinking(), self.earlier)
+        answer = Generation(self.sequences, self.tokenizer, task)
         self._history, self._answer, self._begun, self.forgotten = history[:-1], answer, begun, 0
         return answer
 
@@ -141,18 +144,18 @@ class Session:
 
     def clear(self) -> None:
         """Begin a new conversation with the same system message."""
-        self._history, self._answer, self._begun = [], None, NOTHING
+        self._history, self._answer, self._begun, self.earlier = [], None, NOTHING, 0
 
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
         """Answer the given conversation, which is not added to this one. Raises ContextError if it does not fit."""
         options, messages = options or GenerationOptions(), list(messages)
         first = sum(1 for message in messages[:1] if isinstance(message, dict) and message.get("role") == "system")
-        return self._answered(messages[:first], messages[first:], options, options.on_overflow)[1]
+        return self._answered(messages[:first], messages[first:], options, is_own=False)[1]
 
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
         """Go on with the text (or the token ids) as it is, without a chat template."""
-        decoder, chosen = self.tokenizer.stream(continued=True), self.completed(options)
-        return Generation(self.sequences, self.tokenizer, self._ids(prompt), decoder, chosen)
+        task = Task(self._ids(prompt), self.tokenizer.stream(continued=True), self.completed(options))
+        return Generation(self.sequences, self.tokenizer, task)
 
     def candidates(
         self,
@@ -166,10 +169,8 @@ class Session:
         """
         from localllm.generation.answers import answers, distinct
 
-        prompt, decoder, chosen, thinking = self._prepared(asked, options)
-        sequences = self.sequences
-        engine, prefixes, tokenizer = sequences.engine, sequences.prefixes, self.tokenizer
-        found = answers(engine, tokenizer, prompt, decoder, chosen, n, beams, prefixes, thinking)
+        task, known = self._prepared(asked, options), self.sequences
+        found = answers(known.engine, self.tokenizer, task, n, beams, known.prefixes)
         return distinct(found) if beams else found
 
     def request(
@@ -182,26 +183,49 @@ class Session:
         """The same for a Batch, which answers many."""
         from localllm.generation.answering import AnswerRequest
 
-        prompt, decoder, chosen, thinking = self._prepared(asked, options)
-        return AnswerRequest(prompt, decoder, chosen, n, key, thinking)
+        return AnswerRequest(self._prepared(asked, options), n, key)
 
     def require_sense(self, options: GenerationOptions) -> None:
         """Raises UsageError for options that make no sense with this model, whatever the prompt."""
         Sampler(self.completed(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
 
-    def _prepared(
-        self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None
-    ) -> tuple[list[int], StreamDecoder, GenerationOptions, Thinking]:
-        """Token ids, a decoder for the answer, how to generate it, and how the model thinks."""
+    def _prepared(self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None) -> Task:
+        """What there is to answer, of several answers."""
         is_chat = isinstance(asked, Sequence) and any(isinstance(item, dict) for item in asked)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers do not go with on_overflow={options.on_overflow}")
         chosen = self.completed(options)
         decoder = self._decoder(chosen) if is_chat else self.tokenizer.stream(continued=True)
         if not is_chat:
-            return self._ids(asked), decoder, chosen, Thinking()  # type: ignore[arg-type]
-        prompt, thinking = self._thinking(self.encode_chat(asked, chosen), chosen)  # type: ignore[arg-type]
-        return prompt, decoder, self._stopping(chosen), thinking
+            return Task(self._ids(asked), decoder, chosen)  # type: ignore[arg-type]
+        if not (chosen.tools and chosen.tools.tools):
+            prompt, thinking = self._thinking(self.encode_chat(asked, chosen), chosen)  # type: ignore[arg-type]
+            return Task(prompt, decoder, self._stopping(chosen), thinking)
+        return self._with_tools(asked, chosen, decoder, chosen.tools)  # type: ignore[arg-type]
+
+    def _with_tools(
+        self, messages: Sequence[Message], options: GenerationOptions, decoder: StreamDecoder, use: "ToolUse"
+    ) -> Task:
+        """A conversation with tools, as the template tells the model of them."""
+        from localllm.generation.tool_messages import in_format, with_calls
+
+        format = self._call_format
+        told = in_format(messages, format, use)
+        if format.is_known and use.callable:
+            variables = {**options.template_variables, "tools": [tool.told() for tool in use.callable]}
+            options = replace(options, template_variables=variables)
+        prompt, thinking = self._thinking(self.encode_chat(told, options), options)
+        if not use.callable:
+            return Task(prompt, decoder, self._stopping(options), thinking)
+        calls, thinking = with_calls(use, format, self.tokenizer, thinking)
+        return Task(prompt, decoder, self._stopping(options), thinking, 0, calls)
+
+    @cached_property
+    def _call_format(self) -> "CallFormat":
+        """How the model writes calls of tools."""
+        from localllm.generation.tool_messages import format_of_template
+
+        return format_of_template(self.template, self.tokenizer)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -241,16 +265,20 @@ class Session:
         return ChatTemplate.of(self.tokenizer, self._choice)
 
     def _answered(
-        self, system: list[Message], history: list[Message], options: GenerationOptions, on_overflow: str | None
+        self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], Generation]:
-        """The part of a conversation that stays, and the answer to it in the making."""
+        """The part of a conversation that stays, and the answer to it in the making. is_own: whether it is this one."""
+        on_overflow = options.on_overflow or ("drop-turns" if is_own else None)
         if on_overflow == "drop-turns":
             kept, prompt = self._fitting(system, history, options)
         else:
             kept, prompt = history, self.encode_chat(system + history, options)
         if on_overflow == "shift" and options.keep is None:
             options = replace(options, keep=self._standing(system, options))
-        answer = self._generation(prompt, options)
+        prompt, thinking = self._thinking(prompt, options)
+        chosen, earlier = self._stopping(self.completed(options)), self.earlier if is_own else 0
+        task = Task(prompt, self._decoder(options), chosen, thinking, earlier)
+        answer = Generation(self.sequences, self.tokenizer, task)
         self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(kept)])
         return kept, answer
 
@@ -258,11 +286,6 @@ class Session:
         """How many tokens all conversations with the same system message begin with, SINKS at least."""
         first, second = (self.encode_chat([*system, {"role": "user", "content": text}], options) for text in ("a", "b"))
         return max(common(first, second), SINKS)
-
-    def _generation(self, prompt: list[int], options: GenerationOptions) -> Generation:
-        prompt, thinking = self._thinking(prompt, options)
-        decoder, chosen = self._decoder(options), self._stopping(self.completed(options))
-        return Generation(self.sequences, self.tokenizer, prompt, decoder, chosen, thinking)
 
     def _decoder(self, options: GenerationOptions) -> StreamDecoder:
         """For an answer to a conversation; a constraint speaks of every space."""

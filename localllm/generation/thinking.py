@@ -123,6 +123,7 @@ class Channels:
     others: tuple[str, ...]  # marks in a head
     opens: str
     answer: str  # the head of an answer
+    calls: str = ""  # what the head of a call of a tool has, if there are tools: it stays in the text
     repeats = True
 
     @property
@@ -134,6 +135,8 @@ class Channels:
         return self.closes + self.answer
 
     def begun(self, text: str) -> MarkBegun | None:
+        if self.calls and self.calls in text:
+            return MarkBegun(ANSWER, 0)
         ends = [place + len(head) for head in self.heads if (place := text.find(head)) >= 0]
         if ends:
             return MarkBegun(THOUGHT if self.thought in text[: min(ends)] else ANSWER, min(ends))

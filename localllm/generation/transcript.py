@@ -2,26 +2,30 @@
 
 from collections.abc import Sequence
 from copy import copy
+from typing import TYPE_CHECKING
 
 from localllm.generation.thinking import ANSWER, SIGN, THOUGHT, Splitter, TextPart, Thinking, overlap
 from localllm.text.tokenizer import StreamDecoder
+
+if TYPE_CHECKING:
+    from localllm.generation.calls import Calls
 
 
 class StopFilter:
     """Lets text pass up to the first stop string, and holds back what may become one."""
 
     def __init__(self, stops: Sequence[str]):
-        self.found = False
+        self.found, self.which = False, ""
         self._stops = tuple(stops)
         self._held = ""
 
     def push(self, text: str) -> str:
         """The text that can be shown now. Sets `found` at a stop string; what comes after it is dropped."""
         self._held += text
-        ends = [index for stop in self._stops if (index := self._held.find(stop)) >= 0]
+        ends = [(index, stop) for stop in self._stops if (index := self._held.find(stop)) >= 0]
         if ends:
-            self.found = True
-            shown, self._held = self._held[: min(ends)], ""
+            self.found, (end, self.which) = True, min(ends)
+            shown, self._held = self._held[:end], ""
             return shown
         safe = len(self._held) - max((overlap(self._held, stop) for stop in self._stops), default=0)
         shown, self._held = self._held[:safe], self._held[safe:]
@@ -39,23 +43,39 @@ class Transcript:
     Attributes:
         text: the answer, as far as it is certain.  thinking: what was thought before it.
         has_stopped: whether a stop string was found; nothing comes behind it.
+        reader: of calls of tools, None if there are no tools.
     """
 
-    def __init__(self, decoder: StreamDecoder, stops: Sequence[str] = (), thinking: Thinking | None = None):
-        """decoder: one that has decoded nothing yet, and is copied."""
+    def __init__(
+        self,
+        decoder: StreamDecoder,
+        stops: Sequence[str] = (),
+        thinking: Thinking | None = None,
+        calls: "Calls | None" = None,
+    ):
+        """decoder: one that has decoded nothing yet, and is copied.  calls: of tools, that there may be."""
         self._thinking = thinking or Thinking()
+        self.reader = calls.reader() if calls else None
+        self._shown = {**self._thinking.shown, **(calls.shown if calls else {})}
+        self._plain = {**self._thinking.plain, **(calls.plain if calls else {})}
         self._decoder, self._splitter, self._stops = decoder.copy(), Splitter(self._thinking), StopFilter(stops)
         self.text = self.thinking = ""
 
     def copy(self) -> "Transcript":
         """One that goes on from here by itself."""
         twin = copy(self)
+        twin.reader = self.reader and self.reader.copy()
         twin._decoder, twin._splitter, twin._stops = self._decoder.copy(), self._splitter.copy(), copy(self._stops)
         return twin
 
     @property
     def has_stopped(self) -> bool:
         return self._stops.found
+
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that was found."""
+        return self._stops.which
 
     @property
     def kind(self) -> str | None:
@@ -74,30 +94,45 @@ class Transcript:
     def push(self, token: int) -> list[TextPart]:
         """The parts that are complete with this token."""
         text = self._decoder.push(token)
-        return self._said(self._splitter.push(self._thinking.shown.get(token, text)))
+        return self._said(self._splitter.push(self._shown.get(token, text)))
+
+    def give_up_call(self) -> list[TextPart]:
+        """What looked like a call is prose."""
+        return self._said([]) if self.reader is None else self._shown_parts(self.reader.give_up())
 
     def flush(self) -> list[TextPart]:
         """The rest, when no more comes; nothing behind a stop string."""
         if self.has_stopped:
             return []
         parts = self._said([*self._splitter.push(self._decoder.flush()), *self._splitter.flush()])
+        if self.reader:
+            parts += self._shown_parts(self.reader.flush())
         return parts + self._kept(ANSWER, self._stops.flush())
 
     def _said(self, parts: list[TextPart]) -> list[TextPart]:
-        """The parts without a stop string and what comes after it."""
+        """The parts, calls among them, without a stop string and what comes after it."""
+        if self.reader is None:
+            return self._shown_parts(parts)
+        found = list[TextPart]()
+        for part in parts:
+            found += self.reader.push(part.text) if part.kind == ANSWER else [part]
+        return self._shown_parts(found)
+
+    def _shown_parts(self, parts: list[TextPart]) -> list[TextPart]:
+        """Without marks."""
         said = list[TextPart]()
         for kind, text in parts:
             if self.has_stopped:
                 break
             if SIGN in text:
-                for mark, plain in self._thinking.plain.items():
+                for mark, plain in self._plain.items():
                     text = text.replace(mark, plain)
-            said += self._kept(kind, text if kind == THOUGHT else self._stops.push(text))
+            said += self._kept(kind, self._stops.push(text) if kind == ANSWER else text)
         return said
 
     def _kept(self, kind: str, text: str) -> list[TextPart]:
         if kind == THOUGHT:
             self.thinking += text
-        else:
+        elif kind == ANSWER:
             self.text += text
         return [TextPart(kind, text)] if text else []

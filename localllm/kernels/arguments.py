@@ -34,6 +34,12 @@ SCALE = ROWWISE["scale"].arguments
 CLAMP = ROWWISE["clamp"].arguments
 SOFTCAP = ROWWISE["softcap"].arguments
 SIGMOID_GATE = ROWWISE["sigmoid_gate"].arguments
+LERP = ROWWISE["lerp"].arguments
+MULTIPLY_HEADS = ROWWISE["multiply_heads"].arguments
+# y f32 [tokens, heads] = the sum of x * z over the head_dim columns of each head.
+HEAD_DOTS = arguments("count x x_stride z heads head_dim y stride")
+# y f32 [tokens, columns / width streams] = for each of them the sum over the streams of x, times their weights.
+MIX = arguments("count x x_stride streams width weights weights_stride y stride columns")
 # Rows of the embedding matrix, `row_bytes` each: x[t] = row ids[t]; ids int64.
 EMBED = arguments("count weights row_bytes columns ids x stride")
 # y[i] = x[rows[i]]; rows int64.
@@ -106,18 +112,19 @@ SPLIT = arguments("count slot")
 # softmax(q k^T * scale) v, scores going through softcap * tanh(score / softcap) if softcap is not 0; see attention.py.
 # slopes: 0, or f32 [query heads], times the distance of a key subtracted from its score. sinks: 0, or f32
 # [query heads], scores for nothing.
+# chosen: 0, or a row of bits for each token: which keys count.
 # partial f32 [slots, query heads, parts of a context, 32 + value_dim padded to 16].
 ATTEND = arguments(
     "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
-    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked slopes sinks partial scratch"
-    " scratch_bytes"
+    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked slopes sinks chosen"
+    " chosen_stride partial scratch scratch_bytes"
 )
 # The same on a card, for few tokens: see cuda/attend_few.py. A token's context is cut in up to `parts` parts; a group's
 # query heads are dealt with in `bundles`, one block each. partial f32 [tokens, heads, parts, partial_bytes / 4]: the
 # largest score and the sum of the weights, 4 numbers, then the values.
 ATTEND_FEW = arguments(
     "count positions owners sequences q q_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
-    " heads kv_heads scale softcap window chunked slopes bundles parts partial partial_bytes"
+    " heads kv_heads scale softcap window chunked slopes chosen chosen_stride bundles parts partial partial_bytes"
 )
 # y = the parts put together, and the heads' sinks.
 MERGE_FEW = arguments("count positions heads value_dim window chunked sinks parts partial partial_bytes y y_stride")
@@ -125,6 +132,12 @@ MERGE_FEW = arguments("count positions heads value_dim window chunked sinks part
 ATTEND_MANY = arguments(
     "sequences sequence_count q q_stride y y_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
     " heads kv_heads scale softcap window chunked slopes sinks"
+)
+# Of each token the `most` keys up to its own with the largest sums over heads of weight * max(q k, 0): y, a row of bits
+# for each; weights f32 [tokens, heads]; keys of a single head.
+CHOOSE = arguments(
+    "count positions owners sequences q q_stride weights weights_stride keys key_bytes key_dim heads most y y_stride"
+    " scratch scratch_bytes"
 )
 # Recurrent layers: `offset` is theirs within SEQUENCE.state and SEQUENCE.next_state, in bytes.
 # y[t] = bias + the sum over taps of weights[tap] * x[t - taps + 1 + tap], times its sigmoid if `silu`; weights f32
@@ -142,14 +155,18 @@ HEAD_SCAN = arguments(
     "sequences sequence_count offset q k key_stride v y stride dt strength head_stride rates skip heads key_heads"
     " repeat key_dim value_dim"
 )
+# For each head h = diag(w) h + k v^T + b (a h), y = r h; r, w, k, a, b f32 [tokens, heads * key_dim]. wkv-gated has no
+# a and b; nor wkv-first, where y = r (h + diag(first) k v^T) of the old h, first f32 [heads * key_dim]. State h as in
+# HEAD_SCAN.
+WKV = arguments("sequences sequence_count offset r w k v a b first key_stride y stride heads key_dim value_dim")
 # sums f32 [columns padded to 16] += x^2 over the tokens.
 ADD_SQUARES = arguments("count x stride columns sums")
 # Of each token the `used` experts that it goes to, chosen int64 [tokens, used], and their weights f32 [tokens, used];
 # logits f32 [tokens, experts]; bias: 0, or f32 [experts], added to the scores when experts are chosen. Of several
-# groups of experts the `groups_used` best take part.
+# groups of experts the `groups_used` best take part. Each `together` experts in a row are one.
 ROUTE = arguments(
-    "count logits stride experts used sigmoid normalized scale groups groups_used bias chosen weights scratch"
-    " scratch_bytes"
+    "count logits stride experts used sigmoid normalized scale groups groups_used together bias chosen weights"
+    " scratch scratch_bytes"
 )
 # What an expert has to do in this run: its number, its first row, and how many rows it has.
 EXPERT = arguments("number first count")
@@ -234,6 +251,7 @@ KERNELS: dict[str, Any] = {
     "store": STORE,
     "recall": STORE,
     "hadamard": HADAMARD,
+    "choose": CHOOSE,
     "plan": PLAN,
     "attend": ATTEND,
     "attend_tiles": ATTEND,
@@ -254,6 +272,9 @@ KERNELS: dict[str, Any] = {
     "convolve": CONVOLVE,
     "selective_scan": SELECTIVE_SCAN,
     "head_scan": HEAD_SCAN,
+    "wkv": WKV,
+    "head_dots": HEAD_DOTS,
+    "mix": MIX,
     "add_squares": ADD_SQUARES,
     "stream": STREAM,
     "to_planes": TO_PLANES,

@@ -13,7 +13,7 @@ from localllm.kernels.reference_recurrent import RecurrentReference
 
 
 class Remembered:
-    """What the reference keeps of a sequence: by layer, keys and values float32 [2][tokens, heads, head dimension], and
+    """What the reference keeps of a sequence: by state, keys and values float32 [2][tokens, heads, head dimension], and
     the states of recurrent layers after `length` tokens."""
 
     def __init__(
@@ -22,19 +22,19 @@ class Remembered:
         """states: None for a sequence that has met no recurrent layer."""
         self._kv_type, self._layers = kv_type, dict(layers or {})
         self._states, self._length = None if states is None else dict(states), length
-        self._rotations: dict[int, tuple[int, int]] = {}  # by layer, see localllm.arch.storage
+        self._rotations: dict[Any, tuple[int, int]] = {}  # by state, see localllm.arch.storage
 
     def keep(self, state, position: int, *new) -> list[np.ndarray]:
         """Put keys and values behind the first `position` tokens; all of them. state: of their layer."""
-        old = self._layers.get(state.layer, [x[:0] for x in new])
-        self._rotations[state.layer] = rotations = state.rotations(self._kv_type)
+        old = self._layers.get(state, [x[:0] for x in new])
+        self._rotations[state] = rotations = state.rotations(self._kv_type)
         kept = [rounded(x, *how) for x, *how in zip(new, self._kv_type, rotations, strict=False)]
-        self._layers[state.layer] = [np.concatenate((x[:position], y)) for x, y in zip(old, kept, strict=True)]
-        return self._layers[state.layer]
+        self._layers[state] = [np.concatenate((x[:position], y)) for x, y in zip(old, kept, strict=True)]
+        return self._layers[state]
 
-    def kept(self, layer: int) -> list[np.ndarray]:
-        """Keys and values of a layer."""
-        return self._layers[layer]
+    def kept(self, state) -> list[np.ndarray]:
+        """Keys and values of a state."""
+        return self._layers[state]
 
     def state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
         """One of a layer's recurrent states; zeros at the beginning."""
@@ -71,17 +71,17 @@ class Remembered:
         self._length -= count
         return self._length
 
-    def turn(self, layer: int, turn, first: int, end: int, distance: int) -> None:
+    def turn(self, state, turn, first: int, end: int, distance: int) -> None:
         """Keys at positions `first` to end - 1 are rotated back by `distance`, and rounded once more."""
-        keys, *values = self._layers[layer]
+        keys, *values = self._layers[state]
         moving = np.flatnonzero(turn.frequencies)  # of still pairs, some share numbers with others
         u, v = turn.step * moving, turn.step * moving + turn.apart
         cos, sin = (f(-distance * turn.frequencies[moving]) for f in (np.cos, np.sin))
         turned = keys.copy()
         turned[first:end, :, u] = keys[first:end, :, u] * cos - keys[first:end, :, v] * sin
         turned[first:end, :, v] = keys[first:end, :, u] * sin + keys[first:end, :, v] * cos
-        turned[first:end] = rounded(turned[first:end], self._kv_type[0], self._rotations[layer][0])
-        self._layers[layer] = [turned, *values]
+        turned[first:end] = rounded(turned[first:end], self._kv_type[0], self._rotations[state][0])
+        self._layers[state] = [turned, *values]
 
     def close(self) -> None:
         self._layers, self._states = {}, None
@@ -130,8 +130,9 @@ class Reference(RecurrentReference):
         return x.reshape(len(x), -1, period or x.shape[1])[:, :, first:end].reshape(len(x), -1)
 
     def join(self, x, y, heads, shared=False):
-        of_y = np.repeat(y[:, None], heads, axis=1) if shared else y.reshape(len(y), heads, -1)
-        return np.concatenate((x.reshape(len(x), heads, -1), of_y), axis=2).reshape(len(x), -1)
+        rows, in_x, in_y = len(x), x.shape[1] // heads, y.shape[1] // (1 if shared else heads)
+        of_y = np.repeat(y[:, None], heads, axis=1) if shared else y.reshape(rows, heads, in_y)
+        return np.concatenate((x.reshape(rows, heads, in_x), of_y), axis=2).reshape(rows, heads * (in_x + in_y))
 
     def head_linear(self, x, weight):
         matrices = self.matrix(weight)
@@ -176,30 +177,49 @@ class Reference(RecurrentReference):
     def ignore(self, *weights):
         """These stand in the file, but nothing needs them."""
 
-    def attend(self, q, k, v, state, heads, scale, softcap=0.0, slopes=(), sinks=None):
+    def attend(self, q, k, v, state, scores):
         results = []
         for span, end in zip(self._spans, self._ends, strict=True):
             rows = slice(end - len(span.ids), end)
             if k is not None:
                 new = (x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v) if x is not None)
                 span.store.keep(state, span.position, *new)
-            keys, *values = span.store.kept(state.layer)
+            keys, *values = span.store.kept(state)
             values = values[0] if values else keys[:, :, : state.value_dim]
-            queries = q[rows].reshape(len(span.ids), state.kv_heads, heads // state.kv_heads, -1)
-            scores = np.einsum("thgd,khd->thgk", queries, keys, optimize=True) * np.float32(scale)
-            scores = self.softcap(scores, softcap) if softcap else scores
+            queries = q[rows].reshape(len(span.ids), state.kv_heads, scores.heads // state.kv_heads, -1)
+            s = np.einsum("thgd,khd->thgk", queries, keys, optimize=True) * np.float32(scores.scale)
+            s = self.softcap(s, scores.softcap) if scores.softcap else s
             distance = self.positions[rows, None] - np.arange(len(keys))
-            if slopes:
-                scores = scores - np.float32(slopes).reshape(state.kv_heads, -1, 1) * distance[:, None, None]
+            if scores.slopes:
+                s = s - np.float32(scores.slopes).reshape(state.kv_heads, -1, 1) * distance[:, None, None]
             window = self.positions[rows, None] % state.window + 1 if state.chunked and state.window else state.window
             hidden = (distance < 0) | (distance >= (np.inf if window is None else window))
-            scores = np.where(hidden[:, None, None], -np.inf, scores)
-            nothing = -np.inf if sinks is None else sinks.vector().reshape(state.kv_heads, -1, 1)
-            top = np.maximum(scores.max(axis=-1, keepdims=True), nothing)
-            weights = np.exp(scores - top)
+            if scores.chosen is not None:
+                hidden |= ~unpacked(scores.chosen[rows], len(keys))
+            s = np.where(hidden[:, None, None], -np.inf, s)
+            nothing = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
+            top = np.maximum(s.max(axis=-1, keepdims=True), nothing)
+            weights = np.exp(s - top)
             weights /= weights.sum(axis=-1, keepdims=True) + np.exp(nothing - top)
             results.append(np.einsum("thgk,khd->thgd", weights, values, optimize=True).reshape(len(span.ids), -1))
         return np.concatenate(results).astype(np.float32)
+
+    def choose(self, q, k, weights, index, count):
+        words = -(-self._context // 32)
+        chosen = np.zeros((len(q), words * 32), bool)
+        for span, end in zip(self._spans, self._ends, strict=True):
+            rows = slice(end - len(span.ids), end)
+            (keys,) = span.store.keep(index, span.position, k[rows, None])
+            queries = q[rows].reshape(len(span.ids), -1, index.key_dim)
+            products = np.maximum(np.einsum("thd,kd->thk", queries, keys[:, 0], optimize=True), 0)
+            sums = np.einsum("thk,th->tk", products, weights[rows])
+            for token, position in enumerate(self.positions[rows]):
+                seen = sums[token, : position + 1]
+                if len(seen) <= count:
+                    chosen[rows][token, : len(seen)] = True
+                elif np.isfinite(seen).all():
+                    chosen[rows][token, largest(seen[None], count)[0]] = True
+        return np.packbits(chosen, axis=1, bitorder="little").view(np.uint32)
 
     def route(self, logits, routing, bias=None):
         with np.errstate(invalid="ignore", over="ignore"):
@@ -212,7 +232,7 @@ class Reference(RecurrentReference):
             is_kept = np.zeros(best_two.shape, bool)
             np.put_along_axis(is_kept, kept, True, axis=1)
             ranks = np.where(np.repeat(is_kept, size, axis=1), ranks, -np.inf)
-        chosen = largest(ranks, routing.used)
+        chosen = largest(ranks, routing.used) // routing.together
         weights = np.take_along_axis(scores, chosen, axis=1)
         if routing.normalized:
             weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
@@ -240,8 +260,32 @@ class Reference(RecurrentReference):
     def scale(self, x, factor):
         return x * np.float32(factor if isinstance(factor, float | int) else factor.number())
 
+    def scale_columns(self, x, weight):
+        return x * weight.flat().vector()
+
+    def lerp(self, x, z, weight):
+        return x + (z - x) * weight.flat().vector()
+
+    def multiply_heads(self, x, gates):
+        return (x.reshape(*gates.shape, -1) * gates[:, :, None]).reshape(x.shape)
+
+    def head_dots(self, x, z, heads):
+        return (x * z).reshape(len(x), heads, -1).sum(axis=2, dtype=np.float64).astype(np.float32)
+
+    def mix(self, x, weights, streams):
+        of_made = weights.reshape(len(x), -1, streams)
+        return np.einsum("tms,tsw->tmw", of_made, x.reshape(len(x), streams, -1)).reshape(len(x), -1)
+
+    def add_vector(self, x, vector):
+        return x + (vector if isinstance(vector, np.ndarray) else vector.vector())
+
     def temper(self, x, positions, slope, length, offset=0):
         return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)
+
+
+def unpacked(words: np.ndarray, count: int) -> np.ndarray:
+    """The first bits of rows of numbers, bool [rows, count]."""
+    return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :count].astype(bool)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -32,6 +32,12 @@ class RecurrentReference(RowwiseVerbs):
         y = self._by_sequence(state, number, of_sequence, x)
         return y * self.sigmoid(y) if silu else y
 
+    def previous(self, x, state, number):
+        def of_sequence(last, x):
+            return x[-1:], np.concatenate((last, x[:-1]))
+
+        return self._by_sequence(state, number, of_sequence, x)
+
     def selective_scan(self, x, dt, b, c, rates, skip, state):
         rates, skip = rates.flat().vector().reshape(x.shape[1], -1).T, skip.flat().vector()
 
@@ -41,30 +47,76 @@ class RecurrentReference(RowwiseVerbs):
 
         return self._by_token(state, 1, token, x, dt, b, c)
 
-    def state_space(self, x, dt, b, c, rates, skip, state, number, groups):
-        heads, _, value_dim = state.shapes[number]
-        rates, skip = rates.flat().vector(), skip.flat().vector()[:, None]
+    def state_space(self, x, dt, b, c, skip, heads):
+        skip = skip.flat().vector()[:, None]
 
-        def token(h, x, dt, b, c):
-            x = x.reshape(heads, value_dim)
-            b, c = (np.repeat(z.reshape(groups, -1), heads // groups, axis=0) for z in (b, c))
-            h = np.exp(dt * rates)[:, None, None] * h + b[:, :, None] * (dt[:, None] * x)[:, None]
-            return h, (np.einsum("hk,hkv->hv", c, h) + skip * x).reshape(-1)
+        def token(h, c, b, x, dt):
+            return h + b[:, :, None] * (dt[:, None] * x)[:, None], skip * x
 
-        return self._by_token(state, number, token, x, dt, b, c)
+        return self._by_head(heads, token, c, b, x, dt)
 
-    def delta_rule(self, q, k, v, dt, strength, rates, state, number, key_heads, repeat=1):
-        heads, _, value_dim = state.shapes[number]
-        keys_of, rates = np.arange(heads) // repeat % key_heads, rates.flat().vector()
-
+    def delta_rule(self, q, k, v, dt, strength, heads):
         def token(h, q, k, v, dt, strength):
-            q, k = (z.reshape(key_heads, -1)[keys_of] for z in (q, k))
-            h = np.exp(dt * rates)[:, None, None] * h
-            change = strength[:, None] * (v.reshape(heads, value_dim) - np.einsum("hk,hkv->hv", k, h))
-            h = h + k[:, :, None] * change[:, None]
-            return h, np.einsum("hk,hkv->hv", q, h).reshape(-1)
+            change = strength[:, None] * (v - np.einsum("hk,hkv->hv", k, h))
+            return h + k[:, :, None] * change[:, None], 0
 
-        return self._by_token(state, number, token, q, k, v, dt, strength)
+        return self._by_head(heads, token, q, k, v, dt, strength)
+
+    def _by_head(self, scan, token: Callable, *inputs):
+        """q h + more, with token(h, q, k, v, dt, ...) -> (h, more); heads [heads, ...], and h has faded by dt."""
+        heads, _, value_dim = scan.state.shapes[scan.number]
+        keys_of, rates = np.arange(heads) // scan.repeat % scan.key_heads, scan.rates.flat().vector()
+
+        def of_heads(h, q, k, v, dt, *strength):
+            q, k = (x.reshape(scan.key_heads, -1)[keys_of] for x in (q, k))
+            faded = np.exp(dt * rates)[:, None, None] * h
+            h, more = token(faded, q, k, v.reshape(heads, value_dim), dt, *strength)
+            return h, (np.einsum("hk,hkv->hv", q, h) + more).reshape(-1)
+
+        return self._by_token(scan.state, scan.number, of_heads, *inputs)
+
+    def lightning_attention(self, q, k, v, slopes, state, number):
+        decays = np.exp(-np.float32(slopes))[:, None, None]
+
+        def token(h, q, k, v):
+            h = decays * h + k[:, :, None] * v[:, None]
+            return h, np.einsum("hk,hkv->hv", q, h)
+
+        return self._by_row(state, number, token, q, k, v)
+
+    def gated_linear_attention(self, q, k, v, w, state, number):
+        def token(h, q, k, v, w):
+            h = w[:, :, None] * h + k[:, :, None] * v[:, None]
+            return h, np.einsum("hk,hkv->hv", q, h)
+
+        return self._by_row(state, number, token, q, k, v, w)
+
+    def wkv6(self, r, k, v, w, first, state, number):
+        first = first.flat().vector().reshape(*state.shapes[number][:2], 1)
+
+        def token(h, r, k, v, w):
+            new = k[:, :, None] * v[:, None]
+            return w[:, :, None] * h + new, np.einsum("hk,hkv->hv", r, h + first * new)
+
+        return self._by_row(state, number, token, r, k, v, w)
+
+    def wkv7(self, r, w, k, v, a, b, state, number):
+        def token(h, r, w, k, v, a, b):
+            read = np.einsum("hk,hkv->hv", a, h)
+            h = w[:, :, None] * h + b[:, :, None] * read[:, None] + k[:, :, None] * v[:, None]
+            return h, np.einsum("hk,hkv->hv", r, h)
+
+        return self._by_row(state, number, token, r, w, k, v, a, b)
+
+    def _by_row(self, state, number: int, token: Callable, *inputs):
+        """As _by_token, of inputs and outputs in heads."""
+        heads = state.shapes[number][0]
+
+        def of_heads(h, *rows):
+            h, y = token(h, *(row.reshape(heads, -1) for row in rows))
+            return h, y.reshape(-1)
+
+        return self._by_token(state, number, of_heads, *inputs)
 
     def _by_token(self, state, number: int, token: Callable, *inputs):
         """The outputs of token(h, *rows) -> (h, output), one after the other."""

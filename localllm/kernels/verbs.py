@@ -55,6 +55,8 @@ ROWWISE = {
     "swiglu": row("count gate up y stride columns", "gate up", "elementwise.rowwise"),
     # y = gelu(gate) * up.
     "geglu": row("count gate up y stride columns", "gate up", "elementwise.activations"),
+    # y = max(gate, 0) * up.
+    "reglu": row("count gate up y stride columns", "gate up", "elementwise.activations"),
     # y = gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit.
     "swiglu_limited": row("count gate up sharpness limit y stride columns", "gate up", "elementwise.activations"),
     # y = x * sigmoid(gate of the row), gate f32 [rows, 1].
@@ -65,6 +67,20 @@ ROWWISE = {
     "gelu": row("count x y stride columns", "x", "elementwise.activations"),
     # y = max(x, 0)^2.
     "relu_squared": row("count x y stride columns", "x", "elementwise.activations"),
+    # y = max(x, 0).
+    "relu": row("count x y stride columns", "x", "elementwise.activations"),
+    # y = e^x.
+    "exponential": row("count x y stride columns", "x", "elementwise.activations"),
+    # y = x + number.
+    "plus": row("count x number y stride columns", "x", "elementwise.activations"),
+    # y = x * weight, f32 [columns].
+    "scale_columns": row("count x weight y stride columns", "x", "elementwise.activations"),
+    # y = x + (z - x) * weight, f32 [columns].
+    "lerp": row("count x z weight y stride columns", "x z", "elementwise.rowwise"),
+    # y = each of the heads' columns of x times its gate, f32 [rows, heads].
+    "multiply_heads": row(
+        "count x gates gates_stride heads y stride columns", "x gates", "elementwise.heads", "elementwise.heads"
+    ),
     # y = alpha_p x^2 + beta x above 0, alpha_n (e^min(x, epsilon) - 1 - x) + beta x below.
     "xielu": row("count x alpha_p alpha_n beta epsilon y stride columns", "x", "elementwise.activations"),
     # y = 1 / (1 + e^-x).

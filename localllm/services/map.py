@@ -93,7 +93,7 @@ class Mapping:
 
 def result(request: "AnswerRequest") -> Result:
     """What is told of a record that was answered: of an answer that was cut short of what it should be, an error."""
-    constraint = request.options.constraint
+    constraint = request.task.options.constraint
     if constraint and any(answer.finish_reason == "length" for answer in request.answers):
         return failure(request.key, CutError(f"the answer was cut, so it is not {constraint.promise}"))
     return success(request)

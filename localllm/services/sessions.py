@@ -50,17 +50,20 @@ class SavedChat:
 
     Attributes:
         model: that was talked to.  settings: options by name.  created: a date.  messages: lines, in order.
+        trunk: the session that this one branched off from, or that one from another: the first. "" for none.
     """
 
     model: SessionModel = field(default_factory=SessionModel)
     settings: dict[str, Any] = field(default_factory=dict)
     created: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M"))
     messages: list[Line] = field(default_factory=list)
+    trunk: str = ""
 
     def lines(self) -> bytes:
         """All of it as a file."""
         header = {"session": VERSION, "created": self.created, "model": asdict(self.model), "settings": self.settings}
-        return b"".join(json_line(line) for line in (header, *self.messages))
+        trunk = {"trunk": self.trunk} if self.trunk else {}
+        return b"".join(json_line(line) for line in ({**header, **trunk}, *self.messages))
 
 
 @frozen
@@ -130,7 +133,8 @@ def parsed(data: bytes, what: str) -> tuple[SavedChat, int]:
 def _with_header(header: Line, what: str) -> SavedChat:
     try:
         settings = dict(header["settings"])
-        return SavedChat(SessionModel(**header["model"]), settings, str(header["created"]))
+        model, created, trunk = SessionModel(**header["model"]), str(header["created"]), str(header.get("trunk", ""))
+        return SavedChat(model, settings, created, trunk=trunk)
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{what} is damaged: line 1 does not say what it is of") from None
 
@@ -240,6 +244,20 @@ def _append(path: Path, data: bytes) -> None:
 def names() -> list[str]:
     """Of all sessions, the latest first."""
     return [name for _, name in sorted(_found(), reverse=True)]
+
+
+def branches(name: str) -> list[str]:
+    """All sessions that branched off from where this one did, itself among them."""
+    trunks = {each: _trunk(each) for each in names()}
+    own = trunks.get(name, name)
+    return sorted({name, *(each for each, trunk in trunks.items() if trunk == own)})
+
+
+def _trunk(name: str) -> str:
+    """Where a session branched off, which its first line says; its own name if it did nowhere."""
+    with suppress(OSError), open(path_of(name), "rb") as file:
+        return str((_json(file.readline()) or {}).get("trunk") or name)
+    return name
 
 
 def _found() -> Iterable[tuple[float, str]]:

@@ -87,7 +87,7 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
         """One rendering. Raises ModelError and, for the caller to decide, RefusalError."""
-        given = {**self._tokens, **variables, "messages": [_with_reasoning(message) for message in messages]}
+        given = {**self._tokens, **variables, "messages": [_as_read(message) for message in messages]}
         try:
             try:
                 return render_template(self._template, {"tools": None, "documents": None, **given})
@@ -101,11 +101,13 @@ class ChatTemplate:
             raise ModelError(f"the chat template fails{_place(error)}: {_reason(error)}") from None
 
 
-def _with_reasoning(message: Message) -> Message:
-    """A copy in which an answer's reasoning has all the names that templates know it by, as Hugging Face's has."""
-    names = ("reasoning_content", "thinking", "reasoning")
-    found = next((message[name] for name in names if message.get(name) is not None), None)
-    return dict(message) if found is None else {"thinking": found, **message, "reasoning_content": found}
+def _as_read(message: Message) -> Message:
+    """A copy as templates find it in Hugging Face's: an answer's reasoning has all the names that they know it by, and
+    what is None is not there, such as the content of a message that only calls tools.
+    """
+    kept = {name: value for name, value in message.items() if value is not None}
+    found = next((kept[name] for name in ("reasoning_content", "thinking", "reasoning") if name in kept), None)
+    return kept if found is None else {"thinking": found, **kept, "reasoning_content": found}
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message] | None:

@@ -96,6 +96,10 @@ class Tokenizer:
         """The token ids of plain text that stands inside another: nothing is put in front of it."""
         return self._subwords.encode(text)
 
+    def fragments(self, text: str) -> list[str | int]:
+        """A text with the tokens in it that are control or other special ones cut out: texts and ids, in order."""
+        return self._special.cut(text)
+
     def special_id(self, text: str) -> int | None:
         """The token, of a control or another special one, that has just this text; None if there is none."""
         return self._special_ids.get(text)
@@ -181,6 +185,14 @@ def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
         from localllm.text.unigram import Unigram  # seldom needed
 
         return Unigram
+    if vocabulary.model == "rwkv":
+        from localllm.text.world import World
+
+        return World
+    if vocabulary.model == "plamo2":
+        from localllm.text.plamo import Plamo
+
+        return Plamo
     pretokenizer = vocabulary.pretokenizer
     return SentencePiece if pretokenizer is None or pretokenizer.marks_spaces else ByteLevel
 

@@ -23,8 +23,6 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.
 _PREFIX, _ID = "tokenizer.ggml.", "_token_id"
 _UNSUPPORTED = {
     "bert": "WordPiece",
-    "rwkv": "RWKV",
-    "plamo2": "PLaMo-2",
     "hybriddna": "DNA k-mer",
     "whitespace": "whitespace",
 }
@@ -34,7 +32,10 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "t5": {"eos": 1, "unknown": 2},
     "gemma4": {},
+    "rwkv": {},
+    "plamo2": {"bos": 1, "eos": 2, "unknown": 0},
 }
+_WITHOUT_WORDS = ("llama", "t5", "rwkv", "plamo2")  # which need no pre-tokenizer
 _FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces",
           "escape_whitespaces", "add_prefix_space", "clean_spaces", "normalizer.lowercase")  # fmt: skip
 # The bytes that every byte-level vocabulary has, as it writes them; of others, some lack those that no text has.
@@ -69,8 +70,10 @@ _STRIPPING_PRE, _STRIPPING_ARCH = ("jina-v2-de", "jina-v2-es", "jina-v2-code"), 
 class Vocabulary:
     """What a file says about its tokens. Ids are positions in `pieces`."""
 
-    model: str  # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with "▁"
-    pretokenizer: PreTokenizer | None  # None for "llama" and "t5", which have no words
+    model: (
+        str  # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with "▁", others
+    )
+    pretokenizer: PreTokenizer | None  # None for those that have no words
     pieces: Sequence[str]
     ids: Mapping[str, int]  # of the tokens that plain text can become: no control tokens
     types: bytearray
@@ -103,7 +106,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     special = _special_ids(keys, model, len(pieces))
     _check_bytes(pieces, types)
     _check_all_bytes(ids, model, pretokenizer, special["unknown"])
-    scores = _scores(keys, len(pieces), needed=pretokenizer is None)
+    scores = _scores(keys, len(pieces), needed=pretokenizer is None and model != "rwkv")
     ranks: dict[str, float] | StringPlaces
     if pretokenizer is None:
         ranks = dict(zip(pieces, (-scores).tolist(), strict=True))
@@ -160,7 +163,7 @@ def _model(keys: Checked) -> str:
     if model in _UNSUPPORTED:
         raise UnsupportedError(f"the model's tokenizer ({model}, {_UNSUPPORTED[model]}) is not supported")
     if model not in _DEFAULTS:
-        raise UnsupportedError(f"{_PREFIX}model: expected gpt2, llama, t5 or gemma4, found {show(model)}")
+        raise UnsupportedError(f"{_PREFIX}model: expected {', '.join(_DEFAULTS)}, found {show(model)}")
     return model
 
 
@@ -225,7 +228,7 @@ def _check_all_bytes(
     is_byte_level = pretokenizer is not None and not pretokenizer.marks_spaces
     missing = [piece for piece in (_USUAL_BYTES if is_byte_level else _BYTE_PIECES) if piece not in ids]
     has_others = unknown_id is not None and len(missing) > len(_BYTE_PIECES) // 2
-    if missing and not (model == "t5" or (has_others and not is_byte_level)):
+    if missing and not (model in ("t5", "rwkv") or (has_others and not is_byte_level)):
         raise ModelError(f"{_PREFIX}tokens: the byte {missing[0]} and {len(missing) - 1} more are missing")
 
 
@@ -284,7 +287,7 @@ def _pretokenizer(keys: Checked, model: str) -> tuple[PreTokenizer | None, str |
     name = keys.text("pre", "")
     if name and not _NAME.fullmatch(name):
         raise keys.wrong("pre", "a name")
-    if model in ("llama", "t5"):
+    if model in _WITHOUT_WORDS:
         return None, None
     name = "gemma4" if model == "gemma4" else name
     if name in PRETOKENIZERS:

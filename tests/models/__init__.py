@@ -8,13 +8,18 @@ from .dense import DENSE
 from .dense2 import DENSE2
 from .experts import MOE
 from .experts2 import MOE2
+from .experts3 import MOE3
 from .hybrids import HYBRIDS
+from .linear import LINEAR
 from .quantized import QUANTIZED, exact, in_blocks
 from .recurrent import RECURRENT
+from .unusual import UNUSUAL
 
 __all__ = ["DECLARATIONS", "QUANTIZED", "Model", "exact", "model", "write", "write_model"]
 
-DECLARATIONS: dict[str, Declaration] = {**DENSE, **DENSE2, **MOE, **MOE2, **RECURRENT, **HYBRIDS}
+DECLARATIONS: dict[str, Declaration] = {
+    **DENSE, **DENSE2, **MOE, **MOE2, **MOE3, **RECURRENT, **HYBRIDS, **UNUSUAL, **LINEAR
+}  # fmt: skip
 
 
 def model(name: str, seed: int = 0, **dims: Any) -> Model:

@@ -150,6 +150,7 @@ def values_of(name: str, tied: bool) -> Callable[[Numbers, tuple[int, ...]], np.
 
 ENDINGS: dict[str, Callable[[Numbers, tuple[int, ...]], np.ndarray]] = {
     "ssm_dt.bias": lambda n, shape: n.uniform(shape, -2, 0),
+    "exp_probs_b": lambda n, shape: n.uniform(shape, -0.2, 0.2),
     "exp_probs_b.bias": lambda n, shape: n.uniform(shape, -0.2, 0.2),
     ".bias": lambda n, shape: n.normal(shape, 0.3),
     "ssm_a": lambda n, shape: n.uniform(shape, -2, -0.1),

@@ -7,7 +7,7 @@ from localllm.engine.lower.tape import Buffer
 from localllm.engine.record.operations import Activation, Operation, RoutedActivation
 from localllm.kernels.arguments import EXPERT, PLAN_EXPERTS
 
-OF_ROUTING = ("experts", "used", "sigmoid", "normalized", "scale", "groups", "groups_used")
+OF_ROUTING = ("experts", "used", "sigmoid", "normalized", "scale", "groups", "groups_used", "together")
 
 
 def route(steps: Steps, operation: Operation, target: Target) -> None:
@@ -34,13 +34,13 @@ def plan_experts(steps: Steps, operation: Operation, chosen: Buffer | np.ndarray
     assert isinstance(choice, RoutedActivation)
     routing = choice.routed.routing
     most, rows = routing.used * steps.target.tokens, steps.most_routed(routing)
-    active = Buffer(min(routing.experts, most), 8 * len(EXPERT))
+    active = Buffer(min(routing.matrices, most), 8 * len(EXPERT))
     row_count, active_count = np.zeros(1, np.int64), np.zeros(1, np.int64)
     experts = Experts(chosen, weights, Buffer(most, 8), Buffer(rows, 8), active, active_count, row_count)
     steps.experts[choice.routed], steps.counts[choice.routed] = experts, row_count
-    next_rows, count = Buffer(routing.experts, 8), steps.counts[choice.rows]
+    next_rows, count = Buffer(routing.matrices, 8), steps.counts[choice.rows]
     plan = {name: getattr(experts, name) for name in PLAN_EXPERTS._fields if hasattr(experts, name)}
-    plan |= {"count": count, "next_rows": next_rows, "used": routing.used, "experts": routing.experts}
+    plan |= {"count": count, "next_rows": next_rows, "used": routing.used, "experts": routing.matrices}
     reads = [chosen] if isinstance(chosen, Buffer) else []
     steps.append("plan_experts", plan, 1, reads, [experts.rows, experts.pairs, active, next_rows])
 

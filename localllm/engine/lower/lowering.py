@@ -94,6 +94,29 @@ def join(steps: Steps, operation: Operation, target: Target) -> None:
     steps.by_row("join", x.rows, arguments, [first, second], [y])
 
 
+def head_dots(steps: Steps, operation: Operation, target: Target) -> None:
+    (x, z), heads = operation.inputs, operation.given["heads"]
+    first, second, y = steps.buffers[x], steps.buffers[z], steps.new(operation.output)
+    arguments: dict[str, Any] = {"x": first, "x_stride": first.stride, "z": second, "y": y, "stride": y.stride}
+    arguments |= {"heads": heads, "head_dim": x.columns // heads}
+    steps.by_row("head_dots", x.rows, arguments, [first, second], [y])
+
+
+def mix(steps: Steps, operation: Operation, target: Target) -> None:
+    (x, weights), streams = operation.inputs, operation.given["streams"]
+    source, by, y = steps.buffers[x], steps.buffers[weights], steps.new(operation.output)
+    arguments = {"x": source, "x_stride": source.stride, "streams": streams, "width": x.columns // streams}
+    arguments |= {"weights": by, "weights_stride": by.stride} | shape(operation.output, y)
+    steps.by_row("mix", x.rows, arguments, [source, by], [y])
+
+
+def add_vector(steps: Steps, operation: Operation, target: Target) -> None:
+    (x,) = operation.inputs
+    source, y = steps.buffers[x], steps.over(operation)
+    arguments = {"x": source, "z": vector_of(operation.given["vector"]), "z_stride": 0} | shape(x, y)
+    steps.by_row("add", x.rows, arguments, [source], [y])
+
+
 def temper(steps: Steps, operation: Operation, target: Target) -> None:
     (x,) = operation.inputs
     source, y = steps.buffers[x], steps.new(operation.output)
@@ -158,6 +181,9 @@ VERBS: dict[str, Lower] = {
     "select": select,
     "columns": columns,
     "join": join,
+    "head_dots": head_dots,
+    "mix": mix,
+    "add_vector": add_vector,
     "temper": temper,
     "rope": rope,
     "add_squares": add_squares,

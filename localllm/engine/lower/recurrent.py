@@ -38,12 +38,43 @@ def delta_rule(steps: Steps, operation: Operation, target: Target) -> None:
     scan_heads(steps, "delta", operation, ("q", "k", "v", "dt", "strength"), {"skip": 0})
 
 
+def lightning_attention(steps: Steps, operation: Operation, target: Target) -> None:
+    """Mamba's sums, with the same step and strength for all tokens: 1."""
+    heads = operation.given["state"].shapes[operation.given["number"]][0]
+    ones = np.ones(heads, np.float32)
+    same = {"dt": ones, "strength": ones, "skip": np.zeros(heads, np.float32), "head_stride": 0}
+    scan_heads(steps, "plain", operation, ("q", "k", "v"), same)
+
+
+def gated_linear_attention(steps: Steps, operation: Operation, target: Target) -> None:
+    wkv(steps, "gated", operation, ("r", "k", "v", "w"), {"a": 0, "b": 0, "first": 0})
+
+
+def wkv6(steps: Steps, operation: Operation, target: Target) -> None:
+    given = {"a": 0, "b": 0, "first": vector_of(operation.given["first"])}
+    wkv(steps, "first", operation, ("r", "k", "v", "w"), given)
+
+
+def wkv7(steps: Steps, operation: Operation, target: Target) -> None:
+    wkv(steps, "delta", operation, ("r", "w", "k", "v", "a", "b"), {"first": 0})
+
+
+def wkv(steps: Steps, rule: str, operation: Operation, names: Sequence[str], arguments: dict[str, Any]) -> None:
+    """What recurrences with a decay for every row have in common."""
+    heads, key_dim, value_dim = operation.given["state"].shapes[operation.given["number"]]
+    arguments |= {"heads": heads, "key_dim": key_dim, "value_dim": value_dim}
+    arguments["key_stride"] = steps.buffers[operation.inputs[0]].stride
+    scan(steps, f"wkv-{rule}", operation, names, heads * -(-value_dim // 16), arguments)
+
+
 def scan_heads(steps: Steps, rule: str, operation: Operation, names: Sequence[str], arguments: dict[str, Any]) -> None:
     """What both rules have in common."""
     given = operation.given
     heads, key_dim, value_dim = given["state"].shapes[given["number"]]
     inputs = dict(zip(names, operation.inputs, strict=True))
-    arguments |= {"key_stride": steps.buffers[inputs["k"]].stride, "head_stride": steps.buffers[inputs["dt"]].stride}
+    if "dt" in inputs:
+        arguments["head_stride"] = steps.buffers[inputs["dt"]].stride
+    arguments["key_stride"] = steps.buffers[inputs["k"]].stride
     arguments |= {name: given[name] for name in ("rates", "key_heads", "repeat")}
     arguments |= {"heads": heads, "key_dim": key_dim, "value_dim": value_dim}
     scan(steps, f"head_scan-{rule}", operation, names, heads * -(-value_dim // 16), arguments)
@@ -63,4 +94,6 @@ def scan(
 
 RECURRENT = {
     "convolve": convolve, "selective_scan": selective_scan, "state_space": state_space, "delta_rule": delta_rule,
+    "lightning_attention": lightning_attention, "gated_linear_attention": gated_linear_attention, "wkv6": wkv6,
+    "wkv7": wkv7,
 }  # fmt: skip

@@ -8,17 +8,19 @@ A conversation, whose turns are read in other runs, has keys of its own: who goe
 """
 
 import hashlib
+import sys
 import threading
+from collections.abc import Iterator
 from collections.abc import Sequence as Ids
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from localllm.arch.states import Paged, Recurrent
+from localllm.arch.states import Recurrent
 from localllm.engine.memory.fingerprint import fingerprint, state_of
-from localllm.engine.memory.store import PagedStore
+from localllm.engine.memory.store import PagedStore, Piece, StoredPrefix
 from localllm.engine.runs import LONG
 from localllm.engine.sequence import Sequence
 from localllm.errors import LocalllmError, MemoryLimitError
@@ -37,14 +39,6 @@ from localllm.files.prefix_files import (
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
-
-
-class Piece(NamedTuple):
-    """The tokens `first` to `last` of a prompt; the key of what was read of them."""
-
-    key: str
-    first: int
-    last: int
 
 
 class DamagedError(Exception):
@@ -82,7 +76,7 @@ class Prefixes:
         except OSError:  # no file that somebody else could find
             self._ended = True
         states = engine.hyperparameters.states()
-        self._window = max((state.window or 0 for state in states if isinstance(state, Paged)), default=0)
+        self._window = max((state.window or 0 for state in states if not isinstance(state, Recurrent)), default=0)
         self._is_recurrent = any(isinstance(state, Recurrent) for state in states)
         self._lock, self._thread = threading.Lock(), None  # type: tuple[threading.Lock, threading.Thread | None]
         self._waiting: Waiting | None = None
@@ -94,47 +88,29 @@ class Prefixes:
 
         It holds all of them and has the logits, or whole runs and less than all.
         """
-        if len(ids) <= LONG or self._ended:
-            return None
-        with suppress(OSError):  # the model's file is gone
-            return self._undamaged(ids, self._pieces(ids), known)
+        found = self.stored(ids)
+        while found and len(found.ids) > known:
+            if read := self.load(found):
+                return read
+            found = self.stored(ids, len(found.ids) - 1)
         return None
 
-    def find_conversation(self, ids: Ids[int], known: int) -> Sequence | None:
-        """A new sequence that has read these tokens, or some at their beginning but more than `known`, turn by turn."""
+    def stored(self, ids: Ids[int], most: int = sys.maxsize, is_conversation: bool = False) -> StoredPrefix | None:
+        """What files hold of these tokens, of up to `most` at their beginning: whole runs of them, or all."""
         if len(ids) <= LONG or self._ended:
             return None
-        with suppress(OSError):
-            read = self._undamaged([*ids, -1], self._pieces(ids, is_conversation=True), known)
-            if read:
-                read.sequence.aligned = 0
-            return read and read.sequence
-        return None
-
-    def _undamaged(self, ids: Ids[int], pieces: list[Piece], known: int) -> Read | None:
-        """As `find`, without damaged files, which are removed; nothing if one cannot be."""
-        while True:
-            try:
-                return self._found(ids, pieces, known)
-            except DamagedError as error:
-                if not remove(str(error)):
-                    return None
-
-    def _found(self, ids: Ids[int], pieces: list[Piece], known: int) -> Read | None:
-        """As `find`. Raises DamagedError, with the key."""
-        with ExitStack() as stack:
-            opened: list[Kept] = []
+        with suppress(OSError), ExitStack() as stack:  # the model's file may be gone
+            pieces, opened = self._pieces(ids, is_conversation), list[Kept]()
             for piece in pieces:
-                kept = open_kept(piece.key)
+                kept = open_kept(piece.key) if piece.last <= most else None
                 if kept is None:
                     break
                 opened.append(stack.enter_context(kept))
             count = next((n for n in range(len(opened), 0, -1) if self._is_enough(pieces, opened[:n])), 0)
-            if count == 0 or pieces[count - 1].last <= known:
-                return None
-            read = self._loaded(ids, pieces[:count], opened[:count])
-            mark_used(piece.key for piece in pieces[:count])
-            return read
+            end = pieces[count - 1].last
+            has_logits = end == len(ids) and not is_conversation
+            return StoredPrefix(ids[:end], tuple(pieces[:count]), has_logits, is_conversation) if count else None
+        return None
 
     def _is_enough(self, pieces: list[Piece], opened: list[Kept]) -> bool:
         """Whether a sequence can go on behind the pieces that are opened: all, or so many that some tokens are left."""
@@ -152,30 +128,42 @@ class Prefixes:
             needed.add("states")
         return needed
 
-    def _loaded(self, ids: Ids[int], pieces: list[Piece], opened: list[Kept]) -> Read | None:
-        """Raises DamagedError, with the key."""
-        engine, end = self._engine, pieces[-1].last
+    def load(self, stored: StoredPrefix) -> Read | None:
+        """A new sequence with it. None if a file is damaged, which is removed, or there is no memory for it."""
+        engine, end = self._engine, len(stored.ids)
         sequence, logits = engine.sequence(), None
         store = kept_store(sequence)
         try:
-            for piece, kept in zip(pieces, opened, strict=True):
-                try:
+            for piece in stored.pieces:
+                with self._opened(piece) as kept:
                     parts = {name: kept.read(name) for name in self._needed(piece, end)}
                     with engine.lock:
                         store.put(piece.first, piece.last, parts)
-                    if end == len(ids) and piece is pieces[-1]:
+                    if stored.has_logits and piece is stored.pieces[-1]:
                         logits = kept.read("logits").view(np.float32).reshape(1, engine.vocab_size)
-                except (ValueError, KeyError, OSError):
-                    raise DamagedError(piece.key) from None
-        except MemoryLimitError:
+        except (DamagedError, MemoryLimitError):
             sequence.close()
             return None
         except BaseException:
             sequence.close()
             raise
-        sequence.tokens[:] = ids[:end]
-        sequence.aligned = engine.runs.last_end(end)
+        sequence.tokens[:] = stored.ids
+        sequence.aligned = 0 if stored.is_conversation else engine.runs.last_end(end)
+        mark_used(piece.key for piece in stored.pieces)
         return Read(sequence, logits)
+
+    @contextmanager
+    def _opened(self, piece: Piece) -> Iterator[Kept]:
+        """Its file. Raises DamagedError if it is gone, or not what it should be; then it is removed."""
+        kept = open_kept(piece.key)
+        if kept is None:
+            raise DamagedError
+        with kept:
+            try:
+                yield kept
+            except (ValueError, KeyError, OSError):
+                remove(piece.key)
+                raise DamagedError from None
 
     def _pieces(self, ids: Ids[int], is_conversation: bool = False) -> list[Piece]:
         """All whole runs of a prompt, and what is behind them, which may be nothing. Raises OSError."""

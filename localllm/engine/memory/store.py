@@ -1,7 +1,8 @@
 """What a backend keeps for a sequence; and with recurrent layers, their states and the pages of other layers."""
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence as Ids
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -116,3 +117,24 @@ class HybridStore:
     def close(self) -> None:
         """Forget everything."""
         self.truncate(0)
+
+
+class Piece(NamedTuple):
+    """The tokens `first` to `last` of a prompt; the key of what was read of them."""
+
+    key: str
+    first: int
+    last: int
+
+
+class StoredPrefix(NamedTuple):
+    """What files hold of a prompt, or of a conversation: its first tokens.
+
+    Attributes:
+        has_logits: those after the last token, too: they are all of a prompt.
+    """
+
+    ids: Ids[int]
+    pieces: tuple[Piece, ...]
+    has_logits: bool = False
+    is_conversation: bool = False

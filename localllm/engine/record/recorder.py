@@ -4,7 +4,7 @@ The list is the same for all targets (localllm.engine.lower makes steps of it). 
 localllm.arch.verbs.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.states import Latent, Paged
+from localllm.arch.verbs import Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.engine.record.operations import ALL, WANTED, Activation, Operation, Routed, RoutedActivation, Rows
 from localllm.engine.record.recurrent import RecurrentVerbs
@@ -143,25 +144,23 @@ class Recorder(RecurrentVerbs):
         self._used |= {weight.name for weight in weights if weight}
 
     def attend(
-        self,
-        q: Activation,
-        k: Activation | None,
-        v: Activation | None,
-        state: Paged | Latent,
-        heads: int,
-        scale: float,
-        softcap: float = 0.0,
-        slopes: Sequence[float] = (),
-        sinks: Weight | None = None,
+        self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
     ) -> Activation:
+        heads = scores.heads
         expected = {"q": (q, heads * state.key_dim), "k": (k, state.kv_heads * state.key_dim)}
         for name, (x, columns) in {**expected, "v": (v, state.kv_heads * state.value_dim)}.items():
             if x is not None and x.columns != columns:
                 raise ModelError(f"layer {state.layer}: {name} should have {columns} columns, has {x.columns}")
         inputs = tuple(x for x in (q, k, v) if x is not None)
-        given: dict[str, Any] = {"state": state, "heads": heads, "scale": scale, "softcap": softcap, "slopes": slopes}
-        given["sinks"] = self._vector(sinks, heads) if sinks else None
+        given: dict[str, Any] = {"state": state, "heads": heads, "scale": scores.scale, "softcap": scores.softcap}
+        given |= {"slopes": scores.slopes, "sinks": self._vector(scores.sinks, heads) if scores.sinks else None}
+        inputs, given["is_chosen"] = (*inputs, *([scores.chosen] if scores.chosen else [])), scores.chosen is not None
         return self._record("attend", inputs, q.rows, heads * state.value_dim, **given)
+
+    def choose(self, q: Activation, k: Activation, weights: Activation, index: Latent, count: int) -> Activation:
+        if k.columns != index.key_dim or q.columns != weights.columns * index.key_dim:
+            raise ModelError(f"layer {index.layer}: an indexer of {q.columns} and {k.columns} columns")
+        return self._record("choose", (q, k, weights), q.rows, -(-self._context // 32), state=index, most=count)
 
     def route(self, logits: Activation, routing: Routing, bias: Weight | None = None) -> RoutedActivation:
         if logits.columns != routing.experts:
@@ -176,7 +175,7 @@ class Recorder(RecurrentVerbs):
 
     def expert_linear(self, x: Activation, weight: Weight, choice: RoutedActivation) -> Activation:
         self._used.add(weight.name)
-        expected = choice.routed.routing.experts, x.columns
+        expected = choice.routed.routing.matrices, x.columns
         if len(weight.shape) != 3 or (weight.shape[0], weight.shape[2]) != expected:
             raise ModelError(
                 f"tensor {weight.name} should have matrices of {expected[1]} columns for {expected[0]} experts,"
@@ -194,7 +193,8 @@ class Recorder(RecurrentVerbs):
     def rowwise(self, verb: str, formula: Callable[..., Any], *inputs: Activation, **given: float) -> Activation:
         for x in inputs[1:]:
             same_columns(inputs[0], x)
-        return self._record(verb, inputs, inputs[-1].rows, inputs[0].columns, **given)
+        numbers = {name: float(number) for name, number in given.items()}  # kernels get the bits of a float
+        return self._record(verb, inputs, inputs[-1].rows, inputs[0].columns, **numbers)
 
     def sigmoid_gate(self, x: Activation, gate: Activation) -> Activation:
         if gate.columns != 1:
@@ -205,7 +205,37 @@ class Recorder(RecurrentVerbs):
         if isinstance(factor, Weight):
             self._used.add(factor.name)
             factor = factor.number()
-        return self._record("scale", (x,), x.rows, x.columns, factor=factor)
+        return self._record("scale", (x,), x.rows, x.columns, factor=float(factor))
+
+    def scale_columns(self, x: Activation, weight: Weight) -> Activation:
+        return self._record("scale_columns", (x,), x.rows, x.columns, vector=self._vector(weight.flat(), x.columns))
+
+    def lerp(self, x: Activation, z: Activation, weight: Weight) -> Activation:
+        vector = self._vector(weight.flat(), same_columns(x, z))
+        return self._record("lerp", (x, z), x.rows, x.columns, vector=vector)
+
+    def multiply_heads(self, x: Activation, gates: Activation) -> Activation:
+        if x.columns % gates.columns:
+            raise ModelError(f"the model's tensors do not fit together: {gates.columns} gates of {x.columns} columns")
+        return self._record("multiply_heads", (x, gates), x.rows, x.columns, heads=gates.columns)
+
+    def head_dots(self, x: Activation, z: Activation, heads: int) -> Activation:
+        if same_columns(x, z) % heads:
+            raise ModelError(f"the model's tensors do not fit together: {x.columns} columns, {heads} heads")
+        return self._record("head_dots", (x, z), x.rows, heads, heads=heads)
+
+    def mix(self, x: Activation, weights: Activation, streams: int) -> Activation:
+        if x.columns % streams or weights.columns % streams:
+            problem = f"{x.columns} columns, {weights.columns} weights, {streams} streams"
+            raise ModelError(f"the model's tensors do not fit together: {problem}")
+        columns = x.columns // streams * (weights.columns // streams)
+        return self._record("mix", (x, weights), x.rows, columns, streams=streams)
+
+    def add_vector(self, x: Activation, vector: Weight | np.ndarray) -> Activation:
+        numbers = self._vector(vector, x.columns) if isinstance(vector, Weight) else np.float32(vector)
+        if numbers.shape != (x.columns,):
+            raise ModelError(f"the model's tensors do not fit together: {numbers.size} numbers for {x.columns} columns")
+        return self._record("add_vector", (x,), x.rows, x.columns, vector=numbers)
 
     def temper(self, x: Activation, positions: Rows, slope: float, length: int, offset: int = 0) -> Activation:
         return self._record("temper", (x,), positions, x.columns, slope=slope, length=length, offset=offset)

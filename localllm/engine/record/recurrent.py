@@ -1,12 +1,13 @@
 """The verbs of recurrent layers, checked and written down: a part of localllm.engine.record.recorder."""
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from localllm.arch.states import Recurrent
-from localllm.arch.verbs import RowwiseVerbs
+from localllm.arch.verbs import HeadState, RowwiseVerbs
 from localllm.arch.weights import Weight
 from localllm.engine.record.operations import Activation, Rows
 from localllm.errors import ModelError
@@ -37,6 +38,13 @@ class RecurrentVerbs(RowwiseVerbs):
         given = {"state": state, "number": number, "taps": taps, "bias": bias, "silu": silu}
         return self._record("convolve", (x,), x.rows, columns, **given)
 
+    def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
+        """A convolution with two taps, of which the last counts nothing."""
+        require_columns("x", x, state.shapes[number][1])
+        taps, bias = np.tile(np.array([1, 0], np.float32), (x.columns, 1)), np.zeros(x.columns, np.float32)
+        given = {"state": state, "number": number, "taps": taps, "bias": bias, "silu": False}
+        return self._record("convolve", (x,), x.rows, x.columns, **given)
+
     def selective_scan(
         self,
         x: Activation,
@@ -59,46 +67,62 @@ class RecurrentVerbs(RowwiseVerbs):
         return self._record("selective_scan", (x, dt, b, c), x.rows, columns, state=state, **numbers)
 
     def state_space(
-        self,
-        x: Activation,
-        dt: Activation,
-        b: Activation,
-        c: Activation,
-        rates: Weight,
-        skip: Weight,
-        state: Recurrent,
-        number: int,
-        groups: int,
+        self, x: Activation, dt: Activation, b: Activation, c: Activation, skip: Weight, heads: HeadState
     ) -> Activation:
-        heads, key_dim, value_dim = state.shapes[number]
-        for name, given, expected in (("b", b, groups * key_dim), ("c", c, groups * key_dim), ("dt", dt, heads)):
-            require_columns(name, given, expected)
-        require_columns("x", x, heads * value_dim)
-        numbers = {"rates": self._numbers(rates, (heads,)), "skip": self._numbers(skip, (heads,))}
-        shared = {"state": state, "number": number, "key_heads": groups, "repeat": heads // groups}
-        return self._record("state_space", (x, dt, b, c), x.rows, x.columns, **numbers, **shared)
+        given = self._scanned(heads, {"b": b, "c": c}, {"x": x}, {"dt": dt})
+        given["skip"] = self._numbers(skip, given["rates"].shape)
+        return self._record("state_space", (x, dt, b, c), x.rows, x.columns, **given)
 
     def delta_rule(
+        self, q: Activation, k: Activation, v: Activation, dt: Activation, strength: Activation, heads: HeadState
+    ) -> Activation:
+        given = self._scanned(heads, {"q": q, "k": k}, {"v": v}, {"dt": dt, "strength": strength})
+        return self._record("delta_rule", (q, k, v, dt, strength), v.rows, v.columns, **given)
+
+    def _scanned(self, scan: HeadState, *inputs: dict[str, Activation]) -> dict[str, Any]:
+        """What a scan by heads is given. inputs: those that have keys, values, and a number for each head."""
+        heads, key_dim, value_dim = scan.state.shapes[scan.number]
+        for named, columns in zip(inputs, (scan.key_heads * key_dim, heads * value_dim, heads), strict=True):
+            for name, x in named.items():
+                require_columns(name, x, columns)
+        shared = {"key_heads": scan.key_heads, "repeat": scan.repeat}
+        return {"state": scan.state, "number": scan.number, "rates": self._numbers(scan.rates, (heads,)), **shared}
+
+    def lightning_attention(
+        self, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent, number: int
+    ) -> Activation:
+        require_heads(state.shapes[number], v, q=q, k=k)
+        heads, given = state.shapes[number][0], {"state": state, "number": number, "repeat": 1}
+        rates = -np.array(slopes, np.float32)
+        return self._record("lightning_attention", (q, k, v), v.rows, v.columns, rates=rates, key_heads=heads, **given)
+
+    def gated_linear_attention(
+        self, q: Activation, k: Activation, v: Activation, w: Activation, state: Recurrent, number: int
+    ) -> Activation:
+        require_heads(state.shapes[number], v, q=q, k=k, w=w)
+        given = {"state": state, "number": number}
+        return self._record("gated_linear_attention", (q, k, v, w), v.rows, v.columns, **given)
+
+    def wkv6(
+        self, r: Activation, k: Activation, v: Activation, w: Activation, first: Weight, state: Recurrent, number: int
+    ) -> Activation:
+        require_heads(state.shapes[number], v, r=r, k=k, w=w)
+        given = {"state": state, "number": number, "first": self._numbers(first, state.shapes[number][:2]).reshape(-1)}
+        return self._record("wkv6", (r, k, v, w), v.rows, v.columns, **given)
+
+    def wkv7(
         self,
-        q: Activation,
+        r: Activation,
+        w: Activation,
         k: Activation,
         v: Activation,
-        dt: Activation,
-        strength: Activation,
-        rates: Weight,
+        a: Activation,
+        b: Activation,
         state: Recurrent,
         number: int,
-        key_heads: int,
-        repeat: int = 1,
     ) -> Activation:
-        heads, key_dim, value_dim = state.shapes[number]
-        for name, given, expected in (("q", q, key_heads * key_dim), ("k", k, key_heads * key_dim), ("dt", dt, heads)):
-            require_columns(name, given, expected)
-        require_columns("v", v, heads * value_dim)
-        require_columns("strength", strength, heads)
-        shared = {"state": state, "number": number, "key_heads": key_heads, "repeat": repeat}
-        rates = self._numbers(rates, (heads,))
-        return self._record("delta_rule", (q, k, v, dt, strength), v.rows, v.columns, rates=rates, **shared)
+        require_heads(state.shapes[number], v, r=r, w=w, k=k, a=a, b=b)
+        return self._record("wkv7", (r, w, k, v, a, b), v.rows, v.columns, state=state, number=number)
 
     def _numbers(self, weight: Weight, shape: tuple[int, ...]) -> Any:
         """A small tensor's numbers, float32, which is used now. Dimensions of 1 do not count."""
@@ -106,6 +130,14 @@ class RecurrentVerbs(RowwiseVerbs):
         if prod(weight.shape) != prod(shape) or [n for n in weight.shape if n > 1] != [n for n in shape if n > 1]:
             raise ModelError(f"tensor {weight.name} should have the shape {list(shape)}, has {list(weight.shape)}")
         return weight.flat().vector().reshape(shape)
+
+
+def require_heads(shape: tuple[int, ...], v: Activation, **keys: Activation) -> None:
+    """Values and keys for a state [heads, key_dim, value_dim]. Raises ModelError."""
+    heads, key_dim, value_dim = shape
+    require_columns("v", v, heads * value_dim)
+    for name, x in keys.items():
+        require_columns(name, x, heads * key_dim)
 
 
 def require_columns(name: str, x: Activation, columns: int) -> None:

@@ -38,16 +38,16 @@ PLAIN = {"F32", "F16", "BF16"}
 ATTEND_ROWS, ATTEND_KEYS = 96, PAGE  # of a unit of attention at most, and of a block of keys
 MOST_SPLITS, FEW_TOKENS = 16, 16  # a context is split up to so often, for so many tokens of a sequence at most
 SPLIT_TOKENS = 64  # tokens of a run whose contexts are split at most: so many slots for partial results there are
-# BF16 tiles, on CPUs with AMX (amx_tiles.py): columns of a slab of weights, tokens that meet it once it is unpacked,
-# and a panel of tokens, of which a slab's columns take so many bytes in two planes.
-TILE_SLAB, TILE_TOKENS, PANEL_TOKENS = 256, 512, 16
+# BF16 tiles, on CPUs with AMX (amx/tiles.py): columns of a slab of weights, slabs of 32 rows that are unpacked at once,
+# tokens that meet them then, and a panel of tokens, of which a slab's columns take so many bytes in two planes.
+TILE_SLAB, TILE_SLABS, TILE_TOKENS, PANEL_TOKENS = 256, 8, 512, 16
 PANEL_BYTES = 4 * PANEL_TOKENS * TILE_SLAB
 TILE_REGISTERS = 8192 + 64  # bytes, for their emulation, and to configure tiles from
 ATTEND_TILES = TILE_REGISTERS + 2048 + 64 * ATTEND_ROWS  # what attention needs besides: also a tile, queries' padding
-TILES_SCRATCH = TILE_REGISTERS + 128 * (TILE_SLAB + TILE_TOKENS) + 4096  # a slab, sums, a tile, a row
-# Tokens from which on a product goes in tiles where there are any, by the format of the weights. A CPU with AMX has yet
-# to say better: scripts/measure_lanes.py suggests these numbers.
-LEAST_IN_TILES = dict.fromkeys([*sorted(PLAIN), *SUB_BLOCK], 9)
+TILES_SCRATCH = TILE_REGISTERS + TILE_SLABS * 128 * (TILE_SLAB + TILE_TOKENS) + 4096  # slabs, sums, a tile, a row
+# Tokens from which on a product goes in tiles where there are any, by the format of the weights: where the times of
+# scripts/measure_lanes.py cross on an Emerald Rapids (4096 x 2048, 2 threads; quantized: 24 to 48, here one number).
+LEAST_IN_TILES = dict.fromkeys(sorted(PLAIN), 16) | dict.fromkeys(SUB_BLOCK, 32)
 SOME_IN_TILES, ALL_IN_TILES = min(LEAST_IN_TILES.values()), max(LEAST_IN_TILES.values())
 
 MODULES = {
@@ -73,6 +73,7 @@ MODULES = {
     "attend": "attention.attend",
     "attend_tiles": "amx.attention",
     "merge": "attention.attend",
+    "choose": "attention.choose",
     "plan": "attention.plan",
     "store": "attention.cache_store",
     "recall": "attention.cache_recall",
@@ -99,6 +100,9 @@ MODULES = {
     "convolve": "recurrent.convolution",
     "selective_scan": "recurrent.selective_scan",
     "head_scan": "recurrent.head_scan",
+    "wkv": "recurrent.wkv",
+    "head_dots": "elementwise.heads",
+    "mix": "elementwise.heads",
 }
 
 

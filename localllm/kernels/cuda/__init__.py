@@ -13,6 +13,7 @@ from localllm.kernels.arguments import KERNELS
 from localllm.kernels.verbs import ROWWISE
 
 MOST_EXPERTS = 1024  # that a router may choose from
+CHOOSING = 64  # blocks that choose keys at once, each of which has memory for the scores of a context
 
 
 class Grid(NamedTuple):
@@ -106,6 +107,11 @@ def attend_many(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(-(-rows * (heads // kv_heads) // ROWS) + min(rows, 16), kv_heads, THREADS)
 
 
+def some_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for a token; where they are many, each has more than one to do."""
+    return Grid(min(rows, CHOOSING), 1, block_threads())
+
+
 def words(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A thread for every few words, up to 64 blocks."""
     return Grid(min(-(-arguments["words"] // block_threads()), 64), 1, block_threads())
@@ -165,10 +171,12 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "rms_norm": ("elementwise.norms", by_norm),
     "add_rms_norm": ("elementwise.norms", by_norm),
     "rms_norm_rope": ("elementwise.norms", by_norm),
+    "choose": ("attention.choose", some_tokens),
     "attend_few": ("attention.attend_few", attend_few),
     "merge_few": ("attention.attend_few", by_head),
     "attend_many": ("attention.attend_many", attend_many),
     "layer_norm": ("elementwise.norms", by_norm),
+    "multiply_heads": ("elementwise.heads", by_entry),
     "temper": ("elementwise.elementwise", by_four),
     "select": ("elementwise.moves", by_four),
     "columns": ("elementwise.moves", by_entry),
@@ -189,6 +197,9 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "convolve": ("recurrent.convolution", by_column_and_tokens),
     "selective_scan": ("recurrent.selective_scan", by_state),
     "head_scan": ("recurrent.head_scan", by_state),
+    "wkv": ("recurrent.wkv", by_state),
+    "head_dots": ("elementwise.heads", by_head),
+    "mix": ("elementwise.heads", by_entry),
     "fetch": ("fetch", words),
     "halve": ("product.halves", by_row),
     "rescale": ("product.halves", by_row),

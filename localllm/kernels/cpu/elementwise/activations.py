@@ -42,7 +42,8 @@ from localllm.kernels.simd import (
 from localllm.kernels.verbs import ROWWISE
 
 SQRT_2_BY_PI = 0.7978845608028654
-XIELU = ROWWISE["xielu"].arguments
+XIELU, REGLU = ROWWISE["xielu"].arguments, ROWWISE["reglu"].arguments
+PLUS, SCALE_COLUMNS = ROWWISE["plus"].arguments, ROWWISE["scale_columns"].arguments
 
 
 @inlined
@@ -101,6 +102,11 @@ def squared_above_zero(x, _):
     return above * above
 
 
+@inlined
+def above_zero_times(gate, up, _):
+    return if_finite_f32x16(max_f32x16(zero_f32x16(), gate), gate) * up
+
+
 @operation(f32x16, f32x16, f32x16, f32x16)
 def where_above_zero(builder, x, y, z):
     """y where x is above 0, z elsewhere, also where x is NaN."""
@@ -142,6 +148,11 @@ def scaled(x, factor):
 
 
 @inlined
+def shifted(x, number):
+    return x + splat_f32x16(number)
+
+
+@inlined
 def clamped(x, limit):
     return if_finite_f32x16(clamp_f32x16(x, -limit, limit), x)
 
@@ -169,6 +180,9 @@ def limit_and_sharpness(a, token):
 # What they compute, localllm.kernels.arguments and verbs say.
 gelu = of_one(GELU, inlined(lambda x, _: gelu_f32x16(x)))
 relu_squared = of_one(RELU_SQUARED, squared_above_zero)
+relu = of_one(ROWWISE["relu"].arguments, inlined(lambda x, _: if_finite_f32x16(max_f32x16(zero_f32x16(), x), x)))
+exponential = of_one(ROWWISE["exponential"].arguments, inlined(lambda x, _: if_finite_f32x16(exp_f32x16(x), x)))
+plus = of_one(PLUS, shifted, inlined(lambda a, token: argument_f32(a, PLUS.number)))
 sigmoid = of_one(SIGMOID, inlined(lambda x, _: sigmoid_f32x16(x)))
 xielu = of_one(XIELU, xielu_of, xielu_constants)  # wrong by alpha_n 2e-7
 temper = of_one(TEMPER, scaled, temperature)
@@ -177,7 +191,11 @@ scale = of_one(SCALE, scaled, inlined(lambda a, token: argument_f32(a, SCALE.fac
 clamp = of_one(CLAMP, clamped, inlined(lambda a, token: argument_f32(a, CLAMP.limit)))
 softcap = of_one(SOFTCAP, capped, inlined(lambda a, token: argument_f32(a, SOFTCAP.cap)))
 geglu = of_two(GEGLU, GEGLU.gate, GEGLU.up, inlined(lambda gate, up, _: gelu_f32x16(gate) * up))
+reglu = of_two(REGLU, REGLU.gate, REGLU.up, above_zero_times)
 multiply = of_two(MULTIPLY, MULTIPLY.x, MULTIPLY.z, inlined(lambda x, z, _: x * z))
+scale_columns = of_two(
+    SCALE_COLUMNS, SCALE_COLUMNS.x, SCALE_COLUMNS.weight, inlined(lambda x, z, _: x * z), is_shared=True
+)
 softplus = of_two(
     SOFTPLUS, SOFTPLUS.x, SOFTPLUS.bias, inlined(lambda x, bias, _: softplus_f32x16(x + bias)), is_shared=True
 )

@@ -8,10 +8,11 @@ from math import cos, sin
 
 from numba import float32
 
-from localllm.kernels.arguments import ADD, ANGLES, COLUMNS, JOIN, ROPE, ROUND_BF16, SELECT, SWIGLU
+from localllm.kernels.arguments import ADD, ANGLES, COLUMNS, JOIN, LERP, ROPE, ROUND_BF16, SELECT, SWIGLU
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
     exp_f32x16,
+    fma_f32x16,
     load_f32,
     load_f32x16,
     load_f64,
@@ -34,6 +35,18 @@ def add(a, part, parts, thread):
         x, z, y = argument(a, ADD.x) + t * stride, argument(a, ADD.z) + t * z_stride, argument(a, ADD.y) + t * stride
         for i in range(0, columns * 4, 64):
             store_f32x16(y + i, load_f32x16(x + i) + load_f32x16(z + i))
+
+
+@kernel
+def lerp(a, part, parts, thread):
+    """y = x + (z - x) * weight."""
+    stride, columns, weight = argument(a, LERP.stride), argument(a, LERP.columns), argument(a, LERP.weight)
+    tokens = load_i64(argument(a, LERP.count))
+    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+        x, z, y = argument(a, LERP.x) + t * stride, argument(a, LERP.z) + t * stride, argument(a, LERP.y) + t * stride
+        for i in range(0, columns * 4, 64):
+            number = load_f32x16(x + i)
+            store_f32x16(y + i, fma_f32x16(load_f32x16(z + i) - number, load_f32x16(weight + i), number))
 
 
 @kernel

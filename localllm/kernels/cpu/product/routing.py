@@ -100,7 +100,7 @@ def choose(a, scores, ranks, chosen, weights):
     """The best experts, by rank, and their weights, by score."""
     used, total, factor = argument(a, ROUTE.used), float32(0.0), argument_f32(a, ROUTE.scale)
     for i in range(used):
-        expert = take_best(ranks, argument(a, ROUTE.experts))
+        expert = take_best(ranks, argument(a, ROUTE.experts)) // argument(a, ROUTE.together)
         score = load_f32(scores + expert * 4)
         total += score
         store_i64(chosen + i * 8, expert)

@@ -105,8 +105,25 @@ def between(x, limit):
 
 
 @device
+def relu_of(x):
+    """max(x, 0), NaN for what is not finite."""
+    return if_finite(ZERO if x < ZERO else x, x)
+
+
+@device
+def exponential_of(x):
+    """e^x, NaN for what is not finite."""
+    return if_finite(exp(x), x)
+
+
+@device
 def scaled(x, factor):
     return x * factor
+
+
+@device
+def shifted(x, number):
+    return x + number
 
 
 @device
@@ -131,6 +148,11 @@ def geglu_of(gate, up):
 
 
 @device
+def reglu_of(gate, up):
+    return if_finite(gate if gate > ZERO else ZERO, gate) * up
+
+
+@device
 def limited_of(gate, up, sharpness, limit):
     """gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit."""
     gate = if_finite(limit if gate > limit else gate, gate)
@@ -138,8 +160,9 @@ def limited_of(gate, up, sharpness, limit):
 
 
 gelu, relu_squared, sigmoid = of_one(gelu_of), of_one(relu_squared_of), of_one(sigmoid_of)
+relu, exponential, plus = of_one(relu_of), of_one(exponential_of), of_one_and_number(shifted)
 clamp, scale, softcap = of_one_and_number(between), of_one_and_number(scaled), of_one_and_number(capped)
-multiply, swiglu, geglu = of_two(product), of_two(swiglu_of), of_two(geglu_of)
+multiply, swiglu, geglu, reglu = of_two(product), of_two(swiglu_of), of_two(geglu_of), of_two(reglu_of)
 
 
 def add(count, x, z, z_stride, y, stride, columns):
@@ -150,6 +173,27 @@ def add(count, x, z, z_stride, y, stride, columns):
         a, b, c, d = load_4f32(x + at)
         e, f, g, h = load_4f32(z + row * z_stride + 4 * column)
         store_4f32(y + at, a + e, b + f, c + g, d + h)
+
+
+def scale_columns(count, x, weight, y, stride, columns):
+    """y = x * weight."""
+    row, column = cuda.blockIdx.x, first_column()
+    if row < load_i64(count) and column < columns:
+        at = row * stride + 4 * column
+        a, b, c, d = load_4f32(x + at)
+        e, f, g, h = load_4f32(weight + 4 * column)
+        store_4f32(y + at, a * e, b * f, c * g, d * h)
+
+
+def lerp(count, x, z, weight, y, stride, columns):
+    """y = x + (z - x) * weight."""
+    row, column = cuda.blockIdx.x, first_column()
+    if row < load_i64(count) and column < columns:
+        at = row * stride + 4 * column
+        a, b, c, d = load_4f32(x + at)
+        i, j, k, l = load_4f32(z + at)
+        e, f, g, h = load_4f32(weight + 4 * column)
+        store_4f32(y + at, a + (i - a) * e, b + (j - b) * f, c + (k - c) * g, d + (l - d) * h)
 
 
 def softplus(count, x, bias, y, stride, columns):

@@ -101,8 +101,8 @@ def take_best(ranks, experts):
 
 
 def route(
-    count, logits, stride, experts, used, sigmoid, normalized, scale, groups, groups_used, bias, chosen, weights,
-    scratch, scratch_bytes,
+    count, logits, stride, experts, used, sigmoid, normalized, scale, groups, groups_used, together, bias, chosen,
+    weights, scratch, scratch_bytes,
 ):  # fmt: skip
     """The experts of each token, and their weights; anywhere with NaN if a logit is not a number. No scratch memory."""
     token = cuda.blockIdx.x
@@ -127,7 +127,7 @@ def route(
         leave_out_groups(experts, groups, groups_used, ranks, values)
     total, factor = ZERO, f32_value(scale)
     for i in range(used):
-        expert = take_best(ranks, experts)
+        expert = take_best(ranks, experts) // together
         total += scores[expert]
         if lane() == 0:
             store_i64(chosen + 8 * i, expert)

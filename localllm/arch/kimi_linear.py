@@ -1,0 +1,115 @@
+"""Kimi Linear (Moonshot AI 2025, arXiv 2510.26692).
+
+Unlike DeepSeek-V3: three layers of four do not attend but keep a matrix for each head, by a delta rule whose rows fade
+at their own rates (Kimi Delta Attention); the others do not know where tokens stand.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from localllm.arch.attention import RMS_EPSILON
+from localllm.arch.decoder import decoder
+from localllm.arch.deepseek2 import DeepSeek2, to_latents
+from localllm.arch.experts import SIGMOID, SOFTMAX, gated_or_mixture, read_routing, shared
+from localllm.arch.fields import Fields
+from localllm.arch.rope import read_rope
+from localllm.arch.states import Latent, Recurrent
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class KimiLinear(DeepSeek2):
+    """Of `attends`, by layer, those that are False keep matrices, with heads of `delta_dim`."""
+
+    attends: tuple[bool, ...]
+    delta_dim: int
+    taps: int  # of the convolutions before
+
+    def states(self) -> Sequence[Latent | Recurrent]:  # type: ignore[override]
+        """Latent rows; or the last queries, keys and values, and the matrices."""
+        columns, dim = self.heads * self.delta_dim, self.delta_dim
+        kept = (*[(self.taps - 1, columns)] * 3, (self.heads, dim, dim))
+        rows = super().states()
+        return [rows[n] if self.attends[n] else Recurrent(n, kept) for n in range(self.layers)]  # type: ignore[misc]
+
+
+def read(fields: Fields) -> KimiLinear:
+    """The hyperparameters. Raises ModelError."""
+    common, heads, dims = fields.common(), fields.count("attention.head_count"), fields.count("rope.dimension_count")
+    key_dim, value_dim = (fields.count(f"attention.{side}_length_mla") for side in ("key", "value"))
+    latent, function = fields.count("attention.kv_lora_rank"), fields.count("expert_gating_func")
+    kv_heads = fields.counts("attention.head_count_kv", fields.layers(), 0)
+    if key_dim <= dims or not {*kv_heads} <= {0, 1} or dims % 2:
+        raise fields.error(f"{heads} heads of {key_dim}, {max(kv_heads)} of keys, {dims} apart: makes no sense")
+    if function not in (SOFTMAX, SIGMOID):
+        raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
+    for side, length in (("key", latent + dims), ("value", latent)):
+        if fields.count(f"attention.{side}_length", length) != length:
+            raise fields.error(f"{fields.key(f'attention.{side}_length')} should be {length}")
+    return KimiLinear(
+        **common,
+        epsilon=fields.epsilon(RMS_EPSILON),
+        heads=heads,
+        key_dim=key_dim - dims,
+        value_dim=value_dim,
+        latent=latent,
+        keeps_latent=True,
+        rope=replace(read_rope(fields, dims, True), still=tuple(range(dims // 2))),  # no pair turns
+        scale=key_dim**-0.5,
+        temperature=0.0,
+        temperature_length=1,
+        routing=read_routing(fields, function, scale=fields.number("expert_weights_scale", 0.0) or 1.0),
+        attends=tuple(map(bool, kv_heads)),
+        delta_dim=fields.count("kda.head_dim"),
+        taps=fields.count("ssm.conv_kernel"),
+    )
+
+
+def forward(b: Builder, w: Weights, h: KimiLinear) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: Activation) -> Activation:
+    """One layer: attention of a kind, then the feed-forward network, each added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else delta_attention(b, w, h, state, y)
+    x = b.add(x, b.linear(y, w.attn_output))
+    if w.get("ffn_gate_inp", by_layer=True):
+        w.require_biases("exp_probs_b")
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
+
+
+def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation) -> Activation:
+    """What the heads read, normalized and through a gate."""
+    columns, dim = h.heads * h.delta_dim, h.delta_dim
+    apart = any(w.get(f"attn_{name}", by_layer=True) for name in "qkv")
+    parts = (w.attn_q, w.attn_k, w.attn_v) if apart else w.attn_qkv.split(columns, columns, columns)
+    taps = [w.require(f"ssm_conv1d_{name}") for name in "qkv"]
+    taps = [tap.shaped(*tap.shape[:-1], h.taps) for tap in taps]
+    of_state = enumerate(zip(parts, taps, strict=True))
+    q, k, v = (b.convolve(b.linear(x, part), tap, state, number) for number, (part, tap) in of_state)
+    q, k = (b.scale(b.rms_norm(z, None, h.epsilon / dim, dim), dim**-0.5) for z in (q, k))
+    w.require_biases("ssm_dt")
+    steps = b.softplus(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.bias("ssm_dt"))
+    rates = w.exactly("ssm_a")
+    rates = rates.shaped(*rates.shape[:-2], h.heads, 1).repeated(dim)
+    decays = b.exponential(b.scale_columns(steps, rates))
+    strength = b.sigmoid(b.linear(x, w.ssm_beta.shaped(h.heads, h.width)))
+    y = kimi_delta(b, (b.scale(q, dim**-0.5), k, v), decays, strength, state, 3)
+    y = b.rms_norm(y, w.ssm_norm.shaped(dim), h.epsilon, dim)
+    return b.multiply(y, b.sigmoid(b.linear(b.linear(x, w.ssm_g_a), w.ssm_g_b)))
+
+
+def kimi_delta(
+    b: Builder, qkv: Sequence[Activation], w: Activation, strength: Activation, state: Recurrent, number: int
+) -> Activation:
+    """For each head h = diag(w) h, then h = h + k (strength * (v - k h))^T, y = q h (Kimi Delta Attention).
+
+    w [tokens, heads * key_dim]; strength [tokens, heads].
+    """
+    q, k, v = qkv
+    written = b.multiply_heads(k, strength)
+    return b.wkv7(q, w, written, v, b.scale(b.multiply(k, w), -1.0), written, state, number)

@@ -1,0 +1,112 @@
+"""What RWKV 6 and 7 share, and the models of Qwen's making whose attention was replaced by theirs.
+
+A layer mixes each token with the one before it, keeps a matrix for each head, and then goes through a feed-forward
+network that sees the token before, too, or through one as Qwen's.
+"""
+
+from collections.abc import Callable, Sequence
+
+from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON
+from localllm.arch.decoder import centered, decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.fields import Fields
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.states import Recurrent
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+HEAD_EPSILON = 64e-5  # of the norm of each head
+
+
+@frozen
+class Rwkv(Hyperparameters):
+    """`ranks`: of the narrow products that make gates and decays. has_own_network: its own, not Qwen's."""
+
+    head_dim: int
+    kv_heads: int
+    epsilon: float
+    has_own_network: bool
+    rescale: int  # after so many layers, everything is halved; 0 for never
+    ranks: tuple[int, ...]
+
+    @property
+    def heads(self) -> int:
+        return self.width // self.head_dim
+
+    def states(self) -> Sequence[Recurrent]:
+        """The last token, once or for both halves of a layer, and the matrices."""
+        last = ((1, self.width),) * (2 if self.has_own_network else 1)
+        return [Recurrent(layer, ((self.heads, self.head_dim, self.head_dim), *last)) for layer in range(self.layers)]
+
+
+def read_rwkv(fields: Fields, ranks: Sequence[str]) -> Rwkv:
+    """The hyperparameters; ranks: their names. Raises ModelError."""
+    own, common, head_dim = fields.arch.startswith("rwkv") and "qwen" not in fields.arch, fields.common(), 0
+    if common["width"] % (head_dim := fields.count("wkv.head_size")):
+        raise fields.error(f"{common['width']} columns do not make heads of {head_dim}")
+    if fields.count("token_shift_count", 2) != 1 + own:
+        raise fields.error(f"{fields.key('token_shift_count')} should be {1 + own}")
+    heads = common["width"] // head_dim
+    kv_heads = fields.count("attention.head_count_kv", 0) or heads
+    if heads % kv_heads:
+        raise fields.error(f"{heads} heads cannot share {kv_heads} key-value heads")
+    return Rwkv(
+        **common,
+        head_dim=head_dim,
+        kv_heads=kv_heads,
+        epsilon=fields.epsilon(LAYER_EPSILON if own else RMS_EPSILON),
+        has_own_network=own,
+        rescale=fields.count("rescale_every_n_layers", 0),
+        ranks=tuple(fields.count(name, 0) for name in ranks),
+    )
+
+
+def said(b: Builder, w: Weights, h: Rwkv, time_mix: Callable, channel_mix: Callable) -> Activation:
+    """Logits of the wanted tokens: layers of these two, where the model has not Qwen's network."""
+    if not h.has_own_network:
+        return decoder(b, w, h, block, mixes=(time_mix, qwen_network))
+    w.require_biases("token_embd_norm")
+    x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
+    return decoder(b, w, h, block, x, centered(b, w, h), mixes=(time_mix, channel_mix))  # type: ignore[arg-type]
+
+
+def block(
+    b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, mixes: tuple[Callable, Callable]
+) -> Activation:
+    """One layer: both parts, each added to the residual stream."""
+    time_mix, channel_mix = mixes
+    x = b.add(x, time_mix(b, w, h, state, norm(b, w, h, "attn_norm", x)))
+    x = b.add(x, channel_mix(b, w, h, state, norm(b, w, h, "attn_norm_2" if h.has_own_network else "ffn_norm", x)))
+    return b.scale(x, 0.5) if h.rescale and (state.layer + 1) % h.rescale == 0 else x
+
+
+def norm(b: Builder, w: Weights, h: Rwkv, name: str, x: Activation) -> Activation:
+    """LayerNorm, or RMSNorm as in Qwen."""
+    if not h.has_own_network:
+        return b.rms_norm(x, w.require(name), h.epsilon)
+    w.require_biases(name)
+    return b.layer_norm(x, w.require(name), h.epsilon)
+
+
+def qwen_network(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
+    return gated(b, w, x, b.swiglu)
+
+
+def lerps(w: Weights, h: Rwkv, names: str) -> list[Weight]:
+    """How far a token is mixed with the one before, for each use: one tensor for all, or one for each in old files."""
+    if fused := w.get("time_mix_lerp_fused"):
+        return fused.shaped(*fused.shape[:-1], h.width).flat().split(*[h.width] * len(names))
+    return [vector(w, h, f"time_mix_lerp_{name}") for name in names]
+
+
+def vector(w: Weights, h: Rwkv, name: str) -> Weight:
+    """A number for each column, whatever dimensions of 1 there are besides."""
+    weight = w.require(name)
+    return weight.shaped(*[1] * (len(weight.shape) - 1), h.width).flat()
+
+
+def narrow(b: Builder, w: Weights, name: str, rank: int, x: Activation, between: Callable | None = None) -> Activation:
+    """A product of two narrow matrices, `between` them a function, and a bias in a tensor of its own."""
+    y = b.linear(x, w.require(f"{name}1").shaped(rank, w.require(f"{name}1").shape[1]))
+    return b.linear(between(y) if between else y, w.require(f"{name}2"))

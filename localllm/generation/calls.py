@@ -1,0 +1,245 @@
+"""Tools that a model may call: what an answer's grammar is then, and what has to be seen of its tokens.
+
+Until a call begins an answer is free. From the format's trigger on every token is under a grammar: the names of the
+tools, and behind each the arguments under its schema. So a call cannot be malformed, and may only be cut.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+from localllm.errors import UsageError
+from localllm.frozen import frozen
+from localllm.generation.call_format import HARMONY, ID, CallFormat
+from localllm.generation.call_reader import CallReader, is_text
+from localllm.generation.schemas import exact
+from localllm.generation.thinking import SIGN
+
+if TYPE_CHECKING:
+    from localllm.generation.constraints import Constraint, Matcher
+    from localllm.text.tokenizer import Tokenizer
+
+NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}}
+CHOICES = ("auto", "required", "none")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+MOST = 256  # tools
+
+
+@frozen
+class Tool:
+    """A function that a model may call.
+
+    Attributes:
+        parameters: a JSON schema of an object.  strict: refuse schemas that a grammar cannot hold to the letter.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        if not _NAME.fullmatch(self.name):
+            raise UsageError(f"tools: {self.name[:60]!r} is no name: letters, digits, _, . and - can be in it")
+        if not isinstance(self.parameters, Mapping) or self.parameters.get("type", "object") != "object":
+            raise UsageError(f"tools: the parameters of {self.name} should be a schema of an object")
+
+    def told(self) -> dict[str, Any]:
+        """As templates know it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@frozen
+class ToolUse:
+    """Tools of an answer.
+
+    Attributes:
+        choice: "auto", "required" (it has to call one), "none", or the name of the one that it has to call.
+        parallel: whether it may make several calls.
+    """
+
+    tools: Sequence[Tool]
+    choice: str = "auto"
+    parallel: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        names = [tool.name for tool in self.tools]
+        if len(names) > MOST or len(set(names)) < len(names):
+            raise UsageError(f"tools should be at most {MOST}, each with a name of its own")
+        if self.choice not in (*CHOICES, *names):
+            raise UsageError(f"tool_choice names {self.choice[:60]!r}, which is none of the tools")
+
+    @property
+    def callable(self) -> list[Tool]:
+        """Those that may be called."""
+        if self.choice in CHOICES:
+            return [] if self.choice == "none" else [*self.tools]
+        return [tool for tool in self.tools if tool.name == self.choice]
+
+    @property
+    def must(self) -> bool:
+        return self.choice not in ("auto", "none")
+
+
+class Calls:
+    """The calls of one answer: their format, and the grammars for it.
+
+    Attributes:
+        use: the tools.  format: how calls are written.  shown: the texts of tokens that the format has, by id.
+    """
+
+    def __init__(self, use: ToolUse, format: CallFormat, tokenizer: "Tokenizer"):
+        """Raises UsageError for a schema that cannot be used."""
+        self.use, self.format, self._tokenizer = use, format, tokenizer
+        self._schemas = {tool.name: self._schema(tool) for tool in use.callable}
+        marks = {*self._tokens(format.opening), *self._tokens(format.between), *self._tokens(format.closing)}
+        marks |= self._tokens(format.separator or "")
+        for first, second in (format.marks.text, format.marks.json) if format.marks else ():
+            marks |= self._tokens(first) | self._tokens(second)
+        if format.opening == HARMONY.opening:
+            marks |= self._tokens("<|channel|><|constrain|><|message|>")
+        self._marks = frozenset(marks)
+        ids = {token: mark for mark in marks if (token := tokenizer.special_id(mark)) is not None}
+        self.shown = {token: SIGN + mark for token, mark in ids.items()}
+        self.plain = {SIGN + mark: "" if token in tokenizer.control_ids else mark for token, mark in ids.items()}
+
+    @property
+    def must(self) -> bool:
+        """Whether the answer begins with a call. In harmony's heads it may think before."""
+        return self.use.must and self.format.opening != HARMONY.opening
+
+    def reader(self) -> CallReader:
+        """For an answer that has not begun."""
+        reader = CallReader(self.format, {tool.name: tool.parameters for tool in self.use.callable}, self._marks)
+        if self.must:
+            reader.begin()
+        return reader
+
+    def matcher(self, vocab: int) -> "Matcher":
+        """What may come behind the trigger, or of an answer that has to call. Raises UsageError."""
+        from localllm.generation.constraints import matcher_of
+
+        return matcher_of(self._constraint, self._tokenizer, vocab)
+
+    @property
+    def _constraint(self) -> "Constraint":
+        from localllm.generation.constraints import TOOLS, Constraint
+
+        return Constraint(TOOLS, self.grammar())
+
+    def _tokens(self, piece: str) -> set[str]:
+        """The tokens in a piece that are special."""
+        return {self._tokenizer.pieces[one] for one in self._tokenizer.fragments(piece) if isinstance(one, int)}
+
+    def _schema(self, tool: Tool) -> dict[str, Any]:
+        """With what llguidance is told: to the letter if it can be, else as far as it goes. Raises UsageError."""
+        from localllm.generation.constraints import Constraint
+
+        schema = dict(tool.parameters) or dict(NOTHING)
+        try:
+            Constraint.of_schema(schema)
+            return {**exact(schema), "x-guidance": {**_OPTIONS, "lenient": False}}
+        except UsageError as error:
+            if tool.strict:
+                raise UsageError(f"tools: {tool.name}: {error}") from None
+        return {**schema, "x-guidance": {**_OPTIONS, "lenient": True}}
+
+    # ---- the grammar, in llguidance's dialect of Lark
+
+    def grammar(self) -> str:
+        """Of calls, from the trigger on, or with it where the answer has to call."""
+        opening = self.format.opening.lstrip()
+        head = self._literal(opening if self.must else opening[len(self.format.trigger) :])
+        several = self.format.separator is not None and self.use.parallel
+        more = f"({self._literal(self.format.separator or '')} call)*" if several else ""
+        rules = [f"start: {head} call {more} {self._literal(self.format.closing)}"]
+        names = [f"tool_{number}" for number in range(len(self._schemas))]
+        rules += [f"call: {' | '.join(names)}", "id: /[A-Za-z0-9_-]{1,40}/"]
+        between = self._harmony() if self.format.opening == HARMONY.opening else self._literal(self.format.between)
+        for rule, (name, schema) in zip(names, self._schemas.items(), strict=True):
+            rules.append(f"{rule}: {json.dumps(name)} {between} {rule}_args")
+            rules += self._marked(rule, schema) if self.format.marks else [f"{rule}_args: %json {json.dumps(schema)}"]
+        return "\n".join(rules) + "\n"
+
+    def _marked(self, rule: str, schema: Mapping[str, Any]) -> list[str]:
+        """Rules of parameters with marks, in their order: of each, whether one was there before."""
+        marks, rules = self.format.marks, list[str]()
+        assert marks
+        properties, required = schema.get("properties") or {}, schema.get("required") or ()
+        for number, (key, one) in enumerate(properties.items()):
+            rules += self._parameter(f"{rule}_{number}", key, {**schema, **one} if "$ref" in one else one, schema)
+            for place, mark in (("a", marks.first), ("b", marks.next)):
+                then = f"{rule}_b{number + 1}"
+                given = f"{self._literal(mark)} {rule}_{number} {then}"
+                left_out = "" if key in required else f" | {rule}_{place}{number + 1}"
+                rules.append(f"{rule}_{place}{number}: {given}{left_out}")
+        end = len(properties)
+        return [f"{rule}_args: {rule}_a0", *rules, f'{rule}_a{end}: ""', f'{rule}_b{end}: ""']
+
+    def _parameter(self, rule: str, key: str, schema: Mapping[str, Any], whole: Mapping[str, Any]) -> list[str]:
+        """Rules of one: its name, its value, and the marks."""
+        marks = self.format.marks
+        assert marks
+        if not is_text(schema):
+            mid, close = marks.json
+            shared = {name: whole[name] for name in ("$defs", "definitions", "x-guidance") if name in whole}
+            value = f"%json {json.dumps({**schema, **shared})}"
+            head = f"{rule}: {json.dumps(key)} {self._literal(mid)} {rule}_v {self._literal(close)}"
+            return [head, f"{rule}_v: {value}"]
+        mid, close = marks.text
+        head = f"{rule}: {json.dumps(key)} {self._literal(mid)} {rule}_v"
+        if choices := schema.get("enum"):
+            return [f"{head} {self._literal(close)}", f"{rule}_v: {' | '.join(map(json.dumps, choices))}"]
+        first, *rest = self._tokenizer.fragments(close)
+        if isinstance(first, int) and first in self._tokenizer.control_ids:
+            return [f"{head} {self._literal(close)}", f"{rule}_v: /{anything(schema)}/"]
+        text = self._tokenizer.pieces[first] if isinstance(first, int) else first
+        behind = "".join(self._tokenizer.pieces[one] if isinstance(one, int) else one for one in rest)
+        return [f"{head} {self._literal(behind)}", f"{rule}_v[lazy]: /{anything(schema)}{regex(text)}/"]
+
+    def _harmony(self) -> str:
+        channel, constrain, message = map(self._literal, ("<|channel|>", "<|constrain|>", "<|message|>"))
+        return f'({channel} "commentary")? (" "? {constrain} "json" | " json")? {message}'
+
+    def _literal(self, piece: str) -> str:
+        """Of a piece: texts in quotes, control tokens by their numbers, ids."""
+        found = []
+        for one in self._tokenizer.fragments(piece):
+            if isinstance(one, int) and one in self._tokenizer.control_ids:
+                found.append(f"<[{one}]>")
+                continue
+            text = self._tokenizer.pieces[one] if isinstance(one, int) else one
+            for number, part in enumerate(text.split(ID)):
+                found += ["id"] * (number > 0) + [json.dumps(part)] * bool(part)
+        return " ".join(found)
+
+
+# White space as models write JSON, and the same limits as of Constraint.of_schema.
+_OPTIONS = {"coerce_one_of": False, "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
+
+
+def regex(text: str) -> str:
+    """A text as a regular expression between slashes."""
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n").replace("\\ ", " ")
+
+
+def anything(schema: Mapping[str, Any]) -> str:
+    """A regular expression of texts that are as long as a schema says, whatever else it says of them."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if not isinstance(least, int) or not (most is None or isinstance(most, int)) or max(least, most or 0) > 1000:
+        return "(?s:.*)"
+    return f"(?s:.{{{least},{'' if most is None else most}}})"
+
+
+def told_generically(use: ToolUse) -> str:
+    """What a system message says of tools where the template does not."""
+    tools = "\n".join(json.dumps(tool.told()["function"], ensure_ascii=False) for tool in use.callable)
+    return (
+        f"You can call these functions:\n{tools}\n"
+        'To call one, answer with nothing but JSON: {"name": its name, "arguments": its arguments}.'
+    )

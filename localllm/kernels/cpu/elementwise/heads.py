@@ -1,0 +1,80 @@
+"""Gates, sums and mixtures of parts of a row: heads, or streams side by side.
+
+A part need not be a multiple of 16 columns.
+"""
+
+from numba import float32
+
+from localllm.kernels.arguments import HEAD_DOTS, MIX, MULTIPLY_HEADS
+from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.simd import (
+    fma_f32x16,
+    load_f32,
+    load_f32x16,
+    load_i64,
+    load_lanes_f32x16,
+    splat_f32x16,
+    store_f32,
+    store_lanes_f32x16,
+    sum_f32x16,
+    zero_f32x16,
+)
+
+
+@kernel
+def multiply_heads(a, part, parts, thread):
+    """y = each head's columns of x times its gate. The parts share the heads of all tokens."""
+    heads, columns = argument(a, MULTIPLY_HEADS.heads), argument(a, MULTIPLY_HEADS.columns)
+    head_dim, total = columns // heads, load_i64(argument(a, MULTIPLY_HEADS.count)) * heads
+    for i in range(total * part // parts, total * (part + 1) // parts):
+        t, head = i // heads, i % heads
+        at = t * argument(a, MULTIPLY_HEADS.stride) + head * head_dim * 4
+        x, y = argument(a, MULTIPLY_HEADS.x) + at, argument(a, MULTIPLY_HEADS.y) + at
+        gates = argument(a, MULTIPLY_HEADS.gates) + t * argument(a, MULTIPLY_HEADS.gates_stride)
+        gate = splat_f32x16(load_f32(gates + head * 4))
+        for k in range(0, head_dim, 16):
+            lanes = min(16, head_dim - k)
+            store_lanes_f32x16(y + k * 4, load_lanes_f32x16(x + k * 4, lanes) * gate, lanes)
+
+
+@device
+def dot(x, z, count):
+    """The sum of so many products."""
+    sums, whole = zero_f32x16(), count // 16 * 16
+    for i in range(0, whole, 16):
+        sums = fma_f32x16(load_f32x16(x + i * 4), load_f32x16(z + i * 4), sums)
+    total = sum_f32x16(sums)
+    for i in range(whole, count):
+        total += load_f32(x + i * 4) * load_f32(z + i * 4)
+    return total
+
+
+@kernel
+def head_dots(a, part, parts, thread):
+    """y = the sum of x * z over the columns of each head. The parts share the heads of all tokens."""
+    heads, head_dim = argument(a, HEAD_DOTS.heads), argument(a, HEAD_DOTS.head_dim)
+    total = load_i64(argument(a, HEAD_DOTS.count)) * heads
+    for i in range(total * part // parts, total * (part + 1) // parts):
+        t, head = i // heads, i % heads
+        at = t * argument(a, HEAD_DOTS.x_stride) + head * head_dim * 4
+        y = argument(a, HEAD_DOTS.y) + t * argument(a, HEAD_DOTS.stride) + head * 4
+        store_f32(y, float32(dot(argument(a, HEAD_DOTS.x) + at, argument(a, HEAD_DOTS.z) + at, head_dim)))
+
+
+@kernel
+def mix(a, part, parts, thread):
+    """y_i = the sum over j of weights_ij * x_j. The parts share the streams that are made, of all tokens."""
+    streams, width = argument(a, MIX.streams), argument(a, MIX.width)
+    made = argument(a, MIX.columns) // width
+    total = load_i64(argument(a, MIX.count)) * made
+    for i in range(total * part // parts, total * (part + 1) // parts):
+        t, stream = i // made, i % made
+        x = argument(a, MIX.x) + t * argument(a, MIX.x_stride)
+        y = argument(a, MIX.y) + t * argument(a, MIX.stride) + stream * width * 4
+        weights = argument(a, MIX.weights) + t * argument(a, MIX.weights_stride) + stream * streams * 4
+        for k in range(0, width, 16):
+            lanes, sums = min(16, width - k), zero_f32x16()
+            for j in range(streams):
+                number = load_lanes_f32x16(x + (j * width + k) * 4, lanes)
+                sums = fma_f32x16(number, splat_f32x16(load_f32(weights + j * 4)), sums)
+            store_lanes_f32x16(y + k * 4, sums, lanes)

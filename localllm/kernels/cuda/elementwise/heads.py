@@ -1,0 +1,37 @@
+"""Gates, sums and mixtures of parts of a row: heads, or streams side by side."""
+
+from numba import cuda
+
+from localllm.kernels.cuda.device import float32, load_f32, load_i64, store_f32
+from localllm.kernels.cuda.reductions import block_sum
+
+
+def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
+    """y = each head's columns of x times its gate; a thread for each column."""
+    row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
+    if row < load_i64(count) and column < columns:
+        at, gate = row * stride + 4 * column, load_f32(gates + row * gates_stride + 4 * (column // (columns // heads)))
+        store_f32(y + at, load_f32(x + at) * gate)
+
+
+def head_dots(count, x, x_stride, z, heads, head_dim, y, stride):
+    """y = the sum of x * z over the columns of each head; a block for each row and head."""
+    row, head, total = cuda.blockIdx.x, cuda.blockIdx.y, float32(0)
+    if row >= load_i64(count):
+        return
+    first = row * x_stride + 4 * head * head_dim
+    for column in range(cuda.threadIdx.x, head_dim, cuda.blockDim.x):
+        total += load_f32(x + first + 4 * column) * load_f32(z + first + 4 * column)
+    total = block_sum(total)
+    if cuda.threadIdx.x == 0:
+        store_f32(y + row * stride + 4 * head, total)
+
+
+def mix(count, x, x_stride, streams, width, weights, weights_stride, y, stride, columns):
+    """y_i = the sum over j of weights_ij * x_j; a thread for each column."""
+    row, column, total = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x, float32(0)
+    if row < load_i64(count) and column < columns:
+        source, by = x + row * x_stride + 4 * (column % width), weights + row * weights_stride
+        for j in range(streams):
+            total += load_f32(source + 4 * j * width) * load_f32(by + 4 * (column // width * streams + j))
+        store_f32(y + row * stride + 4 * column, total)

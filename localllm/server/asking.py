@@ -1,0 +1,130 @@
+"""From the fields of a request to what the generation of an answer is told."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from localllm.errors import UsageError
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.sampling_options import SamplingOptions
+from localllm.server.fields import Body, kind
+
+if TYPE_CHECKING:
+    from localllm.generation.calls import Tool, ToolUse
+    from localllm.generation.constraints import Constraint
+
+SAMPLING = tuple(each.name for each in fields(SamplingOptions) if each.name not in ("logit_bias", "seed"))
+OTHER_NAMES = {"repetition_penalty": "repeat_penalty", "typical_p": "typical"}  # vLLM's, llama-server's
+EFFORTS = {"none": "off", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high"}
+MOST_ANSWERS = 16  # to one prompt
+MOST_STOPS = 16
+MOST_LIKELY = 20  # tokens that are told in place of one
+# Fields of other servers that say nothing about an answer: who asks, what it costs elsewhere, what is kept there.
+MEANINGLESS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "cache_prompt",
+               "prompt_cache_retention", "verbosity", "id_slot")  # fmt: skip
+
+
+def sampling_of(body: Body) -> SamplingOptions:
+    """OpenAI's fields, and all others of SamplingOptions by their names. Raises UsageError."""
+    given = {name: body.get(name) for name in SAMPLING}
+    for other, name in OTHER_NAMES.items():
+        if (value := body.get(other)) is not None:
+            given[name] = value
+    bias, seed = body.mapping("logit_bias"), body.whole("seed", -1)
+    return SamplingOptions(
+        **{name: value for name, value in given.items() if value is not None},
+        logit_bias=None if bias is None else biases(bias),
+        seed=None if seed == -1 else seed,
+    )
+
+
+def biases(given: Mapping[str, Any]) -> dict[int, float]:
+    """By token; JSON's keys are texts."""
+    if not all(token.isdecimal() and len(token) < 10 for token in given):
+        raise UsageError("logit_bias should be a number by token id")
+    return {int(token): bias for token, bias in given.items()}
+
+
+def options_of(
+    body: Body, max_tokens: int | None, constraint: "Constraint | None", tools: "ToolUse | None" = None
+) -> GenerationOptions:
+    """Raises UsageError."""
+    stop = body.texts("stop")
+    if len(stop) > MOST_STOPS:
+        raise UsageError(f"stop should be at most {MOST_STOPS} texts, not {len(stop)}")
+    for name in MEANINGLESS:
+        body.get(name)
+    return GenerationOptions(
+        max_tokens, stop, sampling_of(body), constraint=constraint, tools=tools,
+        think=think_of(body), think_budget=body.whole("think_budget"),
+        template_variables=dict(body.mapping("chat_template_kwargs") or {}),
+    )  # fmt: skip
+
+
+def think_of(body: Body) -> str:
+    """reasoning_effort is OpenAI's name, think ours."""
+    effort = body.choice("reasoning_effort", tuple(EFFORTS))
+    think = body.text("think")
+    return think or (EFFORTS[effort] if effort else "auto")
+
+
+def constraint_of_format(body: Body) -> "Constraint | None":
+    """Of response_format, or of our own grammar (GBNF) and regex. Raises UsageError."""
+    from localllm.generation.constraints import constraint_of
+
+    return constraint_of(schema_of(body.object("response_format")), body.text("grammar"), body.text("regex"))
+
+
+def schema_of(format: Body | None) -> Any:
+    """The JSON schema that a response_format asks for, None for any text."""
+    if format is None:
+        return None
+    asked = format.choice("type", ("text", "json_object", "json_schema"))
+    if asked == "json_object":
+        return format.mapping("schema") or {"type": "object"}  # with a schema: as llama-server has it
+    if asked != "json_schema":
+        return None
+    inner = format.object("json_schema") or format  # the responses interface has its fields here
+    schema = inner.get("schema")
+    if not isinstance(schema, Mapping):
+        raise UsageError(f"{inner.named('schema')} should be an object, not {kind(schema)}")
+    return dict(schema)
+
+
+def tools_of(body: Body) -> "ToolUse | None":
+    """OpenAI's tools, tool_choice and parallel_tool_calls. Raises UsageError."""
+    from localllm.generation.calls import ToolUse
+
+    given, choice = body.items("tools") or (), body.get("tool_choice")
+    parallel = body.get("parallel_tool_calls") is not False
+    if not given:
+        return None
+    return ToolUse([function_of(Body.of(tool, "tools")) for tool in given], choice_of(choice), parallel)
+
+
+def function_of(tool: Body) -> "Tool":
+    """One of the tools. Raises UsageError."""
+    from localllm.generation.calls import NOTHING, Tool
+
+    if tool.text("type") not in (None, "function"):
+        raise UsageError(f"tools: {tool.text('type')!r} is not supported: a tool should be a function")
+    function = tool.object("function") or tool  # the responses interface has its fields here
+    name, about = function.needed_text("name"), function.text("description") or ""
+    parameters = function.mapping("parameters")
+    return Tool(name, about, dict(parameters or NOTHING), function.flag("strict"))
+
+
+def choice_of(choice: Any) -> str:
+    """A tool_choice as ToolUse has it. Raises UsageError."""
+    if isinstance(choice, dict):
+        named = Body(choice, "tool_choice")
+        function = named.object("function") or named
+        return function.needed_text("name")
+    if choice not in (None, "auto", "required", "none"):
+        raise UsageError("tool_choice should be auto, required, none or a function")
+    return choice or "auto"
+
+
+def with_variables(options: GenerationOptions, **variables: Any) -> GenerationOptions:
+    """The same, and more that the template gets."""
+    return replace(options, template_variables={**options.template_variables, **variables})

@@ -1,0 +1,113 @@
+"""Who may ask: programs of this computer, and nobody who reaches it through a browser or by another name.
+
+A page from anywhere can make its reader's browser send requests to 127.0.0.1. It cannot choose the Host header, which
+names the page's own site even if that name has been made to point here (DNS rebinding), nor leave out Origin, nor send
+JSON under its own Content-Type without asking first.
+"""
+
+import hmac
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from localllm.frozen import frozen
+from localllm.server.wire import LeftError, RefusedError, failed, shape_of
+
+HERE = ("localhost", "127.0.0.1", "[::1]")
+OPEN_PATHS = ("/", "/health")  # that need no key
+OWN_PATHS = "/sessions"  # what begins so is for our own page, and for programs
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+@frozen
+class Rules:
+    """Who may ask.
+
+    Attributes:
+        hosts: what the Host header may name, beside this computer.  origins: pages of other sites that may ask.
+        keys: of which a request has to have one; none if there are none.
+    """
+
+    hosts: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    keys: Sequence[str] = ()
+
+    def require(self, method: str, path: str, headers: dict[str, str]) -> None:
+        """headers: by lower-case names. Raises RefusedError."""
+        host = _HOST.fullmatch(headers.get("host", ""))
+        names = {name.lower() for name in (*HERE, *self.hosts)}
+        if not host or host["name"].lower() not in names:
+            raise RefusedError(403, "the Host header names another computer; --allow-host NAME allows one")
+        origin = headers.get("origin")
+        own = f"http://{headers['host']}"
+        if origin is not None and origin != own and (origin not in self.origins or path.startswith(OWN_PATHS)):
+            raise RefusedError(403, "pages of other sites may not ask; --allow-origin ORIGIN allows one")
+        if self.keys and path not in OPEN_PATHS and method != "OPTIONS" and not self.has_key(headers):
+            raise RefusedError(401, "the API key is missing or wrong")
+
+    def has_key(self, headers: dict[str, str]) -> bool:
+        """Whether a request has one of the keys, as OpenAI's clients send it or as Anthropic's."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
+        right = [hmac.compare_digest(one.encode(), key.encode()) for one in given for key in self.keys]
+        return any(right)
+
+
+class Guard:
+    """ASGI: lets through what the rules allow, gives every response its headers, and ends what nobody waits for."""
+
+    def __init__(self, app: ASGIApp, rules: Rules):
+        self._app, self._rules = app, rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        origin = headers.get("origin", "")
+        more = HEADERS | (self._shared(origin) if origin in self._rules.origins else {})
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.lower().encode(), value.encode()) for name, value in more.items()]
+                message = {**message, "headers": [*message.get("headers", []), *added]}
+            await send(message)
+
+        try:
+            require_single_host(scope)
+            self._rules.require(scope["method"], scope["path"], headers)
+        except RefusedError as error:
+            await failed(error, shape_of(scope["path"]))(scope, receive, told)
+            return
+        if scope["method"] == "OPTIONS":
+            await Response(status_code=204)(scope, receive, told)
+            return
+        try:
+            await self._app(scope, receive, told)
+        except LeftError:
+            return
+
+    def _shared(self, origin: str) -> dict[str, str]:
+        """What lets the pages of a site read answers (CORS)."""
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Allow-Methods": "GET, POST, DELETE",
+            "Access-Control-Allow-Headers": "authorization, content-type, x-api-key, anthropic-version",
+            "Access-Control-Max-Age": "600",
+            "Cross-Origin-Resource-Policy": "cross-origin",
+            "Vary": "Origin",
+        }
+
+
+def require_single_host(scope: Any) -> None:
+    """Raises RefusedError: of several Host headers nobody knows which counts."""
+    if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+        raise RefusedError(400, "there is more than one Host header")

@@ -1,0 +1,86 @@
+"""Conversations as clients send them, and as chat templates know them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from localllm.errors import UsageError
+from localllm.server.fields import kind
+from localllm.text.messages import checked
+from localllm.text.plain import Message
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+TEXTS = ("text", "input_text", "output_text")  # types of parts that are text
+
+
+def conversation(messages: Sequence[Any]) -> list[Message]:
+    """OpenAI's messages. Raises UsageError."""
+    if not messages:
+        raise UsageError("messages should not be empty")
+    return named_results(checked([_message(message, number) for number, message in enumerate(messages)]))
+
+
+def _message(message: Any, number: int) -> Message:
+    """One of them: its role, its texts, what it thought, its calls of tools."""
+    if not isinstance(message, dict):
+        raise UsageError(f"messages[{number}] should be an object, not {kind(message)}")
+    role = ROLES.get(str(message.get("role")))
+    if role is None:
+        raise UsageError(f"messages[{number}].role should be one of {', '.join(ROLES)}")
+    found: Message = {"role": role, "content": content_of(message.get("content"), f"messages[{number}].content")}
+    if role == "assistant":
+        if calls := message.get("tool_calls"):
+            found["tool_calls"] = calls_of(calls, f"messages[{number}].tool_calls")
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        if isinstance(thought, str):
+            found["reasoning_content"] = thought
+    elif found["content"] is None:
+        raise UsageError(f"messages[{number}].content is missing")
+    if role == "tool":
+        found |= {key: str(message[key]) for key in ("tool_call_id", "name") if message.get(key)}
+    return found
+
+
+def calls_of(calls: Any, name: str) -> list[dict[str, Any]]:
+    """Calls that an answer has made. Raises UsageError."""
+    if not isinstance(calls, list):
+        raise UsageError(f"{name} should be a list, not {kind(calls)}")
+    found = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise UsageError(f"{name}: a call should have a function with a name")
+        arguments = function.get("arguments") or "{}"
+        if not isinstance(arguments, str | dict):
+            raise UsageError(f"{name}: the arguments of {function['name'][:60]} should be a text")
+        told = {"name": function["name"], "arguments": arguments}
+        found.append({"id": str(call.get("id") or ""), "type": "function", "function": told})
+    return found
+
+
+def named_results(messages: list[Message]) -> list[Message]:
+    """With the name of the function that each result of a call is of, which some templates want."""
+    names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()}
+    return [
+        {**message, "name": names[message["tool_call_id"]]}
+        if message["role"] == "tool" and "name" not in message and message.get("tool_call_id") in names
+        else message
+        for message in messages
+    ]
+
+
+def content_of(content: Any, name: str) -> str | None:
+    """The text of a content, which may be in parts. Raises UsageError for anything but text."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise UsageError(f"{name} should be a text or a list of parts, not {kind(content)}")
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise UsageError(f"{name}: a part should be an object with a type")
+        if part["type"] not in TEXTS:
+            raise UsageError(f"{name}: a part is of type {part['type'][:40]!r}: only text can be read")
+        if not isinstance(part.get("text"), str):
+            raise UsageError(f"{name}: a part of type {part['type']} should have a text")
+        texts.append(part["text"])
+    return "\n".join(texts)

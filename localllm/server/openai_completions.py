@@ -1,0 +1,127 @@
+"""OpenAI's older interface, /v1/completions: texts that go on, without a chat template."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.errors import UsageError
+from localllm.server.asking import MOST_ANSWERS, MOST_LIKELY, constraint_of_format, options_of
+from localllm.server.events import LikelyToken
+from localllm.server.fields import Body
+from localllm.server.openai_chat import DONE, Choice, bytes_of, head, ignored, told_logprob, usage_of
+from localllm.server.service import Asked, Exchange, Question, Service
+from localllm.server.wire import EventStream, event, json_response, openai_error, read_json, unless_gone
+
+USUAL_TOKENS = 16  # of an answer, as OpenAI's documentation says
+MOST_PROMPTS = 64
+
+
+async def completions(service: Service, request: Request) -> Response:
+    """Texts that go on with others."""
+    body = Body(await read_json(request, service.limits))
+    stream, options = body.flag("stream"), body.object("stream_options")
+    wants_usage = options is not None and options.flag("include_usage")
+    question = completion_question(body)
+    exchange = await service.exchange(question)
+    headers = ignored(body)
+    if stream:
+        return EventStream(streamed(exchange, question, wants_usage), service.limits, headers)
+    return json_response(await unless_gone(request.receive, whole(exchange, question)), headers=headers)
+
+
+def completion_question(body: Body) -> Question:
+    """Raises UsageError."""
+    body.refuse("suffix", "put the model's own marks for filling in into the prompt")
+    body.refuse("echo", "the prompt is known")
+    n = body.whole("n", 1, MOST_ANSWERS) or 1
+    if (best := body.whole("best_of")) not in (None, n):
+        raise UsageError(f"best_of should be n, which is {n}, not {best}")
+    max_tokens = body.whole("max_tokens", 0)
+    options = options_of(body, USUAL_TOKENS if max_tokens is None else max_tokens, constraint_of_format(body))
+    prompts = prompts_of(body.get("prompt"))
+    return Question(body.text("model"), prompts, options, n, body.whole("logprobs", 0, MOST_LIKELY))
+
+
+def prompts_of(given: Any) -> list[Asked]:
+    """A text, token ids, or a list of either. Raises UsageError."""
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list) or not given:
+        raise UsageError("prompt should be a text, a list of token ids, or a list of these")
+    if all(is_token(each) for each in given):
+        return [given]
+    if len(given) > MOST_PROMPTS:
+        raise UsageError(f"prompt should have at most {MOST_PROMPTS} texts, not {len(given)}")
+    for each in given:
+        if not isinstance(each, str) and not (isinstance(each, list) and each and all(map(is_token, each))):
+            raise UsageError("prompt should be a text, a list of token ids, or a list of these")
+    return given
+
+
+def is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+async def whole(exchange: Exchange, question: Question) -> dict[str, Any]:
+    """All at once."""
+    choices = [Choice() for _ in range(question.n * len(question.prompts))]
+    try:
+        async for number, told in exchange.events():
+            choices[number].take(told)
+    finally:
+        await exchange.close()
+    return {
+        **head(exchange, "cmpl", "text_completion"),
+        "choices": [
+            {
+                "index": index,
+                "text": "".join(choice.text),
+                "logprobs": logprobs_of(choice.logprobs, exchange, question),
+                "finish_reason": choice.finish_reason or "length",
+            }
+            for index, choice in enumerate(choices)
+        ],
+        "usage": usage_of(exchange.usage),
+    }
+
+
+async def streamed(exchange: Exchange, question: Question, wants_usage: bool) -> AsyncGenerator[bytes]:
+    """Chunk by chunk."""
+    same, usage = head(exchange, "cmpl", "text_completion"), {"usage": None} if wants_usage else {}
+    try:
+        async for number, told in exchange.events():
+            text = "".join(text for _, text in told.parts)
+            if not (text or told.logprob or told.finish_reason):
+                continue
+            logprobs = logprobs_of([told.logprob] if told.logprob else [], exchange, question)
+            choice = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": told.finish_reason or None}
+            yield event({**same, "choices": [choice], **usage})
+        if wants_usage:
+            yield event({**same, "choices": [], "usage": usage_of(exchange.usage)})
+        yield DONE
+    except Exception as error:
+        yield event(openai_error(error))
+    finally:
+        await exchange.close()
+
+
+def logprobs_of(chosen: list[LikelyToken], exchange: Exchange, question: Question) -> dict[str, Any] | None:
+    """As `logprobs` of a choice; None if nobody asked."""
+    if question.most_likely is None:
+        return None
+    tokenizer, offset, offsets = exchange.model.tokenizer, 0, list[int]()
+    texts = [bytes_of(one.chosen.token, tokenizer).decode(errors="replace") for one in chosen]
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": texts,
+        "token_logprobs": [told_logprob(one.chosen) for one in chosen],
+        "top_logprobs": [
+            {bytes_of(other.token, tokenizer).decode(errors="replace"): told_logprob(other) for other in one.likeliest}
+            for one in chosen
+        ],
+        "text_offset": offsets,
+    }

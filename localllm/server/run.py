@@ -1,0 +1,82 @@
+"""One run of the server, from the first socket to the last model that is put away."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from localllm.frozen import frozen
+from localllm.kernels.free_memory import available_memory
+from localllm.server.app import application
+from localllm.server.guard import Rules
+from localllm.server.listening import Listener, listener, tcp_socket, unix_socket
+from localllm.server.metrics import Metrics
+from localllm.server.service import Service
+from localllm.server.shelf import Shelf
+from localllm.server.wire import Limits
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+
+
+@frozen
+class Setup:
+    """What a server is told.
+
+    Attributes:
+        paths: of models, by name.  open_model: opens one.  host, port, socket: where to listen; a path wins.
+        memory: the most bytes of open models, None for what is free now.  parallel: answers of a model at once.
+        grace: seconds for answers to end.  keys, hosts, origins: as of Rules.
+        body, connections, answer_seconds, drops_turns: as of Limits.
+    """
+
+    paths: Mapping[str, str]
+    open_model: "Callable[[str], Model]"
+    host: str = "127.0.0.1"
+    port: int = 0
+    socket: str | None = None
+    memory: int | None = None
+    parallel: int | None = None
+    grace: float = 30.0
+    keys: Sequence[str] = ()
+    hosts: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    body: int = 32_000_000
+    connections: int = 128
+    answer_seconds: float | None = None
+    drops_turns: bool = False
+
+
+def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None]) -> None:
+    """Until a signal ends it; on_ready is told the address. Raises LocalllmError, and KeyboardInterrupt for Ctrl-C."""
+    if setup.socket is not None:
+        found, address = stack.enter_context(unix_socket(setup.socket)), setup.socket
+    else:
+        found = stack.enter_context(tcp_socket(setup.host, setup.port))
+        host = f"[{setup.host}]" if ":" in setup.host else setup.host
+        address = f"http://{host}:{found.getsockname()[1]}"
+    limits = Limits(
+        setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns
+    )
+    own = [f"[{setup.host}]" if ":" in setup.host else setup.host]
+    rules = Rules([*own, *setup.hosts], setup.origins, setup.keys)
+
+    async def serving() -> Listener:
+        metrics = Metrics()
+        memory = available_memory() if setup.memory is None else setup.memory
+        shelf = Shelf(setup.paths, setup.open_model, metrics, memory, setup.parallel)
+        server = listener(application(Service(shelf, metrics, limits), rules), limits, setup.grace)
+        if len(setup.paths) == 1:
+            async with shelf.use(None):  # so that what is wrong with it is known at once
+                pass
+        try:
+            found.listen(setup.connections)
+            on_ready(address)
+            await server.serve([found])
+        finally:
+            await shelf.close()
+        return server
+
+    if asyncio.run(serving()).stopped_by == signal.SIGINT:
+        raise KeyboardInterrupt

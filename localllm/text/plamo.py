@@ -1,0 +1,68 @@
+"""PLaMo 2's unigram model: of all ways to cut a text into pieces, the one whose scores sum to the most.
+
+Unlike SentencePiece's: nothing is normalized, a space is a space, and a character that is no piece becomes its bytes.
+Scores are whole ten-thousandths; of cuts that are as good, the one whose first piece is longer.
+"""
+
+from collections.abc import Iterable
+
+from localllm.text.subwords import SentencePiece
+from localllm.text.vocabulary import NORMAL, Vocabulary
+
+_PARTS = 10_000  # of a score of 1
+_UNKNOWN, _INVALID = -10_000_000, -20_000_000  # of a character that is no piece; no piece has less
+
+
+class Plamo(SentencePiece):
+    """Text to ids by PLaMo's unigram model."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        tokens = [token for token in vocabulary.ids.values() if vocabulary.types[token] == NORMAL]
+        pieces = [vocabulary.pieces[token] for token in tokens]
+        scores = {piece: round_half_up(-vocabulary.ranks[piece] * _PARTS) for piece in pieces}
+        self._scores = {piece: score for piece, score in scores.items() if score > _INVALID}
+        lengths: dict[str, set[int]] = {}
+        for piece in self._scores:
+            lengths.setdefault(piece[0], set()).add(len(piece))
+        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text in which nothing is special; a byte order mark at its beginning is none of it."""
+        return super().encode(text.removeprefix("\ufeff"))
+
+    def _words_of(self, text: str) -> Iterable[str]:
+        return [text] if text else []
+
+    def _tokens(self, word: str) -> list[int]:
+        ends, tokens, at = self._best_ends(word), [], 0
+        while at < len(word):
+            end = ends[at]
+            known = end > 0
+            piece = word[at : abs(end)]
+            tokens += [self.vocabulary.ids[piece]] if known else self._byte_tokens(piece)
+            at = abs(end)
+        return tokens
+
+    def _best_ends(self, word: str) -> list[int]:
+        """Where the piece ends that the best cut of the word from its character n on begins with, by n; negative for a
+        character that is no piece."""
+        count, known = len(word), self._scores
+        best, ends = [0] * (count + 1), [0] * count
+        for start in range(count - 1, -1, -1):
+            pairs = [
+                (best[start + length] + score, start + length)
+                for length in self._lengths.get(word[start], ())
+                if start + length <= count and (score := known.get(word[start : start + length])) is not None
+            ]  # the longest first
+            pairs.append((best[start + 1] + _UNKNOWN, -(start + 1)))
+            best[start], ends[start] = max(pairs, key=lambda pair: pair[0])
+        return ends
+
+    def _piece_bytes(self, piece: str) -> bytes:
+        return piece.encode(errors="replace")
+
+
+def round_half_up(x: float) -> int:
+    """As C does: halves away from 0."""
+    return int(abs(x) + 0.5) * (1 if x >= 0 else -1)

@@ -1,0 +1,63 @@
+"""RWKV's vocabulary ("World"): pieces are bytes, and the longest that fits comes next. Nothing is merged.
+
+Files write pieces as Python writes bytes: \\n, \\x8f and the like, and a backslash before a backslash or quote.
+"""
+
+import re
+from collections.abc import Iterable
+
+from localllm.errors import ModelError
+from localllm.text.subwords import Subwords
+from localllm.text.vocabulary import NORMAL, Vocabulary
+
+_ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_NAMED = {"t": b"\t", "n": b"\n", "r": b"\r"}
+
+
+def unescaped(piece: str) -> bytes:
+    """The bytes that a piece stands for."""
+    found, end = b"", 0
+    for escape in _ESCAPED.finditer(piece):
+        found += piece[end : escape.start()].encode(errors="replace")
+        name, end = escape[1], escape.end()
+        found += bytes([int(name[1:], 16)]) if len(name) == 3 else _NAMED.get(name, name.encode(errors="replace"))
+    return found + piece[end:].encode(errors="replace")
+
+
+class World(Subwords):
+    """Text to ids by the longest piece."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Raises ModelError if a byte is no token."""
+        super().__init__(vocabulary)
+        kinds = vocabulary.types
+        tokens = [token for token in vocabulary.ids.values() if kinds[token] == NORMAL]
+        self._bytes = {token: unescaped(vocabulary.pieces[token]) for token in tokens}
+        self._ids = {piece: token for token, piece in self._bytes.items()}
+        lengths: dict[bytes, set[int]] = {}
+        for piece in self._ids:
+            lengths.setdefault(piece[:2], set()).add(len(piece))
+        self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
+        if missing := [byte for byte in range(256) if bytes([byte]) not in self._ids]:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise ModelError(f"tokenizer.ggml.tokens: the byte {missing[0]:#04x}{more} is missing")
+
+    def _words_of(self, text: str) -> Iterable[str]:
+        return [text] if text else []
+
+    def _tokens(self, word: str) -> list[int]:
+        data, ids, at = word.encode(), self._ids, 0
+        tokens = []
+        while at < len(data):
+            for length in self._lengths.get(data[at : at + 2], ()):
+                if (token := ids.get(data[at : at + length])) is not None:
+                    break
+            else:
+                length = 1
+                token = ids[data[at : at + 1]]
+            tokens.append(token)
+            at += length
+        return tokens
+
+    def _piece_bytes(self, piece: str) -> bytes:
+        return unescaped(piece)

@@ -1,0 +1,99 @@
+"""A headless Chromium, spoken to through a pipe: https://chromedevtools.github.io/devtools-protocol/."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+OPTIONS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+           "--remote-debugging-pipe", "--disable-background-networking", "--disable-extensions"]  # fmt: skip
+
+
+class Tab:
+    """One page."""
+
+    def __init__(self, write: int, read: int):
+        self._write, self._read, self._held, self._number, self._session = write, read, b"", 0, None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.errors = list[str]()
+        self.call("Runtime.enable")
+        self.call("Log.enable")
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        self._number += 1
+        asked = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            asked["sessionId"] = self._session
+        os.write(self._write, json.dumps(asked).encode() + b"\0")
+        while True:
+            while b"\0" not in self._held:
+                piece = os.read(self._read, 1 << 16)
+                assert piece, "the browser ended"
+                self._held += piece
+            line, _, self._held = self._held.partition(b"\0")
+            told = json.loads(line)
+            if told.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
+                self.errors.append(json.dumps(told["params"])[:300])
+            if told.get("id") == self._number:
+                assert "error" not in told, told
+                return told["result"]
+
+    def value(self, script: str) -> Any:
+        """What an expression is in the page."""
+        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def until(self, script: str) -> Any:
+        """What it is when it is something."""
+        end = time.monotonic() + 30
+        while not (value := self.value(script)):
+            assert time.monotonic() < end, (script, self.errors, self.value("document.body.innerText"))
+            time.sleep(0.05)
+        return value
+
+    def press(self, key: str, text: str = "", code: int = 0) -> None:
+        for kind in ("keyDown", "keyUp"):
+            more = {"text": text} if text and kind == "keyDown" else {}
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **more)
+
+    def write(self, text: str) -> None:
+        """As if it was typed where the focus is."""
+        self.call("Input.insertText", text=text)
+
+
+@contextmanager
+def tab(folder: Path) -> Iterator[Tab]:
+    """folder: for the browser's files."""
+    assert CHROMIUM
+    theirs_in, ours_out = os.pipe()
+    ours_in, theirs_out = os.pipe()
+
+    def pipes() -> None:  # its protocol is at 3 and 4
+        os.dup2(theirs_in, 100)
+        os.dup2(theirs_out, 101)
+        os.dup2(100, 3)
+        os.dup2(101, 4)
+
+    command = [CHROMIUM, *OPTIONS, f"--user-data-dir={folder}", "about:blank"]
+    process = subprocess.Popen(
+        command, preexec_fn=pipes, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True, env={**os.environ, "HOME": str(folder)},
+    )  # fmt: skip
+    os.close(theirs_in)
+    os.close(theirs_out)
+    try:
+        yield Tab(ours_out, ours_in)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        os.close(ours_out)
+        os.close(ours_in)

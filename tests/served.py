@@ -1,0 +1,161 @@
+"""A server in a thread of the tests, with models that are real or whose words are known."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
+pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
+
+from fake_engine import FakeSequence
+from talker import Talker
+
+from localllm import api
+from localllm.files.gguf_file import GGUFFile
+from localllm.server.app import application
+from localllm.server.guard import Rules
+from localllm.server.listening import listener, tcp_socket
+from localllm.server.metrics import Metrics
+from localllm.server.service import Service
+from localllm.server.shelf import Shelf
+from localllm.server.wire import Limits
+
+Step = tuple[int, ...]
+
+
+class Scripted(Talker):
+    """Says what a script says, and stops whenever a test holds it.
+
+    Attributes:
+        steps: of each run, how many tokens each sequence read.  gate: runs wait for it.
+    """
+
+    place_bytes = 0
+
+    def __init__(self, tokenizer: Any, context: int, script: Mapping[str, str]):
+        super().__init__(tokenizer, context)
+        self._script = script
+        self.steps, self.gate = list[Step](), threading.Event()
+        self.gate.set()
+
+    def answer(self, question: str) -> list[int]:
+        said = self._script.get(question, question.upper())
+        return [*self._tokenizer.encode(said, special=True), self._tokenizer.eos_id]
+
+    def run(self, requests: list[tuple[FakeSequence, list[int]]], logits: str, precise: bool) -> list[np.ndarray]:
+        assert self.gate.wait(30)
+        self.steps.append(tuple(len(ids) for _, ids in requests))
+        return [sequence.append(list(ids), logits) for sequence, ids in requests]
+
+
+def scripted(path: str, script: Mapping[str, str], context: int = 4096, template: str | None = None) -> api.Model:
+    """A model with the vocabulary of a file, that answers the last question as a script says."""
+    file = GGUFFile.open(path)
+    tokenizer = api.tokenizer_of(file)
+    engine: Any = Scripted(tokenizer, context, script)
+    return api.Model(file, tokenizer, engine, template)
+
+
+@dataclass
+class Reply:
+    """A response as a client sees it."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """What data: lines say, but for [DONE]."""
+        lines = [line[6:] for line in self.body.decode().split("\n") if line.startswith("data: ")]
+        return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+@dataclass
+class Served:
+    """A server and how to ask it."""
+
+    port: int
+    service: Service
+    loop: asyncio.AbstractEventLoop
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def model(self, name: str | None = None) -> Any:
+        """The open model of that name."""
+        return self.service.shelf.book(name).model
+
+    def get(self, path: str, **headers: str) -> Reply:
+        return self.ask("GET", path, None, headers)
+
+    def post(self, path: str, value: Any, **headers: str) -> Reply:
+        body = value if isinstance(value, bytes) else json.dumps(value).encode()
+        return self.ask("POST", path, body, {"Content-Type": "application/json", **headers})
+
+    def chat(self, text: str, **fields: Any) -> Reply:
+        messages = [{"role": "user", "content": text}]
+        return self.post("/v1/chat/completions", {"messages": messages, **fields})
+
+    def ask(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path, body, {**self.headers, **headers})
+            response = connection.getresponse()
+            return Reply(response.status, dict(response.getheaders()), response.read())
+        finally:
+            connection.close()
+
+
+@contextmanager
+def serving(
+    models: Mapping[str, Callable[[], api.Model] | str],
+    rules: Rules | None = None,
+    limits: Limits | None = None,
+    **more: Any,
+) -> Iterator[Served]:
+    """models: by name, what makes one, or the path of a file.  more: as of Shelf."""
+    made = {f"/made/{name}": make for name, make in models.items() if not isinstance(make, str)}
+    paths = {name: make if isinstance(make, str) else f"/made/{name}" for name, make in models.items()}
+    opened = lambda path: made[path]() if path in made else api.open_model(path, 2)  # noqa: E731
+    ready, found = threading.Event(), list[Any]()
+    place = tcp_socket("127.0.0.1", 0)
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # who does not read is noticed sooner
+
+    async def work() -> None:
+        metrics, bounds = Metrics(), limits or Limits()
+        service = Service(Shelf(paths, opened, metrics, **more), metrics, bounds)
+        server = listener(application(service, rules or Rules()), bounds, 5)
+        place.listen(128)
+        found.extend([service, server, asyncio.get_running_loop()])
+        ready.set()
+        try:
+            await server.serve([place])
+        finally:
+            await service.shelf.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    service, server, loop = found
+    try:
+        yield Served(place.getsockname()[1], service, loop)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()

@@ -1,0 +1,200 @@
+"""Calls of tools: read off every released template, parsed as they come, and never malformed."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from localllm import api, builtin_model
+from localllm.errors import UsageError
+from localllm.generation.call_format import GENERIC, HARMONY, TOLD, CallFormat, call_format
+from localllm.generation.call_reader import ARGUMENTS, CALL, CallReader
+from localllm.generation.calls import Calls, Tool, ToolUse
+from localllm.generation.thinking import ANSWER
+from localllm.generation.tool_messages import PROBE, with_arguments
+from localllm.text.templates import ChatTemplate
+
+ENDS = [
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "</s>", "<|call|>", "<|end_of_text|>", "<turn|>", "<|calls|>",
+    "<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "<seed:eos>", "<|eom|>", "[e~[", "<end_of_sentence>", "<|end|>",
+    "<|role_end|>", "<|message_sep|>", "</assistant>", "<SPECIAL_12>", "<｜hy_eos:opensource｜>",
+]  # fmt: skip
+WEATHER = Tool(
+    "get_weather",
+    "The weather",
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 16},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            "unit": {"type": "string", "enum": ["C", "F"]},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 2},
+        },
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+)
+TIME = Tool("time.now", "What time it is", {"type": "object", "properties": {"zone": {"type": "string"}}})
+# Templates that ask for calls in words only, or cannot be rendered: there calls are plain JSON.
+WITHOUT = {"Kimi-K2-Instruct", "Kimi-K2-Thinking", "LFM2-8B-A1B", "MiniMax-M3", "GigaChat3-10B-A1.8B", "muse-glimmer",
+           "google-gemma-2-2b-it", "llama-cpp-deepseek-r1", "meetkai-functionary-medium-v3.2"}  # fmt: skip
+SHARED = ROOT.parent / "shared" / "templates"
+NAMES = sorted(json.loads((ROOT / "tests" / "chat_renderings.json").read_text(encoding="utf-8"))["renderings"])
+
+
+def format_of(source: str) -> tuple[ChatTemplate, CallFormat]:
+    template = ChatTemplate(source, "<s>", "</s>")
+    tools = [PROBE.told()]
+    return template, call_format(
+        source, lambda messages, begins: template.render(messages, add_generation_prompt=begins, tools=tools), ENDS
+    )
+
+
+def read(reader: CallReader, text: str, seed: int = 0) -> tuple[str, list[tuple[str, dict]]]:
+    """Prose and calls of a text that comes in pieces."""
+    cuts, said, calls = random.Random(seed), "", list[list[str]]()
+    while text:
+        size = cuts.randint(1, 4)
+        piece, text = text[:size], text[size:]
+        for kind, part in reader.push(piece):
+            if kind == ANSWER:
+                said += part
+            elif kind == CALL:
+                calls.append([part, ""])
+            elif kind == ARGUMENTS:
+                calls[-1][1] += part
+    said += "".join(part for kind, part in reader.flush() if kind == ANSWER)
+    return said, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_template(shared: Path, name: str):
+    """What a template writes of calls is read as those calls."""
+    template, format = format_of((shared / "templates" / f"{name}.jinja").read_text(encoding="utf-8"))
+    assert (format == GENERIC) == (name in WITHOUT)
+    if format == GENERIC or name.startswith("ibm-granite-granite-3.3"):
+        return
+    tools = {WEATHER.name: WEATHER.parameters, TIME.name: TIME.parameters}
+    at = {} if "DeepSeek-V4" not in name else {"zone": "UTC"}  # which writes an empty line for no parameters
+    given = [
+        (WEATHER.name, {"city": "São Paulo <b>", "days": 3}),
+        (TIME.name, at),
+        (WEATHER.name, {"city": "x", "days": 1}),
+    ]
+    for count in (1, 3) if format.separator is not None else (1,):
+        calls = [
+            {"id": f"callAaa0{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for number, (name, arguments) in enumerate(given[:count])
+        ]
+        message = with_arguments({"role": "assistant", "content": "", "tool_calls": calls}, format.as_text)
+        text = template.render(
+            [{"role": "user", "content": "Hi"}, message], add_generation_prompt=False,
+            tools=[WEATHER.told(), TIME.told()],
+        )  # fmt: skip
+        first = text.rindex(format.trigger, 0, text.rindex(WEATHER.name) if count == 1 else text.rindex(TIME.name))
+        place = text.rfind("get_weather") if count == 1 else text.rindex(WEATHER.name, 0, text.rindex(TIME.name))
+        first = text.rindex(format.trigger, 0, place)
+        if format == HARMONY:
+            first -= 1
+        reader = CallReader(format, tools)
+        prose = "Well.\n" if format.has_tag else ""
+        assert read(reader, prose + text[first:])[1] == given[:count]
+
+
+QWEN = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LITERAL = 'To call, one writes <tool_call>{"name": "x"}</tool_call>.'
+
+
+def test_markers_in_prose_are_prose():
+    _, format = format_of(QWEN)
+    assert format.trigger == "<tool_call>"
+    tools = {WEATHER.name: WEATHER.parameters}
+    assert read(CallReader(format, tools), LITERAL) == (LITERAL, [])
+    signed = CallReader(format, tools, frozenset({"<tool_call>"}))
+    assert read(signed, f"Look:\n{LITERAL}") == (f"Look:\n{LITERAL}", [])
+
+
+@pytest.mark.parametrize("text", ["", " ", "x", "a < b", "<tool", "{", "Let me see.\n\n"])
+def test_prose_stays(text: str):
+    for format in (GENERIC, format_of(QWEN)[1], *TOLD.values()):
+        assert read(CallReader(format, {WEATHER.name: {}}), text)[0] == text
+
+
+@pytest.fixture(scope="module")
+def guide():
+    with api.open_model(builtin_model(), 2) as model:
+        yield model
+
+
+FORMATS = {
+    "generic": GENERIC, "hermes": format_of(QWEN)[1], **TOLD,
+    "coder": None, "deepseek": None, "mistral": None, "glm": None, "gemma": None, "llama": None,
+}  # fmt: skip
+FILES = {
+    "coder": "Qwen3-Coder", "deepseek": "deepseek-ai-DeepSeek-V3.1", "mistral": "mistralai-Mistral-Nemo-Instruct-2407",
+    "glm": "GLM-4.6", "gemma": "google-gemma-4-31B-it-interleaved", "llama": "meta-llama-Llama-3.2-3B-Instruct",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_model_that_knows_nothing_of_it_makes_valid_calls(guide, request, name: str):
+    """Whatever it says: tools, arguments and their types are right, or the answer is cut."""
+    import jsonschema
+
+    format = FORMATS[name]
+    if format is None:
+        folder = request.getfixturevalue("shared") / "templates"
+        format = format_of((folder / f"{FILES[name]}.jinja").read_text(encoding="utf-8"))[1]
+    from localllm.generation.generate import GenerationOptions, Task
+    from localllm.generation.sampling_options import SamplingOptions
+
+    tools = {tool.name: tool for tool in (WEATHER, TIME)}
+    whole = 0
+    for seed in range(6):
+        use = ToolUse([WEATHER, TIME], ("required", WEATHER.name)[seed % 2], parallel=seed % 3 == 0)
+        options = GenerationOptions(160, sampling=SamplingOptions(temperature=1.5, seed=seed))
+        calls = Calls(use, format, guide.tokenizer)
+        prompt = guide.session.encode_chat([{"role": "user", "content": "Hi"}])
+        decoder = guide.tokenizer.stream(continued=True)
+        from localllm.generation.answering import AnswerRequest
+
+        heard = list[tuple[str, str]]()
+        task = Task(prompt, decoder, options, calls=calls)
+        asked = AnswerRequest(task, listener=lambda answering, token, parts, row, heard=heard: heard.extend(parts))
+        for _ in guide.batch([asked]):
+            pass
+        assert asked.error is None
+        if asked.answers[0].finish_reason == "length":
+            continue
+        whole += 1
+        found = list[list[str]]()
+        for kind, text in heard:
+            assert kind in (CALL, ARGUMENTS), (kind, text)
+            found.append([text, ""]) if kind == CALL else found[-1].__setitem__(1, found[-1][1] + text)
+        assert len(found) == 1 or use.parallel
+        for called, arguments in found:
+            jsonschema.validate(json.loads(arguments), dict(tools[called].parameters))
+            assert use.choice in ("required", called)
+    assert whole
+
+
+def test_schemas_that_a_grammar_cannot_hold(guide):
+    odd = {"type": "object", "properties": {"x": {"type": "string", "format": "odd-format"}}, "required": ["x"]}
+    loose = Calls(ToolUse([Tool("f", "", odd)], "required"), GENERIC, guide.tokenizer)
+    loose.matcher(guide.tokenizer.vocab_size)
+    with pytest.raises(UsageError, match="tools: f: the schema cannot be used"):
+        Calls(ToolUse([Tool("f", "", odd, strict=True)], "required"), GENERIC, guide.tokenizer)
+    with pytest.raises(UsageError, match="is no name"):
+        Tool("rm -rf")
+    with pytest.raises(UsageError, match="none of the tools"):
+        ToolUse([TIME], "other")
+    with pytest.raises(UsageError, match="a name of its own"):
+        ToolUse([TIME, TIME])

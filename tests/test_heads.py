@@ -1,0 +1,76 @@
+"""Verbs that treat heads or streams of a row, or columns by a vector: CPU and simulated card against the reference."""
+
+import numpy as np
+import pytest
+from kernel_calls import caller, count, for_any_parts, normal, output, padded, vector, written
+from simulated import launch
+from test_recurrent_kernels import weight
+
+from localllm.engine.run import Span
+from localllm.kernels.reference import Reference
+
+KERNELS = ["scale_columns", "lerp", "multiply_heads", "head_dots", "mix"]
+TOKENS = 5
+
+
+@pytest.fixture(scope="module")
+def call():
+    return caller(KERNELS)
+
+
+@pytest.fixture(scope="module")
+def builder() -> Reference:
+    return Reference([Span(None, 0, np.zeros(TOKENS, int), TOKENS)], {}, 100)
+
+
+def check(call, name: str, expected: np.ndarray, **arguments) -> None:
+    """Both kernels, which write exactly what they should."""
+    columns = expected.shape[1]
+
+    def by(function):
+        y = output(TOKENS, columns)
+        function(name, y=y, stride=y.strides[0], count=count(TOKENS), **arguments)
+        return written(y, TOKENS, columns)
+
+    got = for_any_parts(lambda parts: by(lambda name, **given: call(name, parts, **given)))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    on_a_card = by(lambda name, **given: launch(name, TOKENS, **given))
+    np.testing.assert_allclose(on_a_card, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [1, 20, 48])
+def test_vectors(call, builder, columns):
+    x, z, numbers = normal(TOKENS, columns), normal(TOKENS, columns, seed=1), normal(columns)
+    given = {"x": padded(x), "weight": vector(numbers), "columns": columns}
+    check(call, "scale_columns", builder.scale_columns(x, weight(numbers)), **given)
+    check(call, "lerp", builder.lerp(x, z, weight(numbers)), z=padded(z), **given)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 1), (3, 7), (2, 16), (5, 33)])
+def test_heads(call, builder, heads, head_dim):
+    columns = heads * head_dim
+    x, z, gates = normal(TOKENS, columns), normal(TOKENS, columns, seed=1), padded(normal(TOKENS, heads))
+    given = {"x": padded(x), "heads": heads}
+    check(
+        call, "multiply_heads", builder.multiply_heads(x, gates[:TOKENS, :heads]), gates=gates,
+        gates_stride=gates.strides[0], columns=columns, **given,
+    )  # fmt: skip
+    of_row = {"x_stride": padded(x).strides[0], "z": padded(z), "head_dim": head_dim}
+    check(call, "head_dots", builder.head_dots(x, z, heads), **of_row, **given)
+
+
+@pytest.mark.parametrize(("streams", "made", "width"), [(1, 1, 1), (4, 4, 16), (1, 3, 7), (3, 2, 21)])
+def test_mix(call, builder, streams, made, width):
+    x, weights = normal(TOKENS, streams * width), normal(TOKENS, made * streams, seed=1)
+    rows, by = padded(x), padded(weights)
+    check(
+        call, "mix", builder.mix(x, weights, streams), x=rows, x_stride=rows.strides[0], streams=streams, width=width,
+        weights=by, weights_stride=by.strides[0], columns=made * width,
+    )  # fmt: skip
+
+
+def test_what_is_no_number_stays_visible(builder):
+    x = normal(TOKENS, 6)
+    x[1, 2] = np.nan
+    assert np.isnan(builder.head_dots(x, x, 2)[1, 0])
+    assert np.isnan(builder.mix(x, np.ones((TOKENS, 2), np.float32), 2)[1, 2])

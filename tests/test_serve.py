@@ -1,0 +1,466 @@
+"""localllm serve: OpenAI's interface, callers that come and go, models that are opened and put away."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+
+import pytest
+from conftest import ROOT
+from served import Served, scripted, serving
+from tiny_model import write_tiny_model
+
+from localllm import api, builtin_model
+from localllm.files import prefix_files
+from localllm.generation.constraints import Constraint
+
+GUIDE = str(builtin_model())
+QUESTIONS = ["What is a GGUF file?", "How do I stop an answer?", "Which commands are there?", "What is Q4_K_M?"]
+SCRIPT = {"long": "abcdefgh " * 40, "json": '{"a":1}', "stop": "one two END three", "think": "<think>Hm.</think>Yes."}
+
+
+def until(condition) -> None:
+    """Wait for something that is about to happen."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def guide():
+    with serving({"guide": GUIDE}) as served:
+        yield served
+
+
+@pytest.fixture
+def told(tmp_path):
+    """A server whose model says what SCRIPT says."""
+    path = str(write_tiny_model(tmp_path / "tiny.gguf"))
+    with serving({"scripted": lambda: scripted(path, SCRIPT)}) as served:
+        yield served
+
+
+def in_chunks(events: list, index: int = 0) -> str:
+    choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+def test_answers_are_those_of_the_api(guide: Served):
+    """16 callers at once, half of them streaming, each with a seed of its own."""
+    with api.open_model(GUIDE, 2) as model:
+        expected = [
+            model.chat([{"role": "user", "content": QUESTIONS[n % 4]}], 12, temperature=1.3, seed=n) for n in range(16)
+        ]
+        texts = ["".join(answer) for answer in expected]
+
+    def ask(n: int) -> str:
+        reply = guide.chat(QUESTIONS[n % 4], max_tokens=12, temperature=1.3, seed=n, stream=n % 2 == 1)
+        assert reply.status == 200
+        return in_chunks(reply.events) if n % 2 else reply.json["choices"][0]["message"]["content"]
+
+    with ThreadPoolExecutor(16) as pool:
+        assert [*pool.map(ask, range(16))] == texts
+    assert len(set(texts)) > 4
+
+
+def test_the_same_alone_with_guesses(guide: Served):
+    """An answer that is alone is guessed ahead: the words are the same."""
+    text = "What is a GGUF file? " * 6
+    with api.open_model(GUIDE, 2) as model:
+        expected = "".join(model.chat([{"role": "user", "content": text}], 40, temperature=0, speculate="off"))
+    reply = guide.chat(text, max_tokens=40, temperature=0).json
+    assert reply["choices"][0]["message"]["content"] == expected
+
+
+def test_usage_and_n(told: Served):
+    reply = told.chat("hello", n=3).json
+    assert [choice["message"]["content"] for choice in reply["choices"]] == ["HELLO"] * 3
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
+    assert {choice["finish_reason"] for choice in reply["choices"]} == {"stop"}
+    usage = reply["usage"]
+    assert usage["completion_tokens"] == 15 and usage["total_tokens"] == usage["prompt_tokens"] + 15
+
+
+def test_streams_have_indices_usage_and_an_end(told: Served):
+    reply = told.chat("hello", n=2, stream=True, stream_options={"include_usage": True})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert reply.body.endswith(b"data: [DONE]\n\n")
+    *events, last = reply.events
+    assert [in_chunks(events, index) for index in (0, 1)] == ["HELLO"] * 2
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 10
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert len({event["id"] for event in events}) == 1
+
+
+def test_stop_and_length(told: Served):
+    choice = told.chat("stop", stop=["END"]).json["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("one two ", "stop")
+    choice = told.chat("long", max_completion_tokens=4).json["choices"][0]
+    assert choice["finish_reason"] == "length" and len(choice["message"]["content"]) == 4
+
+
+def test_thoughts_are_apart(tmp_path):
+    path = str(write_tiny_model(tmp_path / "thinks.gguf", chat_template=THINKS))
+    with serving({"thinks": lambda: scripted(path, SCRIPT)}) as served:
+        message = served.chat("think").json["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
+        deltas = [event["choices"][0]["delta"] for event in served.chat("think", stream=True).events]
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm."
+        assert served.chat("think").json["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+THINKS = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{# <think> </think> #}"
+)
+
+
+def test_logprobs(guide: Served):
+    reply = guide.chat(QUESTIONS[0], max_tokens=6, temperature=0, logprobs=True, top_logprobs=2).json["choices"][0]
+    content = reply["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in content) == reply["message"]["content"]
+    for entry in content:
+        best, second = entry["top_logprobs"]
+        assert (best["token"], best["logprob"]) == (entry["token"], entry["logprob"])
+        assert second["logprob"] <= best["logprob"] < 0
+        assert bytes(entry["bytes"]).decode() == entry["token"]
+    events = guide.chat(QUESTIONS[0], max_tokens=6, temperature=0, logprobs=True, stream=True).events
+    streamed = [entry for event in events for entry in (event["choices"][0]["logprobs"] or {}).get("content", ())]
+    assert [entry["token"] for entry in streamed] == [entry["token"] for entry in content]
+
+
+def test_logit_bias_bans_a_token(guide: Served):
+    first = guide.chat(QUESTIONS[0], max_tokens=1, temperature=0).json["choices"][0]["message"]["content"]
+    [token] = guide.model().tokenize(first)
+    other = guide.chat(QUESTIONS[0], max_tokens=1, temperature=0, logit_bias={str(token): -100}).json
+    assert other["choices"][0]["message"]["content"] != first
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def test_response_formats(guide: Served):
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    choice = guide.chat("Who?", response_format=wanted, max_tokens=60, seed=1).json["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert set(json.loads(choice["message"]["content"])) == {"name", "age"}
+    choice = guide.chat("What?", response_format={"type": "json_object"}, max_tokens=4, seed=1).json["choices"][0]
+    assert choice["message"]["content"].startswith("{")
+    assert guide.chat("What?", response_format={"type": "json_schema", "json_schema": {"schema": 3}}).status == 400
+    refused = guide.chat("What?", response_format={"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}})
+    assert refused.status == 400 and "schema" in refused.json["error"]["message"]
+
+
+def test_completions(guide: Served):
+    with api.open_model(GUIDE, 2) as model:
+        expected = ["".join(model.generate(prompt, 6, temperature=0)) for prompt in ("GGUF is", "What is")]
+        ids = model.session.complete("What is").prompt
+    body = {"prompt": ["GGUF is", "What is"], "max_tokens": 6, "temperature": 0, "logprobs": 1}
+    choices = guide.post("/v1/completions", body).json["choices"]
+    assert [choice["text"] for choice in choices] == expected
+    assert ["".join(choice["logprobs"]["tokens"]) for choice in choices] == expected
+    assert choices[0]["logprobs"]["text_offset"][:1] == [0]
+    reply = guide.post("/v1/completions", {**body, "prompt": ids, "stream": True, "logprobs": None})
+    assert "".join(event["choices"][0]["text"] for event in reply.events) == expected[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"n": 99}, "n"),
+        ({"n": 0}, "n"),
+        ({"top_logprobs": 99}, "top_logprobs"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["x"] * 99}, "stop"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"999999": 1}}, None),
+        ({"stream": "yes"}, "stream"),
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [5]}, "messages[0]"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, None),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"functions": [{}]}, "functions"),
+    ],
+)
+def test_nonsense_is_told(told: Served, fields: dict, param: str | None):
+    reply = told.chat("x", **fields)
+    error = reply.json["error"]
+    assert (reply.status, error["type"]) == (400, "invalid_request_error")
+    assert param is None or error["param"] == param, error
+
+
+def test_an_unknown_model_and_an_unknown_address(told: Served):
+    error = told.chat("x", model="gpt-99").json["error"]
+    assert error["code"] == "model_not_found" and "scripted" in error["message"]
+    assert told.get("/v1/nothing").status == 404
+    assert told.get("/v1/chat/completions").status == 405
+    assert told.get("/v1/models/scripted").json["id"] == "scripted"
+
+
+def test_what_means_nothing_is_told(told: Served):
+    reply = told.chat("x", user="me", crystal_ball=True)
+    assert reply.status == 200 and reply.headers["x-localllm-ignored"] == "crystal_ball"
+
+
+def test_too_long_has_both_numbers(tmp_path):
+    path = str(write_tiny_model(tmp_path / "tiny.gguf"))
+    with serving({"scripted": lambda: scripted(path, SCRIPT, context=64)}) as served:
+        reply = served.chat("x" * 100)
+        assert reply.status == 400 and reply.json["error"]["code"] == "context_length_exceeded"
+        tokens = len(served.model().session.encode_chat([{"role": "user", "content": "x" * 100}]))
+        assert f"{tokens} tokens" in reply.json["error"]["message"] and "64" in reply.json["error"]["message"]
+        assert served.chat("x").status == 200
+
+
+def test_the_oldest_turns_go(tmp_path):
+    """If the server was told so: as few as make it fit, never the system message, and the client is told."""
+    from localllm.server.wire import Limits
+
+    path = str(write_tiny_model(tmp_path / "tiny.gguf"))
+    system = {"role": "system", "content": "Be brief."}
+    turns = [
+        each
+        for word in "abcdefgh"
+        for each in ({"role": "user", "content": word * 20}, {"role": "assistant", "content": word * 20})
+    ]
+    with serving({"scripted": lambda: scripted(path, SCRIPT, 400)}, limits=Limits(drops_turns=True)) as served:
+        reply = served.post(
+            "/v1/chat/completions", {"messages": [system, *turns, {"role": "user", "content": "hello"}]}
+        )
+        assert reply.json["choices"][0]["message"]["content"] == "HELLO"
+        dropped = int(reply.headers["x-localllm-dropped-turns"])
+        read = served.model().detokenize(served.model().engine.sequences[-1].tokens, special=True)
+        assert 1 <= dropped < 8 and "Be brief." in read
+        assert [word * 20 in read for word in "abcdefgh"] == [False] * dropped + [True] * (8 - dropped)
+        assert 300 < reply.json["usage"]["prompt_tokens"] <= 350
+        assert "x-localllm-dropped-turns" not in served.chat("hello").headers
+        assert served.chat("x" * 500).status == 400
+
+
+def test_who_leaves_stops_the_answer(told: Served):
+    """Streaming or not, within a step; others go on."""
+    told.chat("x")
+    engine = told.model().engine
+    for stream in (True, False):
+        engine.gate.clear()
+        connection = HTTPConnection("127.0.0.1", told.port)
+        body = {"messages": [{"role": "user", "content": "long"}], "stream": stream}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        until(lambda: told.service.shelf.counts()[0])
+        connection.sock.close()
+        connection.close()
+        time.sleep(0.3)  # the server hears of it while the engine is in the middle of a step
+        before = len(engine.steps)
+        engine.gate.set()
+        until(lambda: told.service.shelf.counts() == (0, 0))
+        assert len(engine.steps) <= before + 2
+    assert told.chat("x").status == 200
+    assert "localllm_requests_left_total 2" in told.get("/metrics").body.decode()
+
+
+def test_a_conversation_goes_on_where_it_was(guide: Served):
+    """Turn by turn, with another caller between, only what is new is read."""
+    messages = [{"role": "user", "content": QUESTIONS[0]}]
+    first = guide.post("/v1/chat/completions", {"messages": messages, "max_tokens": 10, "temperature": 0}).json
+    guide.chat("Something else entirely", max_tokens=4)
+    messages += [first["choices"][0]["message"], {"role": "user", "content": "And then?"}]
+    second = guide.post("/v1/chat/completions", {"messages": messages, "max_tokens": 4, "temperature": 0}).json
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= first["usage"]["total_tokens"] - 1
+
+
+def test_an_error_in_the_engine_reaches_who_waits(told: Served):
+    told.chat("x")
+    told.model().engine.fail = RuntimeError("secret words")
+    reply = told.chat("hello")
+    assert reply.status == 500 and "secret" not in reply.body.decode()
+    assert told.chat("hello").json["choices"][0]["message"]["content"] == "HELLO"
+
+
+def test_models_share_the_memory(tmp_path):
+    """The one that was used longest ago is put away, and opened again when it is wanted."""
+    paths = {name: str(write_tiny_model(tmp_path / f"{name}.gguf")) for name in ("a", "b", "c")}
+    each = 300_000_000 + 1_000_000
+    with serving(paths, memory=2 * each + 50_000_000) as served:
+        state = lambda: [book.worker is not None for book in served.service.shelf.books.values()]  # noqa: E731
+        for name, there in (("a", [1, 0, 0]), ("b", [1, 1, 0]), ("a", [1, 1, 0]), ("c", [1, 0, 1]), ("b", [0, 1, 1])):
+            assert served.chat("x", model=name, max_tokens=1).status == 200
+            assert state() == [bool(each) for each in there]
+    with serving(paths, memory=10) as served:
+        reply = served.chat("x", model="a")
+        assert reply.status == 503 and "GB" in reply.json["error"]["message"]
+
+
+def test_too_many_wait(told: Served):
+    told.chat("x")
+    worker = told.service.shelf.book(None).worker
+    worker._most = 1
+    worker.model.engine.gate.clear()
+    with ThreadPoolExecutor(20) as pool:
+        replies = [pool.submit(told.chat, "hello") for _ in range(20)]
+        until(lambda: sum(reply.done() for reply in replies) >= 2)
+        worker.model.engine.gate.set()
+        statuses = sorted(reply.result().status for reply in replies)
+    assert statuses[0] == 200 and statuses[-1] == 503
+
+
+def test_an_answer_may_take_only_so_long(tmp_path):
+    from localllm.server.wire import Limits
+
+    path = str(write_tiny_model(tmp_path / "tiny.gguf"))
+    with serving({"scripted": lambda: scripted(path, SCRIPT)}, limits=Limits(answer_seconds=0.3)) as served:
+        assert served.chat("x").status == 200
+        served.model().engine.gate.clear()
+        reply = served.chat("long")
+        assert reply.status == 504 and "0.3 seconds" in reply.json["error"]["message"]
+        served.model().engine.gate.set()
+        until(lambda: served.service.shelf.counts() == (0, 0))
+
+
+def test_health_props_and_metrics(told: Served):
+    assert told.get("/health").json["status"] == "ok"
+    told.chat("hello")
+    [model] = told.get("/props").json["models"]
+    assert model["context"] == 4096 and "im_start" in model["chat_template"]
+    text = told.get("/metrics").body.decode()
+    assert 'localllm_http_requests_total{path="/v1/chat/completions",status="200"} 1' in text
+    assert "localllm_tokens_written_total 5" in text
+    assert "localllm_first_token_seconds_count 1" in text and "localllm_between_tokens_seconds_count 5" in text
+    for line in text.splitlines():
+        assert line.startswith("# ") or float(line.rpartition(" ")[2]) >= 0
+
+
+# ---- the command
+
+
+def test_without_the_extra_a_line_says_what_to_install(cli, monkeypatch):
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name))
+    code, out, err = cli("serve", GUIDE)
+    assert (code, out) == (1, "") and err == "localllm: error: serve needs uvicorn: pip install 'localllm[serve]'\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--host", "0.0.0.0"], "--host lets other computers in: it needs --api-key-file"),
+        (["--memory", "much"], "--memory: 'much' is no size"),
+        (["a=" + GUIDE, "a=" + GUIDE], "two models are called a"),
+        (["no-such-model"], "no-such-model"),
+        (["--port", "99999999"], "cannot listen at"),
+    ],
+)
+def test_wrong_options(cli, arguments: list, message: str):
+    code, out, err = cli("serve", *arguments)
+    assert code and out == "" and message in err and err.count("\n") == 1
+
+
+def test_keys_come_from_a_file(cli, tmp_path):
+    file = tmp_path / "keys"
+    for text, message in (("\n", "has no key"), ("short\n", "8 characters")):
+        file.write_text(text)
+        assert message in cli("serve", GUIDE, "--api-key-file", file)[2]
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no Unix sockets")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_socket_that_only_the_user_opens_and_an_end(tmp_path, number: int):
+    """An answer in the making ends before the server does."""
+    place = tmp_path / "socket"
+    command = [sys.executable, "-m", "localllm", "serve", GUIDE, "--socket", str(place)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
+        try:
+            line = process.stderr.readline().decode()
+            assert line == f"localllm: guide at {place}; Ctrl-C ends it\n", line + process.stderr.read().decode()
+            assert os.stat(place).st_mode & 0o777 == 0o600
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(60)
+                client.connect(str(place))
+                body = json.dumps({"prompt": "What is", "max_tokens": 200, "stream": True, "ignore_eos": True}).encode()
+                head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                begun = client.recv(4096)
+                process.send_signal(number)
+                while piece := client.recv(1 << 16):
+                    begun += piece
+            assert begun.startswith(b"HTTP/1.1 200") and b"[DONE]" in begun
+            assert process.wait(30) == (0 if number == signal.SIGTERM else 130)
+            assert not place.exists()
+        finally:
+            process.kill()
+
+
+def test_a_file_in_the_sockets_place_stays(cli, tmp_path):
+    place = tmp_path / "file"
+    place.write_text("mine")
+    code, _, err = cli("serve", GUIDE, "--socket", place)
+    assert code == 2 and "is no socket" in err and place.read_text() == "mine"
+
+
+def test_constraints_are_ready_before_the_batch_needs_them(guide: Served, monkeypatch):
+    """A vocabulary for grammars takes its time: nobody who writes waits for it."""
+    threads = list[str]()
+    made = Constraint.beginning
+    monkeypatch.setattr(
+        Constraint,
+        "beginning",
+        lambda self, words: threads.append(threading.current_thread().name) or made(self, words),
+    )
+    schema = {"type": "object", "properties": {"fresh": {"type": "boolean"}}, "required": ["fresh"]}
+    guide.chat("x", response_format={"type": "json_schema", "json_schema": {"schema": schema}}, max_tokens=20)
+    assert threads and "answers" not in threads
+
+
+@pytest.mark.slow
+def test_a_real_model(shared):
+    """8 callers, some with the same beginning, some streaming: each gets what it would get alone."""
+    path = str(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
+    texts = [f"Name {n} colors." if n % 2 else f"What is the capital of {c}?" for n, c in enumerate("ABCDEFGH")]
+    with api.open_model(path, 2, cache=False) as model:
+        expected = ["".join(model.chat([{"role": "user", "content": text}], 24, seed=7)) for text in texts]
+    with serving({"smol": path}) as served, ThreadPoolExecutor(8) as pool:
+        replies = pool.map(lambda text: served.chat(text, max_tokens=24, seed=7), texts)
+        assert [reply.json["choices"][0]["message"]["content"] for reply in replies] == expected
+
+
+@pytest.mark.slow
+def test_what_run_has_read_of_a_long_prompt_is_used(shared, tmp_path, monkeypatch):
+    """From files that an earlier process has left: all of the prompt, and the beginning of another one."""
+    monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
+    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "prefixes")
+    path = str(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
+    text = "The quick brown fox jumps over the lazy dog. " * 70
+    with api.open_model(path, 2) as model:
+        expected = "".join(model.generate(text, 8, temperature=0, speculate="off"))
+        length = len(model.session.complete(text).prompt)
+    assert length > 600
+    with serving({"smol": path}) as served:
+        for more, least in (("", length), ("And then?", 512)):
+            reply = served.post("/v1/completions", {"prompt": text + more, "max_tokens": 8, "temperature": 0}).json
+            assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] >= least
+            assert more or reply["choices"][0]["text"] == expected

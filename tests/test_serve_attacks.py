@@ -1,0 +1,323 @@
+"""localllm serve, attacked: foreign hosts and pages, bodies that are too much, clients that say nothing."""
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+from served import Served, scripted, serving
+from test_serve import SCRIPT, until
+from tiny_model import write_tiny_model
+
+from localllm.server.guard import Rules
+from localllm.server.listening import HEAD_BYTES, Patient
+from localllm.server.wire import Limits, nesting, parsed
+
+ASKED = {"messages": [{"role": "user", "content": "hello"}]}
+KEY = "correct horse battery"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf"))
+
+
+@pytest.fixture(scope="module")
+def told(path: str):
+    limits = Limits(body=100_000, seconds=0.5)
+    rules = Rules(hosts=["nice.example"], origins=["https://friend.example"])
+    with serving({"scripted": lambda: scripted(path, SCRIPT)}, rules, limits) as served:
+        yield served
+
+
+def raw(served: Served, data: bytes, patience: float = 10) -> bytes:
+    """What comes back for these bytes, until the server ends the connection."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=patience) as client:
+        client.sendall(data)
+        got = b""
+        with suppress(ConnectionResetError):
+            while piece := client.recv(1 << 16):
+                got += piece
+    return got
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "evil.example:11435", "127.0.0.1@evil.example",
+     "[::1].evil.example", "localhost/evil", "", "192.168.0.7", "0.0.0.0", "nice.example.evil.example"],
+)  # fmt: skip
+def test_rebinding(told: Served, host: str):
+    """A page whose name was made to point here sends its own name."""
+    for ask in (told.get("/v1/models", Host=host), told.post("/v1/chat/completions", ASKED, Host=host)):
+        assert ask.status == 403 and b"scripted" not in ask.body
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:80", "nice.example"])
+def test_own_names(told: Served, host: str):
+    assert told.get("/v1/models", Host=host).status == 200
+
+
+def test_two_hosts(told: Served):
+    head = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
+    assert status(raw(told, head)) == 400
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://localhost", "https://friend.example.evil.example"]
+)
+def test_pages_of_others(told: Served, origin: str):
+    reply = told.post("/v1/chat/completions", ASKED, Origin=origin)
+    assert reply.status == 403 and "access-control-allow-origin" not in reply.headers
+    reply = told.ask(
+        "OPTIONS", "/v1/chat/completions", None, {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    )
+    assert reply.status == 403 and "access-control-allow-origin" not in reply.headers
+
+
+def test_its_own_page_and_a_named_one(told: Served):
+    own = f"http://127.0.0.1:{told.port}"
+    assert told.post("/v1/chat/completions", ASKED, Origin=own).status == 200
+    friend = {"Origin": "https://friend.example", "Access-Control-Request-Method": "POST"}
+    reply = told.ask("OPTIONS", "/v1/chat/completions", None, friend)
+    assert reply.status == 204 and reply.headers["access-control-allow-origin"] == "https://friend.example"
+    assert told.post("/v1/chat/completions", ASKED, Origin="https://friend.example").status == 200
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "application/jsonp"]
+)
+def test_forms(told: Served, kind: str):
+    """What a page can send without asking first is no JSON."""
+    reply = told.ask("POST", "/v1/chat/completions", json.dumps(ASKED).encode(), {"Content-Type": kind})
+    assert reply.status == 415
+
+
+def test_keys(path: str):
+    with serving({"scripted": lambda: scripted(path, SCRIPT)}, Rules(keys=[KEY, "another key"])) as served:
+        assert served.get("/health").status == 200
+        wrong = (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": KEY},
+            {"x-api-key": KEY[:-1]},
+            {"x-api-key": ""},
+        )
+        for headers in wrong:
+            assert served.get("/v1/models", **headers).status == 401
+            assert served.post("/v1/chat/completions", ASKED, **headers).status == 401
+        for headers in ({"Authorization": f"Bearer {KEY}"}, {"x-api-key": "another key"}):
+            assert served.post("/v1/chat/completions", ASKED, **headers).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", 400), (b"{", 400), (b"[]", 400), (b"\xff\xfe", 400), (b'"x"', 400), (b'{"messages": NaN}', 400),
+        (b'{"messages":' + b"[" * 40_000, 400), (b'{"messages":' + b"[" * 20_000 + b"]" * 20_000 + b"}", 400),
+        (b'{"a":' * 150 + b"1" + b"}" * 150, 400), (b'{"max_tokens":' + b"9" * 5000 + b"}", 400), (b" " * 200_000, 413),
+        (b'{"messages":[{"role":"user","content":"' + b"x" * 150_000 + b'"}]}', 413),
+    ],
+)  # fmt: skip
+def test_bodies(told: Served, body: bytes, code: int):
+    reply = told.post("/v1/chat/completions", body)
+    assert reply.status == code and "error" in reply.json
+
+
+def test_nesting():
+    assert nesting(b'{"a": [1, {"b": "[[[\\"[["}]}') == 3
+    assert nesting(b'["\\\\", [[]]]') == 3
+    assert parsed(b'{"text": "' + b"[{" * 500 + b'"}', 3) == {"text": "[{" * 500}
+
+
+def test_endless_bodies(told: Served):
+    """In chunks, without a length: ended as soon as it is too much."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", told.port), timeout=10) as client:
+        client.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
+        piece, sent = b"10000\r\n" + b" " * 0x10000 + b"\r\n", 0
+        client.settimeout(10)
+        try:
+            while sent < 10_000:
+                client.sendall(piece)
+                sent += 1
+                time.sleep(0.001)
+        except OSError:
+            pass
+        assert sent < 9000
+    assert told.get("/health").status == 200
+
+
+def test_slow_bodies(told: Served):
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    begin = time.monotonic()
+    answer = raw(told, head + b"Content-Length: 50\r\nConnection: close\r\n\r\n{")
+    assert status(answer) == 408 and time.monotonic() - begin < 8
+
+
+def test_silent_clients(told: Served, monkeypatch):
+    """Who sends no request, or half of one, or half of a second one, is gone after a while."""
+    monkeypatch.setattr(Patient, "seconds", 0.3)
+    whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for data in (b"", b"GET /health HTT", whole + b"GET /health HTTP/1.1\r\nHo"):
+        assert raw(told, data, patience=8).count(b"HTTP/1.1 200") == data.count(b"localhost")
+
+
+def test_floods_of_headers(told: Served):
+    many = b"".join(b"X-%d: y\r\n" % number for number in range(20_000))
+    assert len(many) > HEAD_BYTES
+    answer = raw(told, b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + many + b"\r\n")
+    assert answer == b"" or status(answer) == 400
+    assert told.get("/health").status == 200
+
+
+def test_more_connections_than_allowed(path: str):
+    with serving({"scripted": lambda: scripted(path, SCRIPT)}, limits=Limits(connections=8)) as served:
+        held = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(20)]
+        time.sleep(0.2)
+        assert served.get("/health").status == 503
+        for client in held:
+            client.close()
+        until(lambda: served.get("/health").status == 200)
+
+
+def test_who_does_not_read(path: str):
+    """An answer that nobody reads ends, and its connection."""
+    script = {"long": "abcdefghijklmnop" * 1000}
+    with serving({"scripted": lambda: scripted(path, script, 10**6)}, limits=Limits(seconds=0.5)) as served:
+        asked = {
+            "messages": [{"role": "user", "content": "long"}],
+            "stream": True,
+            "logprobs": True,
+            "top_logprobs": 20,
+        }
+        body = json.dumps(asked).encode()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", served.port))
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            until(lambda: served.service.shelf.counts()[0] == 1)
+            until(lambda: served.service.shelf.counts() == (0, 0))
+            assert served.model().engine.steps[-1:] and len(served.model().engine.steps) < 15_000
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/..%2f..%2fetc%2fpasswd", "/v1/models/../../etc/passwd",
+     "//etc/passwd", "/v1/models/%00", "/page.html/../../app.py", "/static/app.py", "/v1//models"],
+)  # fmt: skip
+def test_paths(told: Served, address: str):
+    reply = told.get(address)
+    assert reply.status == 404 and b"root:" not in reply.body and b"import" not in reply.body
+
+
+@pytest.mark.parametrize("method", ["TRACE", "PUT", "DELETE", "CONNECT", "PATCH"])
+def test_methods(told: Served, method: str):
+    assert told.ask(method, "/v1/chat/completions", None, {}).status in (400, 404, 405)
+
+
+def test_smuggling(told: Served):
+    """A body with two lengths is nobody's request."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    answer = raw(
+        told, head + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\nGET /x"
+    )
+    assert answer == b"" or status(answer) >= 400
+    answer = raw(told, head + b"Content-Length: 4\r\nContent-Length: 9\r\nConnection: close\r\n\r\n{}  ")
+    assert status(answer) == 400
+
+
+@pytest.mark.parametrize(
+    ("address", "asked"),
+    [
+        ("/v1/completions", {"prompt": [10**6]}),
+        ("/v1/completions", {"prompt": [-1]}),
+        ("/v1/completions", {"prompt": [0, 10**30]}),
+        ("/v1/chat/completions", {**ASKED, "temperature": 1e308}),
+        ("/v1/chat/completions", {**ASKED, "temperature": 1e-308}),
+        ("/v1/chat/completions", {**ASKED, "temperature": 2, "dynatemp_range": 1e308, "dynatemp_exponent": -1e308}),
+        ("/v1/chat/completions", {**ASKED, "top_k": 10**30}),
+        ("/v1/chat/completions", {**ASKED, "frequency_penalty": 1e308, "presence_penalty": -1e308}),
+        ("/v1/chat/completions", {**ASKED, "repeat_penalty": 1e-300, "repeat_last_n": -1}),
+        ("/v1/chat/completions", {**ASKED, "dry_multiplier": 1e308, "dry_base": 1e308, "dry_allowed_length": 0}),
+        ("/v1/chat/completions", {**ASKED, "mirostat": 2, "mirostat_tau": 1e308, "mirostat_eta": 1e308}),
+        ("/v1/chat/completions", {**ASKED, "logit_bias": {str(token): -1e999 for token in range(268)}}),
+        ("/v1/chat/completions", {**ASKED, "logit_bias": {"5": 1e308, "6": 1e308}}),
+        ("/v1/chat/completions", {**ASKED, "regex": "(a{1000}){1000}"}),
+        ("/v1/chat/completions", {**ASKED, "chat_template_kwargs": {"messages": 5, "self": 1}}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 90_000}]}),
+    ],
+)  # fmt: skip
+def test_one_callers_madness_is_not_anothers(told: Served, address: str, asked: dict):
+    """While somebody else is answered: who asks for nonsense gets an answer or an error, the other one its answer."""
+    with ThreadPoolExecutor(1) as pool:
+        told.chat("x")
+        engine = told.model().engine
+        engine.gate.clear()
+        other = pool.submit(told.chat, "stop")
+        until(lambda: told.service.shelf.counts()[0] == 1)
+        mad = ThreadPoolExecutor(1).submit(told.post, address, {"max_tokens": 3, **asked})
+        time.sleep(0.1)
+        engine.gate.set()
+        assert other.result().json["choices"][0]["message"]["content"] == SCRIPT["stop"]
+        reply = mad.result()
+        assert reply.status in (200, 400, 500) and reply.json, reply.body
+    assert told.chat("hello").json["choices"][0]["message"]["content"] == "HELLO"
+
+
+def test_nothing_of_prompts_is_logged(told: Served, capfd):
+    secret = "xyzzy-my-secret"
+    told.chat(secret)
+    told.chat(secret, temperature=secret)
+    told.chat(secret, stream=True)
+    told.post("/v1/chat/completions", b'{"messages": "' + secret.encode())
+    told.model().engine.fail = RuntimeError(secret)
+    assert secret not in told.chat("x").body.decode()
+    assert secret not in told.get("/metrics").body.decode()
+    out, err = capfd.readouterr()
+    assert secret not in out + err
+
+
+def test_every_response_says_what_browsers_may_do(told: Served):
+    for reply in (told.get("/health"), told.get("/nothing"), told.get("/health", Host="evil.example")):
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert reply.headers["x-frame-options"] == "DENY"
+        assert "server" not in reply.headers
+
+
+def test_garbage_and_leaving_leave_nothing(told: Served):
+    """Callers that connect, break off and send garbage: no answer is left running, and others are right."""
+    told.chat("hello")
+
+    def torment(seed: int) -> None:
+        for turn in range(6):
+            kind = (seed + turn) % 3
+            with socket.create_connection(("127.0.0.1", told.port), timeout=10) as client:
+                if kind == 0:
+                    client.sendall(bytes(range(256)))
+                else:
+                    body = json.dumps({"messages": [{"role": "user", "content": "long"}], "stream": kind == 1}).encode()
+                    head = (
+                        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                    )
+                    client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                    if kind == 1:
+                        client.recv(100)
+
+    threads = [threading.Thread(target=torment, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    assert told.chat("hello").json["choices"][0]["message"]["content"] == "HELLO"
+    for thread in threads:
+        thread.join()
+    until(lambda: told.service.shelf.counts() == (0, 0))
+    worker = told.service.shelf.book(None).worker
+    assert not worker._hearing and not worker._times
+    assert len(worker.model.engine.open_sequences) <= 17  # those that are kept for the next turn

@@ -1,0 +1,247 @@
+"""localllm serve, asked by the packages that others use: openai and anthropic."""
+
+import json
+
+import pytest
+from served import Served, scripted, serving
+from test_calls import QWEN
+from test_serve import GUIDE
+from test_serve_tools import CALLED, OTHER, ROME, TOOLS
+from tiny_model import write_tiny_model
+
+openai = pytest.importorskip("openai", reason="needs the package openai, of the extra dev")
+anthropic = pytest.importorskip("anthropic", reason="needs the package anthropic, of the extra dev")
+
+SCRIPT = {
+    "hello": "Hello there.",
+    "think": "<think>Hm, well.</think>It is four.",
+    "call": f"Let me see.\n{CALLED}{OTHER}",
+    "sun": "It is sunny.",
+    "stop": "one END two",
+}
+THINKING = QWEN + "{# <think> </think> #}"
+NONE = {"type": "object", "properties": {}, "additionalProperties": False}
+CLAUDE_TOOLS = [
+    {"name": tool["function"]["name"], "input_schema": tool["function"].get("parameters", NONE)} for tool in TOOLS
+]
+FLAT_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
+USER = [{"role": "user", "content": "hello"}]
+
+
+def asking(text: str) -> list[dict]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", chat_template=THINKING)
+    with serving({"scripted": lambda: scripted(str(path), SCRIPT), "guide": GUIDE}) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def gpt(served: Served):
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def claude(served: Served):
+    with anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+# ---- openai
+
+
+def test_openai_chat(gpt):
+    assert [model.id for model in gpt.models.list()] == ["scripted", "guide"]
+    answer = gpt.chat.completions.create(model="scripted", messages=USER)
+    assert answer.choices[0].message.content == "Hello there." and answer.usage.completion_tokens == 10
+    with gpt.chat.completions.create(model="scripted", messages=USER, stream=True) as chunks:
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello there."
+    assert gpt.completions.create(model="guide", prompt="GGUF is", max_tokens=4).choices[0].finish_reason == "length"
+
+
+def test_openai_tools(gpt):
+    messages = asking("call")
+    message = gpt.chat.completions.create(model="scripted", messages=messages, tools=TOOLS).choices[0].message
+    first, second = message.tool_calls
+    assert (first.function.name, json.loads(first.function.arguments)) == ROME and second.function.name == "now"
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "sun"} for call in message.tool_calls]
+    messages += [message, *results, *asking("sun")]
+    answer = gpt.chat.completions.create(model="scripted", messages=messages, tools=TOOLS)
+    assert answer.choices[0].message.content == "It is sunny."
+    with gpt.chat.completions.stream(model="scripted", messages=asking("call"), tools=TOOLS) as stream:
+        stream.until_done()
+        calls = stream.get_final_completion().choices[0].message.tool_calls
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [ROME, ("now", {})]
+
+
+def test_openai_parses_a_schema(gpt):
+    pydantic = pytest.importorskip("pydantic")
+
+    class Person(pydantic.BaseModel):
+        is_old: bool
+        sex: bool
+
+    answer = gpt.chat.completions.parse(model="guide", messages=USER, response_format=Person, max_tokens=60, seed=1)
+    assert isinstance(answer.choices[0].message.parsed, Person)
+
+
+def test_openai_errors(gpt):
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt-9'"):
+        gpt.chat.completions.create(model="gpt-9", messages=USER)
+    with pytest.raises(openai.BadRequestError) as caught:
+        gpt.chat.completions.create(model="scripted", messages=asking("x" * 5000))
+    assert caught.value.code == "context_length_exceeded" and "4096" in str(caught.value)
+    with pytest.raises(openai.BadRequestError) as caught:
+        gpt.chat.completions.create(model="scripted", messages=USER, temperature="hot")
+    assert caught.value.param == "temperature"
+
+
+def test_openai_responses(gpt):
+    answer = gpt.responses.create(model="scripted", input="hello", instructions="Be nice.")
+    assert (answer.output_text, answer.status, answer.usage.output_tokens) == ("Hello there.", "completed", 10)
+    answer = gpt.responses.create(model="scripted", input=asking("think"))
+    assert [item.type for item in answer.output] == ["reasoning", "message"]
+    assert answer.output[0].content[0].text == "Hm, well." and answer.output_text == "It is four."
+    answer = gpt.responses.create(model="scripted", input="hello", max_output_tokens=3)
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_openai_responses_with_tools(gpt):
+    """As Codex sends: with tools of other kinds, and the whole conversation as items."""
+    tools = [*FLAT_TOOLS, {"type": "web_search"}, {"type": "local_shell"}, {"type": "custom", "name": "apply_patch"}]
+    answer = gpt.responses.create(model="scripted", input=asking("call"), tools=tools)
+    message, first, second = answer.output
+    assert message.content[0].text == "Let me see."
+    assert (first.name, json.loads(first.arguments)) == ROME and second.name == "now"
+    items = [*asking("call"), *answer.output]
+    items += [{"type": "function_call_output", "call_id": call.call_id, "output": "sun"} for call in (first, second)]
+    answer = gpt.responses.create(model="scripted", input=[*items, *asking("sun")], tools=tools, store=False)
+    assert answer.output_text == "It is sunny."
+
+
+def test_openai_responses_streamed(gpt):
+    with gpt.responses.stream(model="scripted", input=asking("call"), tools=FLAT_TOOLS) as stream:
+        events = [*stream]
+        answer = stream.get_final_response()
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    assert events[0].type == "response.created" and events[-1].type == "response.completed"
+    assert answer.output_text == "Let me see." and [item.type for item in answer.output] == [
+        "message", "function_call", "function_call",
+    ]  # fmt: skip
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == answer.output[1].arguments + answer.output[2].arguments
+
+
+def test_probes_and_what_is_not_kept(gpt, served: Served):
+    assert served.post("/v1/responses", {"input": []}).json["status"] == "completed"
+    assert served.post("/v1/responses", {"input": [], "stream": True}).events[-1]["type"] == "response.completed"
+    with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):
+        gpt.responses.create(model="scripted", input="hello", previous_response_id="resp_1")
+    with pytest.raises(openai.BadRequestError, match="only text can be read"):
+        image = {"type": "input_image", "image_url": "data:,"}
+        gpt.responses.create(model="scripted", input=[{"role": "user", "content": [image]}])
+
+
+# ---- anthropic
+
+
+def test_anthropic_messages(claude):
+    answer = claude.messages.create(model="scripted", max_tokens=99, messages=USER, system="Be nice.")
+    assert (answer.content[0].text, answer.stop_reason) == ("Hello there.", "end_turn")
+    assert answer.usage.output_tokens == 10
+    with claude.messages.stream(model="scripted", max_tokens=99, messages=USER) as stream:
+        assert "".join(stream.text_stream) == "Hello there."
+        assert stream.get_final_message().usage.output_tokens == 10
+    answer = claude.messages.create(model="scripted", max_tokens=3, messages=USER)
+    assert answer.stop_reason == "max_tokens"
+    answer = claude.messages.create(model="scripted", max_tokens=99, messages=asking("stop"), stop_sequences=["END"])
+    assert (answer.stop_reason, answer.stop_sequence, answer.content[0].text) == ("stop_sequence", "END", "one ")
+
+
+def test_anthropic_thinks(claude):
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    answer = claude.messages.create(model="scripted", max_tokens=2048, messages=asking("think"), thinking=thinking)
+    assert [block.type for block in answer.content] == ["thinking", "text"]
+    assert (answer.content[0].thinking, answer.content[1].text) == ("Hm, well.", "It is four.")
+    messages = [*asking("think"), {"role": "assistant", "content": answer.content}, *asking("hello")]
+    assert claude.messages.create(model="scripted", max_tokens=99, messages=messages).content[0].text == "Hello there."
+
+
+def test_anthropic_tools(claude):
+    server_tool = {"type": "web_search_20250305", "name": "web_search"}
+    asked = {"model": "scripted", "max_tokens": 200, "tools": [*CLAUDE_TOOLS, server_tool]}
+    answer = claude.messages.create(messages=asking("call"), **asked)
+    assert answer.stop_reason == "tool_use"
+    text, first, second = answer.content
+    assert (
+        text.text == "Let me see." and (first.name, first.input) == ROME and (second.name, second.input) == ("now", {})
+    )
+    results = [
+        {"type": "tool_result", "tool_use_id": first.id, "content": [{"type": "text", "text": "sun"}]},
+        {"type": "tool_result", "tool_use_id": second.id, "content": "no clock", "is_error": True},
+        {"type": "text", "text": "sun"},
+    ]
+    messages = [*asking("call"), {"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
+    assert claude.messages.create(messages=messages, **asked).content[0].text == "It is sunny."
+    with claude.messages.stream(messages=asking("call"), **asked) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert [block.type for block in final.content] == ["text", "tool_use", "tool_use"]
+    assert final.content[1].input == ROME[1] and events.count("content_block_start") == 3
+    forced = claude.messages.create(
+        model="guide", max_tokens=60, messages=USER, tools=CLAUDE_TOOLS, tool_choice={"type": "tool", "name": "now"}
+    )
+    assert [(block.name, block.input) for block in forced.content] == [("now", {})]
+
+
+def test_anthropic_counts_and_errors(claude, served: Served):
+    count = claude.messages.count_tokens(model="scripted", messages=USER, system="Be nice.", tools=CLAUDE_TOOLS)
+    used = claude.messages.create(
+        model="scripted", max_tokens=1, messages=USER, system="Be nice.", tools=CLAUDE_TOOLS
+    ).usage
+    assert count.input_tokens == used.input_tokens + used.cache_read_input_tokens > 50
+    with pytest.raises(anthropic.NotFoundError):
+        claude.messages.create(model="claude-9", max_tokens=9, messages=USER)
+    with pytest.raises(anthropic.BadRequestError, match="leaves no room in a context of 4096"):
+        claude.messages.create(model="scripted", max_tokens=9, messages=asking("x" * 5000))
+    error = served.post("/v1/messages", {"messages": USER}).json
+    assert error == {"type": "error", "error": {"type": "invalid_request_error", "message": "max_tokens is missing"}}
+
+
+def test_a_line_that_changes_spoils_nothing(served: Served):
+    """What a client puts at the head of its system message, different each time, is left out."""
+
+    def ask(line: str) -> dict:
+        system = [
+            {"type": "text", "text": f"x-anthropic-billing-header: {line}"},
+            {"type": "text", "text": "Be nice. " * 30},
+        ]
+        return served.post(
+            "/v1/messages", {"system": system, "messages": USER, "max_tokens": 2, "model": "scripted"}
+        ).json
+
+    ask("cch=1")
+    assert ask("cch=23")["usage"]["cache_read_input_tokens"] > 150
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": []},
+        {"messages": [{"role": "tool", "content": "x"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]},
+        {"tools": [{"name": "a b", "input_schema": {"type": "object"}}]},
+        {"tool_choice": "any"},
+        {"thinking": {"type": "sometimes"}},
+        {"max_tokens": 0},
+        {"stop_sequences": 5},
+    ],
+)
+def test_nonsense_for_anthropic(served: Served, fields: dict):
+    reply = served.post("/v1/messages", {"messages": USER, "max_tokens": 5, **fields})
+    assert reply.status == 400 and reply.json["error"]["type"] == "invalid_request_error", reply.json

@@ -1,0 +1,195 @@
+"""The page of localllm serve: it is whole, asks nobody else, can be used without a mouse, and keeps conversations."""
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from browser import CHROMIUM, tab
+from served import Served, scripted, serving
+from test_serve import THINKS, until
+from tiny_model import write_tiny_model
+
+from localllm.server.guard import Rules
+from localllm.server.page import FILE, content
+from localllm.services import sessions
+
+SOURCE = FILE.read_text(encoding="utf-8")
+SAID = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "HELLO"}]
+KEY = "correct horse battery"
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    path = str(write_tiny_model(tmp_path / "tiny.gguf"))
+    rules = Rules(origins=["https://friend.example"])
+    with serving({"scripted": lambda: scripted(path, {})}, rules) as found:
+        yield found
+
+
+class Controls(HTMLParser):
+    """What a page has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.tags, self.unlabelled = list[str](), list[tuple[str, dict]](), list[dict]()
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("select", "input", "textarea") and "label" not in self.open:
+            self.unlabelled.append(dict(attrs))
+        if tag not in ("meta", "input", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open.pop() != tag:
+            pass
+
+
+def test_it_asks_nobody_else(served: Served):
+    reply = served.get("/")
+    policy = reply.headers["content-security-policy"]
+    assert (
+        reply.status == 200
+        and reply.body == FILE.read_bytes()
+        and reply.headers["content-type"].startswith("text/html")
+    )
+    assert "default-src 'none'" in policy and "connect-src 'self'" in policy and "unsafe" not in policy
+    assert len(re.findall(r"'sha256-[A-Za-z0-9+/=]{44}'", policy)) == 2
+    assert not re.search(r"https?://|//[a-z]+\.|@import|<link|<img|eval\(|innerHTML|onclick=|style=", SOURCE)
+
+
+def test_it_works_without_a_mouse():
+    """Every control has a label, and nothing is a button that is none; what comes is read out."""
+    found = Controls()
+    found.feed(SOURCE)
+    tags = dict(found.tags)
+    assert found.unlabelled == [] and found.open == []
+    assert ("lang", "en") in tags["html"].items() and "width=device-width" in str(found.tags)
+    log = next(attributes for tag, attributes in found.tags if tag == "main")
+    assert (log["role"], log["aria-live"], log["tabindex"]) == ("log", "polite", "0") and log["aria-label"]
+    assert all(attributes.get("type") in ("button", "submit") for tag, attributes in found.tags if tag == "button")
+    assert any(attributes.get("role") == "status" for _, attributes in found.tags)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_its_script_is_valid(tmp_path):
+    script = tmp_path / "page.js"
+    script.write_text(re.findall("<script>(.*?)</script>", SOURCE, re.DOTALL)[0], encoding="utf-8")
+    assert subprocess.run(["node", "--check", script], capture_output=True).stderr == b""
+
+
+def test_the_hashes_are_of_what_is_there():
+    assert content()[0] == FILE.read_bytes()
+
+
+def test_conversations_are_those_of_chat(served: Served):
+    assert served.get("/sessions").json == {"sessions": []}
+    body = b'{"messages": %s, "model": "scripted"}' % repr(SAID).replace("'", '"').encode()
+    put = {"Content-Type": "application/json"}
+    assert served.ask("PUT", "/sessions/trip", body, put).status == 200
+    assert sessions.read("trip").messages == SAID and sessions.read("trip").model.name == "scripted"
+    with sessions.SessionFile("trip") as file:
+        assert served.ask("PUT", "/sessions/trip", body, put).status == 400  # a chat has it open
+        file.write([{**SAID[0]}, {**SAID[1], "finish": "stop", "tokens": 5}])
+    assert served.get("/sessions").json == {"sessions": [{"name": "trip"}]}
+    told = served.get("/sessions/trip").json["messages"]
+    assert [message["content"] for message in told] == ["hello", "HELLO"]
+    longer = b'{"messages": %s}' % repr([*SAID, *SAID]).replace("'", '"').encode()
+    assert served.ask("PUT", "/sessions/trip", longer, put).status == 200
+    kept = sessions.read("trip").messages
+    assert len(kept) == 4 and kept[1]["finish"] == "stop"
+
+
+@pytest.mark.parametrize("name", ["..", "%2e%2e", "..%2fx", "a%2fb", ".hidden", "x" * 99, "a%00b", "a%0ab"])
+def test_names_that_are_none(served: Served, name: str):
+    assert served.get(f"/sessions/{name}").status in (400, 404)
+    reply = served.ask("PUT", f"/sessions/{name}", b'{"messages": []}', {"Content-Type": "application/json"})
+    assert reply.status in (400, 404) and not sessions.names()
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b'{"messages": 5}', b'{"messages": [{"role": "tool", "content": "x"}]}', b'{"messages": [{}]}',
+             b'{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]}']
+)  # fmt: skip
+def test_nonsense_is_not_kept(served: Served, body: bytes):
+    assert served.ask("PUT", "/sessions/a", body, {"Content-Type": "application/json"}).status == 400
+    assert not sessions.names()
+
+
+def test_conversations_are_for_nobody_else(served: Served):
+    """Not even for a site that may ask the model."""
+    assert served.get("/v1/models", Origin="https://friend.example").status == 200
+    for method, address in (
+        ("GET", "/sessions"),
+        ("GET", "/sessions/trip"),
+        ("PUT", "/sessions/trip"),
+        ("OPTIONS", "/sessions"),
+    ):
+        assert served.ask(method, address, None, {"Origin": "https://friend.example"}).status == 403
+    with serving({"scripted": lambda: None}, Rules(keys=[KEY])) as locked:
+        assert locked.get("/").status == 200 and locked.get("/sessions").status == 401
+        assert locked.get("/sessions", Authorization=f"Bearer {KEY}").status == 200
+
+
+ASKED = {
+    "hello": "Hello <b>there</b>.\n```python\nx = 1\n```\nDone.",
+    "hi": "Hi!",
+    "slowly": "word " * 400,
+    "think": "<think>Hm, well.</think>It is four.",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_in_a_browser(tmp_path, monkeypatch):
+    """With the keyboard alone: ask, stop, edit, keep, and find it again; at a phone's width."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    path = str(write_tiny_model(tmp_path / "tiny.gguf", chat_template=THINKS))
+    with serving({"scripted": lambda: scripted(path, ASKED)}) as served, tab(tmp_path / "browser") as browser:
+        browser.call("Emulation.setDeviceMetricsOverride", width=360, height=640, deviceScaleFactor=1, mobile=True)
+        browser.call("Page.navigate", url=served.url)
+        browser.until("document.querySelector('#model') && document.querySelector('#model').value === 'scripted'")
+        assert browser.value("document.activeElement.id") == "text"
+
+        def ask(text: str) -> None:
+            browser.write(text)
+            browser.press("Enter", "\r", 13)
+
+        ask("hello")
+        browser.until("document.querySelectorAll('article').length === 2 && !document.querySelector('#send').hidden")
+        assert browser.value("document.querySelector('figure code').textContent") == "x = 1\n"
+        assert browser.value("document.querySelector('article.assistant').innerText").count("<b>there</b>") == 1
+        assert browser.value("document.querySelector('figure button').textContent") == "Copy"
+        assert browser.value("document.documentElement.scrollWidth") <= 360
+
+        ask("think")
+        browser.until("document.querySelectorAll('article').length === 4 && !document.querySelector('#send').hidden")
+        assert browser.value("document.querySelector('details').open") is False
+        assert browser.value("document.querySelector('details .said').textContent") == "Hm, well."
+
+        ask("slowly")
+        browser.until("document.querySelectorAll('article').length === 6")
+        browser.press("Escape", code=27)
+        browser.until("document.querySelector('#status').textContent === 'Stopped.'")
+        until(lambda: served.service.shelf.counts() == (0, 0))
+
+        browser.value("document.querySelectorAll('article.user button')[0].click()")
+        assert browser.value("document.querySelectorAll('article').length") == 0
+        assert browser.value("document.querySelector('#text').value") == "hello"
+        browser.value("document.querySelector('#text').value = ''; window.prompt = () => 'trip'")
+        ask("hi")
+        browser.until("document.querySelectorAll('article').length === 2 && !document.querySelector('#send').hidden")
+        browser.value("document.querySelector('#keep').click()")
+        until(lambda: sessions.names() == ["trip"])
+        assert [message["content"] for message in sessions.read("trip").messages] == ["hi", "Hi!"]
+
+        browser.call("Page.reload")
+        browser.until("[...document.querySelectorAll('#sessions option')].some((each) => each.value === 'trip')")
+        browser.value(
+            "const s = document.querySelector('#sessions'); s.value = 'trip'; s.dispatchEvent(new Event('change'))"
+        )
+        browser.until("document.querySelectorAll('article').length === 2")
+        assert browser.errors == []

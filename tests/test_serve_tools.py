@@ -1,0 +1,149 @@
+"""localllm serve with tools: calls whole and streamed, answers to them, choices that force or forbid."""
+
+import json
+
+import pytest
+from served import Served, scripted, serving
+from test_calls import QWEN
+from test_serve import GUIDE
+from tiny_model import write_tiny_model
+
+CALLED = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+SCRIPT = {
+    "one": CALLED,
+    "two": f"Let me see.\n{CALLED}{OTHER}",
+    "prose": "One writes <tool_call> in front of a call.",
+    "long": CALLED,
+    "sun": "It is sunny.",
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer", "maximum": 9, "minimum": 0}},
+                "required": ["city", "days"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+ROME = ("get_weather", {"city": "Rome", "days": 2})
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", chat_template=QWEN)
+    with serving({"scripted": lambda: scripted(str(path), SCRIPT)}) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def guide():
+    with serving({"guide": GUIDE}) as served:
+        yield served
+
+
+def calls_in(message: dict) -> list[tuple[str, dict]]:
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    return [(function["name"], json.loads(function["arguments"])) for function in functions]
+
+
+def test_calls(told: Served):
+    choice = told.chat("one", tools=TOOLS).json["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    assert calls_in(choice["message"]) == [ROME]
+    assert len(choice["message"]["tool_calls"][0]["id"]) == 9
+    choice = told.chat("two", tools=TOOLS).json["choices"][0]
+    assert choice["message"]["content"] == "Let me see."
+    assert calls_in(choice["message"]) == [ROME, ("now", {})]
+
+
+def test_streamed_calls_have_their_indices(told: Served):
+    events = told.chat("two", tools=TOOLS, stream=True, n=2).events
+    for index in (0, 1):
+        choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+        deltas = [delta for choice in choices for delta in choice["delta"].get("tool_calls", ())]
+        names = {delta["index"]: delta["function"]["name"] for delta in deltas if "id" in delta}
+        assert names == {0: "get_weather", 1: "now"}
+        pieces = {place: "".join(d["function"]["arguments"] for d in deltas if d["index"] == place) for place in names}
+        assert [json.loads(pieces[place]) for place in (0, 1)] == [ROME[1], {}]
+        assert sum(delta["index"] == 0 for delta in deltas) > 5  # piece by piece
+        assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+def test_literal_markers(told: Served):
+    message = told.chat("prose", tools=TOOLS).json["choices"][0]
+    assert (message["message"]["content"], message["finish_reason"]) == (SCRIPT["prose"], "stop")
+
+
+def test_without_tools_a_call_is_text(told: Served):
+    assert told.chat("one").json["choices"][0]["message"]["content"] == CALLED
+    assert told.chat("one", tools=TOOLS, tool_choice="none").json["choices"][0]["message"]["content"] == CALLED
+
+
+def test_a_call_that_is_cut(told: Served):
+    choice = told.chat("long", tools=TOOLS, max_tokens=50).json["choices"][0]
+    assert choice["finish_reason"] == "length"
+
+
+def test_results_reach_the_model(told: Served):
+    first = told.chat("one", tools=TOOLS).json["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "sun"}
+    messages = [{"role": "user", "content": "one"}, first, result, {"role": "user", "content": "sun"}]
+    reply = told.post("/v1/chat/completions", {"messages": messages, "tools": TOOLS}).json
+    assert reply["choices"][0]["message"]["content"] == "It is sunny."
+    engine = told.model().engine
+    text = told.model().detokenize(engine.sequences[-1].tokens, special=True)
+    assert '"city": "Rome"' in text and "<|im_start|>tool\nsun" in text and '"name": "now"' in text
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_model_without_tools_has_to_call(guide: Served, choice, parallel: bool):
+    """The built-in model has never seen a tool: it is told of them, and calls what it has to."""
+    reply = guide.chat(
+        "Hi", tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel, max_tokens=400, seed=3, temperature=0.5
+    )
+    choice_made = reply.json["choices"][0]
+    assert choice_made["finish_reason"] in ("tool_calls", "length"), reply.json
+    if choice_made["finish_reason"] == "tool_calls":
+        [(name, arguments)] = calls_in(choice_made["message"])
+        assert name == ("now" if isinstance(choice, dict) else name)
+        assert name == "now" or set(arguments) == {"city", "days"}
+
+
+def test_which_tools_there_are_is_told(guide: Served):
+    before = guide.chat("Hi", max_tokens=1).json["usage"]["prompt_tokens"]
+    assert guide.chat("Hi", max_tokens=1, tools=TOOLS).json["usage"]["prompt_tokens"] > before + 20
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": "all"},
+        {"tools": ["x"]},
+        {"tools": [{"type": "web_search"}]},
+        {"tools": [{"type": "function", "function": {}}]},
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+        {"tools": TOOLS, "tool_choice": "sometimes"},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
+        {"tools": TOOLS, "response_format": {"type": "json_object"}},
+        {
+            "messages": [
+                {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
+            ]
+        },
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": 5}]},
+    ],
+)
+def test_nonsense_with_tools(told: Served, fields: dict):
+    reply = told.post(
+        "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, **fields}
+    )
+    assert reply.status == 400 and reply.json["error"]["message"], reply.json

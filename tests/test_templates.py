@@ -1,0 +1,92 @@
+"""Templates of our own, tests/templates, with what transformers makes of them: what released ones are made of."""
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+import pytest
+from jinja2 import nodes
+
+from localllm.errors import ModelError
+from localllm.text import sandbox
+from localllm.text.templates import ChatTemplate
+
+TESTS = Path(__file__).parent
+RECORDED = json.loads((TESTS / "template_renderings.json").read_text())
+CONVERSATIONS = json.loads((TESTS / "chat_renderings.json").read_text())["conversations"] | RECORDED["conversations"]
+RENDERINGS = RECORDED["renderings"]
+TEMPLATES = {path.stem: path.read_text() for path in sorted((TESTS / "templates").glob("*.jinja"))}
+
+
+class FirstOfMay(datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2026, 5, 1, 12, 30)
+
+
+@cache
+def compiled(name: str) -> ChatTemplate:
+    """Once for all conversations: each is tried in a process of its own first."""
+    return ChatTemplate(TEMPLATES[name], "<s>", "</s>")
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    for name, texts in RENDERINGS.items():
+        for kind in texts:
+            if not (name == "no_system" and CONVERSATIONS[kind]["messages"][0]["role"] == "system"):
+                yield name, kind
+
+
+@pytest.mark.parametrize(("name", "kind"), [*cases()])
+def test_they_render_as_in_transformers(name: str, kind: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sandbox, "datetime", FirstOfMay)
+    template, conversation = compiled(name), CONVERSATIONS[kind]
+    expected = RENDERINGS[name][kind]
+    if expected is None:
+        with pytest.raises(ModelError, match=r"the chat template (fails|refuses the conversation) in line \d+: "):
+            template.render(conversation["messages"], **conversation["variables"])
+    else:
+        assert template.render(conversation["messages"], **conversation["variables"]) == expected
+
+
+def test_where_transformers_has_no_system_message_there_is_one_here():
+    template, conversation = compiled("no_system"), CONVERSATIONS["turns"]
+    assert RENDERINGS["no_system"]["turns"] is None
+    assert template.render(conversation["messages"]) == (
+        '<s><turn>user\nBe brief.\n\nWhat is 2 < 3 & "é"?</turn>\n<turn>model\nTrue.</turn>\n'
+        "<turn>user\nAnd now?</turn>\n<turn>model\n"
+    )
+
+
+def test_all_are_recorded_and_most_render():
+    assert RENDERINGS.keys() == TEMPLATES.keys() and len(TEMPLATES) >= 12
+    assert all(texts.keys() == CONVERSATIONS.keys() for texts in RENDERINGS.values())
+    texts = [text for each in RENDERINGS.values() for text in each.values()]
+    assert len([*filter(None, texts)]) > 250 and len({*texts}) > 200
+
+
+def constructs(source: str) -> set[str]:
+    """Filters, tests, methods, functions, parts of `loop`, and kinds of nodes that a template uses."""
+    found = set[str]()
+    tree = sandbox._Environment().parse(source)
+    own = {macro.name for macro in tree.find_all(nodes.Macro)}
+    for node in tree.find_all(nodes.Node):
+        found.add(type(node).__name__)
+        if isinstance(node, nodes.Filter | nodes.Test):
+            found.add(f"{type(node).__name__} {node.name}")
+        elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr):
+            found.add(f".{node.node.attr}()")
+        elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and node.node.name not in own:
+            found.add(f"{node.node.name}()")
+        elif isinstance(node, nodes.Getattr) and isinstance(node.node, nodes.Name) and node.node.name == "loop":
+            found.add(f"loop.{node.attr}")
+    return found
+
+
+def test_they_use_what_released_ones_use(shared):
+    released = set().union(*(constructs(path.read_text()) for path in (shared / "templates").glob("*.jinja")))
+    own = set().union(*map(constructs, TEMPLATES.values()))
+    beyond = {"Filter from_json", ".append()", ".pop()"}  # which transformers does not have, or lets nobody call
+    assert released - own - beyond == set()
