@@ -8,7 +8,7 @@ and a byte-level BPE vocabulary of its own. All text comes from guide_text.py; n
 seeded; on one machine with the same PyTorch and threads two runs agree.
 
 Needs PyTorch 2.13. The file in the repository came from one run of this script, on two cores of an Intel Emerald Rapids
-that did much else at the same time: 36 minutes for the first round and SECOND for the second. (Between the rounds
+that did much else at the same time: 36 minutes for the first round and 18 for the second. (Between the rounds
 `serve` came to localllm: the first round still learned that there is no server.) A training that was stopped goes on
 from its checkpoint. Score a new file with score_guide.py before it replaces the old one.
 """
@@ -68,7 +68,7 @@ class Training:
     row: int = 256  # tokens of a packed row
     rows: int = 8  # rows of a step
     rates: tuple[float, ...] = (3e-3, 1.5e-3)  # the highest of each round, from which it falls to zero,
-    ends: tuple[int | None, ...] = (1600, None)  # but the first ends after so many steps, near the second's rate
+    ends: tuple[int, ...] = (1600, 600)  # but a round ends after so many steps: the first near the second's rate
     warmup: int = 100
     decay: float = 0.05
     smoothing: float = 0.05
