@@ -112,8 +112,6 @@ def test_nothing_asked(cli):
         (2, ["run", "TINY", "-p", "x", "--kv-type", "k=f16,v=f16", "-ctk", "f32"], "leave out -ctk and -ctv"),
         (2, ["run", "TINY", "-p", "x", "--kv-type", "k=f16,v=f16", "-ctv", "f32"], "leave out -ctk and -ctv"),
         (2, ["run", "TINY", "-p", "x", "--grammar", "root ::= x", "--regex", "x"], "--grammar and --regex do not go"),
-        (2, ["run", "TINY", "-p", "x", "--keep", "5"], "keep makes no sense without"),
-        (2, ["run", "TINY", "-p", "x", "--on-overflow", "drop-turns", "--keep", "5"], "keep makes no sense without"),
         (2, ["run", "TINY", "-p", "x", "--n", "2", "--speculate", "draft:TINY"], "for one answer only"),
         (2, ["run", "TINY", "-p", "x", "--beams", "2", "--speculate", "draft:TINY"], "for one answer only"),
         (2, ["run", "TINY", "-p", "x", "--beams", "2", "--mirostat", "1"], "--mirostat makes no sense"),
@@ -459,6 +457,29 @@ def test_ctrl_c_while_it_starts(tiny: str, seconds: float):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, b"")
+
+
+# Ctrl-C in a callback, from which Python lets nothing out.
+IN_A_CALLBACK = """
+import signal, time, weakref
+from localllm.cli import main
+main.raise_ctrl_c_again()
+class Nothing: ...
+nothing = Nothing()
+reference = weakref.ref(nothing, lambda _: signal.raise_signal(signal.SIGINT))
+try:
+    del nothing
+    print("goes on", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@posix
+def test_ctrl_c_where_python_cannot_raise_it():
+    done = subprocess.run([sys.executable, "-c", IN_A_CALLBACK], capture_output=True, env=ENVIRONMENT, timeout=120)
+    assert (done.stdout, done.stderr) == (b"goes on\ninterrupted\n", b"")
 
 
 # The program, which says on stderr when it has its first token: with --json, nothing else shows that.

@@ -464,3 +464,32 @@ def test_what_run_has_read_of_a_long_prompt_is_used(shared, tmp_path, monkeypatc
             reply = served.post("/v1/completions", {"prompt": text + more, "max_tokens": 8, "temperature": 0}).json
             assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] >= least
             assert more or reply["choices"][0]["text"] == expected
+
+
+def test_an_answer_whose_client_is_gone_at_once_ends(told: Served):
+    """Before the head of the stream could be sent: nothing is left running, and no model is held."""
+    import asyncio
+
+    from localllm.generation.generate import GenerationOptions
+    from localllm.server.openai_chat import streamed
+    from localllm.server.service import Question
+    from localllm.server.wire import EventStream
+
+    told.chat("x")
+    told.model().engine.gate.clear()
+
+    async def gone() -> None:
+        question = Question(None, [[{"role": "user", "content": "long"}]], GenerationOptions())
+        exchange = await told.service.exchange(question)
+        stream = EventStream(streamed(exchange, question, False), told.service.limits, {}, exchange.close)
+
+        async def send(message: dict) -> None:
+            raise OSError("gone")
+
+        with pytest.raises(OSError, match="gone"):
+            await stream({"type": "http"}, asyncio.Event().wait, send)
+
+    asyncio.run_coroutine_threadsafe(gone(), told.loop).result(30)
+    told.model().engine.gate.set()
+    until(lambda: told.service.shelf.counts() == (0, 0))
+    assert told.service.shelf.book(None).readers == 0

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from localllm.arch.formulas import gelu_erf, xielu
 from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.states import Latent, Paged, Recurrent
@@ -23,14 +24,16 @@ from localllm.frozen import frozen
 Activation = Any
 Numbers = Any  # one integer for each row
 Choice = Any  # which experts the tokens of an activation go to
+EVERY_TOKEN = 1 << 40
 
 
 @frozen
 class Scores:
     """How queries and keys make scores: query heads in equal groups share key-value heads.
 
-    A score s becomes softcap * tanh(s / softcap) if softcap is not 0, and loses slope * distance if heads have slopes
-    (ALiBi, Press et al. 2021). A sink is a score of each head for nothing (gpt-oss, 2025).
+    A score s becomes softcap * tanh(s / softcap) if softcap is not 0, and loses slope * |distance| if heads have slopes
+    (ALiBi, Press et al. 2021). A sink is a score of each head for nothing (gpt-oss, 2025). Tokens see the `ahead`
+    tokens behind them, too: EVERY_TOKEN where attention goes both ways.
     """
 
     heads: int
@@ -38,6 +41,7 @@ class Scores:
     softcap: float = 0.0
     slopes: Sequence[float] = ()
     sinks: Weight | None = None
+    ahead: int = 0
     chosen: Activation | None = None  # which keys count, as `choose` says; None: all that a token sees
 
 
@@ -91,6 +95,10 @@ class RowwiseVerbs(Protocol):
         """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
         return self.rowwise("gelu", gelu, x)
 
+    def gelu_erf(self, x: Activation) -> Activation:
+        """x / 2 * (1 + erf(x / sqrt(2))), which `gelu` comes near to within 5e-4 (Hendrycks and Gimpel 2016)."""
+        return self.rowwise("gelu_erf", gelu_erf, x)
+
     def relu_squared(self, x: Activation) -> Activation:
         """max(x, 0)^2 (So et al. 2021), NaN for infinity."""
         return self.rowwise("relu_squared", relu_squared, x)
@@ -132,6 +140,7 @@ class Builder(RowwiseVerbs, Protocol):
 
     ids: Numbers  # of the run's tokens
     positions: Numbers  # theirs in their sequences
+    kinds: Numbers  # theirs in a pair of texts: 0 in the first one, 1 in the second
     wanted: Numbers  # which tokens' logits are asked for
 
     def embed(self, weight: Weight, ids: Numbers) -> Activation:
@@ -140,6 +149,10 @@ class Builder(RowwiseVerbs, Protocol):
 
     def embed_positions(self, weight: Weight, positions: Numbers) -> Activation:
         """The rows of a table of positions: [tokens, width]."""
+        ...
+
+    def embed_kinds(self, weight: Weight, kinds: Numbers) -> Activation:
+        """The rows of a table of kinds of tokens: [tokens, width]."""
         ...
 
     def select(self, x: Activation, which: Numbers) -> Activation:
@@ -194,6 +207,10 @@ class Builder(RowwiseVerbs, Protocol):
         The run's keys and values go to the cache first, unless they are None: then an earlier layer has filled it. The
         values of a Latent state are the first numbers of its keys.
         """
+        ...
+
+    def pool(self, x: Activation, kind: str) -> Activation:
+        """One row for each text, of a row for each of its tokens: their "mean", the first ("cls") or the "last"."""
         ...
 
     def choose(self, q: Activation, k: Activation, weights: Activation, index: Latent, count: int) -> Activation:
@@ -409,13 +426,6 @@ def exponential(x: np.ndarray) -> np.ndarray:
 
 def plus(x: np.ndarray, number: float) -> np.ndarray:
     return x + np.float32(number)
-
-
-def xielu(x: np.ndarray, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> np.ndarray:
-    x = x.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        below = alpha_n * (np.expm1(np.minimum(x, epsilon)) - x)
-        return (np.where(x > 0, alpha_p * x * x, below) + beta * x).astype(np.float32)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:

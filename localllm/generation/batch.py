@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from localllm.engine.run import BATCH, PRECISE_TOKENS
 from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.frozen import frozen
 from localllm.generation.answering import Answering, AnswerRequest
 from localllm.generation.answers import seeded
 from localllm.generation.guide import Expected
@@ -40,6 +41,18 @@ class AnswerSpan(NamedTuple):
     ids: list[int]
 
 
+@frozen
+class Live:
+    """Requests come while others are answered: what LIVE_KEPT answers have read is kept for those that begin alike, and
+    tokens are guessed for an answer that is alone, if its options say so.
+
+    Attributes:
+        prefixes: what files have of long prompts. None is added: what is read beside others may be rounded otherwise.
+    """
+
+    prefixes: "Prefixes | None" = None
+
+
 class Batch:
     """Answers requests, of which it takes the next when there is room for it. Close it, and its sequences are closed.
 
@@ -58,16 +71,13 @@ class Batch:
         chunk: int = BATCH,
         places: int = sys.maxsize,
         precise: bool = True,
-        live: bool = False,
-        prefixes: "Prefixes | None" = None,
+        live: "Live | None" = None,
     ):
         """parallel: the most answers at once, or those to one prompt if they are more.
 
         chunk: tokens to read between two steps, PAGE at least.  places: about how many tokens to hold at most.
         precise: with the arithmetic that each prompt and answer would meet alone; without, all in 8 bits.
-        live: requests come while others are answered. Then what LIVE_KEPT answers have read is kept for those that
-        begin alike, and tokens are guessed for an answer that is alone, if its options say so.
-        prefixes: what files have of long prompts. None is added: what is read beside others may be rounded otherwise.
+        live: of a batch whose requests come while others are answered.
         """
         self.running, self.waiting = list[Answering](), deque[Answering]()
         self.written = self.preempted = 0
@@ -75,7 +85,7 @@ class Batch:
         self._vocab = min(engine.vocab_size, tokenizer.vocab_size)
         self._requests, self._finished = iter(requests), list[AnswerRequest]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
-        self._stopping, self._live, self._prefixes = False, live, prefixes
+        self._stopping, self._live, self._prefixes = False, live is not None, live and live.prefixes
         self._kept = deque[Answering]()  # that have finished, for the next that begin alike; the oldest first
 
     def __iter__(self) -> Iterator[list[AnswerRequest]]:
@@ -199,7 +209,8 @@ class Batch:
             if row is not None:
                 self._begin(answering, row[-1, : self._vocab])
         if self._precise:
-            self._advance(*self._reading(self._chunk))
+            is_heard = self._live and any(one.has_begun for one in self.running)
+            self._advance(*self._reading(PAGE if is_heard else self._chunk))  # who listens waits for short pieces
             writing = self._writing()
             if not (self._live and len(writing) == len(self.running) == 1 and self._leap(writing[0].answering)):
                 for one in writing:

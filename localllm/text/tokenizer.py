@@ -32,6 +32,7 @@ class Tokenizer:
         end_ids: every token that ends an answer.  control_ids: those that stand for no text.
         adds_bos, adds_eos: what the file asks for around a text.
         chat_template: the file's Jinja template, or None.
+        marks_pairs: whether the second of two texts is told by the kind of its tokens, and one token stands between.
         warning: one line that the user should see, or None.
     """
 
@@ -47,9 +48,10 @@ class Tokenizer:
         self._subwords = _dialect(vocabulary)(vocabulary)
         # A unigram model puts it there itself, after normalizing the text.
         self._puts_space = vocabulary.adds_space and vocabulary.model != "t5"
-        self._strips_space = vocabulary.adds_space or vocabulary.merges_spaces
+        self._strips_space = vocabulary.adds_space or vocabulary.merges_spaces or vocabulary.model == "bert"
         self._strips_before, self._strips_after = vocabulary.strips_before, vocabulary.strips_after
-        self._swallows = vocabulary.model == "t5" or bool(self._strips_before or self._strips_after)
+        self.marks_pairs = vocabulary.model == "bert"
+        self._swallows = vocabulary.model in ("t5", "bert") or bool(self._strips_before or self._strips_after)
         types = vocabulary.types
         self._special_types = {token: types[token] for token in of_kinds(types, USER_DEFINED, CONTROL, UNKNOWN)}
         control = [token for token, kind in self._special_types.items() if kind != USER_DEFINED]
@@ -185,6 +187,10 @@ def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
         from localllm.text.unigram import Unigram  # seldom needed
 
         return Unigram
+    if vocabulary.model == "bert":
+        from localllm.text.wordpiece import WordPiece
+
+        return WordPiece
     if vocabulary.model == "rwkv":
         from localllm.text.world import World
 

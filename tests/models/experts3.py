@@ -7,9 +7,10 @@ import numpy as np
 from .declaration import EMBEDDING, TIED, UNTIED, Dims, Shapes, declare
 from .dense import FULL, LLAMA, WIDE, YARN
 from .dense2 import with_own
-from .experts import ABSORBED, COMPRESSED_QUERIES, FOUR, LATENT, MIXTURE
+from .experts import ABSORBED, COMPRESSED_QUERIES, FOUR, LATENT, MIXTURE, QUERIES
 from .experts2 import BESIDE, BIASED_BESIDE, EIGHT, GROUPS, GUESSING, NORMED, QWEN, SIGMOID, SOFTMAX, mixed
 from .golden import OF_IMAGES
+from .linear import DELTA, kimi
 from .numbers import Numbers
 from .parts import ATTENTION, EXPERTS, GATED, HEAD_NORMS, NORMS, biased
 
@@ -125,7 +126,40 @@ def indexed(arch: str, chooses: str = "1" * 9, **more):
     return declare(arch, layer, UNTIED, metadata, **{**given, **dims})
 
 
+LING3_DELTA = {
+    **{name: shape for name, shape in DELTA.items() if name not in ("ssm_f_b.weight", "ssm_g_b.weight")},
+    "ssm_f_a.weight": "heads * delta, width", "ssm_g_a.weight": "heads * delta, width",
+}  # fmt: skip
+
+
+def ling3(kinds: str, queries: Shapes, metadata: dict, **dims):
+    """Kimi Linear with gates and rotations."""
+    made = kimi(kinds, LING3_DELTA, **dims)
+
+    def layer(d: Dims, number: int) -> Shapes:
+        found, attends = made.layer(d, number), kinds[number] == "a"
+        if attends:
+            found = {name: shape for name, shape in found.items() if name != "attn_q.weight"} | queries
+            found |= {"attn_gate.weight": "heads, width"}
+        guess = {**GUESSING, "layer_output_norm.weight": "width"} if number >= d.layers - d.guessing else {}
+        return {**found, **{name: shape for name, shape in guess.items() if "shared_head" not in name}}
+
+    def more(d: Dims) -> dict:
+        found = {"kda.gate_lower_bound": -4.0, "rope.freq_base": 5e4, **SIGMOID, **metadata}
+        found |= {"attention.q_lora_rank": d.q_rank} if d.q_rank else {}
+        found |= {"nextn_predict_layers": d.guessing} if d.guessing else {}
+        return {**made.metadata(d), "expert_weights_norm": True, **found}
+
+    dims = {**made.dims, "q_rank": 0, "guessing": 0, **dims}
+    return replace(made, arch="bailingmoe3", layer=layer, metadata=more, dims=dims)
+
+
 MOE3 = {
+    "bailingmoe3": ling3("mma", QUERIES, {"swiglu_clamp_exp": [0.0, 0.5, 0.4], "swiglu_clamp_shexp": [0.6, 0.0, 0.5]}),
+    "bailingmoe3_seeing": ling3(
+        "ama", COMPRESSED_QUERIES, {"rope.dimension_sections": [2, 3, 2, 1], **GROUPS, "expert_weights_scale": 1.5},
+        q_rank=40, guessing=1, heads=4, delta=20, value=24, nope=20, **{**EIGHT, "shared_hidden": 32},
+    ),
     "deepseek32": indexed("deepseek32", metadata={
         **SIGMOID, **NORMED, **GROUPS, **YARN, "expert_weights_scale": 2.5, "rope.freq_base": 3e4,
         "rope.scaling.yarn_log_multiplier": 0.1,
