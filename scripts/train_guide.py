@@ -7,10 +7,11 @@ A Llama-architecture model: RMSNorm, grouped-query attention, interleaved rotary
 and a byte-level BPE vocabulary of its own. All text comes from guide_text.py; nothing is downloaded. Every draw is
 seeded; on one machine with the same PyTorch and threads two runs agree.
 
-Needs PyTorch 2.13. The file in the repository came from one run of this script, on two cores of an Intel Emerald Rapids
-that did much else at the same time: 36 minutes for the first round and 18 for the second. (Between the rounds
-`serve` came to localllm: the first round still learned that there is no server.) A training that was stopped goes on
-from its checkpoint. Score a new file with score_guide.py before it replaces the old one.
+Needs PyTorch 2.13. The file in the repository came from these rounds, on two cores of an Intel Emerald Rapids that did
+much else at the same time: 36 minutes for the first and 18 for the second. It is not what this script gives to the
+byte: each round was a longer one that was stopped at a checkpoint, and `serve` came to localllm between them, so the
+first round and the tokenizer still had the answer that there is no server. A training that was stopped goes on from its
+checkpoint. Score a new file with score_guide.py before it replaces the old one.
 """
 
 from __future__ import annotations
