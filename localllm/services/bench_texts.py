@@ -39,7 +39,7 @@ def measured(
         told(f"texts of {length} tokens")
         count = max(TOKENS // length, 1)
         texts = np.random.default_rng(0).integers(0, reader.vocab_size, (count, length))
-        reader.read(texts[:8])
+        reader.read(list(texts[:8]))
         speeds = [count * length / seconds(reader, texts) for _ in range(max(repetitions, 1))]
         spread = stdev(speeds) if len(speeds) > 1 else 0.0
         speed = {"tokens_per_second": fmean(speeds), "deviation": spread, "texts_per_second": fmean(speeds) / length}
