@@ -20,10 +20,11 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-from models import DECLARATIONS, QUANTIZED, exact, model, write  # noqa: E402
+from models import DECLARATIONS, ENCODERS, QUANTIZED, exact, model, write  # noqa: E402
+from models.encoders import RowsGolden, texts  # noqa: E402
 from models.golden import FOLDER, STEPS, Golden, kept, prompt  # noqa: E402
 
-NAMES = [*DECLARATIONS, *QUANTIZED]
+NAMES = [*DECLARATIONS, *ENCODERS, *QUANTIZED]
 
 
 def main() -> None:
@@ -39,12 +40,15 @@ def main() -> None:
 
 
 def is_recorded(name: str) -> bool:
-    return (FOLDER / f"{name}.npz").exists() and Golden.load(name).digest == model(name).digest()
+    kind = RowsGolden if name in ENCODERS else Golden
+    return (FOLDER / f"{name}.npz").exists() and kind.load(name).digest == model(name).digest()
 
 
 def record(name: str, folder: Path, peer: str) -> bool:
     """Make a golden of what llama.cpp says, if it does."""
     made = model(name)
+    if name in ENCODERS:
+        return record_rows(name, folder, peer)
     tokens = prompt(name, made.metadata[f"{made.arch}.vocab_size"])
     rows = logits(exact(made), tokens.tolist(), STEPS, folder, peer)
     native = logits(made, tokens.tolist(), rows["then"].tolist(), folder, peer) if rows and made.formats else None
@@ -59,9 +63,26 @@ def record(name: str, folder: Path, peer: str) -> bool:
     return True
 
 
+def record_rows(name: str, folder: Path, peer: str) -> bool:
+    """The same of an encoder: its rows of a few texts."""
+    made = model(name)
+    job = {"model": str(write(made, folder / "model.gguf")), "read": [text.tolist() for text in texts(name, made)]}
+    found = computed(job, folder, peer)
+    if found is None:
+        return False
+    RowsGolden(found["rows"], made.digest()).save(name)
+    print(f"{name}: deviation {found['rows'].std():.2f} within texts, {found['rows'].std(axis=0).mean():.2f} between")
+    return True
+
+
 def logits(model, tokens: list[int], then: list[int] | int, folder: Path, peer: str) -> dict[str, np.ndarray] | None:
     """llama.cpp's, from a process of its own, since it aborts where it does not understand a file."""
     job = {"model": str(write(model, folder / "model.gguf")), "tokens": tokens, "then": then}
+    return computed(job, folder, peer)
+
+
+def computed(job: dict, folder: Path, peer: str) -> dict[str, np.ndarray] | None:
+    """What llama.cpp answers to a job of scripts/run_llama_cpp.py."""
     job["out"] = str(folder / "logits.npz")
     done = subprocess.run([peer, str(ROOT / "scripts/run_llama_cpp.py")], input=json.dumps(job), text=True)
     if done.returncode:

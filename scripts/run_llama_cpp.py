@@ -5,8 +5,9 @@ Python that has llama-cpp-python.
 Reads a job per line of stdin, as JSON. {"model": path, "tokens": [...], "then": [...] or a count, "out": path} writes
 an .npz with `prefill` [tokens, vocab], the tokens that were read behind them (the most likely, if `then` is a count)
 and `decode` [those, vocab]. One thread, keys and values in float32, no flash attention, the prompt in one batch, no
-repacked weights. {"vocabulary": path, "texts": [...], "out": path} writes a .json with three lists of tokens for each
-text: as it is, with special tokens read in it, and with those added to it, too.
+repacked weights. {"model": path, "read": [[...], ...], "out": path} writes `rows` [texts, width], what a model that
+pools makes of each text, all in one batch. {"vocabulary": path, "texts": [...], "out": path} writes a .json with three
+lists of tokens for each text: as it is, with special tokens read in it, and with those added to it, too.
 """
 
 import ctypes
@@ -17,20 +18,24 @@ import llama_cpp as llama
 import numpy as np
 
 CONTEXT = 128
+TEXTS = 8  # of a batch at most; it has to divide CONTEXT
 
 
-def opened(path: str):
-    """A model and a context for it."""
+def opened(path: str, texts: int = 1, **more):
+    """A model and a context for it, and for so many texts at once; more: of its parameters."""
     of_model = llama.llama_model_default_params()
     of_model.use_extra_bufts, of_model.n_gpu_layers = False, 0
     model = llama.llama_model_load_from_file(path.encode(), of_model)
     if not model:
         sys.exit(f"llama.cpp does not open {path}")
     chosen = llama.llama_context_default_params()
-    chosen.n_ctx = chosen.n_batch = chosen.n_ubatch = CONTEXT
+    chosen.n_batch = chosen.n_ubatch = CONTEXT
+    chosen.n_ctx, chosen.n_seq_max = CONTEXT * texts, texts
     chosen.n_threads = chosen.n_threads_batch = 1
     chosen.type_k = chosen.type_v = 0  # GGML_TYPE_F32
     chosen.flash_attn_type, chosen.offload_kqv, chosen.swa_full = 0, False, True
+    for name, value in more.items():
+        setattr(chosen, name, value)
     return model, llama.llama_init_from_model(model, chosen)
 
 
@@ -64,6 +69,28 @@ def run(job: dict) -> None:
     np.savez(job["out"], prefill=prefill, then=np.array(tokens, np.int32), decode=np.stack(decode))
 
 
+def pool(job: dict) -> None:
+    texts = job["read"]
+    model, context = opened(job["model"], TEXTS, embeddings=True)
+    batch, at = llama.llama_batch_init(sum(map(len, texts)), 0, 1), 0
+    for number, tokens in enumerate(texts):
+        for position, token in enumerate(tokens):
+            batch.token[at], batch.pos[at], batch.logits[at] = token, position, 1
+            batch.n_seq_id[at], batch.seq_id[at][0] = 1, number
+            at += 1
+    batch.n_tokens = at
+    if llama.llama_decode(context, batch):
+        sys.exit("llama.cpp does not compute it")
+    is_rank = llama.llama_pooling_type(context) == llama.LLAMA_POOLING_TYPE_RANK
+    width = llama.llama_model_n_cls_out(model) if is_rank else llama.llama_model_n_embd(model)
+    found = [llama.llama_get_embeddings_seq(context, number) for number in range(len(texts))]
+    rows = np.stack([np.ctypeslib.as_array(row, (width,)).copy() for row in found])
+    llama.llama_batch_free(batch)
+    llama.llama_free(context)
+    llama.llama_model_free(model)
+    np.savez(job["out"], rows=rows)
+
+
 def tokenize(job: dict) -> None:
     chosen = llama.llama_model_default_params()
     chosen.vocab_only = True
@@ -93,4 +120,4 @@ if __name__ == "__main__":
     llama.llama_backend_init()
     for line in sys.stdin:
         job = json.loads(line)
-        tokenize(job) if "texts" in job else run(job)
+        {"texts": tokenize, "read": pool}.get(next((key for key in ("texts", "read") if key in job), ""), run)(job)

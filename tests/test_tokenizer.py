@@ -518,7 +518,8 @@ def test_long_runs_are_cut_in_linear_time(name: str):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, r"\(bert, WordPiece\) is not supported"),
+        ({"model": "rwkv"}, r"\(rwkv, RWKV\) is not supported"),
+        ({"model": "bert", "unknown_token_id": -1}, "unknown_token_id should be set"),
         ({"model": "new\nkind"}, r"a name, is 'new\\nkind'"),
         ({"model": None}, "tokenizer.ggml.model should be a text, is missing"),
         ({"tokens": None}, "tokens should be an array of strings, is missing"),

@@ -23,6 +23,7 @@ CASES = {
     "reglu": {},
     "swiglu_limited": {"sharpness": 1.702, "limit": 7.0},
     "gelu": {},
+    "gelu_erf": {},
     "relu_squared": {},
     "relu": {},
     "exponential": {},

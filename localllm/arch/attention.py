@@ -82,6 +82,10 @@ class Transformer(Hyperparameters):
         """How many tokens a layer sees, None for all."""
         return None
 
+    def ahead(self, layer: int) -> int:
+        """How many tokens behind it a token sees in a layer."""
+        return 0
+
     def rope(self, layer: int) -> Rope | None:
         """How a layer's queries and keys are rotated, None for not at all."""
         return self.attention.rope
@@ -184,7 +188,8 @@ def attend(
 ) -> Activation:
     """Rotate queries and keys, and attend; `given`: what else Scores has."""
     q, k = rotated(b, h, state.layer, q, k, factors)
-    return b.attend(q, k, v, state, Scores(h.attention.heads[state.layer], h.scale, **given))
+    heads, ahead = h.attention.heads[state.layer], h.ahead(state.layer)
+    return b.attend(q, k, v, state, Scores(heads, h.scale, ahead=ahead, **given))
 
 
 def rotated(
@@ -214,6 +219,12 @@ def normed_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activ
     head_dim = h.attention.head_dim
     of_q, of_k = w.attn_q_norm.shaped(head_dim), w.attn_k_norm.shaped(head_dim)
     return b.rms_norm(q, of_q, h.epsilon, head_dim), b.rms_norm(k, of_k, h.epsilon, head_dim)
+
+
+def centered_rows(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
+    """Queries and keys, all heads of a token together normalized by a layer norm, if the file has norms for them."""
+    norms = [w.get("attn_q_norm"), w.get("attn_k_norm")]
+    return [b.layer_norm(x, norm, h.epsilon) if norm else x for x, norm in zip((q, k), norms, strict=True)]
 
 
 def centered_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:

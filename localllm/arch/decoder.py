@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from localllm.arch.attention import Transformer
+from localllm.arch.pooling import pooled
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
@@ -32,10 +33,14 @@ def decoder(
 
 
 def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None) -> Activation:
-    """Logits of the wanted tokens, of what comes out of the last layer."""
+    """Logits of the wanted tokens, or a row for each text, of what comes out of the last layer."""
     ignore_guessing(b, w, h)
-    x = b.select(x, b.wanted)
-    x = norm(x) if norm else b.rms_norm(x, w.output_norm, h.epsilon)
+    normed = norm or (lambda x: b.rms_norm(x, w.output_norm, h.epsilon))
+    if h.pooling:
+        b.ignore(w.get("output"), w.bias("output"))
+        return pooled(b, w, h, normed(x))
+    b.ignore(w.get("cls.output"), w.bias("cls.output"))
+    x = normed(b.select(x, b.wanted))
     return b.linear(x, w.get("output") or w.token_embd)
 
 

@@ -46,7 +46,7 @@ def read(fields: Fields) -> Gemma3:
 def forward(b: Builder, w: Weights, h: Gemma3) -> Activation:
     """Logits of the wanted tokens."""
     logits = decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
-    return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
+    return b.softcap(logits, h.logit_softcap) if h.logit_softcap and not h.pooling else logits
 
 
 def block(b: Builder, w: Weights, h: Gemma3, state: Paged, x: Activation) -> Activation:

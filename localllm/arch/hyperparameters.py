@@ -2,14 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import field
+from typing import ClassVar
 
 from localllm.arch.states import State
 from localllm.frozen import frozen
 
+RANK = "rank"  # the pooling whose row is one of scores
+
 
 @frozen
 class Hyperparameters:
-    """Lengths count floats, the context counts tokens."""
+    """Lengths count floats, the context counts tokens.
+
+    Attributes:
+        pooling: how the rows of a text become one (localllm.arch.pooling); None: logits are made of each.
+        looks_ahead: whether tokens see those behind them; then the model makes no text.
+        before_head, head_gelu, head_epsilon: what is pooled for a classification head, its function, and of its norm.
+    """
+
+    looks_ahead: ClassVar[bool] = False
+    head_gelu: ClassVar[bool] = False
+    head_epsilon: ClassVar[float] = 1e-5
 
     arch: str
     layers: int
@@ -17,6 +30,11 @@ class Hyperparameters:
     vocab_size: int
     context: int  # trained for
     guessing: int = field(default=0, kw_only=True)  # layers behind the others, which guess further tokens
+    pooling: str | None = field(default=None, kw_only=True)
+
+    @property
+    def before_head(self) -> str:
+        return "cls" if self.looks_ahead else "last"
 
     def states(self) -> Sequence[State]:
         """What the layers keep of the tokens they have seen."""

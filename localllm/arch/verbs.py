@@ -10,6 +10,7 @@ their formulas in NumPy. Each has a row in localllm.kernels.verbs, and kernels.
 """
 
 from collections.abc import Callable, Sequence
+from math import erf
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,14 +24,16 @@ from localllm.frozen import frozen
 Activation = Any
 Numbers = Any  # one integer for each row
 Choice = Any  # which experts the tokens of an activation go to
+EVERY_TOKEN = 1 << 40
 
 
 @frozen
 class Scores:
     """How queries and keys make scores: query heads in equal groups share key-value heads.
 
-    A score s becomes softcap * tanh(s / softcap) if softcap is not 0, and loses slope * distance if heads have slopes
-    (ALiBi, Press et al. 2021). A sink is a score of each head for nothing (gpt-oss, 2025).
+    A score s becomes softcap * tanh(s / softcap) if softcap is not 0, and loses slope * |distance| if heads have slopes
+    (ALiBi, Press et al. 2021). A sink is a score of each head for nothing (gpt-oss, 2025). Tokens see the `ahead`
+    tokens behind them, too: EVERY_TOKEN where attention goes both ways.
     """
 
     heads: int
@@ -38,6 +41,7 @@ class Scores:
     softcap: float = 0.0
     slopes: Sequence[float] = ()
     sinks: Weight | None = None
+    ahead: int = 0
 
 
 @frozen
@@ -90,6 +94,10 @@ class RowwiseVerbs(Protocol):
         """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
         return self.rowwise("gelu", gelu, x)
 
+    def gelu_erf(self, x: Activation) -> Activation:
+        """x / 2 * (1 + erf(x / sqrt(2))), which `gelu` comes near to within 5e-4 (Hendrycks and Gimpel 2016)."""
+        return self.rowwise("gelu_erf", gelu_erf, x)
+
     def relu_squared(self, x: Activation) -> Activation:
         """max(x, 0)^2 (So et al. 2021), NaN for infinity."""
         return self.rowwise("relu_squared", relu_squared, x)
@@ -131,6 +139,7 @@ class Builder(RowwiseVerbs, Protocol):
 
     ids: Numbers  # of the run's tokens
     positions: Numbers  # theirs in their sequences
+    kinds: Numbers  # theirs in a pair of texts: 0 in the first one, 1 in the second
     wanted: Numbers  # which tokens' logits are asked for
 
     def embed(self, weight: Weight, ids: Numbers) -> Activation:
@@ -139,6 +148,10 @@ class Builder(RowwiseVerbs, Protocol):
 
     def embed_positions(self, weight: Weight, positions: Numbers) -> Activation:
         """The rows of a table of positions: [tokens, width]."""
+        ...
+
+    def embed_kinds(self, weight: Weight, kinds: Numbers) -> Activation:
+        """The rows of a table of kinds of tokens: [tokens, width]."""
         ...
 
     def select(self, x: Activation, which: Numbers) -> Activation:
@@ -193,6 +206,10 @@ class Builder(RowwiseVerbs, Protocol):
         The run's keys and values go to the cache first, unless they are None: then an earlier layer has filled it. The
         values of a Latent state are the first numbers of its keys.
         """
+        ...
+
+    def pool(self, x: Activation, kind: str) -> Activation:
+        """One row for each text, of a row for each of its tokens: their "mean", the first ("cls") or the "last"."""
         ...
 
     def route(self, logits: Activation, routing: Routing, bias: Weight | None = None) -> Choice:
@@ -381,6 +398,11 @@ def reglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 def gelu(x: np.ndarray) -> np.ndarray:
     x = x.astype(np.float64)
     return (x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))).astype(np.float32)
+
+
+def gelu_erf(x: np.ndarray) -> np.ndarray:
+    halves = x.astype(np.float64) / 2
+    return (halves * (1 + np.vectorize(erf, otypes=[np.float64])(x / np.sqrt(2)))).astype(np.float32)
 
 
 def relu_squared(x: np.ndarray) -> np.ndarray:

@@ -22,7 +22,9 @@ LEFT_OUT = re.compile(r".*\.(inv_freq|cos_cached|sin_cached|masked_bias)|(transf
 OF_IMAGES = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projector)\..*")
 IN_LAYER = re.compile(r".*?\b(?:layers|h)\.([0-9]+)\.(.+)")
 OF_EXPERT = re.compile(r"\.experts\.([0-9]+)\.")
-FULL_NUMBERS = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "ssm_conv1d")  # matrices that are always F32
+# Matrices that are always F32.
+FULL_NUMBERS = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "ssm_conv1d", "token_types")
+PARTS = {".gamma": ".weight", ".beta": ".bias"}  # of norms, as TensorFlow called them
 
 Found = dict[int, Stored]  # tensors of one name, by expert; -1: of all
 
@@ -80,9 +82,10 @@ def by_place(
     parts = {part for place in wanted.values() for part in place.of}
     found: dict[str, Found] = {}
     for theirs, tensor in stored.items():
-        if LEFT_OUT.fullmatch(theirs) or names.is_left_out(theirs):
+        plain = names.plain(theirs)
+        if LEFT_OUT.fullmatch(theirs) or names.is_left_out(plain):
             continue
-        name, expert = names.place_of(theirs, parts)
+        name, expert = names.place_of(plain, parts)
         if h.tied and name == "output.weight":
             continue
         if name not in parts or expert in found.setdefault(name, {}):
@@ -101,8 +104,19 @@ class Names:
         self._map = gguf.get_tensor_name_map(arch_id(family), sizes["layers"])
         self.images = 0  # how many were left out
 
+    def plain(self, theirs: str) -> str:
+        """A tensor's name without what only some checkpoints have in it."""
+        for prefix in self._family.prefixes:
+            theirs = theirs.removeprefix(prefix)
+        for old, new in PARTS.items() if not self._family.decodes else ():
+            theirs = theirs.removesuffix(old) + new if theirs.endswith(old) else theirs
+        return theirs
+
     def is_left_out(self, theirs: str) -> bool:
-        """Whether a tensor is for images, or in a layer behind the last, that predicts more tokens at once."""
+        """Whether a tensor is for images or another task, or in a layer behind the last, that predicts more tokens at
+        once."""
+        if self._family.unread and self._family.unread.fullmatch(theirs):
+            return True
         if self._family.sees and OF_IMAGES.fullmatch(theirs):
             self.images += 1
             return True
@@ -114,6 +128,8 @@ class Names:
         plain = theirs.replace("language_model.", "").replace("e_score_correction_bias", "e_score_correction.bias")
         expert = OF_EXPERT.search(plain)
         plain = OF_EXPERT.sub(".experts.", plain, count=1)
+        if (own := self._family.renamed.get(plain.rpartition(".")[0])) is not None:
+            return f"{own}.{plain.rpartition('.')[2]}", -1
         layer = IN_LAYER.fullmatch(plain)
         if layer and (own := f"blk.{int(layer[1])}.{layer[2]}") in parts:
             return own, int(expert[1]) if expert else -1

@@ -1,5 +1,6 @@
 """What the checkpoints of an architecture have in common."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
@@ -41,3 +42,7 @@ class Family:
     biased: tuple[str, ...] = ()  # what must have a bias
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of config.json, where it need not say
     sees: bool = False  # has tensors for images, which are left out
+    decodes: bool = True  # makes logits: it has an output norm, and an output matrix unless that is the embedding
+    prefixes: tuple[str, ...] = ()  # that names of tensors may begin with
+    renamed: Mapping[str, str] = field(default_factory=dict)  # names, less ".weight" and ".bias", that are GGUF's here
+    unread: re.Pattern[str] | None = None  # names, less prefixes, of tensors that are left out

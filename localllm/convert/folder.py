@@ -12,6 +12,7 @@ from localllm.convert.arrangement import CheckpointTensor, arranged, gguf_tensor
 from localllm.convert.config import Config
 from localllm.convert.description import description
 from localllm.convert.families import family_of
+from localllm.convert.modules import pooling_type, prompts
 from localllm.convert.tensors import kept
 from localllm.convert.vocabulary import vocabulary_metadata
 from localllm.convert.weights import open_weights
@@ -50,7 +51,11 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     tensors += [gguf_tensor(name, kept(values)) for name, values in h.tensors.items()]
     vocabulary, warnings = vocabulary_metadata(folder, h.sizes["vocab"])
     metadata = {"general.architecture": family.arch, **description(folder, {t.name: t.shape for t in tensors})}
-    metadata |= {f"{family.arch}.{name}": value for name, value in h.metadata.items()} | vocabulary
+    if (pooling := pooling_type(folder)) is not None:
+        h = h.plus(pooling_type=pooling)
+    metadata |= {f"{family.arch}.{name}": value for name, value in h.metadata.items()} | vocabulary | prompts(folder)
+    if not family.decodes:
+        metadata["tokenizer.ggml.token_type_count"] = h.sizes["types"]
     metadata |= {"general.file_type": file_type(tensors), "general.quantization_version": gguf.GGML_QUANT_VERSION}
     refuse_lone_surrogates(folder, metadata)
     files = sorted(str(file) for file in folder.iterdir() if file.suffix != ".gguf" and file.is_file())

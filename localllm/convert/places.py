@@ -29,6 +29,8 @@ def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, TensorPlace]:
         layer = family.layer(sizes, number) if callable(family.layer) else family.layer
         for name, its in layer.items():
             found |= model.places_of(f"blk.{number}.", name, its)
+    if not family.decodes:
+        return found
     found |= model.places_of("", "output_norm", ("width",))
     return found if tied else found | dict(model.places_of("", "output", ("vocab", "width")))
 

@@ -2,60 +2,20 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from localllm.convert.files import read_bytes, read_json, understood
+from localllm.convert.other_tokens import from_unigram, from_wordpiece
 from localllm.convert.pretokenizer_name import WIDELY_KNOWN, parts, pretokenizer_name
 from localllm.convert.sentencepiece import BPE, read_sentencepiece
+from localllm.convert.token_table import Tokens, steps
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
 from localllm.text.subwords import merge
-from localllm.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from localllm.text.vocabulary import BYTE, NORMAL, UNKNOWN
 
-ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # below those of all pieces that merging makes
-# Texts that are meant as special tokens even where a checkpoint forgets to say so.
-_LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<unused\d*>|<pad>|<mask>", re.DOTALL)
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
-
-
-@dataclass
-class Tokens:
-    """A vocabulary in the making, of a fixed size; ids without a token get a name that no text has."""
-
-    size: int
-    model: str  # tokenizer.ggml.model: gpt2 or llama
-    pre: str  # tokenizer.ggml.pre
-    merges: list[str] | None = None  # gpt2 only
-    adds_space: bool | None = None  # llama only; None where the files do not tell
-    pieces: list[str] = field(init=False)
-    types: list[int] = field(init=False)
-    scores: list[float] = field(init=False)
-    left_out: list[int] = field(default_factory=list)  # ids beyond the size
-    warnings: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.pieces = [f"[PAD{token}]" for token in range(self.size)]
-        self.types, self.scores = [UNUSED] * self.size, [PADDING_SCORE] * self.size
-
-    def put(self, token: int, piece: str, kind: int, score: float = 0.0) -> None:
-        """Set a token. Raises ValueError."""
-        if not isinstance(token, int) or not isinstance(piece, str) or token < 0:
-            raise ValueError(f"token {shown(repr(piece))} has the id {token}")
-        if token >= self.size:
-            self.left_out.append(token)
-        else:
-            self.pieces[token], self.types[token], self.scores[token] = piece, kind, score
-
-    def add(self, token: int, text: str, special: bool) -> None:
-        """Set a token that is found in texts before anything else is."""
-        if 0 <= token < self.size and self.types[token] == UNKNOWN:
-            self.put(token, text, UNKNOWN, ADDED_SCORE)
-        elif special or _LOOKS_SPECIAL.fullmatch(text):
-            self.put(token, text, CONTROL, ADDED_SCORE)
-        else:
-            self.put(token, text.replace("▁", " ") if self.model == "llama" else text, USER_DEFINED, ADDED_SCORE)
 
 
 def read_tokens(folder: Path, content: dict[str, Any] | None, size: int) -> Tokens:
@@ -73,9 +33,12 @@ def read_tokens(folder: Path, content: dict[str, Any] | None, size: int) -> Toke
         return tokens
     with understood(path):
         model = content["model"]
-        if model.get("type", "BPE") != "BPE":
-            raise ModelError(f"{path}: tokenizers of type {shown(str(model['type']))} are not supported, only BPE")
-        if any(part.get("type") == "ByteLevel" for part in parts(content.get("pre_tokenizer"))):
+        kind = model.get("type", "BPE")
+        if kind not in ("BPE", "WordPiece", "Unigram"):
+            raise ModelError(f"{path}: tokenizers of type {shown(str(kind))} are not supported, only BPE")
+        if kind != "BPE":
+            tokens = from_wordpiece(path, content, size) if kind == "WordPiece" else from_unigram(path, content, size)
+        elif any(part.get("type") == "ByteLevel" for part in parts(content.get("pre_tokenizer"))):
             tokens = from_byte_level(path, content, size)
         elif not model.get("byte_fallback"):
             raise ModelError(f"{path}: neither byte-level BPE nor SentencePiece")
@@ -83,7 +46,7 @@ def read_tokens(folder: Path, content: dict[str, Any] | None, size: int) -> Toke
             tokens = from_sentencepiece(sentencepiece, size)
         else:
             tokens = from_merges(path, content, size)
-        for added in content.get("added_tokens") or ():
+        for added in content.get("added_tokens") or () if kind == "BPE" else ():
             tokens.add(added["id"], added["content"], added.get("special") is True)
         if tokens.model == "llama":
             tokens.adds_space = prepends_space(content)
@@ -218,15 +181,6 @@ def refuse_normalizer(path: Path, content: dict[str, Any], allowed: set[str]) ->
         spaces = kind != "Replace" or (step.get("pattern"), step.get("content")) == ({"String": " "}, "▁")
         if kind not in allowed or not spaces or step.get("prepend", "▁") != "▁":
             raise ModelError(f"{path}: normalizer {shown(str(kind))} is not supported")
-
-
-def steps(normalizer: Any) -> list[dict[str, Any]]:
-    """The steps of a `normalizer`, however it nests them."""
-    if not normalizer:
-        return []
-    if normalizer.get("type") == "Sequence":
-        return [step for part in normalizer["normalizers"] for step in steps(part)]
-    return [normalizer]
 
 
 def prepends_space(content: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from localllm.text.vocabulary import read_vocabulary
 
 PREFIX = "tokenizer.ggml."
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # Hugging Face's names -> GGUF's
+OF_ENCODERS = SPECIAL | {"sep": "seperator", "cls": "cls", "mask": "mask"}  # as GGUF spells it
 
 
 @frozen
@@ -92,12 +93,12 @@ def token_lists(tokens: Tokens) -> dict[str, Any]:
         f"{PREFIX}pre": tokens.pre,
         f"{PREFIX}tokens": tokens.pieces,
     }
-    if tokens.merges is None:
+    if tokens.model in ("llama", "t5"):
         metadata[f"{PREFIX}scores"] = np.array(tokens.scores, np.float32)
     metadata[f"{PREFIX}token_type"] = np.array(tokens.types, np.int32)
     if tokens.merges is not None:
         metadata[f"{PREFIX}merges"] = tokens.merges
-    return metadata
+    return metadata | {f"{PREFIX}{key}": value for key, value in tokens.more.items()}
 
 
 def special_ids(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def special_ids(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
     ids = {piece: token for token, piece in reversed(list(enumerate(tokens.pieces)))}
     template = settings.template() or {}
     metadata: dict[str, Any] = {}
-    for name, key in SPECIAL.items():
+    for name, key in (OF_ENCODERS if tokens.model in ("bert", "t5") else SPECIAL).items():
         by_number = [token for token in settings.ids(name) if 0 <= token < tokens.size]
         for token in (ids.get(settings.text(name) or ""), *by_number, ids.get(template.get(name) or "")):
             if token is not None:
@@ -115,7 +116,9 @@ def special_ids(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
 
 def switches(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, int]) -> dict[str, bool]:
     """What is put around texts."""
-    metadata = {}
+    metadata: dict[str, bool] = {}
+    if tokens.model == "bert":  # whose readers put tokens around all texts
+        return metadata
     for name, default in (("bos", tokens.model == "llama"), ("eos", None)):
         token, template = ids.get(f"{PREFIX}{name}_token_id"), settings.template()
         wanted = settings.config.get(f"add_{name}_token")

@@ -21,7 +21,7 @@ from localllm.engine.record.shift import turns
 from localllm.engine.run import BATCH, Span
 from localllm.engine.runs import FIRST, LATER, Runs
 from localllm.engine.sequence import Sequence
-from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
+from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
@@ -62,6 +62,9 @@ class Engine:
         options = options or EngineOptions()
         options.require_valid()
         model, self.hyperparameters = architecture(file)
+        if self.hyperparameters.looks_ahead:
+            kind = f"{self.hyperparameters.arch} models make no text, but vectors of it"
+            raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or rerank")
         self.context = options.context or self.hyperparameters.context
         self.vocab_size = self.hyperparameters.vocab_size
         self.lock: threading.Lock | Refusal = threading.Lock()
@@ -200,8 +203,8 @@ class Engine:
             some = max(0, end - max(first, len(ids) - wanted))
             spans.append(Span(sequence.store, begin + first, ids[first:end], some))
         try:
-            for store, position, ids, _ in spans:
-                store.prepare(position, len(ids))
+            for span in spans:
+                span.store.prepare(span.position, len(span.ids))
             found = self.backend.run(spans, precise)
         except BaseException as error:
             for span in spans:  # what was to be read again is among the tokens, as if it had been

@@ -5,11 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localllm.kernels.arguments import SEQUENCE
+from localllm.kernels.arguments import PAGE, SEQUENCE
 from localllm.kernels.cpu import ALL_IN_TILES
 
 BATCH = 512  # tokens in one run at most
 PRECISE_TOKENS = 128  # up to so many, activations keep 16 bits
+
+
+NO_KINDS = np.zeros(1, np.int64)  # all are of the first one
 
 
 class Span(NamedTuple):
@@ -19,6 +22,14 @@ class Span(NamedTuple):
     position: int  # of the first token
     ids: np.ndarray  # int64
     wanted: int  # of how many tokens, the last ones, logits are returned
+    kinds: np.ndarray = NO_KINDS  # of the tokens, see localllm.arch.verbs
+
+
+class Text(NamedTuple):
+    """A text, or a pair of them, to be read whole."""
+
+    ids: np.ndarray  # int64
+    second: int  # where the second one of a pair begins; else how many tokens there are
 
 
 def int64_zeros(shape: tuple[int, ...]) -> np.ndarray:
@@ -36,9 +47,9 @@ class Header:
         self.numbers = zeros((6,))
         self.token_count, self.wanted_count, self.sequence_count = (self.numbers[i : i + 1] for i in range(3))
         self.most_precise, self.logits, self.flaws = (self.numbers[i : i + 1] for i in range(3, 6))
-        self.ids, self.positions, self.owners, self.wanted = (zeros((tokens,)) for _ in range(4))
+        self.ids, self.positions, self.owners, self.wanted, self.kinds = (zeros((tokens,)) for _ in range(5))
         self.sequences = zeros((tokens, len(SEQUENCE)))
-        self.most_precise_stored = zeros((1,)) + BATCH  # for keys and values, whose error all later tokens see
+        self.most_precise_stored = zeros((1,)) + tokens  # for keys and values, whose error all later tokens see
         self.few_counts = zeros((2,))  # tokens and wanted ones, if they are too few for tiles, else 0
 
     def fill(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
@@ -54,4 +65,24 @@ class Header:
             self.wanted[wanted : wanted + span.wanted] = np.arange(end - span.wanted, end)
             first, wanted = end, wanted + span.wanted
         self.numbers[:] = first, wanted, len(spans), PRECISE_TOKENS if precise else 1, logits.ctypes.data, 0
-        self.few_counts[:] = [count if count < ALL_IN_TILES else 0 for count in (first, wanted)]
+        self._note_few(first, wanted)
+
+    def fill_texts(self, texts: Sequence[Text], pages: np.ndarray, rows: np.ndarray) -> None:
+        """Describe a run that reads whole texts. pages: those of the cache, int64; rows: float32 [texts, width], which
+        it will write."""
+        counts, number = np.array([len(text.ids) for text in texts]), len(texts)
+        ends, of_text = np.cumsum(counts), -(-counts // PAGE)
+        firsts, tokens = ends - counts, int(ends[-1])
+        self.ids[:tokens] = np.concatenate([text.ids for text in texts])
+        self.positions[:tokens] = np.arange(tokens) - np.repeat(firsts, counts)
+        self.kinds[:tokens] = self.positions[:tokens] >= np.repeat([text.second for text in texts], counts)
+        self.owners[:tokens] = np.repeat(np.arange(number), counts)
+        tables = pages.ctypes.data + 8 * (np.cumsum(of_text) - of_text)
+        nothing = np.zeros(number, np.int64)
+        self.sequences[:number] = np.stack([firsts, counts, counts, tables, nothing, nothing], axis=1)
+        self.wanted[:number] = ends - 1
+        self.numbers[:] = tokens, number, number, PRECISE_TOKENS, rows.ctypes.data, 0
+        self._note_few(tokens, number)
+
+    def _note_few(self, tokens: int, wanted: int) -> None:
+        self.few_counts[:] = [count if count < ALL_IN_TILES else 0 for count in (tokens, wanted)]

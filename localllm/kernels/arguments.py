@@ -44,6 +44,8 @@ MIX = arguments("count x x_stride streams width weights weights_stride y stride 
 EMBED = arguments("count weights row_bytes columns ids x stride")
 # y[i] = x[rows[i]]; rows int64.
 SELECT = arguments("count x rows y stride columns")
+# y[i] = the rows of x of the run's i-th sequence as one: kind 0 their mean, 1 the first, 2 the last.
+POOL = arguments("count sequences x y stride columns kind")
 # y = `columns` columns of x, in equal groups: of each `period` columns those from number `first` on.
 COLUMNS = arguments("count x x_stride first groups period y stride columns")
 # y = for each head its x_columns of x, then its z_columns of z, or all of z if z is shared.
@@ -103,8 +105,9 @@ HADAMARD = arguments("count x y stride columns block")
 # begin at `base`.
 STORE = arguments("count positions owners sequences x stride base head_stride token_bytes heads head_dim")
 # What attention has to do in this run, for all layers that are alike: UNITs, their number, and for each token SPLIT.
-# A window is of the last tokens, or the last chunk of so many tokens if it is chunked.
-PLAN = arguments("sequences sequence_count heads kv_heads window chunked units unit_count splits")
+# A window is of the last tokens, or the last chunk of so many tokens if it is chunked; `ahead` tokens behind a token
+# are seen, too.
+PLAN = arguments("sequences sequence_count heads kv_heads window chunked ahead units unit_count splits")
 # Some rows (token * group + query head in group) and a range of keys. Of a split range, `split` is the part.
 UNIT = arguments("table kv_head first_row rows begin end split")
 # In how many parts a token's context is split, and which of the partial results are its.
@@ -115,8 +118,8 @@ SPLIT = arguments("count slot")
 # partial f32 [slots, query heads, parts of a context, 32 + value_dim padded to 16].
 ATTEND = arguments(
     "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
-    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked slopes sinks partial scratch"
-    " scratch_bytes"
+    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked ahead slopes sinks partial"
+    " scratch scratch_bytes"
 )
 # The same on a card, for few tokens: see cuda/attend_few.py. A token's context is cut in up to `parts` parts; a group's
 # query heads are dealt with in `bundles`, one block each. partial f32 [tokens, heads, parts, partial_bytes / 4]: the
@@ -223,6 +226,7 @@ KERNELS: dict[str, Any] = {
     "split_bf16": SPLIT_BF16,
     "embed": EMBED,
     "select": SELECT,
+    "pool": POOL,
     "columns": COLUMNS,
     "join": JOIN,
     "add_rms_norm": ADD_RMS_NORM,

@@ -105,6 +105,7 @@ class Reference(RecurrentReference):
         """
         self.ids = np.concatenate([span.ids for span in spans])
         self.positions = np.concatenate([span.position + np.arange(len(span.ids)) for span in spans])
+        self.kinds = np.concatenate([np.resize(span.kinds, len(span.ids)) for span in spans])
         self._ends = np.cumsum([len(span.ids) for span in spans])
         wanted = [np.arange(end - span.wanted, end) for span, end in zip(spans, self._ends, strict=True)]
         self.wanted = np.concatenate(wanted)
@@ -122,6 +123,9 @@ class Reference(RecurrentReference):
 
     def embed_positions(self, weight, positions):
         return self.matrix(weight)[positions]
+
+    def embed_kinds(self, weight, kinds):
+        return self.matrix(weight)[kinds]
 
     def select(self, x, which):
         return x[which]
@@ -190,9 +194,9 @@ class Reference(RecurrentReference):
             s = self.softcap(s, scores.softcap) if scores.softcap else s
             distance = self.positions[rows, None] - np.arange(len(keys))
             if scores.slopes:
-                s = s - np.float32(scores.slopes).reshape(state.kv_heads, -1, 1) * distance[:, None, None]
+                s = s - np.float32(scores.slopes).reshape(state.kv_heads, -1, 1) * np.abs(distance)[:, None, None]
             window = self.positions[rows, None] % state.window + 1 if state.chunked and state.window else state.window
-            hidden = (distance < 0) | (distance >= (np.inf if window is None else window))
+            hidden = (distance < -scores.ahead) | (distance >= (np.inf if window is None else window))
             s = np.where(hidden[:, None, None], -np.inf, s)
             nothing = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
             top = np.maximum(s.max(axis=-1, keepdims=True), nothing)
@@ -200,6 +204,12 @@ class Reference(RecurrentReference):
             weights /= weights.sum(axis=-1, keepdims=True) + np.exp(nothing - top)
             results.append(np.einsum("thgk,khd->thgd", weights, values, optimize=True).reshape(len(span.ids), -1))
         return np.concatenate(results).astype(np.float32)
+
+    def pool(self, x, kind):
+        ends = [int(end) for end in self._ends]
+        texts = [x[end - len(span.ids) : end] for span, end in zip(self._spans, ends, strict=True)]
+        rows = {"mean": lambda text: text.mean(axis=0, dtype=np.float64), "cls": lambda text: text[0]}
+        return np.stack([rows.get(kind, lambda text: text[-1])(text) for text in texts]).astype(np.float32)
 
     def route(self, logits, routing, bias=None):
         with np.errstate(invalid="ignore", over="ignore"):

@@ -65,6 +65,8 @@ ROWWISE = {
     ),
     # y = gelu(x).
     "gelu": row("count x y stride columns", "x", "elementwise.activations"),
+    # y = x / 2 * (1 + erf(x / sqrt(2))).
+    "gelu_erf": row("count x y stride columns", "x", "elementwise.activations"),
     # y = max(x, 0)^2.
     "relu_squared": row("count x y stride columns", "x", "elementwise.activations"),
     # y = max(x, 0).

@@ -47,9 +47,9 @@ class Tokenizer:
         self._subwords = _dialect(vocabulary)(vocabulary)
         # A unigram model puts it there itself, after normalizing the text.
         self._puts_space = vocabulary.adds_space and vocabulary.model != "t5"
-        self._strips_space = vocabulary.adds_space or vocabulary.merges_spaces
+        self._strips_space = vocabulary.adds_space or vocabulary.merges_spaces or vocabulary.model == "bert"
         self._strips_before, self._strips_after = vocabulary.strips_before, vocabulary.strips_after
-        self._swallows = vocabulary.model == "t5" or bool(self._strips_before or self._strips_after)
+        self._swallows = vocabulary.model in ("t5", "bert") or bool(self._strips_before or self._strips_after)
         types = vocabulary.types
         self._special_types = {token: types[token] for token in of_kinds(types, USER_DEFINED, CONTROL, UNKNOWN)}
         control = [token for token, kind in self._special_types.items() if kind != USER_DEFINED]
@@ -193,6 +193,10 @@ def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
         from localllm.text.plamo import Plamo
 
         return Plamo
+    if vocabulary.model == "bert":
+        from localllm.text.wordpiece import WordPiece
+
+        return WordPiece
     pretokenizer = vocabulary.pretokenizer
     return SentencePiece if pretokenizer is None or pretokenizer.marks_spaces else ByteLevel
 

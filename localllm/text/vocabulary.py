@@ -22,7 +22,6 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.
 
 _PREFIX, _ID = "tokenizer.ggml.", "_token_id"
 _UNSUPPORTED = {
-    "bert": "WordPiece",
     "hybriddna": "DNA k-mer",
     "whitespace": "whitespace",
 }
@@ -32,12 +31,16 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "t5": {"eos": 1, "unknown": 2},
     "gemma4": {},
+    "bert": {"bos": 101, "eos": 102, "unknown": 100},
     "rwkv": {},
     "plamo2": {"bos": 1, "eos": 2, "unknown": 0},
 }
-_WITHOUT_WORDS = ("llama", "t5", "rwkv", "plamo2")  # which need no pre-tokenizer
+_WITHOUT_WORDS = ("llama", "t5", "rwkv", "plamo2", "bert")  # which need no pre-tokenizer
+_SCORED = ("llama", "t5", "plamo2")  # the models whose pieces have scores
+_NAMED = {"bert": {"bos": "cls", "eos": "seperator"}}  # as files spell it
 _FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces",
-          "escape_whitespaces", "add_prefix_space", "clean_spaces", "normalizer.lowercase")  # fmt: skip
+          "escape_whitespaces", "add_prefix_space", "clean_spaces", "normalizer.lowercase",
+          "normalizer.strip_accents")  # fmt: skip
 # The bytes that every byte-level vocabulary has, as it writes them; of others, some lack those that no text has.
 _USUAL_BYTES = [chr(code) for code in range(0x21, 0x7F)] + ["Ġ", "Ċ"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # of a kind of vocabulary, or a pre-tokenizer
@@ -70,10 +73,10 @@ _STRIPPING_PRE, _STRIPPING_ARCH = ("jina-v2-de", "jina-v2-es", "jina-v2-code"), 
 class Vocabulary:
     """What a file says about its tokens. Ids are positions in `pieces`."""
 
-    model: (
-        str  # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with "▁", others
-    )
-    pretokenizer: PreTokenizer | None  # None for those that have no words
+    # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with "▁",
+    # "bert": WordPiece; others.
+    model: str
+    pretokenizer: PreTokenizer | None  # None for "llama" and "t5", and others that have no words
     pieces: Sequence[str]
     ids: Mapping[str, int]  # of the tokens that plain text can become: no control tokens
     types: bytearray
@@ -87,6 +90,8 @@ class Vocabulary:
     adds_space: bool  # SentencePiece puts a space before a text
     merges_spaces: bool  # and makes one out of several, in unigram models
     charsmap: bytes  # its normalization there: see charsmap.py
+    lowers: bool  # letters become small, in WordPiece
+    strips_accents: bool  # and accents go
     strips_before: frozenset[int]  # special tokens that swallow the white space in front of them
     strips_after: frozenset[int]  # special tokens that swallow the white space behind them
     warning: str | None  # one line for the user, or None
@@ -104,24 +109,29 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     _check_flags_and_ids(keys, len(pieces))
     pretokenizer, warning = _pretokenizer(keys, model)
     special = _special_ids(keys, model, len(pieces))
+    if model == "bert" and special["unknown"] is None:
+        raise ModelError(f"{_PREFIX}unknown_token_id should be set: words that are no pieces would vanish")
     _check_bytes(pieces, types)
     _check_all_bytes(ids, model, pretokenizer, special["unknown"])
-    scores = _scores(keys, len(pieces), needed=pretokenizer is None and model != "rwkv")
+    scores = _scores(keys, len(pieces), needed=model in _SCORED)
     ranks: dict[str, float] | StringPlaces
-    if pretokenizer is None:
+    if model == "bert":
+        ranks = {}
+        _keep(metadata, kept, "tokens")
+    elif pretokenizer is None:
         ranks = dict(zip(pieces, (-scores).tolist(), strict=True))
     else:
         merges = _kept(keys, "merges")
         ranks = StringPlaces(merges) if merges else _merge_ranks(keys, ids, pretokenizer.needs_merges)
-        if isinstance(metadata, Metadata) and not (kept or pretokenizer.marks_spaces):
-            metadata.keep(_PREFIX + "tokens", _PREFIX + "merges")
+        if not pretokenizer.marks_spaces:
+            _keep(metadata, kept, "tokens", "merges")
     ends = _settle_types(keys, ids, types)
     ends |= {end for name in ("eos", "eot", "eom") if (end := special[name]) is not None}
     ends = _without_exceptions(ends, ids, types)
     before, after = _stripping(metadata, ids, types)
     for token in of_kinds(types, CONTROL, UNKNOWN):
         del ids[pieces[token]]
-        if pretokenizer is None:
+        if model in _SCORED:
             del ranks[pieces[token]]
     return Vocabulary(
         model=model,
@@ -135,10 +145,12 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         unknown_id=special["unknown"],
         end_ids=frozenset(ends),
         adds_bos=_adds_bos(keys, model, special["bos"], pretokenizer),
-        adds_eos=_adds(keys, "eos", special["eos"], model == "t5"),
-        adds_space=pretokenizer is None and keys.flag("add_space_prefix", model == "llama"),
+        adds_eos=_adds(keys, "eos", special["eos"], model in ("t5", "bert")),
+        adds_space=model in _SCORED and keys.flag("add_space_prefix", model == "llama"),
         merges_spaces=model == "t5" and keys.flag("remove_extra_whitespaces", False),
         charsmap=_charsmap(keys) if model == "t5" else b"",
+        lowers=keys.flag("normalizer.lowercase", True),
+        strips_accents=keys.flag("normalizer.strip_accents", keys.flag("normalizer.lowercase", True)),
         strips_before=before,
         strips_after=after,
         warning=warning,
@@ -148,6 +160,12 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 def _kept(keys: Checked, name: str) -> Strings | None:
     """An array of strings that was checked at an earlier start, which need not be made."""
     return keys.metadata.kept.get(_PREFIX + name) if isinstance(keys.metadata, Metadata) else None
+
+
+def _keep(metadata: Mapping[str, Any], kept: Strings | None, *names: str) -> None:
+    """Arrays of strings for later starts, unless they are kept already."""
+    if isinstance(metadata, Metadata) and not kept:
+        metadata.keep(*(_PREFIX + name for name in names))
 
 
 def of_kinds(types: bytearray, *kinds: int) -> list[int]:
@@ -228,7 +246,7 @@ def _check_all_bytes(
     is_byte_level = pretokenizer is not None and not pretokenizer.marks_spaces
     missing = [piece for piece in (_USUAL_BYTES if is_byte_level else _BYTE_PIECES) if piece not in ids]
     has_others = unknown_id is not None and len(missing) > len(_BYTE_PIECES) // 2
-    if missing and not (model in ("t5", "rwkv") or (has_others and not is_byte_level)):
+    if missing and not (model in ("t5", "rwkv", "bert") or (has_others and not is_byte_level)):
         raise ModelError(f"{_PREFIX}tokens: the byte {missing[0]} and {len(missing) - 1} more are missing")
 
 
@@ -298,9 +316,11 @@ def _pretokenizer(keys: Checked, model: str) -> tuple[PreTokenizer | None, str |
 
 def _special_ids(keys: Checked, model: str, count: int) -> dict[str, int | None]:
     """The ids that the file gives, or that are usual where it is silent."""
-    special = {name: _special_id(keys, name, count) for name in ("bos", "eos", "unknown", "eot", "eom")}
+    names = {name: name for name in ("bos", "eos", "unknown", "eot", "eom")}
+    names |= {name: other for name, other in _NAMED.get(model, {}).items() if not keys.has(name + _ID)}
+    special = {name: _special_id(keys, other, count) for name, other in names.items()}
     usual = {name: token for name, token in _DEFAULTS[model].items() if token < count}
-    return special | {name: token for name, token in usual.items() if not keys.has(name + _ID)}
+    return special | {name: token for name, token in usual.items() if not keys.has(names[name] + _ID)}
 
 
 def _special_id(keys: Checked, name: str, count: int) -> int | None:
@@ -314,7 +334,7 @@ def _special_id(keys: Checked, name: str, count: int) -> int | None:
 def _adds_bos(keys: Checked, model: str, token: int | None, pretokenizer: PreTokenizer | None) -> bool:
     """Whether a BOS token comes first. Gemma 4's files say no by mistake, and llama.cpp overrules them."""
     if pretokenizer is None:
-        return _adds(keys, "bos", token, model == "llama")
+        return _adds(keys, "bos", token, model in ("llama", "bert"))
     return _adds(keys, "bos", token, pretokenizer.adds_bos) or (pretokenizer.joins_lines and token is not None)
 
 

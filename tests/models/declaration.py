@@ -105,7 +105,7 @@ def fields(declaration: Declaration, d: Dims, explicit: dict[str, Any]) -> dict[
     found |= {key: getattr(d, name) for name, key in LENGTHS.items() if name in named}
     found[f"attention.layer_norm{'_rms' * (d.norm == 'rms')}_epsilon"] = d.epsilon
     more = declaration.metadata(d) if callable(declaration.metadata) else declaration.metadata
-    bare = [key for key in more if key.startswith("xielu.")]  # which has no architecture in front
+    bare = [key for key in more if key.startswith(("xielu.", "tokenizer."))]  # which have no architecture in front
     named = {f"{declaration.arch}.{key}": value for key, value in {**found, **more}.items() if key not in bare}
     return {**named, **{key: more[key] for key in bare}}
 
@@ -172,7 +172,7 @@ def write(model: Model, path: Path) -> Path:
         columns = values.shape[-1] if format.name == "F32" else values.shape[-1] // format.bytes * format.block
         outputs.append(Output(name, format, (*values.shape[:-1], columns)))
     metadata = {**model.metadata}
-    if not any(key.startswith("tokenizer.") for key in metadata):
+    if "tokenizer.ggml.model" not in metadata:
         metadata |= vocabulary(metadata[f"{model.arch}.vocab_size"])
     with open(path, "wb") as file:
         file.write(header(metadata, outputs))

@@ -5,11 +5,15 @@ and what its config.json says besides the usual; and an entry in the table.
 """
 
 from localllm.convert.config import Config
-from localllm.convert.families import deepseek, gemma, gpt2, gpt_oss, llama, mamba, olmo, phi3, qwen
+from localllm.convert.families import bert, deepseek, gemma, gpt2, gpt_oss, llama, mamba, olmo, phi3, qwen
 from localllm.convert.family import Family
 from localllm.files.gguf_header import shown
 
 FAMILIES = {
+    "BertForMaskedLM": bert.BERT,
+    "BertForSequenceClassification": bert.BERT_RANK,
+    "BertModel": bert.BERT,
+    "CamembertModel": bert.ROBERTA,
     "DeepseekV2ForCausalLM": deepseek.DEEPSEEK2,
     "DeepseekV3ForCausalLM": deepseek.DEEPSEEK3,
     "GPT2LMHeadModel": gpt2.GPT2,
@@ -27,6 +31,10 @@ FAMILIES = {
     "Mistral3ForConditionalGeneration": llama.MISTRAL3,
     "MistralForCausalLM": llama.LLAMA,
     "MixtralForCausalLM": llama.MIXTRAL,
+    "ModernBertForMaskedLM": bert.MODERN,
+    "ModernBertForSequenceClassification": bert.MODERN_RANK,
+    "ModernBertModel": bert.MODERN,
+    "NomicBertModel": bert.NOMIC,
     "Olmo2ForCausalLM": olmo.OLMO2,
     "Olmo3ForCausalLM": olmo.OLMO2,
     "OlmoeForCausalLM": olmo.OLMOE,
@@ -34,9 +42,14 @@ FAMILIES = {
     "Qwen2ForCausalLM": qwen.QWEN2,
     "Qwen2MoeForCausalLM": qwen.QWEN2MOE,
     "Qwen3ForCausalLM": qwen.QWEN3,
+    "Qwen3Model": qwen.QWEN3,
     "Qwen3MoeForCausalLM": qwen.QWEN3MOE,
+    "RobertaForSequenceClassification": bert.ROBERTA_RANK,
+    "RobertaModel": bert.ROBERTA,
     "SmolLM3ForCausalLM": llama.SMOLLM3,
     "Starcoder2ForCausalLM": gpt2.STARCODER2,
+    "XLMRobertaForSequenceClassification": bert.ROBERTA_RANK,
+    "XLMRobertaModel": bert.ROBERTA,
 }
 IN_BLOCKS = {("GptOssForCausalLM", "mxfp4"): gpt_oss.GPT_OSS_MXFP4}  # weights that GGUF can have as they are quantized
 

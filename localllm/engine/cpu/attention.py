@@ -10,7 +10,6 @@ from localllm.engine.lower.attention import before_attention, behind_attention
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.record.operations import ALL, Operation
-from localllm.engine.run import BATCH
 from localllm.frozen import frozen
 from localllm.kernels.arguments import SPLIT, UNIT
 from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, ATTEND_TILES, FEW_TOKENS, MOST_SPLITS, SPLIT_TOKENS
@@ -31,7 +30,7 @@ def attend(steps: Steps, operation: Operation, target: CpuTarget) -> None:
     attention = before_attention(steps, operation)
     state, sides, arguments, reads, y = attention
     heads = arguments["heads"]
-    plan = plan_of(steps, heads, state)
+    plan = plan_of(steps, heads, state, arguments["ahead"])
     key_dim, value_dim = -(-state.key_dim // 16) * 16, -(-state.value_dim // 16) * 16
     partial = Buffer(SPLIT_TOKENS * heads * MOST_SPLITS, (value_dim + 32) * 4)
     arguments |= {"units": plan.units, "unit_count": plan.unit_count, "splits": plan.splits, "partial": partial}
@@ -46,13 +45,15 @@ def attend(steps: Steps, operation: Operation, target: CpuTarget) -> None:
     behind_attention(steps, operation, attention)
 
 
-def plan_of(steps: Steps, heads: int, state: Paged | Latent) -> AttentionPlan:
+def plan_of(steps: Steps, heads: int, state: Paged | Latent, ahead: int) -> AttentionPlan:
     """Made once for all layers that are alike."""
     alike = {"heads": heads, "kv_heads": state.kv_heads, "window": state.window or 0, "chunked": state.chunked}
+    alike["ahead"] = ahead
 
     def make() -> AttentionPlan:
-        units = np.empty((most_units(heads, state.kv_heads), len(UNIT)), np.int64)
-        plan = AttentionPlan(units, np.zeros(1, np.int64), np.empty((BATCH, len(SPLIT)), np.int64), Buffer(0, 0))
+        tokens = steps.target.tokens
+        units = np.empty((most_units(tokens, heads, state.kv_heads), len(UNIT)), np.int64)
+        plan = AttentionPlan(units, np.zeros(1, np.int64), np.empty((tokens, len(SPLIT)), np.int64), Buffer(0, 0))
         arguments: dict[str, Any] = {"units": units, "unit_count": plan.unit_count, "splits": plan.splits}
         arguments |= {"sequences": steps.header.sequences, "sequence_count": steps.header.sequence_count}
         steps.append("plan", alike | arguments, 1, [], [plan.made])
@@ -67,8 +68,11 @@ def attention_scratch(key_dim: int, value_dim: int) -> int:
     return 4 * (ATTEND_ROWS * (key_dim + value_dim + ATTEND_KEYS + 32) + tiles)
 
 
-def most_units(heads: int, kv_heads: int) -> int:
-    """Of attention in a run: tiles of rows, and those of sequences with few tokens once for each part of a context."""
+def most_units(tokens: int, heads: int, kv_heads: int) -> int:
+    """Of attention in a run: tiles of rows, and those of sequences with few tokens once for each part of a context.
+
+    tokens: the most of a run.
+    """
     group = heads // kv_heads
-    whole, split = BATCH * group // ATTEND_ROWS + BATCH, FEW_TOKENS * group // ATTEND_ROWS + 1
+    whole, split = tokens * group // ATTEND_ROWS + tokens, FEW_TOKENS * group // ATTEND_ROWS + 1
     return kv_heads * (whole + split * SPLIT_TOKENS * MOST_SPLITS)

@@ -9,6 +9,7 @@ from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.tiles import needs_both_planes, pack
 from localllm.engine.record.forms import with_forms
 from localllm.engine.record.operations import PRODUCTS, Operation, stored
+from localllm.engine.run import BATCH
 from localllm.kernels.cpu import HALVES
 from localllm.kernels.machine import has_tiles
 
@@ -18,9 +19,9 @@ VERBS = {
 }  # fmt: skip
 
 
-def target_for_this_cpu(threads: int) -> CpuTarget:
-    """With tiles, where there are any."""
-    return CpuTarget(threads, has_tiles(), VERBS)
+def target_for_this_cpu(threads: int, tokens: int = BATCH) -> CpuTarget:
+    """With tiles, where there are any; tokens: the most of a run."""
+    return CpuTarget(threads, has_tiles(), VERBS, tokens=tokens)
 
 
 def prepared(operations: Sequence[Operation], target: CpuTarget) -> list[Operation]:

@@ -11,7 +11,7 @@ from localllm.engine.lower.experts import add_by_expert
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Address, Buffer
 from localllm.engine.record.operations import Activation, Operation, RoutedActivation
-from localllm.engine.run import BATCH, PRECISE_TOKENS
+from localllm.engine.run import PRECISE_TOKENS
 from localllm.frozen import frozen
 from localllm.kernels.arguments import LINEAR_FLOAT, LINEAR_QUANTIZED, LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
 from localllm.kernels.cpu import CALL_BYTES, FLOAT_SCRATCH, HALVES, LEAST_IN_TILES, LINEAR_SCRATCH, SUB_BLOCK
@@ -111,7 +111,7 @@ def product_of(steps: Steps, operation: Operation, target: CpuTarget) -> Product
     if has_integers(weight):
         quantized = forms[0]
         arguments |= with_integers(steps, x, format.name, quantized, is_stored)
-        most = LEAST_IN_TILES[format.name] - 1 if target.in_tiles else BATCH  # for how many tokens in rows
+        most = LEAST_IN_TILES[format.name] - 1 if target.in_tiles else target.tokens  # for how many tokens in rows
         arguments |= target.pieces.arguments(format.name, x.columns, x.rows, most, is_stored)
         product = Product("linear_quantized", arguments, quantized.buffers, y, LINEAR_SCRATCH)
     else:
@@ -139,7 +139,7 @@ def with_floats(steps: Steps, x: Activation, halves: Buffer | None, is_stored: b
     source = steps.buffers[x]
     arguments = {"x": source, "x_stride": source.stride, "halves": halves or 0}
     arguments["halves_stride"] = halves.stride if halves else 0
-    return arguments | {"most_precise": BATCH if is_stored else PRECISE_TOKENS}
+    return arguments | {"most_precise": steps.target.tokens if is_stored else PRECISE_TOKENS}
 
 
 def float_scratch(columns: int) -> int:

@@ -11,7 +11,7 @@ from localllm.engine.lower.lowering import Crossing, lowered
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Tape
 from localllm.engine.record.operations import Operation
-from localllm.engine.run import Header, Span
+from localllm.engine.run import Header, Span, Text
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.build.library import Library, Progress
 
@@ -35,6 +35,19 @@ class Program:
         """
         logits = np.empty((sum(span.wanted for span in spans), self._vocab_size), np.float32)
         self._header.fill(spans, precise, logits)
+        return self._computed(logits)
+
+    def read(self, texts: Sequence[Text], pages: np.ndarray) -> np.ndarray:
+        """Read whole texts; a row of each: float32 [texts, width]. pages: int64, of the cache, to use.
+
+        Raises as `run`.
+        """
+        rows = np.empty((len(texts), self._vocab_size), np.float32)
+        self._header.fill_texts(texts, pages, rows)
+        return self._computed(rows)
+
+    def _computed(self, logits: np.ndarray) -> np.ndarray:
+        """Walk the tape once, which writes them."""
         tokens, wanted, _, most_precise, *_ = self._header.numbers.tolist()
         self._loader.prepare(tokens, wanted, most_precise)
         self._threads.run()
@@ -57,7 +70,7 @@ def compiled(
     given: see `lowered`; progress(done, total) is called while somebody waits for kernels, here or in the program's
     first run. Raises ModelError, LocalllmError.
     """
-    target = target_for_this_cpu(threads)
+    target = target_for_this_cpu(threads, len(places.header.ids))
     tape = Tape(lowered(prepared(operations, target), target, places, given=given).all)
     library = Library(tape.kernels | {"run", "work"}, progress, target.pieces.all_names())
     rows = tape.finish(library.addresses, threads)

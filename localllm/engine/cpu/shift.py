@@ -17,6 +17,7 @@ from localllm.engine.run import BATCH, Header, Span
 from localllm.kernels.build.library import Library
 
 IDS = np.zeros(BATCH, np.int64)  # which tokens they are does not matter
+BUFFER_ROWS = CpuTarget(1, False, {}).buffer_rows
 NO_LOGITS = np.zeros((0, 0), np.float32)
 
 
@@ -38,7 +39,7 @@ class KeyTurner:
         """The steps for one layer."""
         side, block = cache.sides(state)[0], state.rotations(cache.kv_type)[0]
         columns = side.heads * state.key_dim
-        x = Buffer(CpuTarget.buffer_rows, row_bytes(columns))
+        x = Buffer(BUFFER_ROWS, row_bytes(columns))
         heads = {"x": x, "stride": x.stride, "head_dim": state.key_dim}
         in_cache = heads | places(cache, side, self._header)
         hadamard = {"x": x, "y": x, "stride": x.stride, "columns": columns, "block": block}

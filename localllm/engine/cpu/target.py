@@ -29,10 +29,18 @@ class CpuTarget:
     in_tiles: bool
     verbs: Mapping[str, Callable[..., None]]
     pieces: Pieces = field(default_factory=Pieces)
-    tokens: ClassVar[int] = BATCH
-    buffer_rows: ClassVar[int] = max(-(-BATCH // tokens) * tokens for tokens in TOKENS_AT_ONCE)  # kernels round up
-    wanted_rows: ClassVar[int] = buffer_rows
+    tokens: int = BATCH
     expert_rows: ClassVar[int] = EXPERT_ROWS
+
+    @property
+    def buffer_rows(self) -> int:
+        """As of Target: kernels round up."""
+        return max(-(-self.tokens // at_once) * at_once for at_once in TOKENS_AT_ONCE)
+
+    @property
+    def wanted_rows(self) -> int:
+        """As of Target."""
+        return self.buffer_rows
 
     def matrix(self, weight: Weight) -> np.ndarray:
         """As of Target."""

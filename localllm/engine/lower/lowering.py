@@ -15,6 +15,8 @@ from localllm.engine.lower.tape import Buffer
 from localllm.engine.record.operations import ALL, Activation, Operation, last_uses
 from localllm.kernels.verbs import ROWWISE, where
 
+NUMBERS = {"embed": "ids", "embed_positions": "positions", "embed_kinds": "kinds"}  # of a run's header
+POOLINGS = "mean", "cls", "last"  # as the kernel numbers them
 Lower = Callable[[Steps, Operation, Any], None]
 Crossing = Mapping[Activation, np.ndarray]  # what goes from one target to another, float32 [BATCH, numbers of a row]
 
@@ -62,9 +64,9 @@ def rowwise(steps: Steps, operation: Operation, target: Target) -> None:
 
 
 def embed(steps: Steps, operation: Operation, target: Target) -> None:
-    """Rows of a matrix, of the run's ids or positions."""
+    """Rows of a matrix, of the run's ids, positions or kinds."""
     weight, output = operation.given["weight"], operation.output
-    ids = steps.header.ids if operation.verb == "embed" else steps.header.positions
+    ids = getattr(steps.header, NUMBERS[operation.verb])
     x, (kind, row_bytes) = steps.new(output), target.layout_of(weight)
     arguments = {"weights": target.matrix(weight), "row_bytes": row_bytes, "columns": output.columns}
     steps.by_row(f"embed-{kind}", output.rows, arguments | {"ids": ids, "x": x, "stride": x.stride}, [], [x])
@@ -75,6 +77,13 @@ def select(steps: Steps, operation: Operation, target: Target) -> None:
     source, y = steps.buffers[x], steps.new(operation.output)
     arguments = {"x": source, "rows": steps.header.wanted} | shape(x, y)
     steps.by_row("select", operation.output.rows, arguments, [source], [y])
+
+
+def pool(steps: Steps, operation: Operation, target: Target) -> None:
+    (x,) = operation.inputs
+    source, y = steps.buffers[x], steps.new(operation.output)
+    arguments = {"sequences": steps.header.sequences, "kind": POOLINGS.index(operation.given["kind"]), "x": source}
+    steps.by_row("pool", operation.output.rows, arguments | shape(x, y), [source], [y])
 
 
 def columns(steps: Steps, operation: Operation, target: Target) -> None:
@@ -178,7 +187,9 @@ def hand_out(steps: Steps, x: Activation) -> None:
 VERBS: dict[str, Lower] = {
     "embed": embed,
     "embed_positions": embed,
+    "embed_kinds": embed,
     "select": select,
+    "pool": pool,
     "columns": columns,
     "join": join,
     "head_dots": head_dots,

@@ -46,7 +46,7 @@ class Recorder(RecurrentVerbs):
         operations: in the order in which they were said.
     """
 
-    ids = positions = ALL
+    ids = positions = kinds = ALL
     wanted = WANTED
 
     def __init__(self, hyperparameters: Hyperparameters, context: int):
@@ -71,6 +71,10 @@ class Recorder(RecurrentVerbs):
         if columns != self._width:
             raise ModelError(f"tensor {weight.name} should have {self._width} columns, has {columns}")
         return self._record("embed_positions", (), positions, columns, weight=weight)
+
+    def embed_kinds(self, weight: Weight, kinds: Rows) -> Activation:
+        _, columns = self._matrix(weight)
+        return self._record("embed_kinds", (), kinds, columns, weight=weight)
 
     def select(self, x: Activation, which: Rows) -> Activation:
         return self._record("select", (x,), which, x.columns)
@@ -154,7 +158,11 @@ class Recorder(RecurrentVerbs):
         inputs = tuple(x for x in (q, k, v) if x is not None)
         given: dict[str, Any] = {"state": state, "heads": heads, "scale": scores.scale, "softcap": scores.softcap}
         given |= {"slopes": scores.slopes, "sinks": self._vector(scores.sinks, heads) if scores.sinks else None}
+        given["ahead"] = scores.ahead
         return self._record("attend", inputs, q.rows, heads * state.value_dim, **given)
+
+    def pool(self, x: Activation, kind: str) -> Activation:
+        return self._record("pool", (x,), WANTED, x.columns, kind=kind)
 
     def route(self, logits: Activation, routing: Routing, bias: Weight | None = None) -> RoutedActivation:
         if logits.columns != routing.experts:
@@ -301,6 +309,6 @@ def recorded(
         recorder.require_all_used(file.tensors)
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
-    if logits.columns != hyperparameters.vocab_size:
+    if not hyperparameters.pooling and logits.columns != hyperparameters.vocab_size:
         raise ModelError(f"{file.path}: logits for {logits.columns} tokens of {hyperparameters.vocab_size}")
     return recorder

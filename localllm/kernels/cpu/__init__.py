@@ -79,6 +79,7 @@ MODULES = {
     "hadamard": "elementwise.hadamard",
     "temper": "elementwise.activations",
     "select": "elementwise.rowwise",
+    "pool": "elementwise.collect",
     "columns": "elementwise.rowwise",
     "join": "elementwise.rowwise",
     "angles": "elementwise.rowwise",

@@ -172,6 +172,7 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "multiply_heads": ("elementwise.heads", by_entry),
     "temper": ("elementwise.elementwise", by_four),
     "select": ("elementwise.moves", by_four),
+    "pool": ("elementwise.moves", by_four),
     "columns": ("elementwise.moves", by_entry),
     "join": ("elementwise.moves", by_head),
     "logits": ("elementwise.moves", by_entry),

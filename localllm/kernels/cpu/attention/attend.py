@@ -26,6 +26,7 @@ from localllm.kernels.cpu.attention.plan import FEW_ROWS, SPLIT_BYTES, UNIT_BYTE
 from localllm.kernels.cpu.product.tiles_f32 import ROWS as TILE
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
+    abs_f32x16,
     any_above_f32x16,
     constant_f32,
     exp2_f32x16,
@@ -130,10 +131,10 @@ def cap_scores(scores, keys, softcap):
 
 @device
 def subtract_distances(scores, keys, slope, distance):
-    """slope * distance, to the power of 2; `distance` is that of the first key, the next ones are nearer."""
+    """slope * |distance|, to the power of 2; `distance` is that of the first key, the next ones are nearer."""
     lanes = distances()
     for i in range(0, keys, 16):
-        away = splat_f32x16(float32(distance - i)) - lanes
+        away = abs_f32x16(splat_f32x16(float32(distance - i)) - lanes)
         store_f32x16(scores + i * 4, fma_f32x16(away, splat_f32x16(-slope * LOG2_E), load_f32x16(scores + i * 4)))
 
 
@@ -213,7 +214,7 @@ def write_partial(a, row, group, kv_head, split, value_dim, output, state):
 def update_rows(a, first, rows, group, kv_head, start, count, scores, stride, states, output, value_dim):
     """All rows meet a block of `count` scores, the first of which is the key at position `start`."""
     softcap, window, keys = argument_f32(a, ATTEND.softcap), argument(a, ATTEND.window), padded(count)
-    slopes, chunked = argument(a, ATTEND.slopes), argument(a, ATTEND.chunked)
+    slopes, chunked, ahead = argument(a, ATTEND.slopes), argument(a, ATTEND.chunked), argument(a, ATTEND.ahead)
     for r in range(rows):
         position, row = load_i64(argument(a, ATTEND.positions) + (first + r) // group * 8), scores + r * stride
         if softcap > 0:
@@ -222,7 +223,7 @@ def update_rows(a, first, rows, group, kv_head, start, count, scores, stride, st
             slope = load_f32(slopes + (kv_head * group + (first + r) % group) * 4)
             subtract_distances(row, keys, slope, position - start)
         hidden = first_seen(position, window, chunked) - start
-        hide_scores(row, keys, hidden, min(position + 1 - start, count))
+        hide_scores(row, keys, hidden, min(position + 1 + ahead - start, count))
         update_softmax(row, keys, states + r * 128, output + r * value_dim * 4, value_dim)
 
 

@@ -67,7 +67,8 @@ def add_sequence(a, sequence, unit, splits, span):
     for kv_head in range(argument(a, PLAN.kv_heads)):
         for row in range(0, rows, at_once):
             here = min(at_once, rows - row)
-            begin, end = first_key(a, start + row // group), start + (row + here - 1) // group + 1
+            begin, last = first_key(a, start + row // group), start + (row + here - 1) // group
+            end = min(last + 1 + argument(a, PLAN.ahead), length)
             for split in range(splits):
                 lower, upper = max(begin, lowest + split * span), min(end, lowest + (split + 1) * span)
                 table = argument(sequence, SEQUENCE.table)

@@ -21,6 +21,7 @@ from localllm.kernels.arguments import (
 from localllm.kernels.cpu.signature import argument, argument_f32, device, inlined, kernel
 from localllm.kernels.simd import (
     clamp_f32x16,
+    erf_f32x16,
     exp_f32x16,
     f32x16,
     fma_f32x16,
@@ -42,6 +43,7 @@ from localllm.kernels.simd import (
 from localllm.kernels.verbs import ROWWISE
 
 SQRT_2_BY_PI = 0.7978845608028654
+SQRT_HALF = 0.7071067811865476
 XIELU, REGLU = ROWWISE["xielu"].arguments, ROWWISE["reglu"].arguments
 PLUS, SCALE_COLUMNS = ROWWISE["plus"].arguments, ROWWISE["scale_columns"].arguments
 
@@ -94,6 +96,12 @@ def gelu_f32x16(x):
     """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
     inner = fma_f32x16(x * x * x, splat_f32x16(0.044715), x) * splat_f32x16(SQRT_2_BY_PI)
     return x * splat_f32x16(0.5) * (splat_f32x16(1.0) + tanh_f32x16(inner))
+
+
+@device
+def gelu_erf_f32x16(x):
+    """x / 2 * (1 + erf(x / sqrt(2)))."""
+    return x * splat_f32x16(0.5) * (splat_f32x16(1.0) + erf_f32x16(x * splat_f32x16(SQRT_HALF)))
 
 
 @inlined
@@ -179,6 +187,7 @@ def limit_and_sharpness(a, token):
 
 # What they compute, localllm.kernels.arguments and verbs say.
 gelu = of_one(GELU, inlined(lambda x, _: gelu_f32x16(x)))
+gelu_erf = of_one(ROWWISE["gelu_erf"].arguments, inlined(lambda x, _: gelu_erf_f32x16(x)))
 relu_squared = of_one(RELU_SQUARED, squared_above_zero)
 relu = of_one(ROWWISE["relu"].arguments, inlined(lambda x, _: if_finite_f32x16(max_f32x16(zero_f32x16(), x), x)))
 exponential = of_one(ROWWISE["exponential"].arguments, inlined(lambda x, _: if_finite_f32x16(exp_f32x16(x), x)))

@@ -1,8 +1,10 @@
-"""Sums of squared activations per column, for importance matrices (localllm.services.imatrix)."""
+"""What is summed over tokens: squares by column, for importance matrices (localllm.services.imatrix), and texts."""
 
-from localllm.kernels.arguments import ADD_SQUARES
+from numba import float32
+
+from localllm.kernels.arguments import ADD_SQUARES, POOL, SEQUENCE
 from localllm.kernels.cpu.signature import argument, device, kernel
-from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, store_f32x16
+from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, splat_f32x16, store_f32x16
 
 
 @device
@@ -44,3 +46,28 @@ def add_squares(a, part, parts, thread):
         add_four(x + i * 64, stride, tokens, sums + i * 64)
     for i in range(rest, last):
         add_one(x + i * 64, stride, tokens, sums + i * 64)
+
+
+@device
+def add_rows(x, stride, columns, rows, y):
+    """y = the sum of rows, float32 [columns padded to 16]."""
+    for i in range(0, columns * 4, 64):
+        total = load_f32x16(x + i)
+        for r in range(1, rows):
+            total = total + load_f32x16(x + r * stride + i)
+        store_f32x16(y + i, total)
+
+
+@kernel
+def pool(a, part, parts, thread):
+    """The rows of each sequence as one: their mean, the first or the last."""
+    count, stride, columns = load_i64(argument(a, POOL.count)), argument(a, POOL.stride), argument(a, POOL.columns)
+    for i in range(count * part // parts, count * (part + 1) // parts):
+        sequence, y = argument(a, POOL.sequences) + i * 8 * len(SEQUENCE), argument(a, POOL.y) + i * stride
+        first, rows = argument(sequence, SEQUENCE.first), argument(sequence, SEQUENCE.count)
+        if argument(a, POOL.kind) != 0:
+            first, rows = first + (rows - 1 if argument(a, POOL.kind) == 2 else 0), 1
+        add_rows(argument(a, POOL.x) + first * stride, stride, columns, rows, y)
+        scale = splat_f32x16(float32(1.0) / float32(rows))
+        for k in range(0, columns * 4, 64):
+            store_f32x16(y + k, load_f32x16(y + k) * scale)

@@ -17,7 +17,10 @@ from localllm.kernels.cuda.device import (
 )
 
 ZERO, HALF, ONE = float32(0), float32(0.5), float32(1)
-SQRT_2_BY_PI, CUBIC = float32(0.7978845608028654), float32(0.044715)
+SQRT_2_BY_PI, CUBIC, SQRT_HALF = float32(0.7978845608028654), float32(0.044715), float32(0.7071067811865476)
+# Of `erf_of`.
+P, A, B = float32(0.3275911), float32(0.254829592), float32(-0.284496736)
+C, D, E = float32(1.421413741), float32(-1.453152027), float32(1.061405429)
 
 
 @device
@@ -82,6 +85,21 @@ def sigmoid_of(x):
 def gelu_of(x):
     """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
     return x * HALF * (ONE + tanh((CUBIC * x * x * x + x) * SQRT_2_BY_PI))
+
+
+@device
+def erf_of(x):
+    """erf x, wrong by 3e-7 at most (Abramowitz and Stegun 1964, 7.1.26)."""
+    size = abs(x)
+    t = ONE / (ONE + P * size)
+    y = ONE - ((((E * t + D) * t + C) * t + B) * t + A) * t * exp(-x * x)
+    return -y if x < ZERO else y
+
+
+@device
+def gelu_erf_of(x):
+    """x / 2 * (1 + erf(x / sqrt(2)))."""
+    return x * HALF * (ONE + erf_of(x * SQRT_HALF))
 
 
 @device
@@ -160,6 +178,7 @@ def limited_of(gate, up, sharpness, limit):
 
 
 gelu, relu_squared, sigmoid = of_one(gelu_of), of_one(relu_squared_of), of_one(sigmoid_of)
+gelu_erf = of_one(gelu_erf_of)
 relu, exponential, plus = of_one(relu_of), of_one(exponential_of), of_one_and_number(shifted)
 clamp, scale, softcap = of_one_and_number(between), of_one_and_number(scaled), of_one_and_number(capped)
 multiply, swiglu, geglu, reglu = of_two(product), of_two(swiglu_of), of_two(geglu_of), of_two(reglu_of)

@@ -4,10 +4,12 @@ import math
 
 from numba import cuda
 
+from localllm.kernels.arguments import SEQUENCE
 from localllm.kernels.cuda.device import float32, load_4f32, load_f32, load_i64, store_4f32, store_f32, store_i64
 from localllm.kernels.cuda.elementwise.elementwise import first_column
 
-INFINITY = float32(math.inf)
+INFINITY, ZERO = float32(math.inf), float32(0)
+SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 
 def select(count, x, rows, y, stride, columns):
@@ -16,6 +18,22 @@ def select(count, x, rows, y, stride, columns):
     if row < load_i64(count) and column < columns:
         a, b, c, d = load_4f32(x + load_i64(rows + 8 * row) * stride + 4 * column)
         store_4f32(y + row * stride + 4 * column, a, b, c, d)
+
+
+def pool(count, sequences, x, y, stride, columns, kind):
+    """y[i] = the rows of sequence i as one: their mean, the first or the last; a thread for four columns."""
+    row, column = cuda.blockIdx.x, first_column()
+    if row < load_i64(count) and column < columns:
+        sequence = sequences + row * SEQUENCE_BYTES
+        first, rows = load_i64(sequence + 8 * SEQUENCE.first), load_i64(sequence + 8 * SEQUENCE.count)
+        if kind != 0:
+            first, rows = first + (rows - 1 if kind == 2 else 0), 1
+        a, b, c, d = ZERO, ZERO, ZERO, ZERO
+        for r in range(first, first + rows):
+            e, f, g, h = load_4f32(x + r * stride + 4 * column)
+            a, b, c, d = a + e, b + f, c + g, d + h
+        scale = float32(1.0) / float32(rows)
+        store_4f32(y + row * stride + 4 * column, a * scale, b * scale, c * scale, d * scale)
 
 
 def columns(count, x, x_stride, first, groups, period, y, stride, columns):

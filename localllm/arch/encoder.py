@@ -1,0 +1,67 @@
+"""What encoders share: attention that goes both ways, and a row for each text at the end."""
+
+from dataclasses import field
+from typing import Any, ClassVar
+
+from localllm.arch.attention import LAYER_EPSILON, Transformer
+from localllm.arch.fields import Fields
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.pooling import NONE, pooled, read_pooling
+from localllm.arch.verbs import EVERY_TOKEN, Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class Encoder(Transformer):
+    """Its tokens see those behind them, too.
+
+    Attributes:
+        windows: by layer, how many tokens a token sees, half of them on each side; None for all.
+    """
+
+    looks_ahead: ClassVar[bool] = True
+    windows: tuple[int | None, ...] = field(default=(), kw_only=True)
+
+    def window(self, layer: int) -> int | None:
+        return behind(self.windows[layer]) if self.windows else None
+
+    def ahead(self, layer: int) -> int:
+        return ahead(self.windows[layer]) if self.windows else EVERY_TOKEN
+
+    @property
+    def head_epsilon(self) -> float:
+        return self.epsilon
+
+
+def behind(window: int | None) -> int | None:
+    """How many tokens up to itself a token sees of a window around it."""
+    return window // 2 + 1 if window else None
+
+
+def ahead(window: int | None) -> int:
+    """How many tokens behind itself a token sees of a window around it."""
+    return window // 2 if window else EVERY_TOKEN
+
+
+def encoder_fields(fields: Fields) -> dict[str, Any]:
+    """The arguments that all encoders with layer norms share. Raises ModelError."""
+    shared = Encoder.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    return {**shared, "pooling": own_pooling(fields)}
+
+
+def own_pooling(fields: Fields) -> str:
+    """An encoder's, which makes nothing else: the file's, or the mean if it says none."""
+    found = read_pooling(fields)
+    return found if found and found != NONE else "mean"
+
+
+def embedded(b: Builder, w: Weights) -> Activation:
+    """The tokens' embeddings, plus those of their kinds."""
+    x, kinds = b.embed(w.token_embd, b.ids), w.get("token_types")
+    return b.add(x, b.embed_kinds(kinds, b.kinds)) if kinds else x
+
+
+def finished(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
+    """A row for each text, of what comes out of the last layer."""
+    return pooled(b, w, h, x)

@@ -1,0 +1,52 @@
+"""From the rows of a text's tokens to what it is read for: one row of numbers, or scores.
+
+Sentence-BERT (Reimers and Gurevych 2019, arXiv 1908.10084) takes the mean of the rows; others take the first or the
+last. Models that compare a query with a text have a head behind that, whose numbers are scores.
+"""
+
+from localllm.arch.fields import Fields
+from localllm.arch.hyperparameters import RANK, Hyperparameters
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+NONE = "none"  # a row for each token
+KINDS = NONE, "mean", "cls", "last", RANK  # by their numbers in GGUF
+HEAD = "cls", "cls.norm", "cls.output"  # tensors
+DENSE = "dense_2", "dense_3"  # what sentence-transformers puts behind, by the places of its modules
+
+
+def read_pooling(fields: Fields, name: str = "pooling_type") -> str | None:
+    """How a file says that rows become one, one of KINDS; None if it says nothing. Raises ModelError."""
+    if not fields.has(name):
+        return None
+    number = fields.count(name, 0)
+    if number >= len(KINDS):
+        raise fields.wrong(name, f"a number from 0 to {len(KINDS) - 1}")
+    return KINDS[number]
+
+
+def pooled(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
+    """A row for each text, of the normalized rows x of its tokens, as h.pooling says. Raises ModelError.
+
+    What other poolings need is ignored.
+    """
+    rows = b.pool(x, h.before_head if h.pooling == RANK else str(h.pooling))
+    if h.pooling == RANK:
+        b.ignore(*(w.get(name) for name in DENSE))
+        return head(b, w, h, rows)
+    b.ignore(*(part for name in HEAD for part in (w.get(name), w.bias(name))))
+    for name in DENSE:
+        rows = b.linear(rows, matrix) if (matrix := w.get(name)) else rows
+    return rows
+
+
+def head(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
+    """A classification head: scores. Raises ModelError if the file has none."""
+    if not (w.get("cls") or w.get("cls.output")):
+        w.require("cls.output")
+    if inner := w.get("cls"):
+        x = b.linear(x, inner)
+        if w.get("cls.output"):
+            x = b.gelu_erf(x) if h.head_gelu else b.softcap(x, 1.0)  # tanh
+        x = b.layer_norm(x, norm, h.head_epsilon) if (norm := w.get("cls.norm")) else x
+    return b.linear(x, outer) if (outer := w.get("cls.output")) else x

@@ -1,0 +1,172 @@
+"""Encoders: BERT and XLM-RoBERTa, and these with a head that scores pairs of texts; Nomic Embed; ModernBERT."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.fields import MOST_LAYERS
+from localllm.convert.config import Config
+from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, GATED
+from localllm.convert.family import Family, MadeOf, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, attention_sizes
+from localllm.convert.tensors import Shape, TensorSource, picked
+
+RANK = 4  # llama.cpp's number for scores
+
+
+def bert(config: Config) -> CheckpointFacts:
+    """A table of positions, layer norms, GELU as it is."""
+    config.only("hidden_act", "gelu")
+    config.only("position_embedding_type", "absolute")
+    config.only("is_decoder", False)
+    return encoder(config, config.count("max_position_embeddings", 512), config.number("layer_norm_eps", 1e-12))
+
+
+def roberta(config: Config) -> CheckpointFacts:
+    """Its first positions stand for padding: the table begins behind them."""
+    positions, padding = config.count("max_position_embeddings", 514), config.get("pad_token_id", 1)
+    if not isinstance(padding, int) or not 0 <= padding < positions - 1:
+        raise config.refusal(f"pad_token_id {padding} is not supported")
+    h = bert(config)
+    return replace(h.plus(context_length=positions - padding - 1), sizes={
+        **h.sizes, "context": positions - padding - 1, "positions": positions,
+    })  # fmt: skip
+
+
+def encoder(config: Config, context: int, epsilon: float) -> CheckpointFacts:
+    """What all of them say."""
+    sizes = attention_sizes(config) | {"context": context, "types": config.count("type_vocab_size", 2)}
+    sizes["labels"] = len(labels(config))
+    metadata: dict[str, Any] = {
+        "block_count": sizes["layers"],
+        "context_length": context,
+        "embedding_length": sizes["width"],
+        "feed_forward_length": sizes["hidden"],
+        "attention.head_count": sizes["heads"],
+        "attention.layer_norm_epsilon": epsilon,
+        "attention.causal": False,
+    }
+    return CheckpointFacts(sizes, metadata, {}, tied=True)
+
+
+def labels(config: Config) -> list[str]:
+    """What the scores of a head are called, in their order."""
+    named = config.get("id2label")
+    if isinstance(named, dict) and all(key.isdecimal() for key in named):
+        return [str(named[key]) for key in sorted(named, key=int)]
+    return [f"LABEL_{number}" for number in range(config.count("num_labels", 2))]
+
+
+def ranking(read: Any) -> Any:
+    """The same of a model with a head for scores."""
+
+    def read_ranking(config: Config) -> CheckpointFacts:
+        return read(config).plus(pooling_type=RANK, classifier__output_labels=labels(config))
+
+    return read_ranking
+
+
+def behind_padding(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    """The last rows of a table, as many as there are positions of tokens."""
+    first = sizes["positions"] - sizes["context"]
+    return picked(sources[0], shape, lambda rows: np.asarray(rows) + first)
+
+
+def nomic(config: Config) -> CheckpointFacts:
+    """The names of GPT-2; rotation; SwiGLU, or experts in every other layer."""
+    experts = config.get("moe_every_n_layers") or 0
+    config.only("activation_function", "gelu" if experts else "swiglu")
+    config.only("prenorm", False)
+    config.only("rotary_emb_fraction", 1.0, 1)
+    config.only("rotary_emb_interleaved", False)
+    config.only("rotary_emb_scale_base")
+    config.only("moe_every_n_layers", 0, 2)
+    width, heads = config.count("n_embd"), config.count("n_head")
+    trained = config.count("max_trained_positions", 2048)
+    context = min(config.count("n_positions"), trained) if not experts else 512  # as both are trained for
+    plain = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": config.count("n_inner")}
+    plain |= {"num_hidden_layers": config.count("n_layer", most=MOST_LAYERS)}
+    h = encoder(Config({**config.content, **plain}, config.path), context, config.number("layer_norm_epsilon", 1e-12))
+    h = h.plus({"fused_rows": 3 * width}, rope__freq_base=config.number("rotary_emb_base", 10000.0))
+    if not experts:
+        return h
+    count = config.count("num_experts")
+    used = {"expert_count": count, "expert_used_count": config.count("moe_top_k"), "moe_every_n_layers": 2}
+    return h.plus({"experts": count, "stacked": count * plain["intermediate_size"]}, **used)
+
+
+def modern(config: Config) -> CheckpointFacts:
+    """Rotation, with a base of its own where a window is seen."""
+    config.only("hidden_activation", "gelu", "silu")
+    for name in ("attention_bias", "mlp_bias", "norm_bias"):
+        config.only(name, False)
+    h = encoder(config, config.count("max_position_embeddings", 8192), config.number("norm_eps", 1e-5))
+    pooling = config.get("classifier_pooling", "cls")
+    bases = (("global_rope_theta", 160000.0), ("local_rope_theta", 10000.0))
+    whole, local = (config.number(name, usual) for name, usual in bases)
+    return h.plus(
+        {"fused_rows": 3 * h.sizes["width"], "both_hidden": 2 * h.sizes["hidden"]},
+        attention__sliding_window=config.count("local_attention", 128),
+        attention__sliding_window_pattern=config.count("global_attn_every_n_layers", 3),
+        rope__freq_base=whole, rope__freq_base_swa=local, rope__scaling__type="none",
+        hidden_activation=config.get("hidden_activation", "gelu"),
+        vocab_size=h.sizes["vocab"],
+        classifier__pooling_type={"mean": 1, "cls": 2}.get(pooling),
+    )  # fmt: skip
+
+
+BEHIND = {"attn_output_norm": ("width",), "layer_output_norm": ("width",)}
+EMBEDDINGS = {"token_types": ("types", "width"), "token_embd_norm": ("width",)}
+BIASED = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down", *BEHIND, "token_embd_norm")
+HEAD = {
+    "cls.weight": ("width", "width"), "cls.bias": ("width",),
+    "cls.output.weight": ("labels", "width"), "cls.output.bias": ("labels",),
+}  # fmt: skip
+# What only guesses masked words, or is made for other tasks.
+UNREAD = re.compile(r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids")
+BERT = Family(
+    "bert",
+    {**ATTENTION, **FEED_FORWARD, **BEHIND},
+    bert,
+    whole={**EMBEDDINGS, "position_embd": ("context", "width")},
+    biased=BIASED,
+    decodes=False,
+    prefixes=("bert.", "roberta.", "distilbert."),
+    unread=UNREAD,
+)
+TABLE = MadeOf(("context", "width"), {"position_embd.weight": ("positions", "width")}, behind_padding)
+ROBERTA = replace(BERT, read=roberta, whole={**EMBEDDINGS, "position_embd": TABLE})
+BERT_RANK = replace(
+    BERT, read=ranking(bert), whole={**BERT.whole, **HEAD}, unread=re.compile(r"embeddings\.position_ids"),
+    renamed={"pooler.dense": "cls", "classifier": "cls.output"},
+)  # fmt: skip
+ROBERTA_RANK = replace(
+    ROBERTA, read=ranking(roberta), whole={**ROBERTA.whole, **HEAD}, unread=UNREAD,
+    renamed={"classifier.dense": "cls", "classifier.out_proj": "cls.output"},
+)  # fmt: skip
+QKV = {"attn_qkv": ("fused_rows", "width"), "attn_output": ("width", "queries")}
+NOMIC = Family(
+    "nomic-bert", {**QKV, **GATED, **BEHIND}, nomic, whole=EMBEDDINGS, biased=(*BEHIND, "token_embd_norm"),
+    decodes=False, unread=UNREAD,
+)  # fmt: skip
+
+
+def modern_layer(sizes: Sizes, number: int) -> Mapping[str, Any]:
+    """The first has no norm in front."""
+    layer = {**QKV, "ffn_up": ("both_hidden", "width"), "ffn_down": ("width", "hidden"), "ffn_norm": ("width",)}
+    return {**layer, "attn_norm": ("width",)} if number else layer
+
+
+MODERN = Family(
+    "modern-bert", modern_layer, modern, whole={"token_embd_norm": ("width",), "output_norm": ("width",)},
+    decodes=False, prefixes=("model.",), unread=UNREAD,
+)  # fmt: skip
+MODERN_RANK = replace(
+    MODERN, read=ranking(modern), unread=re.compile("decoder.*"),
+    whole={**MODERN.whole, "cls.weight": HEAD["cls.weight"], "cls.norm.weight": ("width",),
+           "cls.output.weight": HEAD["cls.output.weight"], "cls.output.bias": ("labels",)},
+    renamed={"head.dense": "cls", "head.norm": "cls.norm", "classifier": "cls.output"},
+)  # fmt: skip

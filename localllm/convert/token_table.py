@@ -1,0 +1,60 @@
+"""A vocabulary in the making."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from localllm.files.gguf_header import shown
+from localllm.text.vocabulary import CONTROL, UNKNOWN, UNUSED, USER_DEFINED
+
+ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # below those of all pieces that merging makes
+# Texts that are meant as special tokens even where a checkpoint forgets to say so.
+_LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<unused\d*>|<pad>|<mask>", re.DOTALL)
+
+
+@dataclass
+class Tokens:
+    """A vocabulary in the making, of a fixed size; ids without a token get a name that no text has."""
+
+    size: int
+    model: str  # tokenizer.ggml.model: gpt2, llama, bert or t5
+    pre: str  # tokenizer.ggml.pre
+    merges: list[str] | None = None  # gpt2 only
+    adds_space: bool | None = None  # llama and t5 only; None where the files do not tell
+    more: dict[str, Any] = field(default_factory=dict)  # other keys below tokenizer.ggml
+    pieces: list[str] = field(init=False)
+    types: list[int] = field(init=False)
+    scores: list[float] = field(init=False)
+    left_out: list[int] = field(default_factory=list)  # ids beyond the size
+    warnings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pieces = [f"[PAD{token}]" for token in range(self.size)]
+        self.types, self.scores = [UNUSED] * self.size, [PADDING_SCORE] * self.size
+
+    def put(self, token: int, piece: str, kind: int, score: float = 0.0) -> None:
+        """Set a token. Raises ValueError."""
+        if not isinstance(token, int) or not isinstance(piece, str) or token < 0:
+            raise ValueError(f"token {shown(repr(piece))} has the id {token}")
+        if token >= self.size:
+            self.left_out.append(token)
+        else:
+            self.pieces[token], self.types[token], self.scores[token] = piece, kind, score
+
+    def add(self, token: int, text: str, special: bool) -> None:
+        """Set a token that is found in texts before anything else is."""
+        if 0 <= token < self.size and self.types[token] == UNKNOWN:
+            self.put(token, text, UNKNOWN, ADDED_SCORE)
+        elif special or _LOOKS_SPECIAL.fullmatch(text):
+            self.put(token, text, CONTROL, ADDED_SCORE)
+        else:
+            self.put(token, text.replace("▁", " ") if self.model == "llama" else text, USER_DEFINED, ADDED_SCORE)
+
+
+def steps(normalizer: Any) -> list[dict[str, Any]]:
+    """The steps of a `normalizer`, however it nests them."""
+    if not normalizer:
+        return []
+    if normalizer.get("type") == "Sequence":
+        return [step for part in normalizer["normalizers"] for step in steps(part)]
+    return [normalizer]

@@ -1,0 +1,26 @@
+"""The keys and values of one run, which nobody reads later: all layers take the same place, one after the other."""
+
+from collections.abc import Sequence
+
+from localllm.arch.states import State
+from localllm.arch.storage import KVType
+from localllm.engine.memory.cache import KVCache, Streams
+from localllm.engine.record.operations import Operation
+from localllm.kernels.arguments import PAGE
+
+
+class RunCache(KVCache):
+    """Room for `pages` pages."""
+
+    def __init__(self, states: Sequence[State], pages: int, kv_type: KVType, operations: Sequence[Operation]):
+        """operations: of the model; where a layer reads keys of an earlier one, each has a place of its own."""
+        attends = [operation for operation in operations if operation.verb == "attend"]
+        self._is_shared = all(len(operation.inputs) > 1 for operation in attends)
+        super().__init__(states, pages * PAGE, kv_type, (1,))
+
+    def _arranged(self, states: Sequence[State]) -> tuple[dict[int, tuple[Streams, Streams]], int]:
+        if not self._is_shared:
+            return super()._arranged(states)
+        found = [super(RunCache, self)._arranged([state]) for state in states]
+        layers = {layer: sides for of_one, _ in found for layer, sides in of_one.items()}
+        return layers, max(size for _, size in found)

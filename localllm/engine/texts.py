@@ -1,0 +1,142 @@
+"""Texts, each read whole and on its own: of each one row of numbers; nothing is kept of any.
+
+Many go in one run, one behind the other, sorted by their lengths: nothing is padded, attention sees each text alone,
+and of the last layer's rows only those that are asked for are handed out.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from localllm.arch import architecture
+from localllm.arch.states import Latent, Paged
+from localllm.arch.weights import Weights
+from localllm.engine.cpu.program import compiled
+from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.memory.run_cache import RunCache
+from localllm.engine.options import EngineOptions
+from localllm.engine.record.operations import Operation
+from localllm.engine.record.recorder import recorded
+from localllm.engine.run import BATCH, Header, Span, Text
+from localllm.errors import ContextError, ModelError, UsageError
+from localllm.files.gguf_file import GGUFFile
+from localllm.kernels.arguments import PAGE
+
+Ids = Sequence[int] | np.ndarray
+MOST_TEXTS = 256  # of a run; each begins a page of the cache
+Read = Callable[[Sequence[Text]], np.ndarray]  # texts of one run: float32 [texts, width]
+
+
+class TextReader:
+    """A model that makes a row of numbers of each text. Threads that call it wait for each other.
+
+    Attributes:
+        hyperparameters: the model's.  context: the most tokens of a text.  width: numbers of a row.
+        vocab_size: tokens that there are.  device: what computes, for people.
+        warning: what the user should know, in one line, or None.
+    """
+
+    device = "CPU"
+
+    def __init__(self, file: GGUFFile, pooling: str, options: EngineOptions | None = None):
+        """pooling: one of localllm.arch.pooling.KINDS, but "none". Raises ModelError, MemoryLimitError, UsageError."""
+        options = options or EngineOptions()
+        options.require_valid()
+        if options.backend.startswith("cuda"):
+            raise UsageError("vectors and scores of texts are computed by the CPU: use --device cpu")
+        model, h = architecture(file)
+        self.hyperparameters = replace(h, pooling=pooling)
+        self.context, self.vocab_size, self._path = options.context or h.context, h.vocab_size, file.path
+        weights = Weights(file.tensors)
+        recorder = recorded(file, model.forward, weights, self.hyperparameters, self.context)
+        self.width, self._lock = recorder.operations[-1].output.columns, threading.Lock()
+        self._close: Callable[[], None] = lambda: None
+        self.warning: str | None = None
+        states = self.hyperparameters.states()
+        paged = [state for state in states if isinstance(state, Paged | Latent)]
+        if len(paged) < len(states):
+            raise ModelError(f"{file.path}: vectors of {h.arch} models are not supported: their layers are recurrent")
+        if options.backend == "reference":
+            forward = partial(model.forward, w=weights, h=self.hyperparameters)
+            self._read = by_reference(forward, options, self.context)
+        else:
+            self._read = self._compiled(recorder.operations, paged, options)
+
+    def _compiled(self, operations: list[Operation], states: Sequence[Paged | Latent], options: EngineOptions) -> Read:
+        """What computes on the CPU."""
+        tokens = max(BATCH, self.context)
+        pages = -(-tokens // PAGE) + MOST_TEXTS
+        cache, header = RunCache(states, pages, options.kept_as, operations), Header(tokens)
+        program = compiled(operations, StepPlaces(cache, None, header), options.thread_count, options.progress)
+        self._close, self.warning, self.prepare_all = program.close, program.warning, program.prepare_all
+        table = np.arange(pages)
+        return lambda texts: program.read(texts, table)
+
+    def read(
+        self,
+        texts: Sequence[Ids],
+        seconds: Sequence[int] | None = None,
+        progress: Callable[[int], Any] | None = None,
+    ) -> np.ndarray:
+        """A row of each text's token ids: float32 [texts, width].
+
+        seconds: of pairs of texts, where the second one begins; progress: told after each run how many are done. Raises
+        ContextError for a text that is too long, UsageError for ids that are none, ModelError for rows that are
+        not numbers.
+        """
+        ids = [self._checked(text) for text in texts]
+        lengths = [len(text) for text in ids]
+        rows, done = np.empty((len(ids), self.width), np.float32), 0
+        with self._lock:
+            for numbers in runs(lengths):
+                some = [Text(ids[number], (seconds or lengths)[number]) for number in numbers.tolist()]
+                try:
+                    rows[numbers] = self._read(some)
+                except ModelError as error:
+                    raise ModelError(f"{self._path}: {error}") from None
+                done += len(numbers)
+                if progress:
+                    progress(done)
+        return rows
+
+    def _checked(self, text: Ids) -> np.ndarray:
+        ids = np.asarray(text, np.int64)
+        if not len(ids) or ids.min() < 0 or ids.max() >= self.vocab_size:
+            raise UsageError(f"token ids should be a list of numbers from 0 to {self.vocab_size - 1}")
+        if len(ids) > self.context:
+            raise ContextError(f"a text of {len(ids)} tokens; the model reads {self.context}")
+        return ids
+
+    def close(self) -> None:
+        """End the threads; a second time does nothing."""
+        with self._lock:
+            self._close()
+
+
+def by_reference(forward: Callable[..., np.ndarray], options: EngineOptions, context: int) -> Read:
+    """What computes in plain NumPy."""
+    from localllm.engine.reference import ReferenceBackend  # seldom needed
+
+    backend = ReferenceBackend(forward, options.kept_as, context, None)
+
+    def span(text: Text) -> Span:
+        return Span(backend.store(), 0, text.ids, 1, (np.arange(len(text.ids)) >= text.second).astype(np.int64))
+
+    return lambda texts: backend.run([span(text) for text in texts], True)
+
+
+def runs(lengths: Sequence[int]) -> Iterator[np.ndarray]:
+    """Which texts are read together, by their numbers: alike in length, BATCH tokens at most or one longer text."""
+    order, first, tokens = np.argsort(lengths, kind="stable"), 0, 0
+    for place, number in enumerate(order):
+        length = lengths[number]
+        if place > first and (tokens + length > BATCH or place - first == MOST_TEXTS):
+            yield order[first:place]
+            first, tokens = place, 0
+        tokens += length
+    if len(order):
+        yield order[first:]
