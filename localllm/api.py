@@ -107,6 +107,8 @@ class Model:
 
         Raises as Sequence.append.
         """
+        if self.engine.hyperparameters.fills:
+            return self.engine.read_whole(token_ids(ids))
         sequence = self.sequence()
         try:
             return sequence.append(token_ids(ids), "all")

@@ -17,10 +17,12 @@ class Hyperparameters:
     Attributes:
         pooling: how the rows of a text become one (localllm.arch.pooling); None: logits are made of each.
         looks_ahead: whether tokens see those behind them; then the model makes no text.
+        fills: whether it fills masked places then.
         before_head, head_gelu, head_epsilon: what is pooled for a classification head, its function, and of its norm.
     """
 
     looks_ahead: ClassVar[bool] = False
+    fills: ClassVar[bool] = False
     head_gelu: ClassVar[bool] = False
     head_epsilon: ClassVar[float] = 1e-5
 
