@@ -30,6 +30,7 @@ from localllm.values import plain, require_text, token_ids, whole_number
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
     from localllm.engine.memory.prefixes import Prefixes
+    from localllm.engine.options import EngineOptions
     from localllm.engine.record.observe import SquareSums
     from localllm.engine.sequence import Sequence
     from localllm.generation.answering import Answering, AnswerRequest
@@ -75,6 +76,7 @@ class Model:
         self.session = Session(Sequences(engine, prefixes), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
         self._draft_models: dict[str, Model] = {}
+        self._readers: dict[tuple[str, str | None], Any] = {}
 
     @property
     def files(self) -> list[str]:
@@ -149,6 +151,46 @@ class Model:
         the chat template.
         """
         return self.session.chat(messages, options(max_tokens, stop, sampling, self.drafter(speculate)))
+
+    def embed(
+        self,
+        texts: Iterable[str],
+        dims: int | None = None,
+        normalize: bool = True,
+        role: str | None = None,
+        overflow: str = "refuse",
+        pooling: str | None = None,
+    ) -> np.ndarray:
+        """A vector of each text: float32 [texts, numbers], near each other where the texts mean alike.
+
+        dims: only the first numbers, of a Matryoshka model; normalize: to the length 1; role: "query" or "document", to
+        put the model's own prompt in front; overflow: what is done with texts that are too long, "refuse", "cut" or
+        "split" and averaged; pooling: "mean", "cls" or "last" instead of what the file says. Raises ContextError,
+        ModelError for a model that was not made for that, UsageError.
+        """
+        from localllm.generation.embedding import Embedder, EmbedOptions
+
+        made = self._opened("embedder", pooling, lambda options: Embedder(self.file, self.tokenizer, options, pooling))
+        return made.embed(texts, EmbedOptions(dims, normalize, role, overflow))
+
+    def rerank(self, query: str, texts: Iterable[str], cut: bool = False) -> np.ndarray:
+        """How well each text answers a query, by a reranker: float32 [texts], larger is better.
+
+        cut: texts that are too long. Raises ContextError, ModelError, UsageError.
+        """
+        from localllm.generation.reranking import Reranker
+
+        made = self._opened("reranker", None, lambda options: Reranker(self.file, self.tokenizer, options))
+        return made.rerank(query, texts, cut)
+
+    def _opened(self, kind: str, pooling: str | None, make: Callable[["EngineOptions"], Any]) -> Any:
+        """What reads whole texts, made when it is asked for the first time, and closed with the model."""
+        from localllm.engine.options import EngineOptions
+
+        with self._opening:
+            if (kind, pooling) not in self._readers:
+                self._readers[kind, pooling] = make(EngineOptions(self._threads, self.context))
+            return self._readers[kind, pooling]
 
     def drafter(self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None) -> "str | Drafter":
         """What GenerationOptions have for it: a smaller model as one that guesses, "ngram" and "off" as they are.
@@ -230,7 +272,7 @@ class Model:
 
         live: as of Batch.  memory: the most bytes for what is read, None for all that there is.
         """
-        from localllm.generation.batch import PARALLEL, Batch
+        from localllm.generation.batch import PARALLEL, Batch, Live
         from localllm.generation.reading import most_between_steps
         from localllm.kernels.arguments import PAGE
         from localllm.kernels.free_memory import available_memory
@@ -238,15 +280,15 @@ class Model:
         room = max(0, available_memory() - self.file.nbytes)
         room = room if memory is None else min(room, memory)
         places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize
-        chunk = most_between_steps(self.file.parameters)
-        return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, live)
+        chunk, how = most_between_steps(self.file.parameters), Live(self.prefixes) if live else None
+        return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, how)
 
     def close(self) -> None:
         """Give back the memory and end the threads, when what was read of long prompts is written."""
         if self.prefixes:
             self.prefixes.close()
-        for model in self._draft_models.values():
-            model.close()
+        for other in (*self._draft_models.values(), *self._readers.values()):
+            other.close()
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -292,7 +334,7 @@ def open_model(
     context = None if context is None else whole_number("context", context)
     KVType.of(require_text("kv_type", kv_type))
     file = GGUFFile.open(path)
-    architecture(file)  # refuses what is not supported, before anything else is read
+    _, hyperparameters = architecture(file)  # refuses what is not supported, before anything else is read
     from localllm.engine.engine import Engine  # not needed to refuse a file
     from localllm.engine.options import EngineOptions
     from localllm.files.ahead import map_ahead
@@ -302,6 +344,11 @@ def open_model(
 
     gpu_layers = layers_of(gpu_layers)
     options = EngineOptions(threads, context or None, kv_type, backend, gpu_layers, progress, uploading, observer)
+    if hyperparameters.looks_ahead and not hyperparameters.fills:
+        from localllm.engine.without_text import EngineWithoutText  # seldom needed
+
+        silent: Any = EngineWithoutText(file.path, hyperparameters, options)
+        return Model(file, tokenizer, silent, chat_template, threads)
     engine = Engine(file, options)
     if not cache or backend == "reference" or engine.device != "CPU" or observer:
         return Model(file, tokenizer, engine, chat_template, threads)
@@ -378,3 +425,10 @@ def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | 
     """Compile the kernels that a model needs, so that its first start is as fast as later ones."""
     with open_model(path, progress=progress) as model:
         model.engine.prepare_all()
+        if (h := model.engine.hyperparameters).looks_ahead and not h.fills:
+            from localllm.engine.options import EngineOptions
+            from localllm.engine.texts import TextReader
+
+            reader = TextReader(model.file, str(h.pooling), EngineOptions(progress=progress))
+            reader.prepare_all()
+            reader.close()

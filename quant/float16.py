@@ -8,7 +8,6 @@ import numpy as np
 
 from localllm.quant.compiled import compiled, inlined
 
-LARGEST_HALF = np.float32(65504)
 SMALLEST_HALF = np.float32(2.0**-24)
 LARGEST_BF16 = np.uint32(0x7F7F)
 

@@ -7,9 +7,20 @@ lie in one field or in two (the low bits and the high ones) and belong to groups
     weight = d * scale * code - low * minimum         low: another float16 (Q4_1 and Q5_1: + low)
     weight = d * scale * values[code]                 values: 16 that are not evenly spaced
 
-NVFP4 and MXFP4 have small floats for scales and no d. In the formats with a grid a code names 8 or 4 weights at once;
-TQ1_0 has five digits of base three in a byte. Their fields are here, what they mean is in kernels/formats/codebooks.py
-and ternary.py.
+NVFP4 and MXFP4 have small floats for scales and no d; TQ1_0 has five digits of base three in a byte. In the formats
+with a grid a code names 8 weights at once, an octet, or 4, and signs are apart; `parts` says where these fields begin:
+
+    codes    the low 8 bits of each code. Of IQ2_XS 16 bits: a code of 9 and a sign code. Of IQ2_XXS 8 bytes for a run
+             of 32 weights: 4 codes, and a word of 32 bits
+    high     what is left of the codes, from the lowest bits up: 2 bits of each in IQ2_S, 1 in IQ3_S; in IQ1_M 3 and the
+             sign of an octet's shift (set: minus)
+    signs    a bit for each weight (set: minus). A sign code has 7 of an octet; the eighth makes their number even
+    scales   of a group, 4 bits each, the low half first. Of IQ2_XXS and IQ3_XXS a word of 32 bits for each run: 4 sign
+             codes, and the scale on top. Of IQ1_S 16 bits for each run: 3 more bits of 4 codes, a scale of 3 bits, the
+             sign of the shift. Of IQ1_M four words of 16 bits: four scales of 3 bits, and 4 bits of d on top
+
+    weight = d * (scale + 1/2) / 4 * grid[code] * sign       IQ2; of IQ3_XXS / 2, of IQ3_S * 2
+    weight = d * (1 + 2 * scale) * (grid[code] ± 1/8)        IQ1
 
 Sources: the block structs and `dequantize_row_*` functions of ggml (ggml-common.h, ggml-quants.c); the k-quants are
 described in llama.cpp's pull request 1684; OCP Microscaling Formats (MX) Specification 1.0 has the values of MXFP4
@@ -156,15 +167,6 @@ def numbers(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
         total |= (blocks[:, byte].astype(np.int64) >> bit & (1 << field.bits) - 1) << above
         above += field.bits
     return total
-
-
-def put_numbers(blocks: np.ndarray, fields: Fields, values: np.ndarray) -> None:
-    """Add numbers, integers [blocks, count], to blocks, uint8 [blocks, bytes], where there are zeros so far."""
-    for field in fields:
-        for i in range(values.shape[1]):
-            byte, bit = field.place(i)
-            blocks[:, byte] |= ((values[:, i] & (1 << field.bits) - 1) << bit).astype(np.uint8)
-        values = values >> field.bits
 
 
 def halved_e8m0() -> np.ndarray:

@@ -52,6 +52,11 @@ async def at_once(prompts: list[list[int]], tokens: int, late: list[int] | None)
     return time.perf_counter() - begin, streams, waited
 
 
+def alone_prompt(prompts: list[list[int]]) -> list[int]:
+    """One that begins as none of the others."""
+    return [*prompts[2][1:], prompts[2][0]]
+
+
 def by_map(path: str, prompts: list[list[int]], tokens: int, threads: int, context: int) -> tuple[float, float]:
     """Seconds of Model.map for all, and of one Generation for the first."""
     with api.open_model(path, threads, context, cache=False) as model:
@@ -61,7 +66,7 @@ def by_map(path: str, prompts: list[list[int]], tokens: int, threads: int, conte
         assert all(len(answer.tokens) == tokens for answer in model.map(prompts, tokens, parallel=16, **options))
         all_at_once = time.perf_counter() - begin
         begin = time.perf_counter()
-        "".join(model.generate(prompts[1][::-1], tokens, **options))
+        "".join(model.generate(alone_prompt(prompts), tokens, **options))
         return all_at_once, time.perf_counter() - begin
 
 
@@ -77,22 +82,24 @@ def by_server(arguments: argparse.Namespace, prompts: list[list[int]], context: 
                 assert line, "the server ended"
             asyncio.run(at_once(prompts[:1], 2, None))
             seconds, streams, _ = asyncio.run(at_once(prompts, arguments.tokens, None))
-            gaps = np.concatenate([np.diff(times[:-1]) for times in streams])
-            writing = [gap for gap in gaps if gap > 0.001]
             rate = len(prompts) * arguments.tokens / seconds
             print(f"serve: {seconds:.2f} s, {rate:.1f} tokens/s", flush=True)
-            print(
-                f"between tokens: median {np.median(writing):.3f} s, p99 {np.quantile(writing, 0.99):.3f} s", flush=True
-            )
+            tell_gaps(streams)
             fresh = [prompt[::-1] for prompt in prompts]
-            _, _, waited = asyncio.run(at_once(fresh[1:16], arguments.tokens, fresh[0]))
+            _, streams, waited = asyncio.run(at_once(fresh[1:16], arguments.tokens, fresh[0]))
             print(f"first token of a late caller while {len(fresh[1:16])} write: {waited:.2f} s", flush=True)
-            seconds, _, _ = asyncio.run(
-                at_once([[*fresh[1][:1], *prompts[1]][: len(prompts[1])]], arguments.tokens, None)
-            )
+            tell_gaps(streams)
+            seconds, _, _ = asyncio.run(at_once([alone_prompt(prompts)], arguments.tokens, None))
             print(f"one caller: {seconds:.2f} s", flush=True)
         finally:
             process.terminate()
+
+
+def tell_gaps(streams: list[Stream]) -> None:
+    """How long readers wait between tokens."""
+    gaps = np.concatenate([np.diff(times[:-1]) for times in streams])
+    gaps = gaps[gaps > 0.001]  # what came with the same piece of the stream is one
+    print(f"between tokens: median {np.median(gaps):.3f} s, p99 {np.quantile(gaps, 0.99):.3f} s", flush=True)
 
 
 def main() -> None:
@@ -103,8 +110,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--length", type=int, default=100, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("-c", "--context", type=int, default=4096)
     arguments = parser.parse_args()
-    context = arguments.length + arguments.tokens + 8
+    context = arguments.context
     size = api.open_tokenizer(arguments.model).vocab_size
     prompts = np.random.default_rng(0).integers(3, size, (arguments.prompts, arguments.length)).tolist()
     by_server(arguments, prompts, context)

@@ -2,7 +2,7 @@
 """Callers that connect, break off, send garbage and repeat: python scripts/soak_serve.py MODEL --seconds 3600
 
 Tells how many requests there were, whether every answer was that of the same seed alone, and what the server's memory
-was after a tenth of the time and in the end. Exits with 1 if an answer was wrong or something is still running.
+was in the middle, when caches are full, and in the end. Exits with 1 if an answer was wrong or something still runs.
 """
 
 import argparse
@@ -65,7 +65,7 @@ async def soak(seconds: float, callers: int, memory: Path) -> dict[str, int]:
     for seed in range(40):
         reply = (await talk(request_of(seed, False))).partition(b"\r\n\r\n")[2]
         known[seed] = json.loads(reply)["choices"][0]["message"]["content"]
-    for name, part in (("first", 0.1), ("last", 0.9)):
+    for name, part in (("first", 0.5), ("last", 0.5)):
         end = time.monotonic() + seconds * part
         await asyncio.gather(*(caller(number, end, known, counts) for number in range(callers)))
         await asyncio.sleep(1)

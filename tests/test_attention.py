@@ -393,7 +393,7 @@ def test_rows_fill_whole_tiles():
 
 def attend(
     call, name: str, shape: Shape, texts: list[Text], parts: int = 1, *, window=0, chunked=False, softcap=0.0, slopes=0,
-    sinks=0, **pages,
+    sinks=0, chosen=None, **pages,
 ) -> list[np.ndarray]:  # fmt: skip
     """What each of the sequences gets in a run of all: float32 [tokens, heads * value_dim]."""
     heads, tokens = shape.kv_heads * shape.group, [len(text.q) for text in texts]
@@ -406,6 +406,10 @@ def attend(
     partial[-1] = GUARD
     arguments = {"count": header.count, "positions": header.positions, "window": window, "softcap": softcap}
     arguments |= planned(call, header, shape, window, chunked) | {"chunked": chunked, "sinks": sinks}
+    arguments |= {
+        "chosen": 0 if chosen is None else chosen,
+        "chosen_stride": 0 if chosen is None else chosen.strides[0],
+    }
     arguments |= {"q": source, "q_stride": source.strides[0], "y": y, "y_stride": y.strides[0], "partial": partial}
     arguments |= {"keys": keys, "key_head_stride": keys.strides[0], "key_bytes": keys.shape[2]}
     arguments |= {"values": values, "value_head_stride": values.strides[0], "value_bytes": values.shape[2]}

@@ -102,7 +102,9 @@ def test_several_answers_are_the_same_as_candidates(guide: api.Model):
     np.testing.assert_allclose([a.logprob for a in request.answers], [a.logprob for a in expected], atol=0.01)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "llama4", "mamba2", "qwen35", "lfm2", "deepseek2_lite", "qwen3moe"])
+@pytest.mark.parametrize(
+    "name", ["gemma3", "llama4", "mamba2", "qwen35", "lfm2", "deepseek2_lite", "qwen3moe", "glm_dsa_shared"]
+)
 def test_windows_states_latents_and_experts(model_path, name: str):
     """More sequences than there is room for, of which some begin alike: what is dropped is read again."""
     random = np.random.default_rng(1)

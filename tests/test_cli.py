@@ -461,6 +461,29 @@ def test_ctrl_c_while_it_starts(tiny: str, seconds: float):
     assert (process.returncode, err) == (130, b"")
 
 
+# Ctrl-C in a callback, from which Python lets nothing out.
+IN_A_CALLBACK = """
+import signal, time, weakref
+from localllm.cli import main
+main.raise_ctrl_c_again()
+class Nothing: ...
+nothing = Nothing()
+reference = weakref.ref(nothing, lambda _: signal.raise_signal(signal.SIGINT))
+try:
+    del nothing
+    print("goes on", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@posix
+def test_ctrl_c_where_python_cannot_raise_it():
+    done = subprocess.run([sys.executable, "-c", IN_A_CALLBACK], capture_output=True, env=ENVIRONMENT, timeout=120)
+    assert (done.stdout, done.stderr) == (b"goes on\ninterrupted\n", b"")
+
+
 # The program, which says on stderr when it has its first token: with --json, nothing else shows that.
 TELLING = """
 import sys

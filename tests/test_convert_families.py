@@ -3,6 +3,7 @@
 checkpoints.json has, per variant, the config.json and the names and shapes of a tiny checkpoint as transformers 5.23
 saves it ("-old": as older versions or the publishers did), and of what llama.cpp's converter (November 2026) made of it
 the metadata and check sums; logits of tokens 0, 50, ... 250 behind the text are by transformers with PyTorch 2.13.
+scripts/record_checkpoints.py makes more of them.
 """
 
 import itertools

@@ -102,7 +102,7 @@ def expected(
 
 def attend_few(
     shape: Shape, run: Run, q: np.ndarray, keys: Cache, values: Cache, window=0, chunked=False, softcap=0.0,
-    slopes=None, sinks=None, parts=3,
+    slopes=None, sinks=None, parts=3, chosen=None,
 ) -> np.ndarray:  # fmt: skip
     """What the kernels make of it: float32 [tokens, heads * value_dim]."""
     few, heads = Few(shape.key_dim, shape.value_dim, shape.group), shape.kv_heads * shape.group
@@ -113,11 +113,13 @@ def attend_few(
     common = {"count": np.array([len(q)]), "positions": run.positions, "heads": heads, "window": window}
     common |= {"chunked": chunked, "parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
     launch(
-        f"attend_few-{keys.kind}-{values.kind}-{few.bundle}-{shape.key_dim}-{shape.value_dim}", room, **common,
+        f"attend_few-{keys.kind}-{values.kind}-{few.bundle}-{shape.key_dim}-{shape.value_dim}"
+        + ("" if chosen is None else "-chosen"), room, **common,
         owners=run.owners, sequences=run.sequences, q=q, q_stride=q.strides[0], keys=of_keys, values=of_values,
         key_head_stride=of_keys.strides[0], value_head_stride=of_values.strides[0], key_bytes=of_keys.shape[2],
         value_bytes=of_values.shape[2], kv_heads=shape.kv_heads, scale=shape.key_dim**-0.5, softcap=softcap,
         slopes=0 if slopes is None else slopes, bundles=few.bundles,
+        chosen=0 if chosen is None else chosen, chosen_stride=0 if chosen is None else chosen.strides[0],
     )  # fmt: skip
     launch(
         "merge_few",

@@ -8,6 +8,9 @@ import pytest
 
 from localllm.engine.cuda import device as cuda_device
 from localllm.engine.cuda.device import CudaCard
+from localllm.engine.cuda.lowering import encoded, kernels_of
+from localllm.engine.cuda.products import Within
+from localllm.engine.lower.tape import Buffer
 from localllm.errors import LocalllmError
 
 
@@ -117,3 +120,35 @@ def test_chunks_take_turns(card: CudaCard, heard: Heard):
     turns = [name for name in heard if name in ("cuMemcpyHtoDAsync", "wait", "done")]
     assert turns == ["cuMemcpyHtoDAsync", "wait"] * 2 + ["done", "cuMemcpyHtoDAsync", "wait"]
     assert bytes((ctypes.c_uint8 * 8).from_address(card._staging[0].ctypes.data)) == bytes([2] * 8)
+
+
+def test_what_a_card_had_is_let_go_once(card: CudaCard, heard: Heard):
+    """The handle of cuBLAS too; and nothing is asked of it a second time."""
+    own = card.allocate(8)
+    card.free(own)
+    heard.clear()
+    card.close()
+    assert [heard.count(name) for name in ("destroy", "cuMemFree", "cuMemFreeHost")] == [1, 1, 2]
+    card.close()
+    assert heard.count("destroy") == 1
+
+
+def test_arguments_of_kernels_are_numbers():
+    """Addresses, also within buffers, integers, and the bits of a float32; of no rows stands for no memory."""
+    buffer, array = Buffer(3, 64, address=128), np.zeros(2)
+    for value, expected in (
+        (buffer, 5128),
+        (Within(buffer, 24), 5152),
+        (Buffer(0, 64, address=128), 0),
+        (array, 77),
+        (9, 9),
+        (1.0, 0x3F800000),
+        ("f16", 0),
+    ):
+        assert encoded(value, lambda array: 77, 5000) == expected
+
+
+def test_kernels_that_are_compiled_are_ours():
+    """Products are the library's."""
+    steps = [SimpleNamespace(kernel=name) for name in ("rms_norm", "product", "swiglu", "rms_norm")]
+    assert kernels_of(steps) == {"rms_norm", "swiglu"}

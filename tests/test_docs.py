@@ -1,9 +1,13 @@
 """The pages that people read: links lead somewhere, every page can be found, and the README stays a shop window."""
 
 import re
+import sys
 
 import pytest
 from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import write_models
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -28,6 +32,11 @@ def test_links_lead_somewhere(page):
 def test_the_index_has_every_page():
     index = set(LINK.findall((ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= index
+
+
+def test_every_architecture_is_told():
+    page = write_models.FILE.read_text(encoding="utf-8")
+    assert page == write_models.document(), "scripts/write_models.py writes it anew"
 
 
 def test_the_readme_is_a_shop_window():

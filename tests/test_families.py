@@ -12,6 +12,7 @@ from localllm.arch import architecture
 from localllm.arch.weights import Weights
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
+from localllm.engine.record.operations import ALL, Activation
 from localllm.engine.record.recorder import recorded
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile, Tensor
@@ -347,3 +348,11 @@ def test_what_granite_takes_if_nothing_is_said(golden):
         h = architecture(file)[1]
         assert (h.embedding_scale, h.residual_scale, h.scale) == (1.0, 1.0, h.attention.head_dim**-0.5)
         assert h.rope(0) is not None and not h.has_shared
+
+
+def test_tokens_before_have_as_many_columns_as_are_kept(golden):
+    module, h = architecture(file := golden("rwkv6"))
+    recorder = recorded(file, module.forward, Weights(file.tensors), h, 128)
+    state = h.states()[0]
+    with pytest.raises(ModelError, match="x for 3 of 96 columns"):
+        recorder.previous(Activation(ALL, 3), state, 1)

@@ -23,7 +23,9 @@ from localllm.services import receipts
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=2048))
+    path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=2048)
+    localllm.open(path).close()  # compiles the kernels, of which stderr would tell
+    return str(path)
 
 
 @pytest.fixture(autouse=True)

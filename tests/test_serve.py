@@ -17,6 +17,7 @@ from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm import api, builtin_model
+from localllm.files import prefix_files
 from localllm.generation.constraints import Constraint
 
 GUIDE = str(builtin_model())
@@ -445,3 +446,50 @@ def test_a_real_model(shared):
     with serving({"smol": path}) as served, ThreadPoolExecutor(8) as pool:
         replies = pool.map(lambda text: served.chat(text, max_tokens=24, seed=7), texts)
         assert [reply.json["choices"][0]["message"]["content"] for reply in replies] == expected
+
+
+@pytest.mark.slow
+def test_what_run_has_read_of_a_long_prompt_is_used(shared, tmp_path, monkeypatch):
+    """From files that an earlier process has left: all of the prompt, and the beginning of another one."""
+    monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
+    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "prefixes")
+    path = str(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
+    text = "The quick brown fox jumps over the lazy dog. " * 70
+    with api.open_model(path, 2) as model:
+        expected = "".join(model.generate(text, 8, temperature=0, speculate="off"))
+        length = len(model.session.complete(text).prompt)
+    assert length > 600
+    with serving({"smol": path}) as served:
+        for more, least in (("", length), ("And then?", 512)):
+            reply = served.post("/v1/completions", {"prompt": text + more, "max_tokens": 8, "temperature": 0}).json
+            assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] >= least
+            assert more or reply["choices"][0]["text"] == expected
+
+
+def test_an_answer_whose_client_is_gone_at_once_ends(told: Served):
+    """Before the head of the stream could be sent: nothing is left running, and no model is held."""
+    import asyncio
+
+    from localllm.generation.generate import GenerationOptions
+    from localllm.server.openai_chat import streamed
+    from localllm.server.service import Question
+    from localllm.server.wire import EventStream
+
+    told.chat("x")
+    told.model().engine.gate.clear()
+
+    async def gone() -> None:
+        question = Question(None, [[{"role": "user", "content": "long"}]], GenerationOptions())
+        exchange = await told.service.exchange(question)
+        stream = EventStream(streamed(exchange, question, False), told.service.limits, {}, exchange.close)
+
+        async def send(message: dict) -> None:
+            raise OSError("gone")
+
+        with pytest.raises(OSError, match="gone"):
+            await stream({"type": "http"}, asyncio.Event().wait, send)
+
+    asyncio.run_coroutine_threadsafe(gone(), told.loop).result(30)
+    told.model().engine.gate.set()
+    until(lambda: told.service.shelf.counts() == (0, 0))
+    assert told.service.shelf.book(None).readers == 0

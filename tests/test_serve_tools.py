@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import tiny_model
 from served import Served, scripted, serving
 from test_calls import QWEN
 from test_serve import GUIDE
@@ -147,3 +148,44 @@ def test_nonsense_with_tools(told: Served, fields: dict):
         "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, **fields}
     )
     assert reply.status == 400 and reply.json["error"]["message"], reply.json
+
+
+# gpt-oss writes thoughts, calls and answers as messages, each with a head.
+HARMONY = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    " to=functions.{{ c.function.name }}<|channel|>commentary json<|message|>{{ c.function.arguments | tojson }}"
+    "<|call|>{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{# <|start|>assistant<|channel|>analysis<|message|><|end|> #}"
+)
+ARGUMENTS = '{"city": "Rome", "days": 2}'
+HEADS = {
+    "after a thought": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+    "after words": "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant"
+    f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+    "at once": f" to=functions.get_weather<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>",
+    "no call": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is sunny.",
+}
+
+
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory):
+    marks = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_model, "SPECIAL_TOKENS", [*tiny_model.SPECIAL_TOKENS, *marks])
+        path = write_tiny_model(tmp_path_factory.mktemp("models") / "harmony.gguf", chat_template=HARMONY)
+    with serving({"scripted": lambda: scripted(str(path), HEADS)}) as served:
+        yield served
+
+
+@pytest.mark.parametrize("question", HEADS)
+def test_harmony(harmony: Served, question: str):
+    choice = harmony.chat(question, tools=TOOLS).json["choices"][0]
+    message = choice["message"]
+    thinks = question in ("after a thought", "no call")
+    assert message.get("reasoning_content", "") == ("Hm." if thinks else "")
+    words = {"after words": "Let me see.", "no call": "It is sunny."}
+    assert (message["content"] or "") == words.get(question, "")
+    assert calls_in(message) == ([] if question == "no call" else [ROME])
+    assert choice["finish_reason"] == ("stop" if question == "no call" else "tool_calls")

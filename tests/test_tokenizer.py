@@ -418,7 +418,7 @@ def test_kimi_needs_no_merges():
     assert Tokenizer.from_metadata(metadata).encode("ab") == [97, 98]
 
 
-@pytest.mark.parametrize("model", ["bert", "hybriddna", "whitespace"])
+@pytest.mark.parametrize("model", ["hybriddna", "whitespace"])
 def test_other_vocabularies_are_refused_by_name(model: str):
     with pytest.raises(ModelError, match=rf"the model's tokenizer \({model}, .*\) is not supported"):
         Tokenizer.from_metadata(byte_level(model=model))
@@ -518,7 +518,7 @@ def test_long_runs_are_cut_in_linear_time(name: str):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "rwkv"}, r"\(rwkv, RWKV\) is not supported"),
+        ({"model": "hybriddna"}, r"\(hybriddna, DNA k-mer\) is not supported"),
         ({"model": "bert", "unknown_token_id": -1}, "unknown_token_id should be set"),
         ({"model": "new\nkind"}, r"a name, is 'new\\nkind'"),
         ({"model": None}, "tokenizer.ggml.model should be a text, is missing"),

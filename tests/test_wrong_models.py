@@ -23,7 +23,8 @@ MAY_BE_MISSING_IN = {("codeshell", "token_embd.weight"),
                      ("gemma4_values_are_keys", "blk.0.attn_v.weight"), ("lfm2moe", "blk.1.exp_probs_b.bias"),
                      ("deepseek2_v3", "blk.1.exp_probs_b.bias"),
                      ("ernie4_5_moe", "blk.1.exp_probs_b.bias"), ("dots1", "blk.1.exp_probs_b.bias"),
-                     ("mistral4", "blk.1.exp_probs_b.bias")}  # fmt: skip
+                     ("mistral4", "blk.1.exp_probs_b.bias"), ("deepseek32", "blk.1.exp_probs_b.bias"),
+                     ("glm_dsa", "blk.1.exp_probs_b.bias")}  # fmt: skip
 
 GUESSING = r"nextn\.(?!eh_proj)|layer_output_norm"  # of layers that guess further tokens, and are passed over
 

@@ -42,7 +42,7 @@ def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
     require_present(fields, tensors)
     require_experts_or_none(fields, tensors)
     for key, (name, axis) in LENGTHS.items():
-        if fields.raw(key) is not None or key == "expert_count":
+        if not fields.has(f"{key}_swa") and (fields.raw(key) is not None or key == "expert_count"):
             require_lengths(fields, tensors, key, fields.counts(key, fields.layers(), 0), name, axis)
     if fields.raw("expert_shared_count") is not None and fields.raw("expert_shared_feed_forward_length") is None:
         length = fields.count("expert_shared_count", 0) * fields.count("expert_feed_forward_length", 0)

@@ -206,10 +206,15 @@ def rotated(
 
 def gated_heads(b: Builder, h: Transformer, state: Paged, x: Activation, gates: Activation) -> Activation:
     """What the heads see, each multiplied by its gate: gates are [tokens, heads]."""
-    heads, every, repeats = h.attention.heads[state.layer], gates, 1
-    while 2 * repeats <= state.value_dim:
+    return by_head(b, x, gates, h.attention.heads[state.layer], state.value_dim)
+
+
+def by_head(b: Builder, x: Activation, factors: Activation, heads: int, dim: int) -> Activation:
+    """Heads of so many numbers, each multiplied by its factor: factors are [tokens, heads]."""
+    every, repeats = factors, 1
+    while 2 * repeats <= dim:
         every, repeats = b.join(every, every, heads), 2 * repeats
-    if rest := state.value_dim - repeats:
+    if rest := dim - repeats:
         every = b.join(every, b.columns(every, 0, rest, repeats), heads)
     return b.multiply(x, every)
 

@@ -8,7 +8,8 @@ kept. The first layers have no experts.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
+from typing import Any
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import decoder
@@ -37,9 +38,9 @@ class DeepSeek2(Hyperparameters):
     keeps_latent: bool  # or keys and values
     rope: Rope
     scale: float  # of the scores
-    temperature: float  # how fast queries grow, 0 for not at all
-    temperature_length: int
     routing: Routing | None
+    temperature: float = field(default=0.0, kw_only=True)  # how fast queries grow, 0 for not at all
+    temperature_length: int = field(default=1, kw_only=True)
 
     def states(self) -> Sequence[Latent | Paged]:
         key_dim = self.key_dim + self.rope.dims
@@ -50,6 +51,17 @@ class DeepSeek2(Hyperparameters):
 
 def read(fields: Fields) -> DeepSeek2:
     """The hyperparameters. Raises ModelError."""
+    temperature = fields.number("attention.temperature_scale", 0.0)
+    return DeepSeek2(
+        **read_latent(fields),
+        temperature=temperature,
+        temperature_length=fields.count("attention.temperature_length", None if temperature else 1),
+        routing=read_own_routing(fields, SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX),
+    )
+
+
+def read_latent(fields: Fields) -> dict[str, Any]:
+    """What those have in common whose attention is such. Raises ModelError."""
     keeps_latent = fields.raw("attention.key_length_mla") is not None
     suffix, dims = "_mla" if keeps_latent else "", fields.count("rope.dimension_count")
     key_dim, value_dim = (fields.count(f"attention.{side}_length{suffix}") for side in ("key", "value"))
@@ -61,21 +73,17 @@ def read(fields: Fields) -> DeepSeek2:
         if fields.count(f"attention.{side}_length", length) != length:
             raise fields.error(f"{fields.key(f'attention.{side}_length')} should be {length}")
     rope, sharpness = read_stretch(fields, dims)
-    temperature = fields.number("attention.temperature_scale", 0.0)
-    return DeepSeek2(
+    return {
         **fields.common(),
-        epsilon=fields.epsilon(RMS_EPSILON),
-        heads=heads,
-        key_dim=key_dim - dims,
-        value_dim=value_dim,
-        latent=latent,
-        keeps_latent=keeps_latent,
-        rope=rope,
-        scale=sharpness / math.sqrt(key_dim),
-        temperature=temperature,
-        temperature_length=fields.count("attention.temperature_length", None if temperature else 1),
-        routing=read_own_routing(fields, SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX),
-    )
+        "epsilon": fields.epsilon(RMS_EPSILON),
+        "heads": heads,
+        "key_dim": key_dim - dims,
+        "value_dim": value_dim,
+        "latent": latent,
+        "keeps_latent": keeps_latent,
+        "rope": rope,
+        "scale": sharpness / math.sqrt(key_dim),
+    }
 
 
 def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
@@ -110,15 +118,27 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activa
 
 def projected(b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight | None = None) -> list[Activation]:
     """Queries, of all heads the plain parts and the rotated ones; the latent row, and the rotated key."""
-    if narrow := w.get("attn_q_a"):
-        q = b.linear(b.rms_norm(b.linear(x, narrow), w.attn_q_a_norm, h.epsilon), w.attn_q_b)
-    else:
-        q = b.linear(x, w.attn_q)
+    if w.get("attn_q_a"):
+        return projected_from(b, w, h, b.linear(narrow_queries(b, w, h, x), w.attn_q_b), x, factors)
+    return projected_from(b, w, h, b.linear(x, w.attn_q), x, factors)
+
+
+def narrow_queries(b: Builder, w: Weights, h: DeepSeek2, x: Activation) -> Activation:
+    """What queries are made of."""
+    return b.rms_norm(b.linear(x, w.attn_q_a), w.attn_q_a_norm, h.epsilon)
+
+
+def projected_from(
+    b: Builder, w: Weights, h: DeepSeek2, q: Activation, x: Activation, factors: Weight | None = None,
+    key_norm: Weight | None = None,
+) -> list[Activation]:  # fmt: skip
+    """The same, of queries that are there already; key_norm: of the rotated key, if it is normalized."""
     if h.temperature:
         q = b.temper(q, b.positions, h.temperature, h.temperature_length)
     both, period = b.linear(x, w.attn_kv_a_mqa), h.key_dim + h.rope.dims
     latent = b.rms_norm(b.columns(both, 0, h.latent), w.attn_kv_a_norm, h.epsilon)
-    key = b.rope(b.columns(both, h.latent, h.latent + h.rope.dims), h.rope, b.positions, factors)
+    key = b.columns(both, h.latent, h.latent + h.rope.dims)
+    key = b.rope(b.rms_norm(key, key_norm, h.epsilon) if key_norm else key, h.rope, b.positions, factors)
     rotated = b.rope(b.columns(q, h.key_dim, period, period), h.rope, b.positions, factors)
     return [b.columns(q, 0, h.key_dim, period), rotated, latent, key]
 

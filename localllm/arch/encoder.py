@@ -30,7 +30,7 @@ class Encoder(Transformer):
         return ahead(self.windows[layer]) if self.windows else EVERY_TOKEN
 
     @property
-    def head_epsilon(self) -> float:
+    def norm_of_head(self) -> float:
         return self.epsilon
 
 

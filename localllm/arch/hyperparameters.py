@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import ClassVar
 
-from localllm.arch.states import State
+from localllm.arch.states import Latent, State
 from localllm.frozen import frozen
 
 RANK = "rank"  # the pooling whose row is one of scores
@@ -18,13 +18,13 @@ class Hyperparameters:
         pooling: how the rows of a text become one (localllm.arch.pooling); None: logits are made of each.
         looks_ahead: whether tokens see those behind them; then the model makes no text.
         fills: whether it fills masked places then.
-        before_head, head_gelu, head_epsilon: what is pooled for a classification head, its function, and of its norm.
+        before_head, head_gelu, norm_of_head: what is pooled for a classification head, its function, its norm's
+            epsilon.
     """
 
     looks_ahead: ClassVar[bool] = False
     fills: ClassVar[bool] = False
     head_gelu: ClassVar[bool] = False
-    head_epsilon: ClassVar[float] = 1e-5
 
     arch: str
     layers: int
@@ -38,6 +38,14 @@ class Hyperparameters:
     def before_head(self) -> str:
         return "cls" if self.looks_ahead else "last"
 
+    @property
+    def norm_of_head(self) -> float:
+        return 1e-5
+
     def states(self) -> Sequence[State]:
         """What the layers keep of the tokens they have seen."""
         raise NotImplementedError
+
+    def layer_states(self) -> Sequence[State]:
+        """Of each layer the one that its block works with."""
+        return [state for state in self.states() if not (isinstance(state, Latent) and state.is_index)]

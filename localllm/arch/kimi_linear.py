@@ -6,6 +6,7 @@ at their own rates (Kimi Delta Attention); the others do not know where tokens s
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import decoder
@@ -15,7 +16,7 @@ from localllm.arch.fields import Fields
 from localllm.arch.rope import read_rope
 from localllm.arch.states import Latent, Recurrent
 from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
+from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
 
@@ -37,34 +38,39 @@ class KimiLinear(DeepSeek2):
 
 def read(fields: Fields) -> KimiLinear:
     """The hyperparameters. Raises ModelError."""
+    common, function = read_kimi(fields), fields.count("expert_gating_func")
+    if function not in (SOFTMAX, SIGMOID):
+        raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
+    rope = replace(common["rope"], still=tuple(range(common["rope"].dims // 2)))  # no pair turns
+    scale = fields.number("expert_weights_scale", 0.0) or 1.0
+    return KimiLinear(**common | {"rope": rope}, routing=read_routing(fields, function, scale=scale))
+
+
+def read_kimi(fields: Fields) -> dict[str, Any]:
+    """What those have in common that are built alike. Raises ModelError."""
     common, heads, dims = fields.common(), fields.count("attention.head_count"), fields.count("rope.dimension_count")
     key_dim, value_dim = (fields.count(f"attention.{side}_length_mla") for side in ("key", "value"))
-    latent, function = fields.count("attention.kv_lora_rank"), fields.count("expert_gating_func")
+    latent = fields.count("attention.kv_lora_rank")
     kv_heads = fields.counts("attention.head_count_kv", fields.layers(), 0)
     if key_dim <= dims or not {*kv_heads} <= {0, 1} or dims % 2:
         raise fields.error(f"{heads} heads of {key_dim}, {max(kv_heads)} of keys, {dims} apart: makes no sense")
-    if function not in (SOFTMAX, SIGMOID):
-        raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
     for side, length in (("key", latent + dims), ("value", latent)):
         if fields.count(f"attention.{side}_length", length) != length:
             raise fields.error(f"{fields.key(f'attention.{side}_length')} should be {length}")
-    return KimiLinear(
+    return {
         **common,
-        epsilon=fields.epsilon(RMS_EPSILON),
-        heads=heads,
-        key_dim=key_dim - dims,
-        value_dim=value_dim,
-        latent=latent,
-        keeps_latent=True,
-        rope=replace(read_rope(fields, dims, True), still=tuple(range(dims // 2))),  # no pair turns
-        scale=key_dim**-0.5,
-        temperature=0.0,
-        temperature_length=1,
-        routing=read_routing(fields, function, scale=fields.number("expert_weights_scale", 0.0) or 1.0),
-        attends=tuple(map(bool, kv_heads)),
-        delta_dim=fields.count("kda.head_dim"),
-        taps=fields.count("ssm.conv_kernel"),
-    )
+        "epsilon": fields.epsilon(RMS_EPSILON),
+        "heads": heads,
+        "key_dim": key_dim - dims,
+        "value_dim": value_dim,
+        "latent": latent,
+        "keeps_latent": True,
+        "rope": read_rope(fields, dims, True),
+        "scale": key_dim**-0.5,
+        "attends": tuple(map(bool, kv_heads)),
+        "delta_dim": fields.count("kda.head_dim"),
+        "taps": fields.count("ssm.conv_kernel"),
+    }
 
 
 def forward(b: Builder, w: Weights, h: KimiLinear) -> Activation:
@@ -84,6 +90,22 @@ def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: A
 
 def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation) -> Activation:
     """What the heads read, normalized and through a gate."""
+    w.require_biases("ssm_dt")
+    steps = b.softplus(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.bias("ssm_dt"))
+    decays = b.exponential(b.scale_columns(steps, rates_of(w, h)))
+    return delta_heads(b, w, h, state, x, decays, b.linear(b.linear(x, w.ssm_g_a), w.ssm_g_b))
+
+
+def rates_of(w: Weights, h: KimiLinear) -> Weight:
+    """That of each head for all of its numbers."""
+    rates = w.exactly("ssm_a")
+    return rates.shaped(*rates.shape[:-2], h.heads, 1).repeated(h.delta_dim)
+
+
+def delta_heads(
+    b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation, decays: Activation, gate: Activation
+) -> Activation:
+    """The same, of decays and a gate [tokens, heads * delta_dim]."""
     columns, dim = h.heads * h.delta_dim, h.delta_dim
     apart = any(w.get(f"attn_{name}", by_layer=True) for name in "qkv")
     parts = (w.attn_q, w.attn_k, w.attn_v) if apart else w.attn_qkv.split(columns, columns, columns)
@@ -92,15 +114,10 @@ def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: 
     of_state = enumerate(zip(parts, taps, strict=True))
     q, k, v = (b.convolve(b.linear(x, part), tap, state, number) for number, (part, tap) in of_state)
     q, k = (b.scale(b.rms_norm(z, None, h.epsilon / dim, dim), dim**-0.5) for z in (q, k))
-    w.require_biases("ssm_dt")
-    steps = b.softplus(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.bias("ssm_dt"))
-    rates = w.exactly("ssm_a")
-    rates = rates.shaped(*rates.shape[:-2], h.heads, 1).repeated(dim)
-    decays = b.exponential(b.scale_columns(steps, rates))
     strength = b.sigmoid(b.linear(x, w.ssm_beta.shaped(h.heads, h.width)))
     y = kimi_delta(b, (b.scale(q, dim**-0.5), k, v), decays, strength, state, 3)
     y = b.rms_norm(y, w.ssm_norm.shaped(dim), h.epsilon, dim)
-    return b.multiply(y, b.sigmoid(b.linear(b.linear(x, w.ssm_g_a), w.ssm_g_b)))
+    return b.multiply(y, b.sigmoid(gate))
 
 
 def kimi_delta(

@@ -35,6 +35,8 @@ COUNTS = """
     expert_shared_count expert_feed_forward_length expert_shared_feed_forward_length expert_group_count
     expert_group_used_count expert_gating_func leading_dense_block_count interleave_moe_layer_step moe_every_n_layers
     nextn_predict_layers moe_latent_size experts_per_group expert_chunk_feed_forward_length
+    attention.key_length_mla_swa attention.value_length_mla_swa attention.kv_lora_rank_swa hyper_connection.count
+    kda.head_dim attention.indexer.head_count attention.indexer.key_length attention.indexer.top_k
     hrm.layers_per_stack hrm.h_cycles hrm.l_cycles full_attention_interval embedding_length_out
     embedding_length_per_layer_input decoder_start_token_id decoder_block_count pooling_type n_deepstack_layers
     attention.head_count attention.head_count_kv attention.key_length attention.value_length attention.key_length_mla
@@ -52,6 +54,7 @@ SCALES = """
     attention.scale attention.output_scale attention.value_scale attention.clamp_kqv attention.max_alibi_bias
     attention.temperature_scale attn_logit_softcapping final_logit_softcapping router_logit_softcapping
     logit_scale embedding_scale residual_scale expert_weights_scale expert_group_scale
+    hyper_connection.epsilon hyper_connection.magnitude
     rope.scaling.yarn_log_multiplier rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast
     rope.scaling.yarn_beta_slow
 """

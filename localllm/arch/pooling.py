@@ -48,5 +48,5 @@ def head(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activatio
         x = b.linear(x, inner)
         if w.get("cls.output"):
             x = b.gelu_erf(x) if h.head_gelu else b.softcap(x, 1.0)  # tanh
-        x = b.layer_norm(x, norm, h.head_epsilon) if (norm := w.get("cls.norm")) else x
+        x = b.layer_norm(x, norm, h.norm_of_head) if (norm := w.get("cls.norm")) else x
     return b.linear(x, outer) if (outer := w.get("cls.output")) else x

@@ -81,7 +81,7 @@ def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
     )
 
 
-def read_base(fields: Fields, name: str, default: float) -> float:
+def read_base(fields: Fields, name: str, default: float | None) -> float:
     """A base of the frequencies. Raises ModelError."""
     base = fields.number(name, default)
     if base <= 1:

@@ -15,6 +15,11 @@ from localllm.frozen import frozen
 SLACK = 512
 
 
+def kept_tokens(tokens: int, window: int | None) -> int:
+    """Of so many, with the slack of a window."""
+    return min(tokens, window + 2 * SLACK) if window else tokens
+
+
 @frozen
 class Paged:
     """A key and a value for each token and key-value head.
@@ -32,7 +37,7 @@ class Paged:
     def bytes(self, tokens: int, kv_type: KVType) -> int:
         """Memory that `tokens` tokens take."""
         per_head = stored_bytes(self.key_dim, kv_type.keys) + stored_bytes(self.value_dim, kv_type.values)
-        return min(tokens, self.window + 2 * SLACK if self.window else tokens) * self.kv_heads * per_head
+        return kept_tokens(tokens, self.window) * self.kv_heads * per_head
 
     def rotations(self, kv_type: KVType) -> tuple[int, int]:
         """Sizes of the Hadamard matrices that keys and values are multiplied with, see localllm.arch.storage."""
@@ -42,18 +47,22 @@ class Paged:
 @frozen
 class Latent:
     """One row of numbers for each token, which is a key for all heads, and the first of which are a value for all:
-    those that keys and values of the heads are made from (DeepSeek-V2, 2024). It is kept as keys are."""
+    those that keys and values of the heads are made from (DeepSeek-V2, 2024). It is kept as keys are.
+
+    An index is what keys are chosen by, beside the layer's own.
+    """
 
     layer: int
     key_dim: int
     value_dim: int
+    window: int | None = None
+    is_index: bool = False
     kv_heads: ClassVar[int] = 1
-    window: ClassVar[None] = None
     chunked: ClassVar[bool] = False
 
     def bytes(self, tokens: int, kv_type: KVType) -> int:
         """Memory that `tokens` tokens take."""
-        return tokens * stored_bytes(self.key_dim, kv_type.keys)
+        return kept_tokens(tokens, self.window) * stored_bytes(self.key_dim, kv_type.keys)
 
     def rotations(self, kv_type: KVType) -> tuple[int, int]:
         """As of Paged; values are part of keys, so that no matrix may reach beyond them."""

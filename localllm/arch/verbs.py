@@ -10,11 +10,11 @@ their formulas in NumPy. Each has a row in localllm.kernels.verbs, and kernels.
 """
 
 from collections.abc import Callable, Sequence
-from math import erf
 from typing import Any, Protocol
 
 import numpy as np
 
+from localllm.arch.formulas import gelu_erf, xielu
 from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.states import Latent, Paged, Recurrent
@@ -42,6 +42,7 @@ class Scores:
     slopes: Sequence[float] = ()
     sinks: Weight | None = None
     ahead: int = 0
+    chosen: Activation | None = None  # which keys count, as `choose` says; None: all that a token sees
 
 
 @frozen
@@ -210,6 +211,16 @@ class Builder(RowwiseVerbs, Protocol):
 
     def pool(self, x: Activation, kind: str) -> Activation:
         """One row for each text, of a row for each of its tokens: their "mean", the first ("cls") or the "last"."""
+        ...
+
+    def choose(self, q: Activation, k: Activation, weights: Activation, index: Latent, count: int) -> Activation:
+        """Which keys a token sees, for `attend`: of its sequence's up to its own the `count` with the largest sums over
+        heads of weight * max(q k, 0), of equal ones the first (lightning indexer: DeepSeek-V3.2, 2025). If one of the
+        sums is not a number, it sees none.
+
+        q [tokens, heads * key_dim], k [tokens, key_dim], weights [tokens, heads]. A bit of each position of a sequence,
+        32 in a number.
+        """
         ...
 
     def route(self, logits: Activation, routing: Routing, bias: Weight | None = None) -> Choice:
@@ -400,11 +411,6 @@ def gelu(x: np.ndarray) -> np.ndarray:
     return (x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))).astype(np.float32)
 
 
-def gelu_erf(x: np.ndarray) -> np.ndarray:
-    halves = x.astype(np.float64) / 2
-    return (halves * (1 + np.vectorize(erf, otypes=[np.float64])(x / np.sqrt(2)))).astype(np.float32)
-
-
 def relu_squared(x: np.ndarray) -> np.ndarray:
     return if_finite(np.maximum(x, 0), x) ** 2
 
@@ -420,13 +426,6 @@ def exponential(x: np.ndarray) -> np.ndarray:
 
 def plus(x: np.ndarray, number: float) -> np.ndarray:
     return x + np.float32(number)
-
-
-def xielu(x: np.ndarray, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> np.ndarray:
-    x = x.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        below = alpha_n * (np.expm1(np.minimum(x, epsilon)) - x)
-        return (np.where(x > 0, alpha_p * x * x, below) + beta * x).astype(np.float32)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:

@@ -74,6 +74,7 @@ def bench(
 ) -> None:
     """Measure how fast a model is, as llama-bench does.
 
+    Of a model that makes vectors: tokens and texts a second, of texts of -p tokens each, by default of 16, 64 and 512.
     Each test runs once to warm up and then -r times: the mean and the standard deviation. Of reading, the arithmetic in
     billions of operations per second; of writing, how fast the weights are read, and how fast the memory could be.
     Options that take lists make one test of each combination. Ctrl-C prints what was measured so far.
@@ -87,11 +88,15 @@ def bench(
         raise UsageError("--md and --json exclude each other")
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.services import bench as service
+    from localllm.services.bench_texts import makes_no_text
 
     tests, line = service.plan(prompt, generate, combined or (), depth), ProgressLine()
     results: list[Result] = []
     path = located(model)
     end_on_bus_error(path)
+    if makes_no_text(path):
+        show_texts(path, prompt, None if threads is None else threads[0], repetitions, as_json)
+        return
     opened = service.Bench(path, lambda step: line.show(f"measuring {step}"), opening.compiling(line))
     try:
         for result in opened.run(tests, threads, repetitions, cache.types(), device, opening.layer_count(gpu_layers)):
@@ -102,6 +107,27 @@ def bench(
             write(json.dumps(opened.report(results), ensure_ascii=False) + "\n")
         elif results:
             show(opened.model, results, opened.lane, pretty=is_terminal(sys.stdout) and not as_markdown)
+
+
+def show_texts(path: str, lengths: Sequence[int], threads: int | None, repetitions: int, as_json: bool) -> None:
+    """The same of a model that makes vectors, with texts of so many tokens; 512 stands for several lengths."""
+    from localllm.services.bench_texts import measured
+
+    line = ProgressLine()
+    lengths = (16, 64, 512) if lengths == (512,) else lengths
+    try:
+        compiling = opening.compiling(line)
+        found = measured(path, lengths, threads, repetitions, lambda test: line.show(f"measuring {test}"), compiling)
+    finally:
+        line.clear()
+    if as_json:
+        write(json.dumps({"model": path, "results": found}, ensure_ascii=False) + "\n")
+        return
+    rows = [
+        (f"{one['length']} tokens", f"{one['tokens_per_second']:.0f} ± {one['deviation']:.0f}",
+         f"{one['texts_per_second']:.1f}") for one in found
+    ]  # fmt: skip
+    write("\n".join(table(("texts of", "tokens/s", "texts/s"), rows)) + "\n")
 
 
 def show(model: dict[str, Any], results: Sequence["Result"], lane: str, pretty: bool) -> None:

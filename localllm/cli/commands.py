@@ -11,8 +11,8 @@ from localllm.cli.words import did_you_mean
 from localllm.errors import UsageError
 
 COMMANDS = (
-    "run", "chat", "map", "serve", "inspect", "tokenize", "quantize", "imatrix", "perplexity", "bench", "warmup",
-    "cache", "replay", "list", "pull", "rm", "fit", "sessions", "config", "completion", "help",
+    "run", "chat", "map", "serve", "embed", "rerank", "inspect", "tokenize", "quantize", "imatrix", "perplexity",
+    "bench", "warmup", "cache", "replay", "list", "pull", "rm", "fit", "sessions", "config", "completion", "help",
 )  # fmt: skip
 COMPLETE = "_LOCALLLM_COMPLETE"  # in the environment: a shell asks, see completion.py
 HELP = Parameter("help", Annotated[bool, option("-h", "--help", help="Show this message and exit.")], False)

@@ -9,6 +9,7 @@
 LOCALLLM_DEBUG=1 in the environment shows Python's traceback too.
 """
 
+import _thread
 import atexit
 import gc
 import os
@@ -16,8 +17,9 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from time import sleep
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 LEAST_MEMORY = 1 << 28  # bytes of address space
 
@@ -27,6 +29,7 @@ def program() -> NoReturn:
 
     What else Python does at its end is done here, in its order.
     """
+    raise_ctrl_c_again()
     try:
         main()
     except SystemExit as end:
@@ -91,6 +94,25 @@ def require_surroundings() -> None:
         raise LocalllmError("stdout is closed: there is nowhere to write to")
     if address_limit() < LEAST_MEMORY:
         raise MemoryLimitError("not enough memory")
+
+
+def raise_ctrl_c_again() -> None:
+    """Where Python cannot raise it: in a callback of its imports, say, which would tell of it and go on."""
+
+    def later() -> None:
+        sleep(0.01)  # until the callback has ended
+        if hasattr(signal, "pthread_kill"):  # which wakes a thread that waits for the system
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        else:
+            _thread.interrupt_main()
+
+    def hook(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            _thread.start_new_thread(later, ())
+        else:
+            sys.__unraisablehook__(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def ignore_ctrl_c() -> None:

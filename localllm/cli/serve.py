@@ -1,5 +1,6 @@
 """localllm serve: models for the other programs on this computer."""
 
+import os
 import re
 from contextlib import ExitStack
 from pathlib import Path
@@ -157,7 +158,7 @@ def named(models: list[str]) -> dict[str, str]:
     found = dict[str, str]()
     for text in models:
         name, equals, model = text.partition("=")
-        if not equals or "/" in name:
+        if not equals or "/" in name or os.path.lexists(text):
             name, model = "", text
         path = located(model)
         name = name or (file_stem(path) if model == path else model)

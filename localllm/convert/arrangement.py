@@ -128,8 +128,8 @@ class Names:
         plain = theirs.replace("language_model.", "").replace("e_score_correction_bias", "e_score_correction.bias")
         expert = OF_EXPERT.search(plain)
         plain = OF_EXPERT.sub(".experts.", plain, count=1)
-        if (own := self._family.renamed.get(plain.rpartition(".")[0])) is not None:
-            return f"{own}.{plain.rpartition('.')[2]}", -1
+        if renamed := self._family.renamed.get(plain.rpartition(".")[0]):
+            return f"{renamed}.{plain.rpartition('.')[2]}", -1
         layer = IN_LAYER.fullmatch(plain)
         if layer and (own := f"blk.{int(layer[1])}.{layer[2]}") in parts:
             return own, int(expert[1]) if expert else -1

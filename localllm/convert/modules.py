@@ -30,7 +30,7 @@ def pooling_type(folder: Path) -> int | None:
     if kinds["Pooling"].startswith(("/", "..")):
         raise ModelError(f"{folder / 'modules.json'}: a module lies in another place, {kinds['Pooling']}")
     said = read_json(path) or {}
-    chosen = [name for flag, name in FLAGS.items() if said.get(flag) is True] or [said.get("pooling_mode")]
+    chosen = [name for flag, name in FLAGS.items() if said.get(flag) is True] or [str(said.get("pooling_mode"))]
     others = [key for key, value in said.items() if key.startswith("pooling_mode_") and value is True]
     if len(chosen) != 1 or chosen[0] not in POOLINGS or len(others) > 1:
         raise ModelError(f"{path}: only the mean, the first and the last token are supported as poolings")

@@ -35,7 +35,9 @@ def read_tokens(folder: Path, content: dict[str, Any] | None, size: int) -> Toke
         model = content["model"]
         kind = model.get("type", "BPE")
         if kind not in ("BPE", "WordPiece", "Unigram"):
-            raise ModelError(f"{path}: tokenizers of type {shown(str(kind))} are not supported, only BPE")
+            raise ModelError(
+                f"{path}: tokenizers of type {shown(str(kind))} are not supported: BPE, WordPiece and Unigram are"
+            )
         if kind != "BPE":
             tokens = from_wordpiece(path, content, size) if kind == "WordPiece" else from_unigram(path, content, size)
         elif any(part.get("type") == "ByteLevel" for part in parts(content.get("pre_tokenizer"))):

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from localllm.arch.states import State
 from localllm.engine.memory.store import Store
 from localllm.engine.record.shift import Turn
 from localllm.engine.run import Span
@@ -36,7 +37,7 @@ class Backend(Protocol):
         """Wait for kernels that are compiled behind the first runs. Raises LocalllmError."""
         ...
 
-    def prepare_shift(self, turns: Mapping[int, Turn]) -> None:
+    def prepare_shift(self, turns: Mapping[State, Turn]) -> None:
         """Be able to turn keys, those of a layer each in its way. Raises LocalllmError."""
         ...
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Ids
 
 import numpy as np
 
+from localllm.arch.states import State
 from localllm.arch.storage import KVType
 from localllm.engine.record.observe import SquareSums
 from localllm.engine.record.shift import Turn
@@ -42,14 +43,14 @@ class ReferenceBackend:
 
     def prepare_all(self) -> None: ...
 
-    def prepare_shift(self, turns: Mapping[int, Turn]) -> None:
+    def prepare_shift(self, turns: Mapping[State, Turn]) -> None:
         """Have something to turn keys by."""
         self._turns = turns
 
     def turn(self, store: Remembered, first: int, end: int, distance: int) -> None:
         """As of Backend."""
-        for layer, turn in self._turns.items():
-            store.turn(layer, turn, first, end, distance)
+        for state, turn in self._turns.items():
+            store.turn(state, turn, first, end, distance)
 
     def close(self) -> None:
         """Nothing to end."""

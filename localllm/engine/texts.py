@@ -53,9 +53,12 @@ class TextReader:
         self.context, self.vocab_size, self._path = options.context or h.context, h.vocab_size, file.path
         weights = Weights(file.tensors)
         recorder = recorded(file, model.forward, weights, self.hyperparameters, self.context)
+        tables = [one.given["weight"].shape[0] for one in recorder.operations if one.verb == "embed_kinds"]
+        self._has_kinds = bool(tables) and min(tables) > 1
         self.width, self._lock = recorder.operations[-1].output.columns, threading.Lock()
         self._close: Callable[[], None] = lambda: None
         self.warning: str | None = None
+        self.prepare_all: Callable[[], None] = lambda: None  # wait for kernels that are compiled behind the first runs
         states = self.hyperparameters.states()
         paged = [state for state in states if isinstance(state, Paged | Latent)]
         if len(paged) < len(states):
@@ -84,16 +87,17 @@ class TextReader:
     ) -> np.ndarray:
         """A row of each text's token ids: float32 [texts, width].
 
-        seconds: of pairs of texts, where the second one begins; progress: told after each run how many are done. Raises
-        ContextError for a text that is too long, UsageError for ids that are none, ModelError for rows that are
-        not numbers.
+        seconds: of pairs of texts, where the second one begins, whose tokens are of another kind; progress: told after
+        each run how many are done. Raises ContextError for a text that is too long, UsageError for ids that are none,
+        ModelError for rows that are not numbers.
         """
         ids = [self._checked(text) for text in texts]
         lengths = [len(text) for text in ids]
+        ends = seconds if seconds and self._has_kinds else lengths
         rows, done = np.empty((len(ids), self.width), np.float32), 0
         with self._lock:
             for numbers in runs(lengths):
-                some = [Text(ids[number], (seconds or lengths)[number]) for number in numbers.tolist()]
+                some = [Text(ids[number], ends[number]) for number in numbers.tolist()]
                 try:
                     rows[numbers] = self._read(some)
                 except ModelError as error:

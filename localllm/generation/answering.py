@@ -62,6 +62,7 @@ class Answering:
         sequence: what has been read of `ids`; None while it waits.
         number: its place among the request's answers, as they are made.
         guesses: where drafts come from, while nobody else is answered.
+        known: logits behind the prompt, float32 [1, vocab], if files had them with all of it; until it begins.
     """
 
     def __init__(self, request: AnswerRequest, sampler: Sampler, guide: Guide, context: int, number: int = 0):
@@ -69,6 +70,7 @@ class Answering:
         self.finish_reason, self.logprob = "", 0.0
         self.sequence: Sequence | None = None
         self.guesses: Guesses | None = None
+        self.known: np.ndarray | None = None
         self._sampler, self._guide = sampler, guide
         self._limit = len(self.ids) + request.task.options.limit(context - len(self.ids))
         self._chosen = 0

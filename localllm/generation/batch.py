@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from localllm.engine.run import BATCH, PRECISE_TOKENS
 from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.frozen import frozen
 from localllm.generation.answering import Answering, AnswerRequest
 from localllm.generation.answers import seeded
 from localllm.generation.guide import Expected
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from localllm.engine.engine import Engine
+    from localllm.engine.memory.prefixes import Prefixes
 
 LIVE_KEPT = 16  # conversations whose memory waits for their next turn
 PARALLEL = 16  # answers at once: a step of 16 is nearly what arithmetic allows, and more wait longer for each other
@@ -37,6 +39,18 @@ class AnswerSpan(NamedTuple):
 
     answering: Answering
     ids: list[int]
+
+
+@frozen
+class Live:
+    """Requests come while others are answered: what LIVE_KEPT answers have read is kept for those that begin alike, and
+    tokens are guessed for an answer that is alone, if its options say so.
+
+    Attributes:
+        prefixes: what files have of long prompts. None is added: what is read beside others may be rounded otherwise.
+    """
+
+    prefixes: "Prefixes | None" = None
 
 
 class Batch:
@@ -57,14 +71,13 @@ class Batch:
         chunk: int = BATCH,
         places: int = sys.maxsize,
         precise: bool = True,
-        live: bool = False,
+        live: "Live | None" = None,
     ):
         """parallel: the most answers at once, or those to one prompt if they are more.
 
         chunk: tokens to read between two steps, PAGE at least.  places: about how many tokens to hold at most.
         precise: with the arithmetic that each prompt and answer would meet alone; without, all in 8 bits.
-        live: requests come while others are answered. Then what LIVE_KEPT answers have read is kept for those that
-        begin alike, and tokens are guessed for an answer that is alone, if its options say so.
+        live: of a batch whose requests come while others are answered.
         """
         self.running, self.waiting = list[Answering](), deque[Answering]()
         self.written = self.preempted = 0
@@ -72,7 +85,7 @@ class Batch:
         self._vocab = min(engine.vocab_size, tokenizer.vocab_size)
         self._requests, self._finished = iter(requests), list[AnswerRequest]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
-        self._stopping, self._live = False, live
+        self._stopping, self._live, self._prefixes = False, live is not None, live and live.prefixes
         self._kept = deque[Answering]()  # that have finished, for the next that begin alike; the oldest first
 
     def __iter__(self) -> Iterator[list[AnswerRequest]]:
@@ -169,7 +182,12 @@ class Batch:
 
     def _join(self, answering: Answering) -> None:
         donor, length = self._donor(answering)
-        answering.sequence = donor.sequence.fork() if donor and donor.sequence else self._engine.sequence()
+        found = self._prefixes.find(answering.ids, length) if self._prefixes and not answering.has_begun else None
+        if found:
+            answering.sequence, answering.known = found
+            length = len(found.sequence.tokens)
+        else:
+            answering.sequence = donor.sequence.fork() if donor and donor.sequence else self._engine.sequence()
         answering.request.cached = answering.sequence.truncate(length)
         self.running.append(answering)
 
@@ -186,8 +204,13 @@ class Batch:
 
     def _turn(self) -> None:
         """Read a piece, write a token of every answer that has nothing to read: in one run if all is in 8 bits."""
+        for answering in [one for one in self.running if one.known is not None]:
+            row, answering.known = answering.known, None
+            if row is not None:
+                self._begin(answering, row[-1, : self._vocab])
         if self._precise:
-            self._advance(*self._reading(self._chunk))
+            is_heard = self._live and any(one.has_begun for one in self.running)
+            self._advance(*self._reading(PAGE if is_heard else self._chunk))  # who listens waits for short pieces
             writing = self._writing()
             if not (self._live and len(writing) == len(self.running) == 1 and self._leap(writing[0].answering)):
                 for one in writing:

@@ -210,7 +210,7 @@ class Calls:
         """Of a piece: texts in quotes, control tokens by their numbers, ids."""
         found = []
         for one in self._tokenizer.fragments(piece):
-            if isinstance(one, int) and one in self._tokenizer.control_ids:
+            if isinstance(one, int):
                 found.append(f"<[{one}]>")
                 continue
             text = self._tokenizer.pieces[one] if isinstance(one, int) else one

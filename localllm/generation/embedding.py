@@ -121,13 +121,19 @@ def pooling_of(file: GGUFFile, wanted: str | None = None) -> str:
         raise UsageError(f"pooling should be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {wanted!r}")
     _, hyperparameters = architecture(file)
     said = read_pooling(Fields.of(file))
-    if said == RANK and wanted is None:
+    is_ranker = said == RANK or (said is None and has_head(file))
+    if is_ranker and wanted is None:
         raise ModelError(f"{file.path}: a reranker, which scores pairs of texts: use localllm rerank")
     known = wanted or (hyperparameters.pooling if hyperparameters.looks_ahead else said)
     if known in (None, NONE):
         problem = "does not say how the rows of tokens become a vector: it was not made for that"
         raise ModelError(f"{file.path}: the model {problem}; --pooling last makes vectors of it anyway")
     return str(known)
+
+
+def has_head(file: GGUFFile) -> bool:
+    """Whether a model has a classification head, for scores."""
+    return any(name in file.tensors for name in ("cls.weight", "cls.output.weight"))
 
 
 def joined(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Sequence[int]) -> np.ndarray:

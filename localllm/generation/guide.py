@@ -84,7 +84,8 @@ class Guide:
             return None
         if transcript.kind == ANSWER:
             allowed = matcher.allowed()
-            allowed[list(self._thinking.shown)] = False
+            if self.transcript.reader is None:  # a call's grammar has its marks itself
+                allowed[list(self._thinking.shown)] = False
         elif not transcript.is_between:
             allowed = matcher.unfinished(self._thinking)
         elif self._has_heads:

@@ -115,18 +115,19 @@ SPLIT = arguments("count slot")
 # softmax(q k^T * scale) v, scores going through softcap * tanh(score / softcap) if softcap is not 0; see attention.py.
 # slopes: 0, or f32 [query heads], times the distance of a key subtracted from its score. sinks: 0, or f32
 # [query heads], scores for nothing.
+# chosen: 0, or a row of bits for each token: which keys count.
 # partial f32 [slots, query heads, parts of a context, 32 + value_dim padded to 16].
 ATTEND = arguments(
     "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
-    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked ahead slopes sinks partial"
-    " scratch scratch_bytes"
+    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked ahead slopes sinks chosen"
+    " chosen_stride partial scratch scratch_bytes"
 )
 # The same on a card, for few tokens: see cuda/attend_few.py. A token's context is cut in up to `parts` parts; a group's
 # query heads are dealt with in `bundles`, one block each. partial f32 [tokens, heads, parts, partial_bytes / 4]: the
 # largest score and the sum of the weights, 4 numbers, then the values.
 ATTEND_FEW = arguments(
     "count positions owners sequences q q_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
-    " heads kv_heads scale softcap window chunked slopes bundles parts partial partial_bytes"
+    " heads kv_heads scale softcap window chunked slopes chosen chosen_stride bundles parts partial partial_bytes"
 )
 # y = the parts put together, and the heads' sinks.
 MERGE_FEW = arguments("count positions heads value_dim window chunked sinks parts partial partial_bytes y y_stride")
@@ -134,6 +135,12 @@ MERGE_FEW = arguments("count positions heads value_dim window chunked sinks part
 ATTEND_MANY = arguments(
     "sequences sequence_count q q_stride y y_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
     " heads kv_heads scale softcap window chunked slopes sinks"
+)
+# Of each token the `most` keys up to its own with the largest sums over heads of weight * max(q k, 0): y, a row of bits
+# for each; weights f32 [tokens, heads]; keys of a single head.
+CHOOSE = arguments(
+    "count positions owners sequences q q_stride weights weights_stride keys key_bytes key_dim heads most y y_stride"
+    " scratch scratch_bytes"
 )
 # Recurrent layers: `offset` is theirs within SEQUENCE.state and SEQUENCE.next_state, in bytes.
 # y[t] = bias + the sum over taps of weights[tap] * x[t - taps + 1 + tap], times its sigmoid if `silu`; weights f32
@@ -248,6 +255,7 @@ KERNELS: dict[str, Any] = {
     "store": STORE,
     "recall": STORE,
     "hadamard": HADAMARD,
+    "choose": CHOOSE,
     "plan": PLAN,
     "attend": ATTEND,
     "attend_tiles": ATTEND,

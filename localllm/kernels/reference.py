@@ -13,7 +13,7 @@ from localllm.kernels.reference_recurrent import RecurrentReference
 
 
 class Remembered:
-    """What the reference keeps of a sequence: by layer, keys and values float32 [2][tokens, heads, head dimension], and
+    """What the reference keeps of a sequence: by state, keys and values float32 [2][tokens, heads, head dimension], and
     the states of recurrent layers after `length` tokens."""
 
     def __init__(
@@ -22,19 +22,19 @@ class Remembered:
         """states: None for a sequence that has met no recurrent layer."""
         self._kv_type, self._layers = kv_type, dict(layers or {})
         self._states, self._length = None if states is None else dict(states), length
-        self._rotations: dict[int, tuple[int, int]] = {}  # by layer, see localllm.arch.storage
+        self._rotations: dict[Any, tuple[int, int]] = {}  # by state, see localllm.arch.storage
 
     def keep(self, state, position: int, *new) -> list[np.ndarray]:
         """Put keys and values behind the first `position` tokens; all of them. state: of their layer."""
-        old = self._layers.get(state.layer, [x[:0] for x in new])
-        self._rotations[state.layer] = rotations = state.rotations(self._kv_type)
+        old = self._layers.get(state, [x[:0] for x in new])
+        self._rotations[state] = rotations = state.rotations(self._kv_type)
         kept = [rounded(x, *how) for x, *how in zip(new, self._kv_type, rotations, strict=False)]
-        self._layers[state.layer] = [np.concatenate((x[:position], y)) for x, y in zip(old, kept, strict=True)]
-        return self._layers[state.layer]
+        self._layers[state] = [np.concatenate((x[:position], y)) for x, y in zip(old, kept, strict=True)]
+        return self._layers[state]
 
-    def kept(self, layer: int) -> list[np.ndarray]:
-        """Keys and values of a layer."""
-        return self._layers[layer]
+    def kept(self, state) -> list[np.ndarray]:
+        """Keys and values of a state."""
+        return self._layers[state]
 
     def state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
         """One of a layer's recurrent states; zeros at the beginning."""
@@ -71,17 +71,17 @@ class Remembered:
         self._length -= count
         return self._length
 
-    def turn(self, layer: int, turn, first: int, end: int, distance: int) -> None:
+    def turn(self, state, turn, first: int, end: int, distance: int) -> None:
         """Keys at positions `first` to end - 1 are rotated back by `distance`, and rounded once more."""
-        keys, *values = self._layers[layer]
+        keys, *values = self._layers[state]
         moving = np.flatnonzero(turn.frequencies)  # of still pairs, some share numbers with others
         u, v = turn.step * moving, turn.step * moving + turn.apart
         cos, sin = (f(-distance * turn.frequencies[moving]) for f in (np.cos, np.sin))
         turned = keys.copy()
         turned[first:end, :, u] = keys[first:end, :, u] * cos - keys[first:end, :, v] * sin
         turned[first:end, :, v] = keys[first:end, :, u] * sin + keys[first:end, :, v] * cos
-        turned[first:end] = rounded(turned[first:end], self._kv_type[0], self._rotations[layer][0])
-        self._layers[layer] = [turned, *values]
+        turned[first:end] = rounded(turned[first:end], self._kv_type[0], self._rotations[state][0])
+        self._layers[state] = [turned, *values]
 
     def close(self) -> None:
         self._layers, self._states = {}, None
@@ -134,8 +134,9 @@ class Reference(RecurrentReference):
         return x.reshape(len(x), -1, period or x.shape[1])[:, :, first:end].reshape(len(x), -1)
 
     def join(self, x, y, heads, shared=False):
-        of_y = np.repeat(y[:, None], heads, axis=1) if shared else y.reshape(len(y), heads, -1)
-        return np.concatenate((x.reshape(len(x), heads, -1), of_y), axis=2).reshape(len(x), -1)
+        rows, in_x, in_y = len(x), x.shape[1] // heads, y.shape[1] // (1 if shared else heads)
+        of_y = np.repeat(y[:, None], heads, axis=1) if shared else y.reshape(rows, heads, in_y)
+        return np.concatenate((x.reshape(rows, heads, in_x), of_y), axis=2).reshape(rows, heads * (in_x + in_y))
 
     def head_linear(self, x, weight):
         matrices = self.matrix(weight)
@@ -187,7 +188,7 @@ class Reference(RecurrentReference):
             if k is not None:
                 new = (x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v) if x is not None)
                 span.store.keep(state, span.position, *new)
-            keys, *values = span.store.kept(state.layer)
+            keys, *values = span.store.kept(state)
             values = values[0] if values else keys[:, :, : state.value_dim]
             queries = q[rows].reshape(len(span.ids), state.kv_heads, scores.heads // state.kv_heads, -1)
             s = np.einsum("thgd,khd->thgk", queries, keys, optimize=True) * np.float32(scores.scale)
@@ -197,6 +198,8 @@ class Reference(RecurrentReference):
                 s = s - np.float32(scores.slopes).reshape(state.kv_heads, -1, 1) * np.abs(distance)[:, None, None]
             window = self.positions[rows, None] % state.window + 1 if state.chunked and state.window else state.window
             hidden = (distance < -scores.ahead) | (distance >= (np.inf if window is None else window))
+            if scores.chosen is not None:
+                hidden |= ~unpacked(scores.chosen[rows], len(keys))
             s = np.where(hidden[:, None, None], -np.inf, s)
             nothing = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
             top = np.maximum(s.max(axis=-1, keepdims=True), nothing)
@@ -210,6 +213,23 @@ class Reference(RecurrentReference):
         texts = [x[end - len(span.ids) : end] for span, end in zip(self._spans, ends, strict=True)]
         rows = {"mean": lambda text: text.mean(axis=0, dtype=np.float64), "cls": lambda text: text[0]}
         return np.stack([rows.get(kind, lambda text: text[-1])(text) for text in texts]).astype(np.float32)
+
+    def choose(self, q, k, weights, index, count):
+        words = -(-self._context // 32)
+        chosen = np.zeros((len(q), words * 32), bool)
+        for span, end in zip(self._spans, self._ends, strict=True):
+            rows = slice(end - len(span.ids), end)
+            (keys,) = span.store.keep(index, span.position, k[rows, None])
+            queries = q[rows].reshape(len(span.ids), -1, index.key_dim)
+            products = np.maximum(np.einsum("thd,kd->thk", queries, keys[:, 0], optimize=True), 0)
+            sums = np.einsum("thk,th->tk", products, weights[rows])
+            for token, position in enumerate(self.positions[rows]):
+                seen = sums[token, : position + 1]
+                if len(seen) <= count:
+                    chosen[rows][token, : len(seen)] = True
+                elif np.isfinite(seen).all():
+                    chosen[rows][token, largest(seen[None], count)[0]] = True
+        return np.packbits(chosen, axis=1, bitorder="little").view(np.uint32)
 
     def route(self, logits, routing, bias=None):
         with np.errstate(invalid="ignore", over="ignore"):
@@ -271,6 +291,11 @@ class Reference(RecurrentReference):
 
     def temper(self, x, positions, slope, length, offset=0):
         return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)
+
+
+def unpacked(words: np.ndarray, count: int) -> np.ndarray:
+    """The first bits of rows of numbers, bool [rows, count]."""
+    return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :count].astype(bool)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from localllm.server.ids import new_id
 from localllm.server.messages import content_of, named_results
 from localllm.server.openai_chat import ignored
 from localllm.server.service import Exchange, Question, Service, Usage
-from localllm.server.wire import EventStream, anthropic_error, event, json_response, read_json, unless_gone
+from localllm.server.wire import EventStream, answered_whole, anthropic_error, event, json_response, read_json
 from localllm.text.plain import Message
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ async def messages(service: Service, request: Request) -> Response:
     exchange = await service.exchange(question)
     headers = {"request-id": new_id("req_"), **ignored(body, exchange)}
     if stream:
-        return EventStream(streamed(exchange, question), service.limits, headers)
-    return json_response(await unless_gone(request.receive, whole(exchange, question)), headers=headers)
+        return EventStream(streamed(exchange, question), service.limits, headers, exchange.close)
+    return await answered_whole(request, whole(exchange, question), headers, exchange.close)
 
 
 async def count_tokens(service: Service, request: Request) -> Response:

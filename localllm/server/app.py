@@ -18,6 +18,7 @@ from localllm.server.openai_completions import completions
 from localllm.server.openai_responses import responses
 from localllm.server.page import all_sessions, page, session, write_session
 from localllm.server.service import Service
+from localllm.server.texts import embeddings, rerank
 from localllm.server.wire import LeftError, RefusedError, failed, json_response, shape_of
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
@@ -69,6 +70,8 @@ ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/responses", responses),
+    ("POST", "/v1/embeddings", embeddings),
+    ("POST", "/v1/rerank", rerank),
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),
 )

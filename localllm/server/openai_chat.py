@@ -22,7 +22,7 @@ from localllm.server.fields import Body
 from localllm.server.ids import call_id, new_id
 from localllm.server.messages import conversation
 from localllm.server.service import Exchange, Question, Service, Usage
-from localllm.server.wire import EventStream, event, json_response, openai_error, read_json, unless_gone
+from localllm.server.wire import EventStream, answered_whole, event, json_response, openai_error, read_json
 from localllm.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -92,8 +92,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
     exchange = await service.exchange(question)
     headers = ignored(body, exchange)
     if stream:
-        return EventStream(streamed(exchange, question, wants_usage), service.limits, headers)
-    return json_response(await unless_gone(request.receive, whole(exchange, question)), headers=headers)
+        return EventStream(streamed(exchange, question, wants_usage), service.limits, headers, exchange.close)
+    return await answered_whole(request, whole(exchange, question), headers, exchange.close)
 
 
 def chat_question(body: Body) -> Question:

@@ -12,7 +12,7 @@ from localllm.server.events import LikelyToken
 from localllm.server.fields import Body
 from localllm.server.openai_chat import DONE, Choice, bytes_of, head, ignored, told_logprob, usage_of
 from localllm.server.service import Asked, Exchange, Question, Service
-from localllm.server.wire import EventStream, event, json_response, openai_error, read_json, unless_gone
+from localllm.server.wire import EventStream, answered_whole, event, openai_error, read_json
 
 USUAL_TOKENS = 16  # of an answer, as OpenAI's documentation says
 MOST_PROMPTS = 64
@@ -27,8 +27,8 @@ async def completions(service: Service, request: Request) -> Response:
     exchange = await service.exchange(question)
     headers = ignored(body)
     if stream:
-        return EventStream(streamed(exchange, question, wants_usage), service.limits, headers)
-    return json_response(await unless_gone(request.receive, whole(exchange, question)), headers=headers)
+        return EventStream(streamed(exchange, question, wants_usage), service.limits, headers, exchange.close)
+    return await answered_whole(request, whole(exchange, question), headers, exchange.close)
 
 
 def completion_question(body: Body) -> Question:

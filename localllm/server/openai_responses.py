@@ -20,7 +20,7 @@ from localllm.server.ids import new_id
 from localllm.server.messages import ROLES, content_of, named_results
 from localllm.server.openai_chat import ignored
 from localllm.server.service import Exchange, Question, Service, Usage
-from localllm.server.wire import EventStream, event, json_response, openai_error, read_json, unless_gone
+from localllm.server.wire import EventStream, answered_whole, event, json_response, openai_error, read_json
 from localllm.text.plain import Message
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ async def responses(service: Service, request: Request) -> Response:
     exchange = await service.exchange(question)
     headers = ignored(body, exchange)
     if stream:
-        return EventStream(streamed(exchange), service.limits, headers)
-    return json_response(await unless_gone(request.receive, whole(exchange)), headers=headers)
+        return EventStream(streamed(exchange), service.limits, headers, exchange.close)
+    return await answered_whole(request, whole(exchange), headers, exchange.close)
 
 
 def question_of(body: Body) -> Question | None:

@@ -92,7 +92,7 @@ class Exchange:
         """Raises UsageError for tokens that do not exist, and ContextError for what need not be looked at."""
         vocab, context = self.model.engine.vocab_size, self.model.context
         if not isinstance(prompt, str) and not is_conversation(prompt):
-            if not all(0 <= token < vocab for token in prompt):  # type: ignore[operator]
+            if not all(isinstance(token, int) and 0 <= token < vocab for token in prompt):
                 raise UsageError(f"prompt should have token ids from 0 to {vocab - 1}")
         elif not self._drops and (size := bytes_of(prompt)) > (most := most_bytes(self.model.tokenizer, context)):
             raise ContextError(
@@ -167,15 +167,15 @@ class Service:
     async def exchange(self, question: Question) -> Exchange:
         """Begin to answer. Close what this returns. Raises LocalllmError."""
         stack = AsyncExitStack()
+        name = self.shelf.book(question.model).name
+        worker = await stack.enter_async_context(self.shelf.use(name))
+        exchange = Exchange(name, worker, question, self.limits, stack)
         try:
-            name = self.shelf.book(question.model).name
-            worker = await stack.enter_async_context(self.shelf.use(name))
-            exchange = Exchange(name, worker, question, self.limits, stack)
             await exchange.begin()
-            return exchange
         except BaseException:
-            await stack.aclose()
+            await exchange.close()
             raise
+        return exchange
 
     async def count(self, question: Question) -> int:
         """How many tokens the prompts have. Raises LocalllmError."""
@@ -186,11 +186,10 @@ class Service:
             )
 
 
-def bytes_of(prompt: str | Sequence[Any]) -> int:
-    """Of the texts in a prompt, at least."""
-    if isinstance(prompt, str):
-        return len(prompt.encode(errors="replace"))
-    return sum(bytes_of(content) for message in prompt if isinstance(content := message.get("content"), str))
+def bytes_of(prompt: Any) -> int:
+    """Of the texts in a prompt, a text or messages, at least."""
+    texts = [prompt] if isinstance(prompt, str) else [message.get("content") for message in prompt]
+    return sum(len(text.encode(errors="replace")) for text in texts if isinstance(text, str))
 
 
 @lru_cache(maxsize=64)

@@ -172,6 +172,7 @@ def event(value: Any, name: str | None = None) -> bytes:
 
 
 Lines = AsyncIterator[bytes]
+Closing = Callable[[], Awaitable[None]]
 
 
 class EventStream(Response):
@@ -179,13 +180,18 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, pieces: Lines, limits: Limits, headers: dict[str, str] | None = None):
-        self._pieces, self._limits = pieces, limits
-        super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})})
+    def __init__(self, pieces: Lines, limits: Limits, headers: dict[str, str], close: Closing | None = None):
+        """close: is called in the end, also if nothing was made."""
+        self._pieces, self._limits, self._close = pieces, limits, close
+        super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(receive, self._send(send))
+        try:
+            await unless_gone(receive, self._send(send))
+        finally:
+            if self._close:
+                await self._close()
 
     async def _send(self, send: Send) -> None:
         head = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -214,6 +220,14 @@ class EventStream(Response):
 
 def body(piece: bytes, more: bool) -> dict[str, Any]:
     return {"type": "http.response.body", "body": piece, "more_body": more}
+
+
+async def answered_whole(request: Request, work: Awaitable[Any], headers: dict[str, str], close: Closing) -> Response:
+    """What `work` comes to, as JSON. Raises LeftError if the client goes away before."""
+    try:
+        return json_response(await unless_gone(request.receive, work), headers=headers)
+    finally:
+        await close()
 
 
 class LeftError(Exception):

@@ -32,6 +32,7 @@ class Tokenizer:
         end_ids: every token that ends an answer.  control_ids: those that stand for no text.
         adds_bos, adds_eos: what the file asks for around a text.
         chat_template: the file's Jinja template, or None.
+        marks_pairs: whether the second of two texts is told by the kind of its tokens, and one token stands between.
         warning: one line that the user should see, or None.
     """
 
@@ -49,6 +50,7 @@ class Tokenizer:
         self._puts_space = vocabulary.adds_space and vocabulary.model != "t5"
         self._strips_space = vocabulary.adds_space or vocabulary.merges_spaces or vocabulary.model == "bert"
         self._strips_before, self._strips_after = vocabulary.strips_before, vocabulary.strips_after
+        self.marks_pairs = vocabulary.model == "bert"
         self._swallows = vocabulary.model in ("t5", "bert") or bool(self._strips_before or self._strips_after)
         types = vocabulary.types
         self._special_types = {token: types[token] for token in of_kinds(types, USER_DEFINED, CONTROL, UNKNOWN)}
@@ -185,6 +187,10 @@ def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
         from localllm.text.unigram import Unigram  # seldom needed
 
         return Unigram
+    if vocabulary.model == "bert":
+        from localllm.text.wordpiece import WordPiece
+
+        return WordPiece
     if vocabulary.model == "rwkv":
         from localllm.text.world import World
 
@@ -193,10 +199,6 @@ def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
         from localllm.text.plamo import Plamo
 
         return Plamo
-    if vocabulary.model == "bert":
-        from localllm.text.wordpiece import WordPiece
-
-        return WordPiece
     pretokenizer = vocabulary.pretokenizer
     return SentencePiece if pretokenizer is None or pretokenizer.marks_spaces else ByteLevel
 

@@ -31,12 +31,12 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "t5": {"eos": 1, "unknown": 2},
     "gemma4": {},
-    "bert": {"bos": 101, "eos": 102, "unknown": 100},
     "rwkv": {},
     "plamo2": {"bos": 1, "eos": 2, "unknown": 0},
+    "bert": {"bos": 101, "eos": 102, "unknown": 100},
 }
-_WITHOUT_WORDS = ("llama", "t5", "rwkv", "plamo2", "bert")  # which need no pre-tokenizer
 _SCORED = ("llama", "t5", "plamo2")  # the models whose pieces have scores
+_WITHOUT_WORDS = (*_SCORED, "rwkv", "bert")  # which need no pre-tokenizer
 _NAMED = {"bert": {"bos": "cls", "eos": "seperator"}}  # as files spell it
 _FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces",
           "escape_whitespaces", "add_prefix_space", "clean_spaces", "normalizer.lowercase",
@@ -73,10 +73,10 @@ _STRIPPING_PRE, _STRIPPING_ARCH = ("jina-v2-de", "jina-v2-es", "jina-v2-code"), 
 class Vocabulary:
     """What a file says about its tokens. Ids are positions in `pieces`."""
 
-    # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with "▁",
-    # "bert": WordPiece; others.
-    model: str
-    pretokenizer: PreTokenizer | None  # None for "llama" and "t5", and others that have no words
+    model: (
+        str  # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with "▁", others
+    )
+    pretokenizer: PreTokenizer | None  # None for those that have no words
     pieces: Sequence[str]
     ids: Mapping[str, int]  # of the tokens that plain text can become: no control tokens
     types: bytearray
@@ -131,7 +131,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     before, after = _stripping(metadata, ids, types)
     for token in of_kinds(types, CONTROL, UNKNOWN):
         del ids[pieces[token]]
-        if model in _SCORED:
+        if pretokenizer is None and model != "bert":
             del ranks[pieces[token]]
     return Vocabulary(
         model=model,
@@ -146,7 +146,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         end_ids=frozenset(ends),
         adds_bos=_adds_bos(keys, model, special["bos"], pretokenizer),
         adds_eos=_adds(keys, "eos", special["eos"], model in ("t5", "bert")),
-        adds_space=model in _SCORED and keys.flag("add_space_prefix", model == "llama"),
+        adds_space=pretokenizer is None and model != "bert" and keys.flag("add_space_prefix", model == "llama"),
         merges_spaces=model == "t5" and keys.flag("remove_extra_whitespaces", False),
         charsmap=_charsmap(keys) if model == "t5" else b"",
         lowers=keys.flag("normalizer.lowercase", True),

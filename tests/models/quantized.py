@@ -33,7 +33,9 @@ QUANTIZED |= {f"{base}-{name}": (base, name) for base, name in [
     ("deepseek2_v3", "Q8_0"), ("gemma2", "F16"), ("gemma3", "Q5_1"), ("gpt_oss", "MXFP4_MOE"), ("gpt_oss", "Q8_0"),
     ("lfm2moe", "Q5_0"), ("llama_moe", "Q4_0"), ("mamba2", "Q8_0"), ("phi3", "Q4_1"), ("qwen2", "BF16"),
     ("qwen35", "Q8_0"), ("qwen3moe", "IQ4_NL"), ("apertus", "Q5_1"), ("chatglm", "Q4_0"), ("granite_swa_moe", "Q8_0"),
-    ("hunyuan", "Q8_0"), ("laguna", "Q4_1"), ("qwen3vl", "BF16"),
+    ("hunyuan", "Q8_0"), ("laguna", "Q4_1"), ("qwen3vl", "BF16"), ("phimoe", "Q4_0"), ("grovemoe", "Q5_1"),
+    ("hy_v3", "Q8_0"), ("hrm_text", "Q5_0"), ("dots1", "IQ4_NL"), ("bailingmoe3", "Q8_0"), ("deepseek32", "Q8_0"),
+    ("glm4moe", "Q4_1"),
 ]}  # fmt: skip
 PLAIN = ("norm", "ffn_gate_inp", "conv", "ssm_a", "ssm_d", "ssm_alpha", "ssm_beta", "rope_", "position_embd", ".bias")
 

@@ -5,7 +5,7 @@ and what its config.json says besides the usual; and an entry in the table.
 """
 
 from localllm.convert.config import Config
-from localllm.convert.families import bert, deepseek, gemma, gpt2, gpt_oss, llama, mamba, olmo, phi3, qwen
+from localllm.convert.families import bert, deepseek, gemma, gpt2, gpt_oss, llama, mamba, newer, olmo, phi3, qwen
 from localllm.convert.family import Family
 from localllm.files.gguf_header import shown
 
@@ -14,13 +14,17 @@ FAMILIES = {
     "BertForSequenceClassification": bert.BERT_RANK,
     "BertModel": bert.BERT,
     "CamembertModel": bert.ROBERTA,
+    "ArceeForCausalLM": newer.ARCEE,
     "DeepseekV2ForCausalLM": deepseek.DEEPSEEK2,
     "DeepseekV3ForCausalLM": deepseek.DEEPSEEK3,
+    "Dots1ForCausalLM": newer.DOTS1,
+    "Ernie4_5ForCausalLM": newer.ERNIE4_5,
     "GPT2LMHeadModel": gpt2.GPT2,
     "Gemma2ForCausalLM": gemma.GEMMA2,
     "Gemma3ForCausalLM": gemma.GEMMA3,
     "Gemma3ForConditionalGeneration": gemma.GEMMA3,
     "GemmaForCausalLM": gemma.GEMMA,
+    "Glm4MoeForCausalLM": newer.GLM4MOE,
     "GptOssForCausalLM": gpt_oss.GPT_OSS,
     "GraniteForCausalLM": llama.GRANITE,
     "GraniteMoeForCausalLM": llama.GRANITEMOE,
@@ -46,6 +50,7 @@ FAMILIES = {
     "Qwen3MoeForCausalLM": qwen.QWEN3MOE,
     "RobertaForSequenceClassification": bert.ROBERTA_RANK,
     "RobertaModel": bert.ROBERTA,
+    "SeedOssForCausalLM": newer.SEED_OSS,
     "SmolLM3ForCausalLM": llama.SMOLLM3,
     "Starcoder2ForCausalLM": gpt2.STARCODER2,
     "XLMRobertaForSequenceClassification": bert.ROBERTA_RANK,

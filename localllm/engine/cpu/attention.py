@@ -6,7 +6,7 @@ import numpy as np
 
 from localllm.arch.states import Latent, Paged
 from localllm.engine.cpu.target import CpuTarget
-from localllm.engine.lower.attention import before_attention, behind_attention
+from localllm.engine.lower.attention import before_attention, before_choice, behind_attention
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.record.operations import ALL, Operation
@@ -43,6 +43,20 @@ def attend(steps: Steps, operation: Operation, target: CpuTarget) -> None:
     steps.append(f"{kernel}-{kinds}", arguments, 8 * target.threads, reads, [y, partial], count)
     steps.append("merge", arguments, 2 * target.threads, [partial, plan.made], [y])
     behind_attention(steps, operation, attention)
+
+
+def choose(steps: Steps, operation: Operation, target: CpuTarget) -> None:
+    """Which keys tokens see, each on its own."""
+    arguments, reads, y, kind = before_choice(steps, operation)
+    x = operation.inputs[0]
+    context = 32 * operation.output.columns
+    arguments |= target.scratch(choose_scratch(arguments["heads"], arguments["key_dim"], context))
+    steps.by_row(f"choose-{kind}", x.rows, arguments, reads, [y])
+
+
+def choose_scratch(heads: int, key_dim: int, context: int) -> int:
+    """Bytes that a thread needs, see localllm.kernels.cpu.attention.choose."""
+    return 4 * (heads + 1) * -(-key_dim // 16) * 16 + 8 * 256 + 4 * context
 
 
 def plan_of(steps: Steps, heads: int, state: Paged | Latent, ahead: int) -> AttentionPlan:

@@ -29,7 +29,7 @@ class CpuBackend:
         self.run, self.close, self.warning = program.run, program.close, program.warning
         self.prepare_all = program.prepare_all
 
-    def prepare_shift(self, turns: Mapping[int, Turn]) -> None:
+    def prepare_shift(self, turns: Mapping[State, Turn]) -> None:
         """Raises LocalllmError."""
         from localllm.engine.cpu.shift import KeyTurner  # seldom needed
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from localllm.engine.cpu.attention import attend
+from localllm.engine.cpu.attention import attend, choose
 from localllm.engine.cpu.products import expert_linear, halves, halves_of, has_integers, linear, quantize
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.tiles import needs_both_planes, pack
@@ -14,7 +14,8 @@ from localllm.kernels.cpu import HALVES
 from localllm.kernels.machine import has_tiles
 
 VERBS = {
-    "linear": linear, "expert_linear": expert_linear, "attend": attend, "quantize": quantize, "pack": pack,
+    "linear": linear, "expert_linear": expert_linear, "attend": attend, "choose": choose, "quantize": quantize,
+    "pack": pack,
     **dict.fromkeys((verb for verb, _, _ in HALVES.values()), halves),
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.states import Latent, Paged
+from localllm.arch.states import Latent, Paged, State
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.attention import places
@@ -24,13 +24,13 @@ NO_LOGITS = np.zeros((0, 0), np.float32)
 class KeyTurner:
     """Turns the keys of sequences, on one thread."""
 
-    def __init__(self, cache: KVCache, states: Sequence[Paged | Latent], turns: Mapping[int, Turn]):
+    def __init__(self, cache: KVCache, states: Sequence[Paged | Latent], turns: Mapping[State, Turn]):
         """Raises LocalllmError."""
         self._header, self._tape = Header(), Tape()
         self._distances = np.zeros(BATCH, np.int64)
         for state in states:
-            if state.layer in turns:
-                self._add(cache, state, turns[state.layer])
+            if state in turns:
+                self._add(cache, state, turns[state])
         library = Library({step.kernel for step in self._tape.steps} | {"run", "work"})
         tape = self._tape.finish(library.addresses)
         self._walker = Threads(1, library.addresses, tape, keep=(library, self._header, self._tape.memory, cache))

@@ -1,12 +1,13 @@
 """Attention on a card: which kernels, and in how many parts."""
 
 from localllm.engine.cuda.target import CudaTarget
-from localllm.engine.lower.attention import AttentionSteps, before_attention, behind_attention
+from localllm.engine.lower.attention import AttentionSteps, before_attention, before_choice, behind_attention
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.record.operations import ALL, Operation
 from localllm.errors import UnsupportedError
 from localllm.frozen import frozen
+from localllm.kernels.cuda import CHOOSING
 
 BLOCKS = 264  # that fill a card of 132 multiprocessors, two each
 DECODE = 8  # tokens; of so many, each has its context cut as if it were alone, and gets the same bits
@@ -51,7 +52,7 @@ def attend(steps: Steps, operation: Operation, target: CudaTarget) -> None:
     if attention.arguments.pop("ahead"):
         raise UnsupportedError("attention that goes both ways is computed by the CPU only: use --device cpu")
     attention.arguments["sequences"] = steps.header.sequences
-    append = attend_few if are_few(attention, target) else attend_many
+    append = attend_few if are_few(attention, target) or attention.arguments["chosen"] else attend_many
     append(steps, attention, target)
     behind_attention(steps, operation, attention)
 
@@ -76,8 +77,17 @@ def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> N
     merged |= {name: arguments[name] for name in shared} | {"value_dim": state.value_dim}
     kinds = "-".join(side.kind.upper() for side in sides)
     kernel = f"attend_few-{kinds}-{few.bundle}-{few.key_dim}-{few.value_dim}"
+    kernel += "-chosen" if arguments["chosen"] else ""
     steps.append(kernel, arguments | {"bundles": few.bundles}, target.tokens, reads, [partial])
     steps.append("merge_few", merged, target.tokens, [partial], [y])
+
+
+def choose(steps: Steps, operation: Operation, target: CudaTarget) -> None:
+    """Which keys tokens see."""
+    arguments, reads, y, kind = before_choice(steps, operation)
+    scores = Buffer(min(target.tokens, CHOOSING), 4 * 32 * operation.output.columns)
+    arguments |= {"count": steps.counts[ALL], "scratch": scores, "scratch_bytes": scores.stride}
+    steps.append(f"choose-{kind}", arguments, target.tokens, reads, [y, scores])
 
 
 def attend_many(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> None:
@@ -85,5 +95,6 @@ def attend_many(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> 
     state, sides, arguments, reads, y = attention
     kinds = "-".join(side.kind.upper() for side in sides)
     kernel = f"attend_many-{kinds}-{state.key_dim}-{state.value_dim}-{target.depth}"
-    arguments = arguments | {"sequence_count": steps.header.sequence_count}
+    arguments = {name: value for name, value in arguments.items() if not name.startswith("chosen")}
+    arguments |= {"sequence_count": steps.header.sequence_count}
     steps.append(kernel, arguments, target.tokens, reads, [y])

@@ -74,7 +74,7 @@ class CudaBackend:
         if self._front:
             self._front.prepare_all()
 
-    def prepare_shift(self, turns: Mapping[int, Turn]) -> None:
+    def prepare_shift(self, turns: Mapping[State, Turn]) -> None:
         """Raises UnsupportedError."""
         raise UnsupportedError("tokens in the middle cannot be forgotten on a card yet: use --on-overflow drop-turns")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from localllm.engine.cuda import products
-from localllm.engine.cuda.attention import attend
+from localllm.engine.cuda.attention import attend, choose
 from localllm.engine.cuda.card import Launch, LibraryProduct, Work
 from localllm.engine.cuda.fusion import fused, with_integers
 from localllm.engine.cuda.products import Within
@@ -27,6 +27,7 @@ from localllm.kernels.cuda import grid, parameters
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens that there are programs for
 VERBS = {
     "linear": products.linear, "expert_linear": products.expert_linear, "route": products.route, "attend": attend,
+    "choose": choose,
     "quantize_planes": products.quantize_planes, "halve": products.halve, "split_bf16": products.split_bf16,
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from localllm.arch.states import Paged, Recurrent, State
+from localllm.arch.states import Recurrent, State
 from localllm.arch.storage import KVType
 from localllm.engine.memory.recurrent import SNAPSHOTS
 from localllm.engine.record.split import LAYER
@@ -50,8 +50,7 @@ def state_bytes(state: State, context: int, kv_type: KVType) -> int:
     """What a layer keeps of a sequence there: all tokens, also those behind a window; recurrent ones snapshots too."""
     if isinstance(state, Recurrent):
         return (SNAPSHOTS + 3) * state.bytes(context, kv_type)  # before a run and after it, and what all begin with
-    if isinstance(state, Paged):
-        state = replace(state, window=None)
+    state = replace(state, window=None)
     return state.bytes(context + 2 * PAGE, kv_type)  # an odd number of whole pages
 
 

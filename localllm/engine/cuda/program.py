@@ -20,7 +20,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.record.operations import Operation
 from localllm.engine.run import BATCH, Header, Span
 from localllm.errors import NOT_NUMBERS, ModelError
-from localllm.kernels.arguments import FETCH, PAGE
+from localllm.kernels.arguments import FETCH, PAGE, SEQUENCE
 from localllm.kernels.build.library import Progress
 from localllm.kernels.cuda import grid
 
@@ -37,7 +37,7 @@ class PinnedHeader(Header):
     def __init__(self, card: Card, tokens: int, table_words: int):
         """table_words: of a sequence's table at most."""
         sequences = min(tokens, MOST_SEQUENCES)
-        size = 16 + (4 + 6) * tokens + sequences * table_words
+        size = 16 + (5 + len(SEQUENCE)) * tokens + sequences * table_words
         self.words, self._used = card.pinned(8 * size).view(np.int64), 0
         self.words[:] = 0
         super().__init__(tokens, self._zeros)

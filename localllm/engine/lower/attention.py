@@ -24,20 +24,38 @@ class AttentionSteps(NamedTuple):
 
 def before_attention(steps: Steps, operation: Operation) -> AttentionSteps:
     """New keys and values go to the cache, turned as it wants them; queries are turned alike."""
-    (q, *new), given = operation.inputs, dict(operation.given)
+    inputs, given = list(operation.inputs), dict(operation.given)
     state, sinks, slopes = given.pop("state"), given.pop("sinks"), given.pop("slopes")
+    chosen = steps.buffers[inputs.pop()] if given.pop("is_chosen") else None
+    q, *new = inputs
     sides, (of_keys, of_values) = steps.cache.sides(state), state.rotations(steps.cache.kv_type)
     if new:
         ready = [turned(steps, x, block) for x, block in zip(new, (of_keys, of_values), strict=False)]
         kept = zip(new, ready, sides, strict=False)
-        steps.in_cache[state.layer] = [store(steps, x, buffer, side) for x, buffer, side in kept]
+        steps.in_cache[state] = [store(steps, x, buffer, side) for x, buffer, side in kept]
     source, y = turned(steps, q, of_keys), steps.new(operation.output)
     arguments = of_cache(steps.cache, sides) | given | {"kv_heads": state.kv_heads}
     arguments |= {"q": source, "q_stride": source.stride, "y": y, "y_stride": y.stride}
     arguments |= {"window": state.window or 0, "chunked": state.chunked}
     arguments["slopes"] = np.array(slopes, np.float32) if slopes else 0
     arguments["sinks"] = 0 if sinks is None else sinks
-    return AttentionSteps(state, sides, arguments, [source, *steps.in_cache[state.layer]], y)
+    arguments |= {"chosen": chosen or 0, "chosen_stride": chosen.stride if chosen else 0}
+    reads = [source, *steps.in_cache[state], *([chosen] if chosen else [])]
+    return AttentionSteps(state, sides, arguments, reads, y)
+
+
+def before_choice(steps: Steps, operation: Operation) -> tuple[dict[str, Any], list[Buffer], Buffer, str]:
+    """New keys go to the index: arguments of the kernel that chooses, what it reads and writes, and the keys' type."""
+    (q, k, weights), index = operation.inputs, operation.given["state"]
+    side, block = steps.cache.sides(index)[0], index.rotations(steps.cache.kv_type)[0]
+    steps.in_cache[index] = [store(steps, k, turned(steps, k, block), side)]
+    source, of_heads, y = turned(steps, q, block), steps.buffers[weights], steps.new(operation.output)
+    arguments: dict[str, Any] = {"positions": steps.header.positions, "owners": steps.header.owners}
+    arguments |= {"sequences": steps.header.sequences, "q": source, "q_stride": source.stride, "weights": of_heads}
+    arguments |= {"weights_stride": of_heads.stride, "keys": steps.cache.address(side), "key_bytes": side.token_bytes}
+    arguments |= {"key_dim": index.key_dim, "heads": weights.columns, "most": operation.given["most"]}
+    arguments |= {"y": y, "y_stride": y.stride}
+    return arguments, [source, of_heads, *steps.in_cache[index]], y, side.kind.upper()
 
 
 def behind_attention(steps: Steps, operation: Operation, attention: AttentionSteps) -> None:

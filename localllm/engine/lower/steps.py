@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from localllm.arch.routing import Routing
+from localllm.arch.states import State
 from localllm.arch.weights import Weight
 from localllm.engine.lower.tape import Buffer, Step, padded, row_bytes
 from localllm.engine.memory.cache import KVCache
@@ -95,7 +96,7 @@ class Steps:
     Attributes:
         all: the steps.  buffers: of activations.  forms: what was made of them, as a target has it.
         counts: of rows, where their number is, int64 [1].
-        experts: what each mixture has to do.  in_cache: by layer, what stands for its keys and values.
+        experts: what each mixture has to do.  in_cache: by state, what stands for its keys and values.
         last_uses: the operation after which an activation is not needed any more.
     """
 
@@ -107,7 +108,7 @@ class Steps:
         self.counts: dict[Rows, np.ndarray] = {ALL: self.header.token_count, WANTED: self.header.wanted_count}
         self.forms: dict[Activation, Any] = {}
         self.experts: dict[Rows, Experts] = {}
-        self.in_cache: dict[int, list[Buffer]] = {}
+        self.in_cache: dict[State, list[Buffer]] = {}
         self._made: dict[Any, Any] = {}
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:

@@ -42,7 +42,7 @@ class KVCache:
         """Room for so many sequences of `context` tokens each, or as many of the next number. Raises MemoryLimitError,
         ModelError."""
         self.kv_type = kv_type
-        windows = {state.layer: state.window for state in states if isinstance(state, Paged) and state.window}
+        windows = {state: state.window for state in states if not isinstance(state, Recurrent) and state.window}
         self.window, self._local = max(windows.values(), default=0), frozenset(windows)
         numbers = sequences if states else WITHOUT_KEYS
         for number in numbers:
@@ -63,9 +63,10 @@ class KVCache:
         """Memory of so many bytes. Raises MemoryLimitError."""
         return Reserved(size)
 
-    def _arranged(self, states: Sequence[State]) -> tuple[dict[int, tuple[Streams, Streams]], int]:
-        """Where each layer's keys and values lie, and the size of all."""
-        layers, end = {}, 0
+    def _arranged(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:
+        """Where keys and values of each state lie, and the size of all."""
+        layers: dict[State, tuple[Streams, Streams]] = {}
+        end = 0
         for state in states:
             if isinstance(state, Recurrent):
                 raise ModelError(f"a {type(state).__name__.lower()} state is not supported yet (layer {state.layer})")
@@ -73,7 +74,7 @@ class KVCache:
             for dim, kind in zip(dims, self.kv_type, strict=False):
                 sides.append(Streams(end, state.kv_heads, stored_bytes(dim, kind), kind))
                 end += state.kv_heads * self.head_stride(sides[-1])
-            layers[state.layer] = sides[0], sides[-1]
+            layers[state] = sides[0], sides[-1]
         return layers, end
 
     def head_stride(self, side: Streams) -> int:
@@ -82,7 +83,7 @@ class KVCache:
 
     def sides(self, state: Paged | Latent) -> tuple[Streams, Streams]:
         """The keys and the values of a layer; those of a latent state are the same."""
-        return self._layers[state.layer]
+        return self._layers[state]
 
     def address(self, side: Streams) -> int:
         """Of the first place of the first head."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from localllm.arch.states import Paged, Recurrent
+from localllm.arch.states import Recurrent
 from localllm.engine.memory.fingerprint import fingerprint, state_of
 from localllm.engine.memory.store import PagedStore, Piece, StoredPrefix
 from localllm.engine.runs import LONG
@@ -76,7 +76,7 @@ class Prefixes:
         except OSError:  # no file that somebody else could find
             self._ended = True
         states = engine.hyperparameters.states()
-        self._window = max((state.window or 0 for state in states if isinstance(state, Paged)), default=0)
+        self._window = max((state.window or 0 for state in states if not isinstance(state, Recurrent)), default=0)
         self._is_recurrent = any(isinstance(state, Recurrent) for state in states)
         self._lock, self._thread = threading.Lock(), None  # type: tuple[threading.Lock, threading.Thread | None]
         self._waiting: Waiting | None = None

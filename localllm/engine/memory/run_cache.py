@@ -18,7 +18,7 @@ class RunCache(KVCache):
         self._is_shared = all(len(operation.inputs) > 1 for operation in attends)
         super().__init__(states, pages * PAGE, kv_type, (1,))
 
-    def _arranged(self, states: Sequence[State]) -> tuple[dict[int, tuple[Streams, Streams]], int]:
+    def _arranged(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:
         if not self._is_shared:
             return super()._arranged(states)
         found = [super(RunCache, self)._arranged([state]) for state in states]

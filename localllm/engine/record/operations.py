@@ -56,7 +56,7 @@ def stored(operations: Sequence[Operation]) -> set[Activation]:
     """Activations from which a cache is filled: keys, values, and what they are made of between matrix products."""
     found: set[Activation] = set()
     for operation in reversed(operations):
-        if operation.verb == "attend":
+        if operation.verb in ("attend", "choose"):
             found |= set(operation.inputs[1:])
         elif operation.output in found and operation.verb not in PRODUCTS:
             found |= set(operation.inputs)

@@ -159,10 +159,16 @@ class Recorder(RecurrentVerbs):
         given: dict[str, Any] = {"state": state, "heads": heads, "scale": scores.scale, "softcap": scores.softcap}
         given |= {"slopes": scores.slopes, "sinks": self._vector(scores.sinks, heads) if scores.sinks else None}
         given["ahead"] = scores.ahead
+        inputs, given["is_chosen"] = (*inputs, *([scores.chosen] if scores.chosen else [])), scores.chosen is not None
         return self._record("attend", inputs, q.rows, heads * state.value_dim, **given)
 
     def pool(self, x: Activation, kind: str) -> Activation:
         return self._record("pool", (x,), WANTED, x.columns, kind=kind)
+
+    def choose(self, q: Activation, k: Activation, weights: Activation, index: Latent, count: int) -> Activation:
+        if k.columns != index.key_dim or q.columns != weights.columns * index.key_dim:
+            raise ModelError(f"layer {index.layer}: an indexer of {q.columns} and {k.columns} columns")
+        return self._record("choose", (q, k, weights), q.rows, -(-self._context // 32), state=index, most=count)
 
     def route(self, logits: Activation, routing: Routing, bias: Weight | None = None) -> RoutedActivation:
         if logits.columns != routing.experts:

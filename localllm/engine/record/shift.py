@@ -36,8 +36,8 @@ class Turn:
         return cls(np.pad(frequencies, (first // step, 0)), step, apart)
 
 
-def turns(operations: Sequence[Operation], states: Sequence[State]) -> dict[int, Turn]:
-    """By layer, how its keys turn; layers whose keys know no position are left out.
+def turns(operations: Sequence[Operation], states: Sequence[State]) -> dict[State, Turn]:
+    """By state, how its keys turn; those whose keys know no position are left out.
 
     Raises UsageError for a model whose tokens cannot be moved.
     """
@@ -47,10 +47,12 @@ def turns(operations: Sequence[Operation], states: Sequence[State]) -> dict[int,
         raise UsageError("this model adds positions to its embeddings, they cannot be moved: shift is not possible")
     made, found = {operation.output: operation for operation in operations}, {}
     for operation in operations:
-        if operation.verb == "attend" and len(operation.inputs) > 1:
-            state = operation.given["state"]
-            if turn := turn_of(made, operation.inputs[1], state.key_dim, 0):
-                found[state.layer] = turn
+        given = operation.given
+        has_keys = operation.verb == "attend" and len(operation.inputs) > 1 + given["is_chosen"]
+        if not has_keys and operation.verb != "choose":
+            continue
+        if turn := turn_of(made, operation.inputs[1], given["state"].key_dim, 0):
+            found[given["state"]] = turn
     return found
 
 

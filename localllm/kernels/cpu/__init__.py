@@ -73,6 +73,7 @@ MODULES = {
     "attend": "attention.attend",
     "attend_tiles": "amx.attention",
     "merge": "attention.attend",
+    "choose": "attention.choose",
     "plan": "attention.plan",
     "store": "attention.cache_store",
     "recall": "attention.cache_recall",

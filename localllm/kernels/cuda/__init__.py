@@ -13,6 +13,7 @@ from localllm.kernels.arguments import KERNELS
 from localllm.kernels.verbs import ROWWISE
 
 MOST_EXPERTS = 1024  # that a router may choose from
+CHOOSING = 64  # blocks that choose keys at once, each of which has memory for the scores of a context
 
 
 class Grid(NamedTuple):
@@ -106,6 +107,11 @@ def attend_many(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(-(-rows * (heads // kv_heads) // ROWS) + min(rows, 16), kv_heads, THREADS)
 
 
+def some_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A block for a token; where they are many, each has more than one to do."""
+    return Grid(min(rows, CHOOSING), 1, block_threads())
+
+
 def words(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A thread for every few words, up to 64 blocks."""
     return Grid(min(-(-arguments["words"] // block_threads()), 64), 1, block_threads())
@@ -165,6 +171,7 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "rms_norm": ("elementwise.norms", by_norm),
     "add_rms_norm": ("elementwise.norms", by_norm),
     "rms_norm_rope": ("elementwise.norms", by_norm),
+    "choose": ("attention.choose", some_tokens),
     "attend_few": ("attention.attend_few", attend_few),
     "merge_few": ("attention.attend_few", by_head),
     "attend_many": ("attention.attend_many", attend_many),

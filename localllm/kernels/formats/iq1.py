@@ -31,6 +31,7 @@ from localllm.kernels.simd import (
     u8x8,
     u8x16,
 )
+from localllm.quant.layouts import LAYOUTS
 
 IQ1_GRID = codebook(quants.IQ1_S)  # [2048, 8], values -1, 0, 1
 IQ1_SHIFT = np.float32(0.125)
@@ -45,26 +46,6 @@ def store_shifted(code, scale, negative, out):
 
 
 @device
-def unpack_iq1_s(block, out):
-    """IQ1_S: 256 weights in 50 bytes (1.56 bits each).
-
-    0 .. 1    d, float16
-    2 .. 33   the low 8 bits of the grid codes of 32 octets
-    34 .. 49  16 bits for each run of 32 weights: the high 3 bits of its 4 grid codes, from the lowest bits up, a 3-bit
-              scale, and on top the sign of the shift (set: minus)
-
-    weight = d * (1 + 2 * scale) * (IQ1_GRID[code] ± 1/8)
-    """
-    d = load_f16(block)
-    for run in range(8):
-        packed = load_u16(block + 34 + 2 * run)
-        scale = d * np.float32(1 + 2 * ((packed >> 12) & 7))
-        for octet in range(4):
-            code = load_u8(block + 2 + 4 * run + octet) | ((packed >> (3 * octet)) & 7) << 8
-            store_shifted(code, scale, packed >> 15, out + 4 * (32 * run + 8 * octet))
-
-
-@device
 def iq1_m_scale(scales):
     """The float16 d whose four halves of a byte are the topmost 4 bits of four 16-bit integers, the lowest first."""
     bits = 0
@@ -73,25 +54,42 @@ def iq1_m_scale(scales):
     return float_f16(bits)
 
 
+S, M = LAYOUTS["IQ1_S"], LAYOUTS["IQ1_M"]
+S_CODES, S_SCALES, M_CODES, M_HIGH, M_SCALES = (
+    S.part("codes"),
+    S.part("scales"),
+    M.part("codes"),
+    M.part("high"),
+    M.part("scales"),
+)
+
+
+@device
+def unpack_iq1_s(block, out):
+    for octet in range(32):
+        word = load_u16(block + S_SCALES + 2 * (octet // 4))
+        scale = load_f16(block) * np.float32(1 + 2 * (word >> 12 & 7))
+        store_shifted(iq1_s_row(block, octet), scale, word >> 15, out + 32 * octet)
+
+
 @device
 def unpack_iq1_m(block, out):
-    """IQ1_M: 256 weights in 56 bytes (1.75 bits each), the one format that stores its d in pieces.
-
-    0 .. 31   the low 8 bits of the grid codes of 32 octets
-    32 .. 47  4 bits for each octet, the low half first: the high 3 bits of its grid code, and the sign of its shift
-              (set: minus)
-    48 .. 55  four 16-bit integers: 3-bit scales of 16 weights each, four to an integer, from the lowest bits up; the
-              topmost 4 bits are a piece of d, see `iq1_m_scale`
-
-    weight = d * (1 + 2 * scale) * (IQ1_GRID[code] ± 1/8)
-    """
-    d = iq1_m_scale(block + 48)
+    d = iq1_m_scale(block + M_SCALES)
     for octet in range(32):
-        integer_scale = (load_u16(block + 48 + 2 * (octet // 8)) >> (3 * (octet // 2 % 4))) & 7
-        scale = d * np.float32(1 + 2 * integer_scale)
-        high = load_u8(block + 32 + octet // 2) >> (4 * (octet % 2))
-        code = load_u8(block + octet) | (high & 7) << 8
-        store_shifted(code, scale, high & 8, out + 4 * (8 * octet))
+        multiple = load_u16(block + M_SCALES + 2 * (octet // 8)) >> 3 * (octet // 2 % 4) & 7
+        is_down = load_u8(block + M_HIGH + octet // 2) >> 4 * (octet % 2) & 8
+        store_shifted(iq1_m_row(block, octet), d * np.float32(1 + 2 * multiple), is_down, out + 32 * octet)
+
+
+@device
+def iq1_s_row(block, octet):
+    high = load_u16(block + S_SCALES + 2 * (octet >> 2)) << 8 >> 3 * (octet & 3)
+    return load_u8(block + S_CODES + octet) | high & 0x700
+
+
+@device
+def iq1_m_row(block, octet):
+    return load_u8(block + M_CODES + octet) | (load_u8(block + M_HIGH + (octet >> 1)) << (8 - 4 * (octet & 1))) & 0x700
 
 
 IQ1_OFFSET = 9
@@ -101,24 +99,19 @@ iq1_s_shifts = for_octets(u8x16, [2 * run + 1 for run in RUNS])
 iq1_s_scale_bits, upper_bytes = constant_u8(u8x16, 0x70), make_shuffle(u8x8, u8x16, range(1, 16, 2))
 
 
-@device
-def iq1_s_row(address, octet):
-    return load_u8(address + 2 + octet) | ((load_u16(address + 34 + 2 * (octet >> 2)) << 8 >> 3 * (octet & 3)) & 0x700)
-
-
 iq1_s_octets = octets(IQ1_TABLE, iq1_s_row)
 
 
 @device
 def iq1_s_codes(address):
-    (c0, c1, c2, c3), bits = iq1_s_octets(address), iq1_s_shifts(load_u8x16(address + 34))
+    (c0, c1, c2, c3), bits = iq1_s_octets(address), iq1_s_shifts(load_u8x16(address + S_SCALES))
     return shift_down_at_7(c0, bits), shift_down_at_7(c1, bits), shift_down_at_7(c2, bits), shift_down_at_7(c3, bits)
 
 
 @device
 def iq1_s_scales(address):
     """d / 8 * (1 + 2 * scale); in their bytes, the scales count 16 times."""
-    scales = float_u8x8(upper_bytes(load_u8x16(address + 34) & iq1_s_scale_bits()))
+    scales = float_u8x8(upper_bytes(load_u8x16(address + S_SCALES) & iq1_s_scale_bits()))
     return (scales + splat_f32x8(8.0)) * (load_splat_f16x8(address) * splat_f32x8(1 / 64))
 
 
@@ -128,17 +121,12 @@ alternate_pairs = make_shuffle(
 )
 
 
-@device
-def iq1_m_row(address, octet):
-    return load_u8(address + octet) | ((load_u8(address + 32 + (octet >> 1)) << (8 - 4 * (octet & 1))) & 0x700)
-
-
 iq1_m_octets = octets(IQ1_TABLE, iq1_m_row)
 
 
 @device
 def iq1_m_codes(address):
-    (c0, c1, c2, c3), bits = iq1_m_octets(address), load_u8x16(address + 32)
+    (c0, c1, c2, c3), bits = iq1_m_octets(address), load_u8x16(address + M_HIGH)
     first, last = iq1_m_shifts_01(bits), iq1_m_shifts_23(bits)
     return shift_down_at_3(c0, first), shift_down_at_7(c1, first), shift_down_at_3(c2, last), shift_down_at_7(c3, last)
 
@@ -146,7 +134,7 @@ def iq1_m_codes(address):
 @device
 def iq1_m_scales(address):
     """d / 8 * (1 + 2 * scale); four 16-bit integers hold four scales of 3 bits each and, on top, 4 bits of d."""
-    words = load_i64(address + 48)
+    words = load_i64(address + M_SCALES)
     first = (words & 0x0007000700070007) | ((words & 0x0038003800380038) << 5)
     second = ((words >> 6) & 0x0007000700070007) | ((words & 0x0E000E000E000E00) >> 1)
     d = ((words >> 12) & 0xF) | ((words >> 24) & 0xF0) | ((words >> 36) & 0xF00) | ((words >> 48) & 0xF000)

@@ -64,107 +64,40 @@ def store_signed(magnitudes, code, scale, signs, out):
         store_f32(out + 4 * i, scale * np.float32(magnitudes[code, i] * sign))
 
 
-@device
-def unpack_iq2_xxs(block, out):
-    """IQ2_XXS: 256 weights in 66 bytes (2.06 bits each). A run of 32 weights is 8 bytes.
+def unpacker(grid, group, row, signs, scale):
+    """How one block is unpacked: row(block, i) is the grid's row for octet or quad i, signs(block, octet) has 8 bits,
+    scale(block, group) is a float32."""
+    size = grid.shape[1]
 
-    0 .. 1    d, float16
-    2 .. 65   8 runs: 4 bytes with the grid codes of 4 octets; then 32 bits: sign codes of 7 bits for the 4 octets, from
-              the lowest bits up, and a 4-bit scale on top
+    @device
+    def unpack(block, out):
+        for first in range(0, 256, group):
+            factor = scale(block, first // group)
+            for i in range(first, first + group, size):
+                store_signed(grid, row(block, i // size), factor, signs(block, i // 8) >> i % 8, out + 4 * i)
 
-    weight = d * (scale + 0.5) / 4 * IQ2_XXS_GRID[code] * sign
-    """
-    d = load_f16(block)
-    for run in range(8):
-        codes = block + 2 + 8 * run
-        signs_and_scale = load_u32(codes + 4)
-        scale = d * (np.float32(0.5) + np.float32(signs_and_scale >> 28)) * np.float32(0.25)
-        for octet in range(4):
-            signs = eight_signs((signs_and_scale >> (7 * octet)) & 127)
-            store_signed(IQ2_XXS_GRID, load_u8(codes + octet), scale, signs, out + 4 * (32 * run + 8 * octet))
+    return unpack
 
 
-@device
-def unpack_iq2_xs(block, out):
-    """IQ2_XS: 256 weights in 74 bytes (2.31 bits each).
+def word_signs(at, apart):
+    """Of octets whose sign codes are four to a word of 32 bits, the words so many bytes apart."""
+    return device(
+        lambda block, octet: eight_signs(load_u32(block + at + apart * (octet >> 2)) >> 7 * (octet & 3) & 127)
+    )
 
-    0 .. 1    d, float16
-    2 .. 65   32 octets, 16 bits each: a 9-bit grid code in the low bits, a 7-bit sign code on top
-    66 .. 73  4-bit scales of 16 weights each, two to a byte, the low half first
 
-    weight = d * (scale + 0.5) / 4 * IQ2_XS_GRID[code] * sign
-    """
-    d = load_f16(block)
-    for octet in range(32):
-        integer_scale = (load_u8(block + 66 + octet // 4) >> (4 * (octet // 2 % 2))) & 15
-        scale = d * (np.float32(0.5) + np.float32(integer_scale)) * np.float32(0.25)
-        packed = load_u16(block + 2 + 2 * octet)
-        store_signed(IQ2_XS_GRID, packed & 511, scale, eight_signs(packed >> 9), out + 4 * (8 * octet))
+def word_scales(at, apart, factor):
+    """d * (scale + 1/2) * factor of runs whose scales are the topmost 4 bits of such words."""
+    half, by = np.float32(0.5), np.float32(factor)
+    return device(
+        lambda block, run: load_f16(block) * (half + np.float32(load_u32(block + at + apart * run) >> 28)) * by
+    )
 
 
 @device
-def unpack_iq2_s(block, out):
-    """IQ2_S: 256 weights in 82 bytes (2.56 bits each), with all 8 signs of an octet stored.
-
-    0 .. 1    d, float16
-    2 .. 33   the low 8 bits of the grid codes of 32 octets
-    34 .. 65  the signs of 32 octets
-    66 .. 73  the high 2 bits of the grid codes, four to a byte, the lowest bits first
-    74 .. 81  4-bit scales of 16 weights each, two to a byte, the low half first
-
-    weight = d * (scale + 0.5) / 4 * IQ2_S_GRID[code] * sign
-    """
-    d = load_f16(block)
-    for octet in range(32):
-        integer_scale = (load_u8(block + 74 + octet // 4) >> (4 * (octet // 2 % 2))) & 15
-        scale = d * (np.float32(0.5) + np.float32(integer_scale)) * np.float32(0.25)
-        high = (load_u8(block + 66 + octet // 4) >> (2 * (octet % 4))) & 3
-        code = load_u8(block + 2 + octet) | high << 8
-        store_signed(IQ2_S_GRID, code, scale, load_u8(block + 34 + octet), out + 4 * (8 * octet))
-
-
-@device
-def unpack_iq3_xxs(block, out):
-    """IQ3_XXS: 256 weights in 98 bytes (3.06 bits each).
-
-    0 .. 1    d, float16
-    2 .. 65   the grid codes of 64 quads
-    66 .. 97  32 bits for each run of 32 weights: sign codes of 7 bits for its 4 octets, from the lowest bits up, and a
-              4-bit scale on top
-
-    weight = d * (scale + 0.5) / 2 * IQ3_XXS_GRID[code] * sign
-    """
-    d = load_f16(block)
-    for run in range(8):
-        signs_and_scale = load_u32(block + 66 + 4 * run)
-        scale = d * (np.float32(0.5) + np.float32(signs_and_scale >> 28)) * np.float32(0.5)
-        for quad in range(8):
-            signs = eight_signs((signs_and_scale >> (7 * (quad // 2))) & 127) >> (4 * (quad % 2))
-            code = load_u8(block + 2 + 8 * run + quad)
-            store_signed(IQ3_XXS_GRID, code, scale, signs, out + 4 * (32 * run + 4 * quad))
-
-
-@device
-def unpack_iq3_s(block, out):
-    """IQ3_S: 256 weights in 110 bytes (3.44 bits each), with all signs stored.
-
-    0 .. 1     d, float16
-    2 .. 65    the low 8 bits of the grid codes of 64 quads
-    66 .. 73   the ninth bits of the grid codes, eight to a byte, the lowest bit first
-    74 .. 105  the signs, eight to a byte, the lowest bit first
-    106 .. 109 4-bit scales of 32 weights each, two to a byte, the low half first
-
-    weight = d * (1 + 2 * scale) * IQ3_S_GRID[code] * sign
-    """
-    d = load_f16(block)
-    for run in range(8):
-        integer_scale = (load_u8(block + 106 + run // 2) >> (4 * (run % 2))) & 15
-        scale = d * np.float32(1 + 2 * integer_scale)
-        high_bits = load_u8(block + 66 + run)
-        for quad in range(8):
-            code = load_u8(block + 2 + 8 * run + quad) | ((high_bits >> quad) & 1) << 8
-            signs = load_u8(block + 74 + 4 * run + quad // 2) >> (4 * (quad % 2))
-            store_signed(IQ3_S_GRID, code, scale, signs, out + 4 * (32 * run + 4 * quad))
+def nibble_at(address, i):
+    """Number i of those that are two to a byte, the low half first."""
+    return load_u8(address + i // 2) >> 4 * (i % 2) & 15
 
 
 signs_0, signs_1, signs_2, signs_3 = (for_octets(u8x32, [4 * run + q for run in RUNS]) for q in STRIPES)
@@ -222,6 +155,10 @@ def scales_of_words(words, d):
 
 
 NIBBLES = 0x0F0F0F0F0F0F0F0F
+XXS2, XS2, S2, XXS3, S3 = (LAYOUTS[name] for name in ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"))
+CODES = XXS2.part("codes")  # the same for all
+XXS2_SCALES, XS2_SCALES, S2_SCALES, XXS3_SCALES, S3_SCALES = (f.part("scales") for f in (XXS2, XS2, S2, XXS3, S3))
+S2_SIGNS, S2_HIGH, S3_SIGNS, S3_HIGH = S2.part("signs"), S2.part("high"), S3.part("signs"), S3.part("high")
 alternate = make_shuffle(u8x16, u8x16, [8 * half + i for i in range(8) for half in (0, 1)])
 
 
@@ -238,18 +175,18 @@ second_words = make_shuffle(u8x32, u8x64, [8 * run + i for run in RUNS for i in 
 
 @device
 def iq2_xxs_row(address, octet):
-    return load_u8(address + 2 + 8 * (octet >> 2) + (octet & 3))
+    return load_u8(address + CODES + 8 * (octet >> 2) + (octet & 3))
 
 
 @device
 def iq2_xxs_signs(address):
-    return signs_of_words(second_words(load_u8x64(address + 2)))
+    return signs_of_words(second_words(load_u8x64(address + CODES)))
 
 
 @device
 def iq2_xxs_scales(address):
     d = load_splat_f16x8(address) * splat_f32x8(0.25)
-    return scales_of_words(second_words(load_u8x64(address + 2)), d)
+    return scales_of_words(second_words(load_u8x64(address + CODES)), d)
 
 
 odd_bytes = make_shuffle(u8x32, u8x64, range(1, 64, 2))
@@ -259,63 +196,65 @@ seven_bits = constant_u8(u8x32, 127)
 
 @device
 def iq2_xs_row(address, octet):
-    return load_u16(address + 2 + 2 * octet) & 511
+    return load_u16(address + CODES + 2 * octet) & 511
 
 
 @device
 def iq2_xs_signs(address):
-    return evened(down_1(odd_bytes(load_u8x64(address + 2))) & seven_bits())
+    return evened(down_1(odd_bytes(load_u8x64(address + CODES))) & seven_bits())
 
 
 @device
 def iq2_xs_scales(address):
-    return scales_of_nibbles(address + 66, load_splat_f16x16(address) * splat_f32x16(0.25))
+    return scales_of_nibbles(address + XS2_SCALES, load_splat_f16x16(address) * splat_f32x16(0.25))
 
 
 @device
 def iq2_s_row(address, octet):
-    return load_u8(address + 2 + octet) | ((load_u8(address + 66 + (octet >> 2)) << (8 - 2 * (octet & 3))) & 0x300)
+    return load_u8(address + CODES + octet) | (
+        (load_u8(address + S2_HIGH + (octet >> 2)) << (8 - 2 * (octet & 3))) & 0x300
+    )
 
 
 @device
 def iq2_s_signs(address):
-    return load_u8x32(address + 34)
+    return load_u8x32(address + S2_SIGNS)
 
 
 @device
 def iq2_s_scales(address):
-    return scales_of_nibbles(address + 74, load_splat_f16x16(address) * splat_f32x16(0.25))
+    return scales_of_nibbles(address + S2_SCALES, load_splat_f16x16(address) * splat_f32x16(0.25))
 
 
 @device
 def iq3_xxs_row(address, quad):
-    return load_u8(address + 2 + quad)
+    return load_u8(address + CODES + quad)
 
 
 @device
 def iq3_xxs_signs(address):
-    return signs_of_words(load_u8x32(address + 66))
+    return signs_of_words(load_u8x32(address + XXS3_SCALES))
 
 
 @device
 def iq3_xxs_scales(address):
-    return scales_of_words(load_u8x32(address + 66), load_splat_f16x8(address) * splat_f32x8(0.5))
+    return scales_of_words(load_u8x32(address + XXS3_SCALES), load_splat_f16x8(address) * splat_f32x8(0.5))
 
 
 @device
 def iq3_s_row(address, quad):
-    return load_u8(address + 2 + quad) | ((load_u8(address + 66 + (quad >> 3)) << (8 - (quad & 7))) & 0x100)
+    return load_u8(address + CODES + quad) | ((load_u8(address + S3_HIGH + (quad >> 3)) << (8 - (quad & 7))) & 0x100)
 
 
 @device
 def iq3_s_signs(address):
-    return load_u8x32(address + 74)
+    return load_u8x32(address + S3_SIGNS)
 
 
 @device
 def iq3_s_scales(address):
     """2 * d * (scale + 1/2), with the scales in eight nibbles, spread over eight bytes."""
-    nibbles = load_u32(address + 106)
+    nibbles = load_u32(address + S3_SCALES)
     nibbles = (nibbles | nibbles << 16) & 0x0000FFFF0000FFFF
     nibbles = (nibbles | nibbles << 8) & 0x00FF00FF00FF00FF
     nibbles = (nibbles | nibbles << 4) & NIBBLES
@@ -332,10 +271,21 @@ GROUPS = {
         signed("IQ3_S", IQ3_S_GRID, iq3_s_row, iq3_s_signs, iq3_s_scales),
     )
 }
+HALF, QUARTER = np.float32(0.5), np.float32(0.25)
+xs2_scale = device(
+    lambda block, group: load_f16(block) * (HALF + np.float32(nibble_at(block + XS2_SCALES, group))) * QUARTER
+)
+s2_scale = device(
+    lambda block, group: load_f16(block) * (HALF + np.float32(nibble_at(block + S2_SCALES, group))) * QUARTER
+)
+s3_scale = device(lambda block, group: load_f16(block) * np.float32(1 + 2 * nibble_at(block + S3_SCALES, group)))
+xs2_octet_signs = device(lambda block, octet: eight_signs(load_u16(block + CODES + 2 * octet) >> 9))
+s2_octet_signs = device(lambda block, octet: load_u8(block + S2_SIGNS + octet))
+s3_octet_signs = device(lambda block, octet: load_u8(block + S3_SIGNS + octet))
 UNPACK = {
-    "IQ2_XXS": unpack_iq2_xxs,
-    "IQ2_XS": unpack_iq2_xs,
-    "IQ2_S": unpack_iq2_s,
-    "IQ3_XXS": unpack_iq3_xxs,
-    "IQ3_S": unpack_iq3_s,
+    "IQ2_XXS": unpacker(IQ2_XXS_GRID, 32, iq2_xxs_row, word_signs(XXS2_SCALES, 8), word_scales(XXS2_SCALES, 8, 0.25)),
+    "IQ2_XS": unpacker(IQ2_XS_GRID, 16, iq2_xs_row, xs2_octet_signs, xs2_scale),
+    "IQ2_S": unpacker(IQ2_S_GRID, 16, iq2_s_row, s2_octet_signs, s2_scale),
+    "IQ3_XXS": unpacker(IQ3_XXS_GRID, 32, iq3_xxs_row, word_signs(XXS3_SCALES, 4), word_scales(XXS3_SCALES, 4, 0.5)),
+    "IQ3_S": unpacker(IQ3_S_GRID, 32, iq3_s_row, s3_octet_signs, s3_scale),
 }

@@ -16,7 +16,7 @@ from localllm.kernels.simd import (
     store_f32,
     u8x64,
 )
-from localllm.quant.layouts import LAYOUTS
+from localllm.quant.layouts import LAYOUTS, TRITS
 
 TQ2 = LAYOUTS["TQ2_0"]
 TQ1_D, TQ2_D = LAYOUTS["TQ1_0"].d, TQ2.d
@@ -40,27 +40,14 @@ def unpack_trits(codes, count, trits, scale, out):
 
 @device
 def unpack_tq1_0(block, out):
-    """TQ1_0: 256 weights in 54 bytes, one of -d, 0, d each; five to a byte, since 3 ** 5 = 243 fits in 256.
-
-    0 .. 31   weights 0 .. 159: five digits a byte, see `unpack_trits`
-    32 .. 47  weights 160 .. 239: five digits a byte
-    48 .. 51  weights 240 .. 255: four digits a byte
-    52 .. 53  d, float16
-
-    weight = d * (digit - 1)
-    """
     scale = load_f16(block + TQ1_D)
-    unpack_trits(block, 32, 5, scale, out)
-    unpack_trits(block + 32, 16, 5, scale, out + 4 * 160)
-    unpack_trits(block + 48, 4, 4, scale, out + 4 * 240)
-
-
-TQ1_0_PARTS = [(240, 48, 4), (160, 32, 16), (0, 0, 32)]  # first weight, first byte, bytes
+    for first, byte, count, digits in TRITS:
+        unpack_trits(block + byte, count, digits, scale, out + 4 * first)
 
 
 def tq1_0_place(weight):
     """Its (byte, digit) in the group."""
-    first, byte, count = next(part for part in TQ1_0_PARTS if weight >= part[0])
+    first, byte, count, _ = next(part for part in reversed(TRITS) if weight >= part[0])
     return byte + (weight - first) % count, (weight - first) // count
 
 

@@ -37,6 +37,7 @@ from localllm.kernels.simd import (
     load_f32,
     load_f32x16,
     load_i64,
+    load_u16,
     max_f32x16,
     skip_lanes,
     splat_f32x16,
@@ -149,6 +150,33 @@ def hide_scores(scores, keys, hidden, visible):
 
 
 @device
+def hide_unchosen(scores, keys, bits):
+    """Only the scores of keys whose bits are set count; bits: where that of the first key is."""
+    for i in range(0, keys, 16):
+        some = load_u16(bits + i // 8)
+        if some == 0:
+            store_f32x16(scores + i * 4, splat_f32x16(MINUS_INFINITY))
+        elif some != 65535:
+            for lane in range(16):
+                if some >> lane & 1 == 0:
+                    store_f32(scores + (i + lane) * 4, MINUS_INFINITY)
+
+
+@device
+def is_chosen(a, first, rows, group, key, count):
+    """Whether one of the tokens of some rows sees one of some keys."""
+    chosen = argument(a, ATTEND.chosen)
+    if chosen == 0:
+        return True
+    for token in range(first // group, (first + rows - 1) // group + 1):
+        bits = chosen + token * argument(a, ATTEND.chosen_stride) + key // 8
+        for i in range(0, count, 16):
+            if load_u16(bits + i // 8) != 0:
+                return True
+    return False
+
+
+@device
 def rescale(top, state, output, value_dim):
     """A row has a new maximum: scale down what was summed under the old one."""
     fade = exp2_f32x16(load_f32x16(state + 64) - top)
@@ -214,9 +242,11 @@ def write_partial(a, row, group, kv_head, split, value_dim, output, state):
 def update_rows(a, first, rows, group, kv_head, start, count, scores, stride, states, output, value_dim):
     """All rows meet a block of `count` scores, the first of which is the key at position `start`."""
     softcap, window, keys = argument_f32(a, ATTEND.softcap), argument(a, ATTEND.window), padded(count)
-    slopes, chunked, ahead = argument(a, ATTEND.slopes), argument(a, ATTEND.chunked), argument(a, ATTEND.ahead)
+    slopes, chunked, chosen = argument(a, ATTEND.slopes), argument(a, ATTEND.chunked), argument(a, ATTEND.chosen)
+    ahead = argument(a, ATTEND.ahead)
     for r in range(rows):
-        position, row = load_i64(argument(a, ATTEND.positions) + (first + r) // group * 8), scores + r * stride
+        token, row = (first + r) // group, scores + r * stride
+        position = load_i64(argument(a, ATTEND.positions) + token * 8)
         if softcap > 0:
             cap_scores(row, keys, softcap)
         if slopes != 0:
@@ -224,6 +254,8 @@ def update_rows(a, first, rows, group, kv_head, start, count, scores, stride, st
             subtract_distances(row, keys, slope, position - start)
         hidden = first_seen(position, window, chunked) - start
         hide_scores(row, keys, hidden, min(position + 1 + ahead - start, count))
+        if chosen != 0:
+            hide_unchosen(row, keys, chosen + token * argument(a, ATTEND.chosen_stride) + start // 8)
         update_softmax(row, keys, states + r * 128, output + r * value_dim * 4, value_dim)
 
 
@@ -270,6 +302,9 @@ def make_unit(load_key, load_value, many):
         while key < end:
             count, k, v = min(PAGE - key % PAGE, end - key), keys + place * key_bytes, values + place * value_bytes
             place = place_of(table, key + count) if key + count < end else place
+            if not is_chosen(a, first, rows, group, key, count):
+                key += count
+                continue
             if few:
                 few_scores(q, rows, k, count, key_bytes, key_dim, scores, v)
             else:

@@ -13,7 +13,7 @@ multiprocessor holds 3 blocks of 4 warps, and each lane of these asks for 8 vect
 way, where 12 to 16 hide the memory's latency. With Q8_0 it is 2 blocks.
 """
 
-from numba import cuda, float32, int32
+from numba import cuda, float32, int32, int64
 
 from localllm.kernels.arguments import PAGE, SEQUENCE
 from localllm.kernels.cuda.attention.cache_loads import LOADS
@@ -28,7 +28,18 @@ from localllm.kernels.cuda.attention.shared import (
     larger,
     make_over_lanes,
 )
-from localllm.kernels.cuda.device import WARP, device, exp2, f32_value, lane, load_f32, load_i64, store_f32, tanh
+from localllm.kernels.cuda.device import (
+    WARP,
+    device,
+    exp2,
+    f32_value,
+    lane,
+    load_f32,
+    load_i32,
+    load_i64,
+    store_f32,
+    tanh,
+)
 from localllm.kernels.cuda.reductions import plus
 from localllm.kernels.cuda.unrolled import add_outer, make_products, scale_rows, unrolled, visit
 
@@ -99,7 +110,11 @@ def make_rows(load, rows, apart):
 
 
 def make(format_name):
-    """The kernel for types of keys and values, query heads of a bundle, and dimensions: as F16-F16-4-128-128."""
+    """The kernel for types of keys and values, query heads of a bundle, and dimensions: as F16-F16-4-128-128.
+
+    With -chosen behind it, only keys whose bits are set count.
+    """
+    format_name, has_chosen, _ = format_name.partition("-chosen")
     of_keys, of_values, *numbers = format_name.split("-")
     bundle, key_dim, value_dim = map(int, numbers)
     lanes = lanes_for(key_dim, value_dim)
@@ -135,6 +150,10 @@ def make(format_name):
         key = int32(i // bundle * groups)
         return x if low <= key and key < high else MINUS_INFINITY
 
+    def chosen_only(i, x, row, key, last):
+        at = min(key + i // bundle * groups, last)
+        return x if int64(load_i32(row + at // 32 * 4)) >> at % 32 & 1 != 0 else MINUS_INFINITY
+
     def top(i, before, scores):
         for row in range(rows):
             before = larger(before, scores[row * bundle + i])
@@ -149,6 +168,7 @@ def make(format_name):
     products = make_products(columns)
     queries, slopes_of = unrolled(bundle * columns, query), unrolled(bundle, slope_of)
     cap_all, slope_all, hide = (unrolled(rows * bundle, function) for function in (capped, sloped, visible))
+    hide_others = unrolled(rows * bundle, chosen_only) if has_chosen else device(lambda x, row, key, last: x)
     largest, add_weights = unrolled(bundle, top), unrolled(bundle, summed)
     fading = unrolled(bundle, lambda i, before, after: exp2(before - after))
     powers = unrolled(rows * bundle, lambda i, x, tops: exp2(x - tops[i % bundle]))
@@ -206,7 +226,8 @@ def make(format_name):
 
     def attend_few(
         count, positions, owners, sequences, q, q_stride, keys, values, key_head_stride, value_head_stride, key_bytes,
-        value_bytes, heads, kv_heads, scale, softcap, window, chunked, slopes, bundles, parts, partial, partial_bytes,
+        value_bytes, heads, kv_heads, scale, softcap, window, chunked, slopes, chosen, chosen_stride, bundles, parts,
+        partial, partial_bytes,
     ):  # fmt: skip
         token, part, kv_head = cuda.blockIdx.x, cuda.blockIdx.y % parts, cuda.blockIdx.y // parts // bundles
         if token >= load_i64(count):
@@ -238,6 +259,7 @@ def make(format_name):
             if slopes != 0:
                 x = slope_all(x, slope, position - key - number)
             x = hide(x, int32(low - number), int32(high - number))
+            x = hide_others(x, chosen + token * chosen_stride, key + number, position)
             top = largest(tops, x)
             fade, weights = fading(tops, top), powers(x, top)
             tops, sums = top, add_weights(sums, fade, weights)

@@ -17,15 +17,20 @@ def place_of(positions, owners, sequences, token):
     return load_i64(table + position // PAGE * 8) * PAGE + position % PAGE
 
 
-def make(format_name):
-    """The kernel for one storage type."""
-    keep = STORAGE[format_name][1]
+def make_pass(work):
+    """A kernel that goes over all tokens and heads: work(address in the cache, address in x, head dimension, warp,
+    number of warps)."""
 
-    def store(count, positions, owners, sequences, x, stride, base, head_stride, token_bytes, heads, head_dim):
+    def go(count, positions, owners, sequences, x, stride, base, head_stride, token_bytes, heads, head_dim):
         token, number = cuda.blockIdx.x, cuda.blockIdx.y
         if token < load_i64(count):
             head = base + place_of(positions, owners, sequences, token) * token_bytes + number * head_stride
-            source = x + token * stride + 4 * number * head_dim
-            keep(head, source, head_dim, cuda.threadIdx.x // WARP, cuda.blockDim.x // WARP)
+            of_x = x + token * stride + 4 * number * head_dim
+            work(head, of_x, head_dim, cuda.threadIdx.x // WARP, cuda.blockDim.x // WARP)
 
-    return store
+    return go
+
+
+def make(format_name):
+    """The kernel for one storage type."""
+    return make_pass(STORAGE[format_name][1])

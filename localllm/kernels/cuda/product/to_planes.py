@@ -39,55 +39,37 @@ def code_of(fields: tuple[Field, ...]) -> Callable:
 # What puts a unit's part of a plane where it belongs: the unit of that number in a block, to `target`.
 
 
-def put_nibbles(code):
+def put_words(code, words, shift, mask, place):
+    """So many words of the bits `mask` of codes, `shift` further up; place(word, j): which weight of the unit is code j
+    of a word, and its lowest bit there."""
+    place = device(place)
+
     @device
     def put(block, number, target):
-        for w in range(4):
+        for w in range(words):
             word = 0
-            for b in range(4):
-                i = UNIT * number + 4 * w + b
-                word |= (code(block, i) & 15 | (code(block, i + 16) & 15) << 4) << 8 * b
+            for j in range(UNIT // words):
+                i, bit = place(w, j)
+                word |= (code(block, UNIT * number + i) >> shift & mask) << bit
             store_i32(target + 4 * w, word)
 
     return put
+
+
+def put_nibbles(code):
+    return put_words(code, 4, 0, 15, lambda w, j: (4 * w + j % 4 + j // 4 * 16, 8 * (j % 4) + j // 4 * 4))
 
 
 def put_table(code):
-    @device
-    def put(block, number, target):
-        for w in range(4):
-            word = 0
-            for b in range(4):
-                i = UNIT * number + 4 * w + b
-                word |= code(block, i) << 4 * b | code(block, i + 16) << 4 * b + 16
-            store_i32(target + 4 * w, word)
-
-    return put
+    return put_words(code, 4, 0, 15, lambda w, j: (4 * w + j % 4 + j // 4 * 16, 4 * (j % 4) + j // 4 * 16))
 
 
 def put_pairs(code, shift):
-    @device
-    def put(block, number, target):
-        for half in range(2):
-            word = 0
-            for w in range(4):
-                for b in range(4):
-                    i = UNIT * number + 16 * half + 4 * w + b
-                    word |= (code(block, i) >> shift & 3) << 8 * b + 2 * w
-            store_i32(target + 4 * half, word)
-
-    return put
+    return put_words(code, 2, shift, 3, lambda w, j: (16 * w + j, 8 * (j % 4) + j // 4 * 2))
 
 
 def put_bits(code, shift):
-    @device
-    def put(block, number, target):
-        word = 0
-        for i in range(UNIT):
-            word |= (code(block, UNIT * number + i) >> shift & 1) << 8 * (i & 3) + (i >> 2)
-        store_i32(target, word)
-
-    return put
+    return put_words(code, 1, shift, 1, lambda w, j: (j, 8 * (j % 4) + j // 4))
 
 
 def put_bytes(start, count):

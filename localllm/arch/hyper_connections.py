@@ -1,0 +1,76 @@
+"""Several residual streams (hyper-connections: Zhu et al. 2024, arXiv 2409.19606), as Hunyuan 4 has them.
+
+What goes into a half of a layer is a sum of the streams, each with a weight that all of them together say, and what it
+makes is added to each, with weights of the same kind. They are sigmoids, and a little more.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.fields import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class ResidualStreams:
+    """How many there are, how much more weights are than sigmoids, and what is multiplied with those that add."""
+
+    count: int
+    more: float
+    magnitude: float
+
+
+def read_streams(fields: Fields) -> ResidualStreams:
+    """The hyper_connection.* keys. Raises ModelError."""
+    more, magnitude = (fields.number(f"hyper_connection.{name}") for name in ("epsilon", "magnitude"))
+    return ResidualStreams(fields.count("hyper_connection.count"), more, magnitude)
+
+
+def joined(b: Builder, streams: list[Activation]) -> Activation:
+    """One behind the other."""
+    first, *others = streams
+    for other in others:
+        first = b.join(first, other, 1)
+    return first
+
+
+def mixed(b: Builder, h: Any, flat: Activation, fn: Weight, scales: Weight, base: Weight) -> list[Activation]:
+    """What the weights are sigmoids of: as many times one for each stream, [tokens, streams], as there are scales."""
+    mixes, count = b.linear(b.rms_norm(flat, None, h.epsilon), fn), h.streams.count
+    factors, offsets = scales.vector(), base.vector()
+    b.ignore(scales, base)
+    base.shaped(count * len(factors))
+    parts = np.split(offsets, len(factors))
+    return [
+        b.add_vector(b.scale(b.columns(mixes, i * count, (i + 1) * count), float(factor)), part)
+        for i, (factor, part) in enumerate(zip(factors, parts, strict=True))
+    ]
+
+
+def reduced(b: Builder, h: Any, streams: list[Activation], gates: Activation) -> Activation:
+    """The sum of the streams by their weights."""
+    y = None
+    for i, x in enumerate(streams):
+        gated = b.sigmoid_gate(x, b.columns(gates, i, i + 1))
+        gated = b.add(gated, b.scale(x, h.streams.more))
+        y = gated if y is None else b.add(y, gated)
+    return y
+
+
+def added(b: Builder, h: Any, streams: list[Activation], y: Activation, gates: Activation) -> list[Activation]:
+    """The streams, and what a half of a layer has made by their weights."""
+    found = []
+    for i, x in enumerate(streams):
+        gated = b.scale(b.sigmoid_gate(y, b.columns(gates, i, i + 1)), h.streams.magnitude)
+        found.append(b.add(x, b.add(gated, b.scale(y, h.streams.more))))
+    return found
+
+
+def half(b: Builder, w: Weights, h: Any, streams: list[Activation], name: str) -> tuple[Activation, Activation]:
+    """What goes into the half of a layer with that name, and what its weights for adding are sigmoids of."""
+    fn, scales, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
+    of_sum, of_adding = mixed(b, h, joined(b, streams), fn, scales.shaped(2), base)
+    return reduced(b, h, streams, of_sum), of_adding

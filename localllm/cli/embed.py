@@ -1,0 +1,209 @@
+"""localllm embed: texts as vectors, and the texts nearest to one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from localllm.cli import opening, options
+from localllm.cli.map import read
+from localllm.cli.parameters import argument, option
+from localllm.cli.pulling import located
+from localllm.cli.terminal import ProgressLine, say, write
+from localllm.errors import RecordsError, UsageError
+
+if TYPE_CHECKING:
+    from localllm.generation.embedding import Embedder
+    from localllm.services.embed import EmbedJob
+    from localllm.services.records import Record
+
+Context = Annotated[
+    int | None,
+    options.number("-c", "--context", "--ctx-size", help="The most tokens of a text.  [default: the model's]"),
+]
+Field = Annotated[str, option("--field", metavar="NAME", help="Which field of a JSON object.  [default: text]")]
+ComputedBy = Annotated[
+    str,
+    option("-dev", "--device", metavar="NAME", values=("auto", "cpu"), help="What computes; the CPU.  [default: auto]"),
+]
+
+
+def embed(
+    model: options.ModelName,
+    input: Annotated[str | None, argument("[INPUT]", "A file of records.  [default: stdin]")] = None,
+    *,
+    files: Annotated[
+        list[str] | None,
+        option("--files", metavar="PATH", help="A file, or all in a folder, one text each; again for more."),
+    ] = None,
+    output: Annotated[
+        str | None,
+        option("-o", "--output", metavar="FILE", help="Where vectors go; of JSONL, what is there is not done again."),
+    ] = None,
+    format: Annotated[
+        Literal["jsonl", "npy", "plain"] | None,
+        option("--format", metavar="FORMAT", help="jsonl, npy or plain.  [default: by FILE's name, else jsonl]"),
+    ] = None,
+    dims: Annotated[int | None, options.number("--dims", help="Only the first numbers, of a Matryoshka model.")] = None,
+    role: Annotated[
+        Literal["query", "document"] | None,
+        option("--as", metavar="ROLE", help="query or document: put the model's own prompt in front."),
+    ] = None,
+    overflow: Annotated[
+        Literal["refuse", "cut", "split"],
+        option(
+            "--overflow",
+            metavar="HOW",
+            help="Texts that are too long: refuse, cut, or split and average.  [default: refuse]",
+        ),
+    ] = "refuse",
+    raw: Annotated[bool, option("--no-normalize", help="Vectors as the model makes them, not of length 1.")] = False,
+    pooling: Annotated[
+        Literal["mean", "cls", "last"] | None,
+        option("--pooling", metavar="HOW", help="mean, cls or last, instead of what the model says."),
+    ] = None,
+    near: Annotated[
+        str | None, option("--near", metavar="QUERY", help="Print the texts nearest to QUERY instead.")
+    ] = None,
+    top: Annotated[int, options.number("--top", help="How many of them.  [default: 5]")] = 5,
+    field: Field = "text",
+    stats: Annotated[bool, option("--stats", help="Tell on stderr how many, and how fast.")] = False,
+    context: Context = None,
+    threads: options.Threads = None,
+    device: ComputedBy = "auto",
+) -> None:
+    """Make vectors of texts, which are near each other where the texts mean alike.
+
+    INPUT has a text in every line, or a JSON object whose field "text" is one; without INPUT it is read from stdin.
+    Every text gives a line {"id", "embedding"}, a row of a NumPy file, or plain numbers. With --near, the texts whose
+    vectors are nearest to QUERY's come out, best first, each behind its cosine: a grep by meaning. Vectors of texts
+    that were seen before are kept in the cache folder. An interrupted command goes on where it stopped when it is
+    started again with the same -o FILE.jsonl.
+
+    Examples:
+      localllm embed minilm.gguf sentences.txt -o vectors.npy
+      localllm embed minilm.gguf --files notes --near "when can I retire?" --top 3
+      jq -c "{id, text: .title}" books.json | localllm embed minilm.gguf > vectors.jsonl
+    """
+    from localllm.engine.options import EngineOptions
+    from localllm.generation.embedding import EmbedOptions
+    from localllm.services.embed import EmbedJob
+
+    if near is not None and (output is not None or format is not None):
+        raise UsageError("--near prints texts, not vectors: -o and --format do not go with it")
+    if files is not None and input is not None:
+        raise UsageError("INPUT and --files are one too many")
+    line = ProgressLine()
+    engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
+    job = EmbedJob(located(model), EmbedOptions(dims, not raw, role, overflow), engine, pooling)
+    start = perf_counter()
+    if near is not None:
+        show_nearest(job, near, top, texts(input, files, field), stats, line)
+        return
+    failed, embedder = vectors(job, records_of(input, files), field, output, kind_of(format, output), line)
+    if stats:
+        tell(embedder, perf_counter() - start)
+    if failed:
+        raise RecordsError(f"{failed} records failed; their lines tell why")
+
+
+def kind_of(format: str | None, output: str | None) -> str:
+    """How vectors are written."""
+    return format or ("npy" if output and output.endswith(".npy") else "jsonl")
+
+
+def records_of(input: str | None, files: list[str] | None) -> "list[Record]":
+    """What to read. Raises UsageError."""
+    from localllm.services.embed import file_text, files_below
+    from localllm.services.records import Record, read_records
+
+    if files is None:
+        return read_records(*read(input))
+    found = []
+    for path in files_below(files):
+        try:
+            found.append(Record(path, file_text(path)))
+        except UsageError as error:
+            found.append(Record(path, "", str(error)))
+    return found
+
+
+def texts(input: str | None, files: list[str] | None, field: str) -> list[tuple[str, str]]:
+    """What is shown of each text, and the text. Raises UsageError for what is none."""
+    from localllm.services.embed import text_of
+
+    records = records_of(input, files)
+    found = [text_of(record, field) for record in records]
+    return [(str(record.id) if files is not None else text, text) for record, text in zip(records, found, strict=True)]
+
+
+def vectors(
+    job: "EmbedJob", records: "list[Record]", field: str, output: str | None, kind: str, line: ProgressLine
+) -> "tuple[int, Embedder]":
+    """Write the vectors of all records; how many failed, and what has made them."""
+    from localllm.cli.vector_output import output_of
+    from localllm.services.embed import CHUNK, embedder, text_of
+    from localllm.services.records import Record
+
+    failed = 0
+    with opened(embedder(job), line) as made, output_of(kind, output, job.path, records) as out:
+        left = out.left(records)
+        for first in range(0, len(left), CHUNK):
+            some = left[first : first + CHUNK]
+            good, given = list[Record](), list[str]()
+            for record in some:
+                try:
+                    given.append(text_of(record, field))
+                    made.pieces(given[-1], job.options.overflow, first + len(good) + 1)
+                    good.append(record)
+                except UsageError as error:
+                    del given[len(good) :]
+                    out.fail(record, error)
+                    failed += 1
+            rows = made.embed(given, job.options, lambda done: line.show(f"{done} texts read"))
+            line.clear()
+            out.put(good, rows)
+    return failed, made
+
+
+@contextmanager
+def opened(manager: Any, line: ProgressLine) -> "Iterator[Embedder]":
+    """A model, its warnings told."""
+    with manager as made:
+        line.clear()
+        opening.warn(made.warnings)
+        yield made
+    line.clear()
+
+
+def show_nearest(
+    job: "EmbedJob", query: str, top: int, given: list[tuple[str, str]], stats: bool, line: ProgressLine
+) -> None:
+    """The texts nearest to a query, each behind its cosine."""
+    from dataclasses import replace
+
+    from localllm.services.embed import VectorCache, embedder, nearest
+
+    if not job.options.normalize:
+        raise UsageError("--near compares vectors of length 1: --no-normalize does not go with it")
+    start = perf_counter()
+    with opened(embedder(job), line) as made:
+        of_query = replace(job.options, role="query" if job.options.role else None)
+        of_texts = replace(job, options=replace(job.options, role="document" if job.options.role else None))
+        cache = VectorCache(of_texts, job.options.dims or made.width)
+        wanted = made.embed([query], of_query)[0]
+        rows = cache.vectors(
+            [text for _, text in given],
+            lambda new: made.embed(new, of_texts.options, lambda done: line.show(f"{done} texts read")),
+        )
+        line.clear()
+        for number, cosine in nearest(wanted, rows, top):
+            write(f"{cosine:.4f}\t{' '.join(given[number][0].split())}\n")
+        if stats:
+            say(f"{cache.found} of {len(given)} vectors were kept")
+            tell(made, perf_counter() - start)
+
+
+def tell(made: Any, seconds: float) -> None:
+    """What --stats says."""
+    say(f"{made.tokens} tokens in {seconds:.2f} s, {made.tokens / max(seconds, 1e-9):.0f} tokens/s")

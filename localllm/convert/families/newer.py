@@ -1,0 +1,89 @@
+"""ERNIE 4.5, Seed-OSS, Arcee's, dots.llm1, GLM 4.5 to 4.7."""
+
+from dataclasses import replace
+
+from localllm.convert.config import Config
+from localllm.convert.families.deepseek import SIGMOID, with_deepseek_experts
+from localllm.convert.families.layers import (
+    ATTENTION,
+    EXPERTS,
+    FEED_FORWARD,
+    GATED,
+    HEAD_NORMS,
+    NORMS_BEFORE,
+    SHARED_EXPERT,
+)
+from localllm.convert.families.llama import LLAMA, LLAMA_SCALING
+from localllm.convert.family import Family, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers
+
+QKV = ("attn_q", "attn_k", "attn_v")
+ROUTER_BIAS: Layer = {"exp_probs_b.bias": ("experts",)}
+NORMS_AROUND = {"attn_norm": ("width",), "post_attention_norm": ("width",)}
+
+
+def ernie(config: Config) -> CheckpointFacts:
+    config.only("use_bias", False)
+    return decoder(config, scalings=LLAMA_SCALING)
+
+
+def seed_oss(config: Config) -> CheckpointFacts:
+    config.only("attention_bias", True)
+    config.only("attention_out_bias", False)
+    config.only("mlp_bias", False)
+    return decoder(config, scalings=LLAMA_SCALING)
+
+
+def arcee(config: Config) -> CheckpointFacts:
+    """Without gates, and with squares."""
+    h = decoder(config, activations=("relu2",), scalings=LLAMA_SCALING)
+    return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
+
+
+def dots1(config: Config) -> CheckpointFacts:
+    """Experts beside one for all tokens, behind the first layers."""
+    return with_deepseek_experts(config, decoder(config))
+
+
+def glm4moe(config: Config) -> CheckpointFacts:
+    """The same; a part of each head is rotated, the largest ones have norms of heads; a layer that guesses is left out,
+    but counted."""
+    h = with_deepseek_experts(config, decoder(config, whole_heads=False))
+    guessing = config.count("num_nextn_predict_layers", 0)
+    sizes = {"head_norms": int(config.flag("use_qk_norm", False)), "attention_bias": int(config.flag("attention_bias"))}
+    return h.plus(
+        sizes,
+        block_count=h.sizes["layers"] + guessing,
+        nextn_predict_layers=guessing or None,
+        expert_gating_func=SIGMOID,
+        rope__dimension_count=rotated_numbers(config, h.sizes["head_dim"]),
+    )
+
+
+def dots1_layer(sizes: Sizes, number: int) -> Layer:
+    feeds = GATED if number < sizes["leading_dense"] else {**EXPERTS, **SHARED_EXPERT, **ROUTER_BIAS}
+    return {**ATTENTION, **HEAD_NORMS, **NORMS_BEFORE, **feeds}
+
+
+def glm4moe_layer(sizes: Sizes, number: int) -> Layer:
+    feeds = GATED if number < sizes["leading_dense"] else {**EXPERTS, **SHARED_EXPERT, **ROUTER_BIAS}
+    return {**ATTENTION, **(HEAD_NORMS if sizes["head_norms"] else {}), **NORMS_AROUND, **feeds}
+
+
+ERNIE4_5 = Family(
+    "ernie4_5",
+    {**ATTENTION, **GATED, **NORMS_BEFORE},
+    ernie,
+    defaults={"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
+)
+SEED_OSS = Family("seed_oss", {**ATTENTION, **GATED, **NORMS_AROUND}, seed_oss, biased=QKV)
+ARCEE = replace(
+    LLAMA,
+    arch="arcee",
+    layer={**ATTENTION, **FEED_FORWARD, **NORMS_BEFORE},
+    read=arcee,
+    defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2"},
+)
+NOAUX = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+DOTS1 = Family("dots1", dots1_layer, dots1, defaults=NOAUX)
+GLM4MOE = Family("glm4moe", glm4moe_layer, glm4moe, defaults={**NOAUX, "rms_norm_eps": 1e-5})

@@ -1,0 +1,34 @@
+"""What stands for the engine of a model that makes no text, so that it can be opened, and asked for vectors."""
+
+import threading
+from typing import Any, NoReturn
+
+from localllm.engine.options import EngineOptions
+from localllm.engine.runs import Runs
+from localllm.errors import UnsupportedError
+
+
+class EngineWithoutText:
+    """Knows the model, and computes nothing. Attributes: as of Engine."""
+
+    device, warning, place_bytes, runs = "CPU", None, 0, Runs()
+
+    def __init__(self, path: str, hyperparameters: Any, options: EngineOptions):
+        self._path, self.hyperparameters = path, hyperparameters
+        self.context, self.vocab_size = options.context or hyperparameters.context, hyperparameters.vocab_size
+        self.thread_count, self.kv_type, self.lock = options.thread_count, options.kept_as, threading.Lock()
+
+    def sequence(self) -> NoReturn:
+        """Raises UnsupportedError."""
+        kind = f"{self.hyperparameters.arch} models make no text, but vectors of it"
+        raise UnsupportedError(f"{self._path}: {kind}: use localllm embed or rerank")
+
+    def step(self, *requests: Any) -> NoReturn:
+        """Raises UnsupportedError."""
+        self.sequence()
+
+    def prepare_all(self) -> None:
+        """There is nothing."""
+
+    def close(self) -> None:
+        """Nothing to end."""

@@ -1,0 +1,143 @@
+"""Which keys a token sees (the lightning indexer of DeepSeek-V3.2, 2025), straight from the cache.
+
+Scratch: a token's queries and a key, padded to 16 numbers, then how often there is each digit, int64, then scores.
+A token with no more keys than are to be chosen sees all of them, and no score is computed. Otherwise its scores are
+made in float32, and the smallest that is chosen is found among them by its digits, of 8 bits each.
+"""
+
+from numba import float32
+
+from localllm.kernels.arguments import CHOOSE, PAGE, SEQUENCE
+from localllm.kernels.cpu.attention.attend import fill, padded
+from localllm.kernels.cpu.attention.cache_formats import STORAGE
+from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.simd import (
+    INFINITY,
+    fma_f32x16,
+    load_f32,
+    load_f32x16,
+    load_i64,
+    load_u32,
+    store_f32,
+    store_f32x16,
+    store_i32,
+    store_i64,
+    sum_f32x16,
+    zero_f32x16,
+)
+
+DIGITS = 256
+ONES, SIGN = 0xFFFFFFFF, 0x80000000
+
+
+@device
+def ordered(address):
+    """The float32 there as a number of 32 bits, in the order of floats."""
+    word = load_u32(address)
+    return word ^ (ONES if word >= SIGN else SIGN)
+
+
+@device
+def least_chosen(scores, count, most, digits):
+    """The ordered number of the smallest score that is among the `most` largest, and how many such are."""
+    found, left = 0, most
+    for shift in range(24, -8, -8):
+        for digit in range(DIGITS):
+            store_i64(digits + digit * 8, 0)
+        for i in range(count):
+            number = ordered(scores + i * 4)
+            if number >> shift >> 8 == found:
+                place = digits + (number >> shift & 255) * 8
+                store_i64(place, load_i64(place) + 1)
+        digit = DIGITS - 1
+        while left > load_i64(digits + digit * 8):
+            left -= load_i64(digits + digit * 8)
+            digit -= 1
+        found = found << 8 | digit
+    return found, left
+
+
+@device
+def write_bits(scores, count, least, left, y):
+    """A bit for each score that is larger than the least one, or one of the first `left` as large."""
+    for first in range(0, count, 32):
+        word = 0
+        for i in range(first, min(first + 32, count)):
+            number = ordered(scores + i * 4)
+            if number > least or (number == least and left > 0):
+                word |= 1 << (i - first)
+                left -= 1 if number == least else 0
+        store_i32(y + first // 8, word)
+
+
+@device
+def write_all(count, word, y):
+    """The same bits for all of them."""
+    for first in range(0, count, 32):
+        store_i32(y + first // 8, word)
+
+
+def make(format_name):
+    """The kernel for one storage type."""
+    load_key, _ = STORAGE[format_name]
+
+    @device
+    def score(a, q, key, row, weights, columns):
+        """The sum over heads of weight * max(q k, 0)."""
+        for d in range(0, columns, 16):
+            store_f32x16(row + d * 4, load_key(key, d))
+        total = float32(0.0)
+        for head in range(argument(a, CHOOSE.heads)):
+            products, x = zero_f32x16(), q + head * columns * 4
+            for d in range(0, columns * 4, 64):
+                products = fma_f32x16(load_f32x16(x + d), load_f32x16(row + d), products)
+            product = sum_f32x16(products)
+            above = float32(0.0) if product < 0 else product  # NaN stays
+            total += load_f32(weights + head * 4) * above
+        return total
+
+    @device
+    def score_all(a, table, q, weights, columns, count, scores):
+        """Scores of the first `count` keys; whether all of them are numbers."""
+        row, key_bytes, finite = q + argument(a, CHOOSE.heads) * columns * 4, argument(a, CHOOSE.key_bytes), True
+        for page in range(0, count, PAGE):
+            keys = argument(a, CHOOSE.keys) + load_i64(table + page // PAGE * 8) * PAGE * key_bytes
+            for i in range(min(PAGE, count - page)):
+                x = score(a, q, keys + i * key_bytes, row, weights, columns)
+                finite = finite and abs(x) < INFINITY
+                store_f32(scores + (page + i) * 4, x)
+        return finite
+
+    @device
+    def load_queries(a, token, columns, q):
+        """The token's heads, with zeros behind each."""
+        key_dim = argument(a, CHOOSE.key_dim)
+        source = argument(a, CHOOSE.q) + token * argument(a, CHOOSE.q_stride)
+        fill(q, argument(a, CHOOSE.heads) * columns, float32(0.0))
+        for head in range(argument(a, CHOOSE.heads)):
+            for d in range(key_dim):
+                store_f32(q + (head * columns + d) * 4, load_f32(source + (head * key_dim + d) * 4))
+
+    @kernel
+    def choose(a, part, parts, thread):
+        tokens, columns = load_i64(argument(a, CHOOSE.count)), padded(argument(a, CHOOSE.key_dim))
+        q = argument(a, CHOOSE.scratch) + thread * argument(a, CHOOSE.scratch_bytes)
+        digits = q + (argument(a, CHOOSE.heads) + 1) * columns * 4
+        scores = digits + 8 * DIGITS
+        for token in range(tokens * part // parts, tokens * (part + 1) // parts):
+            count = load_i64(argument(a, CHOOSE.positions) + token * 8) + 1
+            y = argument(a, CHOOSE.y) + token * argument(a, CHOOSE.y_stride)
+            if count <= argument(a, CHOOSE.most):
+                write_all(count, ONES, y)
+                continue
+            load_queries(a, token, columns, q)
+            owner = load_i64(argument(a, CHOOSE.owners) + token * 8)
+            table = argument(argument(a, CHOOSE.sequences) + owner * 8 * len(SEQUENCE), SEQUENCE.table)
+            weights = argument(a, CHOOSE.weights) + token * argument(a, CHOOSE.weights_stride)
+            if score_all(a, table, q, weights, columns, count, scores):
+                least, left = least_chosen(scores, count, argument(a, CHOOSE.most), digits)
+                write_bits(scores, count, least, left, y)
+            else:
+                write_all(count, 0, y)
+
+    return choose

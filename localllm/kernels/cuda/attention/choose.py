@@ -1,0 +1,123 @@
+"""Which keys a token sees, as kernels/cpu/attention/choose.py says: a block for a token, one after the other.
+
+The smallest score that is chosen is found bit by bit, by counting those that are as large; and of those that are equal
+to it, the last one that is chosen, by its position.
+"""
+
+from numba import cuda, int64
+
+from localllm.kernels.arguments import PAGE, SEQUENCE
+from localllm.kernels.cuda.attention.cache_loads import LOADS
+from localllm.kernels.cuda.attention.shared import ONE, SEQUENCE_BYTES, ZERO
+from localllm.kernels.cuda.device import device, f32_bits, load_f32, load_i64, store_f32, store_i32
+from localllm.kernels.cuda.reductions import block_sum
+
+BITS = 32
+
+
+@device
+def ordered(x):
+    """A float32 as a number of 32 bits, in the order of floats."""
+    word = int64(f32_bits(x))
+    return (word if word >= 0 else word ^ 0x7FFFFFFF) + 0x80000000
+
+
+@device
+def count_from(scores, count, least):
+    """How many scores are at least that one, a float32."""
+    found = ZERO
+    for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
+        found += ONE if ordered(load_f32(scores + i * 4)) >= least else ZERO
+    return block_sum(found)
+
+
+@device
+def count_equal(scores, count, number):
+    """How many of the first scores are that one, a float32."""
+    found = ZERO
+    for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
+        found += ONE if ordered(load_f32(scores + i * 4)) == number else ZERO
+    return block_sum(found)
+
+
+@device
+def least_chosen(scores, count, most):
+    """The smallest of the `most` largest scores, and the position of the last one as large that is among them."""
+    least, last = int64(0), int64(0)
+    for bit in range(BITS):
+        more = least + (int64(1) << (BITS - 1 - bit))
+        if count_from(scores, count, more) >= most:
+            least = more
+    left = most - count_from(scores, count, least + 1)
+    for bit in range(BITS - 1):
+        more = last + (int64(1) << (BITS - 2 - bit))
+        if more < count and count_equal(scores, more, least) < left:
+            last = more
+    return least, last
+
+
+@device
+def write_all(count, word, y):
+    """The same bits for all keys."""
+    for i in range(cuda.threadIdx.x, (count + 31) // 32, cuda.blockDim.x):
+        store_i32(y + i * 4, word)
+
+
+@device
+def write_bits(scores, count, least, last, y):
+    """A bit for each score that is larger than the least one, or as large and not behind the last one."""
+    for first in range(32 * cuda.threadIdx.x, count, 32 * cuda.blockDim.x):
+        word = int64(0)
+        for i in range(first, min(first + 32, count)):
+            number = ordered(load_f32(scores + i * 4))
+            if number > least or (number == least and i <= last):
+                word |= int64(1) << (i - first)
+        store_i32(y + first // 8, word - 0x100000000 if word >= 0x80000000 else word)
+
+
+def make(format_name):
+    """The kernel for one storage type."""
+    load = LOADS[format_name]
+
+    @device
+    def score(q, key, key_dim, heads, weights):
+        """The sum over heads of weight * max(q k, 0)."""
+        total = ZERO
+        for head in range(heads):
+            product = ZERO
+            for d in range(0, key_dim, 8):
+                numbers = load(key, d)
+                for i in range(min(8, key_dim - d)):
+                    product += load_f32(q + (head * key_dim + d + i) * 4) * numbers[i]
+            total += load_f32(weights + head * 4) * (ZERO if product < ZERO else product)
+        return total
+
+    def choose(
+        count, positions, owners, sequences, q, q_stride, weights, weights_stride, keys, key_bytes, key_dim, heads,
+        most, y, y_stride, scratch, scratch_bytes,
+    ):  # fmt: skip
+        scores = scratch + cuda.blockIdx.x * scratch_bytes
+        for token in range(cuda.blockIdx.x, load_i64(count), cuda.gridDim.x):
+            seen, target = load_i64(positions + token * 8) + 1, y + token * y_stride
+            if seen <= most:
+                write_all(seen, -1, target)
+                continue
+            table, flaws = (
+                load_i64(sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES + 8 * SEQUENCE.table),
+                ZERO,
+            )
+            for i in range(cuda.threadIdx.x, seen, cuda.blockDim.x):
+                place = load_i64(table + i // PAGE * 8) * PAGE + i % PAGE
+                x = score(
+                    q + token * q_stride, keys + place * key_bytes, key_dim, heads, weights + token * weights_stride
+                )
+                flaws += x * ZERO
+                store_f32(scores + i * 4, x)
+            if block_sum(flaws) != ZERO:  # NaN
+                write_all(seen, 0, target)
+                continue
+            least, last = least_chosen(scores, seen, most)
+            write_bits(scores, seen, least, last, target)
+            cuda.syncthreads()
+
+    return choose

@@ -1,0 +1,56 @@
+"""How fast a model makes vectors of texts, or scores: texts and tokens a second, by the texts' length."""
+
+from collections.abc import Callable, Sequence
+from statistics import fmean, stdev
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from localllm.arch import architecture
+from localllm.engine.options import EngineOptions
+from localllm.engine.texts import TextReader
+from localllm.files.gguf_file import GGUFFile
+from localllm.kernels.build.library import Progress
+
+TOKENS = 8192  # that are read in a repetition, at least one text
+
+
+def makes_no_text(path: str) -> bool:
+    """Whether a model makes vectors or scores only. Raises ModelError."""
+    with GGUFFile.open(path) as file:
+        hyperparameters = architecture(file)[1]
+        return hyperparameters.looks_ahead and not hyperparameters.fills
+
+
+def measured(
+    path: str, lengths: Sequence[int], threads: int | None, repetitions: int, told: Callable[[str], Any],
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Of texts of each length, or of the longest that the model reads: tokens and texts a second, mean and deviation.
+
+    told: of each test before it begins. Raises ModelError, MemoryLimitError, UsageError.
+    """
+    file = GGUFFile.open(path)
+    _, hyperparameters = architecture(file)
+    reader = TextReader(file, str(hyperparameters.pooling), EngineOptions(threads, progress=progress))
+    reader.prepare_all()
+    found = []
+    for length in dict.fromkeys(min(length, reader.context) for length in lengths if length):
+        told(f"texts of {length} tokens")
+        count = max(TOKENS // length, 1)
+        texts = np.random.default_rng(0).integers(0, reader.vocab_size, (count, length))
+        reader.read(texts[:8])
+        speeds = [count * length / seconds(reader, texts) for _ in range(max(repetitions, 1))]
+        spread = stdev(speeds) if len(speeds) > 1 else 0.0
+        speed = {"tokens_per_second": fmean(speeds), "deviation": spread, "texts_per_second": fmean(speeds) / length}
+        found.append({"length": length, "texts": count, **speed})
+    reader.close()
+    return found
+
+
+def seconds(reader: TextReader, texts: np.ndarray) -> float:
+    """To read them once."""
+    start = perf_counter()
+    reader.read(list(texts))
+    return perf_counter() - start

@@ -1,0 +1,145 @@
+"""Vectors of many texts: what stands behind `localllm embed`, and those that are kept by a text's content."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from localllm.engine.options import EngineOptions
+from localllm.errors import UsageError
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.kept import read_kept, write_kept
+from localllm.files.text_file import decoded
+from localllm.frozen import frozen
+from localllm.generation.embedding import Embedder, EmbedOptions
+from localllm.quant.cache import cache_folder
+from localllm.services.records import Record
+from localllm.text.tokenizer import Tokenizer
+
+SAMPLE = 1 << 16  # bytes of a model's beginning and end that tell it from others
+KEY = 16  # bytes that stand for a text
+CHUNK = 4096  # texts that are read before their vectors are written
+
+
+@frozen
+class EmbedJob:
+    """Which model, and how its vectors are made."""
+
+    path: str
+    options: EmbedOptions
+    engine: EngineOptions
+    pooling: str | None = None
+
+
+@contextmanager
+def embedder(job: EmbedJob) -> Iterator[Embedder]:
+    """The model, open. Raises ModelError, MemoryLimitError, UsageError."""
+    file = GGUFFile.open(job.path)
+    made = Embedder(file, Tokenizer.from_metadata(file.metadata), job.engine, job.pooling)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def text_of(record: Record, field: str) -> str:
+    """A record's text: the line, or the object's field. Raises UsageError."""
+    if record.error:
+        raise UsageError(record.error)
+    if isinstance(record.input, str):
+        return record.input
+    text = record.input.get(field)
+    if not isinstance(text, str):
+        raise UsageError(f'record {record.id!r} has no text "{field}"; --field NAME names another')
+    return text
+
+
+def files_below(names: Sequence[str]) -> list[str]:
+    """Files, and those in folders, in the order of their names; hidden ones are left out. Raises UsageError."""
+    found: list[str] = []
+    for name in names:
+        path = Path(name)
+        if path.is_dir():
+            inside = (
+                one for one in path.rglob("*") if not any(part.startswith(".") for part in one.relative_to(path).parts)
+            )
+            found += sorted(str(one) for one in inside if one.is_file())
+        elif path.is_file():
+            found.append(name)
+        else:
+            raise UsageError(f"{name}: no such file or folder")
+    return found
+
+
+def file_text(path: str) -> str:
+    """A file's text. Raises UsageError for one that is not UTF-8."""
+    try:
+        return decoded(Path(path).read_bytes(), path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def nearest(query: np.ndarray, vectors: np.ndarray, top: int) -> list[tuple[int, float]]:
+    """The vectors most alike to a query, float32 [numbers], all of length 1: numbers and cosines, best first."""
+    cosines = vectors @ query
+    order = np.argsort(-cosines, kind="stable")[:top]
+    return [(int(number), float(cosines[number])) for number in order]
+
+
+class VectorCache:
+    """Vectors of texts that a model has read before, in the user's cache folder, by the texts' content.
+
+    Attributes:
+        found: how many texts had one.
+    """
+
+    def __init__(self, job: EmbedJob, width: int):
+        """width: numbers of a vector."""
+        self._path = cache_folder() / "vectors" / fingerprint(job)
+        self._width, self.found = width, 0
+        data = np.frombuffer(read_kept(self._path) or b"", np.uint8)
+        size = KEY + 4 * width
+        rows = data[: len(data) // size * size].reshape(-1, size)
+        self._places = {row.tobytes(): number for number, row in enumerate(rows[:, :KEY])}
+        self._known = rows[:, KEY:].copy().view(np.float32)
+
+    def vectors(self, texts: Sequence[str], make: Callable[[list[str]], np.ndarray]) -> np.ndarray:
+        """A vector of each text, float32 [texts, width]; `make` is asked for those that are new, which are kept."""
+        keys = [hashlib.blake2b(text.encode(errors="replace"), digest_size=KEY).digest() for text in texts]
+        rows = np.empty((len(texts), self._width), np.float32)
+        old = [number for number, key in enumerate(keys) if key in self._places]
+        new = [number for number, key in enumerate(keys) if key not in self._places]
+        if old:
+            rows[old] = self._known[[self._places[keys[number]] for number in old]]
+        if new:
+            rows[new] = make([texts[number] for number in new])
+            self._keep([keys[number] for number in new], rows[new])
+        self.found += len(old)
+        return rows
+
+    def _keep(self, keys: list[bytes], rows: np.ndarray) -> None:
+        """For later starts; a folder that cannot be written costs only time."""
+        for key, row in zip(keys, range(len(self._known), len(self._known) + len(keys)), strict=True):
+            self._places[key] = row
+        self._known = np.concatenate((self._known, rows))
+        order = sorted(self._places, key=self._places.__getitem__)
+        ids = np.frombuffer(b"".join(order), np.uint8).reshape(-1, KEY)
+        known = np.ascontiguousarray(self._known[[self._places[key] for key in order]]).view(np.uint8)
+        with suppress(OSError):
+            write_kept(self._path, np.concatenate((ids, known), axis=1).tobytes())
+
+
+def fingerprint(job: EmbedJob) -> str:
+    """Of the model and of how its vectors are made."""
+    o = job.options
+    told: list[Any] = [o.dims, o.normalize, o.role, o.overflow, job.pooling, job.engine.context]
+    found, size = hashlib.sha256(repr(told).encode()), Path(job.path).stat().st_size
+    with open(job.path, "rb") as file:
+        found.update(b"%d" % size + file.read(SAMPLE))
+        for place in range(1, 9):
+            file.seek(size * place // 9)
+            found.update(file.read(SAMPLE // 8))
+    return found.hexdigest()[:32]

@@ -1,0 +1,20 @@
+"""A reranker by its file: what stands behind `localllm rerank`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from localllm.engine.options import EngineOptions
+from localllm.files.gguf_file import GGUFFile
+from localllm.generation.reranking import Reranker
+from localllm.text.tokenizer import Tokenizer
+
+
+@contextmanager
+def reranker(path: str, options: EngineOptions) -> Iterator[Reranker]:
+    """The model, open. Raises ModelError, MemoryLimitError, UsageError."""
+    file = GGUFFile.open(path)
+    made = Reranker(file, Tokenizer.from_metadata(file.metadata), options)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Record what transformers and llama.cpp's converter make of tiny random checkpoints, in tests/checkpoints.json.
+
+    PYTHON scripts/record_checkpoints.py LLAMA_CPP [NAME...]
+
+PYTHON has torch, transformers and safetensors (recorded: 2.13, 5.23), LLAMA_CPP is a folder with its sources. Without
+names: every model of CONFIGS that is not there yet. Weights are those of tests/checkpoint.py, by the tensors' names.
+"""
+
+import argparse
+import importlib
+import json
+import re
+import sys
+import tempfile
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+TEXT = [(i * 37) % 250 + 3 for i in range(100)]  # as of tests/test_convert.py
+GENERAL = ("general.architecture", "general.size_label", "general.file_type")
+SMALL = {
+    "vocab_size": 272, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 0, "eos_token_id": 2,
+    "pad_token_id": None, "tie_word_embeddings": False,
+}  # fmt: skip
+EXPERTS = {"num_hidden_layers": 3, "moe_intermediate_size": 32, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+GROUPS = {"n_group": 4, "topk_group": 2, "n_routed_experts": 8, "n_shared_experts": 1, "routed_scaling_factor": 2.5}
+NOAUX = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+# By name: the class of transformers' model, and what its config has besides SMALL.
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 24}),
+    "seed_oss": ("SeedOssForCausalLM", {"head_dim": 24, "attention_bias": True}),
+    "arcee": ("ArceeForCausalLM", {}),
+    "dots1": ("Dots1ForCausalLM", {**EXPERTS, **GROUPS, "n_group": 1, "topk_group": 1, "head_dim": 16,
+                                   "norm_topk_prob": True, **NOAUX}),
+    "glm4_moe": ("Glm4MoeForCausalLM", {**EXPERTS, **GROUPS, "head_dim": 16, "attention_bias": True}),
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("sources", type=Path)
+    parser.add_argument("names", nargs="*", choices=[[], *CONFIGS], metavar="NAME")
+    options = parser.parse_args()
+    path = ROOT / "tests" / "checkpoints.json"
+    known = json.loads(path.read_text())
+    sys.path[:0] = [str(options.sources), str(options.sources / "gguf-py")]
+    for name in options.names or [name for name in CONFIGS if name not in known]:
+        with tempfile.TemporaryDirectory() as folder:
+            known[name] = recorded(name, Path(folder), options.sources)
+        print(name, known[name]["logits"][:2], flush=True)
+    path.write_text(written(known), encoding="utf-8")
+
+
+def written(known: dict[str, Any]) -> str:
+    """As the file is: a line for each part of a model."""
+    models = []
+    for name, model in known.items():
+        parts = (f"  {json.dumps(part)}: {json.dumps(content)}" for part, content in model.items())
+        models.append(f" {json.dumps(name)}: {{\n" + ",\n".join(parts) + "\n }")
+    return "{\n" + ",\n".join(models) + "\n}\n"
+
+
+def recorded(name: str, folder: Path, sources: Path) -> dict[str, Any]:
+    """Everything about one model."""
+    import numpy as np
+    import torch
+    import transformers
+    from checkpoint import write_family
+    from safetensors import safe_open
+
+    kind, own = CONFIGS[name]
+    made = getattr(transformers, kind)
+    config = made.config_class(**{**SMALL, **own})
+    made(config).save_pretrained(folder / "saved")
+    with safe_open(folder / "saved" / "model.safetensors", "np") as file:
+        shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    content = json.loads((folder / "saved" / "config.json").read_text())
+    content = {
+        key: value for key, value in content.items() if key not in ("dtype", "transformers_version", "use_cache")
+    }
+    content |= {key: value for key, value in own.items() if key in NOAUX}  # which transformers takes for granted
+    checkpoint = write_family(folder / "model", content, shapes)
+    model = made.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([TEXT])).logits[0, -1].numpy().astype(np.float64)
+    metadata, tensors = converted(checkpoint, folder / "model.gguf")
+    spans = {key: " ".join(map(str, shape)) for key, shape in shapes.items()}
+    return {"config": content, "shapes": together(spans), "metadata": metadata, "tensors": tensors,
+            "logits": [round(float(x), 5) for x in logits[:251:50]]}  # fmt: skip
+
+
+def together(shapes: dict[str, str]) -> dict[str, str]:
+    """Names that differ by a number only, as one: 0-3 for 0, 1, 2 and 3."""
+    for place in (r"(?<=\.experts\.)\d+(?=\.)", r"(?<=\.layers\.)\d+(?=\.)"):
+        key = lambda item: (re.sub(place, "#", item[0]), item[1])  # noqa: E731, B023
+        found: dict[str, str] = {}
+        for (name, shape), group in groupby(sorted(shapes.items(), key=key), key):
+            numbers = sorted(int(match[0]) for one, _ in group if (match := re.search(place, one)))
+            for first, last in runs(numbers) if numbers else [(0, 0)]:
+                found[name.replace("#", f"{first}-{last}" if last > first else f"{first}", 1)] = shape
+        shapes = found
+    return shapes
+
+
+def runs(numbers: list[int]) -> list[tuple[int, int]]:
+    """Sorted numbers as ranges."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return found
+
+
+def converted(checkpoint: Path, target: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Metadata and check sums of what llama.cpp's converter makes of it."""
+    import gguf
+
+    conversion = importlib.import_module("conversion")
+    conversion.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+    kind = json.loads((checkpoint / "config.json").read_text())["architectures"][0]
+    made = conversion.get_model_class(kind)
+    made.set_vocab = conversion.TextModel.set_vocab
+    made(checkpoint, gguf.LlamaFileType.ALL_F32, target).write()
+    reader = gguf.GGUFReader(target)
+    of_arch = f"{reader.fields['general.architecture'].contents()}."
+    fields = {key: field.contents() for key, field in reader.fields.items()}
+    metadata = {key: value for key, value in fields.items() if key in GENERAL or key.startswith(of_arch)}
+    sums: dict[str, int] = {}
+    for tensor in reader.tensors:
+        short = re.sub(r"^blk\.\d+\.", "blk.", tensor.name)
+        shape = " ".join(map(str, reversed(tensor.shape.tolist())))
+        known = crc32(f"{tensor.tensor_type.name} {shape}".encode(), sums.get(short, 0))
+        sums[short] = crc32(tensor.data.tobytes(), known)
+    return metadata, {short: f"{number:08x}" for short, number in sums.items()}
+
+
+if __name__ == "__main__":
+    main()

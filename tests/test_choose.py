@@ -1,0 +1,131 @@
+"""Which keys a token sees: the kernels that choose them, and attention that heeds it, against plain NumPy twins."""
+
+import numpy as np
+import pytest
+from kernel_calls import Scratch, caller, count, for_any_parts
+from simulated import launch
+from test_cuda_attention import Cache, Few, Shape, attend_few, content, error, places, run
+
+from localllm.engine.cpu.attention import choose_scratch
+from localllm.engine.engine import Engine
+from localllm.engine.options import EngineOptions
+from localllm.engine.record.shift import turns
+from localllm.files.gguf_file import GGUFFile
+from localllm.kernels.reference import largest, unpacked
+
+CONTEXT = 512
+random = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def call():
+    return caller(["choose-F32", "choose-F16", "choose-Q8_0"])
+
+
+class Question:
+    """Queries, weights and keys of some sequences, all whole numbers: sums are exact, and some are equal."""
+
+    def __init__(self, kind: str, spans: list[tuple[int, int]], heads: int, dim: int):
+        self.tokens = run(spans)
+        self.index = Cache(kind, 1, dim, sum(map(len, self.tokens.tables)))
+        for table, (_, length) in zip(self.tokens.tables, spans, strict=True):
+            self.index.put(places(table, length), random.integers(-3, 4, (length, 1, dim)).astype(np.float32))
+        self.heads, self.dim = heads, dim
+        self.q = random.integers(-3, 4, (len(self.tokens.owners), heads * dim)).astype(np.float32)
+        self.weights = random.integers(-2, 3, (len(self.q), heads)).astype(np.float32)
+
+    def arguments(self, most: int, y: np.ndarray) -> dict:
+        keys = self.index.bytes
+        given = {"count": count(len(self.q)), "positions": self.tokens.positions, "owners": self.tokens.owners}
+        given |= {"sequences": self.tokens.sequences, "q": self.q, "q_stride": self.q.strides[0]}
+        given |= {"weights": self.weights, "weights_stride": self.weights.strides[0], "keys": keys}
+        given |= {"key_bytes": keys.shape[2], "key_dim": self.dim, "heads": self.heads, "most": most}
+        return given | {"y": y, "y_stride": y.strides[0]}
+
+    def answer(self, most: int) -> list[np.ndarray]:
+        """Of each token which keys it sees, bool."""
+        found = []
+        for token, (owner, position) in enumerate(zip(self.tokens.owners, self.tokens.positions, strict=True)):
+            keys = self.index.kept[0, places(self.tokens.tables[owner], position + 1)]
+            products = np.maximum(self.q[token].reshape(self.heads, self.dim) @ keys.T, 0)
+            chosen = largest((self.weights[token] @ products)[None], most)[0]
+            found.append(np.isin(np.arange(position + 1), chosen))
+        return found
+
+    def check(self, words: np.ndarray, expected: list[np.ndarray]) -> None:
+        for row, bits in zip(words, expected, strict=False):
+            np.testing.assert_array_equal(unpacked(row[None], len(bits))[0], bits)
+        assert (words[len(expected) :] == 7).all()
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16"])
+@pytest.mark.parametrize(("heads", "dim"), [(5, 24), (3, 16), (1, 7)])
+def test_on_the_cpu(call, kind, heads, dim):
+    question = Question(kind, [(3, 130), (1, 12), (2, 300), (1, 33)], heads, dim)
+
+    def compute(parts: int) -> np.ndarray:
+        y, scratch = (
+            np.full((len(question.q) + 1, CONTEXT // 32), 7, np.uint32),
+            Scratch(choose_scratch(heads, dim, CONTEXT)),
+        )
+        call(f"choose-{kind}", parts, **question.arguments(32, y), **scratch.arguments)
+        scratch.check()
+        question.check(y, question.answer(32))
+        return y[:, 0].view(np.float32)
+
+    for_any_parts(compute)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_on_a_card(kind):
+    question = Question(kind, [(2, 70), (1, 9), (1, 40)], 3, 32)
+    y, scores = np.full((len(question.q) + 1, CONTEXT // 32), 7, np.uint32), np.full((64, CONTEXT), np.nan, np.float32)
+    scratch = {"scratch": scores, "scratch_bytes": scores.strides[0]}
+    launch(f"choose-{kind}", len(question.q) + 1, **question.arguments(12, y), **scratch)
+    question.check(y, question.answer(12))
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_sum_that_is_not_a_number(call, wrong):
+    """Then the token sees none, and what it makes of that is not a number either."""
+    question = Question("F32", [(2, 64)], 2, 16)
+    question.weights[1] = wrong
+    y, scratch = np.full((3, CONTEXT // 32), 7, np.uint32), Scratch(choose_scratch(2, 16, CONTEXT))
+    call("choose-F32", 1, **question.arguments(12, y), **scratch.arguments)
+    assert unpacked(y[:1], 63).sum() == 12
+    assert not unpacked(y[1:2], 64).any()
+    on_card, scores = np.full((3, CONTEXT // 32), 7, np.uint32), np.full((64, CONTEXT), np.nan, np.float32)
+    with np.errstate(invalid="ignore"):
+        launch("choose-F32", 3, **question.arguments(12, on_card), scratch=scores, scratch_bytes=scores.strides[0])
+    np.testing.assert_array_equal(on_card[:, :2], y[:, :2])
+
+
+@pytest.mark.slow
+def test_attention_on_a_card():
+    """Only what is chosen counts."""
+    shape, tokens = Shape(48, 32, 1, 3), run([(2, 70), (1, 20)])
+    q, keys, values = content(shape, tokens, ("F16", "F16"))
+    bits = np.zeros((len(q), CONTEXT), bool)
+    expected = np.empty((len(q), shape.group, shape.value_dim))
+    for token, (owner, position) in enumerate(zip(tokens.owners, tokens.positions, strict=True)):
+        seen = np.sort(random.choice(position + 1, 7, replace=False))
+        bits[token, seen] = True
+        at = places(tokens.tables[owner], position + 1)[seen]
+        scores = q[token].reshape(shape.group, -1).astype(np.float64) @ keys.kept[0, at].T / np.sqrt(shape.key_dim)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        expected[token] = weights / weights.sum(axis=1, keepdims=True) @ values.kept[0, at]
+    chosen = np.packbits(bits, axis=1, bitorder="little")
+    got = attend_few(shape, tokens, q, keys, values, chosen=chosen)
+    assert Few(shape.key_dim, shape.value_dim, shape.group).bundle == shape.group
+    assert error(got, expected.reshape(len(q), -1)) < 1e-11
+
+
+def test_keys_of_an_indexer_turn_when_tokens_move(model_path):
+    engine = Engine(GGUFFile.open(model_path("glm_dsa")), EngineOptions(1, 64, "f32", "reference"))
+    states = engine.hyperparameters.states()
+    found = turns(engine.operations, states)
+    engine.close()
+    assert found.keys() == set(states)
+    indexes = [found[state] for state in states if state.is_index]
+    assert [(turn.step, turn.apart, len(turn.frequencies)) for turn in indexes] == [(2, 1, 8)] * 2

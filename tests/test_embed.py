@@ -1,0 +1,152 @@
+"""Texts to vectors and scores, from Python and on the command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import model, write
+from test_wordpiece import PIECES, WORDS, metadata
+
+import localllm
+from localllm.errors import ContextError, ModelError, UnsupportedError, UsageError
+from localllm.generation.embedding import joined, normalized
+from localllm.generation.roles import prompt_of
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    return with_words("bert", tmp_path_factory.mktemp("embed") / "bert.gguf")
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory) -> Path:
+    return with_words("bert_rank", tmp_path_factory.mktemp("rank") / "rank.gguf")
+
+
+def with_words(name: str, path: Path) -> Path:
+    """A tiny model whose vocabulary is WordPiece."""
+    tiny = model(name, vocab=len(PIECES), context=64)
+    tiny.metadata.update(metadata())
+    return write(tiny, path)
+
+
+def run(*arguments, input: str = "") -> subprocess.CompletedProcess:
+    words = [sys.executable, "-m", "localllm", *map(str, arguments)]
+    return subprocess.run(words, input=input.encode(), capture_output=True, check=False)
+
+
+def test_from_python(made):
+    texts = [" ".join(WORDS[:5]), WORDS[9], ""]
+    with localllm.open(made, threads=1) as opened:
+        vectors = opened.embed(texts)
+        np.testing.assert_allclose((vectors**2).sum(axis=1), 1, atol=1e-6)
+        np.testing.assert_allclose(opened.embed(texts[:1])[0], vectors[0], atol=2e-3)
+        assert opened.embed(texts, dims=7).shape == (3, 7)
+        assert opened.embed(texts, pooling="cls").shape == vectors.shape
+        assert abs((opened.embed(texts, normalize=False) ** 2).sum() - 3) > 0.1
+        with pytest.raises(UnsupportedError, match="bert models make no text"):
+            list(opened.generate("Hi", max_tokens=1))
+        with pytest.raises(ModelError, match="no reranker; the model makes vectors"):
+            opened.rerank("a", ["b"])
+        for wrong in ({"dims": 0}, {"dims": 97}, {"role": "x"}, {"overflow": "x"}, {"pooling": "x"}):
+            with pytest.raises(UsageError, match=f"{next(iter(wrong))} should be"):
+                opened.embed(texts, **wrong)
+
+
+def test_long_texts(made):
+    text = " ".join(WORDS[:200])
+    with localllm.open(made, threads=1) as opened:
+        with pytest.raises(ContextError, match=r"text 2 has .* tokens, the model reads 64"):
+            opened.embed(["a", text])
+        cut, split = (opened.embed([text], overflow=how)[0] for how in ("cut", "split"))
+        assert 0.5 < cut @ split < 0.9999
+
+
+def test_scores(ranker):
+    texts = [WORDS[3], " ".join(WORDS[3:9]), WORDS[70]]
+    with localllm.open(ranker, threads=1) as opened:
+        scores = opened.rerank(WORDS[3], texts)
+        assert scores.shape == (3,)
+        np.testing.assert_allclose(opened.rerank(WORDS[3], texts[1:2]), scores[1:2], atol=2e-2)
+        with pytest.raises(ModelError, match="a reranker, which scores pairs"):
+            opened.embed(texts)
+        with pytest.raises(ContextError, match=r"text 1 has .* with its query"):
+            opened.rerank("a", [" ".join(WORDS)])
+        assert opened.rerank("a", [" ".join(WORDS)], cut=True).shape == (1,)
+    lines = "".join(f"{text}\n" for text in texts)
+    best = texts[int(scores.argmax())]
+    assert run("rerank", ranker, "-q", WORDS[3], "--top", 1, input=lines).stdout.decode() == f"{best}\n"
+    told = run("rerank", ranker, "-q", WORDS[3], "--json", input=lines).stdout.decode().splitlines()
+    assert [json.loads(line)["input"] for line in told] == [texts[n] for n in np.argsort(-scores)]
+
+
+def test_on_the_command_line(made, tmp_path):
+    lines = f"{WORDS[1]} {WORDS[2]}\n{WORDS[5]}\n"
+    found = [json.loads(line) for line in run("embed", made, input=lines).stdout.splitlines()]
+    assert [one["id"] for one in found] == [1, 2]
+    array = tmp_path / "v.npy"
+    assert run("embed", made, "-o", array, input=lines).returncode == 0
+    np.testing.assert_allclose(np.load(array), [one["embedding"] for one in found], atol=1e-6)
+    plain = run("embed", made, "--format", "plain", "--dims", 3, input=lines).stdout.splitlines()
+    assert [len(line.split()) for line in plain] == [3, 3]
+
+
+def test_it_goes_on_where_it_stopped(made, tmp_path):
+    source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    source.write_text(f"{WORDS[1]}\n{WORDS[2]}\n")
+    first = run("embed", made, source, "-o", out)
+    assert first.returncode == 0, first.stderr
+    before = out.read_text().splitlines()
+    source.write_text(f"{WORDS[1]}\n{WORDS[2]}\n{WORDS[3]}\n")
+    assert run("embed", made, source, "-o", out).returncode == 0
+    assert out.read_text().splitlines()[:2] == before
+    assert len(out.read_text().splitlines()) == 3
+
+
+def test_near(made, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.txt").write_text(" ".join(WORDS[number * 10 : number * 10 + 6]))
+    wanted = (folder / "2.txt").read_text()
+    for known in (0, 4):
+        found = run("embed", made, "--files", folder, "--near", wanted, "--top", 2, "--stats")
+        best, *_ = found.stdout.decode().splitlines()
+        assert best.endswith("2.txt") and float(best.split()[0]) > 0.999
+        assert f"{known} of 4 vectors were kept" in found.stderr.decode()
+
+
+def test_wrong_input(made, ranker, model_path, tmp_path):
+    cases = [
+        (("embed", model_path("llama")), "a\n", 3, "--pooling last makes vectors of it anyway"),
+        (("embed", ranker), "a\n", 3, "use localllm rerank"),
+        (("rerank", made, "-q", "a"), "a\n", 3, "use localllm embed"),
+        (("rerank", made), "a\n", 2, "--query TEXT is missing"),
+        (("embed", made), " ".join(WORDS), 4, "the model reads 64"),
+        (("embed", made, "--files", tmp_path / "none"), "", 2, "no such file or folder"),
+        (("embed", made, "--near", "a", "-o", tmp_path / "x"), "", 2, "--near prints texts"),
+        (("run", made, "-p", "Hi"), "", 3, "make no text"),
+    ]
+    for arguments, given, code, message in cases:
+        found = run(*arguments, input=given)
+        assert (found.returncode, message in found.stderr.decode()) == (code, True), found.stderr.decode()
+        assert not found.stdout
+
+
+def test_pieces_are_averaged_by_their_lengths():
+    rows = np.array([[1, 0], [0, 2], [4, 4]], np.float32)
+    found = joined(rows, [[0] * 3, [0], [0]], [0, 0, 1])
+    np.testing.assert_allclose(found, [[0.75, 0.5], [4, 4]])
+    np.testing.assert_allclose(normalized(np.array([[3, 4], [0, 0]], np.float32)), [[0.6, 0.8], [0, 0]])
+
+
+def test_prompts_of_models():
+    assert prompt_of({"general.name": "Nomic Embed Text v1.5"}, "query", "x") == "search_query: "
+    assert prompt_of({"localllm.prompt.query": "Q: "}, "query", "x") == "Q: "
+    assert prompt_of({"localllm.prompt.query": "Q: "}, "document", "x") == ""
+    with pytest.raises(UsageError, match="does not say what stands in front of a query"):
+        prompt_of({"general.name": "Something"}, "query", "x")

@@ -1,0 +1,76 @@
+"""localllm serve: texts as vectors, and sorted by relevance."""
+
+import numpy as np
+import pytest
+from served import Served, serving
+from test_embed import with_words
+from test_serve import GUIDE
+
+import localllm
+
+TEXTS = ["the cat", "a dog and the cat", "words"]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    names = {"bert": "bert", "ranker": "bert_rank"}
+    return {name: str(with_words(model, folder / f"{name}.gguf")) for name, model in names.items()}
+
+
+@pytest.fixture(scope="module")
+def served(paths):
+    with serving({**paths, "guide": GUIDE}) as found:
+        yield found
+
+
+def test_embeddings(served: Served, paths):
+    with localllm.open(paths["bert"], threads=1) as model:
+        expected = model.embed(TEXTS)
+    body = {"model": "bert", "input": TEXTS}
+    reply = served.post("/v1/embeddings", body).json
+    np.testing.assert_allclose([each["embedding"] for each in reply["data"]], expected, atol=1e-4)
+    assert [each["index"] for each in reply["data"]] == [0, 1, 2] and reply["usage"]["prompt_tokens"] > 6
+    assert len(served.post("/v1/embeddings", {**body, "dimensions": 4}).json["data"][0]["embedding"]) == 4
+
+
+def test_embeddings_by_openai(served: Served, paths):
+    openai = pytest.importorskip("openai", reason="needs the package openai, of the extra dev")
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        packed = client.embeddings.create(model="bert", input=TEXTS)  # asks for base64
+    plain = served.post("/v1/embeddings", {"model": "bert", "input": TEXTS}).json
+    np.testing.assert_allclose(
+        [each.embedding for each in packed.data], [each["embedding"] for each in plain["data"]], atol=1e-6
+    )
+
+
+def test_rerank(served: Served, paths):
+    with localllm.open(paths["ranker"], threads=1) as model:
+        scores = model.rerank("cat", TEXTS)
+    body = {"model": "ranker", "query": "cat", "documents": [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]]}
+    reply = served.post("/v1/rerank", {**body, "top_n": 2, "return_documents": True}).json
+    order = np.argsort(-scores)[:2]
+    assert [each["index"] for each in reply["results"]] == order.tolist()
+    np.testing.assert_allclose([each["relevance_score"] for each in reply["results"]], scores[order], atol=1e-3)
+    assert reply["results"][0]["document"] == {"text": TEXTS[order[0]]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"model": "bert", "input": []}),
+        ("/v1/embeddings", {"model": "bert", "input": [1, 2]}),
+        ("/v1/embeddings", {"model": "bert", "input": "x", "dimensions": 99999}),
+        ("/v1/embeddings", {"model": "bert", "input": "cat " * 500}),
+        ("/v1/embeddings", {"model": "bert", "input": "x", "encoding_format": "hex"}),
+        ("/v1/embeddings", {"model": "guide", "input": "x"}),
+        ("/v1/rerank", {"model": "guide", "query": "x", "documents": ["y"]}),
+        ("/v1/rerank", {"model": "ranker", "query": "x", "documents": []}),
+        ("/v1/rerank", {"model": "ranker", "documents": ["x"]}),
+        ("/v1/chat/completions", {"model": "bert", "messages": [{"role": "user", "content": "the cat"}]}),
+    ],
+)
+def test_nonsense(served: Served, path: str, body: dict):
+    reply = served.post(path, body)
+    assert reply.status == 400 and reply.json["error"]["message"], reply.json
+    assert served.get("/health").status == 200
