@@ -82,6 +82,17 @@ def test_kinds_of_pairs(model_path):
     assert nmse(found["cpu"][0], found["cpu"][1]) > 1e-3
 
 
+def test_kinds_that_the_model_does_not_have(tmp_path):
+    """A table of one kind is not read beyond its end."""
+    made = model("bert")
+    made.tensors["token_types.weight"] = made.tensors["token_types.weight"][:1]
+    path, text = write(made, tmp_path / "model.gguf"), np.arange(30)
+    reader = TextReader(GGUFFile.open(path), "mean", EngineOptions(threads=1))
+    found = reader.read([text, text], seconds=[12, 30])
+    reader.close()
+    np.testing.assert_array_equal(found[0], found[1])
+
+
 def test_runs_are_of_texts_that_are_alike():
     lengths = [3, 500, 7, 9, 600, 1]
     found = [numbers.tolist() for numbers in runs(lengths)]

@@ -65,7 +65,8 @@ class Reranker:
         asked = self._tokenizer.encode(require_text("query", query))
         pairs = [pair(asked, require_text("texts", text), cut, number) for number, text in enumerate(texts, 1)]
         self.tokens += sum(len(ids) for ids, _ in pairs)
-        rows = self.reader.read([ids for ids, _ in pairs], [second for _, second in pairs], progress)
+        seconds = [second for _, second in pairs] if self._tokenizer.marks_pairs else None
+        rows = self.reader.read([ids for ids, _ in pairs], seconds, progress)
         return self._relevance(rows)
 
     def _relevance(self, rows: np.ndarray) -> np.ndarray:
