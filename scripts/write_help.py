@@ -64,6 +64,11 @@ def coming_from() -> str:
         "\n## Options that are refused\n",
         "They would change the answer, or mean something else.\n",
         *table(("llama.cpp", "instead"), reasons(llama_names.REFUSED.items())),
+        "\nIn one command only:\n",
+        *table(
+            ("command", "llama.cpp", "instead"),
+            [(f"`{name}`", *row) for name, groups in llama_names.REFUSED_IN.items() for row in reasons(groups.items())],
+        ),
     ]
     return "\n".join(parts) + "\n"
 

@@ -112,8 +112,6 @@ def test_nothing_asked(cli):
         (2, ["run", "TINY", "-p", "x", "--kv-type", "k=f16,v=f16", "-ctk", "f32"], "leave out -ctk and -ctv"),
         (2, ["run", "TINY", "-p", "x", "--kv-type", "k=f16,v=f16", "-ctv", "f32"], "leave out -ctk and -ctv"),
         (2, ["run", "TINY", "-p", "x", "--grammar", "root ::= x", "--regex", "x"], "--grammar and --regex do not go"),
-        (2, ["run", "TINY", "-p", "x", "--keep", "5"], "keep makes no sense without"),
-        (2, ["run", "TINY", "-p", "x", "--on-overflow", "drop-turns", "--keep", "5"], "keep makes no sense without"),
         (2, ["run", "TINY", "-p", "x", "--n", "2", "--speculate", "draft:TINY"], "for one answer only"),
         (2, ["run", "TINY", "-p", "x", "--beams", "2", "--speculate", "draft:TINY"], "for one answer only"),
         (2, ["run", "TINY", "-p", "x", "--beams", "2", "--mirostat", "1"], "--mirostat makes no sense"),

@@ -343,7 +343,6 @@ def test_the_same_mistake_has_the_same_exit_code(tiny: str, cli, folder: Path, m
         (["--max-tokens=-2"], "--max-tokens should be 0 or above, not -2"),
         (["--top-p", "2"], "--top-p should be above 0 and at most 1, not 2.0"),
         (["--temp", "nan"], "--temp should be a number, not nan"),
-        (["--keep", "5"], "--keep makes no sense without --on-overflow=shift: it is how many of the first tokens stay"),
     ],
 )
 def test_errors_say_options_as_they_were_typed(tiny: str, cli, words: list[str], told: str):

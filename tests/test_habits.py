@@ -222,6 +222,65 @@ def test_options_of_the_same_meaning():
         assert parsed(command, "m", "-ngl", "99")["model"] == "m"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run -m M -p x -n 400 -e -ngl 33 -sm none -mg 0",
+        "run -m M -p x --repeat_penalty 1.1 --ctx_size 2048 --top_k 40 --n_predict 128 --batch_size 256",
+        "run -m M -p x --jinja --single-turn -sys S",
+        "run -m M -p x -dev CUDA1 -ts 3,1",
+        "run -m M -p x --load-mode none -dev none -n -2 -c 0 --no-escape",
+        "run -m M -p x --no-mmproj --cache-reuse 256 --reasoning-format deepseek --reasoning-budget 0",
+        "run -m M -p x --cpu-moe -fa auto -ot exps=CPU --no-kv-offload --numa distribute",
+        "run M x --verbose --keepalive 5m --nowordwrap --think=false",
+        "run M x --hidethinking",
+        "run -hf ggml-org/Qwen3-8B-GGUF:q8_0 -p hi",
+        "chat -m M -ins --color -c 2048 --temp 0.2 -n 256 --repeat-penalty 1.1",
+        "chat -m M --interactive-first --multiline-input --keep -1",
+        "chat -m M --ignore-eos -n -1",
+        "bench -m M -n 0 -n 16 -p 64 -t 1,2,4,8,16,32",
+        "bench -m M -fa 0,1 -ctk q8_0 -ctv q8_0 -mmp 0 -r 3 --delay 1 --progress",
+        "bench -m M -pg 512,128 -d 0,512 -ub 512",
+        "perplexity --file wiki.test.raw -ngl 999 --model M",
+        "perplexity -m M -f wiki.test.raw --kl-divergence-base base.kld --kl-divergence",
+        "imatrix -m M -f c.txt --output-format dat -o i.dat -ngl 99 --save-frequency 50 --no-ppl --process-output",
+        "quantize --imatrix i.gguf --include-weights attn_v --include-weights ffn_down in.gguf q4_k_m 8",
+        "quantize --output-tensor-type q5_k --token-embedding-type q3_k --keep-split in.gguf q4_k_m 8",
+        "tokenize -m M -p x --ids --log-disable --stdin",
+    ],
+)
+def test_copied_command_lines_are_taken(line: str):
+    """As they stand in the documentation of llama.cpp and Ollama (2026), but for the program's name."""
+    assert parsed(*line.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("bench -m M -o json", "-o: --json prints JSON, --md a table in Markdown"),
+        ("chat -m M -f x", "-f: -p asks first, /read FILE sends a file's text"),
+        ("tokenize -m M -p x --no-bos", "--no-bos: tokens are those of `run --raw`"),
+        ("perplexity -m M -f x --hellaswag", "--hellaswag: what is measured is perplexity"),
+        ("imatrix -m M -f x --chunk 5", "--chunk: texts are read from their beginning"),
+        ("quantize --prune-layers 20,21 in.gguf q4_k_m", "--prune-layers: a model keeps all of its layers"),
+        ("run M --format json x", "--format: --json-schema '{}' asks for any JSON"),
+        ("inspect M --modelfile", "--modelfile: `localllm inspect --json` has all metadata"),
+    ],
+)
+def test_what_cannot_be_done_has_the_reason_of_its_command(line: str, told: str):
+    with pytest.raises(UsageError) as error:
+        parsed(*line.split())
+    assert str(error.value).startswith(told)
+
+
+def test_values_have_other_words():
+    assert parsed("run", "m", "-dev", "CUDA1")["device"] == "cuda:1"
+    assert parsed("run", "m", "-dev", "none", "-n", "-2")["device"] == "cpu"
+    assert parsed("run", "m", "--think=false")["think"] == "off"
+    assert parsed("run", "m", "--n_predict", "7")["max_tokens"] == 7
+    assert parsed("tokenize", "m", "-p", "a text")["text"] == "a text"
+
+
 def test_the_prompt_behind_the_model(tiny: str, cli):
     assert cli("run", tiny, "Hi", *SHORT) == cli("run", tiny, *PROMPT, *SHORT) == cli("run", "Hi", "-m", tiny, *SHORT)
     assert parsed("run", "m", "-p", "a", "-p", "b", "-f", "c", "-f", "d")["prompt"] == ["a", "b"]

@@ -218,5 +218,6 @@ def test_the_command_line(tiny, cli):
     code, out, err = cli("run", tiny, "--raw", "-p", "x", "--temp", "0", "-c", "100", "--json")
     assert code == 0 and '"dropped_tokens": 0' in out
     assert err == "localllm: the answer ends here, because the context is full; --on-overflow shift goes on\n"
-    assert cli("run", tiny, "-p", "x", "--keep", "7")[0] == 2
+    code, _, err = cli("run", tiny, "-p", "x", "-n", "2", "--keep", "7")
+    assert (code, err) == (0, "localllm: --keep is left out: it counts with --on-overflow shift only\n")
     assert cli("run", tiny, "-p", "x", "--on-overflow", "forget")[0] == 2

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.opening import is_draft_model
 from localllm.cli.options import Answers, GenerationGroup
+from localllm.cli.terminal import say
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,8 +25,12 @@ def generation_options(on_progress: Callable[[int, int], None] | None, choices: 
     more = {**choices.thoughts.given(), "constraint": choices.shape.constraint()}
     if not isinstance(choices, GenerationGroup):
         return GenerationOptions(limit, stop, sampling, on_progress, "off", **more)
+    keep = choices.keep
+    if keep is not None and choices.on_overflow != "shift":
+        say("localllm: --keep is left out: it counts with --on-overflow shift only")
+        keep = None
     kind = "ngram" if is_draft_model(choices.speculate) else choices.speculate
-    return GenerationOptions(limit, stop, sampling, on_progress, kind, choices.on_overflow, choices.keep, **more)
+    return GenerationOptions(limit, stop, sampling, on_progress, kind, choices.on_overflow, keep, **more)
 
 
 def system_message(text: str | None, file: str | None) -> str | None:

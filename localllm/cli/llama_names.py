@@ -26,10 +26,11 @@ _COMPACT = "the cache is always compact"
 FLAGS = {
     _ONE_CARD: "-cmoe --cpu-moe -kvo --kv-offload -nkvo --no-kv-offload --op-offload --no-op-offload --no-host "
     "-bs --backend-sampling",
-    _FILE: "--mlock --mmap --no-mmap -dio --direct-io -ndio --no-direct-io",
+    _FILE: "--mlock --no-mmap -dio --direct-io -ndio --no-direct-io",
     "weights are used as they are in the file": "--repack -nr --no-repack --warmup --no-warmup",
     _COMPACT: "--swa-full -kvu --kv-unified -no-kvu --no-kv-unified",
     _CACHE: "--prompt-cache-all --prompt-cache-ro",
+    _MEDIA: "--mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload",
     "nothing is fetched unless you say so": "--offline",
     _LOG: "--log-disable -v --verbose --log-verbose --log-prefix --no-log-prefix --log-timestamps --no-log-timestamps",
     "times are told with --stats only": "--perf --no-perf --show-timings --no-show-timings",
@@ -38,11 +39,16 @@ FLAGS = {
     "in a chat, Alt-Enter begins a new line": "-mli --multiline-input",
     "templates are always Jinja": "--jinja --no-jinja --skip-chat-parsing --no-skip-chat-parsing",
     "`localllm inspect --check` reads every weight": "--check-tensors",
+    "progress is shown on a terminal": "--progress",
+    "without a text, stdin is read": "--stdin",
+    "`localllm perplexity` tells how well a text is foreseen": "--no-ppl",
+    "lines break between words on a terminal only": "--nowordwrap",
 }  # fmt: skip
 SWITCHES = {
     "attention is always computed in one pass": "-fa --flash-attn",
     "NO_COLOR=1 in the environment switches colours off": "-co --color --log-colors",
     _ONE_CARD: "-fit --fit",
+    _FILE: "-mmp --mmap",
 }
 VALUED = {
     _ONE_CARD: "-sm --split-mode -ts --tensor-split -mg --main-gpu -ot --override-tensor -ncmoe --n-cpu-moe -fitt "
@@ -53,9 +59,14 @@ VALUED = {
     "reading and writing use the same threads: -t": "-tb --threads-batch",
     _BATCH: "-b --batch-size -ub --ubatch-size",
     _COMPACT: "-dt --defrag-thold -ctxcp --ctx-checkpoints --swa-checkpoints",
-    _CACHE: "-cram --cache-ram --prompt-cache",
+    _CACHE: "-cram --cache-ram --prompt-cache --cache-reuse",
     "`localllm map` answers several prompts at once": "-np --parallel",
     "HF_TOKEN in the environment tells who you are": "-hft --hf-token",
+    "thoughts are always told from the answer": "--reasoning-format",
+    "a model is there as long as its command": "--keepalive",
+    "a test begins with a run that does not count": "--delay",
+    "matrices are written as GGUF": "--output-format",
+    "what is done is kept, and an interrupted command goes on there": "-ofreq --output-frequency --save-frequency",
     _LOG: "--log-file -lv --verbosity --log-verbosity --log-prompts-dir",
     _SAME: "-td --threads-draft -ngld --gpu-layers-draft --n-gpu-layers-draft -devd --device-draft -ctkd "
     "--cache-type-k-draft -ctvd --cache-type-v-draft -cd --ctx-size-draft --draft --draft-n --draft-max "
@@ -65,7 +76,10 @@ VALUED = {
 
 # What means something in one command and nothing in another.
 IN_COMMAND = {
-    "chat": {"a chat is a conversation anyway": "-cnv --conversation -i --interactive -if --interactive-first"},
+    "chat": {
+        "a chat is a conversation anyway": "-cnv --conversation -i --interactive -if --interactive-first -ins "
+        "--instruct"
+    },
     "run": {
         "`run` gives one answer anyway; --raw leaves the chat template out": "-no-cnv --no-cnv --no-conversation",
         "`run` gives one answer anyway": "-st --single-turn",
@@ -90,8 +104,8 @@ REFUSED = {
     "--yarn-attn-factor --yarn-beta-slow --yarn-beta-fast -gan --grp-attn-n -gaw --grp-attn-w",
     "`localllm quantize --override-kv` writes a file with other metadata": "--override-kv",
     _ADAPTER: "--lora --lora-scaled --control-vector --control-vector-scaled --control-vector-layer-range",
-    _MEDIA: "-mm --mmproj -mmu --mmproj-url --mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload "
-    "--no-mmproj-offload --image --audio --video --image-min-tokens --image-max-tokens",
+    _MEDIA: "-mm --mmproj -mmu --mmproj-url "
+    "--image --audio --video --image-min-tokens --image-max-tokens",
     "name the file behind the repository: hf:OWNER/REPOSITORY/FILE.gguf": "-hff --hf-file",
     "`localllm pull` brings models of the Hugging Face hub; others, `curl -LO URL` does": "-mu --model-url -dr "
     "--docker-repo --gpt-oss-20b-default --gpt-oss-120b-default",
@@ -102,11 +116,37 @@ REFUSED = {
     "`nvidia-smi -L` lists cards, --device names one": "--list-devices",
     "use `localllm completion bash`": "--completion-bash",
     "`localllm tokenize` shows a text's tokens": "--print-token-count",
+    "what is measured is perplexity and, with --kl-divergence, how far two models are apart": "--hellaswag "
+    "--winogrande --multiple-choice --hellaswag-tasks --winogrande-tasks --multiple-choice-tasks --ppl-stride",
+    "texts are read from their beginning: cut the file": "--chunk --from-chunk",
+    "only llama-imatrix computes them": "--show-statistics",
+    "a model keeps all of its layers": "--prune-layers",
+    "--json-schema '{}' asks for any JSON": "--format",
+    "`localllm inspect --json` has all metadata": "--modelfile --parameters --license",
+    "certificates are always checked": "--insecure",
     "the chat template says what stands around a message: --chat-template": "--in-prefix --in-suffix --in-prefix-bos",
     "send the answer to a file: > FILE": "--output --output-file -o",
-    "`localllm chat` holds a conversation": "-cnv --conversation -i --interactive -if --interactive-first",
+    "`localllm chat` holds a conversation": "-cnv --conversation -i --interactive -if --interactive-first -ins "
+    "--instruct",
     "`localllm run` gives one answer": "-st --single-turn -no-cnv --no-cnv --no-conversation",
 }  # fmt: skip
+
+# The same in one command only.
+REFUSED_IN = {
+    "bench": {"--json prints JSON, --md a table in Markdown": "-o --output -oe --output-err"},
+    "chat": {"-p asks first, /read FILE sends a file's text, -sysf makes it the instruction": "-f --file"},
+    "tokenize": {
+        "tokens are those of `run --raw`": "--no-bos --no-parse-special",
+        "`localllm tokenize ... | wc -l` counts them": "--show-count",
+    },
+}
+
+# Values that have other words here, by the parameter.
+SAME_VALUES = {
+    "device": {"none": "cpu"} | {f"CUDA{number}": f"cuda:{number}" for number in range(16)},
+    "think": {"true": "on", "false": "off"},
+    "max_tokens": {"-2": "-1"},  # until the context is full: where an answer ends anyway
+}
 
 SWITCH_VALUES = {"on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled"}
 
@@ -131,9 +171,20 @@ def left_out(name: str, command: str) -> Foreign | None:
     return _by_name(IN_COMMAND.get(command, {}), 0).get(name) or _LEFT_OUT.get(name)
 
 
-def refusal(name: str) -> str:
+def refusal(name: str, command: str = "") -> str:
     """What to do instead of llama.cpp's option, "" if it has none of this name."""
-    return _REFUSED.get(name, "")
+    own = next((reason for reason, names in REFUSED_IN.get(command, {}).items() if name in names.split()), "")
+    return own or _REFUSED.get(name, "")
+
+
+def value_here(param: str, value: str) -> str:
+    """What a value of llama.cpp's or Ollama's option is here."""
+    return SAME_VALUES.get(param, {}).get(value, value)
+
+
+def is_switch(word: str) -> bool:
+    """Whether a word is the value of a switch, or a list of them, as llama-bench takes."""
+    return all(each in SWITCH_VALUES for each in word.split(","))
 
 
 def is_foreign(name: str) -> bool:

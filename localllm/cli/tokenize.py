@@ -14,7 +14,7 @@ from localllm.errors import UsageError
 
 def tokenize(
     model: options.ModelName,
-    text: Annotated[str | None, argument("[TEXT]", "What to cut.  [default: stdin]")] = None,
+    text: Annotated[str | None, argument("[TEXT]", "What to cut.  [default: stdin]", also=("-p", "--prompt"))] = None,
     *,
     file: Annotated[str | None, option("-f", "--file", metavar="FILE", help="A file with the text.")] = None,
     ids: Annotated[bool, option("--ids", help="Print the ids alone, as a list.")] = False,

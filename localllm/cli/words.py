@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from localllm.cli.llama_names import SAME, SWITCH_VALUES, Foreign, is_foreign, left_out, refusal
+from localllm.cli.llama_names import SAME, Foreign, is_foreign, is_switch, left_out, refusal, value_here
 from localllm.cli.parameters import Parameter
 from localllm.errors import UsageError
 
@@ -43,6 +43,7 @@ def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) 
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
+        name = with_dashes(name, known)
         if word == "--":
             arguments += rest
             break
@@ -52,7 +53,8 @@ def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) 
             if param.is_flag:
                 found.take(param, name in param.on, name)
             else:
-                found.take(param, value if equals else following(name, rest) if needs_value(param, rest) else "", name)
+                given = value if equals else following(name, rest) if needs_value(param, rest) else ""
+                found.take(param, value_here(param.name, given), name)
         elif (same := SAME.get(name)) and same[0] in known:
             rest[:0] = [part.format(value or following(name, rest)) if "{}" in part else part for part in same]
         elif foreign := left_out(name, command):
@@ -65,6 +67,12 @@ def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) 
             rest[:0] = letters
     place(arguments, params, found)
     return found
+
+
+def with_dashes(name: str, known: Mapping[str, Parameter]) -> str:
+    """The option that --ctx_size is, say: llama.cpp takes either sign."""
+    other = f"--{name[2:].replace('_', '-')}"
+    return other if name.startswith("--") and (other in known or is_foreign(other)) else name
 
 
 def place(arguments: list[str], params: Sequence[Parameter], found: Words) -> None:
@@ -85,7 +93,7 @@ def needs_value(param: Parameter, rest: Sequence[str]) -> bool:
 
 def takes_word(foreign: Foreign, rest: Sequence[str]) -> bool:
     """Whether the next word is the value of an option that is left out."""
-    return foreign.values == 1 or (foreign.values < 0 and bool(rest) and rest[0] in SWITCH_VALUES)
+    return foreign.values == 1 or (foreign.values < 0 and bool(rest) and is_switch(rest[0]))
 
 
 def following(name: str, rest: list[str]) -> str:
@@ -125,7 +133,7 @@ def is_number(text: str) -> bool:
 
 def no_such_option(name: str, known: Sequence[str], command: str) -> str:
     """Why not, or what may have been meant."""
-    if reason := refusal(name):
+    if reason := refusal(name, command):
         return f"{name}: {reason}"
     if (double := f"-{name}") in known:
         return f"there is no option {name}; did you mean {double}?"
