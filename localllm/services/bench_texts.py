@@ -19,7 +19,8 @@ TOKENS = 8192  # that are read in a repetition, at least one text
 def makes_no_text(path: str) -> bool:
     """Whether a model makes vectors or scores only. Raises ModelError."""
     with GGUFFile.open(path) as file:
-        return architecture(file)[1].looks_ahead
+        hyperparameters = architecture(file)[1]
+        return hyperparameters.looks_ahead and not hyperparameters.fills
 
 
 def measured(
