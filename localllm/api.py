@@ -109,6 +109,8 @@ class Model:
 
         Raises as Sequence.append.
         """
+        if self.engine.hyperparameters.fills:
+            return self.engine.read_whole(token_ids(ids))
         sequence = self.sequence()
         try:
             return sequence.append(token_ids(ids), "all")
@@ -342,7 +344,7 @@ def open_model(
 
     gpu_layers = layers_of(gpu_layers)
     options = EngineOptions(threads, context or None, kv_type, backend, gpu_layers, progress, uploading, observer)
-    if hyperparameters.looks_ahead:
+    if hyperparameters.looks_ahead and not hyperparameters.fills:
         from localllm.engine.without_text import EngineWithoutText  # seldom needed
 
         silent: Any = EngineWithoutText(file.path, hyperparameters, options)
@@ -423,7 +425,7 @@ def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | 
     """Compile the kernels that a model needs, so that its first start is as fast as later ones."""
     with open_model(path, progress=progress) as model:
         model.engine.prepare_all()
-        if (h := model.engine.hyperparameters).looks_ahead:
+        if (h := model.engine.hyperparameters).looks_ahead and not h.fills:
             from localllm.engine.options import EngineOptions
             from localllm.engine.texts import TextReader
 

@@ -7,10 +7,13 @@ errors and all kinds of case and punctuation, because people write like that.
 
 from __future__ import annotations
 
+import math
 import random
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from guide_topics import (
     AFTER,
@@ -30,12 +33,20 @@ from guide_topics import (
     WORDS,
     Topic,
 )
+from guide_wordings import SHORTHAND, SYNONYMS, WORDINGS
+from guide_wordings_later import LATER
 
-ROUNDS = ((1, 50_000), (2, 26_000))  # seed and number of conversations of each round of training
+ROUNDS = ((1, 120_000), (2, 40_000))  # seed and number of conversations of each round of training
+LATER_SEED = 2  # from this round on, the wordings of guide_wordings_later.py too
 
 PIECE = r"[()|]|\{\w+\}|[^()|{}]+"  # of a pattern
 PATTERNS_PER_FRAME = {"ask": 1, "tasks": 2, "things": 4, "flags": 6, "commands": 6, "problems": 2}
 MORE_ANSWER = "That is all I know about it. localllm --help and the README say more."
+
+HELD_OUT = sorted(Path(__file__).parent.glob("guide_questions*.toml"))
+FILLERS = frozenset(
+    re.findall(r"\w+", "the a an my some this that please just so and then here localllm from with in on for")
+)
 
 ARTICLES = ("the", "a", "an", "my", "some", "this", "please", "just")
 STARTS = "b c d f g h k l m n p r s t v w z br ch cl st tr th sh"  # of syllables of invented words
@@ -44,68 +55,6 @@ STOP_WORDS = (
     "the a an my some this please just what is whats how do i to can you does it of for in with me if when are there "
     "tell want would like need explain about that be will should at on and so"
 )
-SYNONYMS = {
-    "program": ("app", "tool", "software", "application"),
-    "computer": ("machine", "pc", "laptop", "notebook", "workstation"),
-    "start": ("begin", "launch", "open", "fire up", "get going"),
-    "stop": ("halt", "end", "quit", "finish", "terminate", "prevent"),
-    "see": ("view", "look at", "check", "find", "inspect"),
-    "show": ("display", "tell", "present", "reveal", "give"),
-    "use": ("utilize", "work with", "apply", "employ", "make use of", "go with"),
-    "get": ("obtain", "have", "receive", "acquire", "find"),
-    "make": ("create", "produce", "build", "have", "turn"),
-    "set": ("adjust", "specify", "put", "configure", "fix"),
-    "change": ("alter", "modify", "edit", "adjust", "switch", "tune"),
-    "need": ("require", "have to have", "must have", "depend on"),
-    "big": ("large", "huge", "massive", "enormous"),
-    "small": ("little", "compact", "tiny", "light"),
-    "fast": ("quick", "speedy", "rapid", "snappy"),
-    "slow": ("laggy", "sluggish", "unresponsive"),
-    "question": ("query", "request", "prompt", "task"),
-    "answer": ("reply", "response", "output", "what it writes"),
-    "answers": ("replies", "responses", "outputs", "results"),
-    "model": ("llm", "ai", "language model", "network", "model"),
-    "models": ("llms", "ais", "language models", "model files"),
-    "text": ("words", "content", "writing", "sentences"),
-    "write": ("type", "print", "produce", "say"),
-    "long": ("lengthy", "wordy", "endless"),
-    "good": ("sensible", "decent", "useful", "suitable", "fine"),
-    "download": ("get", "fetch", "pull", "grab"),
-    "run": ("execute", "start", "operate", "launch", "run"),
-    "work": ("function", "operate", "go", "work"),
-    "choose": ("pick", "select", "take", "go for", "decide on"),
-    "explain": ("clarify", "describe", "break down", "spell out"),
-    "memory": ("ram", "main memory", "memory"),
-    "speed": ("performance", "throughput", "pace"),
-    "chat": ("conversation", "talk", "session", "dialogue", "chat"),
-    "forget": ("drop", "discard", "lose", "delete"),
-    "everything": ("it all", "all of it", "the whole thing"),
-    "mean": ("stand for", "signify", "tell me", "mean"),
-    "happens": ("goes on", "will happen", "is the result", "happens"),
-    "always": ("every time", "each time", "constantly"),
-    "enough": ("sufficient", "adequate", "enough"),
-    "file": ("document", "file", "file on disk"),
-}
-SHORTHAND = {
-    "what is": ("whats", "what's", "what s", "wats"),
-    "you": ("u", "you"),
-    "are": ("r", "are"),
-    "please": ("pls", "plz"),
-    "do not": ("don't", "dont"),
-    "does not": ("doesn't", "doesnt"),
-    "cannot": ("can't", "cant"),
-    "i am": ("i'm", "im"),
-    "i would": ("i'd", "id"),
-    "how do i": ("how do you", "howto", "how 2"),
-    "and": ("&", "n"),
-    "why": ("how come", "why exactly", "for what reason"),
-    "how do you": ("how does one", "how do we"),
-    "can i": ("may i", "am i able to", "could i"),
-    "is there": ("do you have", "is there any", "does there exist"),
-    "because": ("cause", "cuz"),
-    "want to": ("wanna",),
-    "going to": ("gonna",),
-}
 
 
 @dataclass(frozen=True)
@@ -114,6 +63,22 @@ class Conversation:
 
     system: str
     turns: tuple[tuple[str, str], ...]
+
+
+def topic_lines(name: str, later: bool = True) -> list[tuple[str, str]]:
+    """All (kind, pattern) of a topic, the rich kinds several times; without the later ones if so asked."""
+    lines = []
+    for kind, copies in PATTERNS_PER_FRAME.items():
+        more = [WORDINGS.get(name, {}).get(kind, ""), LATER.get(name, {}).get(kind, "") if later else ""]
+        text = "\n".join([getattr(TOPICS[name], kind), *more])
+        patterns = [line.strip() for line in text.splitlines() if line.strip()]
+        lines += [(kind, pattern) for pattern in patterns] * copies
+    return lines
+
+
+def answers_of(topic: Topic) -> tuple[str, ...]:
+    """All answers of a topic, of which one is drawn."""
+    return topic.answers if isinstance(topic.answers, tuple) else (topic.answers,)
 
 
 class Grammar:
@@ -179,23 +144,15 @@ class Composer:
         self.grammar = Grammar(self.rng)
         self.stop_words = set(STOP_WORDS.split())
         self.names = list(TOPICS)
-        self.weights = [TOPICS[name].weight for name in self.names]
         self.frames = {kind: [line.strip() for line in frames.strip().splitlines()] for kind, frames in FRAMES.items()}
         self.foreign_lines = FOREIGN_QUESTIONS.strip().splitlines()
-        self.lines = {name: self._lines(topic) for name, topic in TOPICS.items()}
-
-    @staticmethod
-    def _lines(topic: Topic) -> list[tuple[str, str]]:
-        """All (kind, pattern) of a topic, the rich kinds several times."""
-        lines = []
-        for kind, copies in PATTERNS_PER_FRAME.items():
-            patterns = [line.strip() for line in getattr(topic, kind).strip().splitlines()]
-            lines += [(kind, pattern) for pattern in patterns] * copies
-        return lines
+        self.lines = {name: topic_lines(name, later=seed >= LATER_SEED) for name in TOPICS}
+        self.weights = [TOPICS[name].weight * math.sqrt(len(set(self.lines[name])) + 4) for name in self.names]
+        self.held_out = held_out()
 
     def conversation(self, single: bool) -> Conversation:
         """One conversation of mostly one, at times up to ten turns; `single`: one turn without a system prompt."""
-        length = 1 if single else self.rng.choices((1, 2, 3, 4, 6, 10), (68, 16, 8, 4, 2.5, 1.5))[0]
+        length = 1 if single else self.rng.choices((1, 2, 3, 4, 6, 10), (82, 10, 4, 2, 1.2, 0.8))[0]
         turns: list[tuple[str, str]] = []
         topic: Topic | None = None
         while len(turns) < length:
@@ -203,22 +160,23 @@ class Composer:
                 turns.append(self.follow_up(topic, turns[-1][1]))
             else:
                 topic, turn = self.first_turn()
+                while core(turn[0]) in self.held_out:
+                    topic, turn = self.first_turn()
                 turns.append(turn)
         system = self.grammar.expand(SYSTEM) if not single and self.rng.random() < 0.12 else ""
         return Conversation(system, tuple(turns))
 
     def first_turn(self) -> tuple[Topic | None, tuple[str, str]]:
         """A question that needs no context; the topic is None when it is a foreign one."""
-        if self.rng.random() < 0.13:
+        if self.rng.random() < 0.11:
             question = self.grammar.expand(self.rng.choice(self.foreign_lines))
             return None, (self.disguise(question, chatter=True), FOREIGN_ANSWER)
         name = self.rng.choices(self.names, self.weights)[0]
         topic = TOPICS[name]
         kind, pattern = self.rng.choice(self.lines[name])
         frame = self.rng.choice(self.frames[kind]).replace("{}", pattern)
-        answers = topic.answers if isinstance(topic.answers, tuple) else (topic.answers,)
         question = self.disguise(self.grammar.expand(frame), topic.chatter)
-        return topic, (question, self.rng.choice(answers))
+        return topic, (question, self.rng.choice(answers_of(topic)))
 
     def follow_up(self, topic: Topic | None, previous: str) -> tuple[str, str]:
         """A question about the answer before it."""
@@ -232,7 +190,7 @@ class Composer:
     def disguise(self, question: str, chatter: bool) -> str:
         """The question as one of many people would write it."""
         rng = self.rng
-        if not chatter and rng.random() < 0.3:
+        if not chatter and rng.random() < 0.4:
             question = self.exchange_words(question)
         if rng.random() < 0.3:
             question = self.grammar.expand(BEFORE + " ") + " " + question
@@ -254,7 +212,7 @@ class Composer:
         """Some words replaced by synonyms."""
         words = text.split(" ")
         return " ".join(
-            self.rng.choice(SYNONYMS[word]) if word in SYNONYMS and self.rng.random() < 0.5 else word for word in words
+            self.rng.choice(SYNONYMS[word]) if word in SYNONYMS and self.rng.random() < 0.4 else word for word in words
         )
 
     def shorten(self, text: str) -> str:
@@ -314,6 +272,17 @@ def conversations(seed: int, count: int) -> Iterator[Conversation]:
 def normalize(question: str) -> str:
     """Lower-case words only, to compare questions."""
     return " ".join(re.findall(r"[a-z0-9]+", question.lower()))
+
+
+def core(question: str) -> frozenset[str]:
+    """The words of a question without fillers: two with the same are near copies of each other."""
+    words = re.sub(r"\b(what|where|who|how|it|that) ?s\b", r"\1 is", normalize(question))
+    return frozenset(words.split()) - FILLERS
+
+
+def held_out() -> set[frozenset[str]]:
+    """The cores of all questions with which the model is scored."""
+    return {core(each["ask"]) for path in HELD_OUT for each in tomllib.loads(path.read_text("utf-8"))["question"]}
 
 
 def training_questions() -> set[str]:

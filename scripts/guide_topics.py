@@ -55,8 +55,65 @@ MACROS = {
     "random": "(random|different|varied|surprising|creative|unpredictable)",
     "same": "(same|identical|reproducible|repeatable|deterministic|exact same|equal|constant)",
     "script": "(script|program|shell script|pipeline|bash script|tool|cron job|batch job|automation)",
+    "modelname": "(qwen3-4b|qwen|gemma|gemma-3-4b|llama 3|llama-3.2-1b|mistral|phi|smollm2-135m|tinyllama|qwen3-8b|deepseek|smollm3-3b|{word}-7b)",
+    "fetch": "(download|fetch|pull|get|bring|grab|retrieve|obtain|load|transfer|install|load down)",
+    "disk": "(disk|hard disk|drive|computer|machine|laptop|ssd|pc|system|box)",
+    "gigs": "(4|6|8|12|16|24|32|48|64|128) (gb|gigs|gigabytes|gig|g)( of ram| of memory| ram| memory|)",
+    "size": "(1b|3b|4b|7b|8b|12b|13b|14b|27b|30b|32b|70b)",
+    "quant": "(q8_0|q4_k_m|q6_k|q5_k_m|q4_0|q3_k_m|iq4_xs|q2_k|8 bit|4 bit)",
+    "remove": "(delete|remove|erase|uninstall|get rid of|throw away|throw out|clean up|drop|wipe|discard|rm|trash)",
+    "records": "(prompts|questions|lines|records|rows|texts|reviews|sentences|items|entries|examples|documents|inputs)",
+    "lots": "(many|hundreds of|thousands of|a lot of|lots of|100|1000|200|2000|several|all my|all the|a bunch of|a list of|a pile of|dozens of)",
+    "broken": "(interrupted|stopped|killed|aborted|cancelled|cut off|broken off|cut|terminated|disconnected)",
+    "goon": "(go on|continue|resume|carry on|proceed|pick up|keep going|restart)",
+    "checkpoint": "(checkpoint|safetensors folder|hugging face folder|hf checkpoint|hugging face checkpoint|safetensors checkpoint|folder with safetensors|pytorch checkpoint|transformers model|hf model|fine-tuned model|finetuned checkpoint|hf folder|safetensors files|model.safetensors)",
+    "turn": "(turn|convert|make|transform|change|translate|bring|rewrite|export)",
+    "enforce": "(force|restrict|constrain|limit|make|guarantee|ensure|enforce|require|confine)",
+    "saved": "(saved|stored|kept|recorded|written to disk|written down|remembered|archived|persisted)",
+    "later": "(later|tomorrow|another day|next time|next week|after a restart|when i come back|after closing the terminal|in the evening|on monday)",
+    "os": "(windows|windows 10|windows 11|macos|a mac|my mac|a macbook|my macbook pro|an imac|a mac mini|linux|ubuntu|debian|fedora|arch linux|arm|arm64|aarch64|a raspberry pi|my raspberry pi|apple silicon|an m1|an m2|an m3|an m4 mac|an intel mac|wsl|a windows pc|a windows laptop|x86|x86-64|an arm server|a linux server|a chromebook|a phone|android|ios|freebsd)",
     "unlike": "(,|, |, please, |, because |. )",
 }
+
+PULL = (
+    "localllm pull NAME downloads a model from Hugging Face; localllm list --all shows the names, NAME:Q8_0 is another "
+    "quantization, and hf:OWNER/REPOSITORY any other model. After an interruption the same command goes on."
+)
+FIT = (
+    "localllm fit NAME tells whether a model fits the memory of your computer and how fast it may be, before you download "
+    "it: it needs the size of the file plus the KV cache, which grows with the context."
+)
+PLATFORMS = (
+    "localllm runs on Linux, on x86-64 and ARM processors; it is meant for macOS and Windows too, but has hardly been tested "
+    "on a Mac or on Windows: the README says how far it is. It needs Python 3.11 or newer."
+)
+CONFIG = (
+    "Your own defaults stand in config.toml, in ~/.config/localllm: options for all commands, for one command or for one "
+    "model. localllm config shows what holds."
+)
+
+
+def _ended(number: str, word: str, *others: str) -> str:
+    """Ways to ask for an exit code: the same for every code, so that its number alone decides."""
+    n = "|".join((number, number, word, *others))
+    code = f"((exit|return|error|status|result) (code|status|value|number) ({n})|(exit|return|status|error|code|errno|rc|$?) ({n}))"
+    program = "(it|localllm|my script|the command|my program|the run|a run|the job|my cron job|the process|the shell|make|run|map|the pipeline)"
+    ends = "(returned|exits with|exited with|ended with|ends with|returns|gave|gave me|gives|failed with|stopped with|got|quit with|finished with|came back with|reports|reported|shows|says|died with|terminated with)"
+    return f"""
+        {code}
+        (what is|whats|what does|what about|explain|meaning of|the meaning of|tell me about|what do you mean by|why|why do i get|what did i do wrong when i get) (an |the |){code}( mean| stand for| tell me| say| signify|)
+        (what does|what would|whats) (an |the |){code} (mean|stand for|tell me|indicate|signify|imply)( in a script| in localllm| after map| after run|)
+        {program} {ends} {code}
+        {program} {ends} ({n})
+        {program} {ends} ({code}|{n})(, why|, what now|, what went wrong|, what does that mean|, what is wrong|, what happened|. what does it mean|. why|. what is that)
+        (why|what does it mean|what happened|what is wrong|what went wrong) (when|if|that) {program} {ends} ({code}|{n})
+        (i|we|my script|my colleague|the user) (get|got|see|saw|have|keep getting|receive|received|am getting) (an |the |){code}( from localllm| from the command| from run| in my script| all the time| here|)
+        (echo $? |$? |the shell |my terminal )(prints|shows|says|is|gives) ({n})( after localllm| after the command| afterwards|)
+        (localllm|the command|it)( just|) (stopped|failed|ended|broke|finished)(, | and )(the |its |)(exit |return |)(code|status|value) (is|was) ({n})
+        (when|in which case|under what circumstances) (does|will|do) (it|localllm|i) (return|exit with|end with|get|give|see) ({code}|{n})
+        (is|does) {code} (bad|an error|a failure|good|mean failure|mean success|mean an error)
+    """
+
 
 TOPICS: dict[str, Topic] = {
     # --- what localllm is, and getting started -----------------------------------------------------------------
@@ -88,7 +145,7 @@ TOPICS: dict[str, Topic] = {
         """,
     ),
     "commands": Topic(
-        "The commands are chat, run, map, list, pull, fit, inspect, quantize, sessions, config and some more: "
+        "The commands are chat, run, map, serve, list, pull, fit, inspect, quantize, sessions, config and more: "
         "localllm --help lists them, and --help behind one shows its options.",
         ask="""
         (what|which) (commands|subcommands|sub commands) (are there|exist|does localllm have|do you know|can i use)
@@ -145,8 +202,7 @@ TOPICS: dict[str, Topic] = {
         """,
     ),
     "get_model": Topic(
-        "localllm list --all shows models by name, and localllm pull qwen3-4b downloads one. Any GGUF file from "
-        "Hugging Face works too: localllm pull hf:OWNER/REPOSITORY.",
+        PULL,
         ask="""
         (where|how) (can|could|do) i (pick up|come by|get hold of|lay my hands on) (llama|mistral|qwen|a model|a gguf|gguf models|gemma)
         (what|which) (place|website|source|link) (do you|would you|can you) (recommend|suggest) (for|to get|to download) {models}
@@ -209,8 +265,8 @@ TOPICS: dict[str, Topic] = {
         tasks="(choose|decide on|pick|select) (a|the right|a good|the best) {model}",
     ),
     "architectures": Topic(
-        "localllm runs models of the Llama family from GGUF files, and more architectures are being added. localllm "
-        "inspect model.gguf names a file's architecture.",
+        "localllm runs models of more than a hundred architectures from GGUF files: Llama, Qwen, Gemma, Mistral, Phi and many "
+        "others. localllm inspect model.gguf names a file's architecture.",
         ask="""
         (which|what) (models|architectures|model families|llms|kinds of models|types of models) (are supported|does it support|does localllm support|can it run|does it run|work)
         (does it|can it|does localllm|can localllm|will it) (support|run|work with|handle|load) (llama|llama 3|qwen|qwen2|mistral|gemma|phi|deepseek|smollm|falcon|gpt oss|mixtral|tinyllama)(| models)
@@ -340,7 +396,7 @@ TOPICS: dict[str, Topic] = {
         example="localllm quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M",
     ),
     "convert": Topic(
-        "localllm quantize also takes a Hugging Face folder with safetensors files: localllm quantize FOLDER "
+        "localllm quantize also takes the folder of a Hugging Face checkpoint with safetensors files: localllm quantize FOLDER "
         "model.gguf Q4_K_M makes a GGUF file of it in one step.",
         ask="""
         (can|may|could) i (use|load|run|take) (pytorch|safetensors|transformers|hugging face) (weights|checkpoints|files|models) (directly|as they are|here|)
@@ -705,13 +761,13 @@ TOPICS: dict[str, Topic] = {
         "seed, the model and the timings.",
         flags="--json",
         ask="""
-        (does|can) (it|localllm|run) (have|do|give|print|offer) (json|json output|a json mode)
+        (does|can) (it|localllm|run) (print|write|show) (the answer as json|json output|its output as json)
         (can|could) (i|a program|my script|another tool) (get|read|parse|receive) (the answer|the result|it) (as|in) (json|structured form)
         (which|what) (flag|option|switch) (prints|gives|makes|produces) json
         (what|which) (fields|keys|values|data) (are|does|is) (in|inside) the json( object| output|)( have|)
-        (can|does|could) (it|localllm|run) (print|output|write|return|produce|give|speak) json
-        (json|json output|json format|structured output|machine readable output)
-        (is there|do you have) (a|some|any) (machine readable|machine-readable|structured|json) (output|format|mode)
+        (can|does|could) (it|localllm|run) (print|output|write) (its answer as |the answer as |the result as |)json
+        (json output|print json|output as json|machine readable output|--json output)
+        (is there|do you have) (a|some|any) (machine readable|machine-readable|json) (output|output format)
         """,
         tasks="""
         (get|print|have|output|receive|write|return|want) (the|an|my|) (answer|answers|output|result|results|reply) (as|in|in form of) (json|a json object|machine readable form|structured form|json format)
@@ -790,8 +846,8 @@ TOPICS: dict[str, Topic] = {
         tasks="{leave} (the|this|a|my) (chat|conversation|program|session|app|tool)",
     ),
     "slash": Topic(
-        "In a chat you can type /help for help, /clear to forget the conversation, /system TEXT to set the system "
-        "prompt, and /exit to leave.",
+        "In a chat you can type /help for help, /undo and /retry to take back or repeat, /clear to forget the conversation, "
+        "/system TEXT to set the system prompt, and /exit to leave.",
         ask="""
         (what|which) (else |)(can i|do i|may i) (type|enter|do|use) (in|inside|during|within) (the|a|this) chat (besides questions|apart from questions|other than questions|)
         (are there|do you have) (special|any|other|some) commands (in|inside|during) (the|a) chat
@@ -842,21 +898,17 @@ TOPICS: dict[str, Topic] = {
     ),
     # --- models by name, many prompts, forms, sessions, computers -------------------------------------------------
     "pull": Topic(
-        "localllm pull NAME downloads a model and checks it, localllm pull NAME:Q8_0 another quantization of it; the same "
-        "command goes on where an interrupted download stopped.",
+        PULL,
         commands="(pull|localllm pull|the pull command)",
         tasks="(download|fetch|pull|bring) (a|the|some|another) (model|gguf|known model|model by name)( from hugging face| from the hub|)",
         ask="""
         (what|which) command (downloads|fetches|brings|pulls) (a model|models|gguf files)
         (can|does) (localllm|it) (download|fetch|pull) (models|a model|gguf files) (by itself|for me|from hugging face|)
-        (the|my) (download|pull) (was interrupted|broke|stopped|failed)(, what now| in the middle|, must i start again)
         (how do i|can i) (get|pull|download) (another|a different|the q8_0) (quantization|quant|version) (of a model|of it|)
-        (does|will) (a download|pull) (continue|go on|resume) (after|when) (it was interrupted|ctrl-c|the connection is lost)
         """,
     ),
     "fit": Topic(
-        "localllm fit NAME tells whether a model fits the memory of your computer, with which context, and how fast it may "
-        "be, before you download it.",
+        FIT,
         commands="(fit|localllm fit|the fit command)",
         tasks="(find out|tell|see|know|check) (if|whether) (a|the|this) model (fits|will fit|is too big|runs here)( into my memory| before downloading|)",
         ask="""
@@ -867,7 +919,7 @@ TOPICS: dict[str, Topic] = {
     ),
     "list": Topic(
         "localllm list shows the models that are on this computer, localllm list --all also those that localllm knows by "
-        "name, and localllm rm NAME removes one.",
+        "name, and localllm rm NAME removes one from the disk.",
         commands="(list|rm|localllm list|localllm rm|the list command)",
         tasks="(see|list|show|find|remove|delete) (the|my|all|all the|) (models|downloaded models|pulled models|models i have)( on disk|)",
         ask="""
@@ -877,8 +929,8 @@ TOPICS: dict[str, Topic] = {
         """,
     ),
     "map": Topic(
-        "localllm map model.gguf questions.jsonl -o answers.jsonl answers every line of a file, plain text or JSON; started "
-        "again with the same -o, it goes on where it stopped.",
+        "localllm map model.gguf questions.jsonl -o answers.jsonl answers every line of a file, plain text or JSON, with a "
+        "line of JSON each; started again with the same -o, it goes on where it stopped.",
         commands="(map|localllm map|the map command)",
         tasks="(answer|ask|process|run) (many|a lot of|hundreds of|all the|a file of) (prompts|questions|lines|records)( at once| in a batch|)",
         ask="""
@@ -890,7 +942,7 @@ TOPICS: dict[str, Topic] = {
     ),
     "schema": Topic(
         '--json-schema FILE makes every answer JSON by a schema, --grammar takes GBNF such as root ::= "yes" | "no", and '
-        "--regex a regular expression.",
+        "--regex takes a regular expression that the answer must match.",
         flags="(--json-schema|--grammar|--regex|-j)",
         tasks="(force|limit|restrict|constrain) (the|an|its) (answer|output) to (json|a schema|yes or no|a grammar|a pattern|a format)",
         things="(json schemas|structured output|gbnf|constrained output|a grammar for the answer)",
@@ -901,8 +953,8 @@ TOPICS: dict[str, Topic] = {
         """,
     ),
     "sessions": Topic(
-        "localllm chat --session NAME keeps a conversation in a file and goes on with it later, --continue takes the latest, "
-        "and localllm sessions lists them.",
+        "localllm chat --session NAME keeps a conversation in a file and goes on with it later, --continue takes the latest; "
+        "localllm sessions lists them, shows one or removes one.",
         flags="(--session|--continue)",
         commands="(sessions|localllm sessions|the sessions command)",
         tasks="(save|keep|store|resume|continue|go on with) (a|the|my|yesterdays|an old) (chat|conversation|session)( for later| tomorrow|)",
@@ -913,23 +965,21 @@ TOPICS: dict[str, Topic] = {
         """,
     ),
     "platforms": Topic(
-        "localllm is made for Linux, macOS and Windows, on x86-64 and ARM processors, with Python 3.11 or newer.",
-        things="(supported platforms|supported operating systems|the platforms|system requirements)",
+        PLATFORMS,
+        things="(supported platforms|supported operating systems|the platforms|operating systems)",
         ask="""
         (does|will|can) (localllm|it|this) (run|work) on (windows|linux|macos|a mac|arm|a raspberry pi|apple silicon|windows 11|ubuntu|m1|m2)
-        (which|what) (platforms|operating systems|systems|processors|cpus) (are supported|does it support|does it run on|can i use)
+        (which|what) (platforms|operating systems|systems|computers) (are supported|does it support|does it run on|can i use)
         (is there|do you have) (a|) (windows|mac|macos|linux|arm) (version|build|release|port)
         """,
     ),
     "elsewhere": Topic(
-        "Options have llama.cpp's names, and ollama run MODEL is localllm chat MODEL here; the page Coming from llama.cpp or "
-        "Ollama has the rest. Your own defaults stand in config.toml: localllm config shows it.",
+        "Options have llama.cpp's names, so a copied command line runs: llama-cli is localllm chat or localllm run here, and "
+        "ollama run MODEL is localllm chat MODEL. The page Coming from llama.cpp or Ollama has the rest.",
         ask="""
         (i come from|i used|i know|what about) (ollama|llama.cpp|llama-cli)(, what is different|, what is the same here|)
         (what|which) is the (equivalent|counterpart|same) (of|for|as) (ollama run|llama-cli|ollama pull|llama-quantize|ollama)
         (do|are) (llama.cpp|llama-cli) (options|flags|arguments) (work|the same|understood|known)( here|)
-        (where|how) do i (set|store|keep|save) (my|) (default|own|favourite|permanent) (options|settings)
-        (is there|does it have) a (config file|configuration file|settings file)
         """,
     ),
     # --- files, formats, memory ---------------------------------------------------------------------------------
@@ -1024,8 +1074,7 @@ TOPICS: dict[str, Topic] = {
         """,
     ),
     "memory": Topic(
-        "Plan for the size of the file plus the KV cache, which grows with the context. localllm inspect model.gguf "
-        "shows the memory that is needed by context length.",
+        FIT,
         ask="""
         (how much|how many gb of) (ram|memory) (will|would|does|do|might) (a|an|the|my) (1b|3b|7b|8b|13b|14b|30b|70b|big|small) {model} (need|take|use|require|want)
         (is|are|would|will) (4|6|8|12|16|24|32|64) (gb|gigs|gigabytes)( of ram| of memory| ram|) (enough|sufficient|be enough|ok|too little)
@@ -1075,8 +1124,8 @@ TOPICS: dict[str, Topic] = {
     ),
     # --- errors ---------------------------------------------------------------------------------------------------
     "exit_codes": Topic(
-        "The exit codes are 0 done, 2 wrong usage, 3 unreadable or invalid model, 4 prompt does not fit the context, 5 "
-        "not enough memory, 6 some records failed, 7 the answer was cut, 130 interrupted.",
+        "The exit codes are 0 done, 1 other errors, 2 wrong usage, 3 unreadable or invalid model, 4 prompt does not fit the "
+        "context, 5 not enough memory, 6 some records failed, 7 the answer was cut, 130 interrupted.",
         things="(the exit codes|exit codes|return codes|the exit status|exit status|error codes|the return code|the exit code)",
         ask="""
         (what|which) (number|code|codes|status) (does|do|will) (it|localllm|the program|run) (return|exit with|give back|end with)( on errors| when it fails| at the end|)
@@ -1089,60 +1138,56 @@ TOPICS: dict[str, Topic] = {
     ),
     "exit_0": Topic(
         "Exit code 0 means that all went well.",
-        things="(exit code 0|return code 0|exit status 0|code 0|exit code zero|error code 0)",
-        ask="it (returned|exits with|exited with|ended with|returns|gave) (0|zero|code 0|exit code 0|status 0)",
+        ask=_ended("0", "zero"),
+        weight=0.55,
     ),
     "exit_2": Topic(
         "Exit code 2 means wrong usage: an unknown command or flag, or a value that is missing or not allowed. Try "
         "--help.",
-        things="(exit code 2|return code 2|exit status 2|code 2|exit code two|error code 2|error 2|a usage error|status 2)",
-        ask="""
-        (it|localllm|my script|the command) (returned|exits with|exited with|ended with|returns|gave|failed with|stopped with|got) (2|two|code 2|exit code 2|status 2|error code 2|return code 2|error 2)
+        ask=_ended("2", "two")
+        + """
         (what does it mean|why does it say) (no such option|unknown option|usage error|unknown flag)
         """,
+        weight=0.55,
     ),
     "exit_3": Topic(
         "Exit code 3 means that the model file cannot be used: it is unreadable, damaged, incomplete or not supported. "
         "The message names the file and what is wrong.",
-        things="(exit code 3|return code 3|exit status 3|code 3|exit code three|error code 3|error 3|an invalid model|status 3|a model error)",
-        ask="""
+        ask=_ended("3", "three")
+        + """
         (what|why) (does it mean|is it) (when|if|that) (the|my) (model|file) (is invalid|is refused|cannot be read|will not load)
         (is|maybe) (my|the) (download|file|model) (broken|incomplete|damaged|corrupt)
-        (it|localllm|my script|the command) (returned|exits with|exited with|ended with|returns|gave|failed with|stopped with|got) (3|three|code 3|exit code 3|status 3|error code 3|return code 3|error 3)
         """,
         problems="""
         (my|the|this|a) {file} (does not|doesnt|will not|wont|cannot|can not) (load|open|work|start|be loaded|be opened)
         (it|localllm) (says|complains|claims|tells me) (that |)(the|my) (model|file|gguf) is (invalid|broken|damaged|unreadable|not valid|corrupt|not supported|unsupported)
         (invalid|corrupt|broken|damaged|unreadable) (model|gguf|file|model file)
         """,
+        weight=0.55,
     ),
     "exit_4": Topic(
         "Exit code 4 means that the prompt does not fit the context: shorten the prompt, or give a larger context with "
         "-c.",
-        things="(exit code 4|return code 4|exit status 4|code 4|exit code four|error code 4|error 4|a context error|status 4)",
-        ask="""
+        ask=_ended("4", "four")
+        + """
         (it|localllm|the program) (says|complains|tells me) (that |)(the|my) (prompt|text|input) (is too long|does not fit|is larger than the context|doesnt fit)
-        (it|localllm|my script|the command|my program) (returned|exits with|exited with|ended with|returns|gave|failed with|stopped with|got) (4|four|code 4|exit code 4|status 4|error code 4|error 4)
         """,
         problems="""
         (my|the|this) (prompt|text|file|input|document|question) (is too long|does not fit|doesnt fit|is too big|is longer than the context|exceeds the context|does not fit the context)
         (prompt|text|input) (too long|does not fit|larger than context|does not fit the context)
         """,
+        weight=0.55,
     ),
     "exit_5": Topic(
         "Exit code 5 means that there is not enough memory: take a smaller model or quantization, or a smaller context "
         "with -c.",
-        things="(exit code 5|return code 5|exit status 5|code 5|exit code five|error code 5|error 5|status 5)",
-        ask="""
-        (it|localllm|my script|the command|my program) (returned|exits with|exited with|ended with|returns|gave|failed with|stopped with|got) (5|five|code 5|exit code 5|status 5|error code 5|return code 5|error 5)
-        """,
+        ask=_ended("5", "five"),
+        weight=0.55,
     ),
     "exit_130": Topic(
         "Exit code 130 means that the command was interrupted, for example with Ctrl-C.",
-        things="(exit code 130|return code 130|exit status 130|code 130|error code 130|error 130|130|status 130)",
-        ask="""
-        (it|localllm|my script|the command|my program) (returned|exits with|exited with|ended with|returns|gave|failed with|stopped with|got) (130|code 130|exit code 130|status 130|error code 130|return code 130)
-        """,
+        ask=_ended("130", "130"),
+        weight=0.55,
     ),
     "nonsense": Topic(
         "Strange answers often come from a very small model, a high temperature or a missing chat template. Try a "
@@ -1176,7 +1221,8 @@ TOPICS: dict[str, Topic] = {
         """,
     ),
     "gpu": Topic(
-        "You need no GPU: localllm runs on the processor (CPU) of an ordinary computer.",
+        "You need no GPU: localllm runs on the processor (CPU) of an ordinary computer. If there is an NVIDIA card that works, "
+        "--device and -ngl say what it computes.",
         ask="""
         (will|would|does|can) (it|this|localllm) (work|run|be ok) (on|with) (a|my|an) (laptop|computer|pc|machine|server) (without|that has no|with no) (gpu|graphics card|nvidia card|dedicated graphics)
         (what|which) (gpu|graphics card|video card) (do i need|is needed|should i buy|is best|does it use|is supported)
@@ -1193,12 +1239,10 @@ TOPICS: dict[str, Topic] = {
         "localllm is fastest on x86-64 processors with AVX2 or newer, and it runs correctly on others as well. It "
         "compiles its kernels for the processor that it finds.",
         ask="""
-        (will|does|can|would) (it|localllm|this) (run|work) on (my|a) (mac|windows laptop|linux server|raspberry pi|old pc|macbook|chromebook|phone)
-        (does|will|can) (it|localllm|this) (run|work|start) on (a|an|my|) (mac|macbook|windows|linux|windows pc|raspberry pi|arm|apple silicon|old computer|old laptop|chromebook|phone|server|intel cpu|amd cpu|m1)
-        (which|what) (processors|cpus|hardware|computers|operating systems|platforms|cpu features|instruction sets) (are supported|does it support|does it need|do i need|can i use|does it run on)
+        (which|what) (processors|cpus|hardware|cpu features|instruction sets) (are supported|does it support|does it need|do i need|can i use|does it run on)
         (is|does it use|does it support) (avx|avx2|avx512|avx-512|vnni|neon|amx)( supported| needed| required| used|)
         (what|which) (cpu|processor|hardware) (do i need|is best|is required|is needed|should i have)
-        (windows|mac|linux|raspberry pi|arm|hardware requirements)
+        (hardware requirements|cpu requirements|instruction sets)
         """,
     ),
     "internet": Topic(
@@ -1314,19 +1358,153 @@ TOPICS: dict[str, Topic] = {
         "I do not know about that; I am too small. localllm --help and the README say what is possible.",
         ask="""
         (can|could) (it|localllm|you|the model) (look at|see|read|understand) (pictures|images|photos|screenshots|videos)
-        does (it|localllm) have (a|an|some) (web interface|gui|window|app|rest api|plugin system|docker image)
+        does (it|localllm) have (a|an|some) (gui|window|app|plugin system|docker image)
         (can|does|could) (it|localllm|the model|you) (look at|recognize|describe|open|play|hear|record|generate) (an image|images|a photo|pictures|sounds|music|videos|my screen|my voice)
-        (is|will) there (be |)(a|an|some) (graphical interface|window|mobile app|web page|plugin|extension|vscode extension|browser version)
+        (is|will) there (be |)(a|an|some) (window|mobile app|plugin|extension|vscode extension)
         (can|does|how do|how does|will|could) (it|localllm|i|you|this) (understand|see|read|create|draw|use|process|support|make|show) (images|pictures|photos|video|videos|audio|voice|speech|music|pdfs|screenshots)
-        (can|does|how do) (it|localllm|i) (fine-tune|finetune|train|retrain|merge|teach) (a|the|my own|) (model|models|lora|network)
-        (does it|can it|how do i|does localllm) (support|use|have|load|offer) (lora|loras|adapters|rag|embeddings|function calling|tools|plugins|agents|vector databases|a web interface|a gui|docker|themes|colors|speculative decoding|a rest api|multi user mode)
-        (is there|do you have) (a|an|any) (gui|web interface|web ui|app for android|docker image|windows installer|plugin system|forum|discord|mailing list|roadmap|server mode)
+        (can|does|how do) (it|localllm|i) (fine-tune|finetune|train|retrain|teach) (a|the|my own|) (model|models|network)
+        (does it|can it|how do i|does localllm) (support|use|have|load|offer) (rag|function calling|plugins|agents|vector databases|a gui|docker|themes|multi user mode)
+        (is there|do you have) (a|an|any) (gui|app for android|docker image|windows installer|plugin system|forum|discord|mailing list|roadmap)
         (who|which company) (wrote|made|develops|maintains|created|programmed|is behind) (localllm|this tool|this program)
         (when|what year) was localllm (written|released|started|made)
-        (how does localllm|is localllm|is it) (compare to|better than|faster than|related to|based on|like) (ollama|llama.cpp|lm studio|vllm|gpt4all|koboldcpp|jan)
         (where|how) (do|can) i (report|file) (a|) (bug|bugs|issue|issues|a problem)
-        (how do i|can i) (save|export|load|print|search|edit|undo) (a|the|my) (chat|conversation|chats|last message|history)
         """,
+    ),
+    # --- more of what localllm does; the ways to ask are in guide_wordings.py ---------------------------------------
+    "pull_resume": Topic(
+        "Give the same command again: localllm pull goes on where an interrupted download stopped, and at the end it checks "
+        "the size and the SHA-256 of the file.",
+        example="localllm pull qwen3-4b",
+    ),
+    "exit_1": Topic(
+        "Exit code 1 means an error that has no code of its own; the line on stderr says what went wrong.",
+        ask=_ended("1", "one"),
+        weight=0.55,
+    ),
+    "exit_6": Topic(
+        "Exit code 6 means that map could not answer some records: their lines in the output say why, and the same command "
+        "tries them again.",
+        ask=_ended("6", "six"),
+        weight=0.55,
+    ),
+    "exit_7": Topic(
+        "Exit code 7 means that the answer was cut, by -n or the context, before it was what its JSON schema, grammar or "
+        "regular expression promises: give a larger -n.",
+        ask=_ended("7", "seven"),
+        weight=0.55,
+    ),
+    "undo": Topic(
+        "In a chat, /undo takes back the last question and its answer, and /undo 3 the last three; /edit changes the last "
+        "question and asks it instead.",
+        things="(/undo|/edit|slash undo|slash edit|the undo command)",
+    ),
+    "retry": Topic(
+        "In a chat, /retry gives another answer to the last question, and /continue goes on with an answer that was cut.",
+        things="(/retry|/continue|slash retry|slash continue)",
+    ),
+    "branch": Topic(
+        "In a chat, /branch NAME goes on in a copy of the conversation or goes back to one; without a name it lists the "
+        "branches.",
+        things="(/branch|slash branch|branches|a branch|branching)",
+    ),
+    "read_file": Topic(
+        "In a chat, /read FILE sends the text of a file with your next question.",
+        things="(/read|slash read|/read file)",
+        example="/read letter.txt",
+    ),
+    "slash_set": Topic(
+        "In a chat, /set NAME VALUE changes an option, such as /set temperature 0.2, and /show says what holds now.",
+        things="(/set|slash set|/show|slash show)",
+    ),
+    "slash_model": Topic(
+        "In a chat, /model PATH goes on with another model, which reads what was said so far.",
+        things="(/model|slash model)",
+    ),
+    "server": Topic(
+        "localllm serve MODEL answers other programs on this computer by OpenAI's HTTP interface, at "
+        "http://127.0.0.1:11435/v1; a browser finds a page for chatting there.",
+        commands="(serve|localllm serve)",
+        example="localllm serve model.gguf",
+    ),
+    "lora": Topic(
+        "Adapters such as LoRA are not supported: merge them into the model before, and quantize the merged checkpoint.",
+        things="(lora|a lora|lora adapters|adapters|qlora|--lora)",
+    ),
+    "thinking": Topic(
+        "Some models think before they answer: --think on, off, low, medium or high tells them, --think-budget N ends a "
+        "thought after N tokens, and --hide-thinking does not show it.",
+        flags="(--think|--think-budget|--reasoning|--hide-thinking)",
+        things="(thinking|reasoning|a thinking model|reasoning models|the thoughts of a model)",
+    ),
+    "speculate": Topic(
+        "--speculate guesses several tokens at once, where the text repeats itself (ngram) or by a smaller model "
+        "(draft:MODEL); the answer is the same, in fewer steps.",
+        flags="(--speculate|--speculate draft)",
+        things="(speculative decoding|speculation|a draft model|draft models)",
+        default="The default is --speculate ngram.",
+    ),
+    "kv_type": Topic(
+        "--kv-type q8_0 stores the KV cache in 8 bits instead of f16 and q4_0 in 4, which takes less memory in long "
+        "contexts; -ctk and -ctv set keys and values alone.",
+        flags="(--kv-type|-ctk|-ctv|--cache-type-k|--cache-type-v)",
+        default="The default is f16.",
+    ),
+    "kept_prompts": Topic(
+        "What was read of long prompts is kept on disk, so that a prompt that begins in the same way is not read again: "
+        "localllm cache lists it, localllm cache clear removes it, and --no-cache leaves it out.",
+        commands="(cache|localllm cache|cache clear)",
+        flags="--no-cache",
+        things="(kept prompts|the prompt cache|prompt caching|prefix caching)",
+    ),
+    "replay": Topic(
+        "run --receipt FILE writes what an answer came from, and localllm replay FILE answers again and tells whether the "
+        "same text comes out.",
+        commands="(replay|localllm replay)",
+        flags="--receipt",
+        things="(a receipt|receipts)",
+    ),
+    "several": Topic(
+        "--n 3 gives three answers to a prompt, best first, and --beams N looks for the likeliest answers.",
+        flags="(--n|--beams)",
+        things="(beam search|beams|several answers)",
+    ),
+    "config": Topic(
+        CONFIG,
+        commands="(config|localllm config|the config command)",
+        things="(config.toml|the config file|the configuration file|the settings file)",
+    ),
+    "aliases": Topic(
+        'An alias is another name for a model: write small = "~/models/small.gguf" under [aliases] in config.toml, and '
+        "localllm run small works.",
+        things="(an alias|aliases|the aliases table|short names for models)",
+    ),
+    "overflow": Topic(
+        "When the context is full, --on-overflow decides: error stops, drop-turns drops the oldest turns, and shift drops "
+        "what is in the middle. chat drops turns, run stops.",
+        flags="(--on-overflow|--keep)",
+        default="The default is error in run and drop-turns in chat.",
+    ),
+    "device": Topic(
+        "--device says what computes, cpu or cuda, and -ngl how many layers an NVIDIA card takes: a number, all or auto. "
+        "By default a card is used if there is one that works.",
+        flags="(-ngl|--device|--gpu-layers|-dev|--n-gpu-layers)",
+        default="The default is auto.",
+    ),
+    "completion": Topic(
+        "localllm completion SHELL prints a script for bash, zsh or fish, with which Tab completes commands, options and "
+        "models.",
+        commands="completion",
+        things="(tab completion|shell completion|completions)",
+        example="localllm completion bash >> ~/.bashrc",
+    ),
+    "markdown": Topic(
+        "localllm chat --markdown renders headings, lists and code in the answers.",
+        flags="--markdown",
+        things="(markdown rendering|markdown)",
+    ),
+    "folder": Topic(
+        "Pulled models lie in ~/.local/share/localllm/models, or in the folder that LOCALLLM_MODELS names.",
+        things="(the models folder|the folder of models|LOCALLLM_MODELS)",
     ),
     # --- small talk -------------------------------------------------------------------------------------------------
     "hello": Topic(

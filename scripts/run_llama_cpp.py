@@ -66,7 +66,7 @@ def run(job: dict) -> None:
         decode.append(last)
     llama.llama_free(context)
     llama.llama_model_free(model)
-    np.savez(job["out"], prefill=prefill, then=np.array(tokens, np.int32), decode=np.stack(decode))
+    np.savez(job["out"], prefill=prefill, then=np.array(tokens, np.int32), decode=np.array(decode))
 
 
 def pool(job: dict) -> None:

@@ -1,15 +1,17 @@
 """Train the built-in model from scratch and write it as localllm/data/guide.gguf.
 
     pip install torch numpy gguf tokenizers
-    python scripts/train_guide.py [--threads 2] [--output FILE] [--first-round 2]
+    python scripts/train_guide.py [--threads 2] [--output FILE] [--checkpoint FILE] [--first-round 2]
 
 A Llama-architecture model: RMSNorm, grouped-query attention, interleaved rotary positions, SwiGLU, tied embeddings,
 and a byte-level BPE vocabulary of its own. All text comes from guide_text.py; nothing is downloaded. Every draw is
 seeded; on one machine with the same PyTorch and threads two runs agree.
 
-Needs PyTorch 2.13. The file in the repository came from one run of this script: 27 minutes for the first round and 9
-for the second, on two cores of an AMD EPYC (AVX-512) that were busy with other work as well. Score a new file with
-score_guide.py before it replaces the old one.
+Needs PyTorch 2.13. The file in the repository came from these rounds, on two cores of an Intel Emerald Rapids that did
+much else at the same time: 36 minutes for the first and 18 for the second. It is not what this script gives to the
+byte: each round was a longer one that was stopped at a checkpoint, and `serve` came to localllm between them, so the
+first round and the tokenizer still had the answer that there is no server. A training that was stopped goes on from its
+checkpoint. Score a new file with score_guide.py before it replaces the old one.
 """
 
 from __future__ import annotations
@@ -66,14 +68,15 @@ class Training:
 
     row: int = 256  # tokens of a packed row
     rows: int = 8  # rows of a step
-    rates: tuple[float, ...] = (3e-3, 1.5e-3)  # the highest of each round
+    rates: tuple[float, ...] = (3e-3, 1.5e-3)  # the highest of each round, from which it falls to zero,
+    ends: tuple[int, ...] = (1600, 600)  # but a round ends after so many steps: the first near the second's rate
     warmup: int = 100
     decay: float = 0.05
     smoothing: float = 0.05
     decisive: int = 5  # first tokens of an answer, which decide what it is,
     decisive_weight: float = 3.0  # and what they count in the loss
     opening: int = 10  # tokens of an answer when only its opening is learned
-    opening_share: float = 0.75  # the opening decides which answer it is; reciting the rest is soon learned
+    opening_shares: tuple[float, ...] = (0.85, 0.6)  # it decides which answer it is; reciting is soon learned
 
 
 class Block(nn.Module):
@@ -171,11 +174,27 @@ def chat_text(role: str, content: str) -> str:
     return f"<|im_start|>{role}\n{content}<|im_end|>\n"
 
 
-def train_tokenizer(vocabulary: int) -> Tokenizer:
-    """Byte-level BPE with GPT-2's pre-tokenizer, from the first conversations of the training text."""
-    tokenizer = Tokenizer(models.BPE())
+def make_tokenizer(model: models.BPE) -> Tokenizer:
+    """Byte-level, with GPT-2's pre-tokenizer."""
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """That of an exported file."""
+    fields = gguf.GGUFReader(path).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"].contents()]
+    tokenizer = make_tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+def train_tokenizer(vocabulary: int) -> Tokenizer:
+    """From the first conversations of the training text."""
+    tokenizer = make_tokenizer(models.BPE())
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
@@ -191,6 +210,7 @@ def train_tokenizer(vocabulary: int) -> Tokenizer:
 def documents(tokenizer: Tokenizer, seed: int, count: int, training: Training) -> Iterator[tuple[list[int], list[int]]]:
     """Ids and targets of each conversation; only answers are targets, of the last one mostly just the opening."""
     rng = random.Random(seed)
+    share = training.opening_shares[seed - 1]
     for conversation in guide_text.conversations(seed, count):
         system = [(chat_text("system", conversation.system), "")] if conversation.system else []
         asked = [
@@ -204,7 +224,7 @@ def documents(tokenizer: Tokenizer, seed: int, count: int, training: Training) -
             ids += prompt_ids + answer_ids
             targets += [IGNORED] * len(prompt_ids) + answer_ids[:-1] + [IGNORED] * min(1, len(answer_ids))
         surplus = len(answer_ids) - training.opening
-        if surplus > 0 and rng.random() < training.opening_share:
+        if surplus > 0 and rng.random() < share:
             ids, targets = ids[:-surplus], targets[:-surplus]
         yield ids[: 2 * training.row], [*targets[1 : 2 * training.row], IGNORED]
 
@@ -279,38 +299,71 @@ def opening_weights(wanted: Tensor, training: Training) -> Tensor:
     return torch.where((position > 0) & (position <= training.decisive), training.decisive_weight, 1.0)
 
 
-def train(model: Guide, data: list[np.ndarray], rate: float, training: Training) -> None:
-    """One pass over `data`."""
+def batch_loss(model: Guide, batch: np.ndarray, training: Training) -> tuple[Tensor, float]:
+    """The loss of a batch, and the share of the decisive tokens that the model would say."""
+    ids, targets, numbers = torch.from_numpy(batch).unbind(1)
+    mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril() & (
+        numbers[:, :, None] == numbers[:, None, :]
+    )
+    wanted = targets != IGNORED
+    weights = opening_weights(wanted, training)[wanted]
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(ids, mask[:, None], wanted)
+    losses = functional.cross_entropy(
+        logits.float(), targets[wanted], label_smoothing=training.smoothing, reduction="none"
+    )
+    right = (logits.argmax(-1) == targets[wanted])[weights > 1].float().mean()
+    return (losses * weights).sum() / weights.sum(), float(right)
+
+
+def train(model: Guide, data: list[np.ndarray], training: Training, checkpoint: Checkpoint) -> None:
+    """One pass over `data`, from where the checkpoint is to the end of the round."""
+    rate, end = training.rates[checkpoint.number - 1], training.ends[checkpoint.number - 1]
     optimizers = make_optimizers(model, training)
-    started = time.time()
+    started, first = time.time(), checkpoint.load(model, optimizers)
     model.train()
-    for step, batch in enumerate(data):
+    for step, batch in enumerate(data[first:end], first):
         for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
             group["lr"] = learning_rate(step, len(data), rate, training)
-        ids, targets, numbers = torch.from_numpy(batch).unbind(1)
-        mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril() & (
-            numbers[:, :, None] == numbers[:, None, :]
-        )
-        wanted = targets != IGNORED
-        weights = opening_weights(wanted, training)
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(ids, mask[:, None], wanted)
-        losses = functional.cross_entropy(
-            logits.float(), targets[wanted], label_smoothing=training.smoothing, reduction="none"
-        )
-        loss = (losses * weights[wanted]).sum() / weights[wanted].sum()
+        loss, right = batch_loss(model, batch, training)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         if step % 50 == 0 or step == len(data) - 1:
-            right = (logits.argmax(-1) == targets[wanted])[weights[wanted] > 1].float().mean()
             print(
                 f"step {step}/{len(data)} loss {loss.item():.3f} right {right:.3f} {time.time() - started:.0f} s",
                 flush=True,
             )
+        if step % 200 == 199:
+            checkpoint.save(model, optimizers, step + 1)
     model.eval()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a stopped training goes on: the state after some steps of a round."""
+
+    path: Path
+    number: int
+
+    def save(self, model: Guide, optimizers: list[torch.optim.Optimizer], steps: int) -> None:
+        """Replace the file."""
+        states = [optimizer.state_dict() for optimizer in optimizers]
+        part = self.path.with_suffix(".part")
+        torch.save({"round": self.number, "steps": steps, "model": model.state_dict(), "optimizers": states}, part)
+        part.replace(self.path)
+
+    def load(self, model: Guide, optimizers: list[torch.optim.Optimizer]) -> int:
+        """Take over its state if it is of this round; the number of steps that are done."""
+        state = torch.load(self.path) if self.path.exists() else {"round": 0}
+        if state["round"] != self.number:
+            return 0
+        model.load_state_dict(state["model"])
+        for optimizer, own in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(own)
+        return state["steps"]
 
 
 def export(model: Guide, tokenizer: Tokenizer, path: Path) -> None:
@@ -379,11 +432,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--first-round", type=int, default=1, help="2 continues with OUTPUT as it is")
+    parser.add_argument("--checkpoint", type=Path, default=Path("guide.checkpoint"), help="where a stopped one goes on")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1)
     shape, training = Shape(), Training()
-    tokenizer = train_tokenizer(shape.vocabulary)
+    fresh = arguments.first_round == 1
+    tokenizer = train_tokenizer(shape.vocabulary) if fresh else load_tokenizer(arguments.output)
     model = Guide(shape)
     print(f"{sum(weight.numel() for weight in model.parameters())} parameters")
     for number, (seed, count) in list(enumerate(guide_text.ROUNDS, 1))[arguments.first_round - 1 :]:
@@ -391,8 +446,9 @@ def main() -> None:
             load_weights(model, arguments.output)
         data = list(batches(tokenizer, seed, count, training))
         print(f"round {number}: {count} conversations, {sum(int((batch[:, 2] > 0).sum()) for batch in data)} tokens")
-        train(model, data, training.rates[number - 1], training)
+        train(model, data, training, Checkpoint(arguments.checkpoint, number))
         export(model, tokenizer, arguments.output)
+    arguments.checkpoint.unlink(missing_ok=True)
     print(f"{arguments.output}: {arguments.output.stat().st_size} bytes")
 
 

@@ -319,14 +319,17 @@ def test_types_that_there_are_not(wrong):
 # ---- the plan -------------------------------------------------------------------------------------------------------
 
 
-def planned(call, header: Header, shape: Shape, window: int = 0, chunked: bool = False) -> dict[str, np.ndarray]:
+def planned(
+    call, header: Header, shape: Shape, window: int = 0, chunked: bool = False, ahead: int = 0
+) -> dict[str, np.ndarray]:
     """What `plan` writes, in no more memory than the engine gives it."""
     heads, tokens = shape.kv_heads * shape.group, int(header.count[0])
-    units = np.full((most_units(heads, shape.kv_heads) + 1, len(UNIT)), -7, np.int64)
+    units = np.full((most_units(tokens, heads, shape.kv_heads) + 1, len(UNIT)), -7, np.int64)
     splits = np.full((tokens + 1, len(SPLIT)), -7, np.int64)
     plan = {"units": units, "unit_count": count(0), "splits": splits}
     sequences = {"sequences": header.sequences, "sequence_count": header.sequence_count}
-    call("plan", 1, **sequences, heads=heads, kv_heads=shape.kv_heads, window=window, chunked=chunked, **plan)
+    seen = {"window": window, "chunked": chunked, "ahead": ahead}
+    call("plan", 1, **sequences, heads=heads, kv_heads=shape.kv_heads, **seen, **plan)
     assert (units[plan["unit_count"][0] :] == -7).all()
     assert (splits[-1] == -7).all()
     return plan
@@ -393,7 +396,7 @@ def test_rows_fill_whole_tiles():
 
 def attend(
     call, name: str, shape: Shape, texts: list[Text], parts: int = 1, *, window=0, chunked=False, softcap=0.0, slopes=0,
-    sinks=0, chosen=None, **pages,
+    sinks=0, chosen=None, ahead=0, **pages,
 ) -> list[np.ndarray]:  # fmt: skip
     """What each of the sequences gets in a run of all: float32 [tokens, heads * value_dim]."""
     heads, tokens = shape.kv_heads * shape.group, [len(text.q) for text in texts]
@@ -405,7 +408,8 @@ def attend(
     partial = np.full((min(sum(tokens), SPLIT_TOKENS) * heads * MOST_SPLITS + 1, value_dim + 32), np.nan, np.float32)
     partial[-1] = GUARD
     arguments = {"count": header.count, "positions": header.positions, "window": window, "softcap": softcap}
-    arguments |= planned(call, header, shape, window, chunked) | {"chunked": chunked, "sinks": sinks}
+    arguments |= planned(call, header, shape, window, chunked, ahead)
+    arguments |= {"chunked": chunked, "sinks": sinks, "ahead": ahead}
     arguments |= {
         "chosen": 0 if chosen is None else chosen,
         "chosen_stride": 0 if chosen is None else chosen.strides[0],
@@ -423,14 +427,15 @@ def attend(
 
 
 def exact_attention(
-    shape: Shape, text: Text, window: int = 0, softcap: float = 0.0, slopes=None, sinks=None, chunked: bool = False
-) -> np.ndarray:
+    shape: Shape, text: Text, window: int = 0, softcap: float = 0.0, slopes=None, sinks=None, chunked: bool = False,
+    ahead: int = 0,
+) -> np.ndarray:  # fmt: skip
     """softmax(q k / sqrt(d)) v in float64, with a loop over heads."""
     rows = text.q.reshape(len(text.q), -1, shape.key_dim).astype(np.float64)
     result = np.empty((len(rows), rows.shape[1], shape.value_dim))
     distance = np.arange(len(text.keys) - len(rows), len(text.keys))[:, None] - np.arange(len(text.keys))
     positions = np.arange(len(text.keys) - len(rows), len(text.keys))
-    hidden = (distance < 0) | (np.arange(len(text.keys)) < first_seen(positions, window, chunked)[:, None])
+    hidden = (distance < -ahead) | (np.arange(len(text.keys)) < first_seen(positions, window, chunked)[:, None])
     for head in range(rows.shape[1]):
         scores = rows[:, head] @ text.keys[:, head // shape.group].T.astype(np.float64) / np.sqrt(shape.key_dim)
         scores = softcap * np.tanh(scores / softcap) if softcap else scores
@@ -463,6 +468,16 @@ def test_windows(call, shape, window):
     got = attend(call, "F16", shape, texts, 3, window=window, scattered=True)
     for rows, one in zip(got, texts, strict=True):
         assert nmse(rows, exact_attention(shape, one, window)) < 1e-11
+
+
+@pytest.mark.parametrize("ahead", [1, 15, 64, 1 << 20])
+@pytest.mark.parametrize("shape", [Shape(64, 64, 2, 2), Shape(20, 48, 1, 5)])
+def test_tokens_ahead(call, shape, ahead):
+    """As encoders see a text: so many tokens behind each, or all."""
+    texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
+    got = attend(call, "F16", shape, texts, 3, ahead=ahead, scattered=True)
+    for rows, one in zip(got, texts, strict=True):
+        assert nmse(rows, exact_attention(shape, one, ahead=ahead)) < 1e-11
 
 
 @pytest.mark.parametrize("chunk", [1, 15, 16, 64, 100, 256, 1000])

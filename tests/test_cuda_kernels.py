@@ -8,12 +8,13 @@ from kernel_calls import GUARD, count, normal, output, padded, vector, written
 from simulated import launch
 from test_attention import BLOCKS, NAMES, Header, decoded, encoded
 
+from localllm.engine.run import NO_KINDS
 from localllm.kernels import reference
 from localllm.kernels.cuda import kernel, parameters
 from localllm.kernels.reference import Reference
 
 COUNT = 3  # rows; there may be one more
-twin = Reference([SimpleNamespace(ids=np.zeros(COUNT, int), position=0, wanted=COUNT)], {}, 100)
+twin = Reference([SimpleNamespace(ids=np.zeros(COUNT, int), position=0, wanted=COUNT, kinds=NO_KINDS)], {}, 100)
 
 
 def test_parameters_are_those_of_the_declarations():

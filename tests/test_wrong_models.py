@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models import DECLARATIONS
+from models import DECLARATIONS, MASKED
 
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
@@ -61,7 +61,7 @@ def damages(tensor: Tensor, tensors: dict[str, Tensor]) -> Iterator[Damage]:
         yield "twice as long", tensors | {name: replace(tensor, shape=(2 * shape[0],), data=data)}
 
 
-@pytest.mark.parametrize("name", DECLARATIONS)
+@pytest.mark.parametrize("name", [*DECLARATIONS, *MASKED])
 def test_tensors(model_path, name):
     """Removed, renamed, transposed, of another length: the message has the tensor's name."""
     file = GGUFFile.open(model_path(name))
@@ -97,7 +97,7 @@ UNREAD_IN = {("mamba", "attention.head_count"), ("mamba2", "attention.head_count
              ("stablelm", "use_parallel_residual"), ("stablelm_12b", "use_parallel_residual")}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DECLARATIONS)
+@pytest.mark.parametrize("name", [*DECLARATIONS, *MASKED])
 def test_hyperparameters(model_path, name):
     """Of the wrong type, negative, too large, no number: the message has the key, or the value that is not known."""
     file = GGUFFile.open(model_path(name))

@@ -17,11 +17,13 @@ class Hyperparameters:
     Attributes:
         pooling: how the rows of a text become one (localllm.arch.pooling); None: logits are made of each.
         looks_ahead: whether tokens see those behind them; then the model makes no text.
+        fills: whether it fills masked places then.
         before_head, head_gelu, norm_of_head: what is pooled for a classification head, its function, its norm's
             epsilon.
     """
 
     looks_ahead: ClassVar[bool] = False
+    fills: ClassVar[bool] = False
     head_gelu: ClassVar[bool] = False
 
     arch: str

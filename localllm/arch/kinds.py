@@ -17,6 +17,10 @@ SCALE = 1e-6, 1e6  # what a factor may be: those of real models are far within
 STRETCH = 1e-3, 1e6
 BASE = 1.0, 1e12  # of rotations; the largest known one is 3.6e9
 LOOKING_AHEAD = (
+    "dream",
+    "llada",
+    "llada-moe",
+    "rnd1",
     "bert",
     "gemma-embedding",
     "jina-bert-v2",

@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import asking, opening, options
+from localllm.cli.filling import Diffusion, fill, require_plain
 from localllm.cli.parameters import argument, option
 from localllm.cli.prompt import Encoding, Prompt, begin, request, whole_prompt
 from localllm.cli.receipt import keep, prepared
@@ -53,6 +54,7 @@ def run(
     engine: options.EngineGroup,
     no_cache: options.NoCache = False,
     choices: options.GenerationGroup,
+    diffusion: Diffusion,
 ) -> None:
     """Answer one prompt.
 
@@ -90,6 +92,9 @@ def run(
             chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)
         load_s = perf_counter() - started
         asked, interrupted = request(opened, text, system, raw), False
+        if opened.engine.hyperparameters.fills or diffusion.given():
+            require_plain(n=n > 1, beams=beams > 0, json=as_json, stats=stats, receipt=receipt is not None)
+            return fill(opened, asked, choices, diffusion, line)
         answers: list[Any]
         if n > 1 or beams:
             answers = several(opened, asked, chosen, n, beams, line)

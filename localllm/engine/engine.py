@@ -62,7 +62,7 @@ class Engine:
         options = options or EngineOptions()
         options.require_valid()
         model, self.hyperparameters = architecture(file)
-        if self.hyperparameters.looks_ahead:
+        if self.hyperparameters.looks_ahead and not self.hyperparameters.fills:
             kind = f"{self.hyperparameters.arch} models make no text, but vectors of it"
             raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or rerank")
         self.context = options.context or self.hyperparameters.context
@@ -84,7 +84,24 @@ class Engine:
         self.warning = backend.warning or note
 
     def sequence(self) -> Sequence:
-        """A new one, empty."""
+        """A new one, empty. Raises UnsupportedError for a model that does not write on."""
+        if self.hyperparameters.fills:
+            kind = f"{self.hyperparameters.arch} models fill masked places and do not write on"
+            raise UnsupportedError(f"{self._path}: {kind}: use localllm run")
+        return self._empty()
+
+    def read_whole(self, ids: Ids[int]) -> np.ndarray:
+        """Logits for all tokens of a text that see each other, float32 [tokens, vocab]. Raises UsageError, ContextError
+        if they do not fit a run, MemoryLimitError, ModelError."""
+        if len(ids) > BATCH:
+            raise ContextError(f"{len(ids)} tokens are more than the {BATCH} that see each other at most")
+        sequence = self._empty()
+        try:
+            return sequence.append(ids, "all")
+        finally:
+            sequence.close()
+
+    def _empty(self) -> Sequence:
         return Sequence(self, self.backend.store())
 
     def places(self) -> tuple[int, int]:

@@ -67,9 +67,9 @@ class Header:
         self.numbers[:] = first, wanted, len(spans), PRECISE_TOKENS if precise else 1, logits.ctypes.data, 0
         self._note_few(first, wanted)
 
-    def fill_texts(self, texts: Sequence[Text], pages: np.ndarray, rows: np.ndarray) -> None:
+    def fill_texts(self, texts: Sequence[Text], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
         """Describe a run that reads whole texts. pages: those of the cache, int64; rows: float32 [texts, width], which
-        it will write."""
+        it will write; precise: activations keep 16 bits, however many tokens there are."""
         counts, number = np.array([len(text.ids) for text in texts]), len(texts)
         ends, of_text = np.cumsum(counts), -(-counts // PAGE)
         firsts, tokens = ends - counts, int(ends[-1])
@@ -81,7 +81,8 @@ class Header:
         nothing = np.zeros(number, np.int64)
         self.sequences[:number] = np.stack([firsts, counts, counts, tables, nothing, nothing], axis=1)
         self.wanted[:number] = ends - 1
-        self.numbers[:] = tokens, number, number, PRECISE_TOKENS, rows.ctypes.data, 0
+        most_precise = max(tokens, PRECISE_TOKENS) if precise else PRECISE_TOKENS
+        self.numbers[:] = tokens, number, number, most_precise, rows.ctypes.data, 0
         self._note_few(tokens, number)
 
     def _note_few(self, tokens: int, wanted: int) -> None:

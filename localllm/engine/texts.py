@@ -19,7 +19,7 @@ from localllm.engine.cpu.program import compiled
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.memory.run_cache import RunCache
 from localllm.engine.options import EngineOptions
-from localllm.engine.record.operations import Operation
+from localllm.engine.record.operations import PRODUCTS, Operation
 from localllm.engine.record.recorder import recorded
 from localllm.engine.run import BATCH, Header, Span, Text
 from localllm.errors import ContextError, ModelError, UsageError
@@ -77,7 +77,11 @@ class TextReader:
         program = compiled(operations, StepPlaces(cache, None, header), options.thread_count, options.progress)
         self._close, self.warning, self.prepare_all = program.close, program.warning, program.prepare_all
         table = np.arange(pages)
-        return lambda texts: program.read(texts, table)
+        # Of weights in 16 bits the vectors lose most where activations are rounded: a cosine of 0.99999 with those in
+        # float32, 0.9999998 with both planes, for 1.4 times the work. What quantized weights lose is more than either.
+        weights = [one.given["weight"] for one in operations if one.verb in PRODUCTS]
+        precise = any(weight.tensor.format.name in ("F16", "BF16") for weight in weights)
+        return lambda texts: program.read(texts, table, precise)
 
     def read(
         self,

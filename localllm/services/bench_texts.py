@@ -19,7 +19,8 @@ TOKENS = 8192  # that are read in a repetition, at least one text
 def makes_no_text(path: str) -> bool:
     """Whether a model makes vectors or scores only. Raises ModelError."""
     with GGUFFile.open(path) as file:
-        return architecture(file)[1].looks_ahead
+        hyperparameters = architecture(file)[1]
+        return hyperparameters.looks_ahead and not hyperparameters.fills
 
 
 def measured(
@@ -39,7 +40,7 @@ def measured(
         told(f"texts of {length} tokens")
         count = max(TOKENS // length, 1)
         texts = np.random.default_rng(0).integers(0, reader.vocab_size, (count, length))
-        reader.read(texts[:8])
+        reader.read(list(texts[:8]))
         speeds = [count * length / seconds(reader, texts) for _ in range(max(repetitions, 1))]
         spread = stdev(speeds) if len(speeds) > 1 else 0.0
         speed = {"tokens_per_second": fmean(speeds), "deviation": spread, "texts_per_second": fmean(speeds) / length}

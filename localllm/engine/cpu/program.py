@@ -37,13 +37,14 @@ class Program:
         self._header.fill(spans, precise, logits)
         return self._computed(logits)
 
-    def read(self, texts: Sequence[Text], pages: np.ndarray) -> np.ndarray:
-        """Read whole texts; a row of each: float32 [texts, width]. pages: int64, of the cache, to use.
+    def read(self, texts: Sequence[Text], pages: np.ndarray, precise: bool) -> np.ndarray:
+        """Read whole texts; a row of each: float32 [texts, width]. pages: int64, of the cache, to use; precise: as of
+        Header.fill_texts.
 
         Raises as `run`.
         """
         rows = np.empty((len(texts), self._vocab_size), np.float32)
-        self._header.fill_texts(texts, pages, rows)
+        self._header.fill_texts(texts, pages, rows, precise)
         return self._computed(rows)
 
     def _computed(self, logits: np.ndarray) -> np.ndarray:

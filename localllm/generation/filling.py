@@ -1,0 +1,192 @@
+"""Answers of models that fill masked places (diffusion): all places at once, those first of which the model is surest.
+
+As llama.cpp's diffusion example. A step reads the whole text; how many places it fills follows from the schedule: by
+time (Dream: Ye et al. 2025, arXiv 2508.15487), or block by block (LLaDA: Nie et al. 2025, arXiv 2502.09992).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from localllm.errors import ContextError, UsageError
+from localllm.frozen import frozen
+
+ORIGIN, ENTROPY, MARGIN, RANDOM, CONFIDENCE = range(5)  # which places are filled first, as llama.cpp numbers them
+MOST_STEPS = 10_000
+Read = Callable[[Sequence[int]], np.ndarray]  # logits for the place of each token, float32 [tokens, vocab]
+
+
+@frozen
+class FillingOptions:
+    """How places are filled.
+
+    Attributes:
+        length: places behind the prompt.  steps: in which they are filled.
+        epsilon: what is left of the time in the end, where the schedule is by time; 0 for blocks.
+        block_length: places of a block, 0 for a schedule by time.
+        algorithm: ORIGIN to CONFIDENCE.  algorithm_temperature: of the choice of places, 0: the surest ones.
+        guidance: how far to go away from what the model would say without the prompt, 0 for not at all.
+        temperature, top_k, top_p: of the tokens; 0, 0 and 1 for the likeliest, and for no limits.  seed: None for any.
+        has_noise: whether logits get Gumbel noise before.
+    """
+
+    length: int = 128
+    steps: int = 128
+    epsilon: float = 0.0
+    block_length: int = 0
+    algorithm: int = CONFIDENCE
+    algorithm_temperature: float = 0.0
+    guidance: float = 0.0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    has_noise: bool = False
+
+    def require_valid(self) -> None:
+        """Raises UsageError."""
+        if not ORIGIN <= self.algorithm <= CONFIDENCE:
+            raise UsageError(f"the algorithm of diffusion is a number from 0 to 4, not {self.algorithm}")
+        if self.length < 1 or not 1 <= self.steps <= MOST_STEPS:
+            raise UsageError(f"diffusion needs a place to fill, and 1 to {MOST_STEPS} steps")
+        if (self.epsilon > 0) == (self.block_length > 0) or self.epsilon >= 1 or self.block_length < 0:
+            raise UsageError("diffusion goes either by an epsilon between 0 and 1, or by blocks of some length")
+        blocks = self.length / self.block_length if self.block_length else 1
+        if blocks % 1 or self.steps % blocks:
+            raise UsageError(
+                f"blocks of {self.block_length} should divide {self.length} places, and as many as there are the steps"
+            )
+
+
+class FillingModel(NamedTuple):
+    """What a model is for this. is_shifted: whether its logits are for the place behind a token."""
+
+    read: Read
+    mask: int
+    is_shifted: bool
+
+
+def filled(model: FillingModel, prompt: Sequence[int], options: FillingOptions) -> Iterator[list[int]]:
+    """The places behind the prompt after each step; what is not filled yet is the mask. Raises UsageError,
+    ContextError."""
+    options.require_valid()
+    if not prompt:
+        raise UsageError("the prompt is empty")
+    tokens, first = np.array([*prompt, *[model.mask] * options.length], np.int64), len(prompt)
+    random = np.random.default_rng(options.seed)
+    for begin, end, step, count in plan(options):
+        inside = np.arange(first + begin, first + end)
+        places = inside[tokens[inside] == model.mask]
+        if len(places):
+            rows = logits_for(model, tokens, first, options)[places]
+            fill(tokens, places, rows, how_many(options, step, count, len(places), end - begin), options, random)
+        yield tokens[first:].tolist()
+
+
+def plan(options: FillingOptions) -> Iterator[tuple[int, int, int, int]]:
+    """Of each step the first place and the last + 1 that it may fill, its number among those of the block, and how many
+    the block has."""
+    length = options.block_length or options.length
+    blocks = options.length // length
+    for block in range(blocks):
+        for step in range(options.steps // blocks):
+            yield block * length, (block + 1) * length, step, options.steps // blocks
+
+
+def how_many(options: FillingOptions, step: int, steps: int, masked: int, length: int) -> int:
+    """Places that a step fills."""
+    if options.block_length:
+        return length // steps + (step < length % steps)
+    now, then = (1 - at / steps * (1 - options.epsilon) for at in (step, step + 1))
+    return int(masked * (1 - then / now)) if step < steps - 1 else masked
+
+
+def logits_for(model: FillingModel, tokens: np.ndarray, first: int, options: FillingOptions) -> np.ndarray:
+    """What is expected in each place, float64 [tokens, vocab]; away from what is expected without the prompt."""
+    rows = model.read(tokens.tolist()).astype(np.float64)
+    if options.guidance:
+        without = tokens.copy()
+        without[:first] = model.mask
+        other = model.read(without.tolist()).astype(np.float64)
+        rows = other + (options.guidance + 1) * (rows - other)
+    return rows[np.maximum(np.arange(len(tokens)) - 1, 0)] if model.is_shifted else rows
+
+
+def fill(
+    tokens: np.ndarray,
+    places: np.ndarray,
+    rows: np.ndarray,
+    count: int,
+    options: FillingOptions,
+    random: np.random.Generator,
+) -> None:
+    """Draw tokens for some of the places, in `tokens`."""
+    if options.has_noise and options.temperature > 0:  # (Zheng et al. 2024, arXiv 2409.02908)
+        noise = np.maximum(random.random(rows.shape), 1e-20)
+        rows = rows - options.temperature * np.log(-np.log(noise))
+    chosen, sure = draw(rows, options, random)
+    if options.algorithm == ORIGIN:
+        kept = random.random(len(places)) < count / len(places)
+        tokens[places[kept]] = chosen[kept]
+        return
+    if options.algorithm_temperature > 0:  # the largest of scores with Gumbel noise: drawn without putting back
+        sure = sure / options.algorithm_temperature - np.log(-np.log(np.maximum(random.random(len(sure)), 1e-20)))
+    best = np.argsort(-sure, kind="stable")[:count]
+    tokens[places[best]] = chosen[best]
+
+
+def draw(rows: np.ndarray, options: FillingOptions, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """A token for each row, int64, and how sure the model is of it, float64."""
+    chances = probabilities(rows, options)
+    if options.temperature > 0:
+        sums = chances.cumsum(axis=1)
+        chosen = (sums > random.random((len(rows), 1)) * sums[:, -1:]).argmax(axis=1)
+    else:
+        chosen = chances.argmax(axis=1)
+    if options.algorithm == ENTROPY:
+        return chosen, (chances * np.log(chances + 1e-10)).sum(axis=1)
+    if options.algorithm == MARGIN:
+        second, best = np.sort(chances, axis=1)[:, -2:].T
+        return chosen, best - second
+    if options.algorithm == RANDOM:
+        return chosen, random.random(len(rows))
+    return chosen, np.take_along_axis(chances, chosen[:, None], axis=1)[:, 0]
+
+
+def probabilities(rows: np.ndarray, options: FillingOptions) -> np.ndarray:
+    """Of the tokens that may be drawn, float64 [rows, vocab]: the top_k likeliest, of these the top_p, warmed."""
+    if 0 < options.top_k < rows.shape[1]:
+        least = np.partition(rows, -options.top_k, axis=1)[:, -options.top_k, None]
+        rows = np.where(rows >= least, rows, -np.inf)
+    if options.top_p < 1:
+        order = np.argsort(-rows, axis=1, kind="stable")
+        chances = np.take_along_axis(softmax(rows), order, axis=1)
+        before = chances.cumsum(axis=1) - chances
+        keeps = np.zeros(rows.shape, bool)
+        np.put_along_axis(keeps, order, before < options.top_p, axis=1)
+        rows = np.where(keeps, rows, -np.inf)
+    return softmax(rows / options.temperature if options.temperature > 0 else rows)
+
+
+def softmax(rows: np.ndarray) -> np.ndarray:
+    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def filling_model(engine: Any, metadata: Any) -> FillingModel:
+    """That of an engine and a file's metadata. Raises UsageError for a model that writes on, or has no mask."""
+    if not engine.hyperparameters.fills:
+        raise UsageError(
+            f"{engine.hyperparameters.arch} models write on: the options of diffusion mean nothing to them"
+        )
+    mask, shifted = metadata.get("tokenizer.ggml.mask_token_id"), metadata.get("diffusion.shift_logits", True)
+    if not isinstance(mask, int | np.integer) or not 0 <= mask < engine.vocab_size or not isinstance(shifted, bool):
+        raise UsageError("the file has no tokenizer.ggml.mask_token_id, or a diffusion.shift_logits that is no flag")
+    return FillingModel(engine.read_whole, int(mask), shifted)
+
+
+def require_room(tokens: int, most: int) -> None:
+    """Raise ContextError for a text that one run does not hold."""
+    if tokens > most:
+        raise ContextError(f"{tokens} tokens, of the prompt and of places to fill, do not fit {most}")
