@@ -6,6 +6,7 @@ of them takes the place of a minimum.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -96,7 +97,7 @@ def signs_and_scales(found: Found) -> np.ndarray:
     return as_bytes(in_words((found.signs & 127).astype(np.uint32), 4, 7) | found.scales.astype(np.uint32) << 28)
 
 
-IQ1 = {"grid": "IQ1_S", "signed": False}
+IQ1: dict[str, Any] = {"grid": "IQ1_S", "signed": False}
 # Search's targets, groups, bits of a scale, and factor.
 ENCODERS = {
     "IQ1_S": encoder("IQ1_S", iq1_s, IQ1_TARGETS, 8, 3, 1, np.array([[SHIFT], [-SHIFT]]), **IQ1),

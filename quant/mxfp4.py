@@ -12,7 +12,8 @@ from localllm.quant.compiled import compiled
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import DOUBLED_E2M1, LAYOUTS
 
-BYTES, CODES, SCALE = BY_NAME["MXFP4"].bytes, LAYOUTS["MXFP4"].codes[0].at, LAYOUTS["MXFP4"].scales[0].at
+BYTES, LAYOUT = BY_NAME["MXFP4"].bytes, LAYOUTS["MXFP4"]
+CODES, SCALE = LAYOUT.codes[0].place(0)[0], LAYOUT.scales[0].place(0)[0]
 SIZES = np.array(DOUBLED_E2M1[:8], dtype=np.float32) / 2
 BORDERS = (SIZES[1:] + SIZES[:-1]) / 2
 STEPS = SIZES[1:] - SIZES[:-1]

@@ -202,7 +202,8 @@ def super_blocks(name, *how, **more):
     """The encoder of a format with a float16 factor for the scales of its sub-blocks; how: the fields of Search
     between `top` and `steps`, and `reach`."""
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
-    size, blocks, bottom, top = layout.group, 256 // layout.group, *codes_of(layout)
+    size, blocks = layout.group, 256 // layout.group
+    bottom, top = codes_of(layout)
     steps = f32(1 << sum(field.bits for field in layout.scales) - 1)
     search = Search(bottom, top, *how, steps=steps, **more)
     put_code, put_scale, d, centre = putter(layout.codes, size), put_group(layout.scales), layout.d, layout.scale_centre
