@@ -92,7 +92,7 @@ def test_nothing_asked(cli):
         (2, ["run"], "no prompt"),
         (2, ["run", "TINY", "-p", "x", "--bogus"], "--bogus"),
         (2, ["run", "TINY", "-p", "x", "-n", "many"], "many"),
-        (2, ["run", "TINY", "-p", "x", "-n", "-2"], "-n should"),
+        (2, ["run", "TINY", "-p", "x", "-n", "-3"], "-n should"),
         (2, ["run", "TINY", "-p", "x", "-t", "0"], "-t should"),
         (2, ["run", "TINY", "-p", "x", "-c", "-5"], "-c should"),
         (2, ["run", "TINY", "-p", "x", "--top-p", "2"], "--top-p should"),

@@ -338,9 +338,9 @@ def test_the_same_mistake_has_the_same_exit_code(tiny: str, cli, folder: Path, m
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["-n", "-2"], "-n should be 0 or above, not -2"),
-        (["-n-2"], "-n should be 0 or above, not -2"),
-        (["--max-tokens=-2"], "--max-tokens should be 0 or above, not -2"),
+        (["-n", "-3"], "-n should be 0 or above, not -3"),
+        (["-n-3"], "-n should be 0 or above, not -3"),
+        (["--max-tokens=-3"], "--max-tokens should be 0 or above, not -3"),
         (["--top-p", "2"], "--top-p should be above 0 and at most 1, not 2.0"),
         (["--temp", "nan"], "--temp should be a number, not nan"),
     ],
