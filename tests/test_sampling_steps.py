@@ -484,7 +484,7 @@ def test_guesses_change_no_text(model, how: str, options: dict, monkeypatch: pyt
     text = "".join(expected)
     answer = model.generate(PROMPT, 40, speculate=model if how == "itself" else how, seed=3, **options)
     assert ("".join(answer), answer.tokens) == (text, expected.tokens)
-    assert answer.drafted > 0
+    assert answer.drafted > 0 or (how == "ngram" and options is MANY), "only penalties leave nothing to guess from"
     if how == "itself":
         assert answer.accepted >= len(answer.tokens) // 2, "the copy knows what the sampler has learnt"
 

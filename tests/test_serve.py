@@ -67,7 +67,7 @@ def test_answers_are_those_of_the_api(guide: Served):
 
     with ThreadPoolExecutor(16) as pool:
         assert [*pool.map(ask, range(16))] == texts
-    assert len(set(texts)) > 4
+    assert len(set(texts)) >= len(QUESTIONS[:4])
 
 
 def test_the_same_alone_with_guesses(guide: Served):

@@ -72,7 +72,7 @@ def embed(
     threads: options.Threads = None,
     device: ComputedBy = "auto",
 ) -> None:
-    """Make vectors of texts, which are near each other where the texts mean alike.
+    """Make vectors of texts: near each other where they mean alike.
 
     INPUT has a text in every line, or a JSON object whose field "text" is one; without INPUT it is read from stdin.
     Every text gives a line {"id", "embedding"}, a row of a NumPy file, or plain numbers. With --near, the texts whose

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from localllm.cli.drawing import Page
     from localllm.generation.generate import Generation
 
-NARROWEST = 16  # columns of a cell that is cut
+NARROWEST = 10  # columns of a cell that is cut
 LABEL = 14  # columns of what stands in front of a fact
 
 
