@@ -2,7 +2,6 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -201,6 +200,3 @@ def chosen(row: np.ndarray, token: int, count: int) -> LikelyToken:
     best = best[np.argsort(-row[best], kind="stable")]
     likeliest = tuple(TokenLogprob(int(other), float(row[other]) - total) for other in best)
     return LikelyToken(TokenLogprob(token, float(row[token]) - total), likeliest)
-
-
-Cancel = Callable[[Hearer], None]
