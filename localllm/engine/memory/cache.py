@@ -158,7 +158,7 @@ class KVCache:
             for side in self._streams(local):
                 stride, page_bytes = self.head_stride(side), PAGE * side.token_bytes
                 for start in range(side.start, side.start + side.heads * stride, stride):
-                    yield start + first * page_bytes, start + last * page_bytes
+                    yield int(start + first * page_bytes), int(start + last * page_bytes)
 
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:

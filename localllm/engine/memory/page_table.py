@@ -40,7 +40,7 @@ class PageTable:
         self._lose(length)
         missing = -(-(length + count) // PAGE) - len(self.table)
         if missing > 0:
-            last_page = self.table[-1] if len(self.table) else None
+            last_page = int(self.table[-1]) if len(self.table) else None
             self._use(np.concatenate((self.table, self._take(missing, last_page))))
         self._length = length + count
 
