@@ -89,7 +89,9 @@ def message_of(message: Any) -> dict[str, Any]:
         raise UsageError("a message should have a role")
     thought = body.text("reasoning_content")
     text = body.needed_text("content")
-    found = {"role": role, "content": text, **({"reasoning_content": thought} if thought else {})}
+    found: dict[str, Any] = {"role": role, "content": text, **({"reasoning_content": thought} if thought else {})}
     if calls := body.items("tool_calls"):
         found["tool_calls"] = calls_of(calls, "tool_calls")
+    if role == "tool":
+        body.needed_text("tool_call_id")
     return found | {name: said for name in ("tool_call_id", "name") if (said := body.text(name))}

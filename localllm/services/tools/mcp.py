@@ -124,10 +124,8 @@ def server_of(name: str, server: Any) -> dict[str, Any]:
     cwd = server.get("cwd")
     if cwd is not None and not isinstance(cwd, str):
         raise UsageError(f"{name}: cwd should be a text")
-    filled: dict[str, Any] = {
-        "command": with_variables(command, name),
-        "args": [with_variables(each, name) for each in args],
-    }
+    filled: dict[str, Any] = {"command": with_variables(command, name)}
+    filled["args"] = [with_variables(each, name) for each in args]
     filled["env"] = {key: with_variables(value, name) for key, value in env.items()}
     return {**filled, "cwd": cwd and with_variables(cwd, name)}
 
