@@ -41,7 +41,7 @@ def called(text: str) -> set[str]:
     return {name for name in names if name not in here}
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=6)  # to compile it takes five seconds
 @pytest.mark.parametrize(
     ("triple", "cpu", "products"),
     [

@@ -33,7 +33,7 @@ Line = dict[str, Any]  # a message: role and content, and perhaps thinking, fini
 VERSION = 1
 NAME = re.compile(r"\w(?:[\w .-]{0,58}\w)?")  # its file's has less than 255 bytes, and is in no other folder
 ENDING = ".jsonl"
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 
 
 @frozen
@@ -304,8 +304,15 @@ def remove(name: str) -> None:
 
 def plain(messages: Sequence[Line]) -> list[Line]:
     """What models and templates are to see of messages."""
-    known = ("role", "content", "reasoning_content")
+    known = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
     return [{name: message[name] for name in known if name in message} for message in messages]
+
+
+def shown(message: Line) -> str:
+    """A message as it is to be read, with its calls of tools."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [f"{function['name']} {function['arguments']}" for function in functions]
+    return f"{message['role']}: " + "\n".join(filter(None, [message["content"], *calls]))
 
 
 def fingerprint(file: "GGUFFile") -> str:
