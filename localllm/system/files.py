@@ -112,8 +112,8 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> in
 
 
 def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
-    """The same, but not what a link leads to, where the system can tell. Raises OSError."""
-    return open_file(path, flags | getattr(os, "O_NOFOLLOW", 0), mode)
+    """The same, but not what a link leads to, where the system can tell, and without waiting. Raises OSError."""
+    return open_file(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), mode)
 
 
 def open_shared(path: str, flags: int) -> int:

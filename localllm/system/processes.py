@@ -176,6 +176,23 @@ def give_way(process: Any) -> None:
             os.setpriority(os.PRIO_PROCESS, process.pid, BEHIND)
 
 
+def shell(command: str) -> list[str]:
+    """The words with which the system's shell runs a command."""
+    return ["cmd", "/c", command] if sys.platform == "win32" else ["/bin/sh", "-c", command]
+
+
+def end_with_all(process: Any) -> None:
+    """A subprocess.Popen in a session of its own, and what it has left running."""
+    import subprocess
+
+    with suppress(OSError):
+        if sys.platform == "win32":
+            subprocess.run(["taskkill", "/F", "/T", "/PID", str(process.pid)], capture_output=True, check=False)
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def after_fork(call: Callable[[], None]) -> None:
     """Call a function in every process that is forked from this one."""
     if hasattr(os, "register_at_fork"):
