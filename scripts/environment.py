@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The project's Python environment, .venv, and what is run in it; on every system.
 
-    environment.py prepare [EXTRA]      localllm, installed in place: edits take effect at once; dev: tools to work on it
-    environment.py demo                 asks the built-in model a question; the answer goes to stdout, all else to stderr
-    environment.py test [ARGUMENTS]     pytest, as many tests at once as there are cores
+    environment.py prepare [EXTRA]    localllm, installed in place: edits take effect at once; dev: tools to work on it
+    environment.py demo               asks the built-in model a question; the answer alone goes to stdout
+    environment.py test [ARGUMENTS]   pytest, as many tests at once as there are cores
 
 Needs nothing but Python 3.11. A second run changes nothing: each kind of installation leaves a note of the folder and
 the pyproject.toml that it was made from, and is made again when they differ.

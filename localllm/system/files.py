@@ -242,6 +242,11 @@ def replace(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Non
         time.sleep(0.05)
 
 
+def can_replace_open_files() -> bool:
+    """Whether a file can be replaced while this process has it open."""
+    return sys.platform != "win32"
+
+
 def sync(descriptor: int) -> None:
     """Wait until what was written is on the disk. Raises OSError.
 
