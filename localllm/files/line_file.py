@@ -38,7 +38,7 @@ class LineFile:
 
         Raises UsageError for a path that cannot be written.
         """
-        self.path, self._keep = checked_target(path, inputs), keep
+        self.path, self._keep, self._descriptor = checked_target(path, inputs), keep, -1
         self.records: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
