@@ -24,6 +24,7 @@ from localllm.files.folders import data_folder, make_private
 from localllm.files.line_file import json_line
 from localllm.files.safe_file import OnlyWriter, SafeFile
 from localllm.frozen import frozen
+from localllm.system.files import open_file, sync
 
 if TYPE_CHECKING:
     from localllm.files.gguf_file import GGUFFile
@@ -227,13 +228,13 @@ class SessionFile:
 
 def _append(path: Path, data: bytes) -> None:
     """All of it and to the disk, or nothing. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    descriptor = open_file(path, os.O_WRONLY | os.O_APPEND)
     try:
         before, rest = os.fstat(descriptor).st_size, memoryview(data)
         try:
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
-            os.fsync(descriptor)
+            sync(descriptor)
         except OSError:
             os.ftruncate(descriptor, before)
             raise
