@@ -61,7 +61,7 @@ class ToolCalls:
 
     def begin(self, model: "Model", chosen: "GenerationOptions", stack: ExitStack) -> "GenerationOptions":
         """With a model, whose options are these: the same with tools. Raises UsageError."""
-        self.box.most = min(self.box.most, max(1000, model.context))
+        self.box.most = min(self.box.most, max(1000, model.context or self.box.most))
         if self._path is not None and self._transcript is None:
             self._transcript = stack.enter_context(ToolTranscript(self._path, model.name or str(model.path)))
         return replace(chosen, tools=self.box.use)

@@ -151,6 +151,14 @@ class Making:
         return self._guide.transcript.thinking
 
     @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
     def calls(self) -> "list[SaidCall]":
         from localllm.generation.said_call import whole
 
@@ -255,7 +263,7 @@ class Generation:
         prompt: the prompt's token ids.
         tokens: ids chosen so far, without the token that ended the answer.
         text: what the pieces so far are together.  thinking: what was thought before, "" if nothing.
-        calls: of tools, those that are whole.
+        calls: of tools, those that are whole.  prompt_tokens, completion_tokens: how many there are.
         finish_reason: "stop" (the model ended, or a stop string), "length" (max_tokens, or the context is full);
             "interrupted" as long as neither has happened.
         seed: with which the sampler gives the same answer again.
@@ -272,6 +280,8 @@ class Generation:
     text: str
     thinking: str
     calls: "list[SaidCall]"
+    prompt_tokens: int
+    completion_tokens: int
     finish_reason: str
     seed: int
     cached_tokens: int
