@@ -19,14 +19,14 @@ from localllm.engine.cpu.threads import KERNEL, Threads
 from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.kept import read_kept, write_kept
-from localllm.files.safe_file import lock
-from localllm.kernels import cores as cores_module
 from localllm.kernels.build import compilers, library, objects
 from localllm.kernels.build.compilers import Compiler
 from localllm.kernels.build.library import Library
 from localllm.kernels.build.objects import DAY, object_file, object_folder, symbol
-from localllm.kernels.cores import cgroup_quota, logical_cores, usable_cores
 from localllm.kernels.cpu.job import JOB, LINE, STEP, Job
+from localllm.system import cpu as cores_module
+from localllm.system.cpu import cgroup_quota, logical_cores, usable_cores
+from localllm.system.files import lock
 
 # ---- how many cores -------------------------------------------------------------------------------------------------
 
@@ -86,9 +86,7 @@ def test_usable_cores(monkeypatch, files, allowed, cores):
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs processor affinity")
 def test_usable_cores_of_a_bound_process():
     one = min(os.sched_getaffinity(0))
-    program = (
-        f"import os; os.sched_setaffinity(0, {{{one}}}); from localllm.kernels.cores import *; print(usable_cores())"
-    )
+    program = f"import os; os.sched_setaffinity(0, {{{one}}}); from localllm.system.cpu import *; print(usable_cores())"
     assert run_python(program).stdout.strip() == "1"
 
 
