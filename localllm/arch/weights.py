@@ -115,7 +115,12 @@ class Weights:
 
     def block(self, layer: int) -> "Weights":
         """The tensors of one layer."""
-        return Weights(self._tensors, f"blk.{layer}.", self._of_layers)
+        return Weights(self._tensors, f"{self._prefix}blk.{layer}.", self._of_layers)
+
+    def part(self, prefix: str) -> "Weights":
+        """The tensors of an encoder or a decoder, which has layers of its own."""
+        own = names_in_layers(name.removeprefix(prefix) for name in self._tensors if name.startswith(prefix))
+        return Weights(self._tensors, prefix, own)
 
     def get(self, name: str, by_layer: bool = False) -> Weight | None:
         """The weight, or None if the file has none of that name. Raises ModelError if only other layers have it."""

@@ -80,6 +80,7 @@ def chat(
 
     def opened(path: str) -> "Model":
         found = opening.open_model(path, engine, chat_template, no_cache)
+        found.session.require_conversation()
         if chosen.on_overflow == "shift":
             found.engine.require_shift()
         return found

@@ -1,6 +1,6 @@
 """What an engine asks of what computes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ class Backend(Protocol):
 
     warning: str | None  # what the user should know about it
     place_bytes: int  # of memory for one token of a sequence
+    encode: Callable[[Ids[Span], bool], Any] | None  # has an encoder read whole texts, as `run`; None: there is none
 
     def store(self) -> Store:
         """What is kept for a new sequence."""

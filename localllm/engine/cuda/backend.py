@@ -28,6 +28,8 @@ from localllm.errors import UnsupportedError
 class CudaBackend:
     """A model on a card; as localllm.engine.backend.Backend says."""
 
+    encode = None
+
     def __init__(
         self, card: Card, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
         on_cpu: int = 0, spare: int = 0,
