@@ -55,8 +55,15 @@ def read(fields: Fields) -> GraniteSwitch:
     if scales["routing"]:
         raise fields.error(f"{fields.key('expert_count')} should be 0")
     gain = fields.factor("adapters.router_gain", 15.0)
-    own = {"tokens": lists[0], "instead": lists[1], "rank": fields.count("adapters.lora_rank"), "gain": gain}
-    return GraniteSwitch(**common, **scales, **own, logit_scale=fields.factor("logit_scale"))
+    return GraniteSwitch(
+        **common,
+        **scales,
+        tokens=lists[0],
+        instead=lists[1],
+        rank=fields.count("adapters.lora_rank"),
+        gain=gain,
+        logit_scale=fields.factor("logit_scale"),
+    )
 
 
 def forward(b: Builder, w: Weights, h: GraniteSwitch) -> Activation:

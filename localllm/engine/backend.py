@@ -1,6 +1,6 @@
 """What an engine asks of what computes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Ids
 from typing import Any, Protocol
 
@@ -17,7 +17,6 @@ class Backend(Protocol):
 
     warning: str | None  # what the user should know about it
     place_bytes: int  # of memory for one token of a sequence
-    encode: Callable[[Ids[Span], bool], Any] | None  # has an encoder read whole texts, as `run`; None: there is none
 
     def store(self) -> Store:
         """What is kept for a new sequence."""
@@ -32,6 +31,10 @@ class Backend(Protocol):
 
         Raises ModelError if some are not numbers.
         """
+        ...
+
+    def encode(self, spans: Ids[Span], precise: bool) -> None:
+        """Have the model's encoder read whole texts, as `run`, for what is decoded behind them."""
         ...
 
     def prepare_all(self) -> None:

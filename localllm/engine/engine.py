@@ -234,7 +234,6 @@ class Engine:
         text = ids[: starts[0]]
         try:
             sequence.store.prepare(0, len(text))
-            assert self.backend.encode
             self.backend.encode([Span(sequence.store, 0, text, 0)], precise)
         except BaseException:
             sequence.store.truncate(0)

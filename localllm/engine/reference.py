@@ -30,7 +30,6 @@ class ReferenceBackend:
         encoding: Callable[[Reference], np.ndarray] | None = None,
     ):
         """forward, encoding: say the architecture's verbs to a builder; context: the most tokens of a sequence."""
-        self.encode = encoding and self._encode
         self._forward, self._encoding, self._kv_type, self._context, self._observer = (
             forward,
             encoding,
@@ -53,9 +52,9 @@ class ReferenceBackend:
             raise ModelError(NOT_NUMBERS)
         return logits
 
-    def _encode(self, spans: Ids[Span], precise: bool) -> np.ndarray:
+    def encode(self, spans: Ids[Span], precise: bool) -> None:
         assert self._encoding
-        return self._encoding(Reference(spans, self._matrices, self._context, None))
+        self._encoding(Reference(spans, self._matrices, self._context, None))
 
     def prepare_all(self) -> None: ...
 

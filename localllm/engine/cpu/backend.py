@@ -11,7 +11,7 @@ from localllm.engine.memory.room import Room
 from localllm.engine.options import EngineOptions
 from localllm.engine.record.operations import Operation
 from localllm.engine.record.shift import Turn
-from localllm.engine.run import BATCH, Header
+from localllm.engine.run import BATCH, Header, Span
 
 
 class CpuBackend:
@@ -30,11 +30,14 @@ class CpuBackend:
         program = compiled(operations, places, options.thread_count, options.progress)
         self.store, self.places, self.place_bytes = self.room.store, self.room.places, self.room.place_bytes
         self.run, self.warning, self._programs = program.run, program.warning, [program]
-        self.encode = None
         if encoding:
             places = StepPlaces(self._cache, layout, Header(max(BATCH, context)))
             encoder = compiled(encoding, places, options.thread_count, options.progress)
-            self.encode, self._programs = encoder.run, [program, encoder]
+            self._programs.append(encoder)
+
+    def encode(self, spans: Sequence[Span], precise: bool) -> None:
+        """As of Backend."""
+        self._programs[1].run(spans, precise)
 
     def prepare_all(self) -> None:
         """As of Backend."""

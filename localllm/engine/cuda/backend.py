@@ -28,8 +28,6 @@ from localllm.errors import UnsupportedError
 class CudaBackend:
     """A model on a card; as localllm.engine.backend.Backend says."""
 
-    encode = None
-
     def __init__(
         self, card: Card, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
         on_cpu: int = 0, spare: int = 0,
@@ -71,6 +69,10 @@ class CudaBackend:
         if self._front:
             self._front.run([span._replace(wanted=0) for span in spans], precise)
         return self._program.run(spans, precise)
+
+    def encode(self, spans: Sequence[Span], precise: bool) -> None:
+        """No encoder comes here (localllm.engine.opening)."""
+        raise AssertionError
 
     def prepare_all(self) -> None:
         if self._front:
