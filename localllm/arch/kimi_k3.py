@@ -17,7 +17,7 @@ from localllm.arch.hyper_connections import joined
 from localllm.arch.kimi_linear import KimiLinear, delta_heads, read_kimi
 from localllm.arch.states import Latent, Recurrent
 from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
+from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
 LOWEST = 1e3  # size of a lower bound: e to the power of it is 0
@@ -31,6 +31,7 @@ class KimiK3(KimiLinear):
     period: int
     bounds: tuple[float, float]
     lowest: float
+    narrow: int  # numbers of the rows that experts work on, 0 for whole ones
 
 
 def read(fields: Fields) -> KimiK3:
@@ -48,6 +49,7 @@ def read(fields: Fields) -> KimiK3:
         period=fields.count("attn_res.block_size", 0),
         bounds=(fields.factor("activation.situ_beta"), linear),
         lowest=lowest,
+        narrow=fields.count("expert_latent_length", 0),
     )
 
 
@@ -82,7 +84,7 @@ def mixed(b: Builder, h: KimiK3, kept: Sequence[Activation], x: Activation, w: W
 def attention(b: Builder, w: Weights, h: KimiK3, state: Latent | Recurrent, x: Activation) -> Activation:
     """Of either kind."""
     if isinstance(state, Latent):
-        y, gate = to_latents(b, w, h, state, x), w.get("attn_gate", by_layer=True)
+        y, gate = to_latents(b, w, h, state, x), w.get("attn_gate")
         return b.linear(b.multiply(y, b.sigmoid(b.linear(x, gate))) if gate else y, w.attn_output)
     w.require_biases("ssm_dt")
     steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.exactly("ssm_dt.bias"))
@@ -98,20 +100,16 @@ def attention(b: Builder, w: Weights, h: KimiK3, state: Latent | Recurrent, x: A
 def feed_forward(b: Builder, w: Weights, h: KimiK3, x: Activation) -> Activation:
     """A dense network, or experts on narrower rows, and beside them one for all tokens."""
     gate = bounded(b, h)
-    if h.routing is None or not w.get("ffn_gate_inp", by_layer=True):
+    if h.routing is None or not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
         return gated(b, w, x, gate)
     w.require_biases("exp_probs_b")
-    narrow = through(b, w.get("ffn_routed_down", by_layer=True), x)
+    narrow = b.linear(x, w.ffn_routed_down.shaped(h.narrow, h.width)) if h.narrow else x
     choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing, w.bias("exp_probs_b"))
     y = chosen(b, matrices(b, w, h.routing.experts), choice, narrow, gate)
-    norm = w.get("ffn_routed_norm", by_layer=True)
-    y = through(b, w.get("ffn_routed_up", by_layer=True), b.rms_norm(y, norm, h.epsilon) if norm else y)
-    return b.add(y, shared(b, w, x, gate)) if w.get("ffn_gate_shexp", by_layer=True) else y
-
-
-def through(b: Builder, matrix: Weight | None, x: Activation) -> Activation:
-    """What a matrix makes of x, if there is one."""
-    return b.linear(x, matrix) if matrix else x
+    y = b.rms_norm(y, norm, h.epsilon) if (norm := w.get("ffn_routed_norm")) else y
+    y = b.linear(y, w.ffn_routed_up) if h.narrow else y
+    has_shared = any(w.get(f"ffn_{part}_shexp") for part in ("gate", "up", "down"))
+    return b.add(y, shared(b, w, x, gate)) if has_shared else y
 
 
 def bounded(b: Builder, h: KimiK3) -> Gate:
