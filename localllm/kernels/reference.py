@@ -136,7 +136,9 @@ class Reference(RecurrentReference):
         return x[which]
 
     def columns(self, x, first, end, period=None):
-        return x.reshape(len(x), -1, period or x.shape[1])[:, :, first:end].reshape(len(x), -1)
+        period = period or x.shape[1]
+        groups = x.shape[1] // period
+        return x.reshape(len(x), groups, period)[:, :, first:end].reshape(len(x), groups * (end - first))
 
     def join(self, x, y, heads, shared=False):
         rows, in_x, in_y = len(x), x.shape[1] // heads, y.shape[1] // (1 if shared else heads)
