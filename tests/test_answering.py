@@ -1,7 +1,10 @@
 """Models with an encoder and a decoder: logits against llama.cpp's, and what their sequences can do."""
 
+import json
+
 import numpy as np
 import pytest
+from conftest import ROOT
 from engines import open_engine
 from models import ANSWERING, model, write, write_model
 from models.answering import GELU, IN_BLOCKS, START, text_and_answer
@@ -142,3 +145,20 @@ def test_damaged_settings(tmp_path, key, value):
     made = model("t5")
     made.metadata[f"t5.{key}"] = value
     assert refusal(GGUFFile.open(write(made, tmp_path / "model.gguf"))) is not None
+
+
+def test_the_command_line(model_path, cli):
+    """`run` answers; conversations, instructions and vectors are refused by a line."""
+    path = str(model_path("t5"))
+    code, out, err = cli("run", path, "-p", "Why is the sky blue?", "-n", "6", "--temp", "0", "--json")
+    assert (code, err) == (0, "")
+    assert len(json.loads(out)["tokens"]) == 6
+    for arguments, problem in (
+        (("chat", path, "-p", "Hi"), "t5 models answer one text, and hold no conversation: use localllm run"),
+        (("run", path, "-p", "Hi", "-sys", "Be kind."), "-sys means nothing to t5 models"),
+        (("perplexity", path, "-f", str(ROOT / "tests/prose.txt")), "t5 models answer a text"),
+    ):
+        code, out, err = cli(*arguments)
+        assert (code, out) == (2, "")
+        assert problem in err
+        assert err.count("\n") == 1

@@ -1,9 +1,9 @@
-"""Models some of whose layers keep a state: Granite 4, Jamba."""
+"""Models some of whose layers keep a state: Granite 4, Jamba, LFM2."""
 
 from collections.abc import Sequence
 
 from localllm.convert.config import Config
-from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, NORMS_BEFORE, ROTATED
+from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, HEAD_NORMS, NORMS_BEFORE, ROTATED
 from localllm.convert.families.llama import GRANITEMOE, granite
 from localllm.convert.families.mamba import CONTEXT, MAMBA, decay, squeezed
 from localllm.convert.family import Family, Layer, MadeOf, Sizes
@@ -167,3 +167,47 @@ MAMBA1: Layer = {
     "ssm_c_norm": ("state",),
 }
 JAMBA = Family("jamba", jamba_layer, jamba)
+
+
+def lfm2(config: Config) -> CheckpointFacts:
+    """Convolutions over the last few tokens; some layers attend."""
+    epsilon = {"rms_norm_eps": config.number("norm_eps", 1e-5), "intermediate_size": hidden_of_lfm2(config)}
+    h = decoder(Config({**config.content, **epsilon}, config.path, config.warnings))
+    config.only("conv_bias", False)
+    kinds, layers, taps = config.get("layer_types"), h.sizes["layers"], config.count("conv_L_cache", 3)
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {"conv", "full_attention"}:
+        raise config.refusal(f"layer_types should be conv or full_attention for each of {layers} layers")
+    h = attending(
+        config, h.plus({"taps": taps, "one": 1, "into_gates": 3 * h.sizes["width"]}), [k != "conv" for k in kinds]
+    )
+    return h.plus(vocab_size=h.sizes["vocab"], shortconv__l_cache=taps)
+
+
+def hidden_of_lfm2(config: Config) -> int:
+    """Numbers between the matrices of its feed-forward networks, which config.json may say as for others."""
+    hidden = config.count("block_ff_dim" if config.get("block_ff_dim") is not None else "intermediate_size")
+    if not config.flag("block_auto_adjust_ff_dim", True):
+        return hidden
+    multiple = config.count("block_multiple_of", 256)
+    hidden = int(config.number("block_ffn_dim_multiplier", 1.0) * int(2 * hidden / 3))
+    return -(-hidden // multiple) * multiple
+
+
+def lfm2_layer(sizes: Sizes, number: int) -> Layer:
+    mixer = {**ATTENTION, **HEAD_NORMS} if sizes[f"attends_{number}"] else SHORT_CONVOLUTION
+    return {**NORMS_BEFORE, **mixer, **GATED}
+
+
+SHORT_CONVOLUTION: Layer = {
+    "shortconv.in_proj.weight": ("into_gates", "width"),
+    "shortconv.conv.weight": MadeOf(("width", "taps"), {"conv.conv.weight": ("width", "one", "taps")}, squeezed),
+    "shortconv.out_proj.weight": ("width", "width"),
+}
+LFM2 = Family(
+    "lfm2",
+    lfm2_layer,
+    lfm2,
+    last_norm="token_embd_norm.weight",
+    renamed={"model.embedding_norm": "token_embd_norm"},
+    defaults={"tie_word_embeddings": True, "rope_theta": 1e6},
+)
