@@ -525,6 +525,8 @@ def test_help_has_colours_on_a_terminal_only(cli):
         (["run", "-m"], "sm", "models", ["small"]),
         (["perplexity"], "", "models", ["small"]),
         (["perplexity", "x"], "", "files", []),
+        (["perplexity", "--json", "x"], "", "files", []),
+        (["perplexity", "--json"], "", "models", ["small"]),
         (["completion"], "z", "nothing", ["zsh"]),
         (["cache"], "", "nothing", ["clear"]),
     ],
