@@ -2,8 +2,9 @@
 """Kills localllm while it writes, again and again: python scripts/kills.py quantize|cache [--times N]
 
 Each process is forked from this one, which has imported everything (Windows starts it anew), and killed at a random
-moment of its work. What was there before has to be there after, or what should take its place, whole; and when one process was not killed, there is
-no file too many. The cache is deleted now and then, so that processes write it anew; answers have to be the same.
+moment of its work. What was there before has to be there after, or what should take its place, whole; and when one
+process was not killed, there is no file too many. The cache is deleted now and then, so that processes write it anew;
+answers have to be the same.
 """
 
 import argparse
@@ -154,7 +155,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "cache").mkdir()
         if (cache_folder() / "kernels").exists():
-            shutil.copytree(cache_folder() / "kernels", Path(name) / "cache" / "kernels")
+            kernels = Path(name) / "cache" / "kernels"
+            shutil.copytree(cache_folder() / "kernels", kernels, copy_function=shutil.copyfile)  # wine has no other
         os.environ["LOCALLLM_CACHE"] = str(Path(name) / "cache")
         hit = {"quantize": kill_quantize, "cache": kill_cache}[options.what](Path(name), options.times)
     print(f"{options.times} times, {hit} killed at work: nothing lost, nothing left over")
