@@ -142,6 +142,7 @@ class Builder(RowwiseVerbs, Protocol):
     positions: Numbers  # theirs in their sequences
     kinds: Numbers  # theirs in a pair of texts: 0 in the first one, 1 in the second
     wanted: Numbers  # which tokens' logits are asked for
+    reveals: bool  # whether somebody goes on with what the model makes of all tokens
 
     def embed(self, weight: Weight, ids: Numbers) -> Activation:
         """The embedding rows of the tokens: [tokens, width]."""
@@ -153,6 +154,10 @@ class Builder(RowwiseVerbs, Protocol):
 
     def embed_kinds(self, weight: Weight, kinds: Numbers) -> Activation:
         """The rows of a table of kinds of tokens: [tokens, width]."""
+        ...
+
+    def reveal(self, x: Activation) -> Activation:
+        """The same, which goes on to a layer that guesses (localllm.arch.guessing). Only said if the builder reveals."""
         ...
 
     def select(self, x: Activation, which: Numbers) -> Activation:
