@@ -4,7 +4,6 @@ Every line is written at once and given to the system, so whoever is killed leav
 which is cut off by the next.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any, Self
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.safe_file import SafeFile, checked_target
+from localllm.system.files import can_replace_open_files, lock, open_file, sync
 
 BEGINNING = b'{"id": '  # of every line
 
@@ -38,7 +38,7 @@ class LineFile:
 
         Raises UsageError for a path that cannot be written.
         """
-        self.path, self._keep = checked_target(path, inputs), keep
+        self.path, self._keep, self._descriptor = checked_target(path, inputs), keep, -1
         self.records: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -50,23 +50,33 @@ class LineFile:
             lines = [(record, line) for record, line in self._whole_lines(data) if self._keep(record)]
             self.records, kept = [record for record, _ in lines], b"".join(line for _, line in lines)
             if kept != data:
-                with SafeFile(self.path) as new:
-                    new.write(kept)
-                os.close(self._descriptor)
-                self._open()
+                self._replace(kept)
         except BaseException:
-            os.close(self._descriptor)
+            self._close()
             raise
         return self
 
-    def _open(self) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(self.path, flags, 0o666)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+    def _replace(self, content: bytes) -> None:
+        """The file again, with this content: it is open all the time, where an open file can be replaced. Elsewhere
+        another process may come first; then it has the file, and whatever it found there before stays.
+        """
+        with SafeFile(self.path) as new:
+            new.write(content)
+            if not can_replace_open_files():
+                self._close()
+        self._close()
+        self._open()
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
             os.close(self._descriptor)
-            raise UsageError(f"{self.path}: another process is writing this file") from None
+            self._descriptor = -1
+
+    def _open(self) -> None:
+        self._descriptor = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        if not lock(self._descriptor):
+            self._close()
+            raise UsageError(f"{self.path}: another process is writing this file")
 
     def _whole_lines(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
         """Records with their lines. Raises UsageError if there is anything else, less a torn line at the end."""
@@ -99,8 +109,8 @@ class LineFile:
         """Wait until all is on the disk. A file in which nothing came to be is gone."""
         try:
             if os.fstat(self._descriptor).st_size:
-                os.fsync(self._descriptor)
+                sync(self._descriptor)
             elif error[0]:
                 os.unlink(self.path)
         finally:
-            os.close(self._descriptor)
+            self._close()
