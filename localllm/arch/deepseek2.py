@@ -116,6 +116,7 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activa
     x = b.add(x, b.linear(y, w.attn_output))
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
 
+
 def guess(b: Builder, w: Weights, h: DeepSeek2, made: Activation) -> Guessed:
     """What the layer says that guesses."""
     return guessed(b, w, h, made, block)

@@ -35,6 +35,7 @@ def block(
     x = b.add(x, b.linear(attend(b, h, state, *normed_heads(b, w, h, q, k), v, factors), w.attn_output))
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
 
+
 def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> Guessed:
     """What the layer says that guesses."""
     return guessed(b, w, h, made, block)

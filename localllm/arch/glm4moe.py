@@ -41,6 +41,7 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
         w.require_biases("exp_probs_b")
     return b.add(x, gated_or_mixture(b, w, h.routing, y, b.swiglu, shared))
 
+
 def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> Guessed:
     """What the layer says that guesses."""
     return guessed(b, w, h, made, block)

@@ -112,6 +112,7 @@ def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activa
     y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
     return b.add(x, gated_or_mixture(b, w, h.routing, y, b.swiglu, admitted))
 
+
 def guess(b: Builder, w: Weights, h: Qwen35, made: Activation) -> Guessed:
     """What the layer says that guesses."""
     return guessed(b, w, h, made, block)

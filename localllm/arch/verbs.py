@@ -157,7 +157,7 @@ class Builder(RowwiseVerbs, Protocol):
         ...
 
     def reveal(self, x: Activation) -> Activation:
-        """The same, which goes on to a layer that guesses (localllm.arch.guessing). Only said if the builder reveals."""
+        """The same, for a layer that guesses (localllm.arch.guessing) to go on with. Only if the builder reveals."""
         ...
 
     def select(self, x: Activation, which: Numbers) -> Activation:
@@ -301,8 +301,7 @@ class Builder(RowwiseVerbs, Protocol):
         ...
 
     def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
-        """Row by row the row of the token before, of its sequence; zeros before the first. State `number` [1, columns]:
-        the last one."""
+        """Of each token the row of the one before, zeros before the first. State `number` [1, columns]: the last one."""
         ...
 
     def selective_scan(

@@ -78,7 +78,8 @@ class Engine:
             self._made = rows_for(self.hyperparameters.width)
         recorder = recorded(file, model.forward, weights, self.hyperparameters, self.context, self._made)
         self.operations, self.kv_type = recorder.operations, options.kept_as
-        self._head, self._make_head = None, partial(GuessHead, file, model, self.hyperparameters, self.context, options)
+        self._make_head = partial(GuessHead, file, model, self.hyperparameters, self.context, options)
+        self._head: GuessHead | None = None  # made when it is first asked for
         if options.observer:
             options.observer.require_watchable(self.operations, file.path)
         self.runs = Runs(FIRST if any(operation.verb == "route" for operation in self.operations) else LATER)
@@ -156,7 +157,7 @@ class Engine:
             rows = self._read([reading.and_then(ids, count) for reading, ids, count in new], precise)
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
 
-    def listen(self, sequence: Sequence) -> "Follower":
+    def listen(self, sequence: Sequence) -> Follower:
         """Have the layer that guesses read what this sequence reads from now on.
 
         Raises UsageError if there is none, MemoryLimitError, ModelError, LocalllmError.
@@ -166,9 +167,15 @@ class Engine:
                 raise UsageError(f"{self._path} has no layer that guesses, or not for {self.device}")
             if self._head is None:
                 self._head = self._make_head()
-            if not isinstance(sequence.listener, Follower):
-                sequence.listener = self._head.follower()
-            return sequence.listener
+            follower = sequence.listener
+            if not isinstance(follower, Follower):
+                sequence.listener = follower = self._head.follower(len(sequence.tokens))
+            return follower
+
+    @property
+    def has_guess_layer(self) -> bool:
+        """Whether the model has a layer that guesses."""
+        return self._made is not None
 
     def prepare_all(self) -> None:
         """Wait for kernels that are compiled behind the first runs, which would be slower. Raises LocalllmError."""

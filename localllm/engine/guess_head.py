@@ -34,7 +34,9 @@ class GuessHead:
     It reads any number of them, but one in a run. Threads that call it wait for each other.
     """
 
-    def __init__(self, file: GGUFFile, model: ModuleType, hyperparameters: object, context: int, options: EngineOptions):
+    def __init__(
+        self, file: GGUFFile, model: ModuleType, hyperparameters: object, context: int, options: EngineOptions
+    ):
         """model: the architecture's module. Raises ModelError, MemoryLimitError, LocalllmError."""
         self.context, h = context, hyperparameters
         self.vocab_size: int = h.vocab_size  # type: ignore[attr-defined]
@@ -54,9 +56,9 @@ class GuessHead:
         operations = [*recorder.operations[:-2], recorder.operations[-1], recorder.operations[-2]]  # logits come last
         self._backend = CpuBackend(operations, [state], context, options)
 
-    def follower(self) -> "Follower":
-        """A text that it reads behind the model, empty."""
-        return Follower(self, self._backend.store())
+    def follower(self, place: int) -> "Follower":
+        """A text that it reads behind the model, from this place of the model's sequence on."""
+        return Follower(self, self._backend.store(), place)
 
     def run(self, requests: Ids[tuple[Sequence, Ids[int]]], logits: str, precise: bool) -> list[np.ndarray]:
         """Read the tokens of one follower; the logits asked for, of the "last" token or "none"."""
@@ -99,16 +101,19 @@ class Follower(Sequence):
 
     engine: GuessHead
 
-    def __init__(self, head: GuessHead, store: Store):
+    def __init__(self, head: GuessHead, store: Store, place: int):
         super().__init__(head, store)
-        self.begin, self._end = 0, 0  # places in the model's sequence, from the first token here to the last it has read
+        self.begin, self._end = (
+            place,
+            place,
+        )  # places in the model's sequence, from the first token here to the last it has read
         self._made: dict[int, np.ndarray] = {}  # by place, what the model made of a token, if it is still of use
         self._ids: dict[int, int] = {}  # by place, tokens that the model has read and this has not
         self._last = np.zeros(head.width, np.float32)  # what the layer made of the last token here
         self._firm = 0  # how many of the tokens were read together with what the model made
 
     def heard(self, place: int, ids: np.ndarray, made: np.ndarray) -> None:
-        """The model has read tokens of its sequence, from this place on, and made that of them, float32 [tokens, width].
+        """The model has read tokens of its sequence from this place on, and made that of them: float32 [tokens, width].
 
         What the model has read anew is read anew here as well, at the latest when a guess is asked for.
         """
@@ -129,7 +134,7 @@ class Follower(Sequence):
         """The model's sequence goes back to there."""
         self._made = {at: row for at, row in self._made.items() if at < place}
         self._ids = {at: id for at, id in self._ids.items() if at < place}
-        self._end = min(self._end, place)
+        self.begin, self._end = min(self.begin, place), min(self._end, place)
         self.truncate(max(0, place - self.begin))
 
     def truncate(self, length: int) -> int:

@@ -34,7 +34,7 @@ class Reader(Protocol):
         """As Sequence.shift."""
 
 
-class Listener(Protocol):
+class ReadListener(Protocol):
     """Who goes on with what a model makes of tokens (localllm.engine.guess_head)."""
 
     def heard(self, place: int, ids: np.ndarray, made: np.ndarray) -> None:
@@ -58,7 +58,7 @@ class Sequence:
         listener: is told what is read; None if nobody wants to know.
     """
 
-    listener: Listener | None = None
+    listener: ReadListener | None = None
 
     def __init__(self, engine: Reader, store: Store, tokens: Ids[int] = ()):
         self.tokens, self.aligned = list(tokens), 0

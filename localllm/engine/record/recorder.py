@@ -50,7 +50,7 @@ class Recorder(RecurrentVerbs):
     wanted = WANTED
 
     def __init__(self, hyperparameters: Hyperparameters, context: int, shown: np.ndarray | None = None):
-        """context: the most tokens of a sequence.  shown: where what is revealed is laid down in each run, see `rows`."""
+        """context: the most tokens of a sequence.  shown: where runs lay down what is revealed."""
         self.reveals, self._shown = shown is not None, shown
         self.operations: list[Operation] = []
         self._vocab_size, self._width, self._context = hyperparameters.vocab_size, hyperparameters.width, context
