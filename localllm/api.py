@@ -141,8 +141,8 @@ class Model:
         open Model (see `drafter`); `sampling`: fields of SamplingOptions, as temperature=0 or seed=1, and what is done
         when the context is full, on_overflow and keep of GenerationOptions. What the answer must look like: schema, a
         JSON schema (a dict, its text or a class with model_json_schema, as pydantic's), grammar, a text in GBNF, or
-        regex; it is then of that form whenever its finish_reason is "stop". Raises ContextError if the prompt does not fit,
-        UsageError for options that make no sense, and what open_model raises.
+        regex; it is then of that form whenever its finish_reason is "stop". Raises ContextError if the prompt does not
+        fit, UsageError for options that make no sense, and what open_model raises.
         """
         return self.session.complete(prompt, options(max_tokens, stop, sampling, self.drafter(speculate)))
 
@@ -362,7 +362,7 @@ def open_model(
         silent: Any = EngineWithoutText(file.path, hyperparameters, options)
         return Model(file, tokenizer, silent, chat_template, threads)
     engine = Engine(file, options)
-    if not cache or backend == "reference" or engine.device != "CPU" or observer:
+    if not cache or hyperparameters.encode or backend == "reference" or engine.device != "CPU" or observer:
         return Model(file, tokenizer, engine, chat_template, threads)
     from localllm.engine.memory.prefixes import Prefixes
 
