@@ -198,7 +198,8 @@ def compare(work: Path, is_quick: bool) -> None:
     same("No such file", "-m", "localllm", "run", work / "none.gguf", "-p", "x")
     (work / "wrong.gguf").write_bytes(b"GGUF" + bytes(100))
     same("A wrong file", "-m", "localllm", "run", work / "wrong.gguf", "-p", "x")
-    compare_quantize(work, guide, "Q8_0" if is_quick else "Q4_K_M")
+    for kind in ("Q4_0",) if is_quick else ("Q4_0", "IQ4_NL", "Q5_1"):
+        compare_quantize(work, guide, kind)
 
 
 def compare_quantize(work: Path, model: Path, kind: str) -> None:
