@@ -100,6 +100,8 @@ class ChosenExperts(NamedTuple):
 class Reference(RecurrentReference):
     """A builder (localllm.arch.verbs) whose verbs compute. One for each run."""
 
+    reveals = False
+
     def __init__(self, spans, matrices: dict[tuple[str, int], np.ndarray], context: int, observer=None):
         """spans: as Program.run takes them, their stores Remembered; context: the most tokens of a sequence.
 
@@ -131,6 +133,10 @@ class Reference(RecurrentReference):
 
     def embed_kinds(self, weight, kinds):
         return self.matrix(weight)[kinds]
+
+    def reveal(self, x):
+        self.revealed = x
+        return x
 
     def select(self, x, which):
         return x[which]
