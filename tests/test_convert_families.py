@@ -6,7 +6,6 @@ the metadata and check sums; logits of tokens 0, 50, ... 250 behind the text are
 scripts/record_checkpoints.py makes more of them.
 """
 
-import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -17,14 +16,18 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from checkpoint import edit_json, random_tensor, write_family, write_json, write_safetensors
+from checkpoint import edit_json, random_tensor, spelled_out, write_family, write_json, write_safetensors
 from test_convert import TEXT, refused, write_gguf
 
 import localllm
 from localllm.arch import ARCHITECTURES
 from localllm.convert import Checkpoint, open_folder
 from localllm.convert.tensors import as_float32
+from localllm.engine.options import EngineOptions
+from localllm.engine.texts import TextReader
 from localllm.errors import ModelError
+from localllm.files.gguf_file import GGUFFile
+from localllm.generation.embedding import has_head
 from localllm.quant.recipes import recipe_named
 from localllm.services.quantize import open_source, run
 from localllm.services.quantize_plan import COPY, QuantizeRequest, make_plan
@@ -39,18 +42,7 @@ def facts(variant: str) -> dict[str, Any]:
 
 
 def shapes_of(variant: str) -> dict[str, list[int]]:
-    """By names; in the data 0-3 stands for 0, 1, 2 and 3."""
-    shapes: dict[str, list[int]] = {}
-    for names, shape in facts(variant)["shapes"].items():
-        parts = re.split(r"(?<=\.)(\d+-\d+)(?=\.)", names)
-        choices = [range(*span(part)) if number % 2 else [part] for number, part in enumerate(parts)]
-        shapes |= {"".join(map(str, name)): [*map(int, shape.split())] for name in itertools.product(*choices)}
-    return shapes
-
-
-def span(text: str) -> tuple[int, int]:
-    first, last = text.split("-")
-    return int(first), int(last) + 1
+    return spelled_out(facts(variant)["shapes"])
 
 
 def written(folder: Path, variant: str) -> Path:
@@ -94,8 +86,8 @@ def test_metadata_and_tensors_are_those_of_llama_cpp(tmp_path: Path, variant: st
 
 
 def runs(variant: str) -> bool:
-    """Whether localllm computes the architecture."""
-    return facts(variant)["metadata"]["general.architecture"] in ARCHITECTURES
+    """Whether localllm computes the architecture, and makes text."""
+    return "logits" in facts(variant) and facts(variant)["metadata"]["general.architecture"] in ARCHITECTURES
 
 
 @pytest.mark.slow
@@ -105,6 +97,17 @@ def test_logits_are_those_of_transformers(tmp_path: Path, variant: str):
     with localllm.open(path, backend="reference", kv_type="f32") as model:
         logits = model.logits(TEXT)[-1]
     np.testing.assert_allclose(logits[:251:50], facts(variant)["logits"], atol=5e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "rows" in facts(variant)])
+def test_rows_and_scores_are_those_of_transformers(tmp_path: Path, variant: str):
+    """The mean of the rows, or the head's numbers."""
+    path = write_gguf(tmp_path / "model.gguf", open_folder(written(tmp_path / "model", variant)))
+    file = GGUFFile.open(path)
+    kind = "rank" if has_head(file) else "mean"
+    reader = TextReader(file, kind, EngineOptions(backend="reference", kv_type="f32"))
+    np.testing.assert_allclose(reader.read([TEXT])[0], facts(variant)["rows"], atol=1e-5)
 
 
 # What transformers takes where a config.json says nothing: the norms' epsilon and the base of the rotation.

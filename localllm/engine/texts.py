@@ -16,13 +16,15 @@ from localllm.arch import architecture
 from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weights
 from localllm.engine.cpu.program import compiled
+from localllm.engine.cuda.driver import has_driver
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.memory.run_cache import RunCache
+from localllm.engine.opening import chosen
 from localllm.engine.options import EngineOptions
 from localllm.engine.record.operations import PRODUCTS, Operation
 from localllm.engine.record.recorder import recorded
 from localllm.engine.run import BATCH, Header, Span, Text
-from localllm.errors import ContextError, ModelError, UsageError
+from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
@@ -40,14 +42,10 @@ class TextReader:
         warning: what the user should know, in one line, or None.
     """
 
-    device = "CPU"
-
     def __init__(self, file: GGUFFile, pooling: str, options: EngineOptions | None = None):
-        """pooling: one of localllm.arch.pooling.KINDS, but "none". Raises ModelError, MemoryLimitError, UsageError."""
+        """pooling: one of localllm.arch.pooling.KINDS, but "none". Raises LocalllmError."""
         options = options or EngineOptions()
         options.require_valid()
-        if options.backend.startswith("cuda"):
-            raise UsageError("vectors and scores of texts are computed by the CPU: use --device cpu")
         model, h = architecture(file)
         self.hyperparameters = replace(h, pooling=pooling)
         self.context, self.vocab_size, self._path = options.context or h.context, h.vocab_size, file.path
@@ -63,19 +61,37 @@ class TextReader:
         paged = [state for state in states if isinstance(state, Paged | Latent)]
         if len(paged) < len(states):
             raise ModelError(f"{file.path}: vectors of {h.arch} models are not supported: their layers are recurrent")
-        if options.backend == "reference":
+        self.device, (kind, _) = "CPU", chosen(options, has_driver)
+        on_card = self._on_card(recorder.operations, paged, options) if kind == "card" else None
+        if kind == "reference":
             forward = partial(model.forward, w=weights, h=self.hyperparameters)
             self._read = by_reference(forward, options, self.context)
         else:
-            self._read = self._compiled(recorder.operations, paged, options)
+            self._read = on_card or self._compiled(recorder.operations, paged, options)
+
+    def _on_card(self, operations: list[Operation], states: Sequence[Paged | Latent], options: EngineOptions) -> Any:
+        """What computes on a card; None, and a warning, if it should only where there is one that can."""
+        from localllm.engine.cuda.texts import CardTexts
+
+        try:
+            card = CardTexts(operations, states, self.context, options)
+        except LocalllmError as error:
+            if options.backend != "auto":
+                raise
+            self.warning = f"the CPU computes: {error}"
+            return None
+        self._close, self.warning, self.device = card.close, card.warning, card.name
+        return card.read
 
     def _compiled(self, operations: list[Operation], states: Sequence[Paged | Latent], options: EngineOptions) -> Read:
         """What computes on the CPU."""
         tokens = max(BATCH, self.context)
         pages = -(-tokens // PAGE) + MOST_TEXTS
         cache, header = RunCache(states, pages, options.kept_as, operations), Header(tokens)
-        program = compiled(operations, StepPlaces(cache, None, header), options.thread_count, options.progress)
-        self._close, self.warning, self.prepare_all = program.close, program.warning, program.prepare_all
+        places = StepPlaces(cache, None, header)
+        program = compiled(operations, places, options.thread_count, options.progress, keeps=False)
+        self._close, self.prepare_all = program.close, program.prepare_all
+        self.warning = self.warning or program.warning
         table = np.arange(pages)
         # Of weights in 16 bits the vectors lose most where activations are rounded: a cosine of 0.99999 with those in
         # float32, 0.9999998 with both planes, for 1.4 times the work. What quantized weights lose is more than either.

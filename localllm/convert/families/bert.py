@@ -75,7 +75,7 @@ def behind_padding(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) 
     return picked(sources[0], shape, lambda rows: np.asarray(rows) + first)
 
 
-def nomic(config: Config) -> CheckpointFacts:
+def nomic_facts(config: Config) -> CheckpointFacts:
     """The names of GPT-2; rotation; SwiGLU, or experts in every other layer."""
     experts = config.get("moe_every_n_layers") or 0
     config.only("activation_function", "gelu" if experts else "swiglu")
@@ -149,7 +149,7 @@ ROBERTA_RANK = replace(
 )  # fmt: skip
 QKV = {"attn_qkv": ("fused_rows", "width"), "attn_output": ("width", "queries")}
 NOMIC = Family(
-    "nomic-bert", {**QKV, **GATED, **BEHIND}, nomic, whole=EMBEDDINGS, biased=(*BEHIND, "token_embd_norm"),
+    "nomic-bert", {**QKV, **GATED, **BEHIND}, nomic_facts, whole=EMBEDDINGS, biased=(*BEHIND, "token_embd_norm"),
     decodes=False, unread=UNREAD,
 )  # fmt: skip
 

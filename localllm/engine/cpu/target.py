@@ -23,6 +23,7 @@ class CpuTarget:
     Attributes:
         in_tiles: whether products of more than a few tokens, and attention, go in BF16 tiles.
         pieces: of products of quantized weights, which are loaded when they are needed.
+        keeps: whether later runs see the keys and values of a run, which are exact then.
     """
 
     threads: int
@@ -30,6 +31,7 @@ class CpuTarget:
     verbs: Mapping[str, Callable[..., None]]
     pieces: Pieces = field(default_factory=Pieces)
     tokens: int = BATCH
+    keeps: bool = True
     expert_rows: ClassVar[int] = EXPERT_ROWS
 
     @property

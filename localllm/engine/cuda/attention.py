@@ -5,7 +5,6 @@ from localllm.engine.lower.attention import AttentionSteps, before_attention, be
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.record.operations import ALL, Operation
-from localllm.errors import UnsupportedError
 from localllm.frozen import frozen
 from localllm.kernels.cuda import CHOOSING
 
@@ -49,8 +48,6 @@ class Few:
 def attend(steps: Steps, operation: Operation, target: CudaTarget) -> None:
     """In float32 for few tokens, on tensor cores for many."""
     attention = before_attention(steps, operation)
-    if attention.arguments.pop("ahead"):
-        raise UnsupportedError("attention that goes both ways is computed by the CPU only: use --device cpu")
     attention.arguments["sequences"] = steps.header.sequences
     append = attend_few if are_few(attention, target) or attention.arguments["chosen"] else attend_many
     append(steps, attention, target)
@@ -73,7 +70,8 @@ def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> N
     arguments = arguments | {"count": steps.counts[ALL], "positions": header.positions, "owners": header.owners}
     arguments |= {"parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
     merged = {name: arguments.pop(name) for name in ("sinks", "y", "y_stride")}
-    shared = ("count", "positions", "heads", "window", "chunked", "parts", "partial", "partial_bytes")
+    shared = ("count", "positions", "owners", "sequences", "heads", "window", "chunked", "ahead", "parts", "partial",
+              "partial_bytes")  # fmt: skip
     merged |= {name: arguments[name] for name in shared} | {"value_dim": state.value_dim}
     kinds = "-".join(side.kind.upper() for side in sides)
     kernel = f"attend_few-{kinds}-{few.bundle}-{few.key_dim}-{few.value_dim}"
