@@ -79,6 +79,16 @@ class Model:
         self._readers: dict[tuple[str, str | None], Any] = {}
 
     @property
+    def fills(self) -> bool:
+        """Whether it writes by filling in, in any order."""
+        return self.engine.hyperparameters.fills
+
+    @property
+    def device(self) -> str:
+        """What computes: "CPU", or a card's name."""
+        return self.engine.device
+
+    @property
     def files(self) -> list[str]:
         """All that it was read from, those of draft models too."""
         drafts = [path for model in self._draft_models.values() for path in model.files]
@@ -275,7 +285,7 @@ class Model:
         from localllm.generation.batch import PARALLEL, Batch, Live
         from localllm.generation.reading import most_between_steps
         from localllm.kernels.arguments import PAGE
-        from localllm.kernels.free_memory import available_memory
+        from localllm.system.memory import available_memory
 
         room = max(0, available_memory() - self.file.nbytes)
         room = room if memory is None else min(room, memory)

@@ -7,17 +7,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli import asking, opening, options
+from localllm.cli.endpoint import EndpointGroup
 from localllm.cli.parameters import option
 from localllm.cli.prompt import Encoding, Prompt, begin, request, typed, warn_of_template, whole_prompt
 from localllm.cli.render import file_stem, stream
 from localllm.cli.shape import require_whole
 from localllm.cli.terminal import ProgressLine, dim, exit_on_sigterm, is_terminal, say
+from localllm.cli.tool_options import ToolGroup
 from localllm.errors import LocalllmError
 from localllm.frozen import frozen
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.cli.conversation import Conversation
+    from localllm.cli.tool_calls import ToolCalls
+    from localllm.generation.generate import GenerationOptions
+    from localllm.text.plain import Message
 
 
 @frozen
@@ -51,6 +56,8 @@ def chat(
     engine: options.EngineGroup,
     no_cache: options.NoCache = False,
     choices: options.GenerationGroup,
+    tools: ToolGroup,
+    endpoint: EndpointGroup,
 ) -> None:
     """Talk with a model, or with the built-in one.
 
@@ -62,6 +69,8 @@ def chat(
       localllm chat model.gguf -sys "You are a patient teacher."
       localllm chat model.gguf --session trip --markdown
       localllm chat --continue
+      localllm chat model.gguf --tools read_file,list,search --allow ~/notes
+      localllm chat --endpoint http://127.0.0.1:8000
       localllm chat model.gguf -c 8192 -ctk q8_0 -ctv q8_0
     """
     from localllm.cli.chat_session import model_of, session_name, start  # here, because `localllm --help` imports chat
@@ -69,33 +78,40 @@ def chat(
 
     session = session_name(look.session, look.latest)
     interactive = is_terminal(sys.stdin)
-    own = model_of(session) if session and model is None else model
-    path = opening.chosen_model(own)
-    most_bytes = partial(opening.most_bytes, path, engine, choices.on_overflow)
+    place = endpoint.place()
+    own = model_of(session) if session and model is None and place is None else model
+    path = opening.chosen_model(own) if place is None else own
+    most_bytes = opening.unknown if path is None else partial(opening.most_bytes, path, engine, choices.on_overflow)
     ways = "-p TEXT or through a pipe"
     text = "" if interactive else whole_prompt(prompt or (), encoding=encoding, most_bytes=most_bytes, ways=ways)
     system = asking.system_message(system, system_file)
     line = ProgressLine()
     chosen = asking.generation_options(opening.reading(line), choices)
 
-    def opened(path: str) -> "Model":
+    def opened(path: str | None) -> "Model":
+        if place is not None:
+            from localllm.cli.endpoint import opened as opened_there
+
+            return opened_there(place, path, choices, engine, chat_template=chat_template)
+        assert path is not None
         found = opening.open_model(path, engine, chat_template, no_cache)
         if chosen.on_overflow == "shift":
             found.engine.require_shift()
         return found
 
-    opening.tell_choice(own)
-    first = opened(path)
+    if place is None:
+        opening.tell_choice(own)
     with ExitStack() as leaving:
+        calls = tools.opened(leaving)
+        first = opened(path)
         conversation = Conversation(first, chosen, line, look.markdown, look.stats)
         leaving.push(lambda *error: conversation.model.__exit__(*error))
         chosen = conversation.options = opening.with_draft_model(first, chosen, choices.speculate)
+        if calls:
+            chosen = conversation.options = calls.begin(first, chosen, leaving)
+            conversation.tools = calls
         if not interactive:
-            answer = begin(first, request(first, text, system, False), chosen)
-            if stream(answer, line):
-                raise KeyboardInterrupt
-            opening.settle(first)
-            return require_whole(chosen, [answer.finish_reason])
+            return answer_once(first, request(first, text, system, False), chosen, calls, line)
         exit_on_sigterm()
         warn_of_template(first)
         tell_model(first)
@@ -109,10 +125,33 @@ def chat(
         opening.settle(conversation.model)
 
 
+def answer_once(
+    model: "Model",
+    asked: "str | list[Message]",
+    chosen: "GenerationOptions",
+    calls: "ToolCalls | None",
+    line: ProgressLine,
+) -> None:
+    """As `run` does."""
+    if calls:
+        from localllm.cli.tool_calls import answered
+
+        assert not isinstance(asked, str)
+        answer, _, interrupted = answered(model, asked, chosen, calls, line)
+    else:
+        answer = begin(model, asked, chosen)
+        interrupted = stream(answer, line)
+    if interrupted:
+        raise KeyboardInterrupt
+    opening.settle(model)
+    require_whole(chosen, [answer.finish_reason])
+
+
 def tell_model(model: "Model") -> None:
     name = model.name or file_stem(model.path)
-    device = "" if model.engine.device == "CPU" else f"{model.engine.device} · "
-    dim(f"{name} · {model.format} · {device}{model.context} tokens of context · /help")
+    device = "" if model.device in ("CPU", "") else f"{model.device} · "
+    context = f"{model.context} tokens of context · " if model.context else ""
+    dim(f"{name} · {model.format} · {device}{context}/help")
 
 
 def hold(conversation: "Conversation", open_other: "Callable[[str], Model]") -> None:

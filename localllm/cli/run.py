@@ -1,11 +1,13 @@
 """localllm run: one answer on stdout, then the end."""
 
 import os
+from contextlib import ExitStack
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import asking, opening, options
+from localllm.cli.endpoint import EndpointGroup
 from localllm.cli.filling import Diffusion, fill, require_plain
 from localllm.cli.parameters import argument, option
 from localllm.cli.prompt import Encoding, Prompt, begin, request, whole_prompt
@@ -13,6 +15,7 @@ from localllm.cli.receipt import keep, prepared
 from localllm.cli.render import one_line, stream
 from localllm.cli.shape import HideThinking, require_whole
 from localllm.cli.terminal import ProgressLine, write
+from localllm.cli.tool_options import ToolGroup
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,6 +57,8 @@ def run(
     engine: options.EngineGroup,
     no_cache: options.NoCache = False,
     choices: options.GenerationGroup,
+    tools: ToolGroup,
+    endpoint: EndpointGroup,
     diffusion: Diffusion,
 ) -> None:
     """Answer one prompt.
@@ -69,11 +74,14 @@ def run(
       localllm run model.gguf -p "Once upon a time" --raw --stats
       localllm run model.gguf -p "A name for a cat?" --n 3 --json | jq -r ".answers[].text"
       localllm run model.gguf -p "Invent a person." --json-schema person.json | jq .name
+      localllm run --endpoint http://127.0.0.1:8000 -p "Why is the sky blue?"
+      localllm run model.gguf -p "What is in notes.txt?" --tools read_file --allow .
       localllm run model.gguf -p "Is water wet?" --grammar 'root ::= "yes" | "no"'
     """
     started = perf_counter()
+    place = endpoint.place()
     path = opening.chosen_model(model)
-    most_bytes = partial(opening.most_bytes, path, engine, choices.on_overflow)
+    most_bytes = opening.unknown if place else partial(opening.most_bytes, path, engine, choices.on_overflow)
     if model is not None and words is prompt is None and " " in model.strip() and not os.path.lexists(model):
         raise UsageError(f"{one_line(model)!r} names no model: the prompt stands behind it, or behind -p")
     asked_first = [*filter(None, (words,)), *(prompt or ())]
@@ -85,18 +93,38 @@ def run(
         require_no_template(system, chat_template, choices)
     if n != 1 or beams:
         require_sense(n, beams, choices)
-    opening.tell_choice(model)
-    with opening.open_model(path, engine, chat_template, no_cache) as opened:
+    if tools.given:
+        require_plain_tools(raw=raw, n=n > 1, beams=beams > 0, receipt=receipt is not None)
+    if place is None:
+        opening.tell_choice(model)
+    with ExitStack() as stack:
+        calls = tools.opened(stack)
+        if place is None:
+            opened = stack.enter_context(opening.open_model(path, engine, chat_template, no_cache))
+        else:
+            from localllm.cli.endpoint import opened as opened_there
+
+            opened = opened_there(place, model, choices, engine, chat_template=chat_template)
         chosen = opening.with_draft_model(opened, chosen, choices.speculate)
         if receipt is not None:
             chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)
         load_s = perf_counter() - started
         asked, interrupted = request(opened, text, system, raw), False
-        if opened.engine.hyperparameters.fills or diffusion.given():
-            require_plain(n=n > 1, beams=beams > 0, json=as_json, stats=stats, receipt=receipt is not None)
+        if opened.fills or diffusion.given():
+            require_plain(
+                n=n > 1, beams=beams > 0, json=as_json, stats=stats, receipt=receipt is not None, tools=tools.given
+            )
             return fill(opened, asked, choices, diffusion, line)
         answers: list[Any]
-        if n > 1 or beams:
+        said: list[Message] = []
+        if calls:
+            from localllm.cli.tool_calls import answered
+
+            assert not isinstance(asked, str)
+            chosen = calls.begin(opened, chosen, stack)
+            answer, said, interrupted = answered(opened, asked, chosen, calls, line, as_json, not hide_thinking)
+            answers = [answer]
+        elif n > 1 or beams:
             answers = several(opened, asked, chosen, n, beams, line)
             if not as_json:
                 write("\n\n".join(answer.text for answer in answers) + "\n")
@@ -108,7 +136,7 @@ def run(
 
             result = report(opened, answers, bool(n > 1 or beams), load_s, perf_counter() - started)
             if as_json:
-                write(as_line(result))
+                write(as_line({**result, "messages": said} if calls else result))
             if stats:
                 tell(result)
             if receipt is not None:
@@ -128,6 +156,13 @@ def require_no_template(system: str | None, chat_template: str | None, choices: 
         raise UsageError("--raw switches off what --chat-template chooses")
     if not choices.thoughts.are_usual:
         raise UsageError("--raw switches off the chat template, which thoughts and variables are for")
+
+
+def require_plain_tools(**given: bool) -> None:
+    """Raises UsageError for options that do not go with tools."""
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"tools do not go together with --{name}")
 
 
 def require_sense(n: int, beams: int, choices: options.GenerationGroup) -> None:
