@@ -52,7 +52,8 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     tensors += [gguf_tensor(name, kept(values)) for name, values in h.tensors.items()]
     for name, matrix in projections(folder, family.projects).items():
         tensors.append(gguf_tensor(f"{name}.weight", matrix))
-        h = h.plus(**{f"{name}_feat_out": matrix.shape[0], f"{name}_feat_in": matrix.shape[1]})
+        sizes = zip(("out", "in"), matrix.shape, strict=True)
+        h = h.plus({}, **{f"{name}_feat_{side}": size for side, size in sizes})
     vocabulary, warnings = vocabulary_metadata(folder, h.sizes["vocab"])
     metadata = {"general.architecture": family.arch, **description(folder, {t.name: t.shape for t in tensors})}
     if (pooling := pooling_type(folder)) is not None and h.metadata.get("pooling_type") != RANK:
