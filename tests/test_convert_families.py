@@ -73,14 +73,17 @@ def told(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "tensors" in facts(variant)])
 def test_metadata_and_tensors_are_those_of_llama_cpp(tmp_path: Path, variant: str):
     checkpoint = open_folder(written(tmp_path, variant))
     theirs, ours = told(facts(variant)["metadata"]), told(checkpoint.metadata)
     assert {key: ours.get(key) for key in theirs} == {
         key: pytest.approx(value, rel=1e-6) if isinstance(value, float) else value for key, value in theirs.items()
     }
-    assert ours.keys() - theirs.keys() <= {f"general.{key}" for key in ("name", "type", "quantization_version")}
+    more = {f"general.{key}" for key in ("name", "type", "quantization_version")}
+    more |= {f"{ours['general.architecture']}.pooling_type"} if variant.endswith("-rank") else set()
+    more |= {"modern-bert.attention.layer_norm_epsilon"}  # which its readers want, and transformers does not save
+    assert ours.keys() - theirs.keys() <= more
     sums = check_sums(checkpoint)
     assert {name: sum for name, sum in sums.items() if name != "blk.ssm_a"} == facts(variant)["tensors"]
 

@@ -113,6 +113,7 @@ def modern(config: Config) -> CheckpointFacts:
         attention__sliding_window_pattern=config.count("global_attn_every_n_layers", 3),
         rope__freq_base=whole, rope__freq_base_swa=local, rope__scaling__type="none",
         hidden_activation=config.get("hidden_activation", "gelu"),
+        attention__layer_norm_rms_epsilon=h.metadata["attention.layer_norm_epsilon"],  # nobody's; llama.cpp writes it
         vocab_size=h.sizes["vocab"],
         classifier__pooling_type={"mean": 1, "cls": 2}.get(pooling),
     )  # fmt: skip
