@@ -35,6 +35,10 @@ from localllm.services.quantize_plan import COPY, QuantizeRequest, make_plan
 VARIANTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("checkpoints.json").read_text())
 
 
+# Exponentials, which differ in their last bits; of T5 what is scaled here, and by llama.cpp's converter not.
+UNLIKE = "blk.ssm_a", "dec.output_norm.weight"
+
+
 def facts(variant: str) -> dict[str, Any]:
     """What is known of a variant; an "-old" one has the weights of another."""
     content = VARIANTS[variant]
@@ -85,7 +89,7 @@ def test_metadata_and_tensors_are_those_of_llama_cpp(tmp_path: Path, variant: st
     more |= {"modern-bert.attention.layer_norm_epsilon"}  # which its readers want, and transformers does not save
     assert ours.keys() - theirs.keys() <= more
     sums = check_sums(checkpoint)
-    assert {name: sum for name, sum in sums.items() if name != "blk.ssm_a"} == facts(variant)["tensors"]
+    assert {name: sum for name, sum in sums.items() if name not in UNLIKE} == facts(variant)["tensors"]
 
 
 def runs(variant: str) -> bool:
@@ -98,7 +102,8 @@ def runs(variant: str) -> bool:
 def test_logits_are_those_of_transformers(tmp_path: Path, variant: str):
     path = write_gguf(tmp_path / "model.gguf", open_folder(written(tmp_path / "model", variant)))
     with localllm.open(path, backend="reference", kv_type="f32") as model:
-        logits = model.logits(TEXT)[-1]
+        start = facts(variant)["config"].get("decoder_start_token_id")
+        logits = model.logits(TEXT if start is None else [*TEXT[:60], start, *TEXT[60:]])[-1]
     np.testing.assert_allclose(logits[:251:50], facts(variant)["logits"], atol=5e-5)
 
 

@@ -12,6 +12,8 @@ from simulated import SimulatedCard
 from localllm.arch.states import Paged
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weight
+from localllm.engine import opening
+from localllm.engine.cuda import attention as cuda_attention
 from localllm.engine.cuda import backend as cuda_backend
 from localllm.engine.cuda import devices
 from localllm.engine.cuda.cache import CudaCache
@@ -102,6 +104,20 @@ def test_more_sequences_than_the_card_has_tables_for(card, monkeypatch):
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
 
 
+@pytest.mark.parametrize(("format", "experts", "prompt"), [("Q8_0", 0, 9), ("F32", 3, 2)])
+def test_a_layer_on_the_card(card, monkeypatch, format, experts, prompt):
+    """A prompt, the longer one on tensor cores, and a token. Few parts and one layer are little work to simulate."""
+    monkeypatch.setattr(cuda_attention, "BLOCKS", 3)
+    rows = {}
+    for backend in ("reference", "cuda"):
+        file = small_model((32, 2, 1, 16, 32, 33), format, False, experts)
+        model = SingleEngine(file, EngineOptions(2, CONTEXT, "f32", backend, gpu_layers=1))
+        rows[backend] = np.concatenate([model.forward(list(range(prompt)), 0), model.forward([11], prompt)])
+        model.close()
+    assert nmse(rows["cuda"], rows["reference"]) < 1e-5
+    assert not card.memory
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("format", ["Q8_0", "BF16"])
 def test_formats(card, format):
@@ -121,6 +137,24 @@ def test_everything_is_given_back(card):
     assert card.memory
     model.close()
     assert not card.memory
+
+
+@pytest.mark.parametrize(
+    ("backend", "layers", "driver", "kind", "is_told"),
+    [
+        ("cpu", "auto", True, "cpu", False),
+        ("reference", 3, True, "reference", False),
+        ("auto", "auto", True, "card", False),
+        ("auto", "auto", False, "cpu", False),
+        ("auto", 0, False, "cpu", False),
+        ("auto", 3, False, "cpu", True),
+        ("cuda", "auto", False, "card", False),
+    ],
+)
+def test_what_is_chosen_to_compute(backend, layers, driver, kind, is_told):
+    """That there is no driver is told who wanted layers on a card; who named a card will hear it of the card."""
+    choice = opening.chosen(EngineOptions(backend=backend, gpu_layers=layers), lambda: driver)
+    assert (choice.kind, choice.note is not None) == (kind, is_told)
 
 
 def test_no_layers_means_the_cpu(card):

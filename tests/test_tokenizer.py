@@ -503,6 +503,13 @@ def test_all_names_are_compared():
     assert set(PRETOKENIZERS) - compared == {"gemma4", "granite-embed-multi-311m", "sarvam-moe"}
 
 
+def test_long_spaces_of_jais_are_cut_by_powers_of_two():
+    """Its released pattern knows runs of 512, 256 and so on down to 4, then two, then one."""
+    cut = cutter(PRETOKENIZERS["jais-2"].patterns)
+    assert [len(piece) for piece in cut(" " * 1791)] == [512, 512, 512, 128, 64, 32, 16, 8, 4, 2, 1]
+    assert [len(piece) for piece in cut(" " * 514)] == [512, 2]
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted({family: name for name, family in PRETOKENIZERS.items()}.values()))
 def test_long_runs_are_cut_in_linear_time(name: str):

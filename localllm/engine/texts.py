@@ -24,7 +24,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.record.operations import PRODUCTS, Operation
 from localllm.engine.record.recorder import recorded
 from localllm.engine.run import BATCH, Header, Span, Text
-from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
+from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
@@ -47,6 +47,8 @@ class TextReader:
         options = options or EngineOptions()
         options.require_valid()
         model, h = architecture(file)
+        if h.start_token is not None:
+            raise UnsupportedError(f"{file.path}: {h.arch} models write answers, and make no vectors: use localllm run")
         self.hyperparameters = replace(h, pooling=pooling)
         self.context, self.vocab_size, self._path = options.context or h.context, h.vocab_size, file.path
         weights = Weights(file.tensors)

@@ -62,8 +62,6 @@ class GenerationOptions:
         require_thinking(self.think, self.think_budget)
         if self.constraint and self.stop:
             raise UsageError(f"a stop string would cut the answer short, which its {self.constraint.kind} forbids")
-        if self.constraint and self.tools and self.tools.callable:
-            raise UsageError(f"tools do not go together with a {self.constraint.kind}")
         if isinstance(self.stop, str | bytes):
             object.__setattr__(self, "stop", (self.stop,))
         if not isinstance(self.stop, Iterable):
@@ -114,8 +112,13 @@ class Task:
         if calls is None:
             return Guide(transcript, self.thinking, matcher)
         if calls.must:
-            return Guide(transcript, self.thinking, calls.matcher(vocab))
-        return Guide(transcript, self.thinking, None, calls.matcher(vocab))
+            return Guide(transcript, self.thinking, calls.matcher(vocab), is_whole=calls.have_heads)
+        if matcher is None or calls.have_heads:  # whose heads say what a message is
+            return Guide(transcript, self.thinking, matcher, calls.matcher(vocab))
+        from localllm.generation.either import Either
+
+        calls.require_apart(matcher)
+        return Guide(transcript, self.thinking, Either(matcher, calls.matcher(vocab, whole=True)))
 
 
 class Making:

@@ -5,6 +5,7 @@ from localllm.engine.lower.attention import AttentionSteps, before_attention, be
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.record.operations import ALL, Operation
+from localllm.errors import UnsupportedError
 from localllm.frozen import frozen
 from localllm.kernels.cuda import CHOOSING
 
@@ -48,6 +49,9 @@ class Few:
 def attend(steps: Steps, operation: Operation, target: CudaTarget) -> None:
     """In float32 for few tokens, on tensor cores for many."""
     attention = before_attention(steps, operation)
+    if attention.arguments.pop("crosses") + attention.arguments.pop("reach"):
+        raise UnsupportedError("what an encoder has read is computed by the CPU only: use --device cpu")
+    attention.arguments.pop("biases")
     attention.arguments["sequences"] = steps.header.sequences
     append = attend_few if are_few(attention, target) or attention.arguments["chosen"] else attend_many
     append(steps, attention, target)

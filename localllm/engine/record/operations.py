@@ -61,7 +61,7 @@ def stored(operations: Sequence[Operation], with_keys: bool = True) -> set[Activ
     for operation in reversed(operations):
         if operation.verb in ("attend", "choose"):
             found |= set(operation.inputs[1 if with_keys else 2 :])
-        elif operation.output in found and operation.verb not in PRODUCTS:
+        elif operation.verb == "keep" or (operation.output in found and operation.verb not in PRODUCTS):
             found |= set(operation.inputs)
     return found
 
