@@ -158,7 +158,7 @@ QWEN3_RANK_TIED = replace(
 )  # fmt: skip
 QWEN3_RANK = replace(
     QWEN3_RANK_TIED,
-    whole={**QWEN3_RANK_TIED.whole, "cls.output.weight": replace(HEAD, of={"output.weight": ("vocab", "width")})},
+    whole={"output_norm": ("width",), "cls.output.weight": replace(HEAD, of={"output.weight": ("vocab", "width")})},
 )
 QWEN3_CLASSES = replace(
     QWEN3_RANK_TIED, read=qwen_classes, renamed={"score": "cls.output"},
