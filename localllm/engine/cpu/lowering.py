@@ -30,9 +30,7 @@ def prepared(operations: Sequence[Operation], target: CpuTarget) -> list[Operati
 
     Products know then whether keys and values are made of what they make (`is_stored`).
     """
-    # Where nothing is kept, values still are worth it: MiniLM in Q8_0 loses 2.7e-4 of its vectors' cosine so, 4.3e-4
-    # otherwise, and 2.6e-4 with keys exact, too; its weights' rounding alone costs 1.7e-4.
-    kept = stored(operations, with_keys=target.keeps)
+    kept = stored(operations)
     marked = [with_storage(one, one.verb == "linear" and one.output in kept) for one in operations]
     exact = {
         operation.inputs[0]

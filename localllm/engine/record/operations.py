@@ -52,15 +52,12 @@ class Operation:
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
-def stored(operations: Sequence[Operation], with_keys: bool = True) -> set[Activation]:
-    """Activations from which a cache is filled: keys, values, and what they are made of between matrix products.
-
-    with_keys: otherwise values alone.
-    """
+def stored(operations: Sequence[Operation]) -> set[Activation]:
+    """Activations from which a cache is filled: keys, values, and what they are made of between matrix products."""
     found: set[Activation] = set()
     for operation in reversed(operations):
         if operation.verb in ("attend", "choose"):
-            found |= set(operation.inputs[1 if with_keys else 2 :])
+            found |= set(operation.inputs[1:])
         elif operation.verb == "keep" or (operation.output in found and operation.verb not in PRODUCTS):
             found |= set(operation.inputs)
     return found
