@@ -187,6 +187,23 @@ def test_what_is_unsaid_is_as_if_it_were_said(tmp_path: Path, variant: str, name
     assert results[2] != results[1]
 
 
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "ernie4_5", "seed_oss", "arcee"])
+def test_the_scaling_of_llama_3_is_known_to_others(tmp_path: Path, variant: str):
+    """Its factors, which transformers computes from wave lengths, are a tensor of the file."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 64, "rope_theta": 5e5}
+    folder = written(tmp_path, variant)
+    edit_json(folder / "config.json", rope_parameters=scaling, rope_theta=5e5, rope_scaling=None)
+    checkpoint = open_folder(folder)
+    (found,) = (tensor for tensor in checkpoint.tensors if tensor.name == "rope_freqs.weight")
+    count = prod(found.shape)
+    lengths = 2 * np.pi * 5e5 ** (np.arange(count) / count)
+    smooth = (64 / lengths - 1) / (4 - 1)
+    expected = np.where(lengths > 64, 8, np.where(lengths < 16, 1, 1 / ((1 - smooth) / 8 + smooth)))
+    assert set(expected.round(3)) > {1, 8}, "both ends, and something between"
+    np.testing.assert_allclose(found.rows(0, 1).view(np.float32).reshape(-1), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("variant", ["mixtral", "gpt-oss", "gpt-oss-mxfp4", "granitemoe", "deepseek3", "gpt2", "mamba"])
 def test_any_rows_are_those_of_the_whole(tmp_path: Path, variant: str):
     for tensor in open_folder(written(tmp_path, variant)).tensors:

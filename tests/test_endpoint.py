@@ -226,13 +226,18 @@ def replying(status: int, body: bytes, kind: str = "application/json", **headers
 
 
 @contextmanager
-def reacting(*reactions: Reaction) -> Iterator[tuple[str, list[Any]]]:
-    """A server that does one thing after another, the last for ever; its address, and what it was asked."""
-    asked = list[Any]()
+def reacting(*reactions: Reaction, loads: int = 0) -> Iterator[tuple[str, list[Any]]]:
+    """A server that does one thing after another, the last for ever; its address, and what it was asked.
+
+    loads: how often it says that it is loading its model.
+    """
+    asked, loading = list[Any](), list[int]()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            replying(200, json.dumps(MODELS).encode())(self, 0)
+            loading.append(1)
+            is_there = len(loading) > loads
+            replying(200 if is_there else 503, json.dumps(MODELS).encode(), Retry_After="0")(self, 0)
 
         def do_POST(self) -> None:
             asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -283,7 +288,7 @@ def test_a_server_that_goes_wrong(reaction: Reaction, message: str | None, monke
 
 
 def test_one_that_was_busy_is_asked_again():
-    with reacting(BUSY, BUSY, replying(200, FINE, STREAM)) as (url, asked):
+    with reacting(BUSY, BUSY, replying(200, FINE, STREAM), loads=2) as (url, asked):
         assert ask("run", url, "-p", "Hi").stdout == "Hello\n"
         assert len(asked) == 3 and asked[0] == asked[2]
 

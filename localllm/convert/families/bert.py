@@ -10,7 +10,7 @@ import numpy as np
 from localllm.arch.fields import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, GATED
-from localllm.convert.family import Dimensions, Family, MadeOf, Sizes
+from localllm.convert.family import Family, Layer, MadeOf, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, attention_sizes
 from localllm.convert.tensors import Shape, TensorSource, picked
 
@@ -128,26 +128,26 @@ HEAD = {
 }  # fmt: skip
 # What only guesses masked words, or is made for other tasks.
 UNREAD = re.compile(r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids")
-POSITIONS = {**EMBEDDINGS, "position_embd": ("context", "width")}
+TABLES: Layer = {**EMBEDDINGS, "position_embd": ("context", "width")}
 BERT = Family(
     "bert",
     {**ATTENTION, **FEED_FORWARD, **BEHIND},
     bert,
-    whole=POSITIONS,
+    whole=TABLES,
     biased=BIASED,
     decodes=False,
     prefixes=("bert.", "roberta.", "distilbert."),
     unread=UNREAD,
 )
 TABLE = MadeOf(("context", "width"), {"position_embd.weight": ("positions", "width")}, behind_padding)
-BEHIND_PADDING: dict[str, Dimensions | MadeOf] = {**EMBEDDINGS, "position_embd": TABLE}
-ROBERTA = replace(BERT, read=roberta, whole=BEHIND_PADDING)
+TABLES_BEHIND: Layer = {**EMBEDDINGS, "position_embd": TABLE}
+ROBERTA = replace(BERT, read=roberta, whole=TABLES_BEHIND)
 BERT_RANK = replace(
-    BERT, read=ranking(bert), whole={**POSITIONS, **HEAD}, unread=re.compile(r"embeddings\.position_ids"),
+    BERT, read=ranking(bert), whole={**TABLES, **HEAD}, unread=re.compile(r"embeddings\.position_ids"),
     renamed={"pooler.dense": "cls", "classifier": "cls.output"},
 )  # fmt: skip
 ROBERTA_RANK = replace(
-    ROBERTA, read=ranking(roberta), whole={**BEHIND_PADDING, **HEAD}, unread=UNREAD,
+    ROBERTA, read=ranking(roberta), whole={**TABLES_BEHIND, **HEAD}, unread=UNREAD,
     renamed={"classifier.dense": "cls", "classifier.out_proj": "cls.output"},
 )  # fmt: skip
 QKV = {"attn_qkv": ("fused_rows", "width"), "attn_output": ("width", "queries")}
@@ -163,14 +163,14 @@ def modern_layer(sizes: Sizes, number: int) -> Mapping[str, Any]:
     return {**layer, "attn_norm": ("width",)} if number else layer
 
 
-NORMS = {"token_embd_norm": ("width",), "output_norm": ("width",)}
+MODERN_NORMS: Layer = {"token_embd_norm": ("width",), "output_norm": ("width",)}
 MODERN = Family(
-    "modern-bert", modern_layer, modern, whole=NORMS,
+    "modern-bert", modern_layer, modern, whole=MODERN_NORMS,
     decodes=False, prefixes=("model.",), unread=UNREAD,
 )  # fmt: skip
 MODERN_RANK = replace(
     MODERN, read=ranking(modern), unread=re.compile("decoder.*"),
-    whole={**NORMS, "cls.weight": HEAD["cls.weight"], "cls.norm.weight": ("width",),
+    whole={**MODERN_NORMS, "cls.weight": HEAD["cls.weight"], "cls.norm.weight": ("width",),
            "cls.output.weight": HEAD["cls.output.weight"], "cls.output.bias": ("labels",)},
     renamed={"head.dense": "cls", "head.norm": "cls.norm", "classifier": "cls.output"},
 )  # fmt: skip
