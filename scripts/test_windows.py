@@ -62,6 +62,7 @@ TESTS = (
     ("tests/test_attention.py", "-k", "F16 or Q8_0"),
     ("tests/test_goldens.py", "-k", "test_architectures and vectors"),
     ("tests/test_page_table.py", "tests/test_encode.py"),
+    ("tests/test_systems.py", "-k", "page_that_cannot or fast_cores or stacks"),
 )
 QUICK = (("tests/test_simd.py",),)
 KILLS = 200

@@ -3,6 +3,7 @@
 import ast
 import re
 import struct
+import subprocess
 import sys
 
 import llvmlite.binding as llvm
@@ -185,6 +186,25 @@ def test_macos_asks_the_disk_to_empty_its_memory(monkeypatch, tmp_path):
         asked.clear()
         files.sync(0)
         assert asked == expected
+
+
+BAD_PAGE = """
+import ctypes
+from localllm.kernels.build.faults import end_on_bus_error
+end_on_bus_error("a model")
+for code in (0xE0000001, 0xC0000006):  # another exception, and EXCEPTION_IN_PAGE_ERROR
+    try:
+        ctypes.windll.kernel32.RaiseException(code, 0, 0, None)
+    except OSError:
+        print("went on", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="Windows only")
+def test_a_page_that_cannot_be_read_on_windows():
+    done = subprocess.run([sys.executable, "-c", BAD_PAGE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (3, ["went", "on"]), done.stderr
+    assert done.stderr.startswith("localllm: error: a model: the file got shorter") and done.stderr.count("\n") == 1
 
 
 def test_object_files_of_windows(monkeypatch):
