@@ -20,6 +20,7 @@ from localllm.files.safe_file import checked_target
 from localllm.kernels.build.library import Progress
 from localllm.kernels.cores import usable_cores
 from localllm.services.chunks import as_read
+from localllm.services.made_with import made_with
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
 
 # Tokens read at once. They are few enough to keep activations in 16 bits: what is measured is the file, not how larger
@@ -35,6 +36,7 @@ class ChunkReader:
 
     Attributes:
         tokenizer: its Tokenizer.  trained_context: the most tokens that it was made for.
+        made_with: what the file was quantized with, or None.
         warnings: lines that the user should see.
     """
 
@@ -51,6 +53,7 @@ class ChunkReader:
         self.path, self.tokenizer, self.trained_context = (
             self._model.path, self._model.tokenizer, self._model.trained_context,
         )  # fmt: skip
+        self.made_with = made_with(self._model.file.metadata)
         self._sequence, self.warnings = self._model.sequence(), self._model.warnings
         self._threads = usable_cores() if threads is None else threads
         self._pool = ThreadPoolExecutor(self._threads)
