@@ -275,7 +275,7 @@ class Model:
         from localllm.generation.batch import PARALLEL, Batch, Live
         from localllm.generation.reading import most_between_steps
         from localllm.kernels.arguments import PAGE
-        from localllm.kernels.free_memory import available_memory
+        from localllm.system.memory import available_memory
 
         room = max(0, available_memory() - self.file.nbytes)
         room = room if memory is None else min(room, memory)

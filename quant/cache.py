@@ -2,8 +2,9 @@
 
 import errno
 import os
-import sys
 from pathlib import Path
+
+from localllm.system.files import absolute, folder_of, is_private
 
 
 def cache_folder() -> Path:
@@ -14,25 +15,7 @@ def cache_folder() -> Path:
     chosen = absolute(os.environ.get("LOCALLLM_CACHE"))
     if chosen:
         return chosen
-    home = absolute(os.path.expanduser("~")) or Path("/")
-    caches = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
-    return (absolute(os.environ.get("XDG_CACHE_HOME")) or caches) / "localllm"
-
-
-def absolute(folder: str | None) -> Path | None:
-    """The folder, unless it is empty or relative, which the XDG specification says to ignore."""
-    return Path(folder) if folder and os.path.isabs(folder) else None
-
-
-def is_private(place: Path | int) -> bool:
-    """Whether only this user, or the system's, can write there: to a folder, or to an open file by its number."""
-    if sys.platform == "win32":
-        return True
-    try:
-        found = os.stat(place)
-    except OSError:
-        return False
-    return found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+    return folder_of("cache")
 
 
 def make_private(folder: Path) -> None:

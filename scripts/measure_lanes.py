@@ -30,10 +30,10 @@ from localllm.engine.memory.cache import KVCache
 from localllm.engine.record.operations import ALL, Activation, Operation
 from localllm.engine.run import BATCH, PRECISE_TOKENS, Header
 from localllm.kernels.build.library import Library
-from localllm.kernels.cores import usable_cores
 from localllm.kernels.machine import has_tiles, lane_name
 from localllm.kernels.reference import dequantize
 from localllm.quant.formats import BY_NAME
+from localllm.system.cpu import usable_cores
 
 TOKENS = (9, 12, 16, 24, 32, 48, 64, 128, 512)
 LANES = {"16 bits": (False, True), "8 bits": (False, False), "2 planes": (True, True), "1 plane": (True, False)}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import gguf
 import numpy as np
+import pytest
 
 from localllm.kernels.arguments import in_order
 from localllm.kernels.build.library import Library
@@ -17,6 +18,9 @@ from localllm.kernels.reference import dequantized_bits
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 THREADS = 3
 GUARD = np.float32(7.25)
+COMMON = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")  # what people use
+# For tests of a format `name`: others take turns, each in all files at once, as to compile one takes 5 s.
+by_format = pytest.mark.sampled("name", always=COMMON)
 
 
 def caller(names: Iterable[str], lane: Lane | None = None) -> Callable[..., None]:

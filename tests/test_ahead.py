@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from localllm.files.ahead import content_of, is_in_memory, populate
+from localllm.files.ahead import content_of, populate
 from localllm.files.gguf_file import GGUFFile
+from localllm.system.memory import is_in_memory
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from make_synthetic import SHAPES, write_model

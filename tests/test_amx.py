@@ -377,7 +377,7 @@ def instructions(tmp_path_factory) -> Path:
     return library
 
 
-@at_length
+@pytest.mark.sampled(every=24)  # up to 20 seconds each
 @pytest.mark.parametrize(
     "case",
     [

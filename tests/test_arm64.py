@@ -9,10 +9,10 @@ import pytest
 from conftest import ROOT
 
 from localllm.engine.memory.reserved import Reserved
-from localllm.kernels import free_memory, system
 from localllm.kernels.cpu.product.pieces import PIECES
-from localllm.kernels.free_memory import available_memory
-from localllm.kernels.system import arm_features
+from localllm.system import cpu, memory
+from localllm.system.cpu import arm_features
+from localllm.system.memory import available_memory
 
 LINUX, MACOS = "aarch64-unknown-linux-gnu", "arm64-apple-macosx14.0.0"
 APPLE_M1, A72, V1 = ("apple-m1", "+neon,+dotprod"), ("cortex-a72", "+neon"), ("neoverse-v1", "+neon,+dotprod,+i8mm")
@@ -41,7 +41,7 @@ def called(text: str) -> set[str]:
     return {name for name in names if name not in here}
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=6)  # to compile it takes five seconds
 @pytest.mark.parametrize(
     ("triple", "cpu", "products"),
     [
@@ -73,14 +73,14 @@ def test_kernels_of_the_first_arms():
 )
 def test_features_that_linux_tells(monkeypatch, words, features):
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(system, "auxiliary_value", lambda word: words.get(word, 0))
+    monkeypatch.setattr(cpu, "auxiliary_value", lambda word: words.get(word, 0))
     assert arm_features() == features
 
 
 @pytest.mark.parametrize(("known", "features"), [({}, []), ({"DotProd": 1, "I8MM": 0}, ["dotprod"])])
 def test_features_that_macos_tells(monkeypatch, known, features):
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(system, "system_number", lambda name: known.get(name.removeprefix("hw.optional.arm.FEAT_"), 0))
+    monkeypatch.setattr(cpu, "system_number", lambda name: known.get(name.removeprefix("hw.optional.arm.FEAT_"), 0))
     assert arm_features() == ["neon", *features]
 
 
@@ -88,7 +88,7 @@ def test_memory_of_macos(monkeypatch):
     """What is available, and that what is given back reads as zero."""
     monkeypatch.setattr(sys, "platform", "darwin")
     known = {"hw.memsize": 16_000_000_000, "kern.memorystatus_level": 60}
-    monkeypatch.setattr(free_memory, "system_number", lambda name: known.get(name, 0))
+    monkeypatch.setattr(memory, "system_number", lambda name: known.get(name, 0))
     assert available_memory() == 9_600_000_000
     known.clear()
     assert available_memory() == sys.maxsize

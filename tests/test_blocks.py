@@ -124,6 +124,7 @@ def undefined_symbols_by_format() -> dict[str, list[str]]:
     return {name: undefined_symbols(function) for name, function in UNPACK.items()}
 
 
+@pytest.mark.sampled
 def test_machine_code_stands_alone():
     """No Python, no Numba runtime, no C library: the code is loaded into processes that have none of them.
 

@@ -22,6 +22,7 @@ from localllm.files.logits_file import LogitsWriter, row_numbers, scored
 from localllm.generation.thinking import overlap
 from localllm.services import bench, quantize, receipts
 from localllm.services.scores import mean, of_logarithm, statistics
+from localllm.system import cpu
 
 
 @pytest.fixture
@@ -115,8 +116,7 @@ def test_the_limit_of_kept_prompts(monkeypatch, told: str, limit: int | None):
     assert prefix_files.limit() == (usual if limit is None else limit)
     usage = SimpleNamespace(free=10**9)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: usage)
-    most = (10**9 + 10**9) // prefix_files.DISK_SHARE
-    assert prefix_files.allowed(10**9) == min(most, prefix_files.limit())
+    assert prefix_files.allowed(10**9) == min(5 * 10**8, prefix_files.limit()), "a quarter of the disk, as the docs say"
 
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
@@ -151,11 +151,11 @@ def test_what_answers_have_in_common():
 
 def test_what_the_processor_calls_itself(monkeypatch):
     told = "processor\t: 0\nvendor_id\t: Other\nmodel name\t: Fast One\nmodel\t\t: 7\nmodel name\t: Fast Two\n"
-    monkeypatch.setattr(bench, "read_text", lambda path: told)
+    monkeypatch.setattr(cpu, "read_text", lambda path: told)
     assert bench.processor().startswith("Fast One (")
-    monkeypatch.setattr(bench, "read_text", lambda path: "")
-    monkeypatch.setattr(bench.platform, "processor", lambda: "")
-    monkeypatch.setattr(bench.platform, "machine", lambda: "riscv")
+    monkeypatch.setattr(cpu, "read_text", lambda path: "")
+    monkeypatch.setattr(cpu.platform, "processor", lambda: "")
+    monkeypatch.setattr(cpu.platform, "machine", lambda: "riscv")
     assert bench.processor().startswith("riscv (")
 
 

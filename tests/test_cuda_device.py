@@ -152,3 +152,28 @@ def test_kernels_that_are_compiled_are_ours():
     """Products are the library's."""
     steps = [SimpleNamespace(kernel=name) for name in ("rms_norm", "product", "swiglu", "rms_norm")]
     assert kernels_of(steps) == {"rms_norm", "swiglu"}
+
+
+# As their data sheets have it: kHz, bits, multiprocessors; GB per second, and billions of operations in float16.
+CARDS = {
+    "A100 40GB": ((8, 0), 1_215_000, 5120, 1_410_000, 108, 1555, 312_000),
+    "H100 SXM": ((9, 0), 2_619_000, 5120, 1_830_000, 132, 3350, 989_400),
+    "T4": ((7, 5), 5_001_000, 256, 1_590_000, 40, 320, 65_130),
+    "one that is not known": ((99, 0), 1_000_000, 1024, 1_000_000, 10, 256, 0),
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_what_a_card_can_do(name: str):
+    capability, memory_clock, width, clock, count, gb_per_s, gops = CARDS[name]
+    properties = SimpleNamespace(
+        memory_clock_rate=memory_clock, global_memory_bus_width=width, clock_rate=clock, multiprocessor_count=count
+    )
+    bandwidth, peak = cuda_device.limits(properties, capability)
+    assert bandwidth == pytest.approx(gb_per_s * 1e9, rel=0.01)
+    assert peak == pytest.approx(gops * 1e9, rel=0.01)
+
+
+def test_an_error_without_words_is_called_by_its_name():
+    with pytest.raises(LocalllmError, match=r"^the graphics card failed: BrokenError$"), cuda_device.told():
+        raise BrokenError

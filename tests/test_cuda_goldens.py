@@ -26,7 +26,7 @@ def nmse(got: np.ndarray, expected: np.ndarray) -> float:
     return float(((got - expected) ** 2).sum() / ((expected - expected.mean()) ** 2).sum())
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=6)  # 24 seconds
 @pytest.mark.parametrize(("name", "more"), DENSE.items())
 def test_dense_families(model_path, card, name, more):
     """A prompt of 9 tokens in one run, by the library, and some more, by our own products."""

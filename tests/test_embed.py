@@ -14,6 +14,7 @@ import localllm
 from localllm.errors import ContextError, ModelError, UnsupportedError, UsageError
 from localllm.generation.embedding import joined, normalized
 from localllm.generation.roles import prompt_of
+from localllm.quant.cache import cache_folder
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,8 @@ def test_it_goes_on_where_it_stopped(made, tmp_path):
 
 
 def test_near(made, tmp_path, monkeypatch):
+    (tmp_path / "cache").mkdir(0o700)
+    (tmp_path / "cache" / "kernels").symlink_to(cache_folder() / "kernels")  # which need not be compiled again
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "notes"
     folder.mkdir()

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engines import SingleEngine, open_engine
-from kernel_calls import compiled_for
+from kernel_calls import by_format, compiled_for, wanted
 from models import DECLARATIONS, QUANTIZED, model
 from models.dense2 import GELU as GELU2
 from models.experts2 import GELU as GELU3
 from models.golden import Golden, check_digest, kept
+from models.quantized import PURE
 from models.unusual import GELU as GELU4
 
 from localllm.arch import verbs
@@ -30,7 +31,7 @@ GELU = {  # looked up in a table of float16 by llama.cpp
 COMMON = {  # formats that people use
     f"llama-{name}" for name in ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K")
 }
-OTHERS = [name for name in QUANTIZED if name.startswith("llama-") and name not in COMMON]
+OTHERS = [name for name in [*PURE, "Q3_K_M"] if f"llama-{name}" not in COMMON]
 FLOATS = ("F16", "BF16")  # multiplied in float32
 
 
@@ -137,17 +138,17 @@ def test_formats_of_other_architectures(model_path, name):
 
 
 @pytest.fixture(scope="module")
-def all_kernels() -> Library:
+def kernels(request) -> Library:
     """Compiled together, on all cores, rather than one by one."""
-    names = [f"linear_quantized-{name}" for name in cpu.SUB_BLOCK]
-    return Library(compiled_for(names) + [f"embed-{name}" for name in cpu.SUB_BLOCK])
+    names = wanted(request, [f"{kind}-{name}" for kind in ("linear_quantized", "embed") for name in cpu.SUB_BLOCK])
+    return Library(compiled_for(names))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("all_kernels", "lane")
+@by_format
+@pytest.mark.usefixtures("kernels", "lane")
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_formats(model_path, name):
-    check_golden(name, model_path(name), "cpu", 1e-8 if name.endswith(FLOATS) else 2e-8)
+    check_golden(f"llama-{name}", model_path(f"llama-{name}"), "cpu", 2e-8)
 
 
 # ---- batches --------------------------------------------------------------------------------------------------------

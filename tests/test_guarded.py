@@ -22,6 +22,7 @@ def test_what_is_sampled():
 
 
 @pytest.mark.slow(20)
+@pytest.mark.sampled("format", "tokens", always=("Q8_0-13",))
 @pytest.mark.parametrize(("format", "tokens"), [(name, tokens) for name in SAMPLED for tokens in SAMPLED[name]])
 def test_models_of_odd_shapes_between_guards(format, tokens):
     """A crash shows in the exit code; the shape at which it happened is the last that was printed."""
@@ -33,6 +34,7 @@ def test_models_of_odd_shapes_between_guards(format, tokens):
 
 
 @pytest.mark.slow(20)
+@pytest.mark.sampled("tokens", always=("5",))
 @pytest.mark.parametrize("tokens", [1, 5, 70])
 def test_recurrent_models_between_guards(tokens):
     program = Path(__file__).parent / "guarded_recurrent.py"

@@ -10,6 +10,7 @@ from kernel_calls import (
     GUARD,
     Scratch,
     at_end_of_page,
+    by_format,
     caller,
     count,
     dequantized,
@@ -688,6 +689,7 @@ def rescaled(call, name: str, data, rows: int, columns: int) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUANTIZED)
+@by_format
 def test_weights_for_many_tokens(call, name):
     """They are exact, or rounded to 8 bits in spans of 64 columns, as far as the span's largest weight allows."""
     for rows, columns in quantized_shapes(name):
@@ -709,7 +711,7 @@ FEW = FEW_WITH_512_BITS if this_lane().has_512_bits else FEW_OTHERWISE
 MANY = max(FEW.values()) + 1  # tokens, for which every format is read in tiles
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled("name")
 @pytest.mark.parametrize("tokens", [0, 1, 2, 7, *sorted(FEW.values()), MANY, 130])
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_linear_quantized(call, name, tokens):
@@ -729,6 +731,7 @@ def test_linear_quantized(call, name, tokens):
 
 @pytest.mark.parametrize(("tokens", "precise"), [(1, True), (4, True), (4, False), (MANY, True), (MANY, False)])
 @pytest.mark.parametrize("name", QUANTIZED)
+@by_format
 def test_what_is_no_number_stays_visible(call, name, tokens, precise):
     """A scale that is none spoils its row, for all tokens; an activation its token, in all rows. Nothing else."""
     rows, columns = 33, 320 if QUANTIZED[name].chunk else 512
@@ -746,6 +749,7 @@ def test_what_is_no_number_stays_visible(call, name, tokens, precise):
 
 @pytest.mark.parametrize("tokens", [1, 4, MANY])
 @pytest.mark.parametrize("name", QUANTIZED)
+@by_format
 def test_quantized_activations_are_good_enough(call, name, tokens):
     """Against the exact product: both planes to 1e-8, the high one alone to 1e-4. One token always takes both."""
     data = encode(name, normal(256, 512)) if name in ENCODERS else random_matrix(name, 256, 512)[0]

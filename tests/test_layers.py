@@ -24,6 +24,7 @@ LAYERS = [
     ["localllm.values", "localllm.frozen"],
     ["localllm.errors"],
     ["localllm.quant"],
+    ["localllm.system"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 

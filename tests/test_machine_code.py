@@ -12,6 +12,7 @@ from localllm.errors import LocalllmError
 from localllm.kernels import machine
 from localllm.kernels.build import machine_code
 from localllm.kernels.build.machine_code import MachineCode, linked_by_llvm
+from localllm.system import cpu
 
 SOURCE = """
 declare double @exp(double)
@@ -120,13 +121,13 @@ def test_which_cpu_it_is_is_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
     monkeypatch.setattr(machine, "processor_by_llvm", lambda: asked.append(1) or ("znver9", "+sse2,-avx"))
     for said, times in ((b"model 1", 1), (b"model 1", 1), (b"model 2", 2), (None, 3)):
-        monkeypatch.setattr(machine, "processor_information", lambda: said)  # noqa: B023
+        monkeypatch.setattr(cpu, "processor_information", lambda: said)  # noqa: B023
         assert machine.processor.__wrapped__() == ("znver9", "+sse2,-avx")
         assert len(asked) == times
     for file in tmp_path.rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes() + b"!")
-    monkeypatch.setattr(machine, "processor_information", lambda: b"model 1")
+    monkeypatch.setattr(cpu, "processor_information", lambda: b"model 1")
     machine.processor.__wrapped__()
     assert len(asked) == 4
 
@@ -143,8 +144,8 @@ def test_what_linux_says_of_a_cpu(tmp_path):
         first.replace("sse2", "avx") + "\n",
     ):
         (tmp_path / "cpuinfo").write_text(text)
-        said.append(machine.processor_information(str(tmp_path / "cpuinfo")))
+        said.append(cpu.processor_information(str(tmp_path / "cpuinfo")))
     assert said[0] == said[1] != said[2]
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50\nFeatures\t: fp asimd\n\n")
-    assert machine.processor_information(str(tmp_path / "cpuinfo")) is None
-    assert machine.processor_information(str(tmp_path / "nothing")) is None
+    assert cpu.processor_information(str(tmp_path / "cpuinfo")) is None
+    assert cpu.processor_information(str(tmp_path / "nothing")) is None

@@ -88,7 +88,7 @@ def test_a_place():
     assert places and all(20 <= mutant.fault.line <= 30 for mutant in places)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled
 def test_who_tests_what_nobody_is_seen_to_execute(monkeypatch, tmp_path):
     monkeypatch.setattr(mutate, "executed", dict)
     [mutant, *_] = mutate.placed("scripts/faults.py")
@@ -112,6 +112,7 @@ def test_the_most_special_tests_come_first(monkeypatch):
     mutate.of_module.cache_clear()
 
 
+@pytest.mark.sampled
 def test_a_fault_is_noticed_or_not(tmp_path):
     """In a copy: by a test that looks, and by one that does not."""
     [mutant] = [each for each in mutate.placed("localllm/generation/history.py") if "before - " in str(each)][:1]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pexpect
 import pytest
@@ -308,7 +307,7 @@ def test_what_has_come_already_needs_no_room(hub, monkeypatch, models, spare):
     partial_of(models[0], 100_000)
     partial_of(models[1], 50_000)
     free = len(models[0]) - 150_000 + service.SPARE + spare
-    monkeypatch.setattr(service.os, "statvfs", lambda path: SimpleNamespace(f_bavail=free, f_frsize=1))
+    monkeypatch.setattr(service, "free_bytes", lambda folder: free)
     if spare < 0:
         with pytest.raises(LocalllmError, match="are needed"):
             pulled()

@@ -267,14 +267,13 @@ def test_larger_and_smaller(function, expected):
         np.testing.assert_array_equal(result(np.float32, 16, kernel, x, y), y)
 
 
-def largest_size(x, y):
-    kernel = njit(lambda x, y: simd.largest_size_f32x16(simd.load_f32x16(x), simd.load_f32x16(y)))
-    return kernel(x.ctypes.data, y.ctypes.data)
-
-
-@pytest.mark.slow
 def test_largest_size():
     """Where a lane is NaN, of either sign, the result is, whatever else there is."""
+    kernel = njit(lambda x, y: simd.largest_size_f32x16(simd.load_f32x16(x), simd.load_f32x16(y)))
+
+    def largest_size(x, y):
+        return kernel(x.ctypes.data, y.ctypes.data)
+
     assert largest_size(X, Y) == max(np.abs(X).max(), np.abs(Y).max())
     for value in (np.inf, -np.inf, np.nan, -np.nan):
         for lane in range(32):

@@ -50,7 +50,7 @@ def run_as(cpu: str, cache: Path, *arguments: str) -> str:
 
 
 @pytest.mark.slow(60)
-@pytest.mark.sampled(every=8)
+@pytest.mark.sampled(every=12)
 @needs_x86
 @pytest.mark.parametrize("file", TESTS)
 @pytest.mark.parametrize("cpu", ["alderlake", "haswell", "nehalem", "x86-64"])
@@ -75,7 +75,7 @@ for piece in PIECES:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.sampled
 @needs_x86
 def test_avx_vnni(tmp_path):
     """Its dot product is encoded as on CPUs without AVX-512, whose registers and instructions are not used."""

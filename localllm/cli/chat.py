@@ -12,12 +12,16 @@ from localllm.cli.prompt import Encoding, Prompt, begin, request, typed, warn_of
 from localllm.cli.render import file_stem, stream
 from localllm.cli.shape import require_whole
 from localllm.cli.terminal import ProgressLine, dim, exit_on_sigterm, is_terminal, say
+from localllm.cli.tool_options import ToolGroup
 from localllm.errors import LocalllmError
 from localllm.frozen import frozen
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.cli.conversation import Conversation
+    from localllm.cli.tool_calls import ToolCalls
+    from localllm.generation.generate import GenerationOptions
+    from localllm.text.plain import Message
 
 
 @frozen
@@ -51,6 +55,7 @@ def chat(
     engine: options.EngineGroup,
     no_cache: options.NoCache = False,
     choices: options.GenerationGroup,
+    tools: ToolGroup,
 ) -> None:
     """Talk with a model, or with the built-in one.
 
@@ -62,6 +67,7 @@ def chat(
       localllm chat model.gguf -sys "You are a patient teacher."
       localllm chat model.gguf --session trip --markdown
       localllm chat --continue
+      localllm chat model.gguf --tools read_file,list,search --allow ~/notes
       localllm chat model.gguf -c 8192 -ctk q8_0 -ctv q8_0
     """
     from localllm.cli.chat_session import model_of, session_name, start  # here, because `localllm --help` imports chat
@@ -85,17 +91,17 @@ def chat(
         return found
 
     opening.tell_choice(own)
-    first = opened(path)
     with ExitStack() as leaving:
+        calls = tools.opened(leaving)
+        first = opened(path)
         conversation = Conversation(first, chosen, line, look.markdown, look.stats)
         leaving.push(lambda *error: conversation.model.__exit__(*error))
         chosen = conversation.options = opening.with_draft_model(first, chosen, choices.speculate)
+        if calls:
+            chosen = conversation.options = calls.begin(first, chosen, leaving)
+            conversation.tools = calls
         if not interactive:
-            answer = begin(first, request(first, text, system, False), chosen)
-            if stream(answer, line):
-                raise KeyboardInterrupt
-            opening.settle(first)
-            return require_whole(chosen, [answer.finish_reason])
+            return answer_once(first, request(first, text, system, False), chosen, calls, line)
         exit_on_sigterm()
         warn_of_template(first)
         tell_model(first)
@@ -107,6 +113,28 @@ def chat(
         finally:
             conversation.leave()
         opening.settle(conversation.model)
+
+
+def answer_once(
+    model: "Model",
+    asked: "str | list[Message]",
+    chosen: "GenerationOptions",
+    calls: "ToolCalls | None",
+    line: ProgressLine,
+) -> None:
+    """As `run` does."""
+    if calls:
+        from localllm.cli.tool_calls import answered
+
+        assert not isinstance(asked, str)
+        answer, _, interrupted = answered(model, asked, chosen, calls, line)
+    else:
+        answer = begin(model, asked, chosen)
+        interrupted = stream(answer, line)
+    if interrupted:
+        raise KeyboardInterrupt
+    opening.settle(model)
+    require_whole(chosen, [answer.finish_reason])
 
 
 def tell_model(model: "Model") -> None:

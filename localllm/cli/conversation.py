@@ -17,6 +17,7 @@ from localllm.services.sessions import Line, SessionFile, SessionModel
 
 if TYPE_CHECKING:
     from localllm.api import Model
+    from localllm.cli.tool_calls import ToolCalls
     from localllm.generation.generate import Generation, GenerationOptions
 
 
@@ -25,7 +26,7 @@ class Conversation:
 
     Attributes:
         model: the one.  options: how it answers.  lines: what was said, as sessions keep it.
-        markdown, stats, shows_thoughts: how answers look.
+        markdown, stats, shows_thoughts: how answers look.  tools: that answers may call.
         file: the session's, None for a conversation that nobody keeps.
         texts: of files that go with the next question.
         branches: conversations that were left, by their names; None if a session has it.  name: of this one.
@@ -41,6 +42,7 @@ class Conversation:
     ):
         self.model, self.options, self._line = model, options, line
         self.markdown, self.stats, self.shows_thoughts = markdown, stats, True
+        self.tools: ToolCalls | None = None
         self.file: SessionFile | None = None
         self.lines: list[Line] = []
         self.texts: list[str] = []
@@ -95,25 +97,48 @@ class Conversation:
     ) -> bool:
         """Show an answer and keep it; without a question it goes on with the last one. False if there came none."""
         session, answer = self.model.session, None
+        before: list[Line] = []
         try:
             answer = begin(options)
             if session.forgotten:
                 say(f"localllm: the conversation is too long: its first {turns(session.forgotten)} forgotten")
             self._show(answer)
+            if self.tools:
+                answer, before = self._with_tools(self.tools, answer, options, question)
         except LocalllmError as error:
             say(f"localllm: error: {error}")
         finally:
             self._line.clear()
-        if answer is None or (question is not None and not answer.text and answer.finish_reason == "interrupted"):
+        is_silent = answer is not None and not answer.text and answer.finish_reason == "interrupted"
+        if answer is None or (question is not None and is_silent and not before):
             return False
         used = len(answer.prompt) + len(answer.tokens)
-        said = {**session.messages[-1], "finish": answer.finish_reason, "tokens": used}
+        *between, last = before if before and is_silent else [*before, session.messages[-1]]
+        said = [*between, {**last, "finish": answer.finish_reason, "tokens": used}]
         if question is None:
-            self.lines[-1] = said
+            self.lines[-1:] = said
         else:
-            self.lines += [{"role": "user", "content": question}, said]
+            self.lines += [{"role": "user", "content": question}, *said]
         self.keep()
         return True
+
+    def _with_tools(
+        self, tools: "ToolCalls", answer: "Generation", options: "GenerationOptions", question: str | None
+    ) -> "tuple[Generation, list[Line]]":
+        """The answer behind all calls, and what was said before it."""
+        tools.asked([{"role": "user", "content": question}] if question is not None else [])
+        tools.note(answer.message(), finish=answer.finish_reason)
+        before: list[Line] = []
+        try:
+            while answer.calls and answer.finish_reason != "interrupted":
+                results = tools.results(answer.calls)
+                said, answer = answer.message(), self.model.session.go_on(results, options)
+                before += [said, *results]
+                self._show(answer)
+                tools.note(answer.message(), finish=answer.finish_reason)
+        except LocalllmError as error:  # what was said until then stays
+            say(f"localllm: error: {error}")
+        return answer, before
 
     def _show(self, answer: "Generation") -> None:
         """The answer as it comes; Ctrl-C ends it."""

@@ -11,6 +11,7 @@ from prompt_toolkit.history import History
 from localllm.errors import LocalllmError
 from localllm.files.folders import make_private, state_folder
 from localllm.files.safe_file import SafeFile
+from localllm.system.files import open_file
 
 MOST_BYTES, MOST_TEXT = 1_000_000, 50_000  # of the file, of which then the newer half stays; of a text that is kept
 
@@ -43,8 +44,7 @@ class FileHistory(History):
             return
         with suppress(OSError, LocalllmError):
             make_private(self.path.parent)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            descriptor = os.open(self.path, flags, 0o600)
+            descriptor = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 os.write(descriptor, line)
                 size = os.fstat(descriptor).st_size

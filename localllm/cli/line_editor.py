@@ -18,6 +18,7 @@ from prompt_toolkit.output import DummyOutput, Output, create_output
 
 from localllm.cli.history import FileHistory
 from localllm.cli.terminal import exit_on_sigterm, has_colour, is_dumb, is_terminal
+from localllm.system.processes import can_handle_in_loop
 
 QUOTES = '"""'
 Complete = Callable[[str], Iterable[tuple[str, int]]]  # from the line up to the cursor to texts, and where each begins
@@ -59,7 +60,8 @@ class LineEditor:
         """The event loop hears of the signal between two of its callbacks: inside of one, an exception that ends it
         leaves the terminal as it is, or is shown as the callback's error.
         """
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end)
+        if can_handle_in_loop():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end)
 
     def _end(self) -> None:
         future = self._session.app.future

@@ -21,6 +21,9 @@ from time import sleep
 from types import ModuleType
 from typing import Any, NoReturn
 
+from localllm.system.processes import interrupt_main
+from localllm.system.terminal import prepare
+
 LEAST_MEMORY = 1 << 28  # bytes of address space
 
 
@@ -30,6 +33,7 @@ def program() -> NoReturn:
     What else Python does at its end is done here, in its order.
     """
     raise_ctrl_c_again()
+    prepare(sys.stdin, sys.stdout, sys.stderr)
     try:
         main()
     except SystemExit as end:
@@ -82,7 +86,7 @@ def require_surroundings() -> None:
     others would take 0.04 s of a core to start.
     """
     from localllm.errors import LocalllmError, MemoryLimitError
-    from localllm.kernels.free_memory import address_limit
+    from localllm.system.memory import address_limit
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for number in range(3):
@@ -101,10 +105,7 @@ def raise_ctrl_c_again() -> None:
 
     def later() -> None:
         sleep(0.01)  # until the callback has ended
-        if hasattr(signal, "pthread_kill"):  # which wakes a thread that waits for the system
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        else:
-            _thread.interrupt_main()
+        interrupt_main()
 
     def hook(unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):

@@ -265,9 +265,9 @@ def format_named(text: str | None) -> str:
 def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None, force: bool) -> None:
     """Write the files, with a progress bar on a terminal; at the end, what became of it."""
     from localllm.kernels.build.faults import end_on_bus_error
-    from localllm.kernels.cores import usable_cores
     from localllm.services import quantize as service
     from localllm.services.outputs import is_model, require_kind
+    from localllm.system.cpu import usable_cores
 
     if threads is not None and not 1 <= threads <= 1024:
         raise UsageError(f"threads should be from 1 to 1024, not {threads}")

@@ -36,7 +36,7 @@ def stream(answer: "Generation", line: ProgressLine, silent: bool = False, thoug
         interrupted = True
     finally:
         line.clear()
-    if not silent and (answer.text or not interrupted):
+    if not silent and (answer.text or not (interrupted or answer.calls)):
         out.end()
     tell_overflow(answer)
     return interrupted

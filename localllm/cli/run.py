@@ -1,6 +1,7 @@
 """localllm run: one answer on stdout, then the end."""
 
 import os
+from contextlib import ExitStack
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from localllm.cli.receipt import keep, prepared
 from localllm.cli.render import one_line, stream
 from localllm.cli.shape import HideThinking, require_whole
 from localllm.cli.terminal import ProgressLine, write
+from localllm.cli.tool_options import ToolGroup
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ def run(
     engine: options.EngineGroup,
     no_cache: options.NoCache = False,
     choices: options.GenerationGroup,
+    tools: ToolGroup,
     diffusion: Diffusion,
 ) -> None:
     """Answer one prompt.
@@ -69,6 +72,7 @@ def run(
       localllm run model.gguf -p "Once upon a time" --raw --stats
       localllm run model.gguf -p "A name for a cat?" --n 3 --json | jq -r ".answers[].text"
       localllm run model.gguf -p "Invent a person." --json-schema person.json | jq .name
+      localllm run model.gguf -p "What is in notes.txt?" --tools read_file --allow .
       localllm run model.gguf -p "Is water wet?" --grammar 'root ::= "yes" | "no"'
     """
     started = perf_counter()
@@ -85,18 +89,32 @@ def run(
         require_no_template(system, chat_template, choices)
     if n != 1 or beams:
         require_sense(n, beams, choices)
+    if tools.given:
+        require_plain_tools(raw=raw, n=n > 1, beams=beams > 0, receipt=receipt is not None)
     opening.tell_choice(model)
-    with opening.open_model(path, engine, chat_template, no_cache) as opened:
+    with ExitStack() as stack:
+        calls = tools.opened(stack)
+        opened = stack.enter_context(opening.open_model(path, engine, chat_template, no_cache))
         chosen = opening.with_draft_model(opened, chosen, choices.speculate)
         if receipt is not None:
             chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)
         load_s = perf_counter() - started
         asked, interrupted = request(opened, text, system, raw), False
         if opened.engine.hyperparameters.fills or diffusion.given():
-            require_plain(n=n > 1, beams=beams > 0, json=as_json, stats=stats, receipt=receipt is not None)
+            require_plain(
+                n=n > 1, beams=beams > 0, json=as_json, stats=stats, receipt=receipt is not None, tools=tools.given
+            )
             return fill(opened, asked, choices, diffusion, line)
         answers: list[Any]
-        if n > 1 or beams:
+        said: list[Message] = []
+        if calls:
+            from localllm.cli.tool_calls import answered
+
+            assert not isinstance(asked, str)
+            chosen = calls.begin(opened, chosen, stack)
+            answer, said, interrupted = answered(opened, asked, chosen, calls, line, as_json, not hide_thinking)
+            answers = [answer]
+        elif n > 1 or beams:
             answers = several(opened, asked, chosen, n, beams, line)
             if not as_json:
                 write("\n\n".join(answer.text for answer in answers) + "\n")
@@ -108,7 +126,7 @@ def run(
 
             result = report(opened, answers, bool(n > 1 or beams), load_s, perf_counter() - started)
             if as_json:
-                write(as_line(result))
+                write(as_line({**result, "messages": said} if calls else result))
             if stats:
                 tell(result)
             if receipt is not None:
@@ -128,6 +146,13 @@ def require_no_template(system: str | None, chat_template: str | None, choices: 
         raise UsageError("--raw switches off what --chat-template chooses")
     if not choices.thoughts.are_usual:
         raise UsageError("--raw switches off the chat template, which thoughts and variables are for")
+
+
+def require_plain_tools(**given: bool) -> None:
+    """Raises UsageError for options that do not go with tools."""
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"tools do not go together with --{name}")
 
 
 def require_sense(n: int, beams: int, choices: options.GenerationGroup) -> None:

@@ -35,5 +35,4 @@ def sessions(
     if action == "rm":
         kept.remove(name)
         return dim(f"the session {name} is removed")
-    said = [f"{message['role']}: {message['content']}" for message in kept.read(name).messages]
-    write("\n\n".join(said) + "\n")
+    write("\n\n".join(kept.shown(message) for message in kept.read(name).messages) + "\n")

@@ -6,9 +6,11 @@ or hide text, so they do not get there.
 
 import os
 import re
-import signal
 import sys
 from typing import Any, NoReturn
+
+from localllm.system.processes import on_end
+from localllm.system.terminal import is_console, understands_escapes
 
 # C0 and C1 controls except tab and newline, DEL, separators of lines, and the marks that turn the direction of the text
 # around: to be seen as what they are not.
@@ -30,7 +32,7 @@ def printable(text: str) -> str:
 def is_terminal(stream: object) -> bool:
     """Whether the standard stream is there and is a terminal."""
     try:
-        return stream is not None and stream.isatty()  # type: ignore[attr-defined]
+        return stream is not None and stream.isatty() and is_console(stream)  # type: ignore[attr-defined]
     except ValueError:  # closed
         return False
 
@@ -74,7 +76,7 @@ def broken(line: str, stream: Any) -> str:
 
 def is_dumb() -> bool:
     """Whether the terminal knows no escape sequences."""
-    return os.environ.get("TERM") in ("dumb", "unknown")
+    return os.environ.get("TERM") in ("dumb", "unknown") or not understands_escapes(sys.stdout, sys.stderr)
 
 
 def has_colour() -> bool:
@@ -158,4 +160,4 @@ def exit_on_sigterm() -> None:
     def leave(number: int, frame: object) -> NoReturn:
         raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, leave)
+    on_end(leave)

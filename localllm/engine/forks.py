@@ -1,10 +1,10 @@
 """A process that was forked has none of the engine's threads, and locks that they held stay locked: it is refused."""
 
-import os
 import weakref
 from typing import Any, NoReturn, Protocol
 
 from localllm.errors import LocalllmError
+from localllm.system.processes import after_fork
 
 
 class Locked(Protocol):
@@ -37,5 +37,4 @@ def _refuse() -> None:
         owner.lock = Refusal()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_refuse)
+after_fork(_refuse)

@@ -7,7 +7,7 @@ from localllm.engine.record.observe import SquareSums
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.kernels.build.library import Progress
-from localllm.kernels.cores import usable_cores
+from localllm.system.cpu import usable_cores
 
 MOST_THREADS = 1024
 DEVICES = re.compile(r"cpu|auto|reference|cuda(:\d{1,3})?")

@@ -1,27 +1,19 @@
-"""Where a user's files are: what must not be lost, and what programs note for themselves (XDG base directories)."""
+"""Where a user's files are: what must not be lost, and what programs note for themselves."""
 
-import os
-import sys
 from pathlib import Path
 
 from localllm.errors import LocalllmError
-from localllm.quant.cache import absolute
+from localllm.system.files import folder_of
 
 
 def data_folder() -> Path:
     """Of what the user has made and would miss."""
-    return _folder("XDG_DATA_HOME", Path(".local", "share"))
+    return folder_of("data")
 
 
 def state_folder() -> Path:
     """Of what makes the next start more comfortable, such as a history."""
-    return _folder("XDG_STATE_HOME", Path(".local", "state"))
-
-
-def _folder(variable: str, usual: Path) -> Path:
-    home = absolute(os.path.expanduser("~")) or Path("/")
-    usual = Path("Library", "Application Support") if sys.platform == "darwin" else usual
-    return (absolute(os.environ.get(variable)) or home / usual) / "localllm"
+    return folder_of("state")
 
 
 def make_private(folder: Path) -> Path:

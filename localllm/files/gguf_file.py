@@ -3,8 +3,6 @@
 The operating system loads pages as the views are touched, and shares them between processes. (See ahead.py, too.)
 """
 
-import contextlib
-import errno
 import math
 import mmap
 import os
@@ -19,6 +17,8 @@ import numpy as np
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.files.gguf_header import MAGIC, NEEDED, Metadata, TensorEntry, read_header, shown
 from localllm.quant.formats import Format
+from localllm.system.files import open_file
+from localllm.system.memory import is_want_of_memory, prefer_huge_pages
 
 SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 
@@ -155,7 +155,7 @@ def mapped(path: str) -> mmap.mmap:
             raise refusal(path, f"a directory; expected a GGUF file{advice}")
         if not stat.S_ISREG(mode):  # a pipe would block, a device has no size
             raise refusal(path, "not a regular file; expected a GGUF file")
-        with open(path, "rb", buffering=0) as file:
+        with os.fdopen(open_file(path, os.O_RDONLY), "rb", buffering=0) as file:
             beginning = file.read(1024)
             if not beginning:
                 raise refusal(path, "the file is empty; expected a GGUF file")
@@ -169,22 +169,11 @@ def mapped(path: str) -> mmap.mmap:
     except PermissionError:
         raise refusal(path, "no permission to read this file") from None
     except OSError as error:
-        if error.errno == errno.ENOMEM:
+        if is_want_of_memory(error):
             raise MemoryLimitError(f"{path}: not enough address space to map the file") from None
         raise refusal(path, f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # a NUL in the path
         raise refusal(path, f"cannot be read: {error}") from None
-
-
-def prefer_huge_pages(data: mmap.mmap) -> None:
-    """Ask Linux to read the file in pages of 2 MB where its file system can.
-
-    Looking up pages of 4 KB limits decode: one core then reads weights at 16.6 GB/s, not 22.3. And 0.8 GB come from the
-    disk in 0.5 s instead of 1.3. What another program has read into memory in small pages stays so.
-    """
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel built without them
-            data.madvise(mmap.MADV_HUGEPAGE)
 
 
 def description(beginning: bytes) -> str:

@@ -4,7 +4,6 @@ A model on a server can be looked at so: its header has some megabytes, the weig
 """
 
 import mmap
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -13,6 +12,7 @@ from typing import BinaryIO, NoReturn
 from localllm.errors import LocalllmError, ModelError
 from localllm.files.gguf_file import GGUFFile, joined, open_part
 from localllm.files.gguf_header import HeaderReader
+from localllm.system.files import file_with_path
 
 FIRST = 4 << 20  # bytes; the vocabulary of most models fits, others need two or three times as many
 MOST = 1 << 28  # bytes that a header may have; the largest known have 20 MB
@@ -87,9 +87,8 @@ def hollow_model(files: Mapping[str, int], fetch: Callable[[str, int, int], byte
     with ExitStack() as stack:
         parts, fetched = [], 0
         for name, size in files.items():
-            file = stack.enter_context(tempfile.TemporaryFile(buffering=0))
+            file, path = stack.enter_context(file_with_path())
             fetched += write_header(file, name, size, partial(fetch, name))
-            path = f"/dev/fd/{file.fileno()}"
             try:
                 parts.append(open_part(path, needed=())._replace(path=name))
             except ModelError as error:

@@ -7,8 +7,9 @@ import hashlib
 import os
 from pathlib import Path
 
-from localllm.files.safe_file import lock, temporary_prefix
-from localllm.quant.cache import is_private, make_private
+from localllm.files.safe_file import temporary_prefix
+from localllm.quant.cache import make_private
+from localllm.system.files import is_private, lock, replace, temporary_file
 
 
 def checksum(path: Path, content: bytes | memoryview) -> bytes:
@@ -23,15 +24,13 @@ def write_kept(path: Path, content: bytes) -> None:
 
     Raises OSError.
     """
-    import tempfile  # seldom needed
-
     make_private(path.parent)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=temporary_prefix(), suffix=".tmp")
+    handle, temporary = temporary_file(str(path.parent), temporary_prefix())
     try:
         with os.fdopen(handle, "wb") as file:
             lock(handle)
             file.write(checksum(path, content) + content)
-        os.replace(temporary, path)
+        replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

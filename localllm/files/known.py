@@ -11,7 +11,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from localllm.quant.cache import cache_folder, is_private
+from localllm.quant.cache import cache_folder
+from localllm.system.files import is_private
 
 MOST = 1000  # remembered; more than that, and the oldest half is forgotten
 CHECKS = tuple(Path(__file__).parents[1] / package for package in ("files", "text"))  # where the checks' sources are

@@ -4,7 +4,6 @@ Every line is written at once and given to the system, so whoever is killed leav
 which is cut off by the next.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any, Self
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.safe_file import SafeFile, checked_target
+from localllm.system.files import lock, open_file, sync
 
 BEGINNING = b'{"id": '  # of every line
 
@@ -60,13 +60,10 @@ class LineFile:
         return self
 
     def _open(self) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(self.path, flags, 0o666)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        self._descriptor = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        if not lock(self._descriptor):
             os.close(self._descriptor)
-            raise UsageError(f"{self.path}: another process is writing this file") from None
+            raise UsageError(f"{self.path}: another process is writing this file")
 
     def _whole_lines(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
         """Records with their lines. Raises UsageError if there is anything else, less a torn line at the end."""
@@ -99,7 +96,7 @@ class LineFile:
         """Wait until all is on the disk. A file in which nothing came to be is gone."""
         try:
             if os.fstat(self._descriptor).st_size:
-                os.fsync(self._descriptor)
+                sync(self._descriptor)
             elif error[0]:
                 os.unlink(self.path)
         finally:

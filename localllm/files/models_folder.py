@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from localllm.errors import UsageError
 from localllm.files.folders import data_folder
 from localllm.frozen import frozen
-from localllm.quant.cache import absolute
+from localllm.system.files import variable_of
 
 FOLDER_VARIABLE = "LOCALLLM_MODELS"  # in the environment: the folder
 ENDING, PARTIAL = ".gguf", ".partial"
@@ -83,7 +83,7 @@ def chosen_folder() -> tuple[Path, str]:
         if not os.path.isabs(chosen):
             raise UsageError(f"{FOLDER_VARIABLE} should be an absolute path, not {chosen!r}")
         return Path(chosen), FOLDER_VARIABLE
-    return data_folder() / "models", "XDG_DATA_HOME" if absolute(os.environ.get("XDG_DATA_HOME")) else ""
+    return data_folder() / "models", variable_of("data")
 
 
 def files_below(folder: Path) -> list[str]:

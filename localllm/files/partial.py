@@ -15,7 +15,8 @@ from typing import Self
 
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.models_folder import PARTIAL
-from localllm.files.safe_file import lock, remove_unlocked, sync_folder
+from localllm.files.safe_file import remove_unlocked
+from localllm.system.files import lock, open_own, read_at, replace, sync, sync_folder, write_at
 
 CHUNK = 1 << 22  # bytes that are read at once
 
@@ -50,9 +51,8 @@ class Partial:
 
     def _locked(self) -> int:
         """The file, which may have got its name, and another one its place, while it was waited for."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
         while True:
-            descriptor = os.open(self.path, flags, 0o666)
+            descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT)
             if not lock(descriptor):
                 os.close(descriptor)
                 raise UsageError(f"{self.target}: another localllm is pulling this file")
@@ -70,7 +70,7 @@ class Partial:
     def _read(self) -> None:
         """Go behind the last byte; what is there counts for the checksum."""
         self._hash, self.position = hashlib.sha256(), 0
-        while data := os.pread(self._descriptor, CHUNK, self.position):
+        while data := read_at(self._descriptor, CHUNK, self.position):
             self._hash.update(data)
             self.position += len(data)
             self._on_read(self.position)
@@ -80,7 +80,7 @@ class Partial:
         rest = memoryview(data)
         try:
             while rest:
-                written = os.pwrite(self._descriptor, rest, self.position)
+                written = write_at(self._descriptor, rest, self.position)
                 self._hash.update(rest[:written])
                 self.position += written
                 rest = rest[written:]
@@ -110,8 +110,8 @@ class Partial:
             self.restart()  # an empty file goes at the end
             raise type(error)(str(error).replace(str(self.path), str(self.target))) from None
         try:
-            os.fsync(self._descriptor)
-            os.replace(self.path, self.target)
+            sync(self._descriptor)
+            replace(self.path, self.target)
             sync_folder(str(self.target.parent))
         except OSError as error:
             raise self._failure(error) from None

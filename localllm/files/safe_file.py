@@ -4,17 +4,26 @@ The bytes go to a file beside the target, which replaces it when everything is o
 name until then, so that even a process that is killed leaves nothing behind.
 """
 
-import errno
 import os
 import re
-import sys
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 from localllm.errors import LocalllmError, UsageError
+from localllm.system.files import (
+    Claim,
+    give_name,
+    lock,
+    name_problem,
+    nameless_file,
+    open_own,
+    replace,
+    sync,
+    sync_folder,
+    temporary_file,
+)
 
-NAME_BYTES = 255  # of a file, on almost all systems
 TEMPORARY = re.compile(r"\.localllm-[0-9]+-.*\.tmp")
 
 
@@ -28,8 +37,8 @@ def checked_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -
         raise UsageError("the output has no name" if not path else f"{path!r}: no name for a file")
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
-    if len(os.fsencode(os.path.basename(target))) > NAME_BYTES:
-        raise UsageError(f"{path[:100]}…: a name for a file has at most {NAME_BYTES} bytes")
+    if problem := name_problem(os.path.basename(target)):
+        raise UsageError(f"{path if len(path) < 100 else path[:100] + '…'}: {problem}")
     if not os.path.isdir(folder):
         raise UsageError(f"{path}: there is no folder {folder}")
     if os.path.lexists(target):
@@ -60,24 +69,16 @@ class SafeFile:
     def __enter__(self) -> Self:
         remove_abandoned(self.folder)
         try:
-            self._descriptor = self._nameless()
+            self._descriptor = nameless_file(self.folder)
         except OSError:  # another system, or a file system without such files
             self._descriptor = -1
         try:
             if self._descriptor < 0:
-                import tempfile  # seldom needed, and slow to import
-
-                self._descriptor, self.temporary = tempfile.mkstemp(".tmp", temporary_prefix(), self.folder)
-                os.chmod(self.temporary, 0o666 & ~umask())
+                self._descriptor, self.temporary = temporary_file(self.folder, temporary_prefix())
             lock(self._descriptor)
         except OSError as error:
             raise self.failure(error) from None
         return self
-
-    def _nameless(self) -> int:
-        if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):  # where it gets its name from
-            raise OSError
-        return os.open(self.folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
 
     def write(self, data: Any) -> None:
         """All bytes of a buffer (bytes, or a contiguous array), at the end."""
@@ -93,7 +94,7 @@ class SafeFile:
     def sync(self) -> None:
         """Wait until what was written so far is on the disk."""
         try:
-            os.fsync(self._descriptor)
+            sync(self._descriptor)
         except OSError as error:
             raise self.failure(error) from None
 
@@ -103,7 +104,7 @@ class SafeFile:
         try:
             if not self.temporary:
                 self._link()
-            os.replace(self.temporary, self.path)
+            replace(self.temporary, self.path)
             self.temporary, self.finished = "", True
             sync_folder(self.folder)
         except OSError as error:
@@ -111,13 +112,8 @@ class SafeFile:
 
     def _link(self) -> None:
         """Name the nameless file. A link cannot replace a file, so it gets a name of its own first."""
-        temporary = os.path.join(self.folder, f"{temporary_prefix()}{id(self):x}.tmp")
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            self.temporary = temporary
-            os.link(f"/proc/self/fd/{self._descriptor}", temporary, src_dir_fd=folder, follow_symlinks=True)
-        finally:
-            os.close(folder)
+        self.temporary = os.path.join(self.folder, f"{temporary_prefix()}{id(self):x}.tmp")
+        give_name(self._descriptor, self.temporary)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -147,19 +143,6 @@ def temporary_prefix() -> str:
     return f".localllm-{os.getpid()}-"
 
 
-def lock(descriptor: int) -> bool:
-    """Lock a file as long as this process has it open, where the system can; False if another one has locked it."""
-    try:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
-        return True
-    return True
-
-
 def remove_abandoned(folder: str) -> None:
     """What processes that were killed have left: temporary files that nobody has locked any more."""
     with suppress(OSError):
@@ -170,7 +153,7 @@ def remove_abandoned(folder: str) -> None:
 def remove_unlocked(path: str | os.PathLike[str]) -> None:
     """Remove a file unless a process has it open and locked."""
     with suppress(OSError):
-        descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        descriptor = open_own(path, os.O_RDWR)
         try:
             if lock(descriptor):
                 os.unlink(path)
@@ -179,47 +162,19 @@ def remove_unlocked(path: str | os.PathLike[str]) -> None:
 
 
 class OnlyWriter:
-    """In a `with` block, no other localllm on this computer writes to `path`: UsageError if one does already.
-
-    A name among Linux's abstract sockets, which goes when the process goes and leaves nothing on the disk.
-    """
+    """In a `with` block, no other localllm on this computer writes to `path`: UsageError if one does already."""
 
     def __init__(self, path: str):
         self._path = path
 
     def __enter__(self) -> None:
         import hashlib
-        import socket
 
-        self._socket: socket.socket | None = None
-        if sys.platform == "linux":
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            name = hashlib.sha256(os.fsencode(os.path.realpath(self._path))).hexdigest()
-            try:
-                self._socket.bind(f"\0localllm-writes-{name}")
-            except OSError as error:
-                self._socket.close()
-                if error.errno == errno.EADDRINUSE:
-                    raise UsageError(f"{self._path}: another localllm is writing this file") from None
+        name = hashlib.sha256(os.fsencode(os.path.realpath(self._path))).hexdigest()
+        try:
+            self._claim = Claim(f"localllm-writes-{name}")
+        except FileExistsError:
+            raise UsageError(f"{self._path}: another localllm is writing this file") from None
 
     def __exit__(self, *error: object) -> None:
-        if self._socket:
-            self._socket.close()
-
-
-def umask() -> int:
-    """The permissions that new files do not get. The system tells them only by changing them."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def sync_folder(folder: str) -> None:
-    """Make a new name last through a power failure, where the system can."""
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        self._claim.close()

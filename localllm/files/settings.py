@@ -14,9 +14,9 @@
     [model.small]                   # for one model, as it is named on the command line; goes before both
     context = 8192
 
-The file lies in the folder localllm of $XDG_CONFIG_HOME, which is ~/.config if it is not set, or no absolute path: the
-XDG Base Directory Specification has such a path ignored. Nothing that this module imports is slow; TOML is read only if
-there is a file.
+The file lies in the folder localllm of $XDG_CONFIG_HOME, which is ~/.config (on Windows %APPDATA%) if it is not set, or
+no absolute path: the XDG Base Directory Specification has such a path ignored. Nothing that this module imports is
+slow; TOML is read only if there is a file.
 """
 
 import os
@@ -28,6 +28,7 @@ from typing import Any
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
+from localllm.system.files import folder_of
 
 TABLES = ("aliases", "defaults", "command", "model")
 CACHE_SIZE = "cache_gb"
@@ -60,9 +61,7 @@ class Settings:
 
 def config_path() -> Path:
     """Where the file would be."""
-    folder = os.environ.get("XDG_CONFIG_HOME", "")
-    folder = folder if os.path.isabs(folder) else os.path.expanduser("~/.config")
-    return Path(folder) / "localllm" / "config.toml"
+    return folder_of("config") / "config.toml"
 
 
 def settings() -> Settings:

@@ -13,6 +13,7 @@ import numpy as np
 from localllm.files.gguf_file import GGUFFile, Tensor
 from localllm.files.gguf_writer import Packed
 from localllm.quant.formats import Format
+from localllm.system.memory import forget
 
 
 class SourceTensor(Protocol):
@@ -88,19 +89,17 @@ class GGUFTensor:
             return
         width = self._data.shape[1]
         begin, end = self._start + first * width, self._start + last * width
-        begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > begin:
-            self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+        forget(self._map, begin, end)
 
 
 def map_under(array: np.ndarray) -> tuple[mmap.mmap | None, int]:
-    """The map that an array is a view of, if the system can forget parts of it, and where in it the array begins."""
+    """The map that an array is a view of, None if it is of none, and where in it the array begins."""
     start, owner = array.ctypes.data, array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
     base: Any = owner.base
     base = base.obj if isinstance(base, memoryview) else base
-    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+    if isinstance(base, mmap.mmap):
         return base, start - owner.ctypes.data
     return None, 0
 

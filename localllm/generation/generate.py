@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
     from localllm.generation.calls import Calls, ToolUse
     from localllm.generation.constraints import Constraint
+    from localllm.generation.said_call import SaidCall
 
 SPECULATE = ("ngram", "off")
 
@@ -49,7 +50,7 @@ class GenerationOptions:
     think_budget: int | None = None  # the most tokens of a thought, which is closed then; None: as many as it takes
     template_variables: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
     constraint: "Constraint | None" = None  # what an answer must look like
-    tools: "ToolUse | None" = None  # that an answer may call; a Batch tells calls
+    tools: "ToolUse | None" = None  # that an answer may call
 
     def __post_init__(self) -> None:
         """Raises UsageError for values that make no sense."""
@@ -148,6 +149,12 @@ class Making:
     @property
     def thinking(self) -> str:
         return self._guide.transcript.thinking
+
+    @property
+    def calls(self) -> "list[SaidCall]":
+        from localllm.generation.said_call import whole
+
+        return whole(self._guide.transcript.calls) if self._guide.transcript.calls else []
 
     def decode(self) -> Generator[TextPart]:
         """Text as tokens are chosen, until one ends the answer or there is no room for more."""
@@ -248,6 +255,7 @@ class Generation:
         prompt: the prompt's token ids.
         tokens: ids chosen so far, without the token that ended the answer.
         text: what the pieces so far are together.  thinking: what was thought before, "" if nothing.
+        calls: of tools, those that are whole.
         finish_reason: "stop" (the model ended, or a stop string), "length" (max_tokens, or the context is full);
             "interrupted" as long as neither has happened.
         seed: with which the sampler gives the same answer again.
@@ -263,6 +271,7 @@ class Generation:
     tokens: list[int]
     text: str
     thinking: str
+    calls: "list[SaidCall]"
     finish_reason: str
     seed: int
     cached_tokens: int
@@ -294,6 +303,13 @@ class Generation:
             if kind == ANSWER:
                 return text
         raise StopIteration
+
+    def message(self) -> dict[str, Any]:
+        """As a conversation has it, with thoughts and calls if there are any."""
+        more: dict[str, Any] = {"reasoning_content": self.thinking} if self.thinking else {}
+        if self.calls:
+            more["tool_calls"] = [call.told() for call in self.calls]
+        return {"role": "assistant", "content": self.text, **more}
 
     def close(self) -> None:
         """Stop here, and let others have the sequence."""

@@ -69,7 +69,7 @@ class Guide:
     @property
     def is_needed(self) -> bool:
         """Whether it has a say in anything."""
-        return self._matcher is not None or self._thinking.budget is not None
+        return self._matcher is not None or self._calls is not None or self._thinking.budget is not None
 
     def choose(self, sampler: "Sampler", logits: np.ndarray) -> int:
         """The next token, from logits float32 [vocab] or longer. Raises as Sampler.sample."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from localllm.generation.answering import AnswerRequest
     from localllm.generation.answers import Answer
     from localllm.generation.call_format import CallFormat
-    from localllm.generation.calls import ToolUse
     from localllm.generation.thinking import ThinkingFormat
     from localllm.text.templates import ChatTemplate
 
@@ -88,8 +87,12 @@ class Session:
         An interrupted answer stays in the history as far as it was said; a question whose answer had not begun is
         withdrawn. Raises ContextError if the text alone does not fit; the conversation is then as before.
         """
+        return self.go_on([{"role": "user", "content": text}], options)
+
+    def go_on(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
+        """The same with what is said next: a question, or results of the calls that the latest answer has made."""
         options = options or GenerationOptions()
-        history = [*self._stopped(), {"role": "user", "content": text}]
+        history = [*self._stopped(), *messages]
         kept, answer = self._answered(self._system(), history, options, is_own=True)
         self._history, self._answer, self._begun = kept, answer, NOTHING
         return answer
@@ -116,6 +119,8 @@ class Session:
             raise UsageError("there is no answer to go on with")
         if options.constraint:
             raise UsageError(f"an answer with a {options.constraint.kind} cannot go on where it was cut")
+        if history[-1].get("tool_calls"):
+            raise UsageError("an answer that has called a tool cannot go on")
         begun = SoFar(history[-1]["content"], history[-1].get("reasoning_content", ""))
         if options.on_overflow == "shift" and options.keep is None:
             options = replace(options, keep=self._standing(self._system(), options))
@@ -136,7 +141,7 @@ class Session:
 
     def _repeated(self, begun: "SoFar", history: list[Message], options: GenerationOptions) -> list[int]:
         """The tokens up to where an answer goes on of which only the text is known."""
-        prompt = self.encode_chat(self._system() + history, options)
+        prompt = self._read(self._system() + history, options)
         thinking = Thinking.of(self._thought_format, self.tokenizer, prompt, None)
         if thinking.is_open:
             prompt = [*prompt, *self.tokenizer.encode(begun.thinking), *thinking.closing]
@@ -198,27 +203,30 @@ class Session:
         decoder = self._decoder(chosen) if is_chat else self.tokenizer.stream(continued=True)
         if not is_chat:
             return Task(self._ids(asked), decoder, chosen)  # type: ignore[arg-type]
-        if not (chosen.tools and chosen.tools.tools):
-            prompt, thinking = self._thinking(self.encode_chat(asked, chosen), chosen)  # type: ignore[arg-type]
-            return Task(prompt, decoder, self._stopping(chosen), thinking)
-        return self._with_tools(asked, chosen, decoder, chosen.tools)  # type: ignore[arg-type]
+        return self._task(self._read(asked, chosen), chosen, decoder)  # type: ignore[arg-type]
 
-    def _with_tools(
-        self, messages: Sequence[Message], options: GenerationOptions, decoder: StreamDecoder, use: "ToolUse"
-    ) -> Task:
-        """A conversation with tools, as the template tells the model of them."""
-        from localllm.generation.tool_messages import in_format, with_calls
+    def _read(self, messages: Sequence[Message], options: GenerationOptions) -> list[int]:
+        """What is read of a conversation: with its calls and their results, and the tools that there are."""
+        use = options.tools
+        if not (use and use.tools) and not any(has_calls(message) for message in messages):
+            return self.encode_chat(messages, options)
+        from localllm.generation.tool_messages import as_data, in_format
 
-        format = self._call_format
-        told = in_format(messages, format, use)
-        if format.is_known and use.callable:
+        told = in_format(as_data(checked(messages), self._result_marks), self._call_format, use)
+        if self._call_format.is_known and use and use.callable:
             variables = {**options.template_variables, "tools": [tool.told() for tool in use.callable]}
             options = replace(options, template_variables=variables)
-        prompt, thinking = self._thinking(self.encode_chat(told, options), options)
-        if not use.callable:
-            return Task(prompt, decoder, self._stopping(options), thinking)
-        calls, thinking = with_calls(use, format, self.tokenizer, thinking)
-        return Task(prompt, decoder, self._stopping(options), thinking, 0, calls)
+        return self.encode_chat(told, options)
+
+    def _task(self, prompt: list[int], options: GenerationOptions, decoder: StreamDecoder, earlier: int = 0) -> Task:
+        """To answer a conversation, with calls if there are tools."""
+        prompt, thinking = self._thinking(prompt, options)
+        calls, use = None, options.tools
+        if use and use.callable:
+            from localllm.generation.tool_messages import with_calls
+
+            calls, thinking = with_calls(use, self._call_format, self.tokenizer, thinking)
+        return Task(prompt, decoder, self._stopping(options), thinking, earlier, calls)
 
     @cached_property
     def _call_format(self) -> "CallFormat":
@@ -226,6 +234,13 @@ class Session:
         from localllm.generation.tool_messages import format_of_template
 
         return format_of_template(self.template, self.tokenizer)
+
+    @cached_property
+    def _result_marks(self) -> tuple[str, ...]:
+        """What the template writes behind the result of a call, as far as a text could."""
+        from localllm.generation.tool_messages import marks_of_results
+
+        return marks_of_results(self.template, self.tokenizer)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -272,19 +287,17 @@ class Session:
         if on_overflow == "drop-turns":
             kept, prompt = self._fitting(system, history, options)
         else:
-            kept, prompt = history, self.encode_chat(system + history, options)
+            kept, prompt = history, self._read(system + history, options)
         if on_overflow == "shift" and options.keep is None:
             options = replace(options, keep=self._standing(system, options))
-        prompt, thinking = self._thinking(prompt, options)
-        chosen, earlier = self._stopping(self.completed(options)), self.earlier if is_own else 0
-        task = Task(prompt, self._decoder(options), chosen, thinking, earlier)
+        task = self._task(prompt, self.completed(options), self._decoder(options), self.earlier if is_own else 0)
         answer = Generation(self.sequences, self.tokenizer, task)
         self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(kept)])
         return kept, answer
 
     def _standing(self, system: list[Message], options: GenerationOptions) -> int:
         """How many tokens all conversations with the same system message begin with, SINKS at least."""
-        first, second = (self.encode_chat([*system, {"role": "user", "content": text}], options) for text in ("a", "b"))
+        first, second = (self._read([*system, {"role": "user", "content": text}], options) for text in ("a", "b"))
         return max(common(first, second), SINKS)
 
     def _decoder(self, options: GenerationOptions) -> StreamDecoder:
@@ -310,9 +323,10 @@ class Session:
         if answer is None:
             return self._history
         said, thought = self._begun.text + answer.text, self._begun.thinking + answer.thinking
-        if said or answer.finish_reason != "interrupted":
-            return [*self._history, assistant(said, thought)]
-        return self._history[:-1]
+        if said or answer.calls or answer.finish_reason != "interrupted":
+            thoughts = {"reasoning_content": thought} if thought else {}
+            return [*self._history, {**answer.message(), "content": said, **thoughts}]
+        return self._history[: len(self._history) - (self._history[-1]["role"] == "user")]
 
     def _stopped(self) -> list[Message]:
         """The same, when the latest answer says no more."""
@@ -331,20 +345,19 @@ class Session:
         """
         context = self.sequences.context
         answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)
-        prompt = self.encode_chat(system + history, options)
+        prompt = self._read(system + history, options)
         turns = [index for index, message in enumerate(history) if message["role"] == "user"]
         if len(prompt) + answer_room <= context or not turns:
             return history, prompt
 
         def fits(turn: int) -> bool:
-            return len(self.encode_chat(system + history[turns[turn] :], options)) <= context // 2
+            return len(self._read(system + history[turns[turn] :], options)) <= context // 2
 
         first = bisect_left(range(len(turns) - 1), True, key=fits)  # at least the last turn stays
         kept = history[turns[first] :]
-        return kept, self.encode_chat(system + kept, options)
+        return kept, self._read(system + kept, options)
 
 
-def assistant(text: str, thinking: str = "") -> Message:
-    """An answer as a message, with the thoughts in front of it, if there are any."""
-    thought = {"reasoning_content": thinking} if thinking else {}
-    return {"role": "assistant", "content": text, **thought}
+def has_calls(message: Message) -> bool:
+    """Whether it is of tools: calls, or what came of one."""
+    return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))

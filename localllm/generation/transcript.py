@@ -1,7 +1,7 @@
 """An answer's text out of its tokens: thoughts and answer apart, without stop strings and half characters."""
 
 from collections.abc import Sequence
-from copy import copy
+from copy import copy, deepcopy
 from typing import TYPE_CHECKING
 
 from localllm.generation.thinking import ANSWER, SIGN, THOUGHT, Splitter, TextPart, Thinking, overlap
@@ -9,6 +9,7 @@ from localllm.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
     from localllm.generation.calls import Calls
+    from localllm.generation.said_call import SaidCall
 
 
 class StopFilter:
@@ -43,7 +44,7 @@ class Transcript:
     Attributes:
         text: the answer, as far as it is certain.  thinking: what was thought before it.
         has_stopped: whether a stop string was found; nothing comes behind it.
-        reader: of calls of tools, None if there are no tools.
+        calls: of tools, as far as they were said.  reader: of them, None if there are no tools.
     """
 
     def __init__(
@@ -60,11 +61,12 @@ class Transcript:
         self._plain = {**self._thinking.plain, **(calls.plain if calls else {})}
         self._decoder, self._splitter, self._stops = decoder.copy(), Splitter(self._thinking), StopFilter(stops)
         self.text = self.thinking = ""
+        self.calls: list[SaidCall] = []
 
     def copy(self) -> "Transcript":
         """One that goes on from here by itself."""
         twin = copy(self)
-        twin.reader = self.reader and self.reader.copy()
+        twin.reader, twin.calls = self.reader and self.reader.copy(), deepcopy(self.calls)
         twin._decoder, twin._splitter, twin._stops = self._decoder.copy(), self._splitter.copy(), copy(self._stops)
         return twin
 
@@ -135,4 +137,8 @@ class Transcript:
             self.thinking += text
         elif kind == ANSWER:
             self.text += text
+        elif text:
+            from localllm.generation.said_call import take  # seldom needed
+
+            take(self.calls, TextPart(kind, text))
         return [TextPart(kind, text)] if text else []

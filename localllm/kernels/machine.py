@@ -1,13 +1,11 @@
 """What CPU the kernels are compiled for, as one frozen `Lane`, which is handed on.
 
 LLVM knows what this CPU is called and has. To ask it, llvmlite has to be imported, for which a start takes 50 ms: the
-answer is kept for a computer of which Linux says the same. NUMBA_CPU_NAME and NUMBA_CPU_FEATURES overrule it: so are
-processes told that compile for another lane (build/compilers.py).
+answer is kept for a computer of which the system says the same. NUMBA_CPU_NAME and NUMBA_CPU_FEATURES overrule it: so
+are processes told that compile for another lane (build/compilers.py).
 """
 
-import ctypes
 import os
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -16,12 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from localllm.files.kept import read_kept, write_kept
-from localllm.kernels.system import arm_features, is_arm
 from localllm.quant.cache import cache_folder
-
-# What /proc/cpuinfo says of a CPU by which LLVM could tell it from others.
-IDENTITY = (b"vendor_id", b"cpu family", b"model", b"model name", b"stepping", b"flags")
-ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA = 158, 0x1023, 18  # Linux: asm/unistd_64.h, asm/prctl.h, bit of XCR0
+from localllm.system import cpu
 
 
 @dataclass(frozen=True)
@@ -88,16 +82,14 @@ def has_tiles() -> bool:
 
 @cache
 def allow_tiles() -> bool:
-    """Ask Linux, once for all threads, for room for the tiles' 8 KB wherever it saves registers; no other system."""
-    if sys.platform != "linux":
-        return False
-    return ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0
+    """Ask the system once."""
+    return cpu.allow_tiles()
 
 
 @cache
 def processor() -> tuple[str, str]:
     """LLVM's name and feature list of this computer's CPU."""
-    said = processor_information()
+    said = cpu.processor_information()
     if said is None:
         return processor_by_llvm()
     key = sha256(version_file("llvmlite") + b"\0" + said).hexdigest()[:20]
@@ -115,19 +107,8 @@ def processor_by_llvm() -> tuple[str, str]:
     import llvmlite.binding as llvm
 
     known = llvm.get_host_cpu_features().flatten()
-    of_arm = [f"+{name}" for name in arm_features()] if is_arm() else []
+    of_arm = [f"+{name}" for name in cpu.arm_features()] if cpu.is_arm() else []
     return llvm.get_host_cpu_name(), ",".join([*filter(None, [known]), *of_arm])
-
-
-def processor_information(path: str = "/proc/cpuinfo") -> bytes | None:
-    """What Linux says of an x86-64; None elsewhere."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            first, end, _ = file.read(1 << 14).partition(b"\n\n")
-    except OSError:
-        return None
-    lines = [line for line in first.split(b"\n") if line.partition(b"\t")[0].rstrip() in IDENTITY]
-    return b"\n".join(lines) if end and len(lines) == len(IDENTITY) else None
 
 
 def version_file(package: str) -> bytes:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from localllm.generation.call_reader import ARGUMENTS, CALL
+from localllm.generation.said_call import call_id
 from localllm.generation.thinking import TextPart
-from localllm.server.ids import call_id
 
 OPEN, DELTA, CLOSE = "open", "delta", "close"
 

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.server.wire import Limits
+from localllm.system.processes import may_reuse_address
 
 AFTER = 1.0  # seconds in which the rest of a body may come when the answer is there: who sends it should see that
 HEAD_BYTES = 64 << 10  # of a request's first line and headers
@@ -112,7 +113,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family)
     try:
-        if os.name == "posix":
+        if may_reuse_address():
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
     except (OSError, OverflowError) as error:

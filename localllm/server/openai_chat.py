@@ -1,6 +1,6 @@
 """OpenAI's interface: /v1/chat/completions and /v1/models (https://platform.openai.com/docs/api-reference)."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from time import time
 from typing import Any
@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.generation.call_reader import ARGUMENTS, CALL
+from localllm.generation.said_call import SaidCall, take
 from localllm.generation.thinking import THOUGHT, TextPart
 from localllm.server.asking import (
     MOST_ANSWERS,
@@ -19,12 +20,13 @@ from localllm.server.asking import (
 )
 from localllm.server.events import LikelyToken, TokenLogprob, Told
 from localllm.server.fields import Body
-from localllm.server.ids import call_id, new_id
+from localllm.server.ids import new_id
 from localllm.server.messages import conversation
 from localllm.server.service import Exchange, Question, Service, Usage
 from localllm.server.wire import EventStream, answered_whole, event, json_response, openai_error, read_json
 from localllm.text.tokenizer import Tokenizer
 
+CHAT = "chatcmpl", "chat.completion"
 DONE = b"data: [DONE]\n\n"
 DROPPED = "X-Localllm-Dropped-Turns"
 IGNORED = "X-Localllm-Ignored"  # a header with the names of fields that say nothing here
@@ -36,18 +38,14 @@ class Choice:
 
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
-    calls: list["CallSaid"] = field(default_factory=list)
+    calls: list[SaidCall] = field(default_factory=list)
     logprobs: list[LikelyToken] = field(default_factory=list)
     finish_reason: str = ""
 
     def take(self, told: Told) -> None:
-        for kind, text in told.parts:
-            if kind == CALL:
-                self.calls.append(CallSaid(text))
-            elif kind == ARGUMENTS:
-                self.calls[-1].arguments.append(text)
-            else:
-                (self.thinking if kind == THOUGHT else self.text).append(text)
+        for part in told.parts:
+            if not take(self.calls, part):
+                (self.thinking if part.kind == THOUGHT else self.text).append(part.text)
         if told.logprob:
             self.logprobs.append(told.logprob)
         self.finish_reason = told.finish_reason or self.finish_reason
@@ -66,23 +64,6 @@ class Choice:
         return "tool_calls" if self.calls and self.finish_reason == "stop" else self.finish_reason or "length"
 
 
-@dataclass
-class CallSaid:
-    """A call of a tool, as it is told so far."""
-
-    name: str
-    arguments: list[str] = field(default_factory=list)
-    id: str = field(default_factory=call_id)
-
-    @property
-    def text(self) -> str:
-        """The arguments as JSON."""
-        return "".join(self.arguments) or "{}"
-
-    def told(self) -> dict[str, Any]:
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
-
-
 async def chat_completions(service: Service, request: Request) -> Response:
     """Answers to a conversation."""
     body = Body(await read_json(request, service.limits))
@@ -91,9 +72,14 @@ async def chat_completions(service: Service, request: Request) -> Response:
     question = chat_question(body)
     exchange = await service.exchange(question)
     headers = ignored(body, exchange)
+
+    def told(choice: Choice) -> dict[str, Any]:
+        logprobs = logprobs_of(choice.logprobs, exchange, question)
+        return {"message": choice.message(), "logprobs": logprobs, "finish_reason": choice.reason}
+
     if stream:
         return EventStream(streamed(exchange, question, wants_usage), service.limits, headers, exchange.close)
-    return await answered_whole(request, whole(exchange, question), headers, exchange.close)
+    return await answered_whole(request, whole(exchange, question, CHAT, told), headers, exchange.close)
 
 
 def chat_question(body: Body) -> Question:
@@ -118,8 +104,10 @@ def ignored(body: Body, exchange: Exchange | None = None) -> dict[str, str]:
     return {**found, DROPPED: str(exchange.dropped)} if exchange and exchange.dropped else found
 
 
-async def whole(exchange: Exchange, question: Question) -> dict[str, Any]:
-    """All at once."""
+async def whole(
+    exchange: Exchange, question: Question, kind: tuple[str, str], tell: Callable[[Choice], dict[str, Any]]
+) -> dict[str, Any]:
+    """All at once.  kind: of the object, behind the beginning of its id.  tell: what it has of each choice."""
     choices = [Choice() for _ in range(question.n * len(question.prompts))]
     try:
         async for number, told in exchange.events():
@@ -127,16 +115,8 @@ async def whole(exchange: Exchange, question: Question) -> dict[str, Any]:
     finally:
         await exchange.close()
     return {
-        **head(exchange, "chatcmpl", "chat.completion"),
-        "choices": [
-            {
-                "index": index,
-                "message": choice.message(),
-                "logprobs": logprobs_of(choice.logprobs, exchange, question),
-                "finish_reason": choice.reason,
-            }
-            for index, choice in enumerate(choices)
-        ],
+        **head(exchange, *kind),
+        "choices": [{"index": index, **tell(choice)} for index, choice in enumerate(choices)],
         "usage": usage_of(exchange.usage),
     }
 
@@ -177,7 +157,7 @@ async def streamed(exchange: Exchange, question: Question, wants_usage: bool) ->
 def delta_of(part: TextPart, choice: Choice) -> dict[str, Any]:
     """What a part adds to an answer, of which the calls so far are known."""
     if part.kind == CALL:
-        choice.calls.append(CallSaid(part.text))
+        take(choice.calls, part)
         return {"tool_calls": [{"index": len(choice.calls) - 1, **choice.calls[-1].told(), "function": {
             "name": part.text, "arguments": ""}}]}  # fmt: skip
     if part.kind == ARGUMENTS:

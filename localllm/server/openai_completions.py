@@ -10,10 +10,11 @@ from localllm.errors import UsageError
 from localllm.server.asking import MOST_ANSWERS, MOST_LIKELY, constraint_of_format, options_of
 from localllm.server.events import LikelyToken
 from localllm.server.fields import Body
-from localllm.server.openai_chat import DONE, Choice, bytes_of, head, ignored, told_logprob, usage_of
+from localllm.server.openai_chat import DONE, Choice, bytes_of, head, ignored, told_logprob, usage_of, whole
 from localllm.server.service import Asked, Exchange, Question, Service
 from localllm.server.wire import EventStream, answered_whole, event, openai_error, read_json
 
+TEXT = "cmpl", "text_completion"
 USUAL_TOKENS = 16  # of an answer, as OpenAI's documentation says
 MOST_PROMPTS = 64
 
@@ -26,9 +27,14 @@ async def completions(service: Service, request: Request) -> Response:
     question = completion_question(body)
     exchange = await service.exchange(question)
     headers = ignored(body)
+
+    def told(choice: Choice) -> dict[str, Any]:
+        logprobs = logprobs_of(choice.logprobs, exchange, question)
+        return {"text": "".join(choice.text), "logprobs": logprobs, "finish_reason": choice.finish_reason or "length"}
+
     if stream:
         return EventStream(streamed(exchange, question, wants_usage), service.limits, headers, exchange.close)
-    return await answered_whole(request, whole(exchange, question), headers, exchange.close)
+    return await answered_whole(request, whole(exchange, question, TEXT, told), headers, exchange.close)
 
 
 def completion_question(body: Body) -> Question:
@@ -64,32 +70,9 @@ def is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-async def whole(exchange: Exchange, question: Question) -> dict[str, Any]:
-    """All at once."""
-    choices = [Choice() for _ in range(question.n * len(question.prompts))]
-    try:
-        async for number, told in exchange.events():
-            choices[number].take(told)
-    finally:
-        await exchange.close()
-    return {
-        **head(exchange, "cmpl", "text_completion"),
-        "choices": [
-            {
-                "index": index,
-                "text": "".join(choice.text),
-                "logprobs": logprobs_of(choice.logprobs, exchange, question),
-                "finish_reason": choice.finish_reason or "length",
-            }
-            for index, choice in enumerate(choices)
-        ],
-        "usage": usage_of(exchange.usage),
-    }
-
-
 async def streamed(exchange: Exchange, question: Question, wants_usage: bool) -> AsyncGenerator[bytes]:
     """Chunk by chunk."""
-    same, usage = head(exchange, "cmpl", "text_completion"), {"usage": None} if wants_usage else {}
+    same, usage = head(exchange, *TEXT), {"usage": None} if wants_usage else {}
     try:
         async for number, told in exchange.events():
             text = "".join(text for _, text in told.parts)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from localllm.errors import UsageError
 from localllm.server.fields import Body
+from localllm.server.messages import calls_of
 from localllm.server.service import Service
 from localllm.server.wire import json_response, read_json
 from localllm.services import sessions
@@ -88,4 +89,9 @@ def message_of(message: Any) -> dict[str, Any]:
         raise UsageError("a message should have a role")
     thought = body.text("reasoning_content")
     text = body.needed_text("content")
-    return {"role": role, "content": text, **({"reasoning_content": thought} if thought else {})}
+    found: dict[str, Any] = {"role": role, "content": text, **({"reasoning_content": thought} if thought else {})}
+    if calls := body.items("tool_calls"):
+        found["tool_calls"] = calls_of(calls, "tool_calls")
+    if role == "tool":
+        body.needed_text("tool_call_id")
+    return found | {name: said for name in ("tool_call_id", "name") if (said := body.text(name))}

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from localllm.frozen import frozen
-from localllm.kernels.free_memory import available_memory
 from localllm.server.app import application
 from localllm.server.guard import Rules
 from localllm.server.listening import Listener, listener, tcp_socket, unix_socket
@@ -15,6 +14,7 @@ from localllm.server.metrics import Metrics
 from localllm.server.service import Service
 from localllm.server.shelf import Shelf
 from localllm.server.wire import Limits
+from localllm.system.memory import available_memory
 
 if TYPE_CHECKING:
     from localllm.api import Model

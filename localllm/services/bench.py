@@ -6,7 +6,6 @@ cache before. Tokens are random and always the same; nothing is sampled.
 """
 
 import os
-import platform
 from collections.abc import Callable, Iterator, Sequence
 from statistics import mean, stdev
 from time import perf_counter
@@ -21,9 +20,9 @@ from localllm.engine.sequence import Sequence as AnySequence
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.kernels.build.library import Progress
-from localllm.kernels.cores import read_text, usable_cores
 from localllm.kernels.machine import lane_name, this_lane
 from localllm.services.costs import MatrixCosts
+from localllm.system.cpu import processor_name, usable_cores
 
 OnStep = Callable[[str], None]  # told what is being done
 
@@ -227,6 +226,4 @@ def facts(model: Model) -> dict[str, Any]:
 
 def processor() -> str:
     """What the processor calls itself, and what the compiler calls it."""
-    lines = (line.partition(":") for line in read_text("/proc/cpuinfo").splitlines())
-    names = [value.strip() for key, _, value in lines if key.strip() == "model name"]
-    return f"{names[0] if names else platform.processor() or platform.machine()} ({this_lane().cpu})"
+    return f"{processor_name()} ({this_lane().cpu})"

@@ -12,10 +12,10 @@ from localllm.arch.states import cache_bytes
 from localllm.arch.storage import KVType
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
-from localllm.kernels.free_memory import available_memory
 from localllm.services.catalogue import HubReference, MissingError, chosen, resolve
 from localllm.services.costs import MatrixCosts
 from localllm.services.inspect import memory
+from localllm.system.memory import available_memory
 
 TYPES = (
     "f16",
@@ -107,6 +107,6 @@ def longest(h: Hyperparameters, weight_bytes: int, kv_type: KVType, available: i
 def measured_bandwidth() -> float:
     """Of the memory, in bytes per second, with as many threads as other commands use."""
     from localllm.engine.cpu.bandwidth import read_bandwidth
-    from localllm.kernels.cores import usable_cores
+    from localllm.system.cpu import usable_cores
 
     return read_bandwidth(usable_cores())

@@ -18,10 +18,10 @@ from localllm.errors import ModelError, UsageError
 from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, unpack
 from localllm.files.safe_file import checked_target
 from localllm.kernels.build.library import Progress
-from localllm.kernels.cores import usable_cores
 from localllm.services.chunks import as_read
 from localllm.services.made_with import made_with
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
+from localllm.system.cpu import usable_cores
 
 # Tokens read at once. They are few enough to keep activations in 16 bits: what is measured is the file, not how larger
 # batches round. A piece's logits are 66 MB with a vocabulary of 128k.

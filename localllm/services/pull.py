@@ -1,6 +1,5 @@
 """Brings models from the Hugging Face hub into the folder of models: the service behind `localllm pull`."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from localllm.files.partial import Partial, partials, sha256_of
 from localllm.frozen import frozen
 from localllm.services.catalogue import HubReference, chosen
 from localllm.services.hub import RemoteFile, Repository
+from localllm.system.files import free_bytes
 
 SPARE = 1 << 20  # bytes of the disk that stay free
 
@@ -96,8 +96,7 @@ def require_space(folder: Path, missing: list[tuple[RemoteFile, Path]]) -> None:
     disk = folder
     while not disk.exists():
         disk = disk.parent
-    found = os.statvfs(disk)
-    free = found.f_bavail * found.f_frsize
+    free = free_bytes(disk)
     if free < needed:
         raise LocalllmError(f"{disk}: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free on this disk")
 

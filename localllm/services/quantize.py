@@ -30,7 +30,6 @@ from localllm.files.record_file import RecordFile
 from localllm.files.safe_file import OnlyWriter, SafeFile, checked_target
 from localllm.files.source import GGUFSource, Source, SourceTensor, row_count
 from localllm.kernels.build.library import Progress
-from localllm.kernels.free_memory import address_room
 from localllm.kernels.widen import Widener, can_widen
 from localllm.quant.compiled import problems
 from localllm.quant.encode import encode
@@ -39,6 +38,7 @@ from localllm.quant.recipes import RECIPES, Recipe, recipe_named
 from localllm.services.finite import widened
 from localllm.services.quantize_plan import COPY, SPLIT_KEYS, OnProgress, QuantizePlan, QuantizeRequest, TensorJob
 from localllm.services.validity import require_valid
+from localllm.system.memory import address_room
 
 TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)
 

@@ -7,9 +7,9 @@ same tokens for them, to the bit; another may round differently, and where two t
 
 import json
 import os
-import platform
 import re
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -29,6 +29,7 @@ from localllm.generation.sampling_options import SamplingOptions
 from localllm.kernels.build.objects import object_folder
 from localllm.kernels.machine import this_lane
 from localllm.services.bench import processor
+from localllm.system.cpu import system_name
 from localllm.text.plain import Message
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ def circumstances(model: "Model") -> dict[str, Any]:
     """What computes: of equal ones come equal answers."""
     return {
         **{name: version(name) for name in PACKAGES},
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
+        "python": sys.version.split()[0],
+        "system": system_name(),
         "processor": processor(),
         "device": model.engine.device,
         "instructions": " ".join(sorted(INSTRUCTIONS & this_lane().features)),

@@ -24,6 +24,7 @@ from localllm.files.folders import data_folder, make_private
 from localllm.files.line_file import json_line
 from localllm.files.safe_file import OnlyWriter, SafeFile
 from localllm.frozen import frozen
+from localllm.system.files import open_file, sync
 
 if TYPE_CHECKING:
     from localllm.files.gguf_file import GGUFFile
@@ -32,7 +33,7 @@ Line = dict[str, Any]  # a message: role and content, and perhaps thinking, fini
 VERSION = 1
 NAME = re.compile(r"\w(?:[\w .-]{0,58}\w)?")  # its file's has less than 255 bytes, and is in no other folder
 ENDING = ".jsonl"
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 
 
 @frozen
@@ -227,13 +228,13 @@ class SessionFile:
 
 def _append(path: Path, data: bytes) -> None:
     """All of it and to the disk, or nothing. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    descriptor = open_file(path, os.O_WRONLY | os.O_APPEND)
     try:
         before, rest = os.fstat(descriptor).st_size, memoryview(data)
         try:
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
-            os.fsync(descriptor)
+            sync(descriptor)
         except OSError:
             os.ftruncate(descriptor, before)
             raise
@@ -303,8 +304,15 @@ def remove(name: str) -> None:
 
 def plain(messages: Sequence[Line]) -> list[Line]:
     """What models and templates are to see of messages."""
-    known = ("role", "content", "reasoning_content")
+    known = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
     return [{name: message[name] for name in known if name in message} for message in messages]
+
+
+def shown(message: Line) -> str:
+    """A message as it is to be read, with its calls of tools."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [f"{function['name']} {function['arguments']}" for function in functions]
+    return f"{message['role']}: " + "\n".join(filter(None, [message["content"], *calls]))
 
 
 def fingerprint(file: "GGUFFile") -> str:

@@ -9,12 +9,12 @@ import hashlib
 import os
 import select
 import signal
-import sys
 import time
 from typing import NoReturn
 
 from localllm.errors import ModelError
 from localllm.files.known import is_known, remember
+from localllm.system.processes import can_fork, fork, limit_this, was_stopped
 from localllm.text.sandbox import LimitError, compile_template, render_template
 
 SECONDS, BYTES = 2, 256 << 20  # of the processor, and of memory beyond what the program has
@@ -30,7 +30,7 @@ def require_harmless(source: str) -> None:
 
     Raises MemoryError where this program itself may not take what a template may.
     """
-    if not hasattr(os, "fork") or sys.platform == "win32":
+    if not can_fork():
         return
     mark = hashlib.sha256(source.encode(errors="replace")).hexdigest()
     if is_known("template", mark):
@@ -43,7 +43,7 @@ def require_harmless(source: str) -> None:
 def tried(source: str) -> str | None:
     """What is wrong with a template; None if it keeps to the limits. Raises MemoryError, see require_harmless."""
     reader, writer = os.pipe()
-    child = os.fork()
+    child = fork()
     if not child:
         _try(source, writer)
     os.close(writer)
@@ -71,7 +71,7 @@ def _verdict(reader: int, child: int) -> str | None:
         raise MemoryError
     if told:
         return told.decode(errors="replace")
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
+    if was_stopped(status):
         return f"it ran for over {SECONDS} seconds"
     return "it ends the program that renders it"
 
@@ -110,19 +110,5 @@ def _render(template: object, conversation: list[dict[str, str]]) -> None:
 
 def _limit() -> str:
     """Processor and memory of this process, from now on; what it is told when that memory does not do."""
-    import resource
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime) + SECONDS + 1
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    with open("/proc/self/statm" if os.path.exists("/proc/self/statm") else os.devnull, "rb") as file:
-        pages = file.read().split()
-    if pages:
-        size = int(pages[0]) * resource.getpagesize() + BYTES
-        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        if soft != resource.RLIM_INFINITY and soft < size:
-            return NO_MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (size, hard))
-    return f"it takes over {BYTES >> 20} MB"
+    return f"it takes over {BYTES >> 20} MB" if limit_this(SECONDS, BYTES) else NO_MEMORY

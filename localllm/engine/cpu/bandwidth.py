@@ -7,7 +7,7 @@ import numpy as np
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.kernels.build.library import Library, Progress
-from localllm.kernels.free_memory import available_memory
+from localllm.system.memory import available_memory
 
 # Bytes to read: a processor's cache should hold little of it. No power of two, which would put the kernel's four
 # streams so far apart that they meet in the same banks of the memory: 24 GB/s on one core instead of 35.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from localllm.kernels.cpu.job import JOB, JOB_WORDS, LINE
+from localllm.system.processes import prepare_waiting, waiting_functions
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
@@ -29,18 +30,9 @@ class Team:
 
     def prepare_system_calls(self) -> None:
         """Tell the kernels how to wait."""
-        system, address = ctypes.CDLL(None), self.job.ctypes.data
-        for place, function in (
-            (JOB.offer, system.sched_yield),
-            (JOB.lock, system.pthread_mutex_lock),
-            (JOB.unlock, system.pthread_mutex_unlock),
-            (JOB.wait, system.pthread_cond_wait),
-            (JOB.wake, system.pthread_cond_broadcast),
-        ):
-            self.job[place] = ctypes.cast(function, ctypes.c_void_p).value
-        system.pthread_mutex_init(ctypes.c_void_p(address + 8 * JOB.turn), None)
-        system.pthread_mutex_init(ctypes.c_void_p(address + 8 * JOB.bed), None)
-        system.pthread_cond_init(ctypes.c_void_p(address + 8 * JOB.bell), None)
+        self.job[JOB.offer : JOB.wake + 1] = waiting_functions()
+        turn, bed, bell = (self.job.ctypes.data + 8 * place for place in (JOB.turn, JOB.bed, JOB.bell))
+        prepare_waiting((turn, bed), bell)
 
     def start(self, count: int) -> None:
         """Start all threads but the one that will give the orders."""

@@ -69,6 +69,9 @@ class CudaCache(KVCache):
     def _place(self, side: Streams, head: int, page: int) -> int:
         return self._memory.address + side.start + head * self.head_stride(side) + page * PAGE * side.token_bytes
 
+    def use(self, pages: Iterable[int]) -> None:
+        """It is there."""
+
     # localllm.engine.memory.cache gives memory to the system again; here it stays.
     def give_back(self, pages: Iterable[int], local: bool = False) -> None:
         """The memory stays."""

@@ -15,7 +15,7 @@ from localllm.arch.storage import KVType, stored_bytes
 from localllm.engine.memory.reserved import Reserved
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
-from localllm.kernels.free_memory import address_room
+from localllm.system.memory import address_room
 
 SEQUENCES = (16, 4, 1)  # whole contexts that there are addresses for: as many as the system lets us have
 WITHOUT_KEYS = (1024,)  # the same where no layer has keys, and places take no memory
@@ -61,7 +61,13 @@ class KVCache:
 
     def _reserved(self, size: int) -> Reserved:
         """Memory of so many bytes. Raises MemoryLimitError."""
-        return Reserved(size)
+        return Reserved(size, whole=False)
+
+    def use(self, pages: Iterable[int]) -> None:
+        """Tell the system that these pages will be written, if it wants to know. Raises MemoryLimitError."""
+        if not self._memory.is_whole:
+            for start, end in self._pieces_of(pages):
+                self._memory.use(start, end)
 
     def _arranged(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:
         """Where keys and values of each state lie, and the size of all."""
@@ -143,11 +149,16 @@ class KVCache:
 
     def give_back(self, pages: Iterable[int], local: bool = False) -> None:
         """The memory of these pages goes to the system; `local`: that of layers with a window."""
+        for start, end in self._pieces_of(pages, local):
+            self._memory.give_back(start, end)
+
+    def _pieces_of(self, pages: Iterable[int], local: bool = False) -> Iterator[tuple[int, int]]:
+        """The first byte and the one behind the last of pages in every stream, those that follow another together."""
         for first, last in ranges(sorted(pages)):
             for side in self._streams(local):
                 stride, page_bytes = self.head_stride(side), PAGE * side.token_bytes
                 for start in range(side.start, side.start + side.heads * stride, stride):
-                    self._memory.give_back(start + first * page_bytes, start + last * page_bytes)
+                    yield int(start + first * page_bytes), int(start + last * page_bytes)
 
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -34,6 +34,11 @@ class JointCache:
         for cache, part in zip(self._both, np.split(content, sizes[:1]), strict=True):
             cache.fill(pages, local, part)
 
+    def use(self, pages: Iterable[int]) -> None:
+        pages = list(pages)
+        for cache in self._both:
+            cache.use(pages)
+
     def give_back(self, pages: Iterable[int], local: bool = False) -> None:
         pages = list(pages)
         for cache in self._both:

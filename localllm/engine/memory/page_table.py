@@ -40,7 +40,8 @@ class PageTable:
         self._lose(length)
         missing = -(-(length + count) // PAGE) - len(self.table)
         if missing > 0:
-            self._use(np.concatenate((self.table, self._take(missing))))
+            last_page = int(self.table[-1]) if len(self.table) else None
+            self._use(np.concatenate((self.table, self._take(missing, last_page))))
         self._length = length + count
 
     def _lose(self, length: int) -> None:
@@ -54,19 +55,19 @@ class PageTable:
     def _copy_page(self, number: int, tokens: int) -> None:
         """A page that is shared becomes one that is not, with the same tokens (copy on write)."""
         shared = int(self.table[number])
-        page = self._pages.take(after=None)
+        (page,) = self._take(1, after=None)
         self._cache.copy(shared, page, tokens)
         self._use(self.table.copy())
         self.table[number] = page
         self._pages.release([shared])
 
-    def _take(self, count: int) -> list[int]:
+    def _take(self, count: int, after: int | None) -> list[int]:
         """So many new pages, all or none."""
         taken: list[int] = []
         try:
             while len(taken) < count:
-                before = taken[-1] if taken else self.table[-1] if len(self.table) else None
-                taken.append(self._pages.take(after=before))
+                taken.append(self._pages.take(after=taken[-1] if taken else after))
+            self._cache.use(taken)
         except BaseException:
             self._pages.release(taken)
             raise

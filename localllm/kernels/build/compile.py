@@ -9,6 +9,7 @@ from localllm.kernels.build.objects import symbol
 from localllm.kernels.cpu import kernel
 from localllm.kernels.cpu.signature import SIGNATURE
 from localllm.kernels.machine import this_lane
+from localllm.system.cpu import object_triple
 
 ENTRY = """
 declare i32 @"{function}"(ptr, ptr, i64, i64, i64, i64)
@@ -40,10 +41,12 @@ def linked(name: str) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     numba_name = compiled.fndesc.llvm_func_name
     module = llvm.parse_assembly(compiled.library.get_llvm_str())
     module.link_in(llvm.parse_assembly(ENTRY.format(entry=symbol(name), function=numba_name)))
+    module.triple = object_triple(module.triple)
     target = llvm.Target.from_triple(module.triple)
     machine = target.create_target_machine(
         cpu=this_lane().cpu, features=this_lane().feature_string, opt=3, reloc="pic", codemodel="small"
     )
+    module.data_layout = str(machine.target_data)
     optimize(module, machine)
     for function in module.functions:
         if function.name != symbol(name) and not function.is_declaration:

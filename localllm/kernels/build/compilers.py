@@ -14,15 +14,15 @@ from threading import Condition, Thread
 
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.cores import logical_cores
-from localllm.kernels.free_memory import address_limit, available_memory
 from localllm.kernels.machine import Lane
+from localllm.system.cpu import logical_cores
+from localllm.system.memory import address_limit, available_memory
+from localllm.system.processes import apart, give_way
 
 # What a user may have told Numba for programs of their own, such as not to compile: machine code must not depend on it.
 OTHERS = re.compile("NUMBA_(?!CPU_(NAME|FEATURES)$)")
 LARGE = ("attend", "linear")  # kernels that take seconds to compile
 SHARE = 1 << 29  # bytes that one compiler should find: it takes 260 MB, and 480 of addresses; its threads here 150
-BEHIND = 10  # how nice compilers are for which nobody waits
 
 
 class Compiler:
@@ -39,7 +39,7 @@ class Compiler:
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", *command],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            process_group=0,  # Ctrl-C is meant for this process, which may go on: it may end an answer of a chat
+            **apart(),  # Ctrl-C is meant for this process, which may go on: it may end an answer of a chat
         )  # fmt: skip
         assert self.process.stdin and self.process.stdout and self.process.stderr
         self._names, self._results = self.process.stdin, self.process.stdout
@@ -71,8 +71,7 @@ class Compiler:
 
     def give_way(self) -> None:
         """From now on, others that want to compute go first."""
-        with suppress(OSError):  # it has ended
-            os.setpriority(os.PRIO_PROCESS, self.process.pid, BEHIND)
+        give_way(self.process)
 
     def close(self) -> None:
         """End it, whatever it is doing."""

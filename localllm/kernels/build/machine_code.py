@@ -1,4 +1,4 @@
-"""Links object files into this process: ELF for x86-64 on Linux by ourselves, all others by LLVM.
+"""Links object files into this process: ELF for x86-64 by ourselves, all others by LLVM.
 
 LLVM's linker is not used where it need not be, for two reasons. Importing llvmlite costs every start 50 ms. And it asks
 the system for memory section by section: in a process whose address space is full of holes (a worker of Ray, say) it
@@ -10,16 +10,13 @@ System V ABI, AMD64 supplement, chapter 4 (object files), https://gitlab.com/x86
 """
 
 import ctypes
-import mmap
-import os
 import struct
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from functools import cache
 from typing import Any, NamedTuple
 
 from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.system.memory import PAGE, code_region, protect
+from localllm.system.processes import function_address
 
 ELF, X86_64 = b"\x7fELF\x02\x01", 62  # of 64 bits, little-endian; the number of the instruction set
 SYMBOLS, RELOCATIONS, ZEROS = 2, 4, 8  # types of sections
@@ -74,7 +71,7 @@ class MachineCode:
     def __init__(self, objects: Iterable[bytes], names: Iterable[str]):
         """Raises LocalllmError if there is no memory for it."""
         objects = list(objects)
-        if sys.platform == "linux" and all(is_x86_64(code) for code in objects):
+        if all(is_x86_64(code) for code in objects):
             self._held: Any = [Image(code) for code in objects]
             found = {name: address for image in self._held for name, address in image.addresses.items()}
             self.addresses = {name: found[name] for name in names}
@@ -115,22 +112,25 @@ class Image:
         fixed, slots, written, size = layout(code, sections, relocations, symbols)
         places = fixed | written
         try:
-            self._memory = memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._held = code_region(size)
         except OSError:
             raise MemoryLimitError("not enough memory for machine code") from None
-        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        base, memory = ctypes.addressof(ctypes.c_char.from_buffer(self._held)), memoryview(self._held).cast("B")
         for number, place in places.items():
             section = sections[number]
             if section.type != ZEROS:
                 memory[place : place + section.size] = code[section.start : section.start + section.size]
         found = {index: base + places[s.section] + s.place for index, s in enumerate(symbols) if s.section in places}
         for index, place in slots.items():
-            address = found[index] if index in found else function_address(symbols[index].name)
+            address = found[index] if index in found else required_function(symbols[index].name)
             memory[place : place + SLOT] = JUMP + address.to_bytes(8, "little")
         for each in relocations:
             if each.section in places:
                 fill_in(memory, base, places[each.section] + each.place, each, found, slots)
-        protect(base, min(written.values(), default=size))
+        try:
+            protect(base, min(written.values(), default=size))
+        except OSError as error:
+            raise LocalllmError(f"the system does not let machine code be run: {error.strerror}") from None
         self.addresses = {symbols[index].name: at for index, at in found.items() if symbols[index].is_global}
 
 
@@ -181,7 +181,7 @@ def layout(
     for each in relocations:
         if each.section in needed and (each.type in FROM_TABLE or not symbols[each.symbol].section):
             slots.setdefault(each.symbol, end + SLOT * len(slots))
-    end = aligned(end + SLOT * len(slots), mmap.PAGESIZE)
+    end = aligned(end + SLOT * len(slots), PAGE)
     for number in (number for number in needed if sections[number].flags & WRITABLE):
         written[number] = aligned(end, sections[number].alignment)
         end = written[number] + sections[number].size
@@ -193,7 +193,7 @@ def aligned(place: int, alignment: int) -> int:
 
 
 def fill_in(
-    memory: mmap.mmap, base: int, place: int, wanted: Relocation, found: dict[int, int], slots: dict[int, int]
+    memory: memoryview, base: int, place: int, wanted: Relocation, found: dict[int, int], slots: dict[int, int]
 ) -> None:
     """Write an address or a distance at a place in memory. Raises LocalllmError for what kernels do not have."""
     if wanted.type in FROM_TABLE:
@@ -210,20 +210,8 @@ def fill_in(
         struct.pack_into("<i", memory, place, target + wanted.addend - base - place)
 
 
-@cache
-def function_address(name: str) -> int:
-    """Of a function of C's or the mathematical library. Raises LocalllmError."""
-    for library in (None, "libm.so.6"):  # a Python may be linked without it
-        with suppress(AttributeError, OSError):
-            address = ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value
-            assert address is not None
-            return address
-    raise LocalllmError(f"there is no function {name} on this computer, which machine code needs")
-
-
-def protect(base: int, size: int) -> None:
-    """From now on, the memory is executed, not written. Raises LocalllmError."""
-    change = ctypes.CDLL(None, use_errno=True).mprotect
-    change.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    if change(base, size, mmap.PROT_READ | mmap.PROT_EXEC):
-        raise LocalllmError(f"the system does not let machine code be run: {os.strerror(ctypes.get_errno())}")
+def required_function(name: str) -> int:
+    """The address of a function of C's or the mathematical library. Raises LocalllmError."""
+    if (address := function_address(name)) is None:
+        raise LocalllmError(f"there is no function {name} on this computer, which machine code needs")
+    return address

@@ -17,6 +17,7 @@ from localllm.files.safe_file import remove_abandoned
 from localllm.kernels.machine import Lane, this_lane, version_file
 from localllm.quant import formats, layouts
 from localllm.quant.cache import cache_folder
+from localllm.system import cpu
 
 Progress = Callable[[int, int], None]  # (kernels compiled, kernels to compile)
 SOURCES = (
@@ -30,7 +31,6 @@ SOURCES = (
     "build/pipeline.py",
     "declaration.py",
     "machine.py",
-    "system.py",
     "verbs.py",
 )  # in localllm.kernels
 FOLDER_NAME = re.compile("[0-9a-f]{20}")
@@ -51,10 +51,11 @@ def object_folder(of: Lane | None = None) -> Path:
 
 
 def add_sources(key: "hashlib._Hash", patterns: Iterable[str]) -> None:
-    """Names and contents of what kernels are made from: files of localllm.kernels, and the tables of formats."""
+    """Names and contents of what kernels are made from: files of localllm.kernels, tables of formats, what a CPU is."""
     kernels = Path(__file__).parents[1]
     found = {path.relative_to(kernels).as_posix(): path for pattern in patterns for path in kernels.glob(pattern)}
     found |= {f"quant/{Path(name).name}": Path(name) for name in (formats.__file__, layouts.__file__)}
+    found["system/cpu.py"] = Path(cpu.__file__)
     for name, path in sorted(found.items()):
         key.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
 

@@ -1,13 +1,10 @@
 """What Python and the threads' kernels share: places in a job and in a step, by name. Nothing here knows Numba."""
 
-import sys
 from typing import NamedTuple
 
 from localllm.kernels.arguments import arguments
-from localllm.kernels.system import is_arm
+from localllm.system.cpu import LINE
 
-# Bytes of a cache line: two threads that write to the same one slow each other down. Apple's have 128.
-LINE = 128 if sys.platform == "darwin" and is_arm() else 64
 WORDS = LINE // 8  # of 64 bits in a line
 
 
@@ -21,13 +18,13 @@ class Job(NamedTuple):
     done: int = WORDS  # parts done in this run
     sleepers: int = 2 * WORDS  # threads that sleep, or are about to
     stop: int = 2 * WORDS + 1  # 1: the threads shall end
-    # Addresses of the operating system's sched_yield, pthread_mutex_lock and _unlock, pthread_cond_wait and _broadcast.
+    # Addresses of the operating system's functions, as localllm.system.processes has them.
     offer: int = 3 * WORDS
     lock: int = 3 * WORDS + 1
     unlock: int = 3 * WORDS + 2
     wait: int = 3 * WORDS + 3
     wake: int = 3 * WORDS + 4
-    turn: int = 4 * WORDS  # a mutex, of which Linux needs 48 bytes and macOS 64: held by the caller whose run it is
+    turn: int = 4 * WORDS  # a mutex, which needs at most 64 bytes: held by the caller whose run it is
     bed: int = 5 * WORDS  # a mutex: held to go to sleep and to wake the sleepers
     bell: int = 6 * WORDS  # a condition variable of the same size, on which they sleep
 

@@ -49,8 +49,11 @@ def offer_processor(job):
 
 @device
 def call(job, function, x, y):
-    """Call a function of the operating system; one with fewer parameters does not see the other."""
-    call_kernel(argument(job, function), x, y, 0, 0)
+    """Call a function of the operating system; one with fewer parameters does not see the others.
+
+    Windows' has two more to wait: for how long, of which -1 is for ever, and how the mutex is held.
+    """
+    call_kernel(argument(job, function), x, y, -1, 0)
 
 
 @device

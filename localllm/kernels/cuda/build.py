@@ -113,10 +113,9 @@ def cubin(name: str, capability: Capability) -> bytes:
 
 def assembler() -> Path:
     """NVIDIA's ptxas, which says what machine code takes; nothing here needs it. Raises FileNotFoundError."""
-    program = "ptxas.exe" if sys.platform == "win32" else "ptxas"
     package = find_spec("nvidia")
     for folder in package.submodule_search_locations or () if package else ():
-        for path in sorted(Path(folder).glob(f"*/bin/{program}")):  # of the wheels for CUDA 12 and for CUDA 13
+        for path in sorted(Path(folder).glob("*/bin/ptxas*")):  # of the wheels for CUDA 12 and for CUDA 13
             return path
     raise FileNotFoundError("there is no ptxas: install nvidia-cuda-nvcc")
 

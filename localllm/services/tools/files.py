@@ -1,0 +1,130 @@
+"""Tools that read: a file, a folder's names, lines that have a text."""
+
+import fnmatch
+import os
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any
+
+from localllm.generation.calls import Tool
+from localllm.services.tools.box import OfferedTool, ToolError, number_in, text_in
+from localllm.services.tools.folders import Folders
+
+LARGEST = 4 << 20  # bytes of a file that is read
+ENTRIES = 1000  # of a folder
+MATCHES, FILES, SECONDS = 100, 20_000, 20.0  # of a search
+WIDEST = 300  # characters of a line that was found
+
+
+def read_file(folders: Folders) -> OfferedTool:
+    """A text file, or some of its lines."""
+
+    def perform(arguments: dict[str, Any]) -> str:
+        path, first = text_in(arguments, "path"), number_in(arguments, "first", 1)
+        lines = text_of(folders, path).splitlines(keepends=True)
+        if first > max(1, len(lines)):
+            raise ToolError(f"{path} has {len(lines)} lines")
+        count = number_in(arguments, "lines", max(1, len(lines)))
+        chosen = "".join(lines[first - 1 : first - 1 + count])
+        if len(lines) > count or first > 1:
+            end = min(first - 1 + count, len(lines))
+            chosen += f"\n[these are the lines {first} to {end} of {len(lines)}]"
+        return chosen
+
+    about = f"Read a text file. Names are relative to {folders.roots[0]}."
+    numbers = {"type": "integer", "minimum": 1}
+    given = {"path": {"type": "string"}, "first": {**numbers, "description": "the first line to read"}}
+    return tool("read_file", about, {**given, "lines": {**numbers, "description": "how many lines"}}, ["path"], perform)
+
+
+def list_folder(folders: Folders) -> OfferedTool:
+    """What is in a folder."""
+
+    def perform(arguments: dict[str, Any]) -> str:
+        real = folders.resolved(text_in(arguments, "path", "."))
+        with os.scandir(real) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        lines = [described(entry) for entry in entries[:ENTRIES]]
+        if len(entries) > ENTRIES:
+            lines.append(f"[cut: these are the first {ENTRIES} of {len(entries)}]")
+        return "\n".join(lines) or "[nothing]"
+
+    about = f"List a folder: names, folders with a slash, files with their bytes. Allowed: {', '.join(folders.roots)}."
+    return tool("list", about, {"path": {"type": "string"}}, [], perform)
+
+
+def search(folders: Folders) -> OfferedTool:
+    """Lines that have a text."""
+
+    def perform(arguments: dict[str, Any]) -> str:
+        text, pattern = text_in(arguments, "text"), text_in(arguments, "files", "*")
+        if not text:
+            raise ToolError("text is empty")
+        found, end, looked = list[str](), monotonic() + SECONDS, 0
+        for path in walked(folders.resolved(text_in(arguments, "path", "."))):
+            if not fnmatch.fnmatch(os.path.basename(path), pattern):
+                continue
+            looked += 1
+            if looked > FILES or monotonic() > end:
+                found.append(f"[cut: only {looked - 1} files were looked at]")
+                break
+            found += matches(folders, path, text, MATCHES + 1 - len(found))
+            if len(found) > MATCHES:
+                return "\n".join([*found[:MATCHES], f"[cut: these are the first {MATCHES} lines that have it]"])
+        return "\n".join(found) or f"[nothing in {looked} files]"
+
+    about = "Find lines that have a text, in all files of a folder but hidden ones."
+    given = {"text": {"type": "string"}, "path": {"type": "string"}}
+    return tool("search", about, {**given, "files": {"type": "string", "description": "as *.py"}}, ["text"], perform)
+
+
+def tool(name: str, about: str, given: dict[str, Any], needed: list[str], perform: Any) -> OfferedTool:
+    schema = {"type": "object", "properties": given, "required": needed, "additionalProperties": False}
+    return OfferedTool(Tool(name, about, schema), perform)
+
+
+def text_of(folders: Folders, path: str) -> str:
+    """Raises ToolError for what is no text, OSError."""
+    with folders.open(path) as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ToolError(f"{path} has more than {LARGEST} bytes")
+    if b"\0" in data[:8192]:
+        raise ToolError(f"{path} is no text")
+    return data.decode("utf-8-sig", errors="replace")
+
+
+def described(entry: "os.DirEntry[str]") -> str:
+    if entry.is_dir():
+        return f"{entry.name}/"
+    try:
+        return f"{entry.name}  {entry.stat(follow_symlinks=False).st_size}"
+    except OSError:
+        return entry.name
+
+
+def walked(path: str) -> Iterator[str]:
+    """A file, or those below a folder without hidden ones; links are not followed."""
+    if not os.path.isdir(path):
+        yield path
+        return
+    for folder, folders, files in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (os.path.join(folder, name) for name in sorted(files) if not name.startswith("."))
+
+
+def matches(folders: Folders, path: str, text: str, most: int) -> list[str]:
+    """Lines of a file, with its name and their numbers; none of what is no text."""
+    if os.path.islink(path):
+        return []
+    try:
+        lines = text_of(folders, path).splitlines()
+    except (ToolError, OSError):
+        return []
+    name, found = folders.shown(path), list[str]()
+    for number, line in enumerate(lines, 1):
+        if text in line:
+            found.append(f"{name}:{number}: {line.strip()[:WIDEST]}")
+            if len(found) == most:
+                break
+    return found

@@ -1,0 +1,33 @@
+"""From names, folders and files to the tools that a model is offered."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from localllm.errors import UsageError
+from localllm.services.tools.box import Toolbox
+from localllm.services.tools.commands import run
+from localllm.services.tools.files import list_folder, read_file, search
+from localllm.services.tools.folders import Folders
+
+BUILT_IN = {"read_file": read_file, "list": list_folder, "search": search, "run": run}
+
+
+def toolbox(names: Sequence[str], allowed: Sequence[str], mcp: str | None, stack: ExitStack) -> Toolbox:
+    """The built-in ones of these names, and those of a file's MCP servers, which run until the stack is closed.
+
+    Raises UsageError, and as McpServers.
+    """
+    if unknown := [name for name in names if name not in BUILT_IN]:
+        raise UsageError(f"tools: there is no {unknown[0]!r}; there are {', '.join(BUILT_IN)}")
+    if names and not allowed:
+        raise UsageError("allow is missing: name the folders that the tools may see, as --allow .")
+    if allowed and not names:
+        raise UsageError("allow is for the built-in tools: name some with --tools")
+    offered = [BUILT_IN[name](Folders(allowed)) for name in dict.fromkeys(names)]
+    if mcp is not None:
+        from localllm.services.tools.mcp import McpServers
+
+        offered += stack.enter_context(McpServers(mcp)).offered
+    if not offered:
+        raise UsageError("there are no tools: --tools names none, and --mcp has no server with one")
+    return Toolbox(offered)

@@ -1,0 +1,67 @@
+"""What was said and done with tools, as JSON lines that grow while it happens.
+
+{"transcript": 1, "made": "2026-11-23T10:34:00+00:00", "model": "qwen3"}
+{"role": "user", "content": "What is in notes.txt?"}
+{"role": "assistant", "content": "", "tool_calls": [{"id": ..., "function": {"name": "read_file", ...}}]}
+{"role": "tool", "tool_call_id": ..., "name": "read_file", "content": ..., "allowed": "asked", "seconds": 0.01}
+{"role": "assistant", "content": "A list of ...", "finish": "stop"}
+"""
+
+import json
+import os
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from localllm.errors import LocalllmError, UsageError
+from localllm.files.line_file import json_line
+
+LAYOUT = 1
+
+
+class ToolTranscript:
+    """A file of them; what is there stays in front. Close it."""
+
+    def __init__(self, path: str, model: str):
+        """Raises UsageError for a file of another kind, or one that cannot be written."""
+        require_transcript(path)
+        try:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+            self._path, self._file = path, os.open(path, flags, 0o600)
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        self.add({"transcript": LAYOUT, "made": datetime.now(UTC).isoformat(timespec="seconds"), "model": model})
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Raises LocalllmError."""
+        rest = memoryview(json_line(line))
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError as error:
+            raise LocalllmError(f"{self._path} cannot be written: {error.strerror}") from None
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def require_transcript(path: str) -> None:
+    """Raises UsageError for a file that is there and is none."""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(1 << 16)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    try:
+        known = not first or "transcript" in json.loads(first)
+    except (ValueError, TypeError):
+        known = False
+    if not known:
+        raise UsageError(f"{path}: this file exists, and is no transcript")

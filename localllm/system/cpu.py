@@ -1,0 +1,211 @@
+"""The processor: how many cores there are for this process, what they are called, and what they can do.
+
+LLVM knows the names of processors and most features. Of an ARM it does not know all: the system says whether there are
+products of bytes in fours (dotprod), and of small matrices (i8mm).
+"""
+
+import ctypes
+import os
+import platform
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+# Linux: which word of the auxiliary vector tells (AT_HWCAP, AT_HWCAP2), and which bit (HWCAP_ASIMDDP, HWCAP2_I8MM).
+LINUX = {"dotprod": (16, 20), "i8mm": (26, 13)}
+MACOS = {"dotprod": "hw.optional.arm.FEAT_DotProd", "i8mm": "hw.optional.arm.FEAT_I8MM"}
+WINDOWS = {"dotprod": 43, "i8mm": 66}  # PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE, PF_ARM_V82_I8MM_INSTRUCTIONS_AVAILABLE
+# What Linux says of a CPU by which LLVM could tell it from others, and what Windows' registry does.
+IDENTITY = (b"vendor_id", b"cpu family", b"model", b"model name", b"stepping", b"flags")
+REGISTRY, VALUES = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0", ("VendorIdentifier", "Identifier",
+                                                                      "ProcessorNameString")  # fmt: skip
+FEATURES = 96  # numbers that Windows' IsProcessorFeaturePresent knows, and more
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA = 158, 0x1023, 18  # Linux: asm/unistd_64.h, asm/prctl.h, bit of XCR0
+CORES = 0  # Windows: RelationProcessorCore
+
+
+def is_arm() -> bool:
+    """Whether this is a 64-bit ARM, of which all have NEON: arithmetic on vectors of 128 bits."""
+    return platform.machine().lower() in ("aarch64", "arm64")
+
+
+# Bytes of a cache line: two threads that write to the same one slow each other down. Apple's have 128.
+LINE = 128 if sys.platform == "darwin" and is_arm() else 64
+
+
+def arm_features() -> list[str]:
+    """LLVM's names of what this ARM can do."""
+    if sys.platform == "darwin":
+        return ["neon", *(feature for feature, name in MACOS.items() if system_number(name))]
+    if sys.platform == "win32":
+        return ["neon", *(feature for feature, number in WINDOWS.items() if has_feature(number))]
+    return ["neon", *(feature for feature, (word, bit) in LINUX.items() if auxiliary_value(word) >> bit & 1)]
+
+
+def auxiliary_value(word: int) -> int:
+    """What Linux has told this process about the computer; 0 if it told nothing."""
+    try:
+        getauxval = ctypes.CDLL(None).getauxval
+    except AttributeError:  # another system
+        return 0
+    getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return int(getauxval(word))
+
+
+def system_number(name: str) -> int:
+    """An integer that macOS knows about the computer; 0 if it does not know it."""
+    value = ctypes.c_int64()  # of which it fills 4 bytes or 8
+    size = ctypes.c_size_t(ctypes.sizeof(value))
+    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, None)
+    return 0 if failed else value.value
+
+
+def has_feature(number: int) -> bool:
+    """Whether Windows says that the processor has a feature."""
+    return bool(ctypes.windll.kernel32.IsProcessorFeaturePresent(number))  # type: ignore[attr-defined]
+
+
+def allow_tiles() -> bool:
+    """Ask Linux, for all threads, for room for the tiles' 8 KB wherever it saves registers; no other system."""
+    if sys.platform != "linux":
+        return False
+    return ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0
+
+
+def processor_information(path: str = "/proc/cpuinfo") -> bytes | None:
+    """What Linux or Windows says of an x86-64: another one says something else. None elsewhere."""
+    if sys.platform == "win32":
+        features = "".join(str(int(has_feature(number))) for number in range(FEATURES))
+        return None if is_arm() else "\n".join([*map(registered, VALUES), features]).encode()
+    try:
+        with open(path, "rb", buffering=0) as file:
+            first, end, _ = file.read(1 << 14).partition(b"\n\n")
+    except OSError:
+        return None
+    lines = [line for line in first.split(b"\n") if line.partition(b"\t")[0].rstrip() in IDENTITY]
+    return b"\n".join(lines) if end and len(lines) == len(IDENTITY) else None
+
+
+def system_name() -> str:
+    """Of the operating system and the kind of processor: Linux x86_64."""
+    return f"{platform.system()} {platform.machine()}"
+
+
+def processor_name() -> str:
+    """What the processor calls itself."""
+    if sys.platform == "win32":
+        return registered("ProcessorNameString").strip() or platform.machine()
+    lines = (line.partition(":") for line in read_text("/proc/cpuinfo").splitlines())
+    names = [value.strip() for key, _, value in lines if key.strip() == "model name"]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def registered(name: str) -> str:
+    """What Windows' registry has about the first processor under a name, "" if nothing."""
+    import winreg
+
+    try:
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, REGISTRY) as key:  # type: ignore[attr-defined]
+            return str(winreg.QueryValueEx(key, name)[0])  # type: ignore[attr-defined]
+    except OSError:
+        return ""
+
+
+def object_triple(triple: str) -> str:
+    """LLVM's name of this computer for object files: on Windows they are ELF, too, with Windows' calls and stacks."""
+    return f"{triple}-elf" if sys.platform == "win32" and not triple.endswith("elf") else triple
+
+
+# ---- cores
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use, by its affinity and its control group's quota; at least 1."""
+    return max(1, min(physical_cores(), int(cgroup_quota())))
+
+
+def logical_cores() -> int:
+    """The same, but two logical processors of one core count twice: for processes, not for threads that share work."""
+    return max(1, min(allowed_processors(), int(cgroup_quota())))
+
+
+def allowed_processors() -> int:
+    """Logical processors that this process may run on."""
+    if sys.platform == "win32":
+        return windows_affinity().bit_count() or os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def physical_cores() -> int:
+    """Cores that this process may run on, two logical processors of one core once; only fast ones where some are slow
+    (macOS and Windows tell)."""
+    if sys.platform == "darwin":
+        return system_number("hw.perflevel0.physicalcpu") or system_number("hw.physicalcpu")
+    if sys.platform == "win32":
+        return fast_cores(windows_cores(), windows_affinity()) or os.cpu_count() or 1
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    siblings = (f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list" for i in os.sched_getaffinity(0))
+    return len({read_text(path) or path for path in siblings})
+
+
+def cgroup_quota() -> float:
+    """Processors' worth of time that the control group allows, infinite if it sets no limit."""
+    words = read_text("/sys/fs/cgroup/cpu.max").split()
+    if len(words) != 2:  # version 1
+        words = [read_text(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period")]
+    try:
+        quota = int(words[0]) / int(words[1])
+    except (ValueError, ZeroDivisionError):
+        return 1e6
+    return quota if quota > 0 else 1e6
+
+
+def read_text(path: str) -> str:
+    """A small system file, empty if there is none."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def fast_cores(content: bytes, affinity: int) -> int:
+    """How many of Windows' cores this process may run on, of the fastest kind among them.
+
+    content: as `windows_cores` gives it; affinity: a bit for each processor of the first group.
+    """
+    kinds = [kind for kind, masks in core_records(content) if not affinity or any(mask & affinity for mask in masks)]
+    return kinds.count(max(kinds, default=0))
+
+
+def core_records(content: bytes) -> Iterator[tuple[int, list[int]]]:
+    """Each core's EfficiencyClass, higher is faster, and its processors in the first group, as bits.
+
+    Source: SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX, PROCESSOR_RELATIONSHIP, GROUP_AFFINITY in winnt.h.
+    """
+    start = 0
+    while start < len(content):
+        relation, size, _, kind, groups = struct.unpack_from("<IIBB20xH", content, start)
+        affinities = [struct.unpack_from("<QH", content, start + 32 + 16 * number) for number in range(groups)]
+        if relation == CORES:
+            yield kind, [mask for mask, group in affinities if group == 0]
+        start += size
+
+
+def windows_cores() -> bytes:
+    """What GetLogicalProcessorInformationEx says of cores, b"" if nothing."""
+    ask = ctypes.windll.kernel32.GetLogicalProcessorInformationEx  # type: ignore[attr-defined]
+    size = ctypes.c_uint32(0)
+    ask(CORES, None, ctypes.byref(size))
+    content = ctypes.create_string_buffer(size.value)
+    return content.raw[: size.value] if size.value and ask(CORES, content, ctypes.byref(size)) else b""
+
+
+def windows_affinity() -> int:
+    """The processors that this process may run on, a bit each; 0 if it has some of several groups of 64."""
+    kernel32 = ctypes.windll.kernel32  # type: ignore[attr-defined]
+    process, system = ctypes.c_size_t(), ctypes.c_size_t()
+    this = ctypes.c_void_p(-1)
+    found = kernel32.GetProcessAffinityMask(this, ctypes.byref(process), ctypes.byref(system))
+    return process.value if found else 0

@@ -1,0 +1,357 @@
+"""Files: where a user's are, who may write them, locks, names, and how they appear, are replaced and last."""
+
+import ctypes
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+NAME_UNITS = 255  # of a file's name, on almost all systems: bytes, on Windows UTF-16
+# Windows: names of devices, with any ending, and characters that no name has.
+DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[1-9¹²³])\s*(\.|:|$)", re.IGNORECASE)
+FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
+REPLACE_FOR = 1.0  # seconds during which Windows is asked again: a scanner for viruses may have the file open
+# Windows: of CreateFileW and LockFileEx.
+READ, WRITE, SHARE_ALL = 0x80000000, 0x40000000, 1 | 2 | 4
+LOCK_NOW, LOCK_ALONE, LOCK_PLACE = 1, 2, 0x7FFFFFFF  # times 2**32: behind the end of all files
+IS_OPEN, IS_LOCKED, EXISTS, ALREADY_EXISTS = 32, 33, 80, 183  # Windows' errors
+
+
+# ---- where they are
+
+
+def folder_of(kind: str) -> Path:
+    """Where programs keep files of the user: "data", "state", "config" or "cache".
+
+    By the XDG base directories where their variables are set (an absolute path), else by the system's custom.
+    """
+    if variable := variable_of(kind):
+        return Path(os.environ[variable]) / "localllm"
+    usual = usual_folder(kind) / "localllm"
+    return usual / "cache" if kind == "cache" and sys.platform == "win32" else usual
+
+
+def variable_of(kind: str) -> str:
+    """The variable in the environment that says so, "" if none does."""
+    name = f"XDG_{kind.upper()}_HOME"
+    return name if absolute(os.environ.get(name)) else ""
+
+
+def usual_folder(kind: str) -> Path:
+    """Where the system's programs keep such files."""
+    home = absolute(os.path.expanduser("~")) or Path("/")
+    if sys.platform == "win32":  # what follows a user to other computers, and what stays
+        if kind == "config":
+            return absolute(os.environ.get("APPDATA")) or home / "AppData" / "Roaming"
+        return absolute(os.environ.get("LOCALAPPDATA")) or home / "AppData" / "Local"
+    if sys.platform == "darwin" and kind != "config":
+        return home / "Library" / ("Caches" if kind == "cache" else "Application Support")
+    usual = {"data": (".local", "share"), "state": (".local", "state"), "config": (".config",), "cache": (".cache",)}
+    return home.joinpath(*usual[kind])
+
+
+def absolute(folder: str | None) -> Path | None:
+    """The folder, unless it is empty or relative, which the XDG specification says to ignore."""
+    return Path(folder) if folder and os.path.isabs(folder) else None
+
+
+def is_private(place: Path | int) -> bool:
+    """Whether only this user, or the system's, can write there: to a folder, or to an open file by its number.
+
+    On Windows a user's folders are, by what they inherit.
+    """
+    if sys.platform == "win32":
+        return True
+    try:
+        found = os.stat(place)
+    except OSError:
+        return False
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+
+
+def name_problem(name: str) -> str | None:
+    """Why no file can have this name here; None if one can."""
+    if sys.platform != "win32":
+        units = len(os.fsencode(name))
+    else:
+        units = len(name.encode("utf-16-le", "surrogatepass")) // 2
+        if found := FORBIDDEN.search(name):
+            return f"no name for a file has {found[0]!r} on Windows"
+        if DEVICES.match(name):
+            return "on Windows this is the name of a device"
+        if name.endswith((".", " ")):
+            return "no name for a file ends in a dot or a space on Windows"
+    kind = "characters" if sys.platform == "win32" else "bytes"
+    return f"a name for a file has at most {NAME_UNITS} {kind}" if units > NAME_UNITS else None
+
+
+def free_bytes(folder: Path) -> int:
+    """What a user may still write to the disk of a folder. Raises OSError."""
+    if sys.platform == "win32":
+        import shutil  # slow to import
+
+        return shutil.disk_usage(folder).free
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+# ---- opening
+
+
+def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
+    """As os.open: bytes as they are, and no program that is started has it. On Windows, others may rename, replace and
+    remove it meanwhile. Raises OSError.
+    """
+    if sys.platform == "win32":
+        return open_shared(os.fspath(path), flags)
+    return os.open(path, flags | os.O_CLOEXEC, mode)
+
+
+def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
+    """The same, but not what a link leads to, where the system can tell. Raises OSError."""
+    return open_file(path, flags | getattr(os, "O_NOFOLLOW", 0), mode)
+
+
+def open_shared(path: str, flags: int) -> int:
+    """Windows: os.open's files cannot be removed or renamed as long as they are open."""
+    import msvcrt
+
+    write = flags & (os.O_WRONLY | os.O_RDWR)
+    access = (WRITE if write else 0) | (READ if flags & os.O_RDWR or not write else 0)
+    # CREATE_NEW, OPEN_ALWAYS, OPEN_EXISTING
+    how = 3 if not flags & os.O_CREAT else 1 if flags & os.O_EXCL else 4
+    create = kernel32().CreateFileW
+    create.restype = ctypes.c_void_p
+    create.argtypes = [
+        ctypes.c_wchar_p,
+        *[ctypes.c_uint32] * 2,
+        ctypes.c_void_p,
+        *[ctypes.c_uint32] * 2,
+        ctypes.c_void_p,
+    ]
+    handle = create(long_path(path), access, SHARE_ALL, None, how, 0x80, None)
+    if handle in (None, ctypes.c_void_p(-1).value):
+        error = ctypes.WinError(ctypes.get_last_error())  # type: ignore[attr-defined]
+        raise type(error)(error.errno, error.strerror, path, error.winerror)
+    kept = flags & (os.O_APPEND | os.O_RDONLY) | os.O_BINARY | os.O_NOINHERIT  # type: ignore[attr-defined]
+    return int(msvcrt.open_osfhandle(handle, kept))  # type: ignore[attr-defined]
+
+
+def long_path(path: str) -> str:
+    """Windows: a path that may have over 260 characters."""
+    path = os.path.abspath(path)
+    if path.startswith("\\\\?\\") or len(path) < 248:
+        return path
+    return "\\\\?\\UNC\\" + path[2:] if path.startswith("\\\\") else "\\\\?\\" + path
+
+
+def kernel32() -> Any:
+    """Windows' library."""
+    return ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined]
+
+
+def read_at(descriptor: int, size: int, position: int) -> bytes:
+    """Bytes of a file from a position. Raises OSError."""
+    if sys.platform == "win32":
+        os.lseek(descriptor, position, os.SEEK_SET)
+        return os.read(descriptor, size)
+    return os.pread(descriptor, size, position)
+
+
+def write_at(descriptor: int, data: memoryview, position: int) -> int:
+    """How many of the bytes were written there. Raises OSError."""
+    if sys.platform == "win32":
+        os.lseek(descriptor, position, os.SEEK_SET)
+        return os.write(descriptor, data)
+    return os.pwrite(descriptor, data, position)
+
+
+# ---- files that appear whole
+
+
+def nameless_file(folder: str) -> int:
+    """A file that is gone when it is closed, unless `give_name` is called. Raises OSError where there are none."""
+    if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):  # where it gets its name from
+        raise OSError
+    return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+
+
+def give_name(descriptor: int, path: str) -> None:
+    """A nameless file gets a name that no file has. Raises OSError."""
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
+
+
+def temporary_file(folder: str, prefix: str) -> tuple[int, str]:
+    """A new file with a name of its own, as everybody's new files are; open, and its path. Raises OSError."""
+    if sys.platform == "win32":
+        while True:
+            path = os.path.join(folder, f"{prefix}{os.urandom(6).hex()}.tmp")
+            with suppress(FileExistsError):
+                return open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), path
+    import tempfile  # seldom needed, and slow to import
+
+    descriptor, path = tempfile.mkstemp(".tmp", prefix, folder)
+    mask = os.umask(0o077)  # which the system tells only by changing it
+    os.umask(mask)
+    os.chmod(path, 0o666 & ~mask)
+    return descriptor, path
+
+
+@contextmanager
+def file_with_path() -> Iterator[tuple[Any, str]]:
+    """An empty file, open to be written, and a path by which it can be opened; it is gone behind the block."""
+    import tempfile
+
+    if sys.platform != "win32":
+        with tempfile.TemporaryFile(buffering=0) as file:
+            yield file, f"/dev/fd/{file.fileno()}"
+        return
+    descriptor, path = temporary_file(tempfile.gettempdir(), "localllm-")
+    try:
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
+            yield file, path
+    finally:
+        with suppress(OSError):  # still mapped: the next start of the system may remove it
+            os.unlink(path)
+
+
+def replace(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Give a file the name of another one, which is gone then: at once, as a whole. Raises OSError.
+
+    Windows refuses to replace a file that is mapped, or open by most programs: it is asked for REPLACE_FOR seconds.
+    """
+    end = time.monotonic() + (REPLACE_FOR if sys.platform == "win32" else 0)
+    while True:
+        try:
+            os.replace(path, target)
+            return
+        except PermissionError as error:
+            if time.monotonic() >= end:
+                if sys.platform == "win32" and os.path.exists(target):
+                    reason = "another program, or this one, has the file open"
+                    raise PermissionError(error.errno, reason, os.fspath(target)) from None
+                raise
+        time.sleep(0.05)
+
+
+def sync(descriptor: int) -> None:
+    """Wait until what was written is on the disk. Raises OSError.
+
+    On macOS, fsync leaves it in the disk's own memory (F_FULLFSYNC, which some file systems do not have).
+    """
+    if sys.platform == "darwin":
+        import fcntl
+
+        try:
+            fcntl.fcntl(descriptor, getattr(fcntl, "F_FULLFSYNC", 51))
+            return
+        except OSError:
+            pass
+    os.fsync(descriptor)
+
+
+def sync_folder(folder: str) -> None:
+    """Make a new name last through a power failure, where the system can. Raises OSError."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---- locks
+
+
+def lock(descriptor: int) -> bool:
+    """Lock a file as long as this process has it open, where the system can; False if another one has locked it."""
+    if sys.platform == "win32":
+        return lock_by_windows(descriptor)
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+class Overlapped(ctypes.Structure):
+    """Windows' OVERLAPPED, of which a lock needs the place in the file."""
+
+    _fields_ = (
+        ("internal", ctypes.c_size_t * 2),
+        ("low", ctypes.c_uint32),
+        ("high", ctypes.c_uint32),
+        ("event", ctypes.c_void_p),
+    )
+
+
+def lock_by_windows(descriptor: int) -> bool:
+    """A byte that no file has: Windows keeps others from reading and writing what is locked."""
+    import msvcrt
+
+    ask = kernel32().LockFileEx
+    ask.argtypes = [ctypes.c_void_p, *[ctypes.c_uint32] * 4, ctypes.c_void_p]
+    handle = msvcrt.get_osfhandle(descriptor)  # type: ignore[attr-defined]
+    if ask(handle, LOCK_NOW | LOCK_ALONE, 0, 1, 0, ctypes.byref(Overlapped(high=LOCK_PLACE))):
+        return True
+    return ctypes.get_last_error() != IS_LOCKED  # type: ignore[attr-defined]
+
+
+class Claim:
+    """A name that one process on this computer has at a time, until it is closed or the process ends.
+
+    Linux: among its abstract sockets. Windows: a mutex. Both leave nothing on the disk; macOS a locked file.
+    """
+
+    def __init__(self, name: str):
+        """Raises FileExistsError if another process, or this one, has it."""
+        self._close: Any = None
+        if sys.platform == "linux":
+            import errno
+            import socket
+
+            found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._close = found.close
+            try:
+                found.bind(f"\0{name}")
+            except OSError as error:
+                self.close()
+                if error.errno == errno.EADDRINUSE:
+                    raise FileExistsError(name) from None
+        elif sys.platform == "win32":
+            system = kernel32()
+            system.CreateMutexW.restype = ctypes.c_void_p
+            handle = system.CreateMutexW(None, 0, f"Local\\{name}")
+            problem = ctypes.get_last_error()
+            self._close = lambda: system.CloseHandle(ctypes.c_void_p(handle))
+            if problem == ALREADY_EXISTS:
+                self.close()
+                raise FileExistsError(name)
+        else:
+            place = folder_of("cache") / "locks"
+            with suppress(OSError):
+                place.mkdir(0o700, parents=True, exist_ok=True)
+                descriptor = open_own(place / name, os.O_RDWR | os.O_CREAT, 0o600)
+                self._close = lambda: os.close(descriptor)
+                if not lock(descriptor):
+                    self.close()
+                    raise FileExistsError(name)
+
+    def close(self) -> None:
+        """Let others have it."""
+        if self._close:
+            self._close()
+            self._close = None

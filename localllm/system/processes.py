@@ -1,0 +1,218 @@
+"""Processes and threads: signals, other processes, how threads wait, and functions of the system's libraries."""
+
+import _thread
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+BEHIND = 10  # how nice processes are for which nobody waits
+BELOW_NORMAL = 0x4000  # Windows: BELOW_NORMAL_PRIORITY_CLASS
+MUTEX_BYTES = 64  # of a mutex or condition variable: Linux needs 48, macOS 64, Windows 8
+PAGE_ERROR = 0xC0000006  # Windows: EXCEPTION_IN_PAGE_ERROR
+
+# In LLVM's language, what `on_bad_page` takes: writes @length bytes of @message to stderr, and ends the process.
+POSIX_HANDLER = """
+declare i64 @write(i32, ptr, i64)
+declare void @_exit(i32)
+declare i32 @pause()
+
+define void @handle(i32 %signal) {
+  %length = atomicrmw xchg ptr @length, i64 0 seq_cst
+  %is_first = icmp ne i64 %length, 0
+  br i1 %is_first, label %tell, label %wait
+
+tell:
+  %written = call i64 @write(i32 2, ptr @message, i64 %length)
+  call void @_exit(i32 %EXIT_CODE%)
+  unreachable
+
+wait:
+  %never = call i32 @pause()
+  br label %wait
+}
+"""
+WINDOWS_HANDLER = f"""
+declare ptr @GetStdHandle(i32)
+declare i32 @WriteFile(ptr, ptr, i32, ptr, ptr)
+declare i32 @TerminateProcess(ptr, i32)
+declare void @Sleep(i32)
+
+define i32 @handle(ptr %pointers) {{
+  %record = load ptr, ptr %pointers
+  %code = load i32, ptr %record
+  %is_bad_page = icmp eq i32 %code, {PAGE_ERROR - (1 << 32)}
+  br i1 %is_bad_page, label %first, label %other
+
+other:
+  ret i32 0
+
+first:
+  %length = atomicrmw xchg ptr @length, i64 0 seq_cst
+  %is_first = icmp ne i64 %length, 0
+  br i1 %is_first, label %tell, label %wait
+
+tell:
+  %written = alloca i32
+  %size = trunc i64 %length to i32
+  %stderr = call ptr @GetStdHandle(i32 -12)
+  %done = call i32 @WriteFile(ptr %stderr, ptr @message, i32 %size, ptr %written, ptr null)
+  %ended = call i32 @TerminateProcess(ptr inttoptr (i64 -1 to ptr), i32 %EXIT_CODE%)
+  br label %wait
+
+wait:
+  call void @Sleep(i32 -1)
+  br label %wait
+}}
+"""
+BAD_PAGE_HANDLER = WINDOWS_HANDLER if sys.platform == "win32" else POSIX_HANDLER
+
+
+# ---- threads
+
+
+def waiting_functions() -> list[int]:
+    """Addresses of functions: offer the processor; lock, unlock (mutex); wait (condition, mutex, -1, 0); wake all."""
+    if sys.platform == "win32":
+        system = ctypes.WinDLL("kernel32")
+        names = ("SwitchToThread", "AcquireSRWLockExclusive", "ReleaseSRWLockExclusive", "SleepConditionVariableSRW",
+                 "WakeAllConditionVariable")  # fmt: skip
+    else:
+        system = ctypes.CDLL(None)
+        names = ("sched_yield", "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_wait",
+                 "pthread_cond_broadcast")  # fmt: skip
+    return [ctypes.cast(getattr(system, name), ctypes.c_void_p).value or 0 for name in names]
+
+
+def prepare_waiting(mutexes: Iterable[int], condition: int) -> None:
+    """Make mutexes and a condition variable at addresses with zeros. Windows' are made of zeros."""
+    if sys.platform == "win32":
+        return
+    system = ctypes.CDLL(None)
+    for mutex in mutexes:
+        system.pthread_mutex_init(ctypes.c_void_p(mutex), None)
+    system.pthread_cond_init(ctypes.c_void_p(condition), None)
+
+
+@cache
+def function_address(name: str) -> int | None:
+    """Of a function of C's or the mathematical library, or of what compilers need; None if there is none."""
+    libraries = ("ucrtbase", "ntdll", "kernel32", "vcruntime140") if sys.platform == "win32" else (None, "libm.so.6")
+    for library in libraries:  # a Python may be linked without the second
+        with suppress(AttributeError, OSError):
+            return ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value
+    return None
+
+
+def library(linux: str, windows: str) -> Any:
+    """A system's library by the name that it has here. Raises OSError."""
+    return ctypes.CDLL(windows if sys.platform == "win32" else linux)
+
+
+# ---- the end, and other signals
+
+
+def on_end(leave: Callable[[int, Any], Any]) -> None:
+    """Call a function when the process is asked to end: SIGTERM, and on Windows Ctrl-Break."""
+    signal.signal(signal.SIGTERM, leave)
+    if sys.platform == "win32":
+        signal.signal(signal.SIGBREAK, leave)
+
+
+def interrupt_main() -> None:
+    """Ctrl-C for the main thread, from another one, even where it waits for the system."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
+
+
+def may_reuse_address() -> bool:
+    """Whether SO_REUSEADDR means that a server may start again at once: on Windows, that another one may share."""
+    return sys.platform != "win32"
+
+
+def can_handle_in_loop() -> bool:
+    """Whether asyncio's event loop hears signals."""
+    return sys.platform != "win32"
+
+
+def on_bad_page(handler: int) -> None:
+    """Call native code when a page of a mapped file cannot be read: the signal SIGBUS, on Windows an exception.
+
+    handler: the address of BAD_PAGE_HANDLER's machine code.
+    """
+    if sys.platform == "win32":
+        add = ctypes.WinDLL("kernel32").AddVectoredExceptionHandler
+        add.argtypes, add.restype = [ctypes.c_uint32, ctypes.c_void_p], ctypes.c_void_p
+        add(1, handler)
+        return
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    libc.signal(int(signal.SIGBUS), handler)
+
+
+# ---- other processes
+
+
+def apart() -> dict[str, Any]:
+    """What subprocess.Popen is told for a process that hears no Ctrl-C that is meant for this one."""
+    if sys.platform == "win32":
+        return {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
+    return {"process_group": 0}
+
+
+def give_way(process: Any) -> None:
+    """Others that want to compute go before a subprocess.Popen. It may have ended."""
+    with suppress(OSError):
+        if sys.platform == "win32":
+            ctypes.WinDLL("kernel32").SetPriorityClass(ctypes.c_void_p(int(process._handle)), BELOW_NORMAL)
+        else:
+            os.setpriority(os.PRIO_PROCESS, process.pid, BEHIND)
+
+
+def after_fork(call: Callable[[], None]) -> None:
+    """Call a function in every process that is forked from this one."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
+
+
+def can_fork() -> bool:
+    return hasattr(os, "fork")
+
+
+def fork() -> int:
+    """As os.fork."""
+    return os.fork()
+
+
+def limit_this(seconds: int, size: int) -> bool:
+    """From now on this process, a forked one, has `seconds` of the processor and `size` bytes more memory.
+
+    False if it may not have as much memory. Raises OSError, ValueError.
+    """
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = int(used.ru_utime + used.ru_stime) + seconds + 1
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+    with open("/proc/self/statm" if os.path.exists("/proc/self/statm") else os.devnull, "rb") as file:
+        pages = file.read().split()
+    if pages:
+        limit = int(pages[0]) * resource.getpagesize() + size
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        if soft != resource.RLIM_INFINITY and soft < limit:
+            return False
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    return True
+
+
+def was_stopped(status: int) -> bool:
+    """Whether a forked process ended because it used too much of the processor, or was killed."""
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)

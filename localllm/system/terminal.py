@@ -1,0 +1,101 @@
+"""The terminal: keys that wait, what it understands, and texts of the standard streams."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any
+
+UTF_8 = 65001  # Windows' number of it
+ECHO_AND_LINES, VT_OUTPUT = 0x2 | 0x4, 0x4  # Windows: bits of the modes of a console's input and output
+
+
+def prepare(*streams: Any) -> None:
+    """On Windows: the standard streams (input first) are UTF-8, also in pipes; consoles understand escape sequences."""
+    if sys.platform != "win32":
+        return
+    import ctypes
+
+    for stream in filter(None, streams):
+        with suppress(OSError, ValueError, AttributeError):
+            if (mode := console_mode(stream)) is None:
+                stream.reconfigure(encoding="utf-8")
+            elif stream is not streams[0]:
+                set_console_mode(stream, mode | VT_OUTPUT)
+    ctypes.WinDLL("kernel32").SetConsoleOutputCP(UTF_8)
+
+
+def is_console(stream: Any) -> bool:
+    """Whether a stream that says it is a terminal is one: on Windows, NUL says so too."""
+    if sys.platform != "win32":
+        return True
+    return console_mode(stream) is not None
+
+
+@cache
+def understands_escapes(*streams: Any) -> bool:
+    """Whether consoles take escape sequences for what they are: Windows' before 2016 do not."""
+    if sys.platform != "win32":
+        return True
+    modes = [mode for stream in streams if (mode := console_mode(stream)) is not None]
+    return all(mode & VT_OUTPUT for mode in modes)
+
+
+def console_mode(stream: Any) -> int | None:
+    """Of a console of Windows; None if the stream is none."""
+    import ctypes
+    import msvcrt
+
+    mode = ctypes.c_uint32()
+    try:
+        handle = ctypes.c_void_p(msvcrt.get_osfhandle(stream.fileno()))  # type: ignore[attr-defined]
+    except (OSError, ValueError, AttributeError):
+        return None
+    known = ctypes.WinDLL("kernel32").GetConsoleMode(handle, ctypes.byref(mode))  # type: ignore[attr-defined]
+    return mode.value if known else None
+
+
+def set_console_mode(stream: Any, mode: int) -> None:
+    import ctypes
+    import msvcrt
+
+    handle = ctypes.c_void_p(msvcrt.get_osfhandle(stream.fileno()))  # type: ignore[attr-defined]
+    ctypes.WinDLL("kernel32").SetConsoleMode(handle, mode)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def keys_wait(stream: Any) -> Iterator[bool]:
+    """In the block, keys are not shown, and come as an editor gets them; whether that can be had."""
+    if sys.platform == "win32":
+        with console_keys_wait(stream) as can:
+            yield can
+        return
+    import termios
+
+    try:
+        keyboard = stream.fileno()
+        before = termios.tcgetattr(keyboard)
+    except (termios.error, OSError, ValueError):  # no terminal, or it is gone
+        yield False
+        return
+    quiet = [*before]
+    quiet[0] &= ~(termios.ICRNL | termios.INLCR)
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(keyboard, termios.TCSANOW, quiet)
+    try:
+        yield True
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSANOW, before)
+
+
+@contextmanager
+def console_keys_wait(stream: Any) -> Iterator[bool]:
+    """The same of Windows' consoles."""
+    if (mode := console_mode(stream)) is None:
+        yield False
+        return
+    set_console_mode(stream, mode & ~ECHO_AND_LINES)
+    try:
+        yield True
+    finally:
+        set_console_mode(stream, mode)
