@@ -40,8 +40,8 @@ def codes_of(name: str) -> Codes:
         levels, first = np.unique(levels, return_index=True)  # MXFP4 has a zero too many
         return Codes(levels, stored[first], False, layout.group)
     if name == "Q8_0":  # signed bytes; as everywhere, no -128
-        levels = np.arange(-127, 128)
-        return Codes(levels.astype(np.float32), levels.astype(np.int8).view(np.uint8), True, layout.group)
+        signed = np.arange(-127, 128, dtype=np.int8)
+        return Codes(signed.astype(np.float32), signed.view(np.uint8), True, layout.group)
     stored = np.arange(1 << layout.bits, dtype=np.uint8)
     return Codes(stored.astype(np.float32) - np.float32(layout.centre), stored, True, layout.group)
 

@@ -196,7 +196,7 @@ def needed(
 ) -> "QuantizeRequest":
     """The request with formats by measured need, which go to the file `path`, too, with progress on stderr."""
     from localllm.files.safe_file import checked_target
-    from localllm.kernels.cores import usable_cores
+    from localllm.system.cpu import usable_cores
     from localllm.services.by_need import by_need, with_formats, write_formats
 
     if request.texts is None:

@@ -83,12 +83,12 @@ class RecordFile:
 
     def add(self, name: str, data: np.ndarray) -> None:
         """One more, which is on the disk then."""
-        head, data = LENGTHS.pack(len(name.encode()), data.nbytes), np.ascontiguousarray(data).view(np.uint8)
+        head, bytes_ = LENGTHS.pack(len(name.encode()), data.nbytes), data.tobytes()
         digest = hashlib.sha256(head + name.encode())
-        digest.update(data)
+        digest.update(bytes_)
         try:
             self._file.seek(self._end)
-            for piece in (head, name.encode(), memoryview(data).cast("B"), digest.digest()):
+            for piece in (head, name.encode(), bytes_, digest.digest()):
                 self._file.write(piece)
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -107,6 +107,12 @@ class Calibration:
         finally:
             builder.close()
 
+    def logits(self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int) -> Parts:
+        """The same with matrices that go on to the end."""
+        logits = self.forward(matrices, chunks, threads)
+        assert logits is not None
+        return logits
+
 
 def read_again(operations: Sequence[Operation]) -> set[Any]:
     """States whose keys and values more than one layer reads."""

@@ -15,7 +15,7 @@ def calibration(texts: Sequence[str], tokens: int, version: str) -> dict[str, An
 def made_with(metadata: Mapping[str, Any]) -> str | None:
     """The line; None for a file that does not say."""
     texts, tokens, version = (metadata.get(name) for name in (TEXTS, TOKENS, VERSION))
-    if is_texts(texts):
+    if isinstance(texts, list) and all(isinstance(each, str) for each in texts):
         size = f", {tokens} tokens" if isinstance(tokens, int) else ""
         by = f" (localllm {version})" if isinstance(version, str) else ""
         return f"calibrated on {', '.join(texts)}{size}{by}"
@@ -23,8 +23,3 @@ def made_with(metadata: Mapping[str, Any]) -> str | None:
     if isinstance(matrix, str):
         return f"importance matrix {matrix}" + (f" of {text}" if isinstance(text, str) else "")
     return None
-
-
-def is_texts(value: Any) -> bool:
-    """Whether a value of metadata is a list of texts."""
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from copy import copy
@@ -202,7 +202,8 @@ def calibrated(
     from localllm.services.calibrate import SUFFIX, Calibration
 
     calibration = Calibration(plan, texts)
-    plan = replace(plan, files=[(metadata | calibration.metadata, jobs) for metadata, jobs in plan.files])
+    (metadata, jobs), *others = plan.files
+    plan = replace(plan, files=[({**metadata, **calibration.metadata}, jobs), *others])
     with RecordFile(f"{targets[0]}{SUFFIX}", calibration.key) as done:
         calibration.run(done, widener_of(plan, compiling), threads, on_progress)
         trouble = write(plan, targets, threads, on_progress, compiling, done)
@@ -261,7 +262,7 @@ class SearchAhead:
 
     def __init__(self, jobs: Sequence[TensorJob], widener: Widener, threads: int, known: RecordFile | None = None):
         """known: has tensors that are encoded already."""
-        self._known = known or {}
+        self._known: Container[str] = known or ()
         self._executor = ThreadPoolExecutor(threads, "quantize")
         self._ahead = threads + 2  # chunks
         self._tasks = (task for job in jobs for task in self._tasks_of(job, widener))

@@ -105,13 +105,13 @@ def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: 
     places = np.unique(np.linspace(0, len(calibration.chunks) - 1, READ).round().astype(int))
     calibration.forward(surveyed, [calibration.chunks[place] for place in places], threads)
     probes = [calibration.chunks[place][:TOKENS] for place in places[:: max(1, len(places) // PROBES)]]
-    base = calibration.forward(Originals(jobs, widener), probes, threads)
+    base = calibration.logits(Originals(jobs, widener), probes, threads)
     groups: dict[str, list[Need]] = {}
     for need in surveyed.needs.values():
         groups.setdefault(group_of(need.name), []).append(need)
     for number, (name, group) in enumerate(groups.items()):
         names = {need.name: next(format for format in COARSE if format in need.errors) for need in group}
-        found = calibration.forward(Coarse(surveyed, widener, names), probes, threads)
+        found = calibration.logits(Coarse(surveyed, widener, names), probes, threads)
         harm = divergence(base, found) / max(sum(need.errors[names[need.name]] for need in group), 1e-30)
         for need in group:
             need.harm = harm
