@@ -79,6 +79,16 @@ class Model:
         self._readers: dict[tuple[str, str | None], Any] = {}
 
     @property
+    def fills(self) -> bool:
+        """Whether it writes by filling in, in any order."""
+        return self.engine.hyperparameters.fills
+
+    @property
+    def device(self) -> str:
+        """What computes: "CPU", or a card's name."""
+        return self.engine.device
+
+    @property
     def files(self) -> list[str]:
         """All that it was read from, those of draft models too."""
         drafts = [path for model in self._draft_models.values() for path in model.files]

@@ -6,7 +6,7 @@ turns, to the byte, and at most one more. Part of the turns replaces the file, a
 
 import os
 import random
-import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,33 +26,27 @@ def turns(count: int) -> list[dict[str, str]]:
     return [message for number in range(count) for message in turn(number)]
 
 
-def write(name: str, first: int, report: int) -> None:
-    """Turns from `first` on, each told when it is written; every fifth replaces another one."""
+def write(name: str, first: int) -> None:
+    """Turns from `first` on, each told on stdout when it is written; every fifth replaces another one."""
     with SessionFile(name) as file:
         for number in range(first, sys.maxsize):
             if number % 5 == 4:
                 file.write([*turns(number), *turn(number + 1000)])
             file.write(turns(number + 1))
-            os.write(report, (number + 1).to_bytes(8, "little"))
+            os.write(1, b"%8d" % (number + 1))
 
 
 def kill_one(name: str, first: int, count: int, seconds: float) -> tuple[int, int]:
     """Let a process write so many turns, and for so long; how many it has told, and how many the file has."""
-    told, report = os.pipe()
-    process = os.fork()
-    if process == 0:
-        write(name, first, report)
-    os.close(report)
-    data = os.read(told, 8 * count)
-    while len(data) < 8 * count:
-        data += os.read(told, 8 * count - len(data))
+    process = subprocess.Popen([sys.executable, __file__, "write", name, str(first)], stdout=subprocess.PIPE)
+    assert process.stdout
+    data = process.stdout.read(8 * count)
+    assert len(data) == 8 * count, "a process ended that nobody killed"
     time.sleep(seconds)
-    os.kill(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    while part := os.read(told, 1 << 16):
-        data += part
-    os.close(told)
-    written = int.from_bytes(data[-8:], "little") if data else first
+    process.kill()
+    data += process.stdout.read()
+    process.wait()
+    written = int(data[-8:]) if data else first
     if not path_of(name).exists():
         assert written == 0, f"{written} turns are lost with the file"
         return 0, 0
@@ -79,5 +73,7 @@ def main(count: int) -> None:
         print(f"{count} processes killed, none of {total} turns lost; {further} had written a turn more than they told")
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1:2] == ["write"]:
+    write(sys.argv[2], int(sys.argv[3]))
+elif __name__ == "__main__":
     main(int(sys.argv[1]) if sys.argv[1:] else 200)

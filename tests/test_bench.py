@@ -22,7 +22,7 @@ from tiny_model import write_tiny_model
 from localllm.arch import architecture
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weights
-from localllm.cli.bench import Numbers
+from localllm.cli.bench import Numbers, cells
 from localllm.engine.cpu import bandwidth
 from localllm.engine.cpu.bandwidth import MemoryReader, read_bandwidth
 from localllm.engine.run import Span
@@ -162,6 +162,20 @@ def test_figures_of_reading():
     assert (facts["name"], facts["depth"], facts["deviation"]) == ("pp10 @ d7", 7, 0.0)
     assert facts["gops"] == pytest.approx(2 * 500 * (3e6 + 1e6 / 10) / 1e9)
     assert (facts["gb_per_s"], facts["share"]) == (None, None)
+
+
+def test_what_a_row_shows():
+    """Shares only of what is known: of a card's peak, of a memory's speed; dashes or nothing stand for no figure."""
+    reading = Result(Test(10, 0), 1, [500.0, 700.0], COSTS, peak=7.44e9)
+    assert reading.share_of_peak == pytest.approx(0.5)
+    assert cells(reading) == ("pp10", "1", "600.00 ± 141.42", "4 GOPS, 50%", "")
+    assert reading.facts()["share_of_peak"] == reading.share_of_peak
+    assert cells(Result(Test(10, 0), 1, [600.0], COSTS)) == ("pp10", "1", "600.00 ± 0.00", "4 GOPS", "")
+    writing = Result(Test(0, 128), 2, [1000.0], COSTS, bandwidth=8e9)
+    assert cells(writing) == ("tg128", "2", "1000.00 ± 0.00", "", "2.0 of 8.0 GB/s, 25%")
+    for nowhere in (None, 0.0):
+        unknown = Result(Test(0, 128), 2, [1000.0], COSTS, bandwidth=nowhere, peak=nowhere)
+        assert (unknown.share, unknown.share_of_peak, cells(unknown)[3:]) == (None, None, ("", ""))
 
 
 class Counting(Reference):

@@ -195,7 +195,7 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
         ("-m small.gguf", "-m stands behind a command"),
         ("help rnu", "there is no command rnu"),
         ("config rnu", "there is no command rnu"),
-        ("completion tcsh", "SHELL: there is no 'tcsh'; there are bash, zsh, fish"),
+        ("completion tcsh", "SHELL: there is no 'tcsh'; there are bash, zsh, fish, powershell"),
     ],
 )
 def test_wrong_words(cli, words: str, told: str):
@@ -525,6 +525,8 @@ def test_help_has_colours_on_a_terminal_only(cli):
         (["run", "-m"], "sm", "models", ["small"]),
         (["perplexity"], "", "models", ["small"]),
         (["perplexity", "x"], "", "files", []),
+        (["perplexity", "--json", "x"], "", "files", []),
+        (["perplexity", "--json"], "", "models", ["small"]),
         (["completion"], "z", "nothing", ["zsh"]),
         (["cache"], "", "nothing", ["clear"]),
     ],
@@ -559,6 +561,17 @@ def test_a_shell_completes(tmp_path: Path, shell: str):
     done = subprocess.run([shell, "-c", script], cwd=tmp_path, env=os.environ | environment, capture_output=True)
     told = [line.partition("\t")[0].replace("\\", "") for line in done.stdout.decode().splitlines()]
     assert {"warmup", "a.gguf", "c d.gguf", "b.txt", "--no-cache", "drop-turns"} == set(told) - {"bin", "bin/"}
+
+
+def test_powershell_asks_with_a_dot_behind_what_is_begun(cli, monkeypatch):
+    """It gives programs no empty words. There is none here: what its script asks is asked, and the script looked at."""
+    monkeypatch.setenv("_LOCALLLM_COMPLETE", "powershell")
+    assert cli("war.")[1].splitlines()[1].startswith("warmup\t")
+    assert cli("run", "x", "--on-overflow", ".")[1].split() == ["nothing", "error", "drop-turns", "shift"]
+    monkeypatch.delenv("_LOCALLLM_COMPLETE")
+    _, script, _ = cli("completion", "powershell")
+    assert 'localllm @before "$begun."' in script and script.count("{") == script.count("}")
+    assert script.count("(") == script.count(")") and "%" not in script
 
 
 def test_how_long_a_prompt_may_be(tiny: str):

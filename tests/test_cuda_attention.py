@@ -197,3 +197,26 @@ def test_many_on_tensor_cores():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
     done = subprocess.run(command, env={**os.environ, "SIMULATED_WARP": "32"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 8, 12, 16, 71])
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 16), (64, 64), (128, 128), (192, 128), (256, 256), (576, 512)])
+def test_heads_are_bundled_in_equal_parts(key_dim, value_dim, group):
+    """None is left out, none is empty, and what each thread holds of a bundle fits the registers."""
+    few = Few(key_dim, value_dim, group)
+    assert few.bundle * few.bundles >= group > few.bundle * (few.bundles - 1)
+    assert few.bundle * few.bundles - group < few.bundles, "equal parts"
+    numbers = 8 * (-(-key_dim // 256) + -(-value_dim // 256))  # of 32 threads, which read 8 at once
+    assert few.bundle == 1 or (few.bundle <= 8 and few.bundle * numbers <= 128)
+    assert few.bundles == -(-group // min(8, max(128 // numbers, 1))), "no more than it takes"
+    assert few.partial_bytes % 16 == 0 and few.partial_bytes >= 4 * (value_dim + 2)
+
+
+@pytest.mark.parametrize(("kv_heads", "group"), [(1, 1), (1, 16), (4, 2), (8, 8), (132, 3)])
+def test_a_context_is_cut_so_that_the_card_is_full(kv_heads, group):
+    """By just so many blocks; up to 8 tokens, a token has the parts that it would have alone, and so the same bits."""
+    few = Few(64, 64, group)
+    for tokens in range(1, 17):
+        blocks = kv_heads * few.bundles * (tokens if tokens > 8 else 1)
+        assert 264 <= few.parts(tokens, kv_heads) * blocks < 264 + blocks
+    assert few.parts(8, kv_heads) == few.parts(1, kv_heads) >= few.parts(9, kv_heads)

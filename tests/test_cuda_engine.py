@@ -12,6 +12,7 @@ from simulated import SimulatedCard
 from localllm.arch.states import Paged
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weight
+from localllm.engine.cuda import attention as cuda_attention
 from localllm.engine.cuda import backend as cuda_backend
 from localllm.engine.cuda import devices
 from localllm.engine.cuda.cache import CudaCache
@@ -100,6 +101,20 @@ def test_more_sequences_than_the_card_has_tables_for(card, monkeypatch):
         rows[backend] = np.concatenate(model.step([(model.sequence(), [1]), (model.sequence(), [2])]))
         model.close()
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
+
+
+@pytest.mark.parametrize(("format", "experts", "prompt"), [("Q8_0", 0, 9), ("F32", 3, 2)])
+def test_a_layer_on_the_card(card, monkeypatch, format, experts, prompt):
+    """A prompt, the longer one on tensor cores, and a token. Few parts and one layer are little work to simulate."""
+    monkeypatch.setattr(cuda_attention, "BLOCKS", 3)
+    rows = {}
+    for backend in ("reference", "cuda"):
+        file = small_model((32, 2, 1, 16, 32, 33), format, False, experts)
+        model = SingleEngine(file, EngineOptions(2, CONTEXT, "f32", backend, gpu_layers=1))
+        rows[backend] = np.concatenate([model.forward(list(range(prompt)), 0), model.forward([11], prompt)])
+        model.close()
+    assert nmse(rows["cuda"], rows["reference"]) < 1e-5
+    assert not card.memory
 
 
 @pytest.mark.sampled

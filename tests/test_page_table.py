@@ -6,12 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch.states import Paged
+from localllm.arch.states import Paged, Recurrent
 from localllm.arch.storage import KVType
 from localllm.engine.memory import page_table
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.page_table import PageTable
 from localllm.engine.memory.pages import Pages
+from localllm.engine.memory.recurrent import RecurrentState, StateLayout
+from localllm.engine.memory.store import HybridStore
 from localllm.errors import MemoryLimitError
 from localllm.kernels.arguments import PAGE
 
@@ -241,3 +243,18 @@ def test_first_tokens_whose_windows_are_lost_stay_lost_when_others_follow_them(c
     world.check()
     world.append(some, 10)
     world.check()
+
+
+def test_a_store_with_states_gives_all_pages_back(cache: KVCache):
+    """Forks share pages until the last of them is closed; one that was closed begins anew."""
+    pages = Pages(cache.pages)
+    store = HybridStore(PageTable(cache, pages), RecurrentState(StateLayout([Recurrent(2, ((4,),))])))
+    for _ in range(2):
+        store.prepare(0, 3 * PAGE)
+        fork = store.fork(3 * PAGE)
+        fork.prepare(3 * PAGE, 1)
+        assert pages.used == 4
+        store.close()
+        assert pages.used == 4, "the fork reads them"
+        fork.close()
+        assert pages.used == 0

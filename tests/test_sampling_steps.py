@@ -315,6 +315,7 @@ def test_history_keeps_what_is_asked():
             whole.append(token)
         expected = whole if most < 0 else whole[len(whole) - most :]
         assert history.last(most).tolist() == expected
+        assert history.last(0).tolist() == []
         twin = history.copy()
         twin.append(-5)
         history.append(7)

@@ -17,6 +17,7 @@ SCRIPT = {
     "prose": "One writes <tool_call> in front of a call.",
     "long": CALLED,
     "sun": "It is sunny.",
+    "json": '{"name":"Rome","sunny":true}',
 }
 TOOLS = [
     {
@@ -87,6 +88,57 @@ def test_without_tools_a_call_is_text(told: Served):
     assert told.chat("one", tools=TOOLS, tool_choice="none").json["choices"][0]["message"]["content"] == CALLED
 
 
+FORM = {
+    "type": "json_schema",
+    "json_schema": {
+        "schema": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 9}, "sunny": {"type": "boolean"}},
+            "required": ["name", "sunny"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+def test_a_form_and_tools(told: Served):
+    """Either a call, or what was asked for: nothing else, whatever the model says."""
+    choice = told.chat("one", tools=TOOLS, response_format=FORM).json["choices"][0]
+    assert (choice["finish_reason"], calls_in(choice["message"])) == ("tool_calls", [ROME])
+    choice = told.chat("json", tools=TOOLS, response_format=FORM).json["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", SCRIPT["json"])
+    events = told.chat("json", tools=TOOLS, response_format=FORM, stream=True).events
+    assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == SCRIPT["json"]
+    for question in ("prose", "two"):
+        choice = told.chat(question, tools=TOOLS, response_format=FORM, max_tokens=400, seed=1).json["choices"][0]
+        message = choice["message"]
+        if choice["finish_reason"] == "stop":
+            assert set(json.loads(message["content"])) == {"name", "sunny"}
+        assert message["content"] is None or message["content"].startswith("{")
+
+
+def test_a_form_and_tools_of_a_model_that_knows_nothing(guide: Served):
+    calls = texts = 0
+    for seed in range(12):
+        more = {"max_tokens": 300, "seed": seed, "temperature": 1.5}
+        choice = guide.chat("Hi", tools=TOOLS, response_format=FORM, **more).json["choices"][0]
+        if choice["finish_reason"] == "tool_calls":
+            calls += 1
+            assert choice["message"]["content"] is None
+            for name, arguments in calls_in(choice["message"]):
+                assert name == "now" or set(arguments) == {"city", "days"}
+        elif choice["finish_reason"] == "stop":
+            texts += 1
+            assert set(json.loads(choice["message"]["content"])) == {"name", "sunny"}
+    assert calls + texts > 3
+
+
+def test_a_form_that_begins_as_a_call_does(guide: Served):
+    """Where calls are JSON, nobody could tell."""
+    reply = guide.chat("Hi", tools=TOOLS, regex=r'\{"name": "[a-z]+"\}')
+    assert reply.status == 400 and "begins as a call does" in reply.json["error"]["message"]
+
+
 def test_a_call_that_is_cut(told: Served):
     choice = told.chat("long", tools=TOOLS, max_tokens=50).json["choices"][0]
     assert choice["finish_reason"] == "length"
@@ -134,7 +186,6 @@ def test_which_tools_there_are_is_told(guide: Served):
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
         {"tools": TOOLS, "tool_choice": "sometimes"},
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
-        {"tools": TOOLS, "response_format": {"type": "json_object"}},
         {
             "messages": [
                 {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
@@ -189,3 +240,36 @@ def test_harmony(harmony: Served, question: str):
     assert (message["content"] or "") == words.get(question, "")
     assert calls_in(message) == ([] if question == "no call" else [ROME])
     assert choice["finish_reason"] == ("stop" if question == "no call" else "tool_calls")
+
+
+@pytest.mark.parametrize("question", HEADS)
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_harmony_when_it_has_to_call(harmony: Served, question: str, choice):
+    """It may think before; then there is nothing but calls."""
+    told = harmony.chat(question, tools=TOOLS, tool_choice=choice, max_tokens=400).json["choices"][0]
+    message = told["message"]
+    assert not message["content"]
+    if question in ("after a thought", "at once"):
+        assert calls_in(message) == [ROME] and told["finish_reason"] == "tool_calls"
+    if question in ("after a thought", "no call"):
+        assert message["reasoning_content"].startswith("Hm.")
+    if told["finish_reason"] == "tool_calls":
+        [(name, arguments)] = calls_in(message)
+        assert name == "now" or set(arguments) >= {"city", "days"}
+        assert choice == "required" or name == "get_weather"
+
+
+def test_harmony_must_call_another(harmony: Served):
+    now = {"type": "function", "function": {"name": "now"}}
+    told = harmony.chat("after a thought", tools=TOOLS, tool_choice=now, max_tokens=400).json["choices"][0]
+    assert [name for name, _ in calls_in(told["message"])] == ["now"] and told["message"]["reasoning_content"] == "Hm."
+    told = harmony.chat("after a thought", tools=TOOLS, tool_choice=now, think_budget=1).json["choices"][0]
+    assert [name for name, _ in calls_in(told["message"])] == ["now"]
+
+
+def test_harmony_with_a_form(harmony: Served):
+    told = harmony.chat("after a thought", tools=TOOLS, response_format=FORM).json["choices"][0]
+    assert calls_in(told["message"]) == [ROME]
+    told = harmony.chat("no call", tools=TOOLS, response_format=FORM, max_tokens=300).json["choices"][0]
+    content = told["message"]["content"]
+    assert not content or content.startswith("{")

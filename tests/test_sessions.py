@@ -44,6 +44,16 @@ def written(name: str, *turns: list[dict]) -> Path:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
+def test_what_else_lies_there_is_no_session(folder: Path):
+    """A folder, a note, names that no session has: not listed, and not what --continue takes."""
+    written("a", TURN)
+    (folder / "folder.jsonl").mkdir()
+    for name in ("notes", "notes.txt", ".jsonl", ".hidden.jsonl", "x" * 200 + ".jsonl"):
+        (folder / name).write_text("{}\n")
+    assert sessions.names() == [found.name for found in sessions.listed()] == ["a"]
+    assert sessions.latest() == "a" and sessions.branches("a") == ["a"]
+
+
 def test_a_person_can_read_it(folder: Path):
     path = written("a trip", TURN, OTHER)
     assert path == folder / "a trip.jsonl" and folder.stat().st_mode & 0o777 == 0o700

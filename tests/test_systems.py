@@ -21,6 +21,8 @@ PLACES = re.compile(r"/proc/|/sys/|/dev/(fd|shm|tty)|XDG_|APPDATA|Library/")
 # By the beginning of a module's name: what it may name, and why.
 EXCEPTIONS: dict[str, tuple[str, str]] = {
     "localllm.server.listening": (r"os\.umask", "a Unix socket is made with the permissions of its user alone"),
+    "localllm.services.tools.commands": ("APPDATA", "a variable that a command keeps"),
+    "localllm.services.tools.confined": (".", "a script for Linux alone, which imports nothing"),
     "localllm.text.trial": (r"signal\.SIGKILL", "it ends the child that it has forked"),
 }
 

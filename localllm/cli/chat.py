@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli import asking, opening, options
+from localllm.cli.endpoint import EndpointGroup
 from localllm.cli.parameters import option
 from localllm.cli.prompt import Encoding, Prompt, begin, request, typed, warn_of_template, whole_prompt
 from localllm.cli.render import file_stem, stream
@@ -56,6 +57,7 @@ def chat(
     no_cache: options.NoCache = False,
     choices: options.GenerationGroup,
     tools: ToolGroup,
+    endpoint: EndpointGroup,
 ) -> None:
     """Talk with a model, or with the built-in one.
 
@@ -68,6 +70,7 @@ def chat(
       localllm chat model.gguf --session trip --markdown
       localllm chat --continue
       localllm chat model.gguf --tools read_file,list,search --allow ~/notes
+      localllm chat --endpoint http://127.0.0.1:8000
       localllm chat model.gguf -c 8192 -ctk q8_0 -ctv q8_0
     """
     from localllm.cli.chat_session import model_of, session_name, start  # here, because `localllm --help` imports chat
@@ -75,22 +78,29 @@ def chat(
 
     session = session_name(look.session, look.latest)
     interactive = is_terminal(sys.stdin)
-    own = model_of(session) if session and model is None else model
-    path = opening.chosen_model(own)
-    most_bytes = partial(opening.most_bytes, path, engine, choices.on_overflow)
+    place = endpoint.place()
+    own = model_of(session) if session and model is None and place is None else model
+    path = opening.chosen_model(own) if place is None else own
+    most_bytes = opening.unknown if path is None else partial(opening.most_bytes, path, engine, choices.on_overflow)
     ways = "-p TEXT or through a pipe"
     text = "" if interactive else whole_prompt(prompt or (), encoding=encoding, most_bytes=most_bytes, ways=ways)
     system = asking.system_message(system, system_file)
     line = ProgressLine()
     chosen = asking.generation_options(opening.reading(line), choices)
 
-    def opened(path: str) -> "Model":
+    def opened(path: str | None) -> "Model":
+        if place is not None:
+            from localllm.cli.endpoint import opened as opened_there
+
+            return opened_there(place, path, choices, engine, chat_template=chat_template)
+        assert path is not None
         found = opening.open_model(path, engine, chat_template, no_cache)
         if chosen.on_overflow == "shift":
             found.engine.require_shift()
         return found
 
-    opening.tell_choice(own)
+    if place is None:
+        opening.tell_choice(own)
     with ExitStack() as leaving:
         calls = tools.opened(leaving)
         first = opened(path)
@@ -139,8 +149,9 @@ def answer_once(
 
 def tell_model(model: "Model") -> None:
     name = model.name or file_stem(model.path)
-    device = "" if model.engine.device == "CPU" else f"{model.engine.device} · "
-    dim(f"{name} · {model.format} · {device}{model.context} tokens of context · /help")
+    device = "" if model.device in ("CPU", "") else f"{model.device} · "
+    context = f"{model.context} tokens of context · " if model.context else ""
+    dim(f"{name} · {model.format} · {device}{context}/help")
 
 
 def hold(conversation: "Conversation", open_other: "Callable[[str], Model]") -> None:

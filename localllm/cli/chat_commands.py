@@ -141,7 +141,7 @@ def resume(conversation: "Conversation", argument: str, tools: Tools) -> None:
 
 def read(conversation: "Conversation", argument: str, tools: Tools) -> None:
     path = os.path.expanduser(required(argument, "/read FILE"))
-    most = 64 * conversation.model.context  # bytes; no token has more
+    most = 64 * (conversation.model.context or 1 << 17)  # bytes; no token has more
     try:
         with open(path, "rb") as file:
             data = file.read(most + 1)
@@ -196,7 +196,8 @@ def show(conversation: "Conversation", argument: str, tools: Tools) -> None:
     tell("model", f"{model.name or file_stem(model.path)} · {model.format} · {model.path}")
     count = len(conversation.lines)
     messages = "1 message" if count == 1 else f"{count} messages"
-    tell("context", f"{conversation.used} of {model.context} tokens, in {messages}")
+    of = f" of {model.context}" if model.context else ""
+    tell("context", f"{conversation.used}{of} tokens, in {messages}")
     if model.session.system is not None:
         tell("system", shortened(model.session.system))
     if conversation.texts:

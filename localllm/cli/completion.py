@@ -5,6 +5,7 @@ first line of the answer is what else the shell may offer: "models" (files *.ggu
 each other line is a word, a tab, and what the word means.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -65,10 +66,37 @@ function __localllm_complete
 end
 complete -c localllm -f -a '(__localllm_complete)'
 """
-SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+# PowerShell before 7.3 gives programs no empty words: a dot is behind the one that is begun.
+POWERSHELL = """\
+Register-ArgumentCompleter -Native -CommandName localllm -ScriptBlock {
+    param($begun, $command, $cursor)
+    $before = @($command.CommandElements | Select-Object -Skip 1 |
+        Where-Object { $_.Extent.EndOffset -lt $cursor } | ForEach-Object { "$_" })
+    $env:%VARIABLE% = 'powershell'
+    try { $lines = @(localllm @before "$begun." 2>$null) } finally { Remove-Item Env:%VARIABLE% }
+    foreach ($line in ($lines | Select-Object -Skip 1)) {
+        $word, $meaning = $line -split "`t", 2
+        if (-not $meaning) { $meaning = $word }
+        [System.Management.Automation.CompletionResult]::new($word, $word, 'ParameterValue', $meaning)
+    }
+    if ($lines[0] -eq 'models' -or $lines[0] -eq 'files') {
+        $folder = if ($begun -match '^(.*[\\/])') { $Matches[1] } else { '' }
+        Get-ChildItem -Path "$begun*" -ErrorAction SilentlyContinue |
+            Where-Object { $_.PSIsContainer -or $lines[0] -eq 'files' -or $_.Extension -eq '.gguf' } |
+            ForEach-Object {
+                $path = $folder + $_.Name
+                if ($path.Contains(' ')) { $path = "'" + $path + "'" }
+                [System.Management.Automation.CompletionResult]::new($path, $_.Name, 'ProviderItem', $_.FullName)
+            }
+    }
+}
+"""
+SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH, "powershell": POWERSHELL}
 
 
-def completion(shell: Annotated[Literal["bash", "zsh", "fish"], argument("SHELL", "bash, zsh or fish.")]) -> None:
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish", "powershell"], argument("SHELL", "bash, zsh, fish or powershell.")],
+) -> None:
     """Print a script with which a shell completes what is typed.
 
     Commands, options and their values, aliases of models, files.
@@ -77,6 +105,7 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], argument("SHELL"
       localllm completion bash >> ~/.bashrc
       localllm completion zsh > "${fpath[1]}/_localllm"
       localllm completion fish > ~/.config/fish/completions/localllm.fish
+      localllm completion powershell >> $PROFILE
     """
     write(SCRIPTS[shell].replace("%VARIABLE%", COMPLETE))
 
@@ -85,6 +114,8 @@ def answer(words: Sequence[str]) -> None:
     """Tell the shell's script what could stand where the last of the words begins; nothing if something is wrong."""
     from localllm.errors import LocalllmError
 
+    if os.environ.get(COMPLETE) == "powershell":
+        words = [*words[:-1], words[-1].removesuffix(".")]
     try:
         kind, found = possible(words[:-1], words[-1] if words else "")
     except LocalllmError:

@@ -59,11 +59,14 @@ class Conversation:
 
     def read(self, text: str, name: str) -> None:
         """Take a file's text along with the next question. Raises UsageError if there is no room for it."""
-        model, tokenizer = self.model, self.model.session.tokenizer
+        model, length = self.model, self.model.session.count
+        if not model.context:
+            self.texts.append(text)
+            return
         kept = [*self.texts, model.session.system or ""]
-        taken = sum(len(tokenizer.encode(each)) for each in kept)
+        taken = sum(length(each) for each in kept)
         taken += self.used if self.options.on_overflow == "error" else 0
-        count, room = len(tokenizer.encode(text)), model.context - model.context // 8 - taken
+        count, room = length(text), model.context - model.context // 8 - taken
         if count > room:
             raise UsageError(
                 f"{name} has {tokens(count)}: of the context of {model.context}, {max(0, room)} are free for it"
@@ -112,7 +115,7 @@ class Conversation:
         is_silent = answer is not None and not answer.text and answer.finish_reason == "interrupted"
         if answer is None or (question is not None and is_silent and not before):
             return False
-        used = len(answer.prompt) + len(answer.tokens)
+        used = answer.prompt_tokens + answer.completion_tokens
         *between, last = before if before and is_silent else [*before, session.messages[-1]]
         said = [*between, {**last, "finish": answer.finish_reason, "tokens": used}]
         if question is None:
@@ -153,7 +156,7 @@ class Conversation:
                     if kind == ANSWER or self.shows_thoughts:
                         shown.push(text, kind == THOUGHT)
                     else:
-                        self._line.show(f"thinking: {len(answer.tokens)} tokens")
+                        self._line.show(f"thinking: {answer.completion_tokens} tokens")
             except KeyboardInterrupt:
                 interrupted = True
             finally:
@@ -167,7 +170,7 @@ class Conversation:
         tell_overflow(answer)
         tell_cut(self.options, [answer.finish_reason])
         if answer.finish_reason == "length" and not answer.is_full and not self.options.constraint:
-            say(f"localllm: the answer was cut after {len(answer.tokens)} tokens, as -n says; /continue goes on")
+            say(f"localllm: the answer was cut after {answer.completion_tokens} tokens, as -n says; /continue goes on")
         if answer.finish_reason == "interrupted" and answer.text:
             dim("interrupted; /continue goes on")
         if self.stats:
@@ -221,7 +224,7 @@ class Conversation:
         is_new, kept, before = name not in self.branches, self.branches.get(name), self.name
         own = None if self.file else list(self.lines)
         if is_new:
-            self.model.session.sequences.hold()
+            self.model.session.hold()
             if self.file:
                 self.keep()  # or it would not be there to go back to, if nothing was said yet
                 return self.save(name, trunk=self.file.chat.trunk or before)
@@ -234,7 +237,7 @@ class Conversation:
 
     def _be(self, lines: Sequence[Line]) -> None:
         """Go on with another conversation; what was read for this one is kept for a while."""
-        self.model.session.sequences.hold()
+        self.model.session.hold()
         self.lines, self.texts = list(lines), []
         self.model.session.messages = sessions.plain(lines)
         self.model.session.earlier = self.used
@@ -305,7 +308,7 @@ class Conversation:
     def leave(self) -> None:
         """Let others have the session. What was read for it goes to the cache, so that it is quick to come back."""
         if self.file:
-            self.model.session.sequences.write_conversation()
+            self.model.session.leave()
             self.file.close()
         self.file = None
 
@@ -316,6 +319,8 @@ def turns(count: int) -> str:
 
 def about(model: "Model") -> SessionModel:
     """What a session tells of its model."""
+    if model.file is None:  # a server's
+        return SessionModel(model.name, model.path, f"endpoint {model.name}")
     return SessionModel(
         model.name or file_stem(model.path), os.path.abspath(model.path), sessions.fingerprint(model.file)
     )
@@ -328,11 +333,11 @@ def settings(options: "GenerationOptions") -> dict[str, object]:
 
 def statistics(answer: "Generation", context: int) -> str:
     """One line."""
-    said = len(answer.tokens)
+    said = answer.completion_tokens
     speed = f" · {(said - 1) / answer.decode_s:.1f} tokens/s" if answer.decode_s and said > 1 else ""
-    used = len(answer.prompt) + said
-    read = f"{tokens(len(answer.prompt) - answer.cached_tokens)} read in {answer.prefill_s:.2f} s"
-    return f"{read} · {tokens(said)} said{speed} · context {used} of {context}"
+    used = answer.prompt_tokens + said
+    read = f"{tokens(answer.prompt_tokens - answer.cached_tokens)} read in {answer.prefill_s:.2f} s"
+    return f"{read} · {tokens(said)} said{speed} · context {used}{f' of {context}' if context else ''}"
 
 
 def tokens(count: int) -> str:

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli import asking, opening, options
+from localllm.cli.endpoint import EndpointGroup, opened
 from localllm.cli.parameters import argument, option
 from localllm.cli.prompt import warn_of_template
 from localllm.cli.pulling import located
@@ -23,10 +24,15 @@ if TYPE_CHECKING:
     from localllm.services.map import MapJob, Mapping, Result
     from localllm.services.map_ray import RayMapping
     from localllm.services.records import Record
+    from localllm.services.remote.mapping import RemoteMapping
+    from localllm.services.remote.model import RemoteModel
+
+
+Model = Annotated[str | None, argument("MODEL", options.A_MODEL, also=options.NAMED)]
 
 
 def map(
-    model: options.ModelName,
+    model: Model = None,
     input: Annotated[str | None, argument("[INPUT]", "A file of records.  [default: stdin]")] = None,
     *,
     output: Annotated[
@@ -56,6 +62,7 @@ def map(
     ] = None,
     engine: options.EngineGroup,
     choices: options.Answers,
+    endpoint: EndpointGroup,
 ) -> None:
     """Answer many prompts, many at once.
 
@@ -68,6 +75,7 @@ def map(
     Examples:
       localllm map model.gguf questions.jsonl -o answers.jsonl
       localllm map model.gguf reviews.txt -p "Is this friendly? {line}" -n 5 -o friendly.jsonl
+      localllm map --endpoint http://127.0.0.1:8000 questions.jsonl -o answers.jsonl
       jq -c "{prompt: .title}" books.json | localllm map model.gguf --fast > books.jsonl
     """
     from localllm.files.line_file import LineFile
@@ -83,10 +91,15 @@ def map(
     system = asking.system_message(system, system_file)
     prompts = Prompts(prompt, None if file is None else decoded(content(file), file), system, raw)
     chosen = asking.generation_options(None, choices)
+    place = endpoint.place()
+    if place is None and model is None:
+        raise UsageError(f"MODEL is missing: {options.A_MODEL}")
+    if place is not None and input is None and model is not None and os.path.isfile(model):
+        model, input = None, model
     held = engine.context, engine.threads, engine.cache.types()
-    path = located(model)
+    path = "" if place is not None else located(model or "")
     job = MapJob(os.path.abspath(path), prompts, chosen, n, not fast, *held, chat_template)
-    inputs = tuple(name for name in (path, input, file) if name is not None)
+    inputs = tuple(name for name in (path, input, file) if name)
     data, name = read(input)
     records = read_records(data, name)
     written = LineFile(output, inputs, keep=belonging(records, output)) if output else nullcontext()
@@ -95,7 +108,11 @@ def map(
         left = sorted_by_length(left, prompts) if shortest_first else left
         progress = Progress(len(left), len(records) - len(left))
         if left:
-            with begun(job, engine, left, ray, progress, raw) as mapping:
+            there = None
+            if place is not None:
+                refused = {"ray": ray is not None, "fast": fast, "chat_template": chat_template}
+                there = opened(place, model, choices, engine, **refused)
+            with begun(job, engine, left, ray, progress, raw, there) as mapping:
                 remember()
                 answer(mapping, left, out, progress, as_finished)
     progress.end(stats)
@@ -125,8 +142,14 @@ def begun(
     ray: str | None,
     progress: "Progress",
     raw: bool,
-) -> "Iterator[Mapping | RayMapping]":
-    """The job on this computer or on a Ray cluster."""
+    there: "RemoteModel | None" = None,
+) -> "Iterator[Mapping | RayMapping | RemoteMapping]":
+    """The job on this computer, on a Ray cluster or by a server."""
+    if there is not None:
+        from localllm.services.remote.mapping import RemoteMapping
+
+        yield RemoteMapping(there, job.prompts, job.options, records, job.n)
+        return
     if ray is not None:
         from localllm.services.map_ray import RayMapping
 
@@ -134,15 +157,15 @@ def begun(
         return
     from localllm.services.map import Mapping
 
-    with opening.open_model(job.path, engine, job.chat_template) as opened:
+    with opening.open_model(job.path, engine, job.chat_template) as here:
         if not raw:
-            warn_of_template(opened)
-        mapping = Mapping(opened, job, records, lambda: progress.show(mapping))
+            warn_of_template(here)
+        mapping = Mapping(here, job, records, lambda: progress.show(mapping))
         yield mapping
 
 
 def answer(
-    mapping: "Mapping | RayMapping",
+    mapping: "Mapping | RayMapping | RemoteMapping",
     records: "list[Record]",
     out: "LineFile | None",
     progress: "Progress",
@@ -227,7 +250,7 @@ class Progress:
         self._written += 1
         self._failed += "error" in result
 
-    def show(self, mapping: "Mapping | RayMapping") -> None:
+    def show(self, mapping: "Mapping | RayMapping | RemoteMapping") -> None:
         """After every step."""
         self._tokens, seconds = mapping.written, perf_counter() - self._start
         text = f"{self._before + mapping.done} of {self._before + self._total} answered, {self._speed(seconds)}"

@@ -9,6 +9,7 @@ from localllm.cli import terminal
 from localllm.cli.options import DRAFT, EngineGroup
 from localllm.cli.pulling import located
 from localllm.cli.terminal import ProgressLine, say
+from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -31,6 +32,11 @@ def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
     from localllm.api import most_prompt_bytes
 
     return sys.maxsize if on_overflow == "shift" else most_prompt_bytes(located(model), engine.context)
+
+
+def unknown() -> int:
+    """In place of most_bytes, where nobody knows."""
+    return sys.maxsize
 
 
 def open_model(model: str, engine: EngineGroup, chat_template: str | None = None, no_cache: bool = False) -> "Model":
@@ -70,6 +76,8 @@ def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str
     """The same with the draft model that --speculate names, if it does, opened. Raises as Model.drafter."""
     if not is_draft_model(speculate):
         return chosen
+    if model.file is None:
+        raise UsageError("speculate: a draft model is not for an endpoint")
     from dataclasses import replace
 
     line = ProgressLine()

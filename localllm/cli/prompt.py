@@ -112,7 +112,7 @@ def request(model: "Model", text: str, system: str | None, raw: bool) -> "str | 
 
 
 def warn_of_template(model: "Model") -> None:
-    if warning := model.session.template.warning:
+    if warning := model.session.warning:
         say(f"localllm: warning: {warning}; --chat-template names another, `run --raw` continues a text as it is")
 
 

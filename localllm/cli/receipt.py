@@ -23,10 +23,11 @@ def prepared(
     from localllm.files.safe_file import checked_target
     from localllm.services.outputs import is_receipt, require_kind
     from localllm.services.receipts import plain_options, repeatable
+    from localllm.services.remote import receipts as remote
 
-    checked_target(path, (*model.files, *(name for name in inputs if name is not None)))
+    checked_target(path, (*(model.files if model.file else ()), *(name for name in inputs if name is not None)))
     require_kind(path, is_receipt, "receipt", force)
-    chosen = repeatable(model, chosen)
+    chosen = repeatable(model, chosen) if model.file else remote.repeatable(chosen)
     plain_options(chosen)
     return chosen
 
@@ -41,7 +42,11 @@ def keep(
 ) -> None:
     """Write the receipt; choices: n, beams, speculate and chat_template."""
     from localllm.services import receipts
+    from localllm.services.remote import receipts as remote
 
+    if model.file is None:
+        there: Any = model
+        return receipts.write(path, remote.make(there, asked, chosen, choices["n"], result))
     terminal.end_output()  # hashing the model may take a while
     line = ProgressLine()
     try:

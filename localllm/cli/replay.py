@@ -1,13 +1,19 @@
 """localllm replay: whether an answer comes again."""
 
-from typing import Annotated
+import os
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from localllm.cli import opening, options
+from localllm.cli.endpoint import KEY
 from localllm.cli.parameters import argument, option
 from localllm.cli.receipt import hashing
 from localllm.cli.terminal import ProgressLine, say, write
+
+if TYPE_CHECKING:
+    from localllm.generation.generate import GenerationOptions
+    from localllm.services.receipts import Receipt
 
 
 def replay(
@@ -28,9 +34,13 @@ def replay(
       localllm replay color.json -m elsewhere/model.gguf
     """
     from localllm.services import receipts
+    from localllm.services.remote import receipts as remote
 
     kept = receipts.read(receipt)
     chosen, line = receipts.options_of(kept), ProgressLine()
+    if remote.is_remote(kept):
+        now: Any = again_there(kept, chosen, model)
+        return tell(receipts.difference(kept["result"], now))
     held, path = kept["opening"], kept["model"]["files"][0]["path"] if model is None else model
     cache = options.Cache(kv_type=held["kv_type"])
     engine = options.EngineGroup(context=held["context"], threads=held["threads"], cache=cache)
@@ -43,7 +53,23 @@ def replay(
             line.clear()
     for change in changed:
         say(f"localllm: {change}")
-    if place := receipts.difference(kept["result"], now):
+    tell(receipts.difference(kept["result"], now))
+
+
+def again_there(kept: "Receipt", chosen: "GenerationOptions", model: str | None) -> "Receipt":
+    """What the server says now. Raises EndpointError."""
+    from localllm.services.remote import receipts
+    from localllm.services.remote.http import Endpoint
+    from localllm.services.remote.model import RemoteModel
+
+    place = Endpoint.of(kept["model"]["endpoint"], os.environ.get(KEY) or None)
+    there = RemoteModel(place, model or kept["model"]["name"], receipts.form_of(kept))
+    return receipts.again(there, kept, chosen)
+
+
+def tell(place: str | None) -> None:
+    """Whether the text is the same, None, or where not."""
+    if place:
         write(f"another text, from {place}\n")
         raise typer.Exit(1)
     write("the same text\n")

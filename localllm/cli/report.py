@@ -24,7 +24,7 @@ def as_line(result: dict[str, Any]) -> str:
 
 def report_one(model: "Model", answer: "Generation", load_s: float, total_s: float) -> dict[str, Any]:
     """Seconds; ttft_s counts from when the model was loaded to the first token."""
-    read, said = len(answer.prompt) - answer.cached_tokens, len(answer.tokens)
+    read, said = answer.prompt_tokens - answer.cached_tokens, answer.completion_tokens
     times = {
         "load_s": load_s,
         "prefill_s": answer.prefill_s,
@@ -37,9 +37,9 @@ def report_one(model: "Model", answer: "Generation", load_s: float, total_s: flo
     return {
         "text": answer.text,
         "thinking": answer.thinking,
-        "tokens": answer.tokens,
+        **known(answer),
         "finish_reason": answer.finish_reason,
-        "prompt_tokens": len(answer.prompt),
+        "prompt_tokens": answer.prompt_tokens,
         "cached_tokens": answer.cached_tokens,
         "completion_tokens": said,
         "dropped_tokens": answer.dropped,
@@ -49,6 +49,11 @@ def report_one(model: "Model", answer: "Generation", load_s: float, total_s: flo
     }
 
 
+def known(answer: Any) -> dict[str, Any]:
+    """Its tokens, which servers do not tell."""
+    return {"tokens": answer.tokens} if hasattr(answer, "tokens") else {}
+
+
 def report_several(model: "Model", answers: "list[Answer]", load_s: float, total_s: float) -> dict[str, Any]:
     """Best first. Beam search has no seeds."""
     told = [
@@ -56,9 +61,9 @@ def report_several(model: "Model", answers: "list[Answer]", load_s: float, total
             "text": answer.text,
             "thinking": answer.thinking,
             "logprob": answer.logprob,
-            "tokens": answer.tokens,
+            **known(answer),
             "finish_reason": answer.finish_reason,
-            **({} if answer.seed is None else {"seed": answer.seed}),
+            **({} if getattr(answer, "seed", None) is None else {"seed": answer.seed}),
         }
         for answer in answers
     ]
@@ -68,9 +73,15 @@ def report_several(model: "Model", answers: "list[Answer]", load_s: float, total
 def circumstances(model: "Model", times: dict[str, float]) -> dict[str, Any]:
     """Which model it was, and how long it took."""
     return {
-        "model": {"path": model.path, "arch": model.arch, "format": model.format, "device": model.engine.device},
+        "model": about(model),
         "timings": {name: round(value, 6) for name, value in times.items()},
     }
+
+
+def about(model: "Model") -> dict[str, str]:
+    if model.file is None:
+        return {"endpoint": model.path, "name": model.name}
+    return {"path": model.path, "arch": model.arch, "format": model.format, "device": model.device}
 
 
 def tell(result: dict[str, Any]) -> None:
@@ -84,7 +95,7 @@ def tell_one(result: dict[str, Any]) -> None:
     prefill = f"{times['prefill_s']:.2f} s{speed}"
     decode = f"{times['decode_s']:.2f} s ({times['decode_tps']:.1f} per second)"
     known = f", {result['cached_tokens']} of them known," if result["cached_tokens"] else ""
-    device = "" if result["model"]["device"] == "CPU" else f" on {result['model']['device']}"
+    device = "" if result["model"].get("device", "CPU") == "CPU" else f" on {result['model']['device']}"
     loaded = f"model loaded in {times['load_s']:.2f} s{device}"
     say(f"prompt: {result['prompt_tokens']} tokens{known} in {prefill}, {loaded}")
     say(
@@ -97,7 +108,7 @@ def tell_one(result: dict[str, Any]) -> None:
 
 
 def tell_several(result: dict[str, Any]) -> None:
-    times, tokens = result["timings"], sum(len(answer["tokens"]) for answer in result["answers"])
+    times, tokens = result["timings"], sum(len(answer.get("tokens", ())) for answer in result["answers"])
     seconds = times["total_s"] - times["load_s"]
     say(
         f"answers: {len(result['answers'])} with {tokens} tokens in {seconds:.2f} s, "

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli import asking, opening, options
+from localllm.cli.endpoint import EndpointGroup
 from localllm.cli.filling import Diffusion, fill, require_plain
 from localllm.cli.parameters import argument, option
 from localllm.cli.prompt import Encoding, Prompt, begin, request, whole_prompt
@@ -57,6 +58,7 @@ def run(
     no_cache: options.NoCache = False,
     choices: options.GenerationGroup,
     tools: ToolGroup,
+    endpoint: EndpointGroup,
     diffusion: Diffusion,
 ) -> None:
     """Answer one prompt.
@@ -72,12 +74,14 @@ def run(
       localllm run model.gguf -p "Once upon a time" --raw --stats
       localllm run model.gguf -p "A name for a cat?" --n 3 --json | jq -r ".answers[].text"
       localllm run model.gguf -p "Invent a person." --json-schema person.json | jq .name
+      localllm run --endpoint http://127.0.0.1:8000 -p "Why is the sky blue?"
       localllm run model.gguf -p "What is in notes.txt?" --tools read_file --allow .
       localllm run model.gguf -p "Is water wet?" --grammar 'root ::= "yes" | "no"'
     """
     started = perf_counter()
+    place = endpoint.place()
     path = opening.chosen_model(model)
-    most_bytes = partial(opening.most_bytes, path, engine, choices.on_overflow)
+    most_bytes = opening.unknown if place else partial(opening.most_bytes, path, engine, choices.on_overflow)
     if model is not None and words is prompt is None and " " in model.strip() and not os.path.lexists(model):
         raise UsageError(f"{one_line(model)!r} names no model: the prompt stands behind it, or behind -p")
     asked_first = [*filter(None, (words,)), *(prompt or ())]
@@ -91,16 +95,22 @@ def run(
         require_sense(n, beams, choices)
     if tools.given:
         require_plain_tools(raw=raw, n=n > 1, beams=beams > 0, receipt=receipt is not None)
-    opening.tell_choice(model)
+    if place is None:
+        opening.tell_choice(model)
     with ExitStack() as stack:
         calls = tools.opened(stack)
-        opened = stack.enter_context(opening.open_model(path, engine, chat_template, no_cache))
+        if place is None:
+            opened = stack.enter_context(opening.open_model(path, engine, chat_template, no_cache))
+        else:
+            from localllm.cli.endpoint import opened as opened_there
+
+            opened = opened_there(place, model, choices, engine, chat_template=chat_template)
         chosen = opening.with_draft_model(opened, chosen, choices.speculate)
         if receipt is not None:
             chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)
         load_s = perf_counter() - started
         asked, interrupted = request(opened, text, system, raw), False
-        if opened.engine.hyperparameters.fills or diffusion.given():
+        if opened.fills or diffusion.given():
             require_plain(
                 n=n > 1, beams=beams > 0, json=as_json, stats=stats, receipt=receipt is not None, tools=tools.given
             )

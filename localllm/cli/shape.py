@@ -58,6 +58,12 @@ class Shape:
         schema, grammar = text_of("json_schema", self.json_schema, "{"), text_of("grammar", self.grammar, "::=")
         return constraint_of(schema, grammar, self.regex, self.json_whitespace)
 
+    def given(self) -> dict[str, Any]:
+        """What they say, as the user has: schema, grammar and regex. Raises UsageError."""
+        schema = text_of("json_schema", self.json_schema, "{")
+        grammar = text_of("grammar", self.grammar, "::=")
+        return {"schema": None if schema is None else json.loads(schema), "grammar": grammar, "regex": self.regex}
+
 
 def text_of(name: str, given: str | None, sign: str) -> str | None:
     """An option's text that has the sign as it is, or else the text of the file that it names. Raises UsageError."""

@@ -14,6 +14,7 @@ from localllm.cli.terminal import ProgressLine, dim, is_terminal, printable, say
 from localllm.errors import LocalllmError, UsageError
 from localllm.services.tools.box import Outcome, Toolbox
 from localllm.services.tools.transcript import ToolTranscript
+from localllm.system.terminal import KEYS, SCREEN, forget_typed
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -60,7 +61,7 @@ class ToolCalls:
 
     def begin(self, model: "Model", chosen: "GenerationOptions", stack: ExitStack) -> "GenerationOptions":
         """With a model, whose options are these: the same with tools. Raises UsageError."""
-        self.box.most = min(self.box.most, max(1000, model.context))
+        self.box.most = min(self.box.most, max(1000, model.context or self.box.most))
         if self._path is not None and self._transcript is None:
             self._transcript = stack.enter_context(ToolTranscript(self._path, model.name or str(model.path)))
         return replace(chosen, tools=self.box.use)
@@ -124,11 +125,10 @@ class Keyboard:
     @classmethod
     def opened(cls) -> "Keyboard | None":
         """None if there is none."""
-        names = ("CONIN$", "CONOUT$") if sys.platform == "win32" else ("/dev/tty", "/dev/tty")
         with ExitStack() as opened:
             try:
-                keys = opened.enter_context(open(names[0], encoding="utf-8", errors="replace"))
-                screen = opened.enter_context(open(names[1], "w", encoding="utf-8", errors="replace"))
+                keys = opened.enter_context(open(KEYS, encoding="utf-8", errors="replace"))
+                screen = opened.enter_context(open(SCREEN, "w", encoding="utf-8", errors="replace"))
             except OSError:
                 return None
             opened.pop_all()
@@ -136,11 +136,7 @@ class Keyboard:
 
     def ask(self, question: str) -> str:
         """What the user answers, "n" for Ctrl-C or Ctrl-D. What was typed before the question is no answer."""
-        with suppress(ImportError, OSError):
-            import termios
-
-            with suppress(termios.error):
-                termios.tcflush(self._keys, termios.TCIFLUSH)
+        forget_typed(self._keys)
         self._screen.write(printable(question))
         self._screen.flush()
         try:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.safe_file import SafeFile, checked_target
-from localllm.system.files import lock, open_file, sync
+from localllm.system.files import can_replace_open_files, lock, open_file, sync
 
 BEGINNING = b'{"id": '  # of every line
 
@@ -38,7 +38,7 @@ class LineFile:
 
         Raises UsageError for a path that cannot be written.
         """
-        self.path, self._keep = checked_target(path, inputs), keep
+        self.path, self._keep, self._descriptor = checked_target(path, inputs), keep, -1
         self.records: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -50,19 +50,32 @@ class LineFile:
             lines = [(record, line) for record, line in self._whole_lines(data) if self._keep(record)]
             self.records, kept = [record for record, _ in lines], b"".join(line for _, line in lines)
             if kept != data:
-                with SafeFile(self.path) as new:
-                    new.write(kept)
-                os.close(self._descriptor)
-                self._open()
+                self._replace(kept)
         except BaseException:
-            os.close(self._descriptor)
+            self._close()
             raise
         return self
+
+    def _replace(self, content: bytes) -> None:
+        """The file again, with this content: it is open all the time, where an open file can be replaced. Elsewhere
+        another process may come first; then it has the file, and whatever it found there before stays.
+        """
+        with SafeFile(self.path) as new:
+            new.write(content)
+            if not can_replace_open_files():
+                self._close()
+        self._close()
+        self._open()
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def _open(self) -> None:
         self._descriptor = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         if not lock(self._descriptor):
-            os.close(self._descriptor)
+            self._close()
             raise UsageError(f"{self.path}: another process is writing this file")
 
     def _whole_lines(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
@@ -100,4 +113,4 @@ class LineFile:
             elif error[0]:
                 os.unlink(self.path)
         finally:
-            os.close(self._descriptor)
+            self._close()

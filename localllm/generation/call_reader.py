@@ -54,10 +54,11 @@ class CallReader:
         return [TextPart(ANSWER, held)] if held and not self.in_call else []
 
     def give_up(self) -> list[TextPart]:
-        """What looked like a call is prose."""
-        text, self.in_call, self._state = self._trigger + self._held, False, self._prose_only
+        """What looked like a call is prose, and so is all that comes."""
+        text = self._trigger * self.in_call + self._held
+        self.in_call, self._state = False, self._prose_only
         self._held = ""
-        return [TextPart(ANSWER, text)]
+        return [TextPart(ANSWER, text)] if text else []
 
     # ---- states: each takes from what is held, and says whether there may be more to take
 

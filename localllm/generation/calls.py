@@ -18,7 +18,7 @@ from localllm.generation.schemas import exact
 from localllm.generation.thinking import SIGN
 
 if TYPE_CHECKING:
-    from localllm.generation.constraints import Constraint, Matcher
+    from localllm.generation.constraints import Matcher
     from localllm.text.tokenizer import Tokenizer
 
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -110,27 +110,33 @@ class Calls:
 
     @property
     def must(self) -> bool:
-        """Whether the answer begins with a call. In harmony's heads it may think before."""
-        return self.use.must and self.format.opening != HARMONY.opening
+        """Whether the answer has to call."""
+        return self.use.must
+
+    @property
+    def have_heads(self) -> bool:
+        """Whether a message's head says that it is one, as in harmony, where thoughts may be in front."""
+        return self.format.opening == HARMONY.opening
+
+    def require_apart(self, form: "Matcher") -> None:
+        """Raises UsageError for a form that begins as a call does: nobody could tell one from the other."""
+        opening = self.format.opening.lstrip()
+        first = next(iter(self._tokenizer.fragments(opening)), None)
+        if not isinstance(first, int) and form.copy().accept_text(opening):
+            raise UsageError("tools do not go together with a form that begins as a call does, as JSON with spaces may")
 
     def reader(self) -> CallReader:
         """For an answer that has not begun."""
         reader = CallReader(self.format, {tool.name: tool.parameters for tool in self.use.callable}, self._marks)
-        if self.must:
+        if self.must and not self.have_heads:
             reader.begin()
         return reader
 
-    def matcher(self, vocab: int) -> "Matcher":
-        """What may come behind the trigger, or of an answer that has to call. Raises UsageError."""
-        from localllm.generation.constraints import matcher_of
+    def matcher(self, vocab: int, whole: bool = False) -> "Matcher":
+        """What may come behind the trigger, or with it: if the answer has to call, or `whole`. Raises UsageError."""
+        from localllm.generation.constraints import TOOLS, Constraint, matcher_of
 
-        return matcher_of(self._constraint, self._tokenizer, vocab)
-
-    @property
-    def _constraint(self) -> "Constraint":
-        from localllm.generation.constraints import TOOLS, Constraint
-
-        return Constraint(TOOLS, self.grammar())
+        return matcher_of(Constraint(TOOLS, self.grammar(whole)), self._tokenizer, vocab)
 
     def _tokens(self, piece: str) -> set[str]:
         """The tokens in a piece that are special."""
@@ -151,15 +157,23 @@ class Calls:
 
     # ---- the grammar, in llguidance's dialect of Lark
 
-    def grammar(self) -> str:
-        """Of calls, from the trigger on, or with it where the answer has to call."""
+    def grammar(self, whole: bool = False) -> str:
+        """Of calls, from the trigger on, or with it where the answer has to call or is to be `whole`."""
         opening = self.format.opening.lstrip()
-        head = self._literal(opening if self.must else opening[len(self.format.trigger) :])
+        head = self._literal(opening if self.must or whole else opening[len(self.format.trigger) :])
+        heads = list[str]()
+        if self.must and self.have_heads:
+            channel, message, end, start = map(self._literal, ("<|channel|>", "<|message|>", "<|end|>", "<|start|>"))
+            heads = [
+                f'thought: {channel} "analysis" {message} said {end} {start} "assistant"',
+                "said: /(?s:.*)/",
+            ]
+            head = f'thought* ({channel} "commentary")? {self._literal(self.format.opening)}'
         several = self.format.separator is not None and self.use.parallel
         more = f"({self._literal(self.format.separator or '')} call)*" if several else ""
         rules = [f"start: {head} call {more} {self._literal(self.format.closing)}"]
         names = [f"tool_{number}" for number in range(len(self._schemas))]
-        rules += [f"call: {' | '.join(names)}", "id: /[A-Za-z0-9_-]{1,40}/"]
+        rules += [*heads, f"call: {' | '.join(names)}", "id: /[A-Za-z0-9_-]{1,40}/"]
         between = self._harmony() if self.format.opening == HARMONY.opening else self._literal(self.format.between)
         for rule, (name, schema) in zip(names, self._schemas.items(), strict=True):
             rules.append(f"{rule}: {json.dumps(name)} {between} {rule}_args")

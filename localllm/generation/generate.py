@@ -62,8 +62,6 @@ class GenerationOptions:
         require_thinking(self.think, self.think_budget)
         if self.constraint and self.stop:
             raise UsageError(f"a stop string would cut the answer short, which its {self.constraint.kind} forbids")
-        if self.constraint and self.tools and self.tools.callable:
-            raise UsageError(f"tools do not go together with a {self.constraint.kind}")
         if isinstance(self.stop, str | bytes):
             object.__setattr__(self, "stop", (self.stop,))
         if not isinstance(self.stop, Iterable):
@@ -114,8 +112,13 @@ class Task:
         if calls is None:
             return Guide(transcript, self.thinking, matcher)
         if calls.must:
-            return Guide(transcript, self.thinking, calls.matcher(vocab))
-        return Guide(transcript, self.thinking, None, calls.matcher(vocab))
+            return Guide(transcript, self.thinking, calls.matcher(vocab), is_whole=calls.have_heads)
+        if matcher is None or calls.have_heads:  # whose heads say what a message is
+            return Guide(transcript, self.thinking, matcher, calls.matcher(vocab))
+        from localllm.generation.either import Either
+
+        calls.require_apart(matcher)
+        return Guide(transcript, self.thinking, Either(matcher, calls.matcher(vocab, whole=True)))
 
 
 class Making:
@@ -149,6 +152,14 @@ class Making:
     @property
     def thinking(self) -> str:
         return self._guide.transcript.thinking
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.tokens)
 
     @property
     def calls(self) -> "list[SaidCall]":
@@ -255,7 +266,7 @@ class Generation:
         prompt: the prompt's token ids.
         tokens: ids chosen so far, without the token that ended the answer.
         text: what the pieces so far are together.  thinking: what was thought before, "" if nothing.
-        calls: of tools, those that are whole.
+        calls: of tools, those that are whole.  prompt_tokens, completion_tokens: how many there are.
         finish_reason: "stop" (the model ended, or a stop string), "length" (max_tokens, or the context is full);
             "interrupted" as long as neither has happened.
         seed: with which the sampler gives the same answer again.
@@ -272,6 +283,8 @@ class Generation:
     text: str
     thinking: str
     calls: "list[SaidCall]"
+    prompt_tokens: int
+    completion_tokens: int
     finish_reason: str
     seed: int
     cached_tokens: int

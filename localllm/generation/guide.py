@@ -15,6 +15,7 @@ from localllm.generation.transcript import Transcript
 
 if TYPE_CHECKING:
     from localllm.generation.constraints import Matcher
+    from localllm.generation.either import Follows
     from localllm.generation.sampling import Sampler
 
 
@@ -29,16 +30,19 @@ class Guide:
         self,
         transcript: Transcript,
         thinking: Thinking,
-        matcher: "Matcher | None" = None,
+        matcher: "Follows | None" = None,
         calls: "Matcher | None" = None,
+        is_whole: bool = False,
     ):
-        """matcher: of the constraint, which has seen nothing yet, or None.  calls: of calls, from their trigger on."""
-        self._calls = calls
+        """matcher: of the constraint, which has seen nothing yet, or None.  calls: of calls, from their trigger on.
+        is_whole: whether the matcher has thoughts and heads, too.
+        """
+        self._calls, self._is_whole = calls, is_whole
         self.transcript = transcript
         self._thinking, self._matcher = thinking, matcher
         self.thoughts = 0
         self._forced: tuple[int, ...] = ()  # what comes next, whatever the model says
-        if matcher and transcript.kind is None and not self._may_think:
+        if matcher and not is_whole and transcript.kind is None and not self._may_think:
             transcript.begin_answer()
         self._limit_thoughts()
 
@@ -82,6 +86,8 @@ class Guide:
         matcher, transcript = self._matcher, self.transcript
         if matcher is None:
             return None
+        if self._is_whole:
+            return matcher.allowed()[:vocab]
         if transcript.kind == ANSWER:
             allowed = matcher.allowed()
             if self.transcript.reader is None:  # a call's grammar has its marks itself
@@ -98,10 +104,14 @@ class Guide:
     def accept(self, token: int) -> list[TextPart]:
         """This token comes, an allowed one that does not end the answer: the parts of text that it completes."""
         kind = self.transcript.kind
+        if self._matcher and self._is_whole:
+            self._matcher.accept(token)
         if self._forced:
             self._forced = self._forced[1:]
         elif kind == THOUGHT:
             self.thoughts += 1
+        elif self._is_whole:
+            pass
         elif self._matcher and kind is None and self.transcript.is_between and token in self._thinking.starts:
             self._forced = self._thinking.continuing
         elif self._matcher and (kind == ANSWER or not self._has_heads):
@@ -110,6 +120,8 @@ class Guide:
         parts = self.transcript.push(token)
         if self._calls and self.transcript.reader and self.transcript.reader.in_call:
             parts += self._begin_call(self._calls, self.transcript.reader.pending)
+        elif getattr(self._matcher, "calls", self) is None:  # an Either's: it is no call
+            parts += self.transcript.give_up_call()
         self._limit_thoughts()
         return parts
 

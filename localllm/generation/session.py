@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions, Task
@@ -14,6 +14,7 @@ from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.thinking import Thinking, format_of, template_variables
+from localllm.generation.turns import SoFar, Turns
 from localllm.text.messages import checked
 from localllm.text.plain import Message
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
@@ -27,25 +28,8 @@ if TYPE_CHECKING:
     from localllm.text.templates import ChatTemplate
 
 
-class SoFar(NamedTuple):
-    """What was said and thought of an answer before."""
-
-    text: str = ""
-    thinking: str = ""
-
-
-NOTHING = SoFar()
-
-
-class Session:
-    """One conversation with a model. Not for several threads at once.
-
-    Attributes:
-        system: the instruction in front of the conversation, or None.
-        forgotten: how many turns the latest `ask` or `chat` dropped from the conversation, to fit the context.
-        earlier: how many tokens the conversation held in an earlier process, if it began there; to be set after
-            `messages`. What files hold of it is not read again.
-    """
+class Session(Turns):
+    """One conversation with a model. Not for several threads at once."""
 
     def __init__(
         self,
@@ -57,57 +41,9 @@ class Session:
         """chat_template: the choice of one, instead of the file's; see ChatTemplate.of. recommended: how to sample, as
         far as options do not say.
         """
+        super().__init__()
         self.sequences, self.tokenizer, self._choice = sequences, tokenizer, chat_template
         self._recommended = recommended or SamplingOptions()
-        self.system: str | None = None
-        self.forgotten = self.earlier = 0
-        self._history: list[Message] = []
-        self._answer: Generation | None = None  # to the last message in the history, perhaps still being said
-        self._begun = NOTHING  # of the latest answer, which goes on with it
-
-    @property
-    def messages(self) -> list[Message]:
-        """The conversation so far, with the system message and the latest answer as far as it was said.
-
-        It can be set: then the conversation is another one.
-        """
-        return self._system() + self._settled()
-
-    @messages.setter
-    def messages(self, messages: Sequence[Message]) -> None:
-        self.clear()
-        has_system = bool(messages) and messages[0]["role"] == "system"
-        self.system = messages[0]["content"] if has_system else None
-        self._history = list(messages[has_system:])
-
-    def ask(self, text: str, options: GenerationOptions | None = None) -> Generation:
-        """Go on with the conversation. When it has become too long, the oldest turns are dropped if `options` say
-        nothing else.
-
-        An interrupted answer stays in the history as far as it was said; a question whose answer had not begun is
-        withdrawn. Raises ContextError if the text alone does not fit; the conversation is then as before.
-        """
-        return self.go_on([{"role": "user", "content": text}], options)
-
-    def go_on(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
-        """The same with what is said next: a question, or results of the calls that the latest answer has made."""
-        options = options or GenerationOptions()
-        history = [*self._stopped(), *messages]
-        kept, answer = self._answered(self._system(), history, options, is_own=True)
-        self._history, self._answer, self._begun = kept, answer, NOTHING
-        return answer
-
-    def undo(self) -> str | None:
-        """Take back the last question and its answer; the question, None if there is none. What stays is known still:
-        the next one costs its own tokens only.
-        """
-        history = self._stopped()
-        asked = next((place for place in reversed(range(len(history))) if history[place]["role"] == "user"), None)
-        if asked is None:
-            return None
-        question = history[asked]["content"]
-        self._history, self._answer, self._begun = history[:asked], None, NOTHING
-        return question
 
     def resume(self, options: GenerationOptions | None = None) -> Generation:
         """Go on with the latest answer, of which what comes is a part.
@@ -135,6 +71,19 @@ class Session:
         self._history, self._answer, self._begun, self.forgotten = history[:-1], answer, begun, 0
         return answer
 
+    def hold(self) -> None:
+        self.sequences.hold()
+
+    def leave(self) -> None:
+        self.sequences.write_conversation()
+
+    @property
+    def warning(self) -> str | None:
+        return self.template.warning
+
+    def count(self, text: str) -> int:
+        return len(self.tokenizer.encode(text))
+
     def _is_said_by(self, answer: Generation) -> bool:
         """Whether its tokens say all of an answer and nothing behind it, as a stop string."""
         return bool(answer.thinking) or self.tokenizer.decode(answer.tokens) == answer.text
@@ -146,10 +95,6 @@ class Session:
         if thinking.is_open:
             prompt = [*prompt, *self.tokenizer.encode(begun.thinking), *thinking.closing]
         return [*prompt, *self.tokenizer.encode(begun.text)]
-
-    def clear(self) -> None:
-        """Begin a new conversation with the same system message."""
-        self._history, self._answer, self._begun, self.earlier = [], None, NOTHING, 0
 
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
         """Answer the given conversation, which is not added to this one. Raises ContextError if it does not fit."""
@@ -313,26 +258,6 @@ class Session:
         if options.constraint or not self.template.stops:
             return options
         return replace(options, stop=(*options.stop, *self.template.stops))
-
-    def _system(self) -> list[Message]:
-        return [] if self.system is None else [{"role": "system", "content": self.system}]
-
-    def _settled(self) -> list[Message]:
-        """The history with the latest answer, or without the question that got none."""
-        answer = self._answer
-        if answer is None:
-            return self._history
-        said, thought = self._begun.text + answer.text, self._begun.thinking + answer.thinking
-        if said or answer.calls or answer.finish_reason != "interrupted":
-            thoughts = {"reasoning_content": thought} if thought else {}
-            return [*self._history, {**answer.message(), "content": said, **thoughts}]
-        return self._history[: len(self._history) - (self._history[-1]["role"] == "user")]
-
-    def _stopped(self) -> list[Message]:
-        """The same, when the latest answer says no more."""
-        if self._answer is not None:
-            self._answer.close()
-        return self._settled()
 
     def _fitting(
         self, system: list[Message], history: list[Message], options: GenerationOptions

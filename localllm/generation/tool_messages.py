@@ -125,4 +125,6 @@ def with_calls(use: ToolUse, format: CallFormat, tokenizer: Tokenizer, thinking:
     """The calls of an answer, and thoughts that let heads of calls be."""
     if format.opening == HARMONY.opening and isinstance(thinking.format, Channels):
         thinking = replace(thinking, format=replace(thinking.format, calls=HARMONY.trigger))
+        if use.must:  # nothing else may follow a thought
+            thinking = replace(thinking, closing=tuple(tokenizer.encode("<|end|><|start|>assistant", special=True)))
     return Calls(use, format, tokenizer), thinking

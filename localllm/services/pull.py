@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from localllm.arch import architecture
-from localllm.errors import LocalllmError
+from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf_file import GGUFFile, open_part
 from localllm.files.hollow import hollow_model
 from localllm.files.models_folder import models_folder, remove_empty_folders, size_of
@@ -13,7 +13,7 @@ from localllm.files.partial import Partial, partials, sha256_of
 from localllm.frozen import frozen
 from localllm.services.catalogue import HubReference, chosen
 from localllm.services.hub import RemoteFile, Repository
-from localllm.system.files import free_bytes
+from localllm.system.files import free_bytes, name_problem
 
 SPARE = 1 << 20  # bytes of the disk that stay free
 
@@ -49,12 +49,15 @@ def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
     A file appears under its name when it is complete, has the size and SHA-256 that the hub says, and a header that
     makes sense. Before the first byte is fetched the architecture and the disk's free space are looked at. Raises
     ModelError for a model that the hub does not have or give, that is damaged or not supported, LocalllmError for a
-    network or a disk that fails, UsageError if another process is pulling it.
+    network or a disk that fails, UsageError if another process is pulling it, or no file can have its name here.
     """
     watcher = watcher or Watcher()
     watcher.looking("what there is")
     repository = Repository(reference.repository, watcher.interrupted)
     files = [repository.files[name] for name in chosen(repository.files, reference)]
+    for name in (*reference.repository.split("/"), *(part for file in files for part in file.name.split("/"))):
+        if problem := name_problem(name):
+            raise UsageError(f"{reference.repository}: {name}: {problem}")
     folder = models_folder() / reference.repository
     targets = [folder / file.name for file in files]
     missing = [

@@ -51,6 +51,15 @@ SHAPE: dict[str, Any] = {  # what `replay` looks at
     "made_by": dict,
     "result": dict,
 }
+REMOTE: dict[str, Any] = {  # the same of an answer that a server gave
+    "receipt": int,
+    "model": {"endpoint": str, "name": str},
+    "prompt": {"asked": str | list},
+    "options": {"sampling": dict, "n": int, "beams": int, "speculate": str, "form": dict},
+    "result": dict,
+}
+SAID: dict[str, Any] = {"text": str}
+ANSWER: dict[str, Any] = {**SAID, "tokens": list}
 SHOWN = 40  # characters of a text that differs
 
 Asked = str | list[Message]
@@ -145,10 +154,11 @@ def plain_options(options: GenerationOptions) -> dict[str, Any]:
 
 def options_of(receipt: Receipt) -> GenerationOptions:
     """The options that a receipt has; of an interrupted answer only so many tokens as came. Raises UsageError."""
-    given = {name: value for name, value in receipt["options"].items() if name not in ("n", "beams", "speculate")}
+    apart = ("n", "beams", "speculate", "form")
+    given = {name: value for name, value in receipt["options"].items() if name not in apart}
     speculate = receipt["options"]["speculate"]
     if receipt["result"].get("finish_reason") == "interrupted":
-        given["max_tokens"] = len(receipt["result"]["tokens"])
+        given["max_tokens"] = receipt["result"]["completion_tokens"]
     try:
         drawn = given.pop("sampling")
         biases = {token: float(bias) for token, bias in drawn.pop("logit_bias")}
@@ -180,7 +190,8 @@ def read(path: str | os.PathLike[str]) -> Receipt:
         raise UsageError(f"{name}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         receipt = None
-    if not has_shape(receipt, SHAPE) or not has_shape(answers_of(receipt["result"]), [{"text": str, "tokens": list}]):
+    is_known = has_shape(receipt, SHAPE) or has_shape(receipt, REMOTE)
+    if not is_known or not has_shape(answers_of(receipt["result"]), [ANSWER if has_shape(receipt, SHAPE) else SAID]):
         raise UsageError(f"{name}: not a receipt; run --receipt FILE writes one")
     if receipt["receipt"] != LAYOUT:
         raise UsageError(f"{name}: a receipt of another version of localllm")
@@ -234,10 +245,11 @@ def difference(then: Receipt, now: Receipt) -> str | None:
         return f"there were {len(old)} answers, now there are {len(new)}"
     for number, (before, after) in enumerate(zip(old, new, strict=True), 1):
         if before["text"] != after["text"]:
-            character, token = (common(before[name], after[name]) for name in ("text", "tokens"))
+            character, token = (common(before.get(name, ()), after[name]) for name in ("text", "tokens"))
             texts = (repr(one["text"][character : character + SHOWN]) for one in (before, after))
             place = f"answer {number}, " if len(old) > 1 else ""
-            return f"{place}token {token + 1}, character {character + 1}: it was {' and is '.join(texts)}"
+            place += f"token {token + 1}, " if "tokens" in before else ""
+            return f"{place}character {character + 1}: it was {' and is '.join(texts)}"
     return None
 
 

@@ -24,7 +24,7 @@ from localllm.files.folders import data_folder, make_private
 from localllm.files.line_file import json_line
 from localllm.files.safe_file import OnlyWriter, SafeFile
 from localllm.frozen import frozen
-from localllm.system.files import open_file, sync
+from localllm.system.files import name_problem, open_file, sync
 
 if TYPE_CHECKING:
     from localllm.files.gguf_file import GGUFFile
@@ -87,6 +87,8 @@ def path_of(name: str) -> Path:
         raise UsageError(
             f"{name[:80]!r} is no name for a session: letters, digits, spaces and . _ - within, 60 at most"
         )
+    if problem := name_problem(name + ENDING):
+        raise UsageError(f"{name!r} is no name for a session: {problem}")
     return folder() / (name + ENDING)
 
 

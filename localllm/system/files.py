@@ -112,8 +112,8 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> in
 
 
 def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
-    """The same, but not what a link leads to, where the system can tell. Raises OSError."""
-    return open_file(path, flags | getattr(os, "O_NOFOLLOW", 0), mode)
+    """The same, but not what a link leads to, where the system can tell, and without waiting. Raises OSError."""
+    return open_file(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), mode)
 
 
 def open_shared(path: str, flags: int) -> int:
@@ -240,6 +240,11 @@ def replace(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Non
                     raise PermissionError(error.errno, reason, os.fspath(target)) from None
                 raise
         time.sleep(0.05)
+
+
+def can_replace_open_files() -> bool:
+    """Whether a file can be replaced while this process has it open."""
+    return sys.platform != "win32"
 
 
 def sync(descriptor: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 BEHIND = 10  # how nice processes are for which nobody waits
 BELOW_NORMAL = 0x4000  # Windows: BELOW_NORMAL_PRIORITY_CLASS
 MUTEX_BYTES = 64  # of a mutex or condition variable: Linux needs 48, macOS 64, Windows 8
+OUT_OF_TIME = 1816  # Windows: the exit code of a process that its job's limit has ended, ERROR_NOT_ENOUGH_QUOTA
 PAGE_ERROR = 0xC0000006  # Windows: EXCEPTION_IN_PAGE_ERROR
 
 # In LLVM's language, what `on_bad_page` takes: writes @length bytes of @message to stderr, and ends the process.
@@ -176,6 +177,23 @@ def give_way(process: Any) -> None:
             os.setpriority(os.PRIO_PROCESS, process.pid, BEHIND)
 
 
+def shell(command: str) -> list[str]:
+    """The words with which the system's shell runs a command."""
+    return ["cmd", "/c", command] if sys.platform == "win32" else ["/bin/sh", "-c", command]
+
+
+def end_with_all(process: Any) -> None:
+    """A subprocess.Popen in a session of its own, and what it has left running."""
+    import subprocess
+
+    with suppress(OSError):
+        if sys.platform == "win32":
+            subprocess.run(["taskkill", "/F", "/T", "/PID", str(process.pid)], capture_output=True, check=False)
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def after_fork(call: Callable[[], None]) -> None:
     """Call a function in every process that is forked from this one."""
     if hasattr(os, "register_at_fork"):
@@ -211,6 +229,49 @@ def limit_this(seconds: int, size: int) -> bool:
             return False
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     return True
+
+
+class JobLimits(ctypes.Structure):
+    """Windows' JOBOBJECT_EXTENDED_LIMIT_INFORMATION; times in 100 nanoseconds."""
+
+    _fields_ = (
+        ("process_time", ctypes.c_int64),
+        ("job_time", ctypes.c_int64),
+        ("flags", ctypes.c_uint32),
+        ("working_sets", ctypes.c_size_t * 2),
+        ("processes", ctypes.c_uint32),
+        ("affinity", ctypes.c_size_t),
+        ("classes", ctypes.c_uint32 * 2),
+        ("transfers", ctypes.c_uint64 * 6),
+        ("process_memory", ctypes.c_size_t),
+        ("memory", ctypes.c_size_t * 3),
+    )
+
+
+def limited(words: list[str], given: bytes, seconds: int, size: int, patience: float) -> tuple[bytes, bool]:
+    """Run a command on Windows that may have so much of the processor and of memory, and `patience` seconds of time.
+
+    What it writes when it gets `given`, and whether it was ended: it took too long. Raises OSError.
+    """
+    import subprocess
+
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    system = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined]
+    system.CreateJobObjectW.restype = ctypes.c_void_p
+    # JOB_OBJECT_LIMIT_PROCESS_TIME, _PROCESS_MEMORY, _DIE_ON_UNHANDLED_EXCEPTION, _KILL_ON_JOB_CLOSE
+    limits = JobLimits(process_time=seconds * 10**7, flags=0x2 | 0x100 | 0x400 | 0x2000, process_memory=size)
+    job = ctypes.c_void_p(system.CreateJobObjectW(None, None))
+    try:
+        system.SetInformationJobObject(job, 9, ctypes.byref(limits), ctypes.sizeof(limits))
+        system.AssignProcessToJobObject(job, ctypes.c_void_p(int(process._handle)))  # type: ignore[attr-defined]
+        try:
+            return process.communicate(given, patience)[0], process.returncode == OUT_OF_TIME
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return b"", True
+    finally:
+        system.CloseHandle(job)
 
 
 def was_stopped(status: int) -> bool:

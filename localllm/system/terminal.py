@@ -7,6 +7,8 @@ from functools import cache
 from typing import Any
 
 UTF_8 = 65001  # Windows' number of it
+# The terminal's keys and screen, whatever the standard streams are.
+KEYS, SCREEN = ("CONIN$", "CONOUT$") if sys.platform == "win32" else ("/dev/tty", "/dev/tty")
 ECHO_AND_LINES, VT_OUTPUT = 0x2 | 0x4, 0x4  # Windows: bits of the modes of a console's input and output
 
 
@@ -61,6 +63,20 @@ def set_console_mode(stream: Any, mode: int) -> None:
 
     handle = ctypes.c_void_p(msvcrt.get_osfhandle(stream.fileno()))  # type: ignore[attr-defined]
     ctypes.WinDLL("kernel32").SetConsoleMode(handle, mode)  # type: ignore[attr-defined]
+
+
+def forget_typed(keys: Any) -> None:
+    """What was typed and not read yet."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        while msvcrt.kbhit():
+            msvcrt.getwch()
+        return
+    import termios
+
+    with suppress(OSError, ValueError, termios.error):
+        termios.tcflush(keys, termios.TCIFLUSH)
 
 
 @contextmanager

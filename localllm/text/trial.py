@@ -9,16 +9,20 @@ import hashlib
 import os
 import select
 import signal
+import sys
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from localllm.errors import ModelError
 from localllm.files.known import is_known, remember
-from localllm.system.processes import can_fork, fork, limit_this, was_stopped
+from localllm.system.processes import can_fork, fork, limit_this, limited, was_stopped
 from localllm.text.sandbox import LimitError, compile_template, render_template
 
 SECONDS, BYTES = 2, 256 << 20  # of the processor, and of memory beyond what the program has
 PATIENCE = 20.0  # seconds of the clock, on a computer that is busy with other things
+PROGRAM = 128 << 20  # bytes of a Python that renders, where it is not forked
+TOO_MUCH = f"it takes over {BYTES >> 20} MB"
 NO_MEMORY = "no memory"  # what the process says where the template is not to blame
 _SYSTEM, _USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}
 _ANSWER = {"role": "assistant", "content": "Hi"}
@@ -30,8 +34,6 @@ def require_harmless(source: str) -> None:
 
     Raises MemoryError where this program itself may not take what a template may.
     """
-    if not can_fork():
-        return
     mark = hashlib.sha256(source.encode(errors="replace")).hexdigest()
     if is_known("template", mark):
         return
@@ -42,6 +44,10 @@ def require_harmless(source: str) -> None:
 
 def tried(source: str) -> str | None:
     """What is wrong with a template; None if it keeps to the limits. Raises MemoryError, see require_harmless."""
+    if not can_fork():
+        told, was_ended = limited([sys.executable, "-P", "-m", __name__], source.encode(errors="replace"),
+                                  SECONDS + 1, BYTES + PROGRAM, PATIENCE)  # fmt: skip
+        return _problem(told, was_ended)
     reader, writer = os.pipe()
     child = fork()
     if not child:
@@ -65,37 +71,47 @@ def _verdict(reader: int, child: int) -> str | None:
     finally:
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
+    return _problem(told, was_stopped(status))
+
+
+def _problem(told: bytes, was_ended: bool) -> str | None:
+    """As `tried`, by what the child has told and whether the system has ended it."""
     if told.startswith(b"ok"):
         return None
     if told == NO_MEMORY.encode():
         raise MemoryError
     if told:
         return told.decode(errors="replace")
-    if was_stopped(status):
-        return f"it ran for over {SECONDS} seconds"
-    return "it ends the program that renders it"
+    return f"it ran for over {SECONDS} seconds" if was_ended else "it ends the program that renders it"
 
 
 def _try(source: str, writer: int) -> NoReturn:
-    """In the child: compile and render, and say how it went."""
-    told, too_much = "ok", NO_MEMORY
+    """In the child: limit it, try, and say how it went."""
     try:
-        too_much = _limit()
-        template = compile_template(source)
-        for conversation in CONVERSATIONS:
-            _render(template, conversation)
-    except LimitError as error:
-        told = str(error)
-    except MemoryError:
-        told = too_much
-    except Exception:
-        told = "ok"  # an error of its own, which the program will find too
+        told = _told(source, _limit)
     except BaseException:
         os._exit(1)
     try:
         os.write(writer, told.encode(errors="replace")[:400])
     finally:
         os._exit(0)
+
+
+def _told(source: str, limit: Callable[[], str]) -> str:
+    """What becomes of compiling and rendering: "ok", or what is wrong; `limit` says what it is without memory."""
+    too_much = NO_MEMORY
+    try:
+        too_much = limit()
+        template = compile_template(source)
+        for conversation in CONVERSATIONS:
+            _render(template, conversation)
+    except LimitError as error:
+        return str(error)
+    except MemoryError:
+        return too_much
+    except Exception:
+        pass  # an error of its own, which the program will find too
+    return "ok"
 
 
 def _render(template: object, conversation: list[dict[str, str]]) -> None:
@@ -111,4 +127,10 @@ def _render(template: object, conversation: list[dict[str, str]]) -> None:
 def _limit() -> str:
     """Processor and memory of this process, from now on; what it is told when that memory does not do."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return f"it takes over {BYTES >> 20} MB" if limit_this(SECONDS, BYTES) else NO_MEMORY
+    return TOO_MUCH if limit_this(SECONDS, BYTES) else NO_MEMORY
+
+
+if __name__ == "__main__":  # where processes cannot be forked
+    os.write(
+        1, _told(sys.stdin.buffer.read().decode(errors="replace"), lambda: TOO_MUCH).encode(errors="replace")[:400]
+    )

@@ -3,7 +3,6 @@ the folders that are allowed, but for the programs that are installed.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from localllm.services.tools import confined
 from localllm.services.tools.box import OfferedTool, ToolError, text_in
 from localllm.services.tools.files import tool
 from localllm.services.tools.folders import Folders
+from localllm.system.processes import end_with_all, shell
 
 SECONDS = 120.0
 MOST = 1 << 20  # bytes of what it says that are kept
@@ -38,7 +38,7 @@ def performed(arguments: dict[str, Any], folders: Sequence[str], seconds: float 
     command = text_in(arguments, "command")
     if "\0" in command:
         raise ToolError("a command cannot have a NUL in it")
-    words = ["cmd", "/c", command] if sys.platform == "win32" else ["/bin/sh", "-c", command]
+    words = shell(command)
     if confined.version():
         words = [sys.executable, "-I", "-S", str(confined.__file__), *folders, "--", *words]
     surroundings = {name: value for name, value in os.environ.items() if name.upper() in KEPT or name[:3] == "LC_"}
@@ -53,7 +53,7 @@ def performed(arguments: dict[str, Any], folders: Sequence[str], seconds: float 
     except subprocess.TimeoutExpired:
         raise ToolError(f"it was stopped after {seconds:.0f} seconds; it had written:\n{said.text()}") from None
     finally:
-        end(process)
+        end_with_all(process)
         said.thread.join(1)
         text = said.text()
     return f"{text}{chr(10) * bool(text and not text.endswith(chr(10)))}[exit code {process.returncode}]"
@@ -76,13 +76,3 @@ class Written:
     def text(self) -> str:
         cut = f"\n[cut: of {self._all} bytes]" if self._all > len(self._data) else ""
         return bytes(self._data).decode(errors="replace") + cut
-
-
-def end(process: "subprocess.Popen[bytes]") -> None:
-    """The command, and what it has left running."""
-    with suppress(OSError):
-        if sys.platform == "win32":
-            subprocess.run(["taskkill", "/F", "/T", "/PID", str(process.pid)], capture_output=True, check=False)
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 from localllm.errors import UsageError
 from localllm.services.tools.box import ToolError
+from localllm.system.files import open_own
 
 
 class Folders:
@@ -35,8 +36,7 @@ class Folders:
     def open(self, path: str) -> BinaryIO:
         """A file to read. Raises ToolError for what is none or is outside, OSError."""
         real = self.resolved(path)
-        flags = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
-        file = os.fdopen(os.open(real, os.O_RDONLY | flags), "rb")
+        file = os.fdopen(open_own(real, os.O_RDONLY), "rb")
         try:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):

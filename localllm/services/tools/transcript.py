@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.line_file import json_line
+from localllm.system.files import open_file
 
 LAYOUT = 1
 
@@ -25,8 +26,7 @@ class ToolTranscript:
         """Raises UsageError for a file of another kind, or one that cannot be written."""
         require_transcript(path)
         try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-            self._path, self._file = path, os.open(path, flags, 0o600)
+            self._path, self._file = path, open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
         self.add({"transcript": LAYOUT, "made": datetime.now(UTC).isoformat(timespec="seconds"), "model": model})

@@ -1,0 +1,96 @@
+"""What a server says of an answer: as it comes, and as a whole."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from localllm.frozen import frozen
+from localllm.generation.said_call import SaidCall, whole
+from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
+
+REASONS = {"eos": "stop", "stop_sequence": "stop", "content_filter": "stop", "function_call": "tool_calls"}
+
+
+class Streaming:
+    """An answer as its events tell it.
+
+    Attributes:
+        text: by kind.  usage: tokens that were counted.  finish_reason: "" before.  events: that had something.
+    """
+
+    def __init__(self) -> None:
+        self.text, self.finish_reason, self.events = {ANSWER: "", THOUGHT: ""}, "", 0
+        self.usage: dict[str, Any] = {}
+        self._calls = dict[int, SaidCall]()
+
+    @property
+    def calls(self) -> list[SaidCall]:
+        """Those that were not cut, in their order."""
+        return whole(call for _, call in sorted(self._calls.items()))
+
+    def take(self, event: dict[str, Any]) -> Iterator[TextPart]:
+        """What an event adds."""
+        if isinstance(event.get("usage"), dict):
+            self.usage = event["usage"]
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if not isinstance(choice, dict):
+                continue
+            reason = choice.get("finish_reason")
+            self.finish_reason = REASONS.get(reason, reason) if isinstance(reason, str) else self.finish_reason
+            delta = choice.get("delta") or {}
+            texts = (THOUGHT, delta.get("reasoning_content") or delta.get("reasoning")), (
+                ANSWER, delta.get("content") or choice.get("text")
+            )  # fmt: skip
+            for kind, text in texts:
+                if isinstance(text, str) and text:
+                    self.text[kind] += text
+                    self.events += 1
+                    yield TextPart(kind, text)
+            for call in delta.get("tool_calls") or ():
+                self._take_call(call)
+
+    def _take_call(self, told: Any) -> None:
+        if not isinstance(told, dict):
+            return
+        number = told.get("index") if isinstance(told.get("index"), int) else len(self._calls)
+        assert isinstance(number, int)
+        function = told.get("function") if isinstance(told.get("function"), dict) else {}
+        assert isinstance(function, dict)
+        call = self._calls.setdefault(number, SaidCall(""))
+        if isinstance(told.get("id"), str) and told["id"]:
+            call.id = told["id"]
+        call.name = call.name or str(function.get("name") or "")
+        if function.get("arguments"):
+            call.pieces.append(str(function["arguments"]))
+        self.events += 1
+
+
+@frozen
+class RemoteAnswer:
+    """One of several, as a server has told it whole.
+
+    Attributes:
+        logprob: per token, 0 if the server does not tell it.  tells_logprobs: whether it does.
+        completion_tokens: as far as known.
+    """
+
+    text: str
+    thinking: str
+    finish_reason: str
+    logprob: float = 0.0
+    tells_logprobs: bool = False
+    completion_tokens: int = 0
+
+    @classmethod
+    def of(cls, choice: Any, usage: Any) -> "RemoteAnswer":
+        choice = choice if isinstance(choice, dict) else {}
+        message = choice.get("message") if isinstance(choice.get("message"), dict) else {}
+        text = message.get("content") or choice.get("text") or ""
+        thought = message.get("reasoning_content") or message.get("reasoning") or ""
+        reason = choice.get("finish_reason") or "length"
+        told = (choice.get("logprobs") or {}).get("content") if isinstance(choice.get("logprobs"), dict) else None
+        logprobs = [one.get("logprob") for one in told or () if isinstance(one, dict)]
+        found = [logprob for logprob in logprobs if isinstance(logprob, int | float)]
+        count = usage.get("completion_tokens", 0) if isinstance(usage, dict) else 0
+        mean = sum(found) / len(found) if found else 0.0
+        return cls(str(text), str(thought), REASONS.get(reason, str(reason)), mean, bool(found), count)

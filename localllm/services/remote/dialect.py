@@ -1,0 +1,124 @@
+"""What a server of OpenAI's interface can be asked for, by which program it is, which /v1/models tells."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from localllm.errors import UsageError
+from localllm.frozen import frozen
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.sampling_options import SamplingOptions
+from localllm.generation.thinking import EFFORTS
+
+USUAL = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias")
+OPENAI = dict(zip(USUAL, USUAL, strict=True))
+LLAMA = ("top_k", "min_p", "repeat_penalty", "repeat_last_n", "top_n_sigma", "xtc_probability", "xtc_threshold",
+         "dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta", "dry_multiplier",
+         "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "ignore_eos")  # fmt: skip
+OWN = {each.name: each.name for each in fields(SamplingOptions)}
+UNLIMITED = 2**31 - 1
+
+
+@frozen
+class Dialect:
+    """Of one program.
+
+    Attributes:
+        sampling: its names of options.  grammar, regex: its fields for them, "" if it has none.
+        variables: whether the chat template can be told something.
+    """
+
+    name: str
+    sampling: Mapping[str, str]
+    grammar: str = ""
+    regex: str = ""
+    variables: bool = True
+
+
+DIALECTS = {
+    "localllm": Dialect("localllm", OWN, "grammar", "regex"),
+    "llamacpp": Dialect(
+        "llama-server", {**OPENAI, **{name: name for name in LLAMA}, "typical": "typical_p"}, "grammar"
+    ),
+    "vllm": Dialect(
+        "vLLM",
+        {**OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"},
+        "structured_outputs.grammar",
+        "structured_outputs.regex",
+    ),
+}
+OTHER = Dialect("a server of OpenAI's interface", OPENAI, variables=False)
+
+
+@frozen
+class Form:
+    """What an answer shall look like, as the user has said it: at most one of them."""
+
+    schema: Any = None
+    grammar: str | None = None
+    regex: str | None = None
+
+
+def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict[str, Any]:
+    """The fields of a request. Raises UsageError for what this server cannot do, by its name."""
+    request: dict[str, Any] = {"stop": [*options.stop]} if options.stop else {}
+    if options.max_tokens is not None:
+        request["max_tokens"] = options.max_tokens
+    for each in fields(options.sampling):
+        value = getattr(options.sampling, each.name)
+        if value is None:
+            continue
+        if each.name not in dialect.sampling:
+            raise refusal(each.name, dialect)
+        request[dialect.sampling[each.name]] = plain(value)
+    request |= formed(form, dialect) | thoughtful(options, dialect)
+    if options.tools and options.tools.callable:
+        request["tools"] = [tool.told() for tool in options.tools.callable]
+    return request
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it."""
+    if isinstance(value, Mapping):
+        return {str(key): max(-100.0, min(100.0, bias)) for key, bias in value.items()}
+    return [*value] if isinstance(value, tuple) else value
+
+
+def formed(form: Form, dialect: Dialect) -> dict[str, Any]:
+    """The fields for a schema, a grammar or a regular expression."""
+    if form.schema is not None:
+        inner = {"name": "answer", "schema": form.schema, "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": inner}}
+    for name, value in (("grammar", form.grammar), ("regex", form.regex)):
+        if value is None:
+            continue
+        field: str = getattr(dialect, name)
+        if not field:
+            raise refusal(name, dialect)
+        outer, _, inner_name = field.partition(".")
+        return {outer: {inner_name: value} if inner_name else value}
+    return {}
+
+
+def thoughtful(options: GenerationOptions, dialect: Dialect) -> dict[str, Any]:
+    """The fields for thoughts, and for what a chat template is told."""
+    found: dict[str, Any] = {}
+    variables = dict(options.template_variables)
+    if dialect.name == "localllm":
+        found |= {"think": options.think} if options.think != "auto" else {}
+        found |= {} if options.think_budget is None else {"think_budget": options.think_budget}
+    elif options.think_budget is not None:
+        raise refusal("think_budget", dialect)
+    elif options.think in EFFORTS:
+        found["reasoning_effort"] = options.think
+    elif options.think != "auto":
+        if not dialect.variables:
+            raise refusal("think", dialect)
+        variables["enable_thinking"] = options.think == "on"
+    if variables and not dialect.variables:
+        raise refusal("template_var", dialect)
+    return {**found, "chat_template_kwargs": variables} if variables else found
+
+
+def refusal(name: str, dialect: Dialect) -> UsageError:
+    return UsageError(f"{name} is not for this endpoint: {dialect.name} does not have it")

@@ -1,0 +1,237 @@
+"""A model that a server holds, for the commands that talk with one: what they ask of a model that is open here."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, Self
+
+from localllm.errors import ContextError, LocalllmError, UsageError
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
+from localllm.generation.turns import Turns
+from localllm.services.remote.answer import RemoteAnswer, Streaming
+from localllm.services.remote.dialect import DIALECTS, OTHER, UNLIMITED, Form, request_of
+from localllm.services.remote.http import Endpoint, EndpointError
+from localllm.text.plain import Message
+
+CHAT, TEXT = "/chat/completions", "/completions"
+MOST = 16  # answers to one prompt
+
+
+class RemoteModel:
+    """One of a server's.
+
+    Attributes:
+        endpoint: the server.  name: the model's there.  dialect: what the server can be asked for.
+        context: tokens that it holds, 0 if it does not say.  form: what answers shall look like.
+        session: the conversation with it.
+    """
+
+    prefixes, file, fills, format, device, arch = None, None, False, "endpoint", "", ""
+    warnings: Sequence[str] = ()
+
+    def __init__(self, endpoint: Endpoint, name: str | None = None, form: Form | None = None):
+        """name: None for the server's first. Raises EndpointError, UsageError for a name that it does not have."""
+        self.endpoint, self.path, self.form = endpoint, endpoint.url, form or Form()
+        listed = endpoint.get("/models").get("data")
+        models = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+        names = [str(each.get("id")) for each in models]
+        if not names and name is None:
+            raise EndpointError(f"{endpoint.url} has no models")
+        if name is not None and names and name not in names:
+            raise UsageError(f"{endpoint.url} has no model {name!r}; it has {', '.join(names[:20])}")
+        about = next((each for each in models if each.get("id") == name), models[0] if models else {})
+        self.name = name or names[0]
+        self.dialect = DIALECTS.get(str(about.get("owned_by")), OTHER)
+        self.context = self.trained_context = context_of(about, endpoint, self.name)
+        self.session = RemoteSession(self)
+
+    def fields(self, options: GenerationOptions) -> dict[str, Any]:
+        """Of a request. Raises UsageError for what cannot be done there."""
+        if options.on_overflow == "shift":
+            raise UsageError("on_overflow=shift is not for an endpoint: what a server holds is its own business")
+        return {"model": self.name, **request_of(options, self.form, self.dialect)}
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def context_of(about: dict[str, Any], endpoint: Endpoint, name: str) -> int:
+    """How many tokens a model holds: vLLM says it of the model, llama-server and localllm beside /v1."""
+    if isinstance(about.get("max_model_len"), int):
+        return int(about["max_model_len"])
+    if about.get("owned_by") in ("llamacpp", "localllm"):
+        with suppress(EndpointError, TypeError, KeyError, AttributeError):
+            props = replace(endpoint, url=endpoint.url.removesuffix("/v1")).get("/props")
+            if "models" in props:
+                return next((int(each["context"]) for each in props["models"] if each["name"] == name), 0)
+            return int(props["default_generation_settings"]["n_ctx"])
+    return 0
+
+
+class RemoteSession(Turns):
+    """A conversation with a server's model."""
+
+    def __init__(self, model: RemoteModel):
+        super().__init__()
+        self._model = model
+
+    def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> "RemoteGeneration":
+        """Answer a conversation, which is not added to this one. Raises EndpointError, UsageError."""
+        options = options or GenerationOptions()
+        return RemoteGeneration(self._model, CHAT, {"messages": [*messages]}, options)
+
+    def complete(self, prompt: str, options: GenerationOptions | None = None) -> "RemoteGeneration":
+        """Go on with a text, without a chat template."""
+        return RemoteGeneration(self._model, TEXT, {"prompt": prompt, **self._length(options)}, options)
+
+    def _length(self, options: GenerationOptions | None) -> dict[str, Any]:
+        """Where nobody says how long a text may get, servers have 16 tokens. Raises UsageError if nobody can know."""
+        if options and options.max_tokens is not None:
+            return {}
+        if self._model.dialect.name in ("localllm", "llama-server"):
+            return {"max_tokens": UNLIMITED if self._model.dialect.name == "localllm" else -1}
+        raise UsageError("max_tokens is missing: this endpoint would end a raw text after 16 tokens")
+
+    def resume(self, options: GenerationOptions | None = None) -> "RemoteGeneration":
+        raise UsageError(
+            "an answer of an endpoint cannot go on where it was cut: its interface has no way to ask for it"
+        )
+
+    def candidates(
+        self, asked: str | Sequence[Message], options: GenerationOptions | None = None, n: int = 1, beams: int = 0
+    ) -> list[RemoteAnswer]:
+        """Several answers, best first as far as the server tells probabilities. Raises EndpointError, UsageError."""
+        if beams:
+            raise UsageError("beams is not for an endpoint: its interface has no beam search")
+        if not 1 <= n <= MOST:
+            raise UsageError(f"n should be from 1 to {MOST} for an endpoint, not {n}")
+        path, what = (TEXT, {"prompt": asked, **self._length(options)}) if isinstance(asked, str) else (
+            CHAT, {"messages": [*asked]}
+        )  # fmt: skip
+        fields = {**self._model.fields(options or GenerationOptions()), **what, "n": n}
+        if n > 1 and path == CHAT:
+            fields["logprobs"] = True
+        reply = self._model.endpoint.post(path, fields)
+        choices = reply.get("choices")
+        if not isinstance(choices, list) or not choices:
+            raise EndpointError(f"{self._model.endpoint.url} has sent no answer")
+        found = [RemoteAnswer.of(choice, reply.get("usage")) for choice in choices]
+        return sorted(found, key=lambda answer: -answer.logprob) if all(one.tells_logprobs for one in found) else found
+
+    def _answered(
+        self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
+    ) -> tuple[list[Message], "RemoteGeneration"]:
+        """When the server says that it is too long, the older half of the turns is left out, until it fits."""
+        kept = history
+        while True:
+            answer = RemoteGeneration(self._model, CHAT, {"messages": system + kept}, options)
+            try:
+                answer.begin()
+                break
+            except ContextError:
+                turns = [place for place, message in enumerate(kept) if message["role"] == "user"]
+                if options.on_overflow == "error" or len(turns) < 2:
+                    raise
+                kept = kept[turns[(len(turns) + 1) // 2] :]
+        self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(kept)])
+        return kept, answer
+
+
+class RemoteGeneration:
+    """An answer in the making, as generation.Generation is one. Tokens are counted, not known.
+
+    Attributes: those of Generation, as far as a server tells them.
+    """
+
+    dropped, kept, is_full, drafted, accepted = 0, None, False, 0, 0
+
+    def __init__(self, model: RemoteModel, path: str, what: dict[str, Any], options: GenerationOptions | None):
+        options = options or GenerationOptions()
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        self._fields, self._model, self._path = {**model.fields(options), **what, **stream}, model, path
+        self._said = Streaming()
+        self._events: Iterator[Any] | None = None
+        self.seed, self.finish_reason = options.sampling.seed, "interrupted"
+        self.ttft_s = self.decode_s = self.prefill_s = 0.0
+        self._started = perf_counter()
+        self.parts = self._parts()
+
+    def begin(self) -> None:
+        """Ask, and wait for the first event. Raises EndpointError, ContextError."""
+        if self._events is None:
+            self._started = perf_counter()
+            events = self._model.endpoint.events(self._path, self._fields)
+            first = next(events, None)
+            self._events = iter([]) if first is None else chained(first, events)
+
+    def _parts(self) -> Iterator[TextPart]:
+        self.begin()
+        assert self._events is not None
+        try:
+            for event in self._events:
+                for part in self._said.take(event):
+                    self.prefill_s = self.ttft_s = self.ttft_s or perf_counter() - self._started
+                    self.decode_s = perf_counter() - self._started - self.ttft_s
+                    yield part
+        finally:
+            close = getattr(self._events, "close", None)
+            if close:
+                close()
+        if not self._said.finish_reason:
+            raise EndpointError(f"{self._model.endpoint.url} broke off in the middle of an answer")
+        self.finish_reason = "stop" if self._said.finish_reason == "tool_calls" else self._said.finish_reason
+
+    @property
+    def text(self) -> str:
+        return self._said.text[ANSWER]
+
+    @property
+    def thinking(self) -> str:
+        return self._said.text[THOUGHT]
+
+    @property
+    def calls(self) -> list[Any]:
+        return self._said.calls
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._said.usage.get("prompt_tokens") or 0
+
+    @property
+    def cached_tokens(self) -> int:
+        return (self._said.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+    @property
+    def completion_tokens(self) -> int:
+        return self._said.usage.get("completion_tokens") or self._said.events
+
+    def message(self) -> dict[str, Any]:
+        """As a conversation has it."""
+        more: dict[str, Any] = {"reasoning_content": self.thinking} if self.thinking else {}
+        if self.calls:
+            more["tool_calls"] = [call.told() for call in self.calls]
+        return {"role": "assistant", "content": self.text, **more}
+
+    def __iter__(self) -> Iterator[str]:
+        return (text for kind, text in self.parts if kind == ANSWER)
+
+    def close(self) -> None:
+        """Stop here: the server sees that nobody listens."""
+        with suppress(LocalllmError):
+            self.parts.close()  # type: ignore[attr-defined]
+
+
+def chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield first
+        yield from rest
+    finally:
+        rest.close()  # type: ignore[attr-defined]

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""The project's Python environment, .venv, and what is run in it; on every system.
+
+    environment.py prepare [EXTRA]    localllm, installed in place: edits take effect at once; dev: tools to work on it
+    environment.py demo               asks the built-in model a question; the answer alone goes to stdout
+    environment.py test [ARGUMENTS]   pytest, as many tests at once as there are cores
+
+Needs nothing but Python 3.11. A second run changes nothing: each kind of installation leaves a note of the folder and
+the pyproject.toml that it was made from, and is made again when they differ.
+"""
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / ".venv"
+PYTHON = FOLDER / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+LEAST = (3, 11)
+QUESTION = "What is localllm?"
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def is_suitable(python: Path) -> bool:
+    """Whether there is a Python, new enough."""
+    check = f"import sys; sys.exit(sys.version_info < {LEAST})"
+    return python.exists() and subprocess.run([python, "-c", check], capture_output=True).returncode == 0
+
+
+def prepare(extra: str = "") -> None:
+    """Have the environment, with localllm and an extra of pyproject.toml. Raises SystemExit."""
+    made_from = f"{ROOT}\n{(ROOT / 'pyproject.toml').read_text('utf-8')}\n"
+    if not is_suitable(PYTHON):
+        say(f"Creating the environment .venv with Python {sys.version.split()[0]} ...")
+        venv.create(FOLDER, clear=True, with_pip=True)
+    note = FOLDER / f"installed-{extra}"
+    if not note.exists() or note.read_text("utf-8") != made_from:
+        say("Installing localllm and what it needs (once; takes about a minute) ...")
+        what = f".[{extra}]" if extra else "."
+        words = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--editable", what]
+        done = subprocess.run(words, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            say(done.stdout + done.stderr)
+            raise SystemExit(done.returncode)
+        for name in (extra, ""):
+            (FOLDER / f"installed-{name}").write_text(made_from, "utf-8")
+
+
+def demo() -> int:
+    """The exit code of localllm."""
+    find = "import localllm; print(localllm.builtin_model())"
+    found = subprocess.run([PYTHON, "-c", find], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
+    model = os.path.relpath(found.stdout.strip(), ROOT)
+    say(f'> localllm run {model} -p "{QUESTION}"')
+    words = [PYTHON, "-m", "localllm", "run", model, "-p", QUESTION, "--temp", "0"]
+    return subprocess.run(words, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
+
+
+def test(arguments: list[str]) -> int:
+    """The exit code of pytest.
+
+    Most of the time goes into compiling, each kernel by one core. With more threads the workers' matrix products wait
+    for each other: a third of their time.
+    """
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    words = [PYTHON, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *arguments]
+    return subprocess.run(words, cwd=ROOT, env=environment).returncode
+
+
+def main(words: list[str]) -> int:
+    """Do what the first word says. Raises SystemExit."""
+    if sys.version_info < LEAST:
+        raise SystemExit("localllm needs Python 3.11 or newer: install it from https://www.python.org/downloads/")
+    command, *arguments = words or [""]
+    if command == "prepare":
+        prepare(*arguments)
+        return 0
+    if command == "demo":
+        prepare()
+        return demo()
+    if command == "test":
+        prepare("dev")
+        return test(arguments)
+    raise SystemExit((__doc__ or "").strip())
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,318 @@
+"""--endpoint: the same pipes, sessions, schemas, tools and receipts with a server, and servers that go wrong."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Served, scripted, serving
+from terminal import Terminal
+from tiny_model import write_tiny_model
+from tool_talker import QWEN, ToolTalker
+
+from localllm import api
+from localllm.errors import ContextError, UsageError
+from localllm.files.gguf_file import GGUFFile
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.sampling_options import SamplingOptions
+from localllm.server.guard import Rules
+from localllm.services.remote.dialect import DIALECTS, OTHER, Form, request_of
+from localllm.services.remote.http import Endpoint, EndpointError
+from localllm.services.remote.model import RemoteModel
+
+PROGRAM = [sys.executable, "-m", "localllm"]
+
+
+class Talking(ToolTalker):
+    """A ToolTalker for a batch."""
+
+    place_bytes = 0
+
+    def run(self, requests: Any, logits: str, precise: bool) -> list[Any]:
+        return [sequence.append(list(ids), logits) for sequence, ids in requests]
+
+
+def talking(path: str, context: int) -> api.Model:
+    file = GGUFFile.open(path)
+    tokenizer = api.tokenizer_of(file)
+    engine: Any = Talking(tokenizer, context)
+    return api.Model(file, tokenizer, engine)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=4096, chat_template=QWEN))
+
+
+@pytest.fixture(scope="module")
+def told(path: str) -> Iterator[Served]:
+    answers = {"person": '{"name":"Ada"}', "think": "<think>Hm.</think>Four."}
+    models = {"scripted": lambda: scripted(path, answers), "tools": lambda: talking(path, 4096),
+              "small": lambda: talking(path, 400)}  # fmt: skip
+    with serving(models) as served:
+        yield served
+
+
+def ask(command: str, served: Served | str, *arguments: str, text: str = "") -> Any:
+    url = served if isinstance(served, str) else served.url
+    words = [*PROGRAM, command, "--endpoint", url, *arguments]
+    return subprocess.run(words, input=text, capture_output=True, text=True, timeout=60)
+
+
+# ---- what works
+
+
+def test_pipes(told: Served):
+    done = ask("run", told, "-p", "hello", "--temp", "0", text="there")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "HELLO\n\nTHERE\n", "")
+    done = ask("chat", told, "-m", "scripted", text="hello")
+    assert done.stdout == "HELLO\n"
+    told_json = json.loads(ask("run", told, "-p", "hello", "--json", "-s", "7").stdout)
+    assert (told_json["text"], told_json["finish_reason"], told_json["seed"]) == ("HELLO", "stop", 7)
+    assert told_json["completion_tokens"] == 5 and told_json["prompt_tokens"] > 5 and "tokens" not in told_json
+    assert told_json["model"] == {"endpoint": f"{told.url}/v1", "name": "scripted"}
+    assert ask("run", told, "-p", "hello", "--n", "2").stdout == "HELLO\n\nHELLO\n"
+    done = ask("run", told, "-p", "hello", "-n", "2")
+    assert done.stdout == "HE\n"
+
+
+def test_a_schema(told: Served):
+    schema = json.dumps({"type": "object", "properties": {"name": {"enum": ["Ada"]}}, "required": ["name"]})
+    done = ask("run", told, "-p", "person", "--json-schema", schema)
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"name": "Ada"})
+    done = ask("run", told, "-p", "person", "--json-schema", schema, "-n", "3")
+    assert done.returncode == 7 and "the answer was cut" in done.stderr
+    assert ask("run", told, "-p", "x", "--regex", "no|maybe").stdout in ("no\n", "maybe\n")
+    assert ask("run", told, "-p", "x", "--grammar", 'root ::= "yes"').stdout == "yes\n"
+
+
+def test_many(told: Served, tmp_path: Path):
+    records, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    records.write_text("".join(f"word {number}\n" for number in range(40)))
+    done = ask("map", told, str(records), "-o", str(output))
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line["output"] for line in lines] == [f"WORD {number}" for number in range(40)]
+    output.write_text("".join(output.read_text().splitlines(keepends=True)[:30]))
+    assert ask("map", told, "scripted", str(records), "-o", str(output), "--stats").stderr.startswith("10 records")
+    assert len(output.read_text().splitlines()) == 40
+    done = ask("map", told, "-m", "small", text="x" * 5000 + "\nhi\n")
+    assert done.returncode == 6
+    failed, fine = (json.loads(line) for line in done.stdout.splitlines())
+    assert "context" in failed["error"] and fine["output"] == "HI"
+
+
+def test_receipts(told: Served, tmp_path: Path):
+    receipt = tmp_path / "r.json"
+    assert ask("run", told, "-p", "hello", "--receipt", str(receipt)).returncode == 0
+    kept = json.loads(receipt.read_text())
+    assert kept["model"]["name"] == "scripted" and kept["options"]["sampling"]["seed"] is not None
+    replay = [*PROGRAM, "replay", str(receipt)]
+    assert subprocess.run(replay, capture_output=True, text=True).stdout == "the same text\n"
+    kept["result"]["text"] = "HELP"
+    receipt.write_text(json.dumps(kept))
+    done = subprocess.run(replay, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout.startswith("another text, from character 4: it was 'P' and is 'LO'")
+
+
+def test_tools(told: Served, tmp_path: Path):
+    """The model is there, the tools and the questions are here."""
+    (tmp_path / "notes.txt").write_text("Buy milk.\nSleep.\n")
+    tools = ["--tools", "read_file", "--allow", str(tmp_path), "--yes", "read_file"]
+    done = ask("run", told, "-m", "tools", "-p", "speak", *tools)
+    assert (done.returncode, done.stdout) == (0, "It says: Buy milk.\n"), done.stderr
+    assert 'tool: read_file {"path": "notes.txt"}' in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
+def test_a_session(told: Served, tmp_path: Path):
+    folders = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    chat = Terminal("chat", "--endpoint", told.url, "-m", "small", "--session", "far", "--stats", **folders)
+    chat.expect("small · endpoint · 400 tokens of context")
+    chat.prompt()
+    for number in range(8):  # more than the context has room for
+        assert f"QUESTION {number}" in chat.say(f"question {number} " + "long " * 10)
+    assert "first" in chat.seen and "forgotten" in chat.seen
+    assert "cannot go on where it was cut" in chat.say("/continue")
+    chat.type("\x04")
+    assert chat.end() == 0
+    again = Terminal("chat", "--endpoint", told.url, "-m", "small", "--session", "far", **folders)
+    again.expect("session far · 16 messages")
+    again.prompt()
+    assert "HI" in again.say("hi")
+    again.type("\x04")
+    assert again.end() == 0
+
+
+def test_a_key(path: str, tmp_path: Path):
+    with serving({"scripted": lambda: scripted(path, {})}, Rules(keys=("secret-key",))) as served:
+        done = ask("run", served, "-p", "hello")
+        assert done.returncode == 1 and "wants a key: LOCALLLM_API_KEY" in done.stderr
+        key = tmp_path / "key"
+        key.write_text("secret-key\n")
+        assert ask("run", served, "-p", "hello", "--api-key-file", str(key)).stdout == "HELLO\n"
+        key.write_text("another\n")
+        assert "refuses the key" in ask("run", served, "-p", "hello", "--api-key-file", str(key)).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-m", "other"], "has no model 'other'; it has scripted, tools, small"),
+        (["--beams", "2"], "--beams is not for an endpoint"),
+        (["--on-overflow", "shift"], "--on-overflow=shift is not for an endpoint"),
+        (["--chat-template", "chatml"], "--chat-template is not for an endpoint"),
+        (["--speculate", "draft:x.gguf"], "a draft model is not for an endpoint"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_name(told: Served, arguments: list[str], message: str):
+    done = ask("run", told, "-p", "hello", *arguments)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_what_is_about_weights_is_left_out(told: Served):
+    done = ask("run", told, "-p", "hello", "-t", "1", "-ngl", "3")
+    assert done.stdout == "HELLO\n" and "left out, because a server decides that itself: -t, -ngl" in done.stderr
+
+
+@pytest.mark.parametrize("url", ["", "x", "ftp://x", "http://", "http://a:b@c", "http://x:99999", "http://x/?a=b"])
+def test_addresses_that_are_none(url: str):
+    with pytest.raises(UsageError, match="endpoint should be the address"):
+        Endpoint.of(url)
+
+
+def test_what_each_program_is_asked_for():
+    options = GenerationOptions(5, ("x",), SamplingOptions(temperature=0.5, top_k=3, repeat_penalty=1.1), think="off")
+    asked = request_of(options, Form(schema={"type": "object"}), DIALECTS["vllm"])
+    assert asked["repetition_penalty"] == 1.1 and asked["chat_template_kwargs"] == {"enable_thinking": False}
+    assert asked["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert request_of(options, Form(), DIALECTS["localllm"])["think"] == "off"
+    with pytest.raises(UsageError, match="top_k is not for this endpoint: a server of OpenAI's interface does not"):
+        request_of(options, Form(), OTHER)
+    with pytest.raises(UsageError, match="regex is not for this endpoint: llama-server"):
+        request_of(options, Form(regex="x"), DIALECTS["llamacpp"])
+
+
+# ---- servers that go wrong
+
+
+MODELS = {"data": [{"id": "m", "owned_by": "somebody"}]}
+FINE = (b'data: {"choices":[{"index":0,"delta":{"content":"Hello"}}]}\n\n'
+        b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')  # fmt: skip
+Reaction = Callable[[BaseHTTPRequestHandler, int], None]
+
+
+def replying(status: int, body: bytes, kind: str = "application/json", **headers: str) -> Reaction:
+    def react(handler: BaseHTTPRequestHandler, number: int) -> None:
+        handler.send_response(status)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return react
+
+
+@contextmanager
+def reacting(*reactions: Reaction) -> Iterator[tuple[str, list[Any]]]:
+    """A server that does one thing after another, the last for ever; its address, and what it was asked."""
+    asked = list[Any]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            replying(200, json.dumps(MODELS).encode())(self, 0)
+
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            reactions[min(len(asked), len(reactions)) - 1](self, len(asked))
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+STREAM = "text/event-stream"
+BUSY = replying(429, b'{"error": {"message": "slow down"}}', Retry_After="0")
+WRONG = [
+    (replying(401, b'{"error": {"message": "no"}}'), "wants a key: LOCALLLM_API_KEY"),
+    (replying(404, b'{"error": {"message": "no such model"}}'), r"refuses \(404\): no such model"),
+    (BUSY, r"refuses \(429\): slow down"),
+    (replying(500, b"oh no"), r"refuses \(500\): no reason is given"),
+    (replying(302, b"", Location="http://elsewhere"), r"refuses \(302\)"),
+    (replying(200, b"{}"), "does not stream: it answers with application/json"),
+    (replying(200, b"data: {oops\n\n", STREAM), "says what is no JSON object: '{oops'"),
+    (replying(200, b"data: [1]\n\n", STREAM), "says what is no JSON object"),
+    (replying(200, FINE.partition(b"\n\n")[0] + b"\n\n", STREAM), "broke off in the middle of an answer"),
+    (replying(200, b"data: [DONE]\n\n", STREAM), "broke off in the middle of an answer"),
+    (replying(200, b'data: {"error": {"message": "out of memory"}}\n\n', STREAM), "refuses: out of memory"),
+    (replying(200, FINE, STREAM, Content_Encoding="x"), None),
+    (replying(200, b'data: {"choices": [5, {"delta": {"tool_calls": [7]}}]}\n\n' + FINE, STREAM), None),
+]
+
+
+@pytest.mark.parametrize(("reaction", "message"), WRONG)
+def test_a_server_that_goes_wrong(reaction: Reaction, message: str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("localllm.services.remote.http.sleep", lambda seconds: None)
+    with reacting(reaction) as (url, _):
+        session = RemoteModel(Endpoint.of(url)).session
+        if message is None:
+            assert "".join(session.ask("Hi")) == "Hello" and session.messages[-1]["content"] == "Hello"
+            return
+        with pytest.raises(EndpointError, match=message):
+            "".join(session.ask("Hi"))
+
+
+def test_one_that_was_busy_is_asked_again():
+    with reacting(BUSY, BUSY, replying(200, FINE, STREAM)) as (url, asked):
+        assert ask("run", url, "-p", "Hi").stdout == "Hello\n"
+        assert len(asked) == 3 and asked[0] == asked[2]
+
+
+def test_what_was_said_before_it_broke_off_stays():
+    half = replying(200, FINE.partition(b"\n\n")[0] + b"\n\n", STREAM)
+    with reacting(half) as (url, _):
+        done = ask("run", url, "-p", "Hi")
+        assert done.returncode == 1 and done.stdout.startswith("Hello")
+        assert "broke off in the middle" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_one_that_says_nothing():
+    with reacting(lambda handler, number: time.sleep(2)) as (url, _):
+        place = Endpoint(Endpoint.of(url).url, seconds=0.3)
+        with pytest.raises(EndpointError, match=r"nothing came for 0.3 seconds"):
+            "".join(RemoteModel(place).session.ask("Hi"))
+
+
+def test_none_at_all():
+    done = ask("run", "http://127.0.0.1:9", "-p", "Hi")
+    assert done.returncode == 1 and "http://127.0.0.1:9/v1 cannot be asked: Connection refused" in done.stderr
+
+
+def test_what_is_too_long(told: Served):
+    done = ask("run", told, "-m", "small", text="x" * 5000)
+    assert done.returncode == 4 and "context" in done.stderr
+    too_long = b'{"error": {"message": "This model\'s maximum context length is 10 tokens."}}'
+    with reacting(replying(400, too_long)) as (url, _), pytest.raises(ContextError):
+        RemoteModel(Endpoint.of(url)).session.ask("Hi")
+
+
+def test_escapes_of_a_server_do_not_reach_a_terminal():
+    evil = FINE.replace(b"Hello", b"\\u001b[31mred\\u0007")
+    with reacting(replying(200, evil, STREAM)) as (url, _):
+        run = Terminal("run", "--endpoint", url, "-p", "Hi")
+        assert run.end() == 0 and "\x1b[31m" not in run.seen and "red" in run.seen
