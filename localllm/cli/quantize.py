@@ -196,8 +196,8 @@ def needed(
 ) -> "QuantizeRequest":
     """The request with formats by measured need, which go to the file `path`, too, with progress on stderr."""
     from localllm.files.safe_file import checked_target
-    from localllm.system.cpu import usable_cores
     from localllm.services.by_need import by_need, with_formats, write_formats
+    from localllm.system.cpu import usable_cores
 
     if request.texts is None:
         raise UsageError("--size and --bpw go with --calibrate, which measures what matrices need")
