@@ -147,7 +147,9 @@ def model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
+def text(tmp_path: Path, monkeypatch) -> Path:
+    """A text, of which little is read."""
+    monkeypatch.setattr(calibration_texts, "CHUNKS", 6)
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     return path
