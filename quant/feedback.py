@@ -134,7 +134,7 @@ class CodedSpan:
         blocks[:] = whole.reshape(blocks.shape)
 
     def _by_rows(self, kernel: Callable, square: np.ndarray, *matrices: np.ndarray) -> None:
-        grid = Grid(self._table.levels, self._table.is_even, self._table.group)
+        grid = CodeGrid(self._table.levels, self._table.is_even, self._table.group)
 
         def some(first: int) -> None:
             of_all = (*matrices, self._scales, self._offsets, self._codes, self.lost)
@@ -144,7 +144,7 @@ class CodedSpan:
             list(pool.map(some, range(0, len(self.lost), ROWS)))
 
 
-class Grid(NamedTuple):
+class CodeGrid(NamedTuple):
     """What codes can be: see localllm.quant.opened.Codes."""
 
     levels: np.ndarray
