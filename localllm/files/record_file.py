@@ -68,7 +68,7 @@ class RecordFile:
         self._places[name.decode(errors="replace")] = (start, count)
         return True
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._places
 
     def read(self, name: str, first: int, end: int) -> np.ndarray:
