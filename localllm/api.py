@@ -360,7 +360,7 @@ def open_model(
         silent: Any = EngineWithoutText(file.path, hyperparameters, options)
         return Model(file, tokenizer, silent, chat_template, threads)
     engine = Engine(file, options)
-    if not cache or backend == "reference" or engine.device != "CPU" or observer:
+    if not cache or hyperparameters.encode or backend == "reference" or engine.device != "CPU" or observer:
         return Model(file, tokenizer, engine, chat_template, threads)
     from localllm.engine.memory.prefixes import Prefixes
 

@@ -20,11 +20,12 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-from models import DECLARATIONS, ENCODERS, MASKED, QUANTIZED, exact, model, write  # noqa: E402
+from models import ANSWERING, DECLARATIONS, ENCODERS, MASKED, QUANTIZED, exact, model, write  # noqa: E402
+from models.answering import IN_BLOCKS, text_and_answer  # noqa: E402
 from models.encoders import RowsGolden, texts  # noqa: E402
 from models.golden import FOLDER, STEPS, Golden, kept, prompt  # noqa: E402
 
-NAMES = [*DECLARATIONS, *ENCODERS, *MASKED, *QUANTIZED]
+NAMES = [*DECLARATIONS, *ANSWERING, *IN_BLOCKS, *ENCODERS, *MASKED, *QUANTIZED]
 
 
 def main() -> None:
@@ -55,8 +56,13 @@ def record(name: str, folder: Path, peer: str) -> bool:
         if whole is not None:
             RowsGolden(kept(whole["prefill"]), made.digest()).save(name)
         return whole is not None
-    rows = logits(exact(made), tokens.tolist(), STEPS, folder, peer)
-    native = logits(made, tokens.tolist(), rows["then"].tolist(), folder, peer) if rows and made.formats else None
+    text, read = [], tokens
+    if name.partition("-")[0] in ANSWERING:
+        text, read = text_and_answer(name, made)
+        tokens, text = np.concatenate((text, read)), text.tolist()
+    rows = logits(exact(made), read.tolist(), STEPS, folder, peer, text)
+    again = rows is not None and made.formats
+    native = logits(made, read.tolist(), rows["then"].tolist(), folder, peer, text) if again else None
     if rows is None or (made.formats and native is None):
         return False
     prefill, greedy, decode = rows["prefill"], rows["then"], rows["decode"]
@@ -71,7 +77,11 @@ def record(name: str, folder: Path, peer: str) -> bool:
 def record_rows(name: str, folder: Path, peer: str) -> bool:
     """The same of an encoder: its rows of a few texts."""
     made = model(name)
-    job = {"model": str(write(made, folder / "model.gguf")), "read": [text.tolist() for text in texts(name, made)]}
+    job: dict = {
+        "model": str(write(made, folder / "model.gguf")),
+        "read": [text.tolist() for text in texts(name, made)],
+    }
+    job["alone"] = made.arch in ("llama-embed", "t5encoder")  # which llama.cpp cuts in pieces among others
     found = computed(job, folder, peer)
     if found is None:
         return False
@@ -80,9 +90,14 @@ def record_rows(name: str, folder: Path, peer: str) -> bool:
     return True
 
 
-def logits(model, tokens: list[int], then: list[int] | int, folder: Path, peer: str) -> dict[str, np.ndarray] | None:
-    """llama.cpp's, from a process of its own, since it aborts where it does not understand a file."""
-    job = {"model": str(write(model, folder / "model.gguf")), "tokens": tokens, "then": then}
+def logits(
+    model, tokens: list[int], then: list[int] | int, folder: Path, peer: str, text: list[int] | None = None
+) -> dict[str, np.ndarray] | None:
+    """llama.cpp's, from a process of its own, since it aborts where it does not understand a file.
+
+    text: what an encoder reads before.
+    """
+    job = {"model": str(write(model, folder / "model.gguf")), "tokens": tokens, "then": then, "encode": text}
     return computed(job, folder, peer)
 
 

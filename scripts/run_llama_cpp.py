@@ -5,9 +5,10 @@ Python that has llama-cpp-python.
 Reads a job per line of stdin, as JSON. {"model": path, "tokens": [...], "then": [...] or a count, "out": path} writes
 an .npz with `prefill` [tokens, vocab], the tokens that were read behind them (the most likely, if `then` is a count)
 and `decode` [those, vocab]. One thread, keys and values in float32, no flash attention, the prompt in one batch, no
-repacked weights. {"model": path, "read": [[...], ...], "out": path} writes `rows` [texts, width], what a model that
-pools makes of each text, all in one batch. {"vocabulary": path, "texts": [...], "out": path} writes a .json with three
-lists of tokens for each text: as it is, with special tokens read in it, and with those added to it, too.
+repacked weights; "encode": [...] are what an encoder reads before. {"model": path, "read": [[...], ...], "alone": bool,
+"out": path} writes `rows` [texts, width], what a model that pools makes of each text, all in one batch, or in a batch
+each. {"vocabulary": path, "texts": [...], "out": path} writes a .json with three lists of tokens for each text: as it
+is, with special tokens read in it, and with those added to it, too.
 """
 
 import ctypes
@@ -39,15 +40,18 @@ def opened(path: str, texts: int = 1, **more):
     return model, llama.llama_init_from_model(model, chosen)
 
 
-def read(context, vocab: int, tokens: list[int], position: int) -> np.ndarray:
-    """Logits behind each token, float32 [tokens, vocab]."""
+def read(context, vocab: int, tokens: list[int], position: int, decode=llama.llama_decode) -> np.ndarray:
+    """Logits behind each token, float32 [tokens, vocab]; none by llama_encode."""
     batch = llama.llama_batch_init(len(tokens), 0, 1)
     batch.n_tokens = len(tokens)
     for i, token in enumerate(tokens):
         batch.token[i], batch.pos[i], batch.logits[i] = token, position + i, 1
         batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-    if llama.llama_decode(context, batch):
+    if decode(context, batch):
         sys.exit("llama.cpp does not compute it")
+    if decode is llama.llama_encode:
+        llama.llama_batch_free(batch)
+        return np.zeros(0)
     rows = [np.ctypeslib.as_array(llama.llama_get_logits_ith(context, i), (vocab,)) for i in range(len(tokens))]
     rows = np.stack(rows).copy()
     llama.llama_batch_free(batch)
@@ -57,6 +61,8 @@ def read(context, vocab: int, tokens: list[int], position: int) -> np.ndarray:
 def run(job: dict) -> None:
     model, context = opened(job["model"])
     vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+    if job.get("encode"):
+        read(context, vocab, job["encode"], 0, llama.llama_encode)
     prefill = read(context, vocab, job["tokens"], 0)
     then = job["then"] if isinstance(job["then"], list) else [None] * job["then"]
     last, tokens, decode = prefill[-1], [], []
@@ -70,8 +76,18 @@ def run(job: dict) -> None:
 
 
 def pool(job: dict) -> None:
-    texts = job["read"]
-    model, context = opened(job["model"], TEXTS, embeddings=True)
+    model, context = opened(job["model"], 1 if job["alone"] else TEXTS, embeddings=True)
+    groups = [[text] for text in job["read"]] if job["alone"] else [job["read"]]
+    rows = [row for texts in groups for row in pooled(model, context, texts)]
+    llama.llama_free(context)
+    llama.llama_model_free(model)
+    np.savez(job["out"], rows=np.stack(rows))
+
+
+def pooled(model, context, texts: list[list[int]]) -> list[np.ndarray]:
+    """A row of each text, of one batch."""
+    if memory := llama.llama_get_memory(context):
+        llama.llama_memory_clear(memory, True)
     batch, at = llama.llama_batch_init(sum(map(len, texts)), 0, 1), 0
     for number, tokens in enumerate(texts):
         for position, token in enumerate(tokens):
@@ -84,11 +100,8 @@ def pool(job: dict) -> None:
     is_rank = llama.llama_pooling_type(context) == llama.LLAMA_POOLING_TYPE_RANK
     width = llama.llama_model_n_cls_out(model) if is_rank else llama.llama_model_n_embd(model)
     found = [llama.llama_get_embeddings_seq(context, number) for number in range(len(texts))]
-    rows = np.stack([np.ctypeslib.as_array(row, (width,)).copy() for row in found])
     llama.llama_batch_free(batch)
-    llama.llama_free(context)
-    llama.llama_model_free(model)
-    np.savez(job["out"], rows=rows)
+    return [np.ctypeslib.as_array(row, (width,)).copy() for row in found]
 
 
 def tokenize(job: dict) -> None:

@@ -328,7 +328,7 @@ def planned(
     splits = np.full((tokens + 1, len(SPLIT)), -7, np.int64)
     plan = {"units": units, "unit_count": count(0), "splits": splits}
     sequences = {"sequences": header.sequences, "sequence_count": header.sequence_count}
-    seen = {"window": window, "chunked": chunked, "ahead": ahead}
+    seen = {"window": window, "chunked": chunked, "ahead": ahead, "crosses": False}
     call("plan", 1, **sequences, heads=heads, kv_heads=shape.kv_heads, **seen, **plan)
     assert (units[plan["unit_count"][0] :] == -7).all()
     assert (splits[-1] == -7).all()
@@ -409,7 +409,7 @@ def attend(
     partial[-1] = GUARD
     arguments = {"count": header.count, "positions": header.positions, "window": window, "softcap": softcap}
     arguments |= planned(call, header, shape, window, chunked, ahead)
-    arguments |= {"chunked": chunked, "sinks": sinks, "ahead": ahead}
+    arguments |= {"chunked": chunked, "sinks": sinks, "ahead": ahead, "crosses": False, "biases": 0, "reach": 0}
     arguments |= {
         "chosen": 0 if chosen is None else chosen,
         "chosen_stride": 0 if chosen is None else chosen.strides[0],

@@ -217,6 +217,14 @@ def test_the_memory_is_read_completely(threads: int, size: int):
     reader.close()
 
 
+def test_the_bandwidth_is_bytes_per_second(monkeypatch):
+    reader = MemoryReader(1, 1 << 20)
+    clock = iter([10.0, 12.0])
+    monkeypatch.setattr(bandwidth, "perf_counter", lambda: next(clock))
+    assert reader.run() == 1 << 19
+    reader.close()
+
+
 def test_the_memory_is_given_back():
     reader = MemoryReader(2, 1024)
     reader.run()

@@ -12,7 +12,7 @@ import pytest
 
 from localllm.arch import mamba2
 from localllm.arch.fields import Fields
-from localllm.cli import llama_names, opening
+from localllm.cli import config, llama_names, opening
 from localllm.convert import rope_scaling
 from localllm.convert.config import Config
 from localllm.engine.runs import DEEP, FIRST, Runs
@@ -287,3 +287,11 @@ def test_heads_and_groups_of_mamba_2_divide_what_there_is(wrong):
         mamba2.read_state_space(fields)
     right = Fields({**fields.metadata, **{f"mamba2.{name}": value for name, value in metadata.items()}}, "m", 100)
     assert mamba2.read_state_space(right).inner == 64
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(True, "on"), (False, "off"), (0, "0"), (1.5, "1.5"), (["a", 1], "a, 1"), ((), ""), ("two\nlines", "two lines")],
+)
+def test_values_as_config_shows_them(value, text: str):
+    assert config.shown(value) == text

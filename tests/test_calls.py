@@ -9,7 +9,7 @@ from conftest import ROOT
 
 from localllm import api, builtin_model
 from localllm.errors import UsageError
-from localllm.generation.call_format import GENERIC, HARMONY, TOLD, CallFormat, call_format
+from localllm.generation.call_format import GENERIC, HARMONY, ID, IDS, TOLD, CallFormat, call_format, common_form
 from localllm.generation.call_reader import ARGUMENTS, CALL, CallReader
 from localllm.generation.calls import Calls, Tool, ToolUse
 from localllm.generation.thinking import ANSWER
@@ -198,3 +198,19 @@ def test_schemas_that_a_grammar_cannot_hold(guide):
         ToolUse([TIME], "other")
     with pytest.raises(UsageError, match="a name of its own"):
         ToolUse([TIME, TIME])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "common"),
+    [
+        ("</call>\n<call>", "</call>\n<call>", "</call>\n<call>"),
+        ('}, "id": 1, {', '}, "id": 2, {', '}, "id": ' + ID + ", {"),
+        ("call 7 of 3: 12", "call 8 of 3: 13", f"call {ID} of 3: {ID}"),
+        (f"] {IDS[0]} [", f"] {IDS[1]} [", f"] {ID} ["),
+        ("1, then", "1; then", "1, then"),
+        ("1, 2", "1", "1, 2"),
+    ],
+)
+def test_what_is_alike_between_two_calls(one: str, other: str, common: str):
+    """Numbers that differ are ids; what differs otherwise is as in the first."""
+    assert common_form(one, other) == common

@@ -12,6 +12,7 @@ from simulated import SimulatedCard
 from localllm.arch.states import Paged
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weight
+from localllm.engine import opening
 from localllm.engine.cuda import attention as cuda_attention
 from localllm.engine.cuda import backend as cuda_backend
 from localllm.engine.cuda import devices
@@ -136,6 +137,24 @@ def test_everything_is_given_back(card):
     assert card.memory
     model.close()
     assert not card.memory
+
+
+@pytest.mark.parametrize(
+    ("backend", "layers", "driver", "kind", "is_told"),
+    [
+        ("cpu", "auto", True, "cpu", False),
+        ("reference", 3, True, "reference", False),
+        ("auto", "auto", True, "card", False),
+        ("auto", "auto", False, "cpu", False),
+        ("auto", 0, False, "cpu", False),
+        ("auto", 3, False, "cpu", True),
+        ("cuda", "auto", False, "card", False),
+    ],
+)
+def test_what_is_chosen_to_compute(backend, layers, driver, kind, is_told):
+    """That there is no driver is told who wanted layers on a card; who named a card will hear it of the card."""
+    choice = opening.chosen(EngineOptions(backend=backend, gpu_layers=layers), lambda: driver)
+    assert (choice.kind, choice.note is not None) == (kind, is_told)
 
 
 def test_no_layers_means_the_cpu(card):

@@ -5,7 +5,7 @@ import pytest
 from gguf import GGMLQuantizationType, dequantize
 
 from localllm.quant import encode
-from localllm.quant.codebook import codebook
+from localllm.quant.codebook import choose_d, codebook
 from localllm.quant.formats import BY_NAME
 
 pytestmark = pytest.mark.sampled("name", always=("IQ3_XXS",))  # to compile all searches takes minutes
@@ -137,3 +137,15 @@ def test_importance_of_zero_says_nothing(name: str):
     assert error(weights, decoded(name, weights, importance), importance) < error(
         weights, decoded(name, weights), importance
     )
+
+
+@pytest.mark.parametrize("right", range(4))
+def test_the_d_is_chosen_whose_multiples_meet_the_scales(right: int):
+    """Wherever among the candidates it is; groups that gain nothing, whose scale is none, have no say."""
+    shares = np.array([0.83, 0.9, 1.07, 1.21], np.float32)
+    d = np.float32(0.01)
+    largest = np.float32(31)
+    scales = d * np.array([1, 3, 7, 0, 15, 21, 5, 0], np.float32)
+    scales[2] = d * shares[right] * largest  # so that it is the greatest, and d one of those that are tried
+    gains = np.array([1, 2, 0.1, 0, 3, 1, 2, 0], np.float32)
+    assert choose_d(scales, gains, 31, shares) == pytest.approx(d, rel=1e-6)

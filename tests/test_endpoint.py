@@ -135,14 +135,16 @@ def test_tools(told: Served, tmp_path: Path):
 def test_a_session(told: Served, tmp_path: Path):
     folders = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_STATE_HOME": str(tmp_path / "state")}
     chat = Terminal("chat", "--endpoint", told.url, "-m", "small", "--session", "far", "--stats", **folders)
-    chat.expect("small · endpoint · 400 tokens of context")
+    chat.expect("small · endpoint · ")
     chat.prompt()
     for number in range(8):  # more than the context has room for
         assert f"QUESTION {number}" in chat.say(f"question {number} " + "long " * 10)
-    assert "first" in chat.seen and "forgotten" in chat.seen
+    assert "first" in chat.seen and "forgotten" in chat.seen and "of 400" in chat.seen
     assert "cannot go on where it was cut" in chat.say("/continue")
     chat.type("\x04")
     assert chat.end() == 0
+    alone = Terminal("chat", "--session", "far", **folders)
+    assert alone.end() == 2 and f"--endpoint {told.url}/v1 goes on with it" in alone.seen
     again = Terminal("chat", "--endpoint", told.url, "-m", "small", "--session", "far", **folders)
     again.expect("session far · 16 messages")
     again.prompt()
@@ -151,13 +153,16 @@ def test_a_session(told: Served, tmp_path: Path):
     assert again.end() == 0
 
 
-def test_a_key(path: str, tmp_path: Path):
+def test_a_key(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with serving({"scripted": lambda: scripted(path, {})}, Rules(keys=("secret-key",))) as served:
         done = ask("run", served, "-p", "hello")
         assert done.returncode == 1 and "wants a key: LOCALLLM_API_KEY" in done.stderr
         key = tmp_path / "key"
         key.write_text("secret-key\n")
         assert ask("run", served, "-p", "hello", "--api-key-file", str(key)).stdout == "HELLO\n"
+        monkeypatch.setenv("LOCALLLM_API_KEY", "secret-key")
+        done = ask("run", served, "-p", "hello")
+        assert (done.stdout, done.stderr) == ("HELLO\n", "")
         key.write_text("another\n")
         assert "refuses the key" in ask("run", served, "-p", "hello", "--api-key-file", str(key)).stderr
 
@@ -221,13 +226,18 @@ def replying(status: int, body: bytes, kind: str = "application/json", **headers
 
 
 @contextmanager
-def reacting(*reactions: Reaction) -> Iterator[tuple[str, list[Any]]]:
-    """A server that does one thing after another, the last for ever; its address, and what it was asked."""
-    asked = list[Any]()
+def reacting(*reactions: Reaction, loads: int = 0) -> Iterator[tuple[str, list[Any]]]:
+    """A server that does one thing after another, the last for ever; its address, and what it was asked.
+
+    loads: how often it says that it is loading its model.
+    """
+    asked, loading = list[Any](), list[int]()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            replying(200, json.dumps(MODELS).encode())(self, 0)
+            loading.append(1)
+            is_there = len(loading) > loads
+            replying(200 if is_there else 503, json.dumps(MODELS).encode(), Retry_After="0")(self, 0)
 
         def do_POST(self) -> None:
             asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -278,7 +288,7 @@ def test_a_server_that_goes_wrong(reaction: Reaction, message: str | None, monke
 
 
 def test_one_that_was_busy_is_asked_again():
-    with reacting(BUSY, BUSY, replying(200, FINE, STREAM)) as (url, asked):
+    with reacting(BUSY, BUSY, replying(200, FINE, STREAM), loads=2) as (url, asked):
         assert ask("run", url, "-p", "Hi").stdout == "Hello\n"
         assert len(asked) == 3 and asked[0] == asked[2]
 

@@ -9,7 +9,7 @@ from test_recurrent_kernels import weight
 from localllm.engine.run import Span
 from localllm.kernels.reference import Reference
 
-KERNELS = ["scale_columns", "lerp", "multiply_heads", "head_dots", "mix"]
+KERNELS = ["scale_columns", "lerp", "multiply_heads", "head_dots", "mix", "softmax", "replace_ids"]
 TOKENS = 5
 
 
@@ -67,6 +67,31 @@ def test_mix(call, builder, streams, made, width):
         call, "mix", builder.mix(x, weights, streams), x=rows, x_stride=rows.strides[0], streams=streams, width=width,
         weights=by, weights_stride=by.strides[0], columns=made * width,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [1, 3, 16, 37])
+def test_softmax(call, builder, columns):
+    x = 5 * normal(TOKENS, columns)
+    x[0] += 80
+    check(call, "softmax", builder.softmax(x), x=padded(x), columns=columns)
+    np.testing.assert_allclose(builder.softmax(x).sum(axis=1), 1, rtol=1e-6)
+    for number in (np.nan, np.inf, -np.inf):
+        x[1, columns // 2] = number
+        broken = builder.softmax(x)
+        assert np.isnan(broken[1]).all()
+        assert np.isfinite(np.delete(broken, 1, axis=0)).all()
+        for run, how in ((call, 1), (launch, TOKENS)):
+            y = output(TOKENS, columns)
+            run("softmax", how, x=padded(x), y=y, stride=y.strides[0], columns=columns, count=count(TOKENS))
+            np.testing.assert_array_equal(np.isnan(written(y, TOKENS, columns)), np.isnan(broken))
+
+
+def test_ids_are_replaced(call, builder):
+    ids, table = np.array([3, 0, 299, 7, 7]), np.random.default_rng(0).integers(0, 1 << 40, 300)
+    for run, how in ((call, 1), (call, 3), (launch, TOKENS)):
+        y = np.full(TOKENS + 1, -1)
+        run("replace_ids", how, ids=ids, table=table, y=y, count=count(TOKENS))
+        np.testing.assert_array_equal(y, [*builder.replace_ids(ids, table), -1])
 
 
 def test_what_is_no_number_stays_visible(builder):

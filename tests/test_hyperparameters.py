@@ -13,7 +13,7 @@ from localllm.arch.fields import Fields
 from localllm.arch.rope import Rope
 from localllm.arch.sections import with_sections
 from localllm.arch.states import Paged
-from localllm.errors import ModelError
+from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf_file import GGUFFile
 
 METADATA = {
@@ -215,6 +215,14 @@ def test_other_architectures_are_refused(name):
         architecture(file)
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 1000
+
+
+def test_an_architecture_of_tomorrow_is_refused_by_its_name():
+    """Though it says all that ours say: what its numbers mean nobody knows."""
+    metadata = {key.replace("llama.", "unheard."): value for key, value in METADATA.items()}
+    file = SimpleNamespace(metadata=metadata | {"general.architecture": "unheard"}, path="model.gguf", tensors={})
+    with pytest.raises(UnsupportedError, match=r"^model\.gguf: architecture unheard is not supported \(docs/what-runs"):
+        architecture(file)
 
 
 def test_gemma_2(model_path):

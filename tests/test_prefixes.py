@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm.arch.states import SLACK
 from localllm.arch.storage import KVType
-from localllm.engine.memory import fingerprint
+from localllm.engine.memory import fingerprint, prefixes
 from localllm.engine.memory.prefixes import Prefixes
 from localllm.engine.run import BATCH
 from localllm.engine.runs import DEEP, FIRST, Runs
@@ -295,6 +296,21 @@ def test_a_damaged_file_that_stays(tiny: Path, folder: Path, monkeypatch):
     with open_model(tiny) as model:
         assert model.prefixes.find(tokens(600)) is None
         assert model.prefixes.load(model.prefixes.stored(tokens(600))) is None
+        np.testing.assert_array_equal(read(model, tokens(600))[1], logits)
+
+
+def test_a_system_without_another_thread(tiny: Path, folder: Path, monkeypatch):
+    """As when the interpreter ends: nothing is written, nobody waits for who never began, and the answer is there."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with open_model(tiny) as model, monkeypatch.context() as context:
+        context.setattr(prefixes.threading.Thread, "start", refuse)
+        _, logits = read(model, tokens(600))
+        model.prefixes.close()
+    assert not folder.exists() or not list(folder.iterdir())
+    with open_model(tiny, cache=False) as model:
         np.testing.assert_array_equal(read(model, tokens(600))[1], logits)
 
 

@@ -5,6 +5,7 @@ import itertools
 import mmap
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -20,6 +21,8 @@ import pytest
 from conftest import ROOT
 from selection import everything
 from system_calls import SystemCalls
+from terminal import Terminal
+from test_cli import posix
 from tiny_model import write_tiny_model
 
 from localllm.cli import quantize as quantize_command
@@ -546,6 +549,18 @@ def test_ended_at_random_points_the_old_file_is_whole(number: int, code: int, ca
         done = with_fate(number, call, model, tmp_path / "x.gguf")
         assert (done.returncode, "Traceback" in done.stderr) == (code, False), (call, done.stderr)
         assert (tmp_path / "x.gguf").read_text() == "old" and len(list(tmp_path.iterdir())) == 1, call
+
+
+@posix
+def test_a_terminal_sees_how_far_it_is(tmp_path: Path):
+    """And nothing of that stays; a dumb one sees the last line only."""
+    model, out = write_tiny_model(tmp_path / "m.gguf"), tmp_path / "x.gguf"
+    for term in ("xterm", "dumb"):
+        shown = Terminal("quantize", str(model), str(out), "Q8_0", "--force", TERM=term)
+        assert shown.end() == 0, shown.seen
+        assert ("%" in shown.seen and "\x1b[2K" in shown.seen) == (term == "xterm"), shown.seen
+        assert re.search(r"x\.gguf: .*, \d+\.\d s\r\n", shown.seen)
+        assert GGUFFile.open(out).tensors["output.weight"].format.name == "Q8_0"
 
 
 @pytest.mark.slow

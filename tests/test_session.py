@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -282,3 +283,18 @@ def test_names():
     with pytest.raises(AttributeError):
         _ = localllm.nothing
     assert set(localllm.__all__) <= set(dir(localllm)) | {"open", "Model", "Tokenizer", "__version__"}
+
+
+@pytest.mark.parametrize(("template", "stop", "expected"), [
+    ("plain", (), "I am."), ("plain", ("am",), "I "), ("chatml", (), "I am.\nUser: And who am I?"),
+])  # fmt: skip
+def test_in_plain_conversations_a_model_does_not_speak_for_the_user(tokenizer: Tokenizer, template, stop, expected):
+    """Base models write both parts, where names stand in front of what is said."""
+    said, read = [*tokenizer.encode("I am.\nUser: And who am I?"), tokenizer.eos_id], list[int]()
+
+    def go_on(tokens: list[int]) -> int:
+        read.append(len(tokens))
+        return said[min(len(tokens) - read[0], len(said) - 1)]
+
+    session = Session(Sequences(FakeEngine(tokenizer.vocab_size, go_on, 512)), tokenizer, template)
+    assert "".join(session.ask("Are you?", replace(GREEDY, stop=stop))) == expected

@@ -2,12 +2,13 @@
 
 import resource
 import time
+from contextlib import nullcontext
 
 import pytest
 from jinja2 import nodes
 
 from localllm.errors import ModelError
-from localllm.text import sandbox, templates, trial
+from localllm.text import limits, sandbox, templates, trial
 from localllm.text.sandbox import LimitError, compile_template, render_template
 from localllm.text.templates import ChatTemplate
 
@@ -198,3 +199,22 @@ def test_what_is_written_has_a_limit(monkeypatch):
         render_template(template, {"messages": [USER]})
     monkeypatch.setattr(sandbox, "LENGTH", 120)
     assert len(render_template(template, {"messages": [USER]})) == 120
+
+
+@pytest.mark.parametrize(
+    ("separator", "items", "length"),
+    [
+        ("-" * 9, ["a" * 5] * 4, 4 * 5 + 9 * 4 + 4),
+        ("", ["ab", 7, None], 2 + 1 + 1 + 3),
+        ("xy", {"key": "value", "other": 1}, 5 + 1 + 2 * 2 + 2),
+        ("---", "abcd", 1 + 3 * 4 + 4),
+    ],
+)
+def test_joined_texts_are_measured_before_they_are_made(monkeypatch, separator, items, length):
+    """Texts and what is between them, whichever of the two is long; a filter and a method alike."""
+    for limit, fits in ((length, True), (length - 1, False)):
+        monkeypatch.setattr(limits, "LENGTH", limit)
+        with nullcontext() if fits else pytest.raises(LimitError, match="a value is over"):
+            limits.check_join(separator, items)
+        with nullcontext() if fits else pytest.raises(LimitError, match="a value is over"):
+            limits.check_method(separator, "join", (items,), {})

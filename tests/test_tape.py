@@ -10,10 +10,11 @@ import pytest
 
 from localllm.arch.weights import Weight
 from localllm.engine.cpu.products import float_scratch
-from localllm.engine.lower.tape import Buffer, Step, assign_stages, offsets
+from localllm.engine.lower.tape import Buffer, Step, Tape, assign_stages, offsets
 from localllm.engine.record.operations import Activation, Operation, Rows
 from localllm.engine.record.split import layer_of
 from localllm.files.gguf_file import Tensor
+from localllm.kernels.arguments import ADD
 from localllm.kernels.cpu import FLOAT_SCRATCH
 from localllm.quant.formats import BY_NAME
 
@@ -93,6 +94,21 @@ def test_there_is_a_barrier_only_where_one_is_needed(seed: int):
     for number, some in enumerate(steps[1:], 1):
         before = [earlier for earlier in steps[:number] if earlier.stage == steps[number - 1].stage]
         assert some.stage - steps[number - 1].stage == any(conflict(earlier, some) for earlier in before)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_threads_wait_before_the_first_step_of_each_stage(seed: int):
+    """And nowhere else: the tape's last column; the first one needs to be waited for as well, by who comes late."""
+    steps = drawn(seed)
+    rows = Tape([replace(some, arguments=arguments_of_add(some)) for some in steps]).finish({"add": 7})
+    assign_stages(steps)
+    before = [-1, *(some.stage for some in steps)]
+    assert rows[:, 4].tolist() == [some.stage > last for some, last in zip(steps, before, strict=False)]
+    assert (rows[:, 0] == 7).all() and (np.diff(rows[:, 1]) == 8 * len(ADD._fields)).all()
+
+
+def arguments_of_add(some: Step) -> dict[str, int | Buffer]:
+    return dict.fromkeys(ADD._fields, 0) | {"x": some.writes[0]}
 
 
 def test_a_buffer_lives_from_its_first_stage_to_its_last():

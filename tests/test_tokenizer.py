@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from vocabularies import GIVEN
 
 from localllm.errors import ModelError, UsageError
+from localllm.text import subwords
 from localllm.text.pretokenizer_sources import SOURCES
 from localllm.text.pretokenizers import PRETOKENIZERS
 from localllm.text.special import SpecialTokens
@@ -501,6 +502,27 @@ def test_every_name_has_its_source():
 def test_all_names_are_compared():
     compared = {name for row in GIVEN["cuts"] for name in row["names"]}
     assert set(PRETOKENIZERS) - compared == {"gemma4", "granite-embed-multi-311m", "sarvam-moe"}
+
+
+@pytest.mark.parametrize("name", vocabularies.NAMES)
+def test_what_is_remembered_of_words_is_bounded(vocabulary, monkeypatch, name: str):
+    """Servers encode for weeks: no more words than that, no long ones, and the same tokens."""
+    texts = [" ".join(vocabularies.PROSE.split()[start : start + 40]) for start in range(0, 200, 40)]
+    expected = [vocabulary(name).encode(text) for text in texts]
+    monkeypatch.setattr(subwords, "_REMEMBERED_WORDS", 8)
+    monkeypatch.setattr(subwords, "_REMEMBERED_LENGTH", 6)
+    tokenizer = Tokenizer.from_metadata(vocabularies.metadata(name))
+    for _ in range(2):
+        assert [tokenizer.encode(text) for text in texts] == expected
+        words = tokenizer._subwords._words
+        assert len(words) <= 8 and all(len(word) <= 6 for word in words)
+
+
+def test_long_spaces_of_jais_are_cut_by_powers_of_two():
+    """Its released pattern knows runs of 512, 256 and so on down to 4, then two, then one."""
+    cut = cutter(PRETOKENIZERS["jais-2"].patterns)
+    assert [len(piece) for piece in cut(" " * 1791)] == [512, 512, 512, 128, 64, 32, 16, 8, 4, 2, 1]
+    assert [len(piece) for piece in cut(" " * 514)] == [512, 2]
 
 
 @pytest.mark.sampled

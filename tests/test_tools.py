@@ -205,6 +205,15 @@ def test_servers_that_do_not_answer(tmp_path: Path, command: list[str]):
         McpServers(mcp_file(tmp_path, odd={"command": command[0], "args": command[1:]}))
 
 
+@pytest.mark.slow(4)
+def test_a_model_that_calls_a_server(model: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("mcp", reason="needs the extra localllm[mcp]")
+    monkeypatch.setenv("PYTHON_HERE", sys.executable)
+    done = ask(model, home, "add", "--mcp", mcp_file(tmp_path, calc=CALCULATOR), "--yes", "calc__add")
+    assert done.stdout == "It says: 42\n", done.stderr
+    assert "these are not offered: calc__fail, calc__wait" in done.stderr
+
+
 # ---- the command line
 
 

@@ -44,6 +44,7 @@ ARCHITECTURES = {
     "ernie4_5": "llama",
     "ernie4_5-moe": "deepseek",
     "dream": "masked",
+    "eurobert": "eurobert",
     "exaone": "exaone",
     "exaone-moe": "exaone_moe",
     "exaone4": "exaone4",
@@ -65,6 +66,7 @@ ARCHITECTURES = {
     "granite_swa": "granite_swa",
     "granitehybrid": "granitehybrid",
     "granitemoe": "granite",
+    "graniteswitch": "graniteswitch",
     "grok": "grok",
     "grovemoe": "grovemoe",
     "hrm_text": "hrm_text",
@@ -79,6 +81,7 @@ ARCHITECTURES = {
     "jamba": "jamba",
     "jina-bert-v2": "jina_bert",
     "jina-bert-v3": "nomic_bert",
+    "kimi-k3": "kimi_k3",
     "kimi-linear": "kimi_linear",
     "laguna": "laguna",
     "lfm2": "lfm2",
@@ -86,6 +89,7 @@ ARCHITECTURES = {
     "llada": "masked",
     "llada-moe": "masked",
     "llama": "llama",
+    "llama-embed": "eurobert",
     "llama4": "llama4",
     "maincoder": "hunyuan",
     "mamba": "mamba",
@@ -103,6 +107,7 @@ ARCHITECTURES = {
     "mpt": "mpt",
     "muse-glimmer": "muse_glimmer",
     "nanbeige": "nanbeige",
+    "neo-bert": "eurobert",
     "nemotron": "nemotron",
     "nemotron_h": "nemotron_h",
     "nemotron_h_moe": "nemotron_h",
@@ -146,8 +151,23 @@ ARCHITECTURES = {
     "starcoder": "gpt2",
     "starcoder2": "starcoder2",
     "step35": "step35",
+    "t5": "t5",
+    "t5encoder": "t5",
     "talkie": "talkie",
     "xverse": "llama",
+}
+
+SPEECH, DRAFTS = "speech is not made here", "the head of another model, which guesses for it, is no model of its own"
+# Names that llama.cpp has besides: why they do not run.
+REFUSED = {
+    "clip": "what sees is no model of its own",
+    "dflash": DRAFTS,
+    "eagle3": DRAFTS,
+    "gemma4-assistant": DRAFTS,
+    "gptj": "nothing computes it, llama.cpp neither, which has its name and no graph",
+    "pockettts": SPEECH,
+    "qwen3tts": SPEECH,
+    "wavtokenizer-dec": SPEECH,
 }
 
 
@@ -158,6 +178,8 @@ def architecture(file: GGUFFile) -> tuple[ModuleType, Hyperparameters]:
     """
     name = require_general(file)
     if name not in ARCHITECTURES:  # whose metadata may mean anything
+        if name in REFUSED:
+            raise UnsupportedError(f"{file.path}: architecture {name} is not supported: {REFUSED[name]}")
         known = f"docs/what-runs.md lists the {len(ARCHITECTURES)} that are"
         raise UnsupportedError(f"{file.path}: architecture {shown(name)} is not supported ({known})")
     fields = Fields.of(file)

@@ -25,6 +25,7 @@ TENSORS = {
 OF_EXPERTS_ONLY = "arctic"  # feed_forward_length, there, though layers have another network beside them
 OF_BOTH = "qwen"  # whose feed_forward_length is that of the gate and the other matrix together
 OF_ONE_EXPERT = "hunyuan-dense", "hunyuan_vl"  # who say of their feed-forward network that it is one
+OF_NO_EXPERT = "granitehybrid", "graniteswitch"  # who say it, and how many a token goes to, where there are none
 OTHERS = "mla", "swa"  # lengths of keys and values, in models that have more than one
 MOST_LAYERS = "leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers"  # no more than there are
 # What a file without experts does not say, or says as 0.
@@ -78,6 +79,8 @@ def require_present(fields: Fields, tensors: Mapping[str, Any]) -> None:
     """What a hyperparameter says that there is; and no more layers than there are."""
     layers = fields.layers()
     for key, name in TENSORS.items():
+        if "expert" in key and has_none(fields):
+            continue
         is_there = any(f"blk.{layer}.{name}" in tensors for layer in range(layers))
         if fields.has(key) and not is_there and max(fields.counts(key, layers, 0)):
             first = next((n for n in range(layers) if f"blk.{n}.{OF_EXPERTS[0]}" in tensors), 0)
@@ -103,7 +106,7 @@ def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Any]) -> N
 def require_experts_or_none(fields: Fields, tensors: Mapping[str, Any]) -> None:
     """A model that says something of experts has some."""
     experts = max(fields.counts("expert_count", fields.layers(), 0))
-    if fields.arch in OF_ONE_EXPERT and experts <= 1:
+    if (fields.arch in OF_ONE_EXPERT and experts <= 1) or has_none(fields):
         return
     for key in ABOUT_EXPERTS:
         if not experts and (value := max(fields.counts(key, fields.layers(), 0))):
@@ -111,6 +114,11 @@ def require_experts_or_none(fields: Fields, tensors: Mapping[str, Any]) -> None:
     is_expert = [part for part in tensors if part.split(".", 2)[2:] and part.split(".", 2)[2] in OF_EXPERTS]
     if experts and not is_expert and not any(".ffn_down.0." in name for name in tensors):
         raise fields.error(f"{fields.key('expert_count')} is {experts}, but no layer has experts")
+
+
+def has_none(fields: Fields) -> bool:
+    """Whether it is a model without experts, whose keys speak of some."""
+    return fields.arch in OF_NO_EXPERT and not max(fields.counts("expert_count", fields.layers(), 0))
 
 
 def require_lengths(

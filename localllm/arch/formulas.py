@@ -1,4 +1,4 @@
-"""Formulas of verbs that treat rows one by one, in NumPy, that take more than a line: see localllm.arch.verbs."""
+"""Formulas of verbs that treat rows one by one, in NumPy, float32 as their inputs: see localllm.arch.verbs."""
 
 from math import erf
 
@@ -15,3 +15,44 @@ def xielu(x: np.ndarray, alpha_p: float, alpha_n: float, beta: float, epsilon: f
     with np.errstate(invalid="ignore"):
         below = alpha_n * (np.expm1(np.minimum(x, epsilon)) - x)
         return (np.where(x > 0, alpha_p * x * x, below) + beta * x).astype(np.float32)
+
+
+def swiglu_limited(gate: np.ndarray, up: np.ndarray, sharpness: float, limit: float) -> np.ndarray:
+    gate, up = if_finite(np.minimum(gate, np.float32(limit)), gate), if_finite(np.clip(up, -limit, limit), up)
+    with np.errstate(over="ignore"):
+        return gate / (1 + np.exp(-np.float32(sharpness) * gate)) * (up + 1)
+
+
+def relu_squared(x: np.ndarray) -> np.ndarray:
+    return if_finite(np.maximum(x, 0), x) ** 2
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    return if_finite(np.maximum(x, 0), x)
+
+
+def exponential(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return if_finite(np.exp(x), x)
+
+
+def plus(x: np.ndarray, number: float) -> np.ndarray:
+    return x + np.float32(number)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return if_finite(1 / (1 + np.exp(-x)), x)
+
+
+def clamp(x: np.ndarray, limit: float) -> np.ndarray:
+    return if_finite(np.clip(x, np.float32(-limit), np.float32(limit)), x)
+
+
+def softcap(x: np.ndarray, cap: float) -> np.ndarray:
+    return if_finite(np.float32(cap) * np.tanh(x / np.float32(cap)), x)
+
+
+def if_finite(y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """y, but NaN where x is not finite: a function whose values are bounded would hide what a broken weight made."""
+    return np.where(np.isfinite(x), y, np.float32(np.nan))

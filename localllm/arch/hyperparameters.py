@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from localllm.arch.states import Latent, State
 from localllm.frozen import frozen
@@ -20,6 +20,8 @@ class Hyperparameters:
         fills: whether it fills masked places then.
         before_head, head_gelu, norm_of_head: what is pooled for a classification head, its function, its norm's
             epsilon.
+        encode: says the verbs of an encoder (builder, weights, hyperparameters), whose text a decoder answers.
+        start_token: what stands behind that text, and begins the answer.
     """
 
     looks_ahead: ClassVar[bool] = False
@@ -37,6 +39,14 @@ class Hyperparameters:
     @property
     def before_head(self) -> str:
         return "cls" if self.looks_ahead else "last"
+
+    @property
+    def encode(self) -> Any:
+        return None
+
+    @property
+    def start_token(self) -> int | None:
+        return None
 
     @property
     def norm_of_head(self) -> float:

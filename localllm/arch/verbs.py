@@ -14,7 +14,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from localllm.arch.formulas import gelu_erf, xielu
+from localllm.arch.formulas import (
+    clamp,
+    exponential,
+    gelu_erf,
+    if_finite,
+    plus,
+    relu,
+    relu_squared,
+    sigmoid,
+    softcap,
+    swiglu_limited,
+    xielu,
+)
 from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.states import Latent, Paged, Recurrent
@@ -34,6 +46,10 @@ class Scores:
     A score s becomes softcap * tanh(s / softcap) if softcap is not 0, and loses slope * |distance| if heads have slopes
     (ALiBi, Press et al. 2021). A sink is a score of each head for nothing (gpt-oss, 2025). Tokens see the `ahead`
     tokens behind them, too: EVERY_TOKEN where attention goes both ways.
+
+    Biases are added by distance: of a head, number i where the key stands i - reach places behind the query, the first
+    and the last one beyond (T5, Raffel et al. 2020). Queries of a decoder see what it has written itself, or, where
+    they cross, what the encoder has read.
     """
 
     heads: int
@@ -43,6 +59,8 @@ class Scores:
     sinks: Weight | None = None
     ahead: int = 0
     chosen: Activation | None = None  # which keys count, as `choose` says; None: all that a token sees
+    biases: np.ndarray | None = None  # float32 [heads, 2 * reach + 1]
+    crosses: bool = False
 
 
 @frozen
@@ -147,6 +165,10 @@ class Builder(RowwiseVerbs, Protocol):
         """The embedding rows of the tokens: [tokens, width]."""
         ...
 
+    def replace_ids(self, ids: Numbers, table: np.ndarray) -> Numbers:
+        """Numbers for the tokens' ids, int64 [vocab]: other ids, or those of rows of a smaller table."""
+        ...
+
     def embed_positions(self, weight: Weight, positions: Numbers) -> Activation:
         """The rows of a table of positions: [tokens, width]."""
         ...
@@ -209,6 +231,10 @@ class Builder(RowwiseVerbs, Protocol):
         """
         ...
 
+    def keep(self, k: Activation, v: Activation, state: Paged) -> None:
+        """The run's keys and values go to the cache, for attention elsewhere."""
+        ...
+
     def pool(self, x: Activation, kind: str) -> Activation:
         """One row for each text, of a row for each of its tokens: their "mean", the first ("cls") or the "last"."""
         ...
@@ -260,6 +286,10 @@ class Builder(RowwiseVerbs, Protocol):
 
     def multiply_heads(self, x: Activation, gates: Activation) -> Activation:
         """Each head's columns of x times its gate; gates [tokens, heads]."""
+        ...
+
+    def softmax(self, x: Activation) -> Activation:
+        """e^x of each column, divided by the sum of all of the row's; NaN where one of them is not finite."""
         ...
 
     def head_dots(self, x: Activation, z: Activation, heads: int) -> Activation:
@@ -392,12 +422,6 @@ def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
         return gate / (1 + np.exp(-gate)) * up
 
 
-def swiglu_limited(gate: np.ndarray, up: np.ndarray, sharpness: float, limit: float) -> np.ndarray:
-    gate, up = if_finite(np.minimum(gate, np.float32(limit)), gate), if_finite(np.clip(up, -limit, limit), up)
-    with np.errstate(over="ignore"):
-        return gate / (1 + np.exp(-np.float32(sharpness) * gate)) * (up + 1)
-
-
 def geglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     return gelu(gate) * up
 
@@ -409,38 +433,3 @@ def reglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 def gelu(x: np.ndarray) -> np.ndarray:
     x = x.astype(np.float64)
     return (x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))).astype(np.float32)
-
-
-def relu_squared(x: np.ndarray) -> np.ndarray:
-    return if_finite(np.maximum(x, 0), x) ** 2
-
-
-def relu(x: np.ndarray) -> np.ndarray:
-    return if_finite(np.maximum(x, 0), x)
-
-
-def exponential(x: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return if_finite(np.exp(x), x)
-
-
-def plus(x: np.ndarray, number: float) -> np.ndarray:
-    return x + np.float32(number)
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return if_finite(1 / (1 + np.exp(-x)), x)
-
-
-def clamp(x: np.ndarray, limit: float) -> np.ndarray:
-    return if_finite(np.clip(x, np.float32(-limit), np.float32(limit)), x)
-
-
-def softcap(x: np.ndarray, cap: float) -> np.ndarray:
-    return if_finite(np.float32(cap) * np.tanh(x / np.float32(cap)), x)
-
-
-def if_finite(y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """y, but NaN where x is not finite: a function whose values are bounded would hide what a broken weight made."""
-    return np.where(np.isfinite(x), y, np.float32(np.nan))

@@ -30,10 +30,13 @@ class Weight:
 
     def vector(self) -> np.ndarray:
         """A 1-D tensor as float32. Raises ModelError if it is no vector of plain, finite numbers."""
-        kind = {"F32": np.float32, "F16": np.float16, "F64": np.float64}.get(self.tensor.format.name)
+        kinds = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "BF16": np.uint16}
+        kind = kinds.get(self.tensor.format.name)
         if kind is None or len(self.shape) != 1:
             raise ModelError(f"tensor {self.name} should be a vector of F32, is {self.tensor.format.name} {self.shape}")
-        numbers = self.tensor.data.reshape(-1).view(kind).astype(np.float32)
+        numbers = self.tensor.data.reshape(-1).view(kind)
+        is_upper_half = kind is np.uint16  # of a float32
+        numbers = (numbers.astype(np.uint32) << 16).view(np.float32) if is_upper_half else numbers.astype(np.float32)
         if not np.isfinite(numbers).all():
             raise ModelError(f"tensor {self.name} has values that are not numbers")
         return numbers
@@ -115,7 +118,12 @@ class Weights:
 
     def block(self, layer: int) -> "Weights":
         """The tensors of one layer."""
-        return Weights(self._tensors, f"blk.{layer}.", self._of_layers)
+        return Weights(self._tensors, f"{self._prefix}blk.{layer}.", self._of_layers)
+
+    def part(self, prefix: str) -> "Weights":
+        """The tensors of an encoder or a decoder, which has layers of its own."""
+        own = names_in_layers(name.removeprefix(prefix) for name in self._tensors if name.startswith(prefix))
+        return Weights(self._tensors, prefix, own)
 
     def get(self, name: str, by_layer: bool = False) -> Weight | None:
         """The weight, or None if the file has none of that name. Raises ModelError if only other layers have it."""

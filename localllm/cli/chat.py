@@ -95,6 +95,7 @@ def chat(
             return opened_there(place, path, choices, engine, chat_template=chat_template)
         assert path is not None
         found = opening.open_model(path, engine, chat_template, no_cache)
+        found.session.require_conversation()
         if chosen.on_overflow == "shift":
             found.engine.require_shift()
         return found

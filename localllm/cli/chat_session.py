@@ -3,7 +3,7 @@
 import os
 import sys
 
-from localllm.cli.conversation import Conversation
+from localllm.cli.conversation import AT_ENDPOINT, Conversation
 from localllm.cli.terminal import dim, is_terminal
 from localllm.errors import UsageError
 from localllm.services import sessions
@@ -26,6 +26,8 @@ def model_of(session: str) -> str | None:
     if not sessions.exists(session):
         return None
     about = sessions.read(session).model
+    if about.fingerprint.startswith(AT_ENDPOINT):
+        raise UsageError(f"the session {session!r} was held with a server: --endpoint {about.path} goes on with it")
     if about.path and not os.path.exists(about.path):
         raise UsageError(f"the model of the session {session!r} is not there any more: {about.path}; name another one")
     return about.path or None

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from localllm.generation.generate import Generation, GenerationOptions
 
 
+AT_ENDPOINT = "endpoint "  # what the fingerprint of a server's model begins with
+
+
 class Conversation:
     """With one model at a time.
 
@@ -320,7 +323,7 @@ def turns(count: int) -> str:
 def about(model: "Model") -> SessionModel:
     """What a session tells of its model."""
     if model.file is None:  # a server's
-        return SessionModel(model.name, model.path, f"endpoint {model.name}")
+        return SessionModel(model.name, model.path, f"{AT_ENDPOINT}{model.name}")
     return SessionModel(
         model.name or file_stem(model.path), os.path.abspath(model.path), sessions.fingerprint(model.file)
     )

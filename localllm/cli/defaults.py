@@ -15,7 +15,7 @@ from localllm.errors import UsageError
 from localllm.files.settings import Settings, settings
 
 # Variables that are none of an option's.
-OTHER_VARIABLES = {f"{PREFIX}{name}" for name in ("CACHE", "DEBUG", "MODELS", "PREFIX_GB")}
+OTHER_VARIABLES = {f"{PREFIX}{name}" for name in ("API_KEY", "CACHE", "DEBUG", "MODELS", "PREFIX_GB")}
 
 
 class Chosen(NamedTuple):

@@ -103,8 +103,13 @@ def typed(text: str, name: str) -> str:
 
 
 def request(model: "Model", text: str, system: str | None, raw: bool) -> "str | list[Message]":
-    """The prompt as messages; as it is with `raw`. A template that the file does not have is worth a warning."""
+    """The prompt as messages; as it is with `raw`, and for models that hold no conversation. A template that the file
+    does not have is worth a warning. Raises UsageError for an instruction that such a model cannot have."""
     if raw:
+        return text
+    if model.engine.hyperparameters.start_token is not None:
+        if system is not None:
+            raise UsageError(f"-sys means nothing to {model.arch} models, which answer one text")
         return text
     warn_of_template(model)
     instruction = [] if system is None else [{"role": "system", "content": system}]

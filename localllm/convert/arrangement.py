@@ -23,7 +23,7 @@ OF_IMAGES = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projec
 IN_LAYER = re.compile(r".*?\b(?:layers|h)\.([0-9]+)\.(.+)")
 OF_EXPERT = re.compile(r"\.experts\.([0-9]+)\.")
 # Matrices that are always F32.
-FULL_NUMBERS = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "ssm_conv1d", "token_types")
+FULL_NUMBERS = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "ssm_conv1d", "token_types", "attn_rel_b")
 PARTS = {".gamma": ".weight", ".beta": ".bias"}  # of norms, as TensorFlow called them
 
 Found = dict[int, Stored]  # tensors of one name, by expert; -1: of all

@@ -35,7 +35,8 @@ class Family:
     arch: str  # general.architecture
     layer: Layer | Callable[[Sizes, int], Layer]  # what a layer holds; where they differ, by sizes and the number
     read: Callable[[Config], CheckpointFacts]
-    whole: Mapping[str, Dimensions | MadeOf] = field(default_factory=dict)  # what the model holds besides the usual
+    whole: Layer | Callable[[Sizes], Layer] = field(default_factory=dict)  # what the model holds besides the usual
+    last_norm: str = "output_norm"
     rotated: tuple[str, ...] = ()  # matrices whose rows are in the order of halves, where GGUF has pairs
     transposed: tuple[str, ...] = ()  # matrices whose rows are the columns of GGUF's
     offset_norms: bool = False  # norms multiply by 1 more than is stored

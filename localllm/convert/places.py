@@ -23,7 +23,8 @@ def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, TensorPlace]:
     """Of all tensors that the architecture has, by their names in the GGUF file, in its order."""
     model = CheckpointModel(family, sizes)
     found = dict(model.places_of("", "token_embd", ("vocab", "width")))
-    for name, dimensions in family.whole.items():
+    whole = family.whole(sizes) if callable(family.whole) else family.whole
+    for name, dimensions in whole.items():
         found |= model.places_of("", name, dimensions)
     for number in range(sizes["layers"]):
         layer = family.layer(sizes, number) if callable(family.layer) else family.layer
@@ -31,7 +32,8 @@ def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, TensorPlace]:
             found |= model.places_of(f"blk.{number}.", name, its)
     if not family.decodes:
         return found
-    found |= model.places_of("", "output_norm", ("width",))
+    if family.last_norm not in found:
+        found |= model.places_of("", family.last_norm, ("width",))
     return found if tied else found | dict(model.places_of("", "output", ("vocab", "width")))
 
 

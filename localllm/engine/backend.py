@@ -33,6 +33,10 @@ class Backend(Protocol):
         """
         ...
 
+    def encode(self, spans: Ids[Span], precise: bool) -> None:
+        """Have the model's encoder read whole texts, as `run`, for what is decoded behind them."""
+        ...
+
     def prepare_all(self) -> None:
         """Wait for kernels that are compiled behind the first runs. Raises LocalllmError."""
         ...

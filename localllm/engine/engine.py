@@ -19,7 +19,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.record.recorder import recorded
 from localllm.engine.record.shift import turns
 from localllm.engine.run import BATCH, Span
-from localllm.engine.runs import FIRST, LATER, Runs
+from localllm.engine.runs import FIRST, LATER, WHOLE, Runs
 from localllm.engine.sequence import Sequence
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
@@ -74,9 +74,14 @@ class Engine:
         self.operations, self.kv_type = recorder.operations, options.kept_as
         if options.observer:
             options.observer.require_watchable(self.operations, file.path)
-        self.runs = Runs(FIRST if any(operation.verb == "route" for operation in self.operations) else LATER)
+        self._start = self.hyperparameters.start_token
+        self.runs = (
+            WHOLE
+            if self._start is not None
+            else Runs(FIRST if any(operation.verb == "route" for operation in self.operations) else LATER)
+        )
         self.thread_count = options.thread_count
-        said = Said(file, self.operations, model.forward, self.hyperparameters, self.context)
+        said = Said(file, self.operations, model.forward, self.hyperparameters, self.context, recorder.encoding)
         backend, self.device, note, self.limits = opened(said, options)
         self._backend: Backend | None = backend
         self._turns = partial(turns, self.operations, said.states)
@@ -137,10 +142,13 @@ class Engine:
         if logits not in ("last", "all", "none"):
             raise UsageError(f"logits should be last, all or none, not {logits!r}")
         tokens = [self._checked(ids) for _, ids in requests]
-        wanted = [{"all": len(ids), "last": 1, "none": 0}[logits] for ids in tokens]
         with self.lock:
             self._clean_up()
             self._require_room(requests, tokens)
+            if self._start is not None:
+                pairs = zip(requests, tokens, strict=True)
+                tokens = [self._behind_text(sequence, ids, precise) for (sequence, _), ids in pairs]
+            wanted = [{"all": len(ids), "last": 1, "none": 0}[logits] for ids in tokens]
             late = [unread(sequence) for sequence, _ in requests]
             if long := [reading for reading in late if len(reading.ids) > REREAD]:
                 self._read(long, precise)
@@ -156,6 +164,8 @@ class Engine:
 
     def require_shift(self) -> None:
         """Be ready for Sequence.shift, which compiles kernels once. Raises UsageError if it is not possible."""
+        if self._start is not None:
+            raise UsageError("what an encoder has read cannot be forgotten: shift is not possible")
         if not self._shifts:
             self.backend.prepare_shift(self._turns())
             self._shifts = True
@@ -210,6 +220,27 @@ class Engine:
             if length > self.context:
                 raise ContextError(f"{length} tokens do not fit the context of {self.context}")
 
+    def _behind_text(self, sequence: Sequence, ids: np.ndarray, precise: bool) -> np.ndarray:
+        """Have the encoder read the text that a new sequence begins with; the tokens from the answer's first one on.
+
+        Raises UsageError if there is no text, or no start of an answer behind it.
+        """
+        if sequence.encoded:
+            return ids
+        starts = np.flatnonzero(ids == self._start)
+        if not len(starts) or not starts[0]:
+            kind = f"{self.hyperparameters.arch} models answer a text"
+            raise UsageError(f"{kind}: tokens should be those of one, {self._start}, and those of its answer")
+        text = ids[: starts[0]]
+        try:
+            sequence.store.prepare(0, len(text))
+            self.backend.encode([Span(sequence.store, 0, text, 0)], precise)
+        except BaseException:
+            sequence.store.truncate(0)
+            raise
+        sequence.tokens, sequence.encoded = text.tolist(), len(text)
+        return ids[starts[0] :]
+
     def _run_batch(
         self, readings: Ids[Reading], batch: list[tuple[int, int, int]], precise: bool, rows: list[list[np.ndarray]]
     ) -> None:
@@ -218,7 +249,8 @@ class Engine:
         for number, first, end in batch:
             sequence, begin, ids, wanted = readings[number]
             some = max(0, end - max(first, len(ids) - wanted))
-            spans.append(Span(sequence.store, begin + first, ids[first:end], some))
+            span = Span(sequence.store, begin + first, ids[first:end], some, encoded=sequence.encoded)
+            spans.append(span)
         try:
             for span in spans:
                 span.store.prepare(span.position, len(span.ids))

@@ -1,6 +1,6 @@
 """From what an architecture has said of a model, and options, to what computes it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +11,7 @@ from localllm.engine.cpu.backend import CpuBackend
 from localllm.engine.cuda.driver import has_driver
 from localllm.engine.options import EngineOptions
 from localllm.engine.record.operations import Operation
-from localllm.errors import LocalllmError
+from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files.gguf_file import GGUFFile
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Said(NamedTuple):
     """What an architecture has said of a model.
 
-    forward: says it once more, to another builder; context: the most tokens of a sequence.
+    forward: says it once more, to another builder; context: the most tokens of a sequence; encoding: what an encoder
+    does, if there is one.
     """
 
     file: GGUFFile
@@ -29,6 +30,7 @@ class Said(NamedTuple):
     forward: Callable[..., Any]
     hyperparameters: Any
     context: int
+    encoding: Sequence[Operation] = ()
 
     @property
     def states(self) -> list[State]:
@@ -75,7 +77,7 @@ def opened(said: Said, options: EngineOptions) -> Opened:
             return found
         note = found
     operations = options.observer.watch(said.operations) if options.observer else said.operations
-    return Opened(CpuBackend(operations, said.states, said.context, options), note=note)
+    return Opened(CpuBackend(operations, said.states, said.context, options, said.encoding), note=note)
 
 
 def reference(said: Said, options: EngineOptions) -> Backend:
@@ -83,11 +85,17 @@ def reference(said: Said, options: EngineOptions) -> Backend:
     from localllm.engine.reference import ReferenceBackend  # seldom needed
 
     forward = partial(said.forward, w=Weights(said.file.tensors), h=said.hyperparameters)
-    return ReferenceBackend(forward, options.kept_as, said.context, options.observer)
+    encode = said.hyperparameters.encode
+    encoding = encode and partial(encode, w=Weights(said.file.tensors), h=said.hyperparameters)
+    return ReferenceBackend(forward, options.kept_as, said.context, options.observer, encoding)
 
 
 def on_card(said: Said, options: EngineOptions) -> Opened | str | None:
     """What computes with a card; if none gets layers, why, should that surprise. Raises LocalllmError."""
+    if said.encoding:
+        if options.backend != "auto":
+            raise UnsupportedError("what an encoder reads is computed by the CPU only: use --device cpu")
+        return "the CPU computes: encoders do not run on cards"
     from localllm.engine.cuda.devices import placed
     from localllm.engine.cuda.program import buffer_bytes
 

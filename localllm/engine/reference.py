@@ -22,10 +22,21 @@ class ReferenceBackend:
     place_bytes = 0  # Python has the memory
 
     def __init__(
-        self, forward: Callable[[Reference], np.ndarray], kv_type: KVType, context: int, observer: SquareSums | None
+        self,
+        forward: Callable[[Reference], np.ndarray],
+        kv_type: KVType,
+        context: int,
+        observer: SquareSums | None,
+        encoding: Callable[[Reference], np.ndarray] | None = None,
     ):
-        """forward: says the architecture's verbs to a builder; context: the most tokens of a sequence."""
-        self._forward, self._kv_type, self._context, self._observer = forward, kv_type, context, observer
+        """forward, encoding: say the architecture's verbs to a builder; context: the most tokens of a sequence."""
+        self._forward, self._encoding, self._kv_type, self._context, self._observer = (
+            forward,
+            encoding,
+            kv_type,
+            context,
+            observer,
+        )
         self._matrices: dict[tuple[str, int], np.ndarray] = {}
 
     def store(self) -> Remembered:
@@ -40,6 +51,10 @@ class ReferenceBackend:
         if not np.isfinite(logits).all():
             raise ModelError(NOT_NUMBERS)
         return logits
+
+    def encode(self, spans: Ids[Span], precise: bool) -> None:
+        assert self._encoding
+        self._encoding(Reference(spans, self._matrices, self._context, None))
 
     def prepare_all(self) -> None: ...
 

@@ -23,6 +23,7 @@ class Span(NamedTuple):
     ids: np.ndarray  # int64
     wanted: int  # of how many tokens, the last ones, logits are returned
     kinds: np.ndarray = NO_KINDS  # of the tokens, see localllm.arch.verbs
+    encoded: int = 0  # the sequence's first tokens, which an encoder has read
 
 
 class Text(NamedTuple):
@@ -61,7 +62,7 @@ class Header:
             self.ids[first:end] = span.ids
             self.positions[first:end] = np.arange(span.position, length)
             self.owners[first:end] = number
-            self.sequences[number] = first, count, length, *span.store.addresses
+            self.sequences[number] = first, count, length, *span.store.addresses, span.encoded
             self.wanted[wanted : wanted + span.wanted] = np.arange(end - span.wanted, end)
             first, wanted = end, wanted + span.wanted
         self.numbers[:] = first, wanted, len(spans), PRECISE_TOKENS if precise else 1, logits.ctypes.data, 0
@@ -79,7 +80,7 @@ class Header:
         self.owners[:tokens] = np.repeat(np.arange(number), counts)
         tables = pages.ctypes.data + 8 * (np.cumsum(of_text) - of_text)
         nothing = np.zeros(number, np.int64)
-        self.sequences[:number] = np.stack([firsts, counts, counts, tables, nothing, nothing], axis=1)
+        self.sequences[:number] = np.stack([firsts, counts, counts, tables, *[nothing] * 3], axis=1)
         self.wanted[:number] = ends - 1
         most_precise = max(tokens, PRECISE_TOKENS) if precise else PRECISE_TOKENS
         self.numbers[:] = tokens, number, number, most_precise, rows.ctypes.data, 0

@@ -17,15 +17,19 @@ LONG = (
 
 
 class Runs(NamedTuple):
-    """Of one model; later: tokens of a run from DEEP on."""
+    """Of one model; later: tokens of a run from DEEP on; first: before."""
 
     later: int = LATER
+    first: int = FIRST
 
     def last_end(self, length: int) -> int:
         """Where the last whole run ends within so many tokens."""
-        run = FIRST if length < DEEP else self.later
+        run = self.first if length < DEEP else self.later
         return length // run * run
 
     def next_end(self, position: int) -> int:
         """Where the run ends in which the token at this place is read."""
-        return self.last_end(position) + (FIRST if position < DEEP else self.later)
+        return self.last_end(position) + (self.first if position < DEEP else self.later)
+
+
+WHOLE = Runs(1 << 40, 1 << 40)  # of an encoder, which reads a text at once

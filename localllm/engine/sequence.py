@@ -43,10 +43,11 @@ class Sequence:
         tokens: what it holds.  engine: whose it is.
         aligned: how many of them, from the first on, were read in whole runs (localllm.engine.runs), as by any sequence
             that begins alike.
+        encoded: how many of them an encoder has read; with fewer, or nothing behind them, it holds nothing.
     """
 
     def __init__(self, engine: Reader, store: Store, tokens: Ids[int] = ()):
-        self.tokens, self.aligned = list(tokens), 0
+        self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
         self.engine, self._store = engine, store
         self._forgotten = weakref.finalize(self, engine.abandoned.append, store)
         self._forgotten.atexit = False
@@ -85,7 +86,7 @@ class Sequence:
         """Another sequence with the same tokens; memory is shared until one of them goes on."""
         with self.engine.lock:
             twin = Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
-            twin.aligned = self.aligned
+            twin.aligned, twin.encoded = self.aligned, self.encoded
             return twin
 
     def truncate(self, length: int) -> int:
@@ -96,7 +97,7 @@ class Sequence:
         if length < 0:
             raise UsageError(f"a length should be 0 or above, not {length}")
         with self.engine.lock:
-            kept = min(length, len(self.tokens))
+            kept = self._reach(min(length, len(self.tokens)))
             self.store.truncate(kept)
             self._hold(kept)
             return kept
@@ -107,15 +108,20 @@ class Sequence:
         What it reads then, it reads as a new sequence would, to the bit.
         """
         with self.engine.lock:
-            kept = self.engine.runs.last_end(min(length, self.aligned))
+            kept = self._reach(self.engine.runs.last_end(min(length, self.aligned)))
             while (there := self.store.truncate(kept)) < kept:
                 kept = self.engine.runs.last_end(there)
             self._hold(kept)
             return kept
 
+    def _reach(self, length: int) -> int:
+        """So many tokens, or none if they are no more than what an encoder has read."""
+        return length if length > self.encoded else 0
+
     def _hold(self, length: int) -> None:
         """Only so many tokens."""
         del self.tokens[length:]
+        self.encoded = self.encoded if length else 0
         self.aligned = min(self.aligned, self.engine.runs.last_end(length))
 
     def shift(self, keep: int, count: int) -> None:

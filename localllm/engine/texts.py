@@ -22,7 +22,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.record.operations import PRODUCTS, Operation
 from localllm.engine.record.recorder import recorded
 from localllm.engine.run import BATCH, Header, Span, Text
-from localllm.errors import ContextError, ModelError, UsageError
+from localllm.errors import ContextError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
@@ -49,6 +49,8 @@ class TextReader:
         if options.backend.startswith("cuda"):
             raise UsageError("vectors and scores of texts are computed by the CPU: use --device cpu")
         model, h = architecture(file)
+        if h.start_token is not None:
+            raise UnsupportedError(f"{file.path}: {h.arch} models write answers, and make no vectors: use localllm run")
         self.hyperparameters = replace(h, pooling=pooling)
         self.context, self.vocab_size, self._path = options.context or h.context, h.vocab_size, file.path
         weights = Weights(file.tensors)

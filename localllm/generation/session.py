@@ -139,6 +139,12 @@ class Session(Turns):
         """Raises UsageError for options that make no sense with this model, whatever the prompt."""
         Sampler(self.completed(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
 
+    def require_conversation(self) -> None:
+        """Raises UsageError for a model that holds none."""
+        h = self.sequences.engine.hyperparameters
+        if h.start_token is not None:
+            raise UsageError(f"{h.arch} models answer one text, and hold no conversation: use localllm run")
+
     def _prepared(self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None) -> Task:
         """What there is to answer, of several answers."""
         is_chat = isinstance(asked, Sequence) and any(isinstance(item, dict) for item in asked)
@@ -188,6 +194,9 @@ class Session(Turns):
         return marks_of_results(self.template, self.tokenizer)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+        start = self.sequences.engine.hyperparameters.start_token
+        if isinstance(prompt, str) and start is not None:
+            return [*self.tokenizer.encode(prompt, bos=True, eos=True), start]
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, special=True, bos=True)
         if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Iterable):
@@ -199,6 +208,7 @@ class Session(Turns):
 
         options: have the template's variables. What messages say is text: only the template writes control tokens.
         """
+        self.require_conversation()
         chosen = options or GenerationOptions()
         variables = template_variables(self.template.source, chosen.think, chosen.think_budget)
         variables |= chosen.template_variables

@@ -36,12 +36,15 @@ SOFTCAP = ROWWISE["softcap"].arguments
 SIGMOID_GATE = ROWWISE["sigmoid_gate"].arguments
 LERP = ROWWISE["lerp"].arguments
 MULTIPLY_HEADS = ROWWISE["multiply_heads"].arguments
+SOFTMAX = ROWWISE["softmax"].arguments
 # y f32 [tokens, heads] = the sum of x * z over the head_dim columns of each head.
 HEAD_DOTS = arguments("count x x_stride z heads head_dim y stride")
 # y f32 [tokens, columns / width streams] = for each of them the sum over the streams of x, times their weights.
 MIX = arguments("count x x_stride streams width weights weights_stride y stride columns")
 # Rows of the embedding matrix, `row_bytes` each: x[t] = row ids[t]; ids int64.
 EMBED = arguments("count weights row_bytes columns ids x stride")
+# y[t] = table[ids[t]], all int64.
+REPLACE_IDS = arguments("count ids table y")
 # y[i] = x[rows[i]]; rows int64.
 SELECT = arguments("count x rows y stride columns")
 # y[i] = the rows of x of the run's i-th sequence as one: kind 0 their mean, 1 the first, 2 the last.
@@ -98,7 +101,7 @@ LINEAR_TILES_FLOAT = arguments(" ".join(LINEAR_FLOAT._fields) + OF_TILES)
 # The header of a run, for the kernels that meet the KV cache. Of each sequence that takes part, int64: its first token
 # in the run, how many it has there, how many it has altogether after it, the address of its table of pages, int64, and
 # those of what recurrent layers keep of it: before the run, and where it goes then, which may be the same.
-SEQUENCE = arguments("first count length table state next_state")
+SEQUENCE = arguments("first count length table state next_state encoded")
 # y = x, each `block` columns (a power of 2) times an orthonormal Hadamard matrix; y may be x.
 HADAMARD = arguments("count x y stride columns block")
 # Heads of x to their tokens' places (`recall`: and back); owners int64 [tokens]: number of the sequence; keys or values
@@ -106,21 +109,25 @@ HADAMARD = arguments("count x y stride columns block")
 STORE = arguments("count positions owners sequences x stride base head_stride token_bytes heads head_dim")
 # What attention has to do in this run, for all layers that are alike: UNITs, their number, and for each token SPLIT.
 # A window is of the last tokens, or the last chunk of so many tokens if it is chunked; `ahead` tokens behind a token
-# are seen, too.
-PLAN = arguments("sequences sequence_count heads kv_heads window chunked ahead units unit_count splits")
-# Some rows (token * group + query head in group) and a range of keys. Of a split range, `split` is the part.
-UNIT = arguments("table kv_head first_row rows begin end split")
+# are seen, too. What an encoder has read are a sequence's first `encoded` tokens: all that is seen if attention
+# crosses, and else not seen.
+PLAN = arguments("sequences sequence_count heads kv_heads window chunked ahead crosses units unit_count splits")
+# Some rows (token * group + query head in group) and a range of keys, those before `lowest` hidden. Of a split range,
+# `split` is the part.
+UNIT = arguments("table kv_head first_row rows lowest begin end split")
 # In how many parts a token's context is split, and which of the partial results are its.
 SPLIT = arguments("count slot")
 # softmax(q k^T * scale) v, scores going through softcap * tanh(score / softcap) if softcap is not 0; see attention.py.
 # slopes: 0, or f32 [query heads], times the distance of a key subtracted from its score. sinks: 0, or f32
 # [query heads], scores for nothing.
+# biases: 0, or f32 [query heads, 16 + 2 * reach + 1 + 16] added to scores, by how far a key is behind the query (number
+# 16 + reach is the query's own place); the first and the last 17 of a head are equal.
 # chosen: 0, or a row of bits for each token: which keys count.
 # partial f32 [slots, query heads, parts of a context, 32 + value_dim padded to 16].
 ATTEND = arguments(
     "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
-    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked ahead slopes sinks chosen"
-    " chosen_stride partial scratch scratch_bytes"
+    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked ahead crosses slopes"
+    " biases reach sinks chosen chosen_stride partial scratch scratch_bytes"
 )
 # The same on a card, for few tokens: see cuda/attend_few.py. A token's context is cut in up to `parts` parts; a group's
 # query heads are dealt with in `bundles`, one block each. partial f32 [tokens, heads, parts, partial_bytes / 4]: the
@@ -232,6 +239,7 @@ KERNELS: dict[str, Any] = {
     "rescale": RESCALE,
     "split_bf16": SPLIT_BF16,
     "embed": EMBED,
+    "replace_ids": REPLACE_IDS,
     "select": SELECT,
     "pool": POOL,
     "columns": COLUMNS,

@@ -27,6 +27,8 @@ class Remembered:
     def keep(self, state, position: int, *new) -> list[np.ndarray]:
         """Put keys and values behind the first `position` tokens; all of them. state: of their layer."""
         old = self._layers.get(state, [x[:0] for x in new])
+        missing = max(position - len(old[0]), 0)  # where an encoder has read and keeps nothing here
+        old = [np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1))) for x in old] if missing else old
         self._rotations[state] = rotations = state.rotations(self._kv_type)
         kept = [rounded(x, *how) for x, *how in zip(new, self._kv_type, rotations, strict=False)]
         self._layers[state] = [np.concatenate((x[:position], y)) for x, y in zip(old, kept, strict=True)]
@@ -121,6 +123,9 @@ class Reference(RecurrentReference):
     def embed(self, weight, ids):
         return self.matrix(weight)[ids]
 
+    def replace_ids(self, ids, table):
+        return table[ids]
+
     def embed_positions(self, weight, positions):
         return self.matrix(weight)[positions]
 
@@ -131,7 +136,9 @@ class Reference(RecurrentReference):
         return x[which]
 
     def columns(self, x, first, end, period=None):
-        return x.reshape(len(x), -1, period or x.shape[1])[:, :, first:end].reshape(len(x), -1)
+        period = period or x.shape[1]
+        groups = x.shape[1] // period
+        return x.reshape(len(x), groups, period)[:, :, first:end].reshape(len(x), groups * (end - first))
 
     def join(self, x, y, heads, shared=False):
         rows, in_x, in_y = len(x), x.shape[1] // heads, y.shape[1] // (1 if shared else heads)
@@ -196,8 +203,13 @@ class Reference(RecurrentReference):
             distance = self.positions[rows, None] - np.arange(len(keys))
             if scores.slopes:
                 s = s - np.float32(scores.slopes).reshape(state.kv_heads, -1, 1) * np.abs(distance)[:, None, None]
+            if scores.biases is not None:
+                reach = scores.biases.shape[1] // 2
+                numbers = np.clip(-distance, -reach, reach) + reach
+                s = s + scores.biases[:, numbers].reshape(state.kv_heads, -1, *numbers.shape).transpose(2, 0, 1, 3)
             window = self.positions[rows, None] % state.window + 1 if state.chunked and state.window else state.window
             hidden = (distance < -scores.ahead) | (distance >= (np.inf if window is None else window))
+            hidden |= (np.arange(len(keys)) < span.encoded) != scores.crosses
             if scores.chosen is not None:
                 hidden |= ~unpacked(scores.chosen[rows], len(keys))
             s = np.where(hidden[:, None, None], -np.inf, s)
@@ -207,6 +219,11 @@ class Reference(RecurrentReference):
             weights /= weights.sum(axis=-1, keepdims=True) + np.exp(nothing - top)
             results.append(np.einsum("thgk,khd->thgd", weights, values, optimize=True).reshape(len(span.ids), -1))
         return np.concatenate(results).astype(np.float32)
+
+    def keep(self, k, v, state):
+        for span, end in zip(self._spans, self._ends, strict=True):
+            new = (x[end - len(span.ids) : end].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v))
+            span.store.keep(state, span.position, *new)
 
     def pool(self, x, kind):
         ends = [int(end) for end in self._ends]
@@ -278,6 +295,10 @@ class Reference(RecurrentReference):
 
     def multiply_heads(self, x, gates):
         return (x.reshape(*gates.shape, -1) * gates[:, :, None]).reshape(x.shape)
+
+    def softmax(self, x):
+        with np.errstate(invalid="ignore"):
+            return softmax(x + (x - x)).astype(np.float32)
 
     def head_dots(self, x, z, heads):
         return (x * z).reshape(len(x), heads, -1).sum(axis=2, dtype=np.float64).astype(np.float32)

@@ -75,6 +75,8 @@ ROWWISE = {
     "exponential": row("count x y stride columns", "x", "elementwise.activations"),
     # y = x + number.
     "plus": row("count x number y stride columns", "x", "elementwise.activations"),
+    # y = e^x / the sum of them, of each row.
+    "softmax": row("count x y stride columns", "x", "elementwise.heads", "elementwise.heads"),
     # y = x * weight, f32 [columns].
     "scale_columns": row("count x weight y stride columns", "x", "elementwise.activations"),
     # y = x + (z - x) * weight, f32 [columns].

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from .answering import ANSWERING
 from .declaration import Declaration, Model, make, write
 from .dense import DENSE
 from .dense2 import DENSE2
@@ -11,26 +12,39 @@ from .experts import MOE
 from .experts2 import MOE2
 from .experts3 import MOE3
 from .hybrids import HYBRIDS
+from .latest import LATEST
 from .linear import LINEAR
 from .masked import MASKED
 from .quantized import QUANTIZED, exact, in_blocks
 from .recurrent import RECURRENT
 from .unusual import UNUSUAL
 
-__all__ = ["DECLARATIONS", "ENCODERS", "MASKED", "QUANTIZED", "Model", "exact", "model", "write", "write_model"]
+__all__ = [
+    "ANSWERING",
+    "DECLARATIONS",
+    "ENCODERS",
+    "MASKED",
+    "QUANTIZED",
+    "Model",
+    "exact",
+    "model",
+    "write",
+    "write_model",
+]
 
 DECLARATIONS: dict[str, Declaration] = {
-    **DENSE, **DENSE2, **MOE, **MOE2, **MOE3, **RECURRENT, **HYBRIDS, **UNUSUAL, **LINEAR
+    **DENSE, **DENSE2, **MOE, **MOE2, **MOE3, **RECURRENT, **HYBRIDS, **UNUSUAL, **LINEAR, **LATEST
 }  # fmt: skip
 
 
 def model(name: str, seed: int = 0, **dims: Any) -> Model:
     """The model of a declaration, with other numbers and dimensions if wanted: model("llama", 3, width=120).
 
-    Also of ENCODERS and MASKED, and one of QUANTIZED: model("llama-Q4_0"), or any pair of a declaration and a format.
+    Also of ENCODERS, MASKED and ANSWERING, and one of QUANTIZED: model("llama-Q4_0"), or any pair of a declaration and
+    a format.
     """
     base, _, quantization = name.partition("-")
-    made = make((DECLARATIONS | ENCODERS | MASKED)[base], base, seed, **dims)
+    made = make((DECLARATIONS | ENCODERS | MASKED | ANSWERING)[base], base, seed, **dims)
     return in_blocks(made, base, quantization, seed) if quantization else made
 
 

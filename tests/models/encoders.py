@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .declaration import EMBEDDING, TIED, Dims, Model, Shapes, declare
+from .answering import HEADS, layers
+from .declaration import EMBEDDING, TIED, UNTIED, Dims, Model, Shapes, declare
 from .golden import FOLDER
 from .numbers import Numbers
-from .parts import ATTENTION, GATED, HALVES, HEAD_NORMS, JOINED, NORMS, PLAIN, POST_NORMS, biased, norms
+from .parts import ATTENTION, EXPERTS, GATED, HALVES, HEAD_NORMS, JOINED, NORMS, PLAIN, POST_NORMS, biased, norms
 
 LENGTHS = 1, 3, 24, 40, 60  # tokens of the texts, which are read in one run
 MEAN, CLS, LAST, RANK = 1, 2, 3, 4  # tokenizer's numbers of poolings
@@ -60,6 +61,16 @@ GEMMA_FIELDS = {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, "attention.sli
 GEMMA_SIZES = {"layers": 4, "width": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "rotated": 64, "window": 12}
 QWEN = {**NORMS, **ATTENTION, **GATED, **HEAD_NORMS}
 QWEN_SIZES = {"heads": 4, "kv_heads": 2, "head_dim": 64, "context": 128}
+EURO_FIELDS = {"rope.freq_base": 2.5e5, "rope.scaling.type": "none"}
+EURO_SIZES = {"heads": 6, "kv_heads": 2, "context": 128}
+NEO = {**EMBEDDING, **norms("enc.output_norm")}
+NEO_FIELDS = {"rope.freq_base": 1e4, "rope.scaling.type": "none"}
+NEO_SIZES = {"heads": 3, "kv_heads": None, "context": 128, "layers": 3}
+T5_WHOLE = {**EMBEDDING, **norms("enc.output_norm"), **layers("enc", 2, {**HEADS, **NORMS, **PLAIN}, False)}
+T5_FIELDS = {"attention.relative_buckets_count": 16, "pooling_type": MEAN, "block_count": 2, "attention.causal": False}
+T5_SIZES = {"heads": 4, "head_dim": 16, "buckets": 16, "kv_heads": None, "layers": 0, "context": 128}
+T5_QUERIES = [name for name in T5_WHOLE if name.endswith("attn_q.weight")]
+T5_VALUES = {name: lambda n, shape: n.normal(shape, 0.3 * shape[-1] ** -0.5) for name in T5_QUERIES}
 
 ENCODERS = {
     "bert": declare("bert", BERT, POSITIONS, pooled(MEAN), WIDTHS, **FULL),
@@ -83,13 +94,33 @@ ENCODERS = {
         pooled(RANK, **MODERN_FIELDS), **MODERN_SIZES,
     ),
     "gemma_embedding": declare("gemma-embedding", GEMMA, TIED, pooled(MEAN, **GEMMA_FIELDS), **GEMMA_SIZES),
+    "eurobert": declare("eurobert", {**NORMS, **ATTENTION, **GATED}, TIED, pooled(MEAN, **EURO_FIELDS), **EURO_SIZES),
+    "eurobert_last": declare(
+        "eurobert", {**NORMS, **ATTENTION, **GATED}, TIED, {**TYPES, "pooling_type": LAST, **EURO_FIELDS}, **EURO_SIZES
+    ),
+    "neo_bert": declare("neo-bert", {**NORMS, **JOINED, **HALVES}, NEO, pooled(CLS, **NEO_FIELDS), **NEO_SIZES),
+    "neo_bert_rank": declare(
+        "neo-bert", {**NORMS, **JOINED, **HALVES}, {**NEO, **HEAD}, pooled(RANK, **NEO_FIELDS), **NEO_SIZES
+    ),
+    "llama_embed": declare(
+        "llama-embed", {**NORMS, **ATTENTION, **GATED}, {**TIED, "rope_freqs.weight": "head_dim // 2"}, pooled(MEAN),
+        **EURO_SIZES,
+    ),
+    "llama_embed_experts": declare(
+        "llama-embed", {**NORMS, **ATTENTION, **EXPERTS}, UNTIED, pooled(LAST), **EURO_SIZES, experts=5
+    ),
+    "t5encoder": declare("t5encoder", {}, T5_WHOLE, T5_FIELDS, T5_VALUES, **T5_SIZES),
     "qwen3_embedding": declare("qwen3", QWEN, TIED, {"pooling_type": LAST, "rope.freq_base": 1e6}, **QWEN_SIZES),
     "qwen3_rank": declare(
         "qwen3", QWEN, {**TIED, "cls.output.weight": "2, width"},
         {"pooling_type": RANK, "classifier.output_labels": ["yes", "no"]}, **QWEN_SIZES,
     ),
 }  # fmt: skip
-GELU = [name for name in ENCODERS if not name.startswith(("nomic_bert", "qwen3")) and not name.endswith("silu")]
+GELU = [
+    name
+    for name in ENCODERS
+    if not name.startswith(("nomic_bert", "qwen3", "eurobert", "neo", "llama", "t5")) and not name.endswith("silu")
+]
 GELU.append("nomic_bert_moe")
 
 

@@ -5,7 +5,21 @@ and what its config.json says besides the usual; and an entry in the table.
 """
 
 from localllm.convert.config import Config
-from localllm.convert.families import bert, deepseek, gemma, gpt2, gpt_oss, llama, mamba, newer, olmo, phi3, qwen
+from localllm.convert.families import (
+    bert,
+    deepseek,
+    gemma,
+    gpt2,
+    gpt_oss,
+    hybrids,
+    llama,
+    mamba,
+    newer,
+    olmo,
+    phi3,
+    qwen,
+    t5,
+)
 from localllm.convert.family import Family
 from localllm.files.gguf_header import shown
 
@@ -28,11 +42,15 @@ FAMILIES = {
     "GptOssForCausalLM": gpt_oss.GPT_OSS,
     "GraniteForCausalLM": llama.GRANITE,
     "GraniteMoeForCausalLM": llama.GRANITEMOE,
+    "GraniteMoeHybridForCausalLM": hybrids.GRANITEHYBRID,
+    "JambaForCausalLM": hybrids.JAMBA,
+    "Lfm2ForCausalLM": hybrids.LFM2,
     "LLaMAForCausalLM": llama.LLAMA,
     "LlamaForCausalLM": llama.LLAMA,
     "MambaForCausalLM": mamba.MAMBA,
     "Ministral3ForCausalLM": llama.MISTRAL3,
     "Mistral3ForConditionalGeneration": llama.MISTRAL3,
+    "MiniMaxM2ForCausalLM": newer.MINIMAX_M2,
     "MistralForCausalLM": llama.LLAMA,
     "MixtralForCausalLM": llama.MIXTRAL,
     "ModernBertForMaskedLM": bert.MODERN,
@@ -53,6 +71,9 @@ FAMILIES = {
     "SeedOssForCausalLM": newer.SEED_OSS,
     "SmolLM3ForCausalLM": llama.SMOLLM3,
     "Starcoder2ForCausalLM": gpt2.STARCODER2,
+    "MT5ForConditionalGeneration": t5.T5,
+    "T5ForConditionalGeneration": t5.T5,
+    "UMT5ForConditionalGeneration": t5.T5,
     "XLMRobertaForSequenceClassification": bert.ROBERTA_RANK,
     "XLMRobertaModel": bert.ROBERTA,
 }

@@ -10,7 +10,7 @@ import numpy as np
 from localllm.arch.fields import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, GATED
-from localllm.convert.family import Family, MadeOf, Sizes
+from localllm.convert.family import Family, Layer, MadeOf, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, attention_sizes
 from localllm.convert.tensors import Shape, TensorSource, picked
 
@@ -127,24 +127,26 @@ HEAD = {
 }  # fmt: skip
 # What only guesses masked words, or is made for other tasks.
 UNREAD = re.compile(r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids")
+TABLES: Layer = {**EMBEDDINGS, "position_embd": ("context", "width")}
 BERT = Family(
     "bert",
     {**ATTENTION, **FEED_FORWARD, **BEHIND},
     bert,
-    whole={**EMBEDDINGS, "position_embd": ("context", "width")},
+    whole=TABLES,
     biased=BIASED,
     decodes=False,
     prefixes=("bert.", "roberta.", "distilbert."),
     unread=UNREAD,
 )
 TABLE = MadeOf(("context", "width"), {"position_embd.weight": ("positions", "width")}, behind_padding)
-ROBERTA = replace(BERT, read=roberta, whole={**EMBEDDINGS, "position_embd": TABLE})
+TABLES_BEHIND: Layer = {**EMBEDDINGS, "position_embd": TABLE}
+ROBERTA = replace(BERT, read=roberta, whole=TABLES_BEHIND)
 BERT_RANK = replace(
-    BERT, read=ranking(bert), whole={**BERT.whole, **HEAD}, unread=re.compile(r"embeddings\.position_ids"),
+    BERT, read=ranking(bert), whole={**TABLES, **HEAD}, unread=re.compile(r"embeddings\.position_ids"),
     renamed={"pooler.dense": "cls", "classifier": "cls.output"},
 )  # fmt: skip
 ROBERTA_RANK = replace(
-    ROBERTA, read=ranking(roberta), whole={**ROBERTA.whole, **HEAD}, unread=UNREAD,
+    ROBERTA, read=ranking(roberta), whole={**TABLES_BEHIND, **HEAD}, unread=UNREAD,
     renamed={"classifier.dense": "cls", "classifier.out_proj": "cls.output"},
 )  # fmt: skip
 QKV = {"attn_qkv": ("fused_rows", "width"), "attn_output": ("width", "queries")}
@@ -160,13 +162,14 @@ def modern_layer(sizes: Sizes, number: int) -> Mapping[str, Any]:
     return {**layer, "attn_norm": ("width",)} if number else layer
 
 
+MODERN_NORMS: Layer = {"token_embd_norm": ("width",), "output_norm": ("width",)}
 MODERN = Family(
-    "modern-bert", modern_layer, modern, whole={"token_embd_norm": ("width",), "output_norm": ("width",)},
+    "modern-bert", modern_layer, modern, whole=MODERN_NORMS,
     decodes=False, prefixes=("model.",), unread=UNREAD,
 )  # fmt: skip
 MODERN_RANK = replace(
     MODERN, read=ranking(modern), unread=re.compile("decoder.*"),
-    whole={**MODERN.whole, "cls.weight": HEAD["cls.weight"], "cls.norm.weight": ("width",),
+    whole={**MODERN_NORMS, "cls.weight": HEAD["cls.weight"], "cls.norm.weight": ("width",),
            "cls.output.weight": HEAD["cls.output.weight"], "cls.output.bias": ("labels",)},
     renamed={"head.dense": "cls", "head.norm": "cls.norm", "classifier": "cls.output"},
 )  # fmt: skip

@@ -1,9 +1,10 @@
-"""ERNIE 4.5, Seed-OSS, Arcee's, dots.llm1, GLM 4.5 to 4.7."""
+"""ERNIE 4.5, Seed-OSS, Arcee's, dots.llm1, GLM 4.5 to 4.7, MiniMax M2."""
 
 from dataclasses import replace
 
 from localllm.convert.config import Config
 from localllm.convert.families.deepseek import SIGMOID, with_deepseek_experts
+from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import (
     ATTENTION,
     EXPERTS,
@@ -60,6 +61,19 @@ def glm4moe(config: Config) -> CheckpointFacts:
     )
 
 
+def minimax_m2(config: Config) -> CheckpointFacts:
+    """Experts everywhere; a part of each head is rotated; norms of whole rows of queries and keys."""
+    config.only("use_qk_norm", True)
+    config.only("scoring_func", "sigmoid")
+    config.only("use_routing_bias", True)
+    h = with_experts(config, decoder(config, whole_heads=False), "intermediate_size", "num_local_experts")
+    return h.plus(
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_gating_func=SIGMOID,
+        rope__dimension_count=config.count("rotary_dim", rotated_numbers(config, h.sizes["head_dim"])),
+    )
+
+
 def dots1_layer(sizes: Sizes, number: int) -> Layer:
     feeds = GATED if number < sizes["leading_dense"] else {**EXPERTS, **SHARED_EXPERT, **ROUTER_BIAS}
     return {**ATTENTION, **HEAD_NORMS, **NORMS_BEFORE, **feeds}
@@ -83,6 +97,12 @@ ARCEE = replace(
     layer={**ATTENTION, **FEED_FORWARD, **NORMS_BEFORE},
     read=arcee,
     defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2"},
+)
+MINIMAX_M2 = Family(
+    "minimax-m2",
+    {**ATTENTION, "attn_q_norm": ("queries",), "attn_k_norm": ("keys",), **NORMS_BEFORE, **EXPERTS, **ROUTER_BIAS},
+    minimax_m2,
+    defaults={"rope_theta": 5e6, "scoring_func": "sigmoid"},
 )
 NOAUX = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 DOTS1 = Family("dots1", dots1_layer, dots1, defaults=NOAUX)

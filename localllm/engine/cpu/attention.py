@@ -30,7 +30,7 @@ def attend(steps: Steps, operation: Operation, target: CpuTarget) -> None:
     attention = before_attention(steps, operation)
     state, sides, arguments, reads, y = attention
     heads = arguments["heads"]
-    plan = plan_of(steps, heads, state, arguments["ahead"])
+    plan = plan_of(steps, heads, state, arguments["ahead"], arguments["crosses"])
     key_dim, value_dim = -(-state.key_dim // 16) * 16, -(-state.value_dim // 16) * 16
     partial = Buffer(SPLIT_TOKENS * heads * MOST_SPLITS, (value_dim + 32) * 4)
     arguments |= {"units": plan.units, "unit_count": plan.unit_count, "splits": plan.splits, "partial": partial}
@@ -59,10 +59,10 @@ def choose_scratch(heads: int, key_dim: int, context: int) -> int:
     return 4 * (heads + 1) * -(-key_dim // 16) * 16 + 8 * 256 + 4 * context
 
 
-def plan_of(steps: Steps, heads: int, state: Paged | Latent, ahead: int) -> AttentionPlan:
+def plan_of(steps: Steps, heads: int, state: Paged | Latent, ahead: int, crosses: bool) -> AttentionPlan:
     """Made once for all layers that are alike."""
     alike = {"heads": heads, "kv_heads": state.kv_heads, "window": state.window or 0, "chunked": state.chunked}
-    alike["ahead"] = ahead
+    alike |= {"ahead": ahead, "crosses": crosses}
 
     def make() -> AttentionPlan:
         tokens = steps.target.tokens

@@ -51,6 +51,9 @@ def attend(steps: Steps, operation: Operation, target: CudaTarget) -> None:
     attention = before_attention(steps, operation)
     if attention.arguments.pop("ahead"):
         raise UnsupportedError("attention that goes both ways is computed by the CPU only: use --device cpu")
+    if attention.arguments.pop("crosses") + attention.arguments.pop("reach"):
+        raise UnsupportedError("what an encoder has read is computed by the CPU only: use --device cpu")
+    attention.arguments.pop("biases")
     attention.arguments["sequences"] = steps.header.sequences
     append = attend_few if are_few(attention, target) or attention.arguments["chosen"] else attend_many
     append(steps, attention, target)

@@ -70,6 +70,10 @@ class CudaBackend:
             self._front.run([span._replace(wanted=0) for span in spans], precise)
         return self._program.run(spans, precise)
 
+    def encode(self, spans: Sequence[Span], precise: bool) -> None:
+        """No encoder comes here (localllm.engine.opening)."""
+        raise AssertionError
+
     def prepare_all(self) -> None:
         if self._front:
             self._front.prepare_all()

@@ -1,5 +1,6 @@
 """What attention has in common on all targets: new keys and values go to the cache, queries are turned as they are."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,22 +27,45 @@ def before_attention(steps: Steps, operation: Operation) -> AttentionSteps:
     """New keys and values go to the cache, turned as it wants them; queries are turned alike."""
     inputs, given = list(operation.inputs), dict(operation.given)
     state, sinks, slopes = given.pop("state"), given.pop("sinks"), given.pop("slopes")
+    biases, crosses = given.pop("biases"), given["crosses"]
     chosen = steps.buffers[inputs.pop()] if given.pop("is_chosen") else None
     q, *new = inputs
-    sides, (of_keys, of_values) = steps.cache.sides(state), state.rotations(steps.cache.kv_type)
+    sides, of_keys = steps.cache.sides(state), state.rotations(steps.cache.kv_type)[0]
     if new:
-        ready = [turned(steps, x, block) for x, block in zip(new, (of_keys, of_values), strict=False)]
-        kept = zip(new, ready, sides, strict=False)
-        steps.in_cache[state] = [store(steps, x, buffer, side) for x, buffer, side in kept]
+        keep_all(steps, new, state)
     source, y = turned(steps, q, of_keys), steps.new(operation.output)
     arguments = of_cache(steps.cache, sides) | given | {"kv_heads": state.kv_heads}
     arguments |= {"q": source, "q_stride": source.stride, "y": y, "y_stride": y.stride}
     arguments |= {"window": state.window or 0, "chunked": state.chunked}
     arguments["slopes"] = np.array(slopes, np.float32) if slopes else 0
+    arguments |= {"biases": 0 if biases is None else padded_biases(biases), "reach": reach_of(biases)}
     arguments["sinks"] = 0 if sinks is None else sinks
     arguments |= {"chosen": chosen or 0, "chosen_stride": chosen.stride if chosen else 0}
-    reads = [source, *steps.in_cache[state], *([chosen] if chosen else [])]
+    in_cache = steps.in_cache.get(state, []) if crosses else steps.in_cache[state]  # the encoder's, of another run
+    reads = [source, *in_cache, *([chosen] if chosen else [])]
     return AttentionSteps(state, sides, arguments, reads, y)
+
+
+def keep(steps: Steps, operation: Operation, target: Any) -> None:
+    """Keys and values go to the cache, for another run."""
+    keep_all(steps, operation.inputs, operation.given["state"])
+
+
+def keep_all(steps: Steps, new: Sequence[Activation], state: Paged | Latent) -> None:
+    """Keys, and values if they are others."""
+    ready = [turned(steps, x, block) for x, block in zip(new, state.rotations(steps.cache.kv_type), strict=False)]
+    kept = zip(new, ready, steps.cache.sides(state), strict=False)
+    steps.in_cache[state] = [store(steps, x, buffer, side) for x, buffer, side in kept]
+
+
+def reach_of(biases: np.ndarray | None) -> int:
+    """Places behind and before a query that have biases of their own."""
+    return 0 if biases is None else biases.shape[1] // 2
+
+
+def padded_biases(biases: np.ndarray) -> np.ndarray:
+    """With the first and the last one 16 times more, so that any 16 numbers in a row can be read."""
+    return np.ascontiguousarray(np.pad(biases.astype(np.float32), ((0, 0), (16, 16)), mode="edge"))
 
 
 def before_choice(steps: Steps, operation: Operation) -> tuple[dict[str, Any], list[Buffer], Buffer, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from localllm.engine.lower.attention import keep
 from localllm.engine.lower.experts import EXPERTS
 from localllm.engine.lower.recurrent import RECURRENT
 from localllm.engine.lower.steps import StepPlaces, Steps, Target, shape, vector_of
@@ -66,10 +67,17 @@ def rowwise(steps: Steps, operation: Operation, target: Target) -> None:
 def embed(steps: Steps, operation: Operation, target: Target) -> None:
     """Rows of a matrix, of the run's ids, positions or kinds."""
     weight, output = operation.given["weight"], operation.output
-    ids = getattr(steps.header, NUMBERS[operation.verb])
+    made = [steps.buffers[x] for x in operation.inputs]
+    ids = made[0] if made else getattr(steps.header, NUMBERS[operation.verb])
     x, (kind, row_bytes) = steps.new(output), target.layout_of(weight)
     arguments = {"weights": target.matrix(weight), "row_bytes": row_bytes, "columns": output.columns}
-    steps.by_row(f"embed-{kind}", output.rows, arguments | {"ids": ids, "x": x, "stride": x.stride}, [], [x])
+    steps.by_row(f"embed-{kind}", output.rows, arguments | {"ids": ids, "x": x, "stride": x.stride}, made, [x])
+
+
+def replace_ids(steps: Steps, operation: Operation, target: Target) -> None:
+    y = steps.buffers[operation.output] = Buffer(steps.target.tokens, 8)
+    arguments = {"ids": steps.header.ids, "table": operation.given["table"], "y": y}
+    steps.by_row("replace_ids", operation.output.rows, arguments, [], [y])
 
 
 def select(steps: Steps, operation: Operation, target: Target) -> None:
@@ -186,6 +194,8 @@ def hand_out(steps: Steps, x: Activation) -> None:
 
 VERBS: dict[str, Lower] = {
     "embed": embed,
+    "keep": keep,
+    "replace_ids": replace_ids,
     "embed_positions": embed,
     "embed_kinds": embed,
     "select": select,

@@ -58,7 +58,7 @@ def stored(operations: Sequence[Operation]) -> set[Activation]:
     for operation in reversed(operations):
         if operation.verb in ("attend", "choose"):
             found |= set(operation.inputs[1:])
-        elif operation.output in found and operation.verb not in PRODUCTS:
+        elif operation.verb == "keep" or (operation.output in found and operation.verb not in PRODUCTS):
             found |= set(operation.inputs)
     return found
 

@@ -44,6 +44,7 @@ class Recorder(RecurrentVerbs):
 
     Attributes:
         operations: in the order in which they were said.
+        encoding: those of the encoder, if there is one.
     """
 
     ids = positions = kinds = ALL
@@ -51,18 +52,23 @@ class Recorder(RecurrentVerbs):
 
     def __init__(self, hyperparameters: Hyperparameters, context: int):
         """context: the most tokens of a sequence."""
-        self.operations: list[Operation] = []
+        self.operations, self.encoding = list[Operation](), list[Operation]()
         self._vocab_size, self._width, self._context = hyperparameters.vocab_size, hyperparameters.width, context
         self._used: set[str] = set()
         self._heads: dict[tuple[int, Rows], RoutedActivation] = {}
 
     # ---- the verbs ----
 
-    def embed(self, weight: Weight, ids: Rows) -> Activation:
+    def embed(self, weight: Weight, ids: Rows | Activation) -> Activation:
         rows, columns = self._matrix(weight)
         if rows != self._vocab_size:
             raise ModelError(f"tensor {weight.name} has {rows} rows for {self._vocab_size} tokens")
-        return self._record("embed", (), ids, columns, weight=weight)
+        return self._embedded("embed", ids, columns, weight)
+
+    def replace_ids(self, ids: Rows, table: np.ndarray) -> Activation:
+        if table.shape != (self._vocab_size,):
+            raise ModelError(f"{table.size} numbers for {self._vocab_size} tokens")
+        return self._record("replace_ids", (), ids, 2, table=np.ascontiguousarray(table, np.int64))
 
     def embed_positions(self, weight: Weight, positions: Rows) -> Activation:
         rows, columns = self._matrix(weight)
@@ -72,9 +78,9 @@ class Recorder(RecurrentVerbs):
             raise ModelError(f"tensor {weight.name} should have {self._width} columns, has {columns}")
         return self._record("embed_positions", (), positions, columns, weight=weight)
 
-    def embed_kinds(self, weight: Weight, kinds: Rows) -> Activation:
+    def embed_kinds(self, weight: Weight, kinds: Rows | Activation) -> Activation:
         _, columns = self._matrix(weight)
-        return self._record("embed_kinds", (), kinds, columns, weight=weight)
+        return self._embedded("embed_kinds", kinds, columns, weight)
 
     def select(self, x: Activation, which: Rows) -> Activation:
         return self._record("select", (x,), which, x.columns)
@@ -158,9 +164,16 @@ class Recorder(RecurrentVerbs):
         inputs = tuple(x for x in (q, k, v) if x is not None)
         given: dict[str, Any] = {"state": state, "heads": heads, "scale": scores.scale, "softcap": scores.softcap}
         given |= {"slopes": scores.slopes, "sinks": self._vector(scores.sinks, heads) if scores.sinks else None}
-        given["ahead"] = scores.ahead
+        given |= {"ahead": scores.ahead, "biases": scores.biases, "crosses": scores.crosses}
+        if scores.biases is not None and (len(scores.biases) != heads or scores.biases.shape[1] % 2 == 0):
+            raise ModelError(f"layer {state.layer}: biases of the shape {scores.biases.shape} for {heads} heads")
         inputs, given["is_chosen"] = (*inputs, *([scores.chosen] if scores.chosen else [])), scores.chosen is not None
         return self._record("attend", inputs, q.rows, heads * state.value_dim, **given)
+
+    def keep(self, k: Activation, v: Activation, state: Paged) -> None:
+        if (k.columns, v.columns) != (state.kv_heads * state.key_dim, state.kv_heads * state.value_dim):
+            raise ModelError(f"layer {state.layer}: keys and values of {k.columns} and {v.columns} columns")
+        self._record("keep", (k, v), k.rows, 0, state=state)
 
     def pool(self, x: Activation, kind: str) -> Activation:
         return self._record("pool", (x,), WANTED, x.columns, kind=kind)
@@ -227,6 +240,9 @@ class Recorder(RecurrentVerbs):
             raise ModelError(f"the model's tensors do not fit together: {gates.columns} gates of {x.columns} columns")
         return self._record("multiply_heads", (x, gates), x.rows, x.columns, heads=gates.columns)
 
+    def softmax(self, x: Activation) -> Activation:
+        return self._record("softmax", (x,), x.rows, x.columns)
+
     def head_dots(self, x: Activation, z: Activation, heads: int) -> Activation:
         if same_columns(x, z) % heads:
             raise ModelError(f"the model's tensors do not fit together: {x.columns} columns, {heads} heads")
@@ -249,6 +265,11 @@ class Recorder(RecurrentVerbs):
         return self._record("temper", (x,), positions, x.columns, slope=slope, length=length, offset=offset)
 
     # ---- helpers ----
+
+    def _embedded(self, verb: str, ids: Rows | Activation, columns: int, weight: Weight) -> Activation:
+        """Rows of a table, by numbers of the run or such that were made of them."""
+        inputs, rows = ((ids,), ids.rows) if isinstance(ids, Activation) else ((), ids)
+        return self._record(verb, inputs, rows, columns, weight=weight)
 
     def _record(self, verb: str, inputs: tuple[Activation, ...], rows: Rows, columns: int, **given: Any) -> Activation:
         output = Activation(rows, columns)
@@ -286,6 +307,10 @@ class Recorder(RecurrentVerbs):
         wanted = columns if group is None or weight.shape == (columns,) else group
         return np.tile(self._vector(weight, wanted), columns // wanted)
 
+    def use(self, other: "Recorder") -> None:
+        """The tensors of another part of the model are used, too."""
+        self._used |= other._used
+
     def require_all_used(self, names: Collection[str]) -> None:
         """Raise ModelError if the file has a tensor that no verb has used: it would mean something that is not done."""
         unused = [name for name in names if name not in self._used and not name.endswith(HARMLESS)]
@@ -311,6 +336,11 @@ def recorded(
     """What an architecture says of a file. Raises ModelError, which names it, for what does not fit or is not used."""
     recorder = Recorder(hyperparameters, context)
     try:
+        if hyperparameters.encode:
+            encoder = Recorder(hyperparameters, context)
+            hyperparameters.encode(encoder, weights, hyperparameters)
+            recorder.encoding = encoder.operations
+            recorder.use(encoder)
         logits = forward(recorder, weights, hyperparameters)
         recorder.require_all_used(file.tensors)
     except ModelError as error:

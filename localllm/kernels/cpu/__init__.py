@@ -80,6 +80,7 @@ MODULES = {
     "hadamard": "elementwise.hadamard",
     "temper": "elementwise.activations",
     "select": "elementwise.rowwise",
+    "replace_ids": "elementwise.rowwise",
     "pool": "elementwise.collect",
     "columns": "elementwise.rowwise",
     "join": "elementwise.rowwise",

@@ -107,6 +107,11 @@ def attend_many(arguments: Mapping[str, Any], rows: int) -> Grid:
     return Grid(-(-rows * (heads // kv_heads) // ROWS) + min(rows, 16), kv_heads, THREADS)
 
 
+def by_token(arguments: Mapping[str, Any], rows: int) -> Grid:
+    """A thread for each token."""
+    return by_number(rows)
+
+
 def some_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
     """A block for a token; where they are many, each has more than one to do."""
     return Grid(min(rows, CHOOSING), 1, block_threads())
@@ -176,9 +181,11 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "merge_few": ("attention.attend_few", by_head),
     "attend_many": ("attention.attend_many", attend_many),
     "layer_norm": ("elementwise.norms", by_norm),
+    "softmax": ("elementwise.heads", by_token),
     "multiply_heads": ("elementwise.heads", by_entry),
     "temper": ("elementwise.elementwise", by_four),
     "select": ("elementwise.moves", by_four),
+    "replace_ids": ("elementwise.moves", by_token),
     "pool": ("elementwise.moves", by_four),
     "columns": ("elementwise.moves", by_entry),
     "join": ("elementwise.moves", by_head),

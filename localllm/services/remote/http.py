@@ -51,17 +51,17 @@ class Endpoint:
     def get(self, path: str) -> Any:
         """JSON. Raises EndpointError."""
         with closing(self._connection()) as connection:
-            return self._json(self._response(connection, "GET", path, None))
+            return self._json(self._asked(connection, "GET", path))
 
     def post(self, path: str, body: Any) -> Any:
         """The same with a JSON body. Raises EndpointError, ContextError."""
         with closing(self._connection()) as connection:
-            return self._json(self._asked(connection, path, body))
+            return self._json(self._asked(connection, "POST", path, body))
 
     def events(self, path: str, body: Any) -> Iterator[Any]:
         """What a stream says, to its end. Raises EndpointError, also for one that breaks off; ContextError."""
         with closing(self._connection()) as connection:
-            response = self._asked(connection, path, body)
+            response = self._asked(connection, "POST", path, body)
             if "text/event-stream" not in (response.getheader("Content-Type") or ""):
                 raise EndpointError(f"{self.url} does not stream: it answers with {response.getheader('Content-Type')}")
             yield from self._data(response)
@@ -81,11 +81,11 @@ class Endpoint:
                 raise self._refusal(0, told)
             yield told
 
-    def _asked(self, connection: HTTPConnection, path: str, body: Any) -> HTTPResponse:
-        """The response; a server that is busy is asked again."""
-        data, wait = json.dumps(body).encode(), 1.0
+    def _asked(self, connection: HTTPConnection, method: str, path: str, body: Any = None) -> HTTPResponse:
+        """The response; a server that is busy, or is loading its model, is asked again."""
+        data, wait = None if body is None else json.dumps(body).encode(), 1.0
         for attempt in range(TRIES):
-            response = self._response(connection, "POST", path, data)
+            response = self._response(connection, method, path, data)
             if response.status not in BUSY or attempt + 1 == TRIES or (response.status == 500 and attempt):
                 break
             after = response.getheader("Retry-After") or ""
@@ -128,8 +128,6 @@ class Endpoint:
 
     def _json(self, response: HTTPResponse, is_error: bool = False) -> Any:
         data = self._sure(lambda: response.read(MOST))
-        if response.status >= 300 and not is_error:
-            raise self._refusal(response.status, self._parsed(data, {}))
         return self._parsed(data, {} if is_error else None)
 
     def _parsed(self, data: bytes, usual: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class RemoteModel:
 
     Attributes:
         endpoint: the server.  name: the model's there.  dialect: what the server can be asked for.
-        context: tokens that it holds, 0 if it does not say.  form: what answers shall look like.
+        form: what answers shall look like.
         session: the conversation with it.
     """
 
@@ -44,8 +44,14 @@ class RemoteModel:
         about = next((each for each in models if each.get("id") == name), models[0] if models else {})
         self.name = name or names[0]
         self.dialect = DIALECTS.get(str(about.get("owned_by")), OTHER)
-        self.context = self.trained_context = context_of(about, endpoint, self.name)
+        self._about, self._context = about, 0
         self.session = RemoteSession(self)
+
+    @property
+    def context(self) -> int:
+        """Tokens that it holds; 0 if the server does not say, or not before the model is open there."""
+        self._context = self._context or context_of(self._about, self.endpoint, self.name)
+        return self._context
 
     def fields(self, options: GenerationOptions) -> dict[str, Any]:
         """Of a request. Raises UsageError for what cannot be done there."""

@@ -140,6 +140,16 @@ def subtract_distances(scores, keys, slope, distance):
 
 
 @device
+def add_biases(scores, keys, biases, reach, behind):
+    """A head's biases, to the power of 2; `behind`: how far the first key is behind the query, the others more."""
+    factor = splat_f32x16(LOG2_E)
+    for i in range(0, keys, 16):
+        number = min(max(behind + i + reach, -16), 2 * reach + 1) + 16
+        bias = load_f32x16(biases + number * 4)
+        store_f32x16(scores + i * 4, fma_f32x16(bias, factor, load_f32x16(scores + i * 4)))
+
+
+@device
 def hide_scores(scores, keys, hidden, visible):
     """Only the scores from number `hidden` up to `visible` count."""
     for i in range(0, min(hidden, keys), 16):
@@ -239,11 +249,12 @@ def write_partial(a, row, group, kv_head, split, value_dim, output, state):
 
 
 @device
-def update_rows(a, first, rows, group, kv_head, start, count, scores, stride, states, output, value_dim):
-    """All rows meet a block of `count` scores, the first of which is the key at position `start`."""
+def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, stride, states, output, value_dim):
+    """All rows meet a block of `count` scores, the first of which is the key at position `start`; keys before `lowest`
+    are hidden."""
     softcap, window, keys = argument_f32(a, ATTEND.softcap), argument(a, ATTEND.window), padded(count)
     slopes, chunked, chosen = argument(a, ATTEND.slopes), argument(a, ATTEND.chunked), argument(a, ATTEND.chosen)
-    ahead = argument(a, ATTEND.ahead)
+    ahead, biases, reach = argument(a, ATTEND.ahead), argument(a, ATTEND.biases), argument(a, ATTEND.reach)
     for r in range(rows):
         token, row = (first + r) // group, scores + r * stride
         position = load_i64(argument(a, ATTEND.positions) + token * 8)
@@ -252,7 +263,10 @@ def update_rows(a, first, rows, group, kv_head, start, count, scores, stride, st
         if slopes != 0:
             slope = load_f32(slopes + (kv_head * group + (first + r) % group) * 4)
             subtract_distances(row, keys, slope, position - start)
-        hidden = first_seen(position, window, chunked) - start
+        if biases != 0:
+            of_head = biases + (kv_head * group + (first + r) % group) * (2 * reach + 33) * 4
+            add_biases(row, keys, of_head, reach, start - position)
+        hidden = max(first_seen(position, window, chunked), lowest) - start
         hide_scores(row, keys, hidden, min(position + 1 + ahead - start, count))
         if chosen != 0:
             hide_unchosen(row, keys, chosen + token * argument(a, ATTEND.chosen_stride) + start // 8)
@@ -285,7 +299,7 @@ def make_unit(load_key, load_value, many):
     load_many_queries, more = many.load_queries, many.more
 
     @device
-    def unit(a, group, table, kv_head, first, rows, begin, end, split, scratch, key_dim, value_dim):
+    def unit(a, group, table, kv_head, first, rows, lowest, begin, end, split, scratch, key_dim, value_dim):
         """Rows `first` to first + rows against the keys at positions begin to end; of a split range, part `split`."""
         few, key_bytes, value_bytes = rows <= FEW_ROWS, argument(a, ATTEND.key_bytes), argument(a, ATTEND.value_bytes)
         q, tiles, scores, output, states = places(scratch, key_dim, value_dim, more)
@@ -309,7 +323,8 @@ def make_unit(load_key, load_value, many):
                 few_scores(q, rows, k, count, key_bytes, key_dim, scores, v)
             else:
                 many_scores(q, rows, k, count, key_bytes, key_dim, tiles, scores)
-            update_rows(a, first, rows, group, kv_head, key, count, scores, ATTEND_KEYS * 4, states, output, value_dim)
+            stride = ATTEND_KEYS * 4
+            update_rows(a, first, rows, group, kv_head, lowest, key, count, scores, stride, states, output, value_dim)
             if few:
                 add_few_values(scores, rows, v, count, value_bytes, value_dim, output, keys + place * key_bytes)
             else:
@@ -337,8 +352,8 @@ def make(format_name, many=IN_FLOAT32):
             u = argument(a, ATTEND.units) + i * UNIT_BYTES
             kv_head, first, rows = argument(u, UNIT.kv_head), argument(u, UNIT.first_row), argument(u, UNIT.rows)
             begin, end, split = argument(u, UNIT.begin), argument(u, UNIT.end), argument(u, UNIT.split)
-            table = argument(u, UNIT.table)
-            unit(a, group, table, kv_head, first, rows, begin, end, split, scratch, key_dim, value_dim)
+            table, lowest = argument(u, UNIT.table), argument(u, UNIT.lowest)
+            unit(a, group, table, kv_head, first, rows, lowest, begin, end, split, scratch, key_dim, value_dim)
             is_split = split_of(a, first // group, SPLIT.count) > 1
             for r in range(rows):
                 row, state = output + r * value_dim * 4, states + r * 128

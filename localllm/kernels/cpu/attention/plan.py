@@ -27,18 +27,32 @@ def first_seen(position, window, chunked):
 
 
 @device
-def first_key(a, position):
-    """The same, rounded down to 16."""
-    return first_seen(position, argument(a, PLAN.window), argument(a, PLAN.chunked)) // 16 * 16
+def lowest_seen(a, sequence):
+    """The first key of a sequence that any token sees: behind what an encoder has read, or of that."""
+    return 0 if argument(a, PLAN.crosses) == 1 else argument(sequence, SEQUENCE.encoded)
 
 
 @device
-def add_unit(unit, table, kv_head, first_row, rows, begin, end, split):
+def end_seen(a, sequence):
+    """Behind the last key of a sequence that any token sees."""
+    return argument(sequence, SEQUENCE.encoded if argument(a, PLAN.crosses) == 1 else SEQUENCE.length)
+
+
+@device
+def first_key(a, sequence, position):
+    """The first key that a token sees, rounded down to 16."""
+    first = first_seen(position, argument(a, PLAN.window), argument(a, PLAN.chunked))
+    return max(first, lowest_seen(a, sequence)) // 16 * 16
+
+
+@device
+def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split):
     """Write a unit; returns where the next one goes."""
     store_i64(unit + 8 * UNIT.table, table)
     store_i64(unit + 8 * UNIT.kv_head, kv_head)
     store_i64(unit + 8 * UNIT.first_row, first_row)
     store_i64(unit + 8 * UNIT.rows, rows)
+    store_i64(unit + 8 * UNIT.lowest, lowest)
     store_i64(unit + 8 * UNIT.begin, begin)
     store_i64(unit + 8 * UNIT.end, end)
     store_i64(unit + 8 * UNIT.split, split)
@@ -63,16 +77,16 @@ def add_sequence(a, sequence, unit, splits, span):
     )
     group = argument(a, PLAN.heads) // argument(a, PLAN.kv_heads)
     start, rows, at_once = length - count, count * group, rows_at_once(count, group)
-    lowest = first_key(a, start) // span * span
+    lowest, least = first_key(a, sequence, start) // span * span, lowest_seen(a, sequence)
     for kv_head in range(argument(a, PLAN.kv_heads)):
         for row in range(0, rows, at_once):
             here = min(at_once, rows - row)
-            begin, last = first_key(a, start + row // group), start + (row + here - 1) // group
-            end = min(last + 1 + argument(a, PLAN.ahead), length)
+            begin, last = first_key(a, sequence, start + row // group), start + (row + here - 1) // group
+            end = min(last + 1 + argument(a, PLAN.ahead), end_seen(a, sequence))
             for split in range(splits):
                 lower, upper = max(begin, lowest + split * span), min(end, lowest + (split + 1) * span)
                 table = argument(sequence, SEQUENCE.table)
-                unit = add_unit(unit, table, kv_head, first * group + row, here, lower, upper, split)
+                unit = add_unit(unit, table, kv_head, first * group + row, here, least, lower, upper, split)
     return unit
 
 
@@ -86,10 +100,10 @@ def plan(a, part, parts, thread):
         length = argument(sequence, SEQUENCE.length)
         splits, span = 1, WHOLE
         if count <= FEW_TOKENS and slot + count <= SPLIT_TOKENS:
-            lowest = first_key(a, length - count)
+            lowest, end = first_key(a, sequence, length - count), end_seen(a, sequence)
             most = 256 * (MOST_SPLITS - 1)  # keys, wherever they begin, are in MOST_SPLITS parts of 256 at most
-            span = max((length - lowest + most - 1) // most, 1) * 256
-            splits = (length - 1) // span - lowest // span + 1
+            span = max((end - lowest + most - 1) // most, 1) * 256
+            splits = (end - 1) // span - lowest // span + 1
         for token in range(first, first + count):
             place = argument(a, PLAN.splits) + token * SPLIT_BYTES
             store_i64(place + 8 * SPLIT.count, splits)

@@ -5,9 +5,10 @@ A part need not be a multiple of 16 columns.
 
 from numba import float32
 
-from localllm.kernels.arguments import HEAD_DOTS, MIX, MULTIPLY_HEADS
+from localllm.kernels.arguments import HEAD_DOTS, MIX, MULTIPLY_HEADS, SOFTMAX
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
+    exp_f32x16,
     fma_f32x16,
     load_f32,
     load_f32x16,
@@ -35,6 +36,26 @@ def multiply_heads(a, part, parts, thread):
         for k in range(0, head_dim, 16):
             lanes = min(16, head_dim - k)
             store_lanes_f32x16(y + k * 4, load_lanes_f32x16(x + k * 4, lanes) * gate, lanes)
+
+
+@kernel
+def softmax(a, part, parts, thread):
+    """y = e^x / the sum of them, of each row; what is not finite makes a sum that is no number."""
+    columns, count = argument(a, SOFTMAX.columns), load_i64(argument(a, SOFTMAX.count))
+    for t in range(count * part // parts, count * (part + 1) // parts):
+        at = t * argument(a, SOFTMAX.stride)
+        x, y, top, total = argument(a, SOFTMAX.x) + at, argument(a, SOFTMAX.y) + at, float32(-3e38), float32(0.0)
+        for i in range(columns):
+            number = load_f32(x + i * 4)
+            top, total = max(top, number), total + (number - number)
+        for i in range(0, columns, 16):
+            lanes = min(16, columns - i)
+            power = exp_f32x16(load_lanes_f32x16(x + i * 4, lanes) - splat_f32x16(top))
+            store_lanes_f32x16(y + i * 4, power, lanes)
+        for i in range(columns):
+            total += load_f32(y + i * 4)
+        for i in range(columns):
+            store_f32(y + i * 4, load_f32(y + i * 4) / total)
 
 
 @device

@@ -8,7 +8,7 @@ from math import cos, sin
 
 from numba import float32
 
-from localllm.kernels.arguments import ADD, ANGLES, COLUMNS, JOIN, LERP, ROPE, ROUND_BF16, SELECT, SWIGLU
+from localllm.kernels.arguments import ADD, ANGLES, COLUMNS, JOIN, LERP, REPLACE_IDS, ROPE, ROUND_BF16, SELECT, SWIGLU
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
     exp_f32x16,
@@ -22,6 +22,7 @@ from localllm.kernels.simd import (
     store_bf16x16,
     store_f32,
     store_f32x16,
+    store_i64,
     zero_f32x16,
 )
 
@@ -85,6 +86,15 @@ def select(a, part, parts, thread):
         x, y = argument(a, SELECT.x) + row * stride, argument(a, SELECT.y) + t * stride
         for i in range(0, columns * 4, 64):
             store_f32x16(y + i, load_f32x16(x + i))
+
+
+@kernel
+def replace_ids(a, part, parts, thread):
+    """y[t] = table[ids[t]]."""
+    table, ids, count = argument(a, REPLACE_IDS.table), argument(a, REPLACE_IDS.ids), argument(a, REPLACE_IDS.count)
+    tokens = load_i64(count)
+    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+        store_i64(argument(a, REPLACE_IDS.y) + t * 8, load_i64(table + load_i64(ids + t * 8) * 8))
 
 
 @device

@@ -2,8 +2,10 @@
 
 from numba import cuda
 
-from localllm.kernels.cuda.device import float32, load_f32, load_i64, store_f32
+from localllm.kernels.cuda.device import exp, float32, load_f32, load_i64, store_f32
 from localllm.kernels.cuda.reductions import block_sum
+
+LEAST = float32(-3e38)
 
 
 def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
@@ -12,6 +14,23 @@ def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
     if row < load_i64(count) and column < columns:
         at, gate = row * stride + 4 * column, load_f32(gates + row * gates_stride + 4 * (column // (columns // heads)))
         store_f32(y + at, load_f32(x + at) * gate)
+
+
+def softmax(count, x, y, stride, columns):
+    """y = e^x / the sum of them, of each row; a thread for each row, whose columns are few."""
+    row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if row >= load_i64(count):
+        return
+    x, y, top, total = x + row * stride, y + row * stride, LEAST, float32(0)
+    for i in range(columns):
+        number = load_f32(x + 4 * i)
+        top, total = max(top, number), total + (number - number)
+    for i in range(columns):
+        power = exp(load_f32(x + 4 * i) - top)
+        store_f32(y + 4 * i, power)
+        total += power
+    for i in range(columns):
+        store_f32(y + 4 * i, load_f32(y + 4 * i) / total)
 
 
 def head_dots(count, x, x_stride, z, heads, head_dim, y, stride):

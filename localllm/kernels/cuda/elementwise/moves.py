@@ -20,6 +20,13 @@ def select(count, x, rows, y, stride, columns):
         store_4f32(y + row * stride + 4 * column, a, b, c, d)
 
 
+def replace_ids(count, ids, table, y):
+    """y[t] = table[ids[t]]; a thread for each token."""
+    token = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if token < load_i64(count):
+        store_i64(y + 8 * token, load_i64(table + 8 * load_i64(ids + 8 * token)))
+
+
 def pool(count, sequences, x, y, stride, columns, kind):
     """y[i] = the rows of sequence i as one: their mean, the first or the last; a thread for four columns."""
     row, column = cuda.blockIdx.x, first_column()

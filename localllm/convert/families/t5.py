@@ -1,0 +1,85 @@
+"""T5, Flan-T5, mT5 and UMT5: an encoder and a decoder."""
+
+import re
+from collections.abc import Sequence
+
+from localllm.arch.fields import MOST_LAYERS
+from localllm.arch.t5 import REACH
+from localllm.convert.config import Config
+from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts
+from localllm.convert.tensors import Shape, TensorSource, computed
+
+NETWORKS = {"relu": False, "gated-gelu": True}  # whether it has a gate
+HEADS = {"attn_q": ("queries", "width"), "attn_k": ("queries", "width"), "attn_v": ("queries", "width"),
+         "attn_o": ("width", "queries")}  # fmt: skip
+NORMS = {"attn_norm": ("width",), "ffn_norm": ("width",)}
+LAST = "dec.output_norm.weight"
+
+
+def t5(config: Config) -> CheckpointFacts:
+    """Raises ModelError."""
+    config.only("relative_attention_max_distance", REACH)
+    network = config.get("feed_forward_proj", "relu")
+    if network not in NETWORKS:
+        raise config.refusal(f"feed_forward_proj should be {' or '.join(NETWORKS)}")
+    width, heads, head_dim = (config.count(name) for name in ("d_model", "num_heads", "d_kv"))
+    encoder = config.count("num_layers", most=MOST_LAYERS)
+    decoder = config.count("num_decoder_layers", encoder, most=MOST_LAYERS)
+    buckets, tied = config.count("relative_attention_num_buckets", 32), config.flag("tie_word_embeddings")
+    start, epsilon = config.get("decoder_start_token_id", 0), config.number("layer_norm_epsilon", 1e-6)
+    sizes = {"vocab": config.count("vocab_size"), "width": width, "hidden": config.count("d_ff"), "heads": heads}
+    sizes |= {"queries": heads * head_dim, "buckets": buckets, "encoder": encoder, "decoder": decoder}
+    sizes |= {"layers": max(encoder, decoder), "gate": int(NETWORKS[network]), "scaled": int(is_scaled(config, tied))}
+    sizes |= {"own_biases": int(config.get("model_type") == "umt5")}
+    metadata = {
+        "context_length": config.count("n_positions", 512),
+        "embedding_length": width,
+        "feed_forward_length": sizes["hidden"],
+        "block_count": encoder,
+        "decoder_block_count": decoder,
+        "attention.head_count": heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_epsilon": epsilon,
+        "attention.relative_buckets_count": buckets,
+        "attention.layer_norm_rms_epsilon": epsilon,
+        "decoder_start_token_id": start,
+    }
+    return CheckpointFacts(sizes, metadata, {}, tied)
+
+
+def is_scaled(config: Config, tied: bool) -> bool:
+    """Whether what goes into the output matrix is, which GGUF's readers do not know: where it is the embedding, unless
+    newer checkpoints say otherwise; never in mT5."""
+    kind = config.get("model_type", "t5")
+    return kind != "mt5" and config.flag("scale_decoder_outputs", tied)
+
+
+def whole(sizes: Sizes) -> Layer:
+    """All layers, of both."""
+    network = {"ffn_up": ("hidden", "width"), "ffn_down": ("width", "hidden")}
+    network |= {"ffn_gate": ("hidden", "width")} if sizes["gate"] else {}
+    crossing = {f"cross_{name}": shape for name, shape in HEADS.items()} | {"cross_attn_norm": ("width",)}
+    found: dict[str, tuple[str, ...] | MadeOf] = {"enc.output_norm.weight": ("width",)}
+    for part, count, more in (("enc", sizes["encoder"], {}), ("dec", sizes["decoder"], crossing)):
+        for number in range(count):
+            biases = {"attn_rel_b": ("buckets", "heads")} if sizes["own_biases"] or not number else {}
+            layer = {**HEADS, **NORMS, **network, **more, **biases}
+            found |= {f"{part}.blk.{number}.{name}.weight": shape for name, shape in layer.items()}
+    return found | {LAST: MadeOf(("width",), {LAST: ("width",)}, scaled) if sizes["scaled"] else ("width",)}
+
+
+def scaled(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    return computed(sources[0], lambda numbers: numbers * sizes["width"] ** -0.5)
+
+
+T5 = Family(
+    "t5",
+    {},
+    t5,
+    whole=whole,
+    last_norm=LAST,
+    defaults={"tie_word_embeddings": True},
+    unread=re.compile(r"(en|de)coder\.embed_tokens\.weight"),
+)
