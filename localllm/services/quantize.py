@@ -270,9 +270,9 @@ class SearchAhead:
         self._done = sum(prod(job.tensor.shape) for job in jobs if job.tensor.name in self._known)
 
     def _tasks_of(self, job: TensorJob, widener: Widener) -> Iterator[Callable[[], np.ndarray]]:
-        importance = job.importance
-        if isinstance(self._known, RecordFile) and job.tensor.name in self._known:
-            return (partial(known_rows, self._known, job, *rows) for rows in job.ranges())
+        importance, known = job.importance, self._known
+        if isinstance(known, RecordFile) and job.tensor.name in known:
+            return (partial(known_rows, known, job, *rows) for rows in job.ranges())
         if importance is None and job.makes_logits:
             importance = mean_squares(widener, job.tensor)
         return (partial(new_rows, widener, job, importance, *rows) for rows in job.ranges())
