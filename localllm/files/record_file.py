@@ -7,6 +7,7 @@ and of bytes, the name, the bytes, their SHA-256. One that a killed process has 
 import hashlib
 import os
 import struct
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -18,19 +19,23 @@ from localllm.errors import LocalllmError, UsageError
 MAGIC = b"localllm records 1\n"
 LENGTHS = struct.Struct("<QQ")
 DIGEST = 32  # bytes
+FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
 
 
 class RecordFile:
-    """Open for reading and more, in a `with` block, by one process. Raises LocalllmError if the disk refuses,
-    UsageError for a file that is none of these."""
+    """Open for reading and more, in a `with` block, by one process; several of its threads may read.
+
+    Raises LocalllmError if the disk refuses, UsageError for a file that is none of these.
+    """
 
     def __init__(self, path: str | os.PathLike[str], key: str):
         self.path, self._head = Path(path), MAGIC + hashlib.sha256(key.encode()).digest()
         self._places: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         try:
-            self._file: BinaryIO = open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            self._file: BinaryIO = open(os.open(self.path, FLAGS, 0o666), "r+b")
             head = self._file.read(len(self._head))
             if not head.startswith(MAGIC[: len(head)]):
                 raise UsageError(f"{self.path}: this file is something else, and its name is needed")
@@ -77,7 +82,9 @@ class RecordFile:
         if not 0 <= first <= end <= count:
             raise IndexError(f"{name}: bytes {first} to {end} of {count}")
         try:
-            return np.frombuffer(os.pread(self._file.fileno(), end - first, start + first), np.uint8)
+            with self._lock:
+                self._file.seek(start + first)
+                return np.frombuffer(self._file.read(end - first), np.uint8)
         except OSError as error:
             raise self._failure(error) from None
 
