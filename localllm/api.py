@@ -132,17 +132,17 @@ class Model:
         prompt: str | list[int],
         max_tokens: int | None = None,
         stop: Ids[str] = (),
-        speculate: "str | Model" = "ngram",
+        speculate: "str | Model" = "auto",
         **sampling: Any,
     ) -> Generation:
         """Go on with a text as it is: an iterator of str pieces, which knows more afterwards (see Generation).
 
-        stop: strings that end the text; speculate: "ngram", "off", or what guesses besides, "draft:PATH" or an open
-        Model (see `drafter`); `sampling`: fields of SamplingOptions, as temperature=0 or seed=1, and what is done when
-        the context is full, on_overflow and keep of GenerationOptions. What the answer must look like: schema, a JSON
-        schema (a dict, its text or a class with model_json_schema, as pydantic's), grammar, a text in GBNF, or regex;
-        it is then of that form whenever its finish_reason is "stop". Raises ContextError if the prompt does not fit,
-        UsageError for options that make no sense, and what open_model raises.
+        stop: strings that end the text; speculate: as of GenerationOptions, or what guesses besides, "draft:PATH" or an
+        open Model (see `drafter`); `sampling`: fields of SamplingOptions, as temperature=0 or seed=1, and what is done
+        when the context is full, on_overflow and keep of GenerationOptions. What the answer must look like: schema, a
+        JSON schema (a dict, its text or a class with model_json_schema, as pydantic's), grammar, a text in GBNF, or
+        regex; it is then of that form whenever its finish_reason is "stop". Raises ContextError if the prompt does not
+        fit, UsageError for options that make no sense, and what open_model raises.
         """
         return self.session.complete(prompt, options(max_tokens, stop, sampling, self.drafter(speculate)))
 
@@ -151,7 +151,7 @@ class Model:
         messages: Ids[Message],
         max_tokens: int | None = None,
         stop: Ids[str] = (),
-        speculate: "str | Model" = "ngram",
+        speculate: "str | Model" = "auto",
         **sampling: Any,
     ) -> Generation:
         """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` does.
@@ -203,7 +203,7 @@ class Model:
             return self._readers[kind, pooling]
 
     def drafter(self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None) -> "str | Drafter":
-        """What GenerationOptions have for it: a smaller model as one that guesses, "ngram" and "off" as they are.
+        """What GenerationOptions have for it: a smaller model as one that guesses, "ngram" and others as they are.
 
         The model of "draft:PATH" is opened with as many threads as this one, the first time, and closed with it; to
         have its warnings and choose how it is opened, open it yourself. progress: as of open_model, which says what is
@@ -215,7 +215,9 @@ class Model:
                 return speculate
             speculate = self._draft_model(path, progress)
         if not isinstance(speculate, Model):
-            raise UsageError(f"speculate should be 'ngram', 'off', 'draft:PATH' or a Model, not {speculate!r}")
+            raise UsageError(
+                f"speculate should be 'auto', 'mtp', 'ngram', 'off', 'draft:PATH' or a Model, not {speculate!r}"
+            )
         drafter = Drafter(speculate.session.sequences, speculate.tokenizer)
         drafter.require_vocabulary(self.tokenizer)
         return drafter
@@ -407,7 +409,7 @@ def most_prompt_bytes(path: str | os.PathLike[str], context: int | None = None) 
 
 
 def options(
-    max_tokens: int | None, stop: Ids[str], sampling: dict[str, Any], speculate: str | Drafter = "ngram"
+    max_tokens: int | None, stop: Ids[str], sampling: dict[str, Any], speculate: str | Drafter = "auto"
 ) -> GenerationOptions:
     """One object out of a method's arguments. Raises UsageError for an unknown name."""
     sampling = {name: plain(value) for name, value in sampling.items()}

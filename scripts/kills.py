@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Kills localllm while it writes, again and again: python scripts/kills.py quantize|cache [--times N]
 
-Each process is forked from this one, which has imported everything, and killed at a random moment of its work. What was
-there before has to be there after, or what should take its place, whole; and when one process was not killed, there is
-no file too many. The cache is deleted now and then, so that processes write it anew; answers have to be the same.
+Each process is forked from this one, which has imported everything (Windows starts it anew), and killed at a random
+moment of its work. What was there before has to be there after, or what should take its place, whole; and when one
+process was not killed, there is no file too many. The cache is deleted now and then, so that processes write it anew;
+answers have to be the same.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,8 +28,46 @@ from localllm.cli import quantize, run  # noqa: E402, F401  what the children ne
 from localllm.quant.cache import cache_folder  # noqa: E402
 
 
-def start(*arguments: object, out: Path | None = None) -> int:
-    """A process that runs a command, with its answer in a file; its number."""
+class Started:
+    """A process that runs a command, where none can be forked."""
+
+    def __init__(self, arguments: tuple[object, ...], out: Path | None):
+        with open(out or os.devnull, "wb") as answer:
+            command = [sys.executable, "-m", "localllm", *map(str, arguments)]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=answer)
+
+    def wait(self) -> int:
+        """Its exit code."""
+        return self._process.wait()
+
+    def kill(self) -> bool:
+        """Whether it was still at work."""
+        was_at_work = self._process.poll() is None
+        self._process.kill()
+        return self._process.wait() != 0 and was_at_work
+
+
+class Forked(Started):
+    """The same, forked."""
+
+    def __init__(self, arguments: tuple[object, ...], out: Path | None):
+        self._child = forked(arguments, out)
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+
+    def kill(self) -> bool:
+        os.kill(self._child, signal.SIGKILL)
+        return os.WIFSIGNALED(os.waitpid(self._child, 0)[1])
+
+
+def start(*arguments: object, out: Path | None = None) -> Started:
+    """A process that runs a command, with its answer in a file."""
+    return (Forked if hasattr(os, "fork") else Started)(arguments, out)
+
+
+def forked(arguments: tuple[object, ...], out: Path | None) -> int:
+    """The number of such a process."""
     if child := os.fork():
         return child
     null = os.open(os.devnull, os.O_RDWR)
@@ -41,10 +81,10 @@ def start(*arguments: object, out: Path | None = None) -> int:
     os._exit(0)
 
 
-def finished(child: int) -> None:
+def finished(child: Started) -> None:
     """Wait for it. Raises SystemExit if it failed."""
-    if status := os.waitpid(child, 0)[1]:
-        raise SystemExit(f"a command that nobody killed ended with {os.waitstatus_to_exitcode(status)}")
+    if code := child.wait():
+        raise SystemExit(f"a command that nobody killed ended with {code}")
 
 
 def seconds(*arguments: object, out: Path | None = None) -> float:
@@ -58,8 +98,7 @@ def killed(wait: float, *arguments: object) -> bool:
     """Whether it was still at work then."""
     child = start(*arguments)
     time.sleep(wait)
-    os.kill(child, signal.SIGKILL)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    return child.kill()
 
 
 def kill_quantize(folder: Path, times: int) -> int:
@@ -115,7 +154,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "cache").mkdir()
-        (Path(name) / "cache" / "kernels").symlink_to(cache_folder() / "kernels")
+        if (cache_folder() / "kernels").exists():
+            kernels = Path(name) / "cache" / "kernels"
+            shutil.copytree(cache_folder() / "kernels", kernels, copy_function=shutil.copyfile)  # wine has no other
         os.environ["LOCALLLM_CACHE"] = str(Path(name) / "cache")
         hit = {"quantize": kill_quantize, "cache": kill_cache}[options.what](Path(name), options.times)
     print(f"{options.times} times, {hit} killed at work: nothing lost, nothing left over")

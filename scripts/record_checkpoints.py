@@ -70,20 +70,101 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "umt5": ("UMT5ForConditionalGeneration", {**OF_T5, "feed_forward_proj": "gated-gelu"}),
 }  # fmt: skip
 OF_TEXT = 60  # tokens of TEXT that an encoder reads
+# The same of models that make vectors and scores: what is recorded are the mean of the last rows, or the scores.
+OF_ENCODERS = {
+    "vocab_size": 272, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 256, "type_vocab_size": 2, "pad_token_id": 1,
+}  # fmt: skip
+MODERN = {"num_hidden_layers": 4, "local_attention": 16, "global_attn_every_n_layers": 3}
+# The converter cuts off rows that no token has.
+GEMMA = {"vocab_size": 268, "num_hidden_layers": 7, "num_key_value_heads": 1, "head_dim": 16,
+         "query_pre_attn_scalar": 16, "sliding_window": 16, "use_bidirectional_attention": True}  # fmt: skip
+LABELS = {"num_labels": 1}
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertModel", {}),
+    "bert-rank": ("BertForSequenceClassification", LABELS),
+    "xlm-roberta": ("XLMRobertaModel", {"max_position_embeddings": 258}),
+    "xlm-roberta-rank": ("XLMRobertaForSequenceClassification", {"max_position_embeddings": 258, **LABELS}),
+    "modern-bert": ("ModernBertModel", MODERN),
+    "modern-bert-rank": ("ModernBertForSequenceClassification", {**MODERN, **LABELS, "classifier_pooling": "mean"}),
+    "nomic-bert": ("NomicBertModel", {"max_position_embeddings": 2048}),
+    "gemma-embedding": ("Gemma3TextModel", GEMMA),
+    "qwen3-rank": ("Qwen3ForSequenceClassification", {**SMALL, "tie_word_embeddings": True, "pad_token_id": 1,
+                                                      **LABELS}),
+}  # fmt: skip
+
+# Those that transformers does not have, and one as its publishers call things: config.json, and shapes.
+LAYER = {"attention.self.query": "64 64", "attention.self.key": "64 64", "attention.self.value": "64 64",
+         "attention.output.dense": "64 64", "attention.output.LayerNorm": "64"}  # fmt: skip
+WORDS = {"embeddings.word_embeddings.weight": "272 64", "embeddings.token_type_embeddings.weight": "2 64"}
+
+
+def with_biases(shapes: dict[str, str], without: tuple[str, ...] = ()) -> dict[str, str]:
+    """Weights, and biases as long as they have rows."""
+    found = {f"{name}.weight": shape for name, shape in shapes.items()}
+    return found | {f"{name}.bias": shape.split()[0] for name, shape in shapes.items() if name not in without}
+
+
+def in_layers(prefix: str, shapes: dict[str, str]) -> dict[str, str]:
+    return {f"{prefix}.0-1.{name}": shape for name, shape in shapes.items()}
+
+
+JINA = {
+    **OF_ENCODERS, "architectures": ["JinaBertForMaskedLM"], "model_type": "bert", "hidden_act": "gelu",
+    "position_embedding_type": "alibi", "feed_forward_type": "geglu", "layer_norm_eps": 1e-12,
+}  # fmt: skip
+NOMIC = {
+    "architectures": ["NomicBertModel"], "model_type": "nomic", "vocab_size": 272, "n_embd": 64, "n_inner": 96,
+    "n_layer": 2, "n_head": 4, "n_positions": 8192, "max_trained_positions": 2048, "activation_function": "swiglu",
+    "causal": False, "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "prenorm": False,
+    "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_base": 1000, "rotary_emb_scale_base": None,
+    "layer_norm_epsilon": 1e-12,
+    "type_vocab_size": 2,
+}  # fmt: skip
+MOE = {
+    **NOMIC, "n_positions": 2048, "activation_function": "gelu", "qkv_proj_bias": True, "mlp_fc1_bias": True,
+    "mlp_fc2_bias": True, "rotary_emb_base": 10000, "moe_every_n_layers": 2, "moe_top_k": 2, "num_experts": 4,
+}  # fmt: skip
+ATTENTION = {"attn.Wqkv": "192 64", "attn.out_proj": "64 64"}
+BEHIND = {"norm1": "64", "norm2": "64"}
+BY_HAND: dict[str, dict[str, Any]] = {
+    "jina-bert": {"config": JINA, "shapes": {
+        **WORDS, **with_biases({"embeddings.LayerNorm": "64"}),
+        **in_layers("encoder.layer", with_biases(
+            {**LAYER, "mlp.gated_layers": "192 64", "mlp.wo": "64 96", "mlp.layernorm": "64"}, ("mlp.gated_layers",))),
+    }},
+    "jina-bert-code": {"config": {**JINA, "auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling"}},
+                       "shapes": {
+        **WORDS, **with_biases({"embeddings.LayerNorm": "64"}),
+        **in_layers("encoder.layer", with_biases(
+            {**LAYER, "attention.self.layer_norm_q": "64", "attention.self.layer_norm_k": "64", "layer_norm_1": "64",
+             "mlp.up_gated_layer": "192 64", "mlp.down_layer": "64 96", "layer_norm_2": "64"},
+            ("mlp.up_gated_layer",))),
+    }},
+    "nomic-bert-old": {"config": NOMIC, "like": "nomic-bert"},
+    "nomic-bert-moe": {"config": MOE, "shapes": {
+        **WORDS, **with_biases({"emb_ln": "64"}), **in_layers("encoder.layers", with_biases({**ATTENTION, **BEHIND})),
+        **{name.replace("#", "0"): shape for name, shape in with_biases(
+            {"encoder.layers.#.mlp.fc1": "96 64", "encoder.layers.#.mlp.fc2": "64 96"}).items()},
+        "encoder.layers.1.mlp.router.layer.weight": "4 64", "encoder.layers.1.mlp.experts.bias": "64",
+        "encoder.layers.1.mlp.experts.mlp.w1": "384 64", "encoder.layers.1.mlp.experts.mlp.w2": "384 64",
+    }},
+}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("sources", type=Path)
-    parser.add_argument("names", nargs="*", choices=[[], *CONFIGS], metavar="NAME")
+    parser.add_argument("names", nargs="*", choices=[[], *CONFIGS, *ENCODERS, *BY_HAND], metavar="NAME")
     options = parser.parse_args()
     path = ROOT / "tests" / "checkpoints.json"
     known = json.loads(path.read_text())
     sys.path[:0] = [str(options.sources), str(options.sources / "gguf-py")]
-    for name in options.names or [name for name in CONFIGS if name not in known]:
+    for name in options.names or [name for name in (*CONFIGS, *ENCODERS, *BY_HAND) if name not in known]:
         with tempfile.TemporaryDirectory() as folder:
-            known[name] = recorded(name, Path(folder), options.sources)
-        print(name, known[name]["logits"][:2], flush=True)
+            make = by_hand if name in BY_HAND else recorded
+            known[name] = make(name, Path(folder), options.sources)
+        print(name, (known[name].get("logits") or known[name].get("rows", []))[:2], flush=True)
     path.write_text(written(known), encoding="utf-8")
 
 
@@ -104,9 +185,9 @@ def recorded(name: str, folder: Path, sources: Path) -> dict[str, Any]:
     from checkpoint import write_family
     from safetensors import safe_open
 
-    kind, own = CONFIGS[name]
+    kind, own = CONFIGS.get(name) or ENCODERS[name]
     made = getattr(transformers, kind)
-    config = made.config_class(**{**SMALL, **own})
+    config = made.config_class(**{**(SMALL if name in CONFIGS else OF_ENCODERS), **own})
     made(config).save_pretrained(folder / "saved")
     with safe_open(folder / "saved" / "model.safetensors", "np") as file:
         shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
@@ -121,13 +202,32 @@ def recorded(name: str, folder: Path, sources: Path) -> dict[str, Any]:
         read, answer = TEXT[:OF_TEXT], [content.get("decoder_start_token_id"), *TEXT[OF_TEXT:]]
         is_t5 = content.get("is_encoder_decoder", False)
         given = {"input_ids": read, "decoder_input_ids": answer} if is_t5 else {"input_ids": TEXT}
-        logits = (
-            model(**{key: torch.tensor([ids]) for key, ids in given.items()}).logits[0, -1].numpy().astype(np.float64)
-        )
-    metadata, tensors = converted(checkpoint, folder / "model.gguf")
+        output = model(**{key: torch.tensor([ids]) for key, ids in given.items()})
+    if kind == "NomicBertModel":  # whose publishers' config.json the converter knows
+        write_family(checkpoint, NOMIC, shapes)
     spans = {key: " ".join(map(str, shape)) for key, shape in shapes.items()}
-    return {"config": content, "shapes": together(spans), "metadata": metadata, "tensors": tensors,
-            "logits": [round(float(x), 5) for x in logits[:251:50]]}  # fmt: skip
+    found = {"config": content, "shapes": together(spans)}
+    # The converter wants a vocabulary with "yes" and "no" for the one, and leaves a matrix of the other's head out.
+    if name not in ("qwen3-rank", "bert-rank"):
+        metadata, tensors = converted(checkpoint, folder / "model.gguf")
+        found |= {"metadata": metadata, "tensors": tensors}
+    if name in CONFIGS:
+        logits = output.logits[0, -1].numpy().astype(np.float64)
+        return {**found, "logits": [round(float(x), 5) for x in logits[:251:50]]}
+    rows = output.logits[0] if "logits" in output else output.last_hidden_state[0].mean(dim=0)
+    return {**found, "rows": [round(float(x), 6) for x in rows]}
+
+
+def by_hand(name: str, folder: Path, sources: Path) -> dict[str, Any]:
+    """Only what llama.cpp's converter makes of it."""
+    from checkpoint import spelled_out, write_family
+
+    found = BY_HAND[name]
+    if "shapes" not in found:
+        return found
+    checkpoint = write_family(folder / "model", found["config"], spelled_out(found["shapes"]))
+    metadata, tensors = converted(checkpoint, folder / "model.gguf")
+    return {**found, "metadata": metadata, "tensors": tensors}
 
 
 def together(shapes: dict[str, str]) -> dict[str, str]:
@@ -160,9 +260,12 @@ def converted(checkpoint: Path, target: Path) -> tuple[dict[str, Any], dict[str,
 
     conversion = importlib.import_module("conversion")
     conversion.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
-    kind = json.loads((checkpoint / "config.json").read_text())["architectures"][0]
+    config = json.loads((checkpoint / "config.json").read_text())
+    kind = config["architectures"][0]
     made = conversion.get_model_class(kind)
     made.set_vocab = conversion.TextModel.set_vocab
+    if kind == "NomicBertModel":  # which is known by its publishers' config.json only
+        made._is_tokenizer_xlmroberta = lambda self: False
     made(checkpoint, gguf.LlamaFileType.ALL_F32, target).write()
     reader = gguf.GGUFReader(target)
     of_arch = f"{reader.fields['general.architecture'].contents()}."

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from localllm.arch import ARCHITECTURES
 from localllm.convert.families import FAMILIES
+from localllm.convert.families.embedders import NOMIC_MOE
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "docs" / "models.md"
@@ -24,7 +25,7 @@ What `general.architecture` may say in a GGUF file, the small file that computes
 def table() -> str:
     """The section, with its heading."""
     checkpoints = defaultdict[str, list[str]](list)
-    for name, family in FAMILIES.items():
+    for name, family in [*FAMILIES.items(), ("NomicBertModel", NOMIC_MOE)]:
         checkpoints[family.arch].append(name.partition("For")[0])
     rows = []
     for name, module in sorted(ARCHITECTURES.items()):

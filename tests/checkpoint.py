@@ -1,6 +1,8 @@
 """A tiny random checkpoint as Hugging Face's tools save one: config.json, safetensors, tokenizer.json."""
 
+import itertools
 import json
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +61,21 @@ def write_family(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, l
     tensors = [(name, *random_tensor(name, tuple(shape), dtype)) for name, shape in shapes.items()]
     write_safetensors(folder / "model.safetensors", tensors)
     return folder
+
+
+def spelled_out(together: Mapping[str, str]) -> dict[str, list[int]]:
+    """By names; in the data 0-3 stands for 0, 1, 2 and 3."""
+    shapes: dict[str, list[int]] = {}
+    for names, shape in together.items():
+        parts = re.split(r"(?<=\.)(\d+-\d+)(?=\.)", names)
+        choices = [range(*span(part)) if number % 2 else [part] for number, part in enumerate(parts)]
+        shapes |= {"".join(map(str, name)): [*map(int, shape.split())] for name in itertools.product(*choices)}
+    return shapes
+
+
+def span(text: str) -> tuple[int, int]:
+    first, last = text.split("-")
+    return int(first), int(last) + 1
 
 
 def random_tensor(name: str, shape: tuple[int, ...], dtype: str = "F32") -> tuple[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """An engine whose words are known: it says, token by token, what a test's script tells it to."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -19,6 +20,7 @@ class FakeEngine:
     """
 
     device = "CPU"
+    hyperparameters = SimpleNamespace(arch="llama", start_token=None)
 
     def __init__(self, vocab_size: int, say: Callable[[list[int]], int], context: int = 512):
         """say: from all the tokens so far to the next one."""

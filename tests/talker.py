@@ -34,7 +34,9 @@ class Talker(FakeEngine):
     def __init__(self, tokenizer: Tokenizer, context: int):
         super().__init__(tokenizer.vocab_size, self.next_token, context)
         self._tokenizer, self.tail = tokenizer, tokenizer.encode(HEADER, special=True)
-        self.hyperparameters = SimpleNamespace(arch="llama", context=512, states=tuple, fills=False, looks_ahead=False)
+        self.hyperparameters = SimpleNamespace(
+            arch="llama", context=512, states=tuple, fills=False, looks_ahead=False, start_token=None
+        )
         self.warning, self._answers = None, dict[str, list[int]]()
 
     def answer(self, question: str) -> list[int]:

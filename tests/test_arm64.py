@@ -15,7 +15,8 @@ from localllm.system.cpu import arm_features
 from localllm.system.memory import available_memory
 
 LINUX, MACOS = "aarch64-unknown-linux-gnu", "arm64-apple-macosx14.0.0"
-APPLE_M1, A72, V1 = ("apple-m1", "+neon,+dotprod"), ("cortex-a72", "+neon"), ("neoverse-v1", "+neon,+dotprod,+i8mm")
+APPLE_M1, APPLE_M4 = ("apple-m1", "+neon,+dotprod"), ("apple-m4", "+neon,+dotprod,+i8mm")
+A72, V1 = ("cortex-a72", "+neon"), ("neoverse-v1", "+neon,+dotprod,+i8mm")
 BYTE_PRODUCTS = {"usdot", "sdot", "udot", "usmmla", "smmla", "ummla", "smull"}
 # What kernels may call elsewhere: mathematics, and what fills memory with zeros.
 MAY_CALL = {"log", "logf", "sin", "cos", "sincos", "__sincos_stret", "memset", "bzero"}
@@ -47,6 +48,7 @@ def called(text: str) -> set[str]:
     [
         (LINUX, V1, {"usdot", "usmmla", "smmla"}),
         pytest.param(MACOS, APPLE_M1, {"sdot"}, marks=pytest.mark.slow),
+        pytest.param(MACOS, APPLE_M4, {"usdot", "usmmla", "smmla"}, marks=pytest.mark.slow),
     ],
 )
 def test_products_of_bytes(triple, cpu, products):

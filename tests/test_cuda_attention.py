@@ -81,18 +81,20 @@ def places(table: np.ndarray, length: int) -> np.ndarray:
 
 def expected(
     shape: Shape, run: Run, q: np.ndarray, keys: np.ndarray, values: np.ndarray, window=0, chunked=False, softcap=0.0,
-    slopes=None, sinks=None,
+    slopes=None, sinks=None, ahead=0,
 ) -> np.ndarray:  # fmt: skip
     """softmax(q k^T / sqrt(key_dim)) v in float64, token by token: [tokens, heads * value_dim]."""
     rows, heads = q.reshape(len(q), -1, shape.key_dim).astype(np.float64), shape.kv_heads * shape.group
     result = np.empty((len(q), heads, shape.value_dim))
     for token, (owner, position) in enumerate(zip(run.owners, run.positions, strict=True)):
         first = 0 if not window else position // window * window if chunked else max(position + 1 - window, 0)
-        seen = places(run.tables[owner], position + 1)[first:]
+        length = min(position + 1 + ahead, run.sequences[owner, SEQUENCE.length])
+        seen = places(run.tables[owner], length)[first:]
+        distances = np.abs(position - np.arange(first, length))
         for head in range(heads):
             scores = keys[head // shape.group, seen] @ rows[token, head] / np.sqrt(shape.key_dim)
             scores = softcap * np.tanh(scores / softcap) if softcap else scores
-            scores = scores - (0 if slopes is None else float(slopes[head]) * np.arange(len(seen))[::-1])
+            scores = scores - (0 if slopes is None else float(slopes[head]) * distances)
             sink = -np.inf if sinks is None else float(sinks[head])
             weights = np.exp(scores - max(scores.max(), sink))
             result[token, head] = weights @ values[head // shape.group, seen]
@@ -102,7 +104,7 @@ def expected(
 
 def attend_few(
     shape: Shape, run: Run, q: np.ndarray, keys: Cache, values: Cache, window=0, chunked=False, softcap=0.0,
-    slopes=None, sinks=None, parts=3, chosen=None,
+    slopes=None, sinks=None, parts=3, chosen=None, ahead=0,
 ) -> np.ndarray:  # fmt: skip
     """What the kernels make of it: float32 [tokens, heads * value_dim]."""
     few, heads = Few(shape.key_dim, shape.value_dim, shape.group), shape.kv_heads * shape.group
@@ -111,11 +113,12 @@ def attend_few(
     partial = np.full((room * heads * parts, few.partial_bytes // 4), np.nan, np.float32)
     of_keys, of_values = keys.bytes, values.bytes
     common = {"count": np.array([len(q)]), "positions": run.positions, "heads": heads, "window": window}
+    common |= {"owners": run.owners, "sequences": run.sequences, "ahead": ahead}
     common |= {"chunked": chunked, "parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
     launch(
         f"attend_few-{keys.kind}-{values.kind}-{few.bundle}-{shape.key_dim}-{shape.value_dim}"
         + ("" if chosen is None else "-chosen"), room, **common,
-        owners=run.owners, sequences=run.sequences, q=q, q_stride=q.strides[0], keys=of_keys, values=of_values,
+        q=q, q_stride=q.strides[0], keys=of_keys, values=of_values,
         key_head_stride=of_keys.strides[0], value_head_stride=of_values.strides[0], key_bytes=of_keys.shape[2],
         value_bytes=of_values.shape[2], kv_heads=shape.kv_heads, scale=shape.key_dim**-0.5, softcap=softcap,
         slopes=0 if slopes is None else slopes, bundles=few.bundles,
@@ -179,8 +182,12 @@ def test_few(kinds, shape, spans):
 
 
 @pytest.mark.parametrize(
-    "given", [{"window": 70}, {"window": 100, "chunked": True}, {"softcap": 5.0}, {"window": 1, "parts": 1}]
-)
+    "given",
+    [
+        {"window": 70}, {"window": 100, "chunked": True}, {"softcap": 5.0}, {"window": 1, "parts": 1},
+        {"window": 7, "ahead": 6},
+    ],
+)  # fmt: skip
 def test_few_tokens_see_what_they_may(given):
     check_few(("F16", "F16"), Shape(16, 16, 1, 2), [(2, 201)], **given)
 
@@ -188,6 +195,11 @@ def test_few_tokens_see_what_they_may(given):
 def test_few_with_slopes_and_sinks():
     slopes, sinks = np.float32([0.5, 0.1, 0.02, 0.01]), np.float32([-20, 0, 3, 20])
     check_few(("F32", "F32"), Shape(16, 16, 2, 2), [(1, 200), (1, 3)], slopes=slopes, sinks=sinks)
+
+
+def test_few_that_see_those_behind_them():
+    slopes = np.float32([0.5, 0.1])
+    check_few(("F32", "F32"), Shape(16, 16, 1, 2), [(3, 70), (5, 5)], ahead=1 << 40, slopes=slopes)
 
 
 @pytest.mark.sampled

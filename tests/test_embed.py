@@ -140,6 +140,15 @@ def test_wrong_input(made, ranker, model_path, tmp_path):
         assert not found.stdout
 
 
+def test_what_is_said_of_models_that_make_no_text(made, ranker):
+    facts = json.loads(run("fit", made, "--json").stdout)
+    assert [(row["context"], row["tokens_per_s"], row["fits"]) for row in facts["rows"]] == [(64, None, True)]
+    assert b"It fits, with texts of up to 64 tokens" in run("fit", made).stdout
+    for path, what in ((made, "vectors by the mean of all tokens"), (ranker, "scores")):
+        assert f"makes         {what}\n" in run("inspect", path).stdout.decode()
+        assert json.loads(run("inspect", path, "--json").stdout)["reads"] == what
+
+
 def test_pieces_are_averaged_by_their_lengths():
     rows = np.array([[1, 0], [0, 2], [4, 4]], np.float32)
     found = joined(rows, [[0] * 3, [0], [0]], [0, 0, 1])

@@ -10,11 +10,13 @@ import gguf
 import numpy as np
 import pytest
 from engines import SingleEngine, bound, open_engine
+from guarded import model as small_model
 from tiny_model import HEADS, HIDDEN, KV_HEADS, WIDTH, write_tiny_model
 
 from localllm.arch.states import Paged
 from localllm.arch.storage import KVType
 from localllm.engine.memory import cache
+from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, MemoryLimitError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile, Tensor
 from localllm.quant.formats import BY_NAME
@@ -482,3 +484,15 @@ def test_several_engines_at_once_do_not_mix(opened):
         engine.forward(TOKENS[start : start + 19], 0, "none")
     got = [engine.forward([TOKENS[start + 19]], 19) for engine, start in zip(engines, (0, 100, 200), strict=True)]
     assert nmse(np.array(got), np.array(expected)) < bound(1e-10, in_tiles=1e-9)
+
+
+@pytest.mark.parametrize("format", ["F16", "BF16"])
+def test_wide_rows_of_floats_in_large_batches(format):
+    """What is made of activations in 16 bits, once for all matrices, has room for its scales behind each row."""
+    ids, rows = [number % 200 for number in range(140)], {}
+    for backend in ("reference", "cpu"):
+        file = small_model((1088, 17, 1, 64, 1120, 203), format, False, 0)
+        engine = SingleEngine(file, EngineOptions(2, 256, "f32", backend))
+        rows[backend] = engine.forward(ids, 0, "all", precise=False)
+        engine.close()
+    assert nmse(rows["cpu"], rows["reference"]) < 1e-4

@@ -35,9 +35,11 @@ def test_models_of_odd_shapes_between_guards(format, tokens):
 
 @pytest.mark.slow(20)
 @pytest.mark.sampled("tokens", always=("5",))
-@pytest.mark.parametrize("tokens", [1, 5, 70])
-def test_recurrent_models_between_guards(tokens):
-    program = Path(__file__).parent / "guarded_recurrent.py"
+@pytest.mark.parametrize(
+    ("program", "tokens"), [("recurrent", 1), ("recurrent", 5), ("recurrent", 70), ("texts", 5), ("texts", 70)]
+)
+def test_other_models_between_guards(program, tokens):
+    program = Path(__file__).parent / f"guarded_{program}.py"
     environment = os.environ | {"PYTHONPATH": str(program.parent.parent)}
     command = [sys.executable, str(program), str(tokens)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)

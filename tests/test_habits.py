@@ -430,7 +430,7 @@ def test_every_command_tells_of_variables_that_mean_nothing(cli, monkeypatch):
 @pytest.mark.parametrize(
     ("before", "begun", "words"),
     [
-        (["run", "m", "--speculate"], "", ["ngram", "off", "draft:"]),
+        (["run", "m", "--speculate"], "", ["auto", "mtp", "ngram", "off", "draft:"]),
         (["run", "m", "--kv-type"], "q8", ["q8_0"]),
         (["run", "m", "-ctk"], "f", ["f16", "f32"]),
         (["run", "m", "--device"], "cu", ["cuda", "cuda:0", "cuda:1"]),

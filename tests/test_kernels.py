@@ -26,6 +26,7 @@ from kernel_calls import (
 from localllm.kernels import cpu
 from localllm.kernels.arguments import QUANTIZE
 from localllm.kernels.cpu.product.pieces import FEW_OTHERWISE, FEW_WITH_512_BITS, few_tokens
+from localllm.kernels.cpu.product.prefill_words import SLAB
 from localllm.kernels.cpu.product.rescale import BYTE_OFFSET, span
 from localllm.kernels.formats import FAMILIES, as_groups
 from localllm.kernels.machine import this_lane
@@ -531,7 +532,7 @@ def test_linear_words(call, tokens):
         data, weights = random_matrix("F16", rows, columns)
         x = normal(tokens, columns)
         words, meant = quantize_words(call, x)
-        slabs = [weights[:, first : first + 256] for first in range(0, columns, 256)]
+        slabs = [weights[:, first : first + SLAB] for first in range(0, columns, SLAB)]
         largest = [np.abs(slab).max(axis=1, keepdims=True).astype(np.float32) for slab in slabs]
         both = zip(slabs, largest, strict=True)
         rounded = np.hstack([np.rint(w.astype(np.float32) * (np.float32(8191) / m)) * (m / 8191) for w, m in both])

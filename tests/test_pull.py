@@ -591,7 +591,7 @@ def test_a_terminal_offers_what_is_missing(spawn, models):
     child.expect_exact(f"hf:{REPOSITORY}: {size(len(models[0]))}\r\n")
     child.expect(pexpect.EOF)
     child.close()
-    assert (child.exitstatus, list(there())) == (0, [f"{REPOSITORY}/Tiny-Q4_K_M.gguf"])
+    assert (child.exitstatus, list(there())) == (0, [f"{REPOSITORY}/Tiny-Q4_K_M.gguf"]), child.before
 
 
 def test_ctrl_c_keeps_what_has_come(spawn, hub, models):

@@ -214,7 +214,7 @@ def test_hashes_are_remembered_while_a_file_stays_as_it_is(tmp_path: Path, hashe
     assert file_hash.sha256_of(path) == hashlib.sha256(b"b" * 100).hexdigest()
 
 
-@pytest.mark.parametrize(("speculate", "kind"), [("draft:gone.gguf", "ngram"), ("ngram", "ngram"), ("off", "off")])
+@pytest.mark.parametrize(("speculate", "kind"), [("draft:gone.gguf", "auto"), ("ngram", "ngram"), ("off", "off")])
 def test_an_answer_is_made_again_without_its_draft_model(tiny: str, cli, tmp_path: Path, speculate: str, kind: str):
     """Which changes no text."""
     path = tmp_path / "r.json"

@@ -118,9 +118,10 @@ def test_what_a_full_context_has_cost(capsys, facts, told):
     assert told in err and err.count("\n") == bool(told)
 
 
-MODEL = SimpleNamespace(path="/m.gguf", arch="llama", format="Q4_0", engine=SimpleNamespace(device="CPU"))
+MODEL = SimpleNamespace(path="/m.gguf", arch="llama", format="Q4_0", file="its file", device="CPU")
 ONE = {
-    "prompt": [1] * 50, "cached_tokens": 10, "tokens": [2] * 21, "prefill_s": 2.0, "ttft_s": 2.5, "decode_s": 4.0,
+    "prompt_tokens": 50, "cached_tokens": 10, "tokens": [2] * 21, "completion_tokens": 21,
+    "prefill_s": 2.0, "ttft_s": 2.5, "decode_s": 4.0,
     "text": "Yes", "thinking": "", "finish_reason": "stop", "dropped": 0, "seed": 7, "drafted": 0, "accepted": 0,
 }  # fmt: skip
 
@@ -142,8 +143,16 @@ def test_speeds_count_what_was_done(capsys):
 
 
 def test_what_took_no_time_has_no_speed(capsys):
-    facts = ONE | {"prefill_s": 0.0, "decode_s": 0.0, "cached_tokens": 0, "tokens": [1], "drafted": 9, "accepted": 4}
-    model = SimpleNamespace(**vars(MODEL) | {"engine": SimpleNamespace(device="H200, 3 of 4 layers")})
+    facts = ONE | {
+        "prefill_s": 0.0,
+        "decode_s": 0.0,
+        "cached_tokens": 0,
+        "tokens": [1],
+        "completion_tokens": 1,
+        "drafted": 9,
+        "accepted": 4,
+    }
+    model = SimpleNamespace(**vars(MODEL) | {"device": "H200, 3 of 4 layers"})
     result = report.report(model, [SimpleNamespace(**facts)], False, 0.5, 9.0)
     assert (result["timings"]["prefill_tps"], result["timings"]["decode_tps"]) == (0, 0)
     assert result["speculation"] == {"drafted": 9, "accepted": 4, "steps_saved": 4}

@@ -401,8 +401,8 @@ def test_the_command_line_has_draft_models(cli, tmp_path: Path):
     code, out, err = cli("chat", tiny, "--speculate", f"draft:{tiny}", *greedy, stdin=b"Hi")
     assert (code, out) == (0, expected["text"] + "\n")
     for arguments, wrong, message in (
-        ((), "draft:", "'draft:' is not ngram, off or draft:MODEL"),
-        ((), "x", "'x' is not ngram"),
+        ((), "draft:", "'draft:' is not auto, mtp, ngram, off or draft:MODEL"),
+        ((), "x", "'x' is not auto"),
         ((), f"draft:{other}", "another vocabulary"),
         (("--n", "2"), f"draft:{tiny}", "for one answer only"),
     ):

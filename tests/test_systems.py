@@ -2,9 +2,16 @@
 
 import ast
 import re
+import struct
+import subprocess
+import sys
 
+import llvmlite.binding as llvm
 import pytest
 from test_layers import SOURCES
+
+from localllm.kernels.build.machine_code import ELF, is_x86_64
+from localllm.system import cpu, files
 
 CONCERNS = {"cpu", "files", "memory", "processes", "terminal"}
 # Modules that a system lacks, and questions about which it is. `signal` and `mmap` are everywhere; some names are not.
@@ -74,3 +81,149 @@ def test_one_file_for_each_concern():
 )
 def test_a_question_is_seen(source: str):
     assert len(strangers("localllm.somewhere", source)) == 1
+
+
+# ---- what can be seen of other systems from here; scripts/test_windows runs the rest
+
+
+def core(kind: int, *masks: tuple[int, int]) -> bytes:
+    """A core as GetLogicalProcessorInformationEx tells of it: its EfficiencyClass, processors and group."""
+    groups = b"".join(struct.pack("<QH6x", mask, group) for mask, group in masks)
+    return struct.pack("<IIBB20xH", 0, 32 + len(groups), 1, kind, len(masks)) + groups
+
+
+CACHE = struct.pack("<II", 2, 80) + bytes(72)  # of another relation
+HYBRID = core(1, (0b11, 0)) + CACHE + core(1, (0b1100, 0)) + core(0, (0b10000, 0)) + core(0, (0b100000, 0))
+
+
+@pytest.mark.parametrize(
+    ("content", "affinity", "cores"),
+    [
+        (HYBRID, 0b111111, 2),
+        (HYBRID, 0b110000, 2),  # only slow ones are allowed
+        (HYBRID, 0b010001, 1),
+        (HYBRID, 0, 2),  # of several groups: all are allowed
+        (core(0, (1, 0)) + core(0, (1, 1)), 0, 2),
+        (core(0, (1, 0)) + core(0, (1, 1)), 1, 1),
+        (CACHE, 1, 0),
+        (b"", 1, 0),
+    ],
+)
+def test_fast_cores_of_windows(content: bytes, affinity: int, cores: int):
+    assert cpu.fast_cores(content, affinity) == cores
+
+
+@pytest.mark.parametrize(
+    ("name", "is_possible"),
+    [
+        *((name, True) for name in ("model.gguf", "console.gguf", "com10", "ü" * 255, ".hidden", "a b", "nul-1")),
+        *((name, False) for name in ("CON", "con.gguf", "nul", "Com1.txt", "LPT¹", "a:b", "a?", "a.", "a ", "a\tb")),
+        ("n" * 256, False),
+        ("😀" * 128, False),  # two units each
+    ],
+)
+def test_names_that_windows_forbids(monkeypatch, name: str, is_possible: bool):
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert (files.name_problem(name) is None) == is_possible
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert (files.name_problem(name) is None) == (len(name.encode()) <= 255)
+
+
+@pytest.mark.parametrize(
+    ("system", "environment", "folders"),
+    [
+        ("linux", {}, [".local/share/localllm", ".local/state/localllm", ".config/localllm", ".cache/localllm"]),
+        (
+            "darwin",
+            {},
+            ["Library/Application Support/localllm"] * 2 + [".config/localllm", "Library/Caches/localllm"],
+        ),
+        ("win32", {}, ["AppData/Local/localllm"] * 2 + ["AppData/Roaming/localllm", "AppData/Local/localllm/cache"]),
+        ("win32", {"LOCALAPPDATA": "/l", "APPDATA": "/r"}, ["/l/localllm"] * 2 + ["/r/localllm", "/l/localllm/cache"]),
+        (
+            "win32",
+            {"XDG_CACHE_HOME": "/c"},
+            ["AppData/Local/localllm"] * 2 + ["AppData/Roaming/localllm", "/c/localllm"],
+        ),
+    ],
+)
+def test_folders(monkeypatch, tmp_path, system: str, environment: dict[str, str], folders: list[str]):
+    for name in ("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "APPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", system)
+    assert [files.folder_of(kind) for kind in ("data", "state", "config", "cache")] == [tmp_path / f for f in folders]
+
+
+def test_one_process_has_a_name(monkeypatch, tmp_path):
+    """Also where a locked file stands for it."""
+    for system in {"linux", "darwin"} & {sys.platform, "darwin"}:
+        monkeypatch.setattr(sys, "platform", system)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        first = files.Claim("a name of these tests")
+        with pytest.raises(FileExistsError):
+            files.Claim("a name of these tests")
+        files.Claim("another name of these tests").close()
+        first.close()
+        files.Claim("a name of these tests").close()
+
+
+def test_macos_asks_the_disk_to_empty_its_memory(monkeypatch, tmp_path):
+    """Where that fails, as on a network drive, fsync does as much as there is."""
+    asked: list[object] = []
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(files.os, "fsync", lambda descriptor: asked.append("fsync"))
+    for fails, expected in ((False, [51]), (True, [51, "fsync"])):
+
+        def control(descriptor: int, command: int, fails: bool = fails) -> None:
+            asked.append(command)
+            if fails:
+                raise OSError
+
+        monkeypatch.setattr("fcntl.fcntl", control)
+        asked.clear()
+        files.sync(0)
+        assert asked == expected
+
+
+BAD_PAGE = """
+import ctypes
+from localllm.kernels.build.faults import end_on_bus_error
+end_on_bus_error("a model")
+for code in (0xE0000001, 0xC0000006):  # another exception, and EXCEPTION_IN_PAGE_ERROR
+    try:
+        ctypes.windll.kernel32.RaiseException(code, 0, 0, None)
+    except OSError:
+        print("went on", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="Windows only")
+def test_a_page_that_cannot_be_read_on_windows():
+    done = subprocess.run([sys.executable, "-c", BAD_PAGE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (3, ["went", "on"]), done.stderr
+    assert done.stderr.startswith("localllm: error: a model: the file got shorter") and done.stderr.count("\n") == 1
+
+
+def test_object_files_of_windows(monkeypatch):
+    assert cpu.object_triple("x86_64-unknown-linux-gnu") == "x86_64-unknown-linux-gnu"
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert cpu.object_triple("x86_64-pc-windows-msvc") == "x86_64-pc-windows-msvc-elf"
+    assert cpu.object_triple("x86_64-pc-windows-msvc-elf") == "x86_64-pc-windows-msvc-elf"
+
+
+def test_windows_stacks_are_probed():
+    """A frame of more than a page grows the stack page by page; calls come as Windows' do; the file is ELF."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    triple = "x86_64-pc-windows-msvc-elf"
+    machine = llvm.Target.from_triple(triple).create_target_machine(reloc="pic", codemodel="small")
+    source = "declare void @use(ptr, i64)\ndefine void @f(i64 %a, i64 %b) {\n  %x = alloca [9000 x i8]\n"
+    module = llvm.parse_assembly(
+        f'target triple = "{triple}"\n{source}  call void @use(ptr %x, i64 %b)\n  ret void\n}}'
+    )
+    assert machine.emit_object(module).startswith(ELF) and is_x86_64(machine.emit_object(module))
+    text = machine.emit_assembly(module)
+    assert "__chkstk" in text and "%rcx" in text and ".seh" not in text

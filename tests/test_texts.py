@@ -108,8 +108,6 @@ def test_what_is_refused(model_path):
     for wrong in ([], [-1], [272]):
         with pytest.raises(UsageError, match="from 0 to 271"):
             reader.read([wrong])
-    with pytest.raises(UsageError, match="by the CPU"):
-        opened(model_path("bert"), "bert", "cuda")
     with pytest.raises(UnsupportedError, match="bert models make no text"):
         open_engine(model_path("bert"))
 

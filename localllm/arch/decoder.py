@@ -40,7 +40,7 @@ def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None
         b.ignore(w.get("output"), w.bias("output"))
         return pooled(b, w, h, normed(x))
     b.ignore(w.get("cls.output"), w.bias("cls.output"))
-    x = normed(b.select(x, b.wanted))
+    x = b.select(b.reveal(normed(x)), b.wanted) if b.reveals else normed(b.select(x, b.wanted))
     return b.linear(x, w.get("output") or w.token_embd)
 
 

@@ -15,6 +15,7 @@ from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import decoder
 from localllm.arch.experts import SIGMOID, SOFTMAX, gated_or_mixture, read_own_routing, shared
 from localllm.arch.fields import Fields
+from localllm.arch.guessing import Guessed, guessed
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.rope import Rope, read_rope, yarn_magnitude
 from localllm.arch.routing import Routing
@@ -114,6 +115,11 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activa
     y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else to_keys(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
+
+
+def guess(b: Builder, w: Weights, h: DeepSeek2, made: Activation) -> Guessed:
+    """What the layer says that guesses."""
+    return guessed(b, w, h, made, block)
 
 
 def projected(b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight | None = None) -> list[Activation]:

@@ -9,6 +9,7 @@ from localllm.arch.attention import Transformer, attend, normed_heads, qkv
 from localllm.arch.decoder import decoder
 from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
 from localllm.arch.fields import Fields
+from localllm.arch.guessing import Guessed, guessed
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
@@ -33,3 +34,8 @@ def block(
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, *normed_heads(b, w, h, q, k), v, factors), w.attn_output))
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
+
+
+def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> Guessed:
+    """What the layer says that guesses."""
+    return guessed(b, w, h, made, block)

@@ -10,6 +10,7 @@ from localllm.arch.attention import Transformer, attend, normed_heads, qkv
 from localllm.arch.decoder import decoder
 from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
 from localllm.arch.fields import Fields
+from localllm.arch.guessing import Guessed, guessed
 from localllm.arch.sections import with_sections
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
@@ -39,3 +40,8 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")
     return b.add(x, gated_or_mixture(b, w, h.routing, y, b.swiglu, shared))
+
+
+def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> Guessed:
+    """What the layer says that guesses."""
+    return guessed(b, w, h, made, block)

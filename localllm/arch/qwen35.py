@@ -13,6 +13,7 @@ from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_hea
 from localllm.arch.decoder import decoder
 from localllm.arch.experts import admitted, gated_or_mixture, read_routing
 from localllm.arch.fields import Fields, show
+from localllm.arch.guessing import Guessed, guessed
 from localllm.arch.sections import with_sections
 from localllm.arch.states import Paged, Recurrent
 from localllm.arch.verbs import Activation, Builder, HeadState
@@ -69,7 +70,7 @@ def read(fields: Fields) -> Qwen35:
         attention=replace(attention, rope=with_sections(fields, attention.rope, mixed=True)),
         epsilon=fields.epsilon(RMS_EPSILON),
         delta=read_delta(fields),
-        attends=read_attends(fields, common["layers"]),
+        attends=read_attends(fields, common["layers"]) + (True,) * common["guessing"],
         score_scale=fields.number("attention.scale", 0.0) or attention.head_dim**-0.5,
         routing=read_routing(fields, scale=fields.number("expert_weights_scale", 0.0) or 1.0),
     )
@@ -110,6 +111,11 @@ def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activa
     x = b.add(x, mix(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon)))  # type: ignore[arg-type]
     y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
     return b.add(x, gated_or_mixture(b, w, h.routing, y, b.swiglu, admitted))
+
+
+def guess(b: Builder, w: Weights, h: Qwen35, made: Activation) -> Guessed:
+    """What the layer says that guesses."""
+    return guessed(b, w, h, made, block)
 
 
 def attention(b: Builder, w: Weights, h: Qwen35, state: Paged, x: Activation) -> Activation:

@@ -160,6 +160,7 @@ class Builder(RowwiseVerbs, Protocol):
     positions: Numbers  # theirs in their sequences
     kinds: Numbers  # theirs in a pair of texts: 0 in the first one, 1 in the second
     wanted: Numbers  # which tokens' logits are asked for
+    reveals: bool  # whether somebody goes on with what the model makes of all tokens
 
     def embed(self, weight: Weight, ids: Numbers) -> Activation:
         """The embedding rows of the tokens: [tokens, width]."""
@@ -175,6 +176,10 @@ class Builder(RowwiseVerbs, Protocol):
 
     def embed_kinds(self, weight: Weight, kinds: Numbers) -> Activation:
         """The rows of a table of kinds of tokens: [tokens, width]."""
+        ...
+
+    def reveal(self, x: Activation) -> Activation:
+        """The same, for a layer that guesses (localllm.arch.guessing) to go on with. Only if the builder reveals."""
         ...
 
     def select(self, x: Activation, which: Numbers) -> Activation:
@@ -326,8 +331,7 @@ class Builder(RowwiseVerbs, Protocol):
         ...
 
     def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
-        """Row by row the row of the token before, of its sequence; zeros before the first. State `number` [1, columns]:
-        the last one."""
+        """Of each token the row of the one before, zeros before the first. State `number` [1, columns]: the last."""
         ...
 
     def selective_scan(

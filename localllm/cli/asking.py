@@ -29,7 +29,7 @@ def generation_options(on_progress: Callable[[int, int], None] | None, choices: 
     if keep is not None and choices.on_overflow != "shift":
         say("localllm: --keep is left out: it counts with --on-overflow shift only")
         keep = None
-    kind = "ngram" if is_draft_model(choices.speculate) else choices.speculate
+    kind = "auto" if is_draft_model(choices.speculate) else choices.speculate
     return GenerationOptions(limit, stop, sampling, on_progress, kind, choices.on_overflow, keep, **more)
 
 

@@ -95,7 +95,7 @@ def bench(
     path = located(model)
     end_on_bus_error(path)
     if makes_no_text(path):
-        show_texts(path, prompt, None if threads is None else threads[0], repetitions, as_json)
+        show_texts(path, prompt, None if threads is None else threads[0], repetitions, device, as_json)
         return
     opened = service.Bench(path, lambda step: line.show(f"measuring {step}"), opening.compiling(line))
     try:
@@ -109,7 +109,9 @@ def bench(
             show(opened.model, results, opened.lane, pretty=is_terminal(sys.stdout) and not as_markdown)
 
 
-def show_texts(path: str, lengths: Sequence[int], threads: int | None, repetitions: int, as_json: bool) -> None:
+def show_texts(
+    path: str, lengths: Sequence[int], threads: int | None, repetitions: int, device: str, as_json: bool
+) -> None:
     """The same of a model that makes vectors, with texts of so many tokens; 512 stands for several lengths."""
     from localllm.services.bench_texts import measured
 
@@ -117,7 +119,8 @@ def show_texts(path: str, lengths: Sequence[int], threads: int | None, repetitio
     lengths = (16, 64, 512) if lengths == (512,) else lengths
     try:
         compiling = opening.compiling(line)
-        found = measured(path, lengths, threads, repetitions, lambda test: line.show(f"measuring {test}"), compiling)
+        tell = lambda test: line.show(f"measuring {test}")  # noqa: E731
+        found = measured(path, lengths, threads, repetitions, tell, compiling, device)
     finally:
         line.clear()
     if as_json:

@@ -22,10 +22,6 @@ Context = Annotated[
     options.number("-c", "--context", "--ctx-size", help="The most tokens of a text.  [default: the model's]"),
 ]
 Field = Annotated[str, option("--field", metavar="NAME", help="Which field of a JSON object.  [default: text]")]
-ComputedBy = Annotated[
-    str,
-    option("-dev", "--device", metavar="NAME", values=("auto", "cpu"), help="What computes; the CPU.  [default: auto]"),
-]
 
 
 def embed(
@@ -70,7 +66,7 @@ def embed(
     stats: Annotated[bool, option("--stats", help="Tell on stderr how many, and how fast.")] = False,
     context: Context = None,
     threads: options.Threads = None,
-    device: ComputedBy = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Make vectors of texts: near each other where they mean alike.
 

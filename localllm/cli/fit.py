@@ -48,12 +48,13 @@ def fit(
 
 def summary(facts: dict[str, Any]) -> "Sequence[str]":
     """What the table below is made from."""
-    each = facts["weight_bytes_per_token"]
+    each = size(facts["weight_bytes_per_token"])
+    share = f", of which each token reads {each}" if makes_text(facts) else ""
     lines = [
         ("model", facts["path"]),
         ("architecture", facts["architecture"]),
         ("parameters", count(facts["parameters"])),
-        ("weights", f"{size(facts['weight_bytes'])}, of which each token reads {size(each)}"),
+        ("weights", size(facts["weight_bytes"]) + share),
         ("memory", f"{size(facts['available_bytes'])} available, read at {facts['bandwidth_gbs']:.1f} GB/s"),
     ]
     return fact_lines(lines)
@@ -62,10 +63,17 @@ def summary(facts: dict[str, Any]) -> "Sequence[str]":
 def needs(facts: dict[str, Any]) -> "Sequence[str]":
     """A table: a row for each length of context, for each type of cache what is needed, and the speed."""
     kinds, rows = [*facts["longest"]], facts["rows"]
+    if not makes_text(facts):
+        return table(("texts of", "needed"), [(str(row["context"]), size(row["needed_bytes"])) for row in rows])
     header = ("context", *(f"{kind}  tokens/s" for kind in kinds))
     by_place = {(row["context"], row["kv_type"]): row for row in rows}
     contexts = sorted({row["context"] for row in rows})
     return table(header, [(str(context), *(cell(by_place[context, kind]) for kind in kinds)) for context in contexts])
+
+
+def makes_text(facts: dict[str, Any]) -> bool:
+    """Not only vectors or scores."""
+    return all(row["tokens_per_s"] is not None for row in facts["rows"])
 
 
 def cell(row: dict[str, Any]) -> str:
@@ -77,6 +85,8 @@ def cell(row: dict[str, Any]) -> str:
 def conclusion(facts: dict[str, Any]) -> str:
     """In a sentence."""
     longest = facts["longest"]
+    if not makes_text(facts) and all(row["fits"] for row in facts["rows"]):
+        return f"It fits, with texts of up to {facts['context']} tokens; `localllm bench` tells how fast it reads them."
     if not any(longest.values()):
         return "This model does not fit."
     if all(length == facts["context"] for length in longest.values()):

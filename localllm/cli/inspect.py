@@ -75,6 +75,7 @@ def summary(facts: dict[str, Any]) -> list[str]:
         ("shape", ", ".join(shape)),
         ("context", facts["context"] and f"{facts['context']} tokens"),
         ("vocabulary", vocabulary["size"] and f"{vocabulary['size']} tokens, {vocabulary['kind']}"),
+        ("makes", facts["reads"]),
         ("chat template", template),
         ("sampling", ", ".join(f"{name} {advice(value)}" for name, value in facts["sampling"].items())),
     ]

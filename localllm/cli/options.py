@@ -98,10 +98,10 @@ GpuLayers = Annotated[
 
 
 def how_to_guess(text: str) -> str:
-    """ngram, off or draft:MODEL. Raises ValueError."""
-    if text in ("ngram", "off") or (text.startswith("draft:") and text != "draft:"):
+    """auto, mtp, ngram, off or draft:MODEL. Raises ValueError."""
+    if text in ("auto", "mtp", "ngram", "off") or (text.startswith("draft:") and text != "draft:"):
         return text
-    raise ValueError(f"{text!r} is not ngram, off or draft:MODEL")
+    raise ValueError(f"{text!r} is not auto, mtp, ngram, off or draft:MODEL")
 
 
 @group
@@ -260,12 +260,13 @@ class GenerationGroup(Answers):
         option(
             "--speculate",
             metavar="HOW",
-            values=("ngram", "off", "draft:"),
+            values=("auto", "mtp", "ngram", "off", "draft:"),
             parser=how_to_guess,
-            help="Guess tokens: where the text repeats itself (ngram), by a smaller model too (draft:MODEL), or not "
-            "(off). The same answer in fewer steps.  [default: ngram]",
+            help="Guess tokens: where the text repeats itself (ngram), by the model's own layer for it too (mtp), by a "
+            "smaller model too (draft:MODEL), or not (off). The same answer in fewer steps.  [default: auto, mtp where "
+            "there is such a layer]",
         ),
-    ] = "ngram"
+    ] = "auto"
     on_overflow: Annotated[
         Literal["error", "drop-turns", "shift"] | None,
         option(

@@ -107,7 +107,7 @@ def request(model: "Model", text: str, system: str | None, raw: bool) -> "str | 
     does not have is worth a warning. Raises UsageError for an instruction that such a model cannot have."""
     if raw:
         return text
-    if model.engine.hyperparameters.start_token is not None:
+    if model.session.answers_one_text:
         if system is not None:
             raise UsageError(f"-sys means nothing to {model.arch} models, which answer one text")
         return text

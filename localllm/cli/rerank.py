@@ -4,7 +4,7 @@ import json
 from typing import Annotated, Any, Literal
 
 from localllm.cli import opening, options
-from localllm.cli.embed import ComputedBy, Context, Field, opened, records_of, tell
+from localllm.cli.embed import Context, Field, opened, records_of, tell
 from localllm.cli.parameters import argument, option
 from localllm.cli.pulling import located
 from localllm.cli.terminal import ProgressLine, write
@@ -27,7 +27,7 @@ def rerank(
     stats: Annotated[bool, option("--stats", help="Tell on stderr how fast it was.")] = False,
     context: Context = None,
     threads: options.Threads = None,
-    device: ComputedBy = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Sort lines by how well they answer a query, best first.
 

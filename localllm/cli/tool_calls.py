@@ -137,11 +137,6 @@ class Keyboard:
     def ask(self, question: str) -> str:
         """What the user answers, "n" for Ctrl-C or Ctrl-D. What was typed before the question is no answer."""
         forget_typed(self._keys)
-        if sys.platform == "win32":
-            import msvcrt
-
-            while msvcrt.kbhit():
-                msvcrt.getwch()
         self._screen.write(printable(question))
         self._screen.flush()
         try:

@@ -4,6 +4,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli.parameters import group, option
+from localllm.cli.terminal import say
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,8 +64,18 @@ class ToolGroup:
 
         if self.transcript is not None:
             require_transcript(self.transcript)
+        if "run" in names_in(self.tools):
+            tell_of_commands()
         box = toolbox(names_in(self.tools), self.allow or (), self.mcp, stack)
         return ToolCalls.of(box, names_in(self.yes), self.max_steps, self.transcript, stack)
+
+
+def tell_of_commands() -> None:
+    """A line, where nothing keeps them in their folders."""
+    from localllm.services.tools.confined import version
+
+    if not version():
+        say("localllm: this system cannot keep commands within folders: look at each one before you allow it")
 
 
 def names_in(text: str | None) -> list[str]:

@@ -47,3 +47,5 @@ class Family:
     prefixes: tuple[str, ...] = ()  # that names of tensors may begin with
     renamed: Mapping[str, str] = field(default_factory=dict)  # names, less ".weight" and ".bias", that are GGUF's here
     unread: re.Pattern[str] | None = None  # names, less prefixes, of tensors that are left out
+    projects: bool = False  # may have matrices behind pooling
+    more: Mapping[str, Any] = field(default_factory=dict)  # metadata with whole names

@@ -12,7 +12,8 @@ from localllm.convert.arrangement import CheckpointTensor, arranged, gguf_tensor
 from localllm.convert.config import Config
 from localllm.convert.description import description
 from localllm.convert.families import family_of
-from localllm.convert.modules import pooling_type, prompts
+from localllm.convert.families.bert import RANK
+from localllm.convert.modules import left_out, pooling_type, projections, prompts
 from localllm.convert.tensors import kept
 from localllm.convert.vocabulary import vocabulary_metadata
 from localllm.convert.weights import open_weights
@@ -49,17 +50,22 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     h = family.read(config)
     tensors = [*arranged(folder, open_weights(folder), family, h, config.warnings)]
     tensors += [gguf_tensor(name, kept(values)) for name, values in h.tensors.items()]
+    for name, matrix in projections(folder, family.projects).items():
+        tensors.append(gguf_tensor(f"{name}.weight", matrix))
+        sizes = zip(("out", "in"), matrix.shape, strict=True)
+        h = h.plus({}, **{f"{name}_feat_{side}": size for side, size in sizes})
     vocabulary, warnings = vocabulary_metadata(folder, h.sizes["vocab"])
     metadata = {"general.architecture": family.arch, **description(folder, {t.name: t.shape for t in tensors})}
-    if (pooling := pooling_type(folder)) is not None:
+    if (pooling := pooling_type(folder)) is not None and h.metadata.get("pooling_type") != RANK:
         h = h.plus(pooling_type=pooling)
     metadata |= {f"{family.arch}.{name}": value for name, value in h.metadata.items()} | vocabulary | prompts(folder)
-    if not family.decodes:
+    if "types" in h.sizes:
         metadata["tokenizer.ggml.token_type_count"] = h.sizes["types"]
+    metadata |= family.more
     metadata |= {"general.file_type": file_type(tensors), "general.quantization_version": gguf.GGML_QUANT_VERSION}
     refuse_lone_surrogates(folder, metadata)
     files = sorted(str(file) for file in folder.iterdir() if file.suffix != ".gguf" and file.is_file())
-    return Checkpoint(os.fspath(path), files, metadata, tensors, [*config.warnings, *warnings])
+    return Checkpoint(os.fspath(path), files, metadata, tensors, [*config.warnings, *warnings, *left_out(folder)])
 
 
 def file_type(tensors: list[CheckpointTensor]) -> int:

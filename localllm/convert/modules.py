@@ -1,4 +1,4 @@
-"""What sentence-transformers' files say of a checkpoint: how rows become one, and what stands before a text.
+"""What sentence-transformers' files say of a checkpoint: how rows become one, what follows, what stands before a text.
 
 modules.json lists the modules and their folders; config_sentence_transformers.json has the prompts.
 Source: https://sbert.net/docs/package_reference/sentence_transformer/models.html
@@ -9,32 +9,73 @@ from pathlib import Path
 from typing import Any
 
 from localllm.convert.files import read_json, read_text, understood
+from localllm.convert.weights import Stored, read_header
 from localllm.errors import ModelError
+from localllm.files.gguf_header import shown
 
 POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # llama.cpp's numbers
 FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "lasttoken"}
 PROMPT = "localllm.prompt."  # before a role: keys of GGUF files that localllm writes
+ROLES = {"query": ("search_query", "query"), "document": ("search_document", "passage", "document")}
+READ = "Transformer", "Pooling", "Normalize", "Dense"  # kinds of modules
+DENSE = "dense_2", "dense_3"  # matrices in GGUF, by the usual places of their modules
+
+
+def modules(folder: Path) -> list[tuple[str, Path]]:
+    """Kinds and folders, in their order; none without modules.json. Raises ModelError."""
+    path = folder / "modules.json"
+    text = read_text(path)
+    if text is None:
+        return []
+    with understood(path):
+        found = [(str(module["type"]).rpartition(".")[2], Path(module["path"])) for module in json.loads(text)]
+    for _, place in found:
+        if place.is_absolute() or ".." in place.parts:
+            raise ModelError(f"{path}: a module lies in another place, {shown(str(place))}")
+    return [(kind, folder / place) for kind, place in found]
+
+
+def left_out(folder: Path) -> list[str]:
+    """Warnings of modules that nothing is made of."""
+    return [f"the module {shown(kind)} of modules.json is left out" for kind, _ in modules(folder) if kind not in READ]
 
 
 def pooling_type(folder: Path) -> int | None:
     """The number of the pooling; None if no file tells. Raises ModelError for one that GGUF cannot tell."""
-    path = folder / "modules.json"
-    text = read_text(path)
-    if text is None:
+    place = dict(modules(folder)).get("Pooling")
+    if place is None:
         return None
-    with understood(path):
-        kinds = {module["type"].rpartition(".")[2]: module["path"] for module in json.loads(text)}
-    if "Pooling" not in kinds:
-        return None
-    path = folder / kinds["Pooling"] / "config.json"
-    if kinds["Pooling"].startswith(("/", "..")):
-        raise ModelError(f"{folder / 'modules.json'}: a module lies in another place, {kinds['Pooling']}")
+    path = place / "config.json"
     said = read_json(path) or {}
     chosen = [name for flag, name in FLAGS.items() if said.get(flag) is True] or [str(said.get("pooling_mode"))]
     others = [key for key, value in said.items() if key.startswith("pooling_mode_") and value is True]
     if len(chosen) != 1 or chosen[0] not in POOLINGS or len(others) > 1:
         raise ModelError(f"{path}: only the mean, the first and the last token are supported as poolings")
     return POOLINGS[chosen[0]]
+
+
+def projections(folder: Path, are_known: bool) -> dict[str, Stored]:
+    """Matrices that a row is multiplied with behind pooling, by their names in GGUF.
+
+    are_known: to readers of the architecture. Raises ModelError for one with a bias or an activation, of which GGUF has
+    none, and for any that readers would not use.
+    """
+    found: dict[str, Stored] = {}
+    for kind, place in modules(folder):
+        if kind != "Dense":
+            continue
+        said = read_json(place / "config.json") or {}
+        activation = str(said.get("activation_function", "Tanh")).rpartition(".")[2]
+        name = DENSE[0] if place.name == "2_Dense" else DENSE[1]
+        if not are_known or said.get("bias", True) or activation != "Identity" or name in found:
+            raise ModelError(
+                f"{place}: a Dense module with this activation, with a bias, or in this architecture is not supported"
+            )
+        matrix = read_header(place / "model.safetensors").get("linear.weight")
+        if matrix is None or matrix.shape != (said.get("out_features"), said.get("in_features")):
+            raise ModelError(f"{place}: there is no linear.weight of the sizes in config.json")
+        found[name] = matrix
+    return found
 
 
 def prompts(folder: Path) -> dict[str, Any]:
@@ -44,6 +85,3 @@ def prompts(folder: Path) -> dict[str, Any]:
         found = (read_json(path) or {}).get("prompts") or {}
         texts = {role: found[name] for role, names in ROLES.items() for name in names if found.get(name)}
     return {f"{PROMPT}{role}": text for role, text in texts.items() if isinstance(text, str)}
-
-
-ROLES = {"query": ("search_query", "query"), "document": ("search_document", "passage", "document")}

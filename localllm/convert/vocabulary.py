@@ -60,6 +60,8 @@ class VocabularySettings:
             if step.get("type") == "TemplateProcessing":
                 first, last = (step["single"][n].get("SpecialToken", {}).get("id") for n in (0, -1))
                 return {"bos": first, "eos": last}
+            if step.get("type") in ("RobertaProcessing", "BertProcessing"):
+                return {"bos": step["cls"][0], "eos": step["sep"][0]}
         return None
 
 

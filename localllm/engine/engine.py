@@ -10,9 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.arch import architecture
+from localllm.arch.guessing import has_guessing_layer
 from localllm.arch.weights import Weights
 from localllm.engine.backend import Backend
 from localllm.engine.forks import Refusal, refuse_forks
+from localllm.engine.guess_head import Follower, GuessHead, rows_for
 from localllm.engine.memory.store import Store
 from localllm.engine.opening import Said, opened
 from localllm.engine.options import EngineOptions
@@ -70,8 +72,14 @@ class Engine:
         self.lock: threading.Lock | Refusal = threading.Lock()
         refuse_forks(self)
         self.abandoned, self._path = list[Store](), file.path
-        recorder = recorded(file, model.forward, Weights(file.tensors), self.hyperparameters, self.context)
+        weights = Weights(file.tensors)
+        self._made: np.ndarray | None = None  # of a run's tokens, float32 [BATCH, width or more], for who guesses
+        if hasattr(model, "guess") and has_guessing_layer(weights, self.hyperparameters) and options.backend == "cpu":
+            self._made = rows_for(self.hyperparameters.width)
+        recorder = recorded(file, model.forward, weights, self.hyperparameters, self.context, self._made)
         self.operations, self.kv_type = recorder.operations, options.kept_as
+        self._make_head = partial(GuessHead, file, model, self.hyperparameters, self.context, options)
+        self._head: GuessHead | None = None  # made when it is first asked for
         if options.observer:
             options.observer.require_watchable(self.operations, file.path)
         self._start = self.hyperparameters.start_token
@@ -156,6 +164,26 @@ class Engine:
             new = zip(late, tokens, wanted, strict=True)
             rows = self._read([reading.and_then(ids, count) for reading, ids, count in new], precise)
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
+
+    def listen(self, sequence: Sequence) -> Follower:
+        """Have the layer that guesses read what this sequence reads from now on.
+
+        Raises UsageError if there is none, MemoryLimitError, ModelError, LocalllmError.
+        """
+        with self.lock:
+            if self._made is None:
+                raise UsageError(f"{self._path} has no layer that guesses, or not for {self.device}")
+            if self._head is None:
+                self._head = self._make_head()
+            follower = sequence.listener
+            if not isinstance(follower, Follower):
+                sequence.listener = follower = self._head.follower(len(sequence.tokens))
+            return follower
+
+    @property
+    def has_guess_layer(self) -> bool:
+        """Whether the model has a layer that guesses."""
+        return self._made is not None
 
     def prepare_all(self) -> None:
         """Wait for kernels that are compiled behind the first runs, which would be slower. Raises LocalllmError."""
@@ -261,9 +289,14 @@ class Engine:
             if isinstance(error, ModelError):
                 raise ModelError(f"{self._path}: {error}") from None
             raise
+        told = 0
         for (number, _, _), span in zip(batch, spans, strict=True):
             sequence, end = readings[number].sequence, span.position + len(span.ids)
             sequence.tokens[span.position : end] = span.ids.tolist()
+            if self._made is not None:
+                made, told = self._made[told : told + len(span.ids)], told + len(span.ids)
+                if sequence.listener:
+                    sequence.listener.heard(span.position, span.ids, made[:, : self.hyperparameters.width])
             sequence.aligned = min(sequence.aligned, self.runs.last_end(span.position))
             if span.position == sequence.aligned and end == self.runs.next_end(span.position):
                 sequence.aligned = end
@@ -276,8 +309,10 @@ class Engine:
             return
         with self.lock:
             backend, self._backend = self._backend, None
-        if backend is not None:
-            backend.close()
+            head, self._head = self._head, None
+        for one in (backend, head):
+            if one is not None:
+                one.close()
 
 
 def unread(sequence: Sequence) -> Reading:

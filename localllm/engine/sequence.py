@@ -34,6 +34,18 @@ class Reader(Protocol):
         """As Sequence.shift."""
 
 
+class ReadListener(Protocol):
+    """Who goes on with what a model makes of tokens (localllm.engine.guess_head)."""
+
+    def heard(self, place: int, ids: np.ndarray, made: np.ndarray) -> None:
+        """Tokens were read, from this place on, int64, and that was made of them, float32 [tokens, width]."""
+
+    def forget_behind(self, place: int) -> None:
+        """The sequence goes back to there."""
+
+    def close(self) -> None: ...
+
+
 class Sequence:
     """One of an engine's sequences. Close it, or forget it: its memory then goes back.
 
@@ -43,8 +55,11 @@ class Sequence:
         tokens: what it holds.  engine: whose it is.
         aligned: how many of them, from the first on, were read in whole runs (localllm.engine.runs), as by any sequence
             that begins alike.
+        listener: is told what is read; None if nobody wants to know.
         encoded: how many of them an encoder has read; with fewer, or nothing behind them, it holds nothing.
     """
+
+    listener: ReadListener | None = None
 
     def __init__(self, engine: Reader, store: Store, tokens: Ids[int] = ()):
         self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
@@ -123,6 +138,8 @@ class Sequence:
         del self.tokens[length:]
         self.encoded = self.encoded if length else 0
         self.aligned = min(self.aligned, self.engine.runs.last_end(length))
+        if self.listener:
+            self.listener.forget_behind(length)
 
     def shift(self, keep: int, count: int) -> None:
         """Forget `count` tokens, a multiple of 64, behind the first `keep`; later ones move to their positions.
@@ -140,3 +157,5 @@ class Sequence:
             if self._forgotten.detach():
                 self._store.close()
                 self._hold(0)
+                if self.listener:
+                    self.listener.close()

@@ -90,7 +90,7 @@ class DraftModel:
         while self._right < min(len(held), len(self._text) - 1) and held[self._right] == self._text[self._right]:
             self._right += 1
         self._sequence.truncate(self._right)
-        sampler, unread = self._sampler.copy(self._vocab), self._text[self._right :]
+        sampler, unread = self._sampler.copy(self._vocab), self._text[len(held) :]
         guide = self._guide and self._guide.copy()
         self._right = len(self._text)
         while self._readable and len(held) + len(unread) <= self._sequence.engine.context:

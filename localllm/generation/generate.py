@@ -11,7 +11,7 @@ import numpy as np
 
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
-from localllm.generation.draft_model import Drafter
+from localllm.generation.draft_model import Drafter, DraftModel
 from localllm.generation.guide import Expected, Guide
 from localllm.generation.ngrams import from_text
 from localllm.generation.overflow import SINKS, Rolling, require_choice, require_shift
@@ -27,12 +27,13 @@ from localllm.text.tokenizer import StreamDecoder, Tokenizer
 from localllm.values import require_text, whole_number
 
 if TYPE_CHECKING:
+    from localllm.engine.guess_head import Follower
     from localllm.engine.sequence import Sequence as Tokens
     from localllm.generation.calls import Calls, ToolUse
     from localllm.generation.constraints import Constraint
     from localllm.generation.said_call import SaidCall
 
-SPECULATE = ("ngram", "off")
+SPECULATE = ("auto", "mtp", "ngram", "off")
 
 
 @frozen
@@ -43,7 +44,9 @@ class GenerationOptions:
     stop: Sequence[str] = ()  # strings that end the answer and are not part of it
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     on_progress: Callable[[int, int], None] | None = None  # called with (tokens read, tokens to read) during prefill
-    speculate: str | Drafter = "ngram"  # where guesses come from: the text, a smaller model besides, nowhere ("off")
+    # Where guesses come from: the text ("ngram"), the model's own layer besides ("mtp", or "auto" if it has one), a
+    # smaller model besides, nowhere ("off").
+    speculate: str | Drafter = "auto"
     on_overflow: str | None = None  # see generation.overflow; None: drop-turns where a Session asks, else error
     keep: int | None = None  # the first tokens that stay with "shift"; None: the system message, 4 at least
     think: str = "auto"  # whether the model thinks before it answers, or with which effort: see generation.thinking
@@ -58,6 +61,8 @@ class GenerationOptions:
             whole_number("max_tokens", self.max_tokens)
         if not isinstance(self.speculate, Drafter) and self.speculate not in SPECULATE:
             raise UsageError(f"speculate should be {' or '.join(SPECULATE)}, not {self.speculate!r}")
+        if self.speculate == "mtp" and self.on_overflow == "shift":
+            raise UsageError("a model's own guesses (mtp) know no text whose beginning is forgotten (shift)")
         require_choice(self.on_overflow, self.keep)
         require_thinking(self.think, self.think_budget)
         if self.constraint and self.stop:
@@ -175,12 +180,13 @@ class Making:
             self._counting(begun.sequence),
             ExitStack() as held,
         ):
+            limit = self._options.limit(self._sequences.context - len(self.prompt))
+            follower = self._follower(begun.sequence) if limit > 1 else None
             sequence, rows = begun.sequence, self._prefill(begun)
             self.prefill_s = perf_counter() - started
-            limit = self._options.limit(self._sequences.context - len(self.prompt))
             if limit > 0:
                 yield from self._drawn(rows, [], started)
-            guesses = self._guesses(held) if limit > 1 and not self._ended else None
+            guesses = self._guesses(held, follower) if limit > 1 and not self._ended else None
             while len(self.tokens) < limit and not self._ended:
                 before, draft = len(self.tokens), guesses.draft(limit - len(self.tokens) - 1) if guesses else []
                 rows = self._step(sequence, draft, guesses)
@@ -191,7 +197,16 @@ class Making:
         self.is_full = not self._ended and len(self.tokens) != self._options.max_tokens
         yield from self._guide.transcript.flush()
 
-    def _guesses(self, held: ExitStack) -> Guesses | None:
+    def _follower(self, sequence: "Tokens | Rolling") -> "Follower | None":
+        """The model's own layer that guesses, which reads what the sequence reads from now on."""
+        speculate, engine = self._options.speculate, self._sequences.engine
+        if isinstance(sequence, Rolling) or not (
+            speculate == "mtp" or (speculate == "auto" and engine.has_guess_layer)
+        ):
+            return None
+        return engine.listen(sequence)
+
+    def _guesses(self, held: ExitStack, follower: "Follower | None") -> Guesses | None:
         """What drafts come from, made when the first token is on its way; held: has what it needs."""
         speculate, tokens = self._options.speculate, [*self.prompt, *self.tokens]
         if speculate == "off":
@@ -200,6 +215,9 @@ class Making:
         proposers += from_text(tokens)
         if isinstance(speculate, Drafter):
             proposers.append(held.enter_context(speculate.proposer(tokens, self._sampler, self._end_ids, self._guide)))
+        if follower:
+            known, vocab = tokens[follower.begin :], self._sequences.vocab_size
+            proposers.append(DraftModel(follower, known, self._sampler, vocab, self._end_ids, self._guide))
         return Guesses(proposers)
 
     @contextmanager

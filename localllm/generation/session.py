@@ -139,11 +139,15 @@ class Session(Turns):
         """Raises UsageError for options that make no sense with this model, whatever the prompt."""
         Sampler(self.completed(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
 
+    @property
+    def answers_one_text(self) -> bool:
+        return self.sequences.engine.hyperparameters.start_token is not None
+
     def require_conversation(self) -> None:
         """Raises UsageError for a model that holds none."""
-        h = self.sequences.engine.hyperparameters
-        if h.start_token is not None:
-            raise UsageError(f"{h.arch} models answer one text, and hold no conversation: use localllm run")
+        if self.answers_one_text:
+            arch = self.sequences.engine.hyperparameters.arch
+            raise UsageError(f"{arch} models answer one text, and hold no conversation: use localllm run")
 
     def _prepared(self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None) -> Task:
         """What there is to answer, of several answers."""

@@ -51,6 +51,11 @@ class Turns:
         """What the user should know of how messages are written."""
         return None
 
+    @property
+    def answers_one_text(self) -> bool:
+        """Whether the model holds no conversation."""
+        return False
+
     def count(self, text: str) -> int:
         """How many tokens a text has; 0 if nobody knows."""
         return 0

@@ -134,14 +134,17 @@ ATTEND = arguments(
 # largest score and the sum of the weights, 4 numbers, then the values.
 ATTEND_FEW = arguments(
     "count positions owners sequences q q_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
-    " heads kv_heads scale softcap window chunked slopes chosen chosen_stride bundles parts partial partial_bytes"
+    " heads kv_heads scale softcap window chunked ahead slopes chosen chosen_stride bundles parts partial"
+    " partial_bytes"
 )
 # y = the parts put together, and the heads' sinks.
-MERGE_FEW = arguments("count positions heads value_dim window chunked sinks parts partial partial_bytes y y_stride")
+MERGE_FEW = arguments(
+    "count positions owners sequences heads value_dim window chunked ahead sinks parts partial partial_bytes y y_stride"
+)
 # The same on a card, for many tokens: see cuda/attend_many.py.
 ATTEND_MANY = arguments(
     "sequences sequence_count q q_stride y y_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
-    " heads kv_heads scale softcap window chunked slopes sinks"
+    " heads kv_heads scale softcap window chunked ahead slopes sinks"
 )
 # Of each token the `most` keys up to its own with the largest sums over heads of weight * max(q k, 0): y, a row of bits
 # for each; weights f32 [tokens, heads]; keys of a single head.

@@ -100,6 +100,8 @@ class ChosenExperts(NamedTuple):
 class Reference(RecurrentReference):
     """A builder (localllm.arch.verbs) whose verbs compute. One for each run."""
 
+    reveals = False
+
     def __init__(self, spans, matrices: dict[tuple[str, int], np.ndarray], context: int, observer=None):
         """spans: as Program.run takes them, their stores Remembered; context: the most tokens of a sequence.
 
@@ -132,6 +134,10 @@ class Reference(RecurrentReference):
     def embed_kinds(self, weight, kinds):
         return self.matrix(weight)[kinds]
 
+    def reveal(self, x):
+        self.revealed = x
+        return x
+
     def select(self, x, which):
         return x[which]
 
@@ -147,8 +153,9 @@ class Reference(RecurrentReference):
 
     def head_linear(self, x, weight):
         matrices = self.matrix(weight)
-        heads = x.reshape(len(x), len(matrices), -1)
-        return np.einsum("thc,hrc->thr", heads, matrices, optimize=True).reshape(len(x), -1)
+        count, rows, columns = matrices.shape
+        heads = x.reshape(len(x), count, columns)
+        return np.einsum("thc,hrc->thr", heads, matrices, optimize=True).reshape(len(x), count * rows)
 
     def rms_norm(self, x, weight, epsilon, group=None):
         groups = in_groups(x, group)
@@ -294,18 +301,20 @@ class Reference(RecurrentReference):
         return x + (z - x) * weight.flat().vector()
 
     def multiply_heads(self, x, gates):
-        return (x.reshape(*gates.shape, -1) * gates[:, :, None]).reshape(x.shape)
+        return (x.reshape(*gates.shape, x.shape[1] // gates.shape[1]) * gates[:, :, None]).reshape(x.shape)
 
     def softmax(self, x):
         with np.errstate(invalid="ignore"):
             return softmax(x + (x - x)).astype(np.float32)
 
     def head_dots(self, x, z, heads):
-        return (x * z).reshape(len(x), heads, -1).sum(axis=2, dtype=np.float64).astype(np.float32)
+        products = (x * z).reshape(len(x), heads, x.shape[1] // heads)
+        return products.sum(axis=2, dtype=np.float64).astype(np.float32)
 
     def mix(self, x, weights, streams):
-        of_made = weights.reshape(len(x), -1, streams)
-        return np.einsum("tms,tsw->tmw", of_made, x.reshape(len(x), streams, -1)).reshape(len(x), -1)
+        rows, made, width = len(x), weights.shape[1] // streams, x.shape[1] // streams
+        of_made = weights.reshape(rows, made, streams)
+        return np.einsum("tms,tsw->tmw", of_made, x.reshape(rows, streams, width)).reshape(rows, made * width)
 
     def add_vector(self, x, vector):
         return x + (vector if isinstance(vector, np.ndarray) else vector.vector())

@@ -25,7 +25,7 @@ def makes_no_text(path: str) -> bool:
 
 def measured(
     path: str, lengths: Sequence[int], threads: int | None, repetitions: int, told: Callable[[str], Any],
-    progress: Progress | None = None,
+    progress: Progress | None = None, device: str = "auto",
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Of texts of each length, or of the longest that the model reads: tokens and texts a second, mean and deviation.
 
@@ -33,7 +33,7 @@ def measured(
     """
     file = GGUFFile.open(path)
     _, hyperparameters = architecture(file)
-    reader = TextReader(file, str(hyperparameters.pooling), EngineOptions(threads, progress=progress))
+    reader = TextReader(file, str(hyperparameters.pooling), EngineOptions(threads, backend=device, progress=progress))
     reader.prepare_all()
     found = []
     for length in dict.fromkeys(min(length, reader.context) for length in lengths if length):

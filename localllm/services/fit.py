@@ -14,7 +14,7 @@ from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.services.catalogue import HubReference, MissingError, chosen, resolve
 from localllm.services.costs import MatrixCosts
-from localllm.services.inspect import memory
+from localllm.services.inspect import is_reader, memory
 from localllm.system.memory import available_memory
 
 TYPES = (
@@ -68,10 +68,11 @@ def of_file(file: GGUFFile, on_read: Callable[[str], None], context: int | None)
     on_read("measuring the memory's bandwidth")
     bandwidth = measured_bandwidth()
     available = available_memory()
+    kinds = TYPES[:1] if is_reader(h) else TYPES  # keys of texts are forgotten layer by layer
     rows = [
-        row | {"kv_type": kind} | verdict(row, costs, available, bandwidth)
-        for kind in TYPES
-        for row in memory(h, file.nbytes, KVType.of(kind), context)
+        row | {"kv_type": kind} | verdict(row, costs, available, None if is_reader(h) else bandwidth)
+        for kind in kinds
+        for row in memory(h, file.nbytes, KVType.of(kind), h.context if is_reader(h) else context)
     ]
     return {
         "architecture": h.arch,
@@ -82,15 +83,18 @@ def of_file(file: GGUFFile, on_read: Callable[[str], None], context: int | None)
         "working_bytes": WORKING,
         "available_bytes": available,
         "bandwidth_gbs": bandwidth / 1e9,
-        "longest": {kind: longest(h, file.nbytes, KVType.of(kind), available) for kind in TYPES},
+        "longest": {kind: longest(h, file.nbytes, KVType.of(kind), available) for kind in kinds},
         "rows": rows,
     }
 
 
-def verdict(row: dict[str, int], costs: MatrixCosts, available: int, bandwidth: float) -> dict[str, Any]:
-    """Whether a row of `memory` fits, and how fast tokens come: each reads the weights once, and all of the cache."""
+def verdict(row: dict[str, int], costs: MatrixCosts, available: int, bandwidth: float | None) -> dict[str, Any]:
+    """Whether a row of `memory` fits, and how fast tokens come: each reads the weights once, and all of the cache.
+
+    bandwidth: None for a model that makes no text.
+    """
     needed = row["total_bytes"] + WORKING
-    speed = SHARE * bandwidth / (costs.weight_bytes + row["cache_bytes"])
+    speed = bandwidth and SHARE * bandwidth / (costs.weight_bytes + row["cache_bytes"])
     return {"needed_bytes": needed, "fits": needed <= available, "tokens_per_s": speed}
 
 

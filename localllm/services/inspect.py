@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from localllm.arch.attention import Transformer
-from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.fields import Fields
+from localllm.arch.hyperparameters import RANK, Hyperparameters
+from localllm.arch.pooling import NONE, read_pooling
 from localllm.arch.states import cache_bytes
 from localllm.arch.storage import KVType
 from localllm.errors import ModelError
@@ -19,6 +21,7 @@ from localllm.generation.recommended import recommended
 from localllm.services.made_with import made_with
 from localllm.services.validity import Validity, require_numbers, validity
 
+NAMES = {"mean": "mean of all tokens", "cls": "first token", "last": "last token"}
 SHORTEST = 2048  # tokens: where the table of memory needs begins
 
 
@@ -50,11 +53,12 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
             "kv_heads": heads(h, "kv_heads"),
             "context": h and h.context,
             "vocabulary": vocabulary(metadata),
+            "reads": reads(file, h),
             "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
             "sampling": recommended(metadata)[0].chosen,
             "made_with": made_with(metadata),
             "formats": formats(file),
-            "memory": memory(h, file.nbytes, KVType()) if h else [],
+            "memory": memory(h, file.nbytes, KVType()) if h and not is_reader(h) else [],
             **({"metadata": {key: plain(metadata[key]) for key in metadata}} if with_metadata else {}),
             "tensors": [
                 {"name": t.name, "format": t.format.name, "shape": list(t.shape), "bytes": t.nbytes}
@@ -99,6 +103,19 @@ def reason_of(file: GGUFFile, found: Validity) -> str | None:
 def heads(h: Hyperparameters | None, name: str) -> int | None:
     """How many heads the layers have, the most if they differ; None for models without attention."""
     return max(getattr(h.attention, name)) if isinstance(h, Transformer) else None
+
+
+def is_reader(h: Hyperparameters) -> bool:
+    """Whether a model makes vectors and scores only."""
+    return h.looks_ahead and not h.fills
+
+
+def reads(file: GGUFFile, h: Hyperparameters | None) -> str | None:
+    """What a model makes of a text that it reads whole: "vectors by the mean", "scores", ..., None for nothing."""
+    if h is None:
+        return None
+    kind = h.pooling if is_reader(h) else read_pooling(Fields.of(file))
+    return None if kind in (None, NONE) else "scores" if kind == RANK else f"vectors by the {NAMES[kind]}"
 
 
 def vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def options_of(receipt: Receipt) -> GenerationOptions:
             from localllm.generation.constraints import Constraint  # llguidance takes 30 ms to import
 
             given["constraint"] = Constraint(**given["constraint"])
-        kind = "ngram" if speculate.startswith("draft:") else speculate
+        kind = "auto" if speculate.startswith("draft:") else speculate
         return GenerationOptions(**given, sampling=sampling, speculate=kind)
     except (TypeError, ValueError, KeyError) as error:
         raise UsageError(f"the receipt is of another version of localllm: {error}") from None

@@ -347,13 +347,15 @@ class Claim:
                 raise FileExistsError(name)
         else:
             place = folder_of("cache") / "locks"
-            with suppress(OSError):
+            try:
                 place.mkdir(0o700, parents=True, exist_ok=True)
                 descriptor = open_own(place / name, os.O_RDWR | os.O_CREAT, 0o600)
-                self._close = lambda: os.close(descriptor)
-                if not lock(descriptor):
-                    self.close()
-                    raise FileExistsError(name)
+            except OSError:  # nobody can write there, and nobody has locks
+                return
+            self._close = lambda: os.close(descriptor)
+            if not lock(descriptor):
+                self.close()
+                raise FileExistsError(name)
 
     def close(self) -> None:
         """Let others have it."""

@@ -4,10 +4,13 @@ To add one: a Family in a file here, with what a layer holds under gguf's names 
 and what its config.json says besides the usual; and an entry in the table.
 """
 
+from collections.abc import Callable
+
 from localllm.convert.config import Config
 from localllm.convert.families import (
     bert,
     deepseek,
+    embedders,
     gemma,
     gpt2,
     gpt_oss,
@@ -37,6 +40,7 @@ FAMILIES = {
     "Gemma2ForCausalLM": gemma.GEMMA2,
     "Gemma3ForCausalLM": gemma.GEMMA3,
     "Gemma3ForConditionalGeneration": gemma.GEMMA3,
+    "Gemma3TextModel": embedders.GEMMA_EMBEDDING,
     "GemmaForCausalLM": gemma.GEMMA,
     "Glm4MoeForCausalLM": newer.GLM4MOE,
     "GptOssForCausalLM": gpt_oss.GPT_OSS,
@@ -44,6 +48,8 @@ FAMILIES = {
     "GraniteMoeForCausalLM": llama.GRANITEMOE,
     "GraniteMoeHybridForCausalLM": hybrids.GRANITEHYBRID,
     "JambaForCausalLM": hybrids.JAMBA,
+    "JinaBertForMaskedLM": embedders.JINA,
+    "JinaBertModel": embedders.JINA,
     "Lfm2ForCausalLM": hybrids.LFM2,
     "LLaMAForCausalLM": llama.LLAMA,
     "LlamaForCausalLM": llama.LLAMA,
@@ -56,7 +62,7 @@ FAMILIES = {
     "ModernBertForMaskedLM": bert.MODERN,
     "ModernBertForSequenceClassification": bert.MODERN_RANK,
     "ModernBertModel": bert.MODERN,
-    "NomicBertModel": bert.NOMIC,
+    "NomicBertModel": embedders.NOMIC_PLAIN,
     "Olmo2ForCausalLM": olmo.OLMO2,
     "Olmo3ForCausalLM": olmo.OLMO2,
     "OlmoeForCausalLM": olmo.OLMOE,
@@ -64,6 +70,7 @@ FAMILIES = {
     "Qwen2ForCausalLM": qwen.QWEN2,
     "Qwen2MoeForCausalLM": qwen.QWEN2MOE,
     "Qwen3ForCausalLM": qwen.QWEN3,
+    "Qwen3ForSequenceClassification": embedders.QWEN3_CLASSES,
     "Qwen3Model": qwen.QWEN3,
     "Qwen3MoeForCausalLM": qwen.QWEN3MOE,
     "RobertaForSequenceClassification": bert.ROBERTA_RANK,
@@ -77,12 +84,18 @@ FAMILIES = {
     "XLMRobertaForSequenceClassification": bert.ROBERTA_RANK,
     "XLMRobertaModel": bert.ROBERTA,
 }
+# Those of which there are several under one name.
+TOLD_APART: dict[str, Callable[[Config], Family]] = {
+    "NomicBertModel": embedders.of_nomic,
+    "Qwen3ForCausalLM": embedders.of_qwen3,
+}
 IN_BLOCKS = {("GptOssForCausalLM", "mxfp4"): gpt_oss.GPT_OSS_MXFP4}  # weights that GGUF can have as they are quantized
 
 
 def family_of(config: Config) -> Family:
     """The family of a checkpoint. Raises ModelError if it is not supported, or its weights are quantized."""
-    family = FAMILIES.get(config.architecture)
+    told_apart = TOLD_APART.get(config.architecture)
+    family = told_apart(config) if told_apart else FAMILIES.get(config.architecture)
     if family is None:
         known = ", ".join(sorted(FAMILIES))
         raise config.refusal(f"architecture {shown(config.architecture)} is not supported (supported: {known})")

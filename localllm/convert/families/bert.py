@@ -75,7 +75,7 @@ def behind_padding(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) 
     return picked(sources[0], shape, lambda rows: np.asarray(rows) + first)
 
 
-def nomic(config: Config) -> CheckpointFacts:
+def nomic_facts(config: Config) -> CheckpointFacts:
     """The names of GPT-2; rotation; SwiGLU, or experts in every other layer."""
     experts = config.get("moe_every_n_layers") or 0
     config.only("activation_function", "gelu" if experts else "swiglu")
@@ -113,6 +113,7 @@ def modern(config: Config) -> CheckpointFacts:
         attention__sliding_window_pattern=config.count("global_attn_every_n_layers", 3),
         rope__freq_base=whole, rope__freq_base_swa=local, rope__scaling__type="none",
         hidden_activation=config.get("hidden_activation", "gelu"),
+        attention__layer_norm_rms_epsilon=h.metadata["attention.layer_norm_epsilon"],  # nobody's; llama.cpp writes it
         vocab_size=h.sizes["vocab"],
         classifier__pooling_type={"mean": 1, "cls": 2}.get(pooling),
     )  # fmt: skip
@@ -151,7 +152,7 @@ ROBERTA_RANK = replace(
 )  # fmt: skip
 QKV = {"attn_qkv": ("fused_rows", "width"), "attn_output": ("width", "queries")}
 NOMIC = Family(
-    "nomic-bert", {**QKV, **GATED, **BEHIND}, nomic, whole=EMBEDDINGS, biased=(*BEHIND, "token_embd_norm"),
+    "nomic-bert", {**QKV, **GATED, **BEHIND}, nomic_facts, whole=EMBEDDINGS, biased=(*BEHIND, "token_embd_norm"),
     decodes=False, unread=UNREAD,
 )  # fmt: skip
 

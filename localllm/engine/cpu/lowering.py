@@ -20,9 +20,9 @@ VERBS = {
 }  # fmt: skip
 
 
-def target_for_this_cpu(threads: int, tokens: int = BATCH) -> CpuTarget:
-    """With tiles, where there are any; tokens: the most of a run."""
-    return CpuTarget(threads, has_tiles(), VERBS, tokens=tokens)
+def target_for_this_cpu(threads: int, tokens: int = BATCH, keeps: bool = True) -> CpuTarget:
+    """With tiles, where there are any; tokens: the most of a run; keeps: as of CpuTarget."""
+    return CpuTarget(threads, has_tiles(), VERBS, tokens=tokens, keeps=keeps)
 
 
 def prepared(operations: Sequence[Operation], target: CpuTarget) -> list[Operation]:

@@ -116,7 +116,7 @@ def product_of(steps: Steps, operation: Operation, target: CpuTarget) -> Product
         product = Product("linear_quantized", arguments, quantized.buffers, y, LINEAR_SCRATCH)
     else:
         halves = None if target.in_tiles else next(iter(forms), None)
-        arguments |= with_floats(steps, x, halves, is_stored)
+        arguments |= with_floats(steps, x, halves, is_stored and target.keeps)
         reads = [steps.buffers[x], halves] if halves else [steps.buffers[x]]
         product = Product(f"linear_float-{format.name}", arguments, reads, y, float_scratch(x.columns))
     if not target.in_tiles:

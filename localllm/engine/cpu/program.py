@@ -64,14 +64,14 @@ class Program:
 
 def compiled(
     operations: Sequence[Operation], places: StepPlaces, threads: int, progress: Progress | None,
-    given: Crossing | None = None,
+    given: Crossing | None = None, keeps: bool = True,
 ) -> Program:  # fmt: skip
     """A program of what a Recorder has written down; the last operation makes the logits, unless others go on.
 
-    given: see `lowered`; progress(done, total) is called while somebody waits for kernels, here or in the program's
-    first run. Raises ModelError, LocalllmError.
+    given: see `lowered`; keeps: see CpuTarget; progress(done, total) is called while somebody waits for kernels, here
+    or in the program's first run. Raises ModelError, LocalllmError.
     """
-    target = target_for_this_cpu(threads, len(places.header.ids))
+    target = target_for_this_cpu(threads, len(places.header.ids), keeps)
     tape = Tape(lowered(prepared(operations, target), target, places, given=given).all)
     library = Library(tape.kernels | {"run", "work"}, progress, target.pieces.all_names())
     rows = tape.finish(library.addresses, threads)

@@ -23,6 +23,8 @@ class CpuTarget:
     Attributes:
         in_tiles: whether products of more than a few tokens, and attention, go in BF16 tiles.
         pieces: of products of quantized weights, which are loaded when they are needed.
+        keeps: whether later runs see the keys and values of a run, which float weights make in float32 then. Integers
+            make them exactly in any case: MiniLM in Q8_0 loses 2.6e-4 of its vectors' cosine so, 4.3e-4 otherwise.
     """
 
     threads: int
@@ -30,6 +32,7 @@ class CpuTarget:
     verbs: Mapping[str, Callable[..., None]]
     pieces: Pieces = field(default_factory=Pieces)
     tokens: int = BATCH
+    keeps: bool = True
     expert_rows: ClassVar[int] = EXPERT_ROWS
 
     @property

@@ -49,8 +49,6 @@ class Few:
 def attend(steps: Steps, operation: Operation, target: CudaTarget) -> None:
     """In float32 for few tokens, on tensor cores for many."""
     attention = before_attention(steps, operation)
-    if attention.arguments.pop("ahead"):
-        raise UnsupportedError("attention that goes both ways is computed by the CPU only: use --device cpu")
     if attention.arguments.pop("crosses") + attention.arguments.pop("reach"):
         raise UnsupportedError("what an encoder has read is computed by the CPU only: use --device cpu")
     attention.arguments.pop("biases")
@@ -76,7 +74,8 @@ def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> N
     arguments = arguments | {"count": steps.counts[ALL], "positions": header.positions, "owners": header.owners}
     arguments |= {"parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
     merged = {name: arguments.pop(name) for name in ("sinks", "y", "y_stride")}
-    shared = ("count", "positions", "heads", "window", "chunked", "parts", "partial", "partial_bytes")
+    shared = ("count", "positions", "owners", "sequences", "heads", "window", "chunked", "ahead", "parts", "partial",
+              "partial_bytes")  # fmt: skip
     merged |= {name: arguments[name] for name in shared} | {"value_dim": state.value_dim}
     kinds = "-".join(side.kind.upper() for side in sides)
     kernel = f"attend_few-{kinds}-{few.bundle}-{few.key_dim}-{few.value_dim}"

@@ -1,6 +1,6 @@
 """The target CUDA: what an architecture has said becomes work for a graphics card.
 
-A program is lowered for a number of tokens, a power of two (SIZES): grids are fixed, so that all of it can be recorded
+A program is lowered for a number of tokens, a power of two: grids are fixed, so that all of it can be recorded
 as one graph and replayed without Python between its kernels. Up to FEW_TOKENS, weights are multiplied as they lie in
 memory, which is what bounds decode; for more they are unpacked to float16 and multiplied on tensor cores.
 """
@@ -24,7 +24,6 @@ from localllm.engine.record.forms import with_forms
 from localllm.engine.record.operations import PRODUCTS, WANTED, Operation
 from localllm.kernels.cuda import grid, parameters
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens that there are programs for
 VERBS = {
     "linear": products.linear, "expert_linear": products.expert_linear, "route": products.route, "attend": attend,
     "choose": choose,

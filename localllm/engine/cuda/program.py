@@ -9,7 +9,7 @@ from localllm.arch.states import Recurrent, State
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weight
 from localllm.engine.cuda.card import CHUNK, Card, Launch
-from localllm.engine.cuda.lowering import SIZES, card_steps, kernels_of, work_of
+from localllm.engine.cuda.lowering import card_steps, kernels_of, work_of
 from localllm.engine.cuda.weights import CardWeights
 from localllm.engine.lower.lowering import Crossing
 from localllm.engine.lower.steps import StepPlaces
@@ -18,7 +18,7 @@ from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.options import EngineOptions
 from localllm.engine.record.operations import Operation
-from localllm.engine.run import BATCH, Header, Span
+from localllm.engine.run import BATCH, Header, Span, Text
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.arguments import FETCH, PAGE, SEQUENCE
 from localllm.kernels.build.library import Progress
@@ -60,6 +60,15 @@ class PinnedHeader(Header):
             table = span.store.table
             self._tables[number, : len(table)] = table
             self.sequences[number, 3] = self.base + self._tables[number].ctypes.data - self.words.ctypes.data
+
+    def fill_texts(self, texts: Sequence[Text], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
+        super().fill_texts(texts, pages, rows, precise)
+        first = 0
+        for number, text in enumerate(texts):
+            count = -(-len(text.ids) // PAGE)
+            self._tables[number, :count] = pages[first : first + count]
+            self.sequences[number, 3] = self.base + self._tables[number].ctypes.data - self.words.ctypes.data
+            first += count
 
 
 class Arena:
@@ -122,10 +131,10 @@ class SizedProgram:
             self._constants[id(array)] = address, array
         return self._constants[id(array)][0]
 
-    def run(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
-        """Logits: float32 [wanted, vocab], pinned. Raises ModelError if some are not numbers."""
+    def run(self, fill: Callable[[PinnedHeader], None]) -> None:
+        """What `fill` tells the header to do. Raises ModelError if some logits are not numbers."""
         self._flaws[0] = 0
-        self.header.fill(spans, precise, logits)
+        fill(self.header)
         self._replay()
         self._card.synchronize()
         if self._flaws[0]:
@@ -153,13 +162,23 @@ class CudaProgram:
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
         """As Program.run; MOST_SEQUENCES spans at most."""
-        self._card.use()
         tokens, wanted = sum(len(span.ids) for span in spans), sum(span.wanted for span in spans)
+        return self._run(tokens, wanted, lambda header, logits: header.fill(spans, precise, logits))
+
+    def read(self, texts: Sequence[Text], pages: np.ndarray) -> np.ndarray:
+        """As Program.read; MOST_SEQUENCES texts at most."""
+        tokens = sum(len(text.ids) for text in texts)
+        return self._run(tokens, len(texts), lambda header, rows: header.fill_texts(texts, pages, rows, False))
+
+    def _run(self, tokens: int, wanted: int, fill: Callable[[PinnedHeader, np.ndarray], None]) -> np.ndarray:
+        """float32 [wanted, vocab]; fill(header, where they go)."""
+        self._card.use()
         if wanted > len(self._logits):
             size = 4 * fitting(wanted) * self._vocab_size
             self._logits = self._card.pinned(size).view(np.float32).reshape(-1, self._vocab_size)
-        self._program(fitting(tokens), fitting(max(wanted, 1))).run(spans, precise, self._logits[:wanted])
-        return self._logits[:wanted].copy()
+        logits = self._logits[:wanted]
+        self._program(fitting(tokens), fitting(max(wanted, 1))).run(lambda header: fill(header, logits))
+        return logits.copy()
 
     def _program(self, tokens: int, wanted: int) -> SizedProgram:
         """The one for so many tokens; who shows progress does not look any more."""
@@ -192,5 +211,5 @@ class Nowhere(CardWeights):
 
 
 def fitting(tokens: int) -> int:
-    """The size of the program for so many tokens, BATCH at most."""
-    return next(size for size in SIZES if size >= min(tokens, BATCH))
+    """The size of the program for so many tokens: a power of two. Only texts have more than BATCH."""
+    return 1 << (tokens - 1).bit_length()

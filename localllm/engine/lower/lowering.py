@@ -178,8 +178,19 @@ def take(steps: Steps, x: Activation, rows: np.ndarray) -> None:
     steps.append("fetch", {"source": int(rows.ctypes.data), "target": y, "words": y.size // 8}, 0, [], [y])
 
 
+def given(steps: Steps, operation: Operation, target: Target) -> None:
+    """Rows that lie ready."""
+    rows, x, y = operation.given["memory"], operation.output, steps.new(operation.output)
+    arguments = {"x": rows, "x_stride": rows.strides[0], "first": 0, "groups": 1, "period": x.columns}
+    steps.by_row("columns", x.rows, arguments | shape(x, y), [], [y])
+
+
+def show(steps: Steps, operation: Operation, target: Target) -> None:
+    give(steps, operation.inputs[0], operation.given["memory"])
+
+
 def give(steps: Steps, x: Activation, rows: np.ndarray) -> None:
-    """An activation to another target."""
+    """An activation to another target, or to whoever runs this."""
     source = steps.buffers[x]
     arguments = {"x": source, "x_stride": source.stride, "first": 0, "groups": 1, "period": x.columns}
     arguments |= {"y": rows, "stride": rows.strides[0], "columns": x.columns}
@@ -198,6 +209,8 @@ VERBS: dict[str, Lower] = {
     "replace_ids": replace_ids,
     "embed_positions": embed,
     "embed_kinds": embed,
+    "given": given,
+    "show": show,
     "select": select,
     "pool": pool,
     "columns": columns,

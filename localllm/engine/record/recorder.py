@@ -50,8 +50,9 @@ class Recorder(RecurrentVerbs):
     ids = positions = kinds = ALL
     wanted = WANTED
 
-    def __init__(self, hyperparameters: Hyperparameters, context: int):
-        """context: the most tokens of a sequence."""
+    def __init__(self, hyperparameters: Hyperparameters, context: int, shown: np.ndarray | None = None):
+        """context: the most tokens of a sequence.  shown: where runs lay down what is revealed."""
+        self.reveals, self._shown = shown is not None, shown
         self.operations, self.encoding = list[Operation](), list[Operation]()
         self._vocab_size, self._width, self._context = hyperparameters.vocab_size, hyperparameters.width, context
         self._used: set[str] = set()
@@ -81,6 +82,14 @@ class Recorder(RecurrentVerbs):
     def embed_kinds(self, weight: Weight, kinds: Rows | Activation) -> Activation:
         _, columns = self._matrix(weight)
         return self._embedded("embed_kinds", kinds, columns, weight)
+
+    def reveal(self, x: Activation) -> Activation:
+        self.operations.append(Operation("show", (x,), Activation(ALL, x.columns), {"memory": self._shown}))
+        return x
+
+    def given(self, rows: np.ndarray, columns: int) -> Activation:
+        """What whoever runs this has laid down before: float32 [BATCH, columns or more]."""
+        return self._record("given", (), ALL, columns, memory=rows)
 
     def select(self, x: Activation, which: Rows) -> Activation:
         return self._record("select", (x,), which, x.columns)
@@ -332,9 +341,13 @@ def recorded(
     weights: Weights,
     hyperparameters: Hyperparameters,
     context: int,
+    shown: np.ndarray | None = None,
 ) -> Recorder:
-    """What an architecture says of a file. Raises ModelError, which names it, for what does not fit or is not used."""
-    recorder = Recorder(hyperparameters, context)
+    """What an architecture says of a file; shown: as of Recorder.
+
+    Raises ModelError, which names the file, for what does not fit or is not used.
+    """
+    recorder = Recorder(hyperparameters, context, shown)
     try:
         if hyperparameters.encode:
             encoder = Recorder(hyperparameters, context)

@@ -76,24 +76,26 @@ def striped_place(run, whole):
 
 @kernel
 def quantize(a, part, parts, thread):
-    columns = argument(a, QUANTIZE.columns)
-    runs, whole = columns // 32, columns // 256 * 8
-    total = load_i64(argument(a, QUANTIZE.count)) * runs
-    for i in range(total * part // parts, total * (part + 1) // parts):
-        token, run = i // runs, i % runs
-        x = argument(a, QUANTIZE.x) + token * argument(a, QUANTIZE.stride) + run * 128
-        largest = largest_size_f32x16(load_f32x16(x), load_f32x16(x + 64))
-        step, inverse = largest / LARGEST, LARGEST / largest if largest > 0 else float32(0.0)
-        if not largest < INFINITY:
-            step = NAN
-        place, stripe = striped_place(run, whole)
-        first_byte = token * columns + place
-        high, low = argument(a, QUANTIZE.high) + first_byte, argument(a, QUANTIZE.low) + first_byte
-        sums, high_sums = argument(a, QUANTIZE.sums_16) + i * 8, argument(a, QUANTIZE.high_sums_16) + i * 8
-        first, first_high = quantize_16(x, inverse, step, high, low, stripe, sums, high_sums)
-        high, low = high + 2 * stripe, low + 2 * stripe
-        second, second_high = quantize_16(x + 64, inverse, step, high, low, stripe, sums + 4, high_sums + 4)
-        store_twice(argument(a, QUANTIZE.scales) + i * 8, step)
-        store_twice(argument(a, QUANTIZE.sums_32) + i * 8, float32(first + second) * step)
-        store_twice(argument(a, QUANTIZE.high_sums_32) + i * 8, float32(first_high + second_high) * step)
-        store_i32(argument(a, QUANTIZE.excess) + i * 4, (first_high + second_high) * -BYTE_OFFSET)
+    columns, stride = argument(a, QUANTIZE.columns), argument(a, QUANTIZE.stride)
+    runs, whole, tokens = columns // 32, columns // 256 * 8, load_i64(argument(a, QUANTIZE.count))
+    scales, excess = argument(a, QUANTIZE.scales), argument(a, QUANTIZE.excess)
+    sums_32, high_sums_32 = argument(a, QUANTIZE.sums_32), argument(a, QUANTIZE.high_sums_32)
+    sums_16, high_sums_16 = argument(a, QUANTIZE.sums_16), argument(a, QUANTIZE.high_sums_16)
+    for token in range(tokens * part // parts, tokens * (part + 1) // parts):
+        row = argument(a, QUANTIZE.x) + token * stride
+        highs, lows = argument(a, QUANTIZE.high) + token * columns, argument(a, QUANTIZE.low) + token * columns
+        for run in range(runs):
+            x, i = row + run * 128, token * runs + run
+            largest = largest_size_f32x16(load_f32x16(x), load_f32x16(x + 64))
+            step, inverse = largest / LARGEST, LARGEST / largest if largest > 0 else float32(0.0)
+            if not largest < INFINITY:
+                step = NAN
+            place, stripe = striped_place(run, whole)
+            high, low, sums, high_sums = highs + place, lows + place, sums_16 + i * 8, high_sums_16 + i * 8
+            first, first_high = quantize_16(x, inverse, step, high, low, stripe, sums, high_sums)
+            high, low = high + 2 * stripe, low + 2 * stripe
+            second, second_high = quantize_16(x + 64, inverse, step, high, low, stripe, sums + 4, high_sums + 4)
+            store_twice(scales + i * 8, step)
+            store_twice(sums_32 + i * 8, float32(first + second) * step)
+            store_twice(high_sums_32 + i * 8, float32(first_high + second_high) * step)
+            store_i32(excess + i * 4, (first_high + second_high) * -BYTE_OFFSET)

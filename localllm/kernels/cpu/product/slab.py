@@ -20,7 +20,7 @@ def make_fetch_next(group_bytes, slab_columns=SLAB):
     def fetch_next(a, slab, token, tokens):
         row_bytes, (tile, column) = argument(a, LINEAR.row_bytes), slab
         size = min(slab_columns, argument(a, LINEAR.columns) - column) // 64 * group_bytes // 4
-        first = argument(a, LINEAR.weights) + column // 256 * group_bytes
+        first = argument(a, LINEAR.weights) + column * group_bytes // 256
         share = (ROWS * TOKENS + tokens - 1) // tokens
         row = tile * ROWS + token // TOKENS * share
         for r in range(row, min(row + share, argument(a, LINEAR.rows), (tile + 1) * ROWS)):

@@ -26,6 +26,7 @@ from localllm.kernels.cuda.attention.shared import (
     ZERO,
     first_seen,
     larger,
+    last_seen,
     make_over_lanes,
 )
 from localllm.kernels.cuda.device import (
@@ -48,17 +49,17 @@ STATE = 16  # bytes of a partial result before its values
 
 
 @device
-def cut(first, position, parts):
-    """Where the parts of a context begin, a multiple of PAGE, and how many keys each has."""
+def cut(first, last, parts):
+    """Where the parts of what a token sees begin, a multiple of PAGE, and how many keys each has."""
     lowest = first // PAGE * PAGE
-    each = (position - lowest) // parts + 1
+    each = (last - lowest) // parts + 1
     return lowest, (each + SPAN - 1) // SPAN * SPAN
 
 
 @device
-def table_of(owners, sequences, token):
-    """The table of pages of a token's sequence."""
-    return load_i64(sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES + 8 * SEQUENCE.table)
+def sequence_of(owners, sequences, token):
+    """A token's sequence."""
+    return sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES
 
 
 def lanes_for(*dims):
@@ -144,7 +145,7 @@ def make(format_name):
         return load_f32(slopes + i * 4) * LOG2_E if slopes != 0 and i < heads else ZERO
 
     def sloped(i, x, by, distance):
-        return x - by[i % bundle] * float32(int32(distance - i // bundle * groups))
+        return x - by[i % bundle] * abs(float32(int32(distance - i // bundle * groups)))
 
     def visible(i, x, low, high):
         key = int32(i // bundle * groups)
@@ -226,16 +227,17 @@ def make(format_name):
 
     def attend_few(
         count, positions, owners, sequences, q, q_stride, keys, values, key_head_stride, value_head_stride, key_bytes,
-        value_bytes, heads, kv_heads, scale, softcap, window, chunked, slopes, chosen, chosen_stride, bundles, parts,
-        partial, partial_bytes,
+        value_bytes, heads, kv_heads, scale, softcap, window, chunked, ahead, slopes, chosen, chosen_stride, bundles,
+        parts, partial, partial_bytes,
     ):  # fmt: skip
         token, part, kv_head = cuda.blockIdx.x, cuda.blockIdx.y % parts, cuda.blockIdx.y // parts // bundles
         if token >= load_i64(count):
             return
         position = load_i64(positions + token * 8)
-        first = first_seen(position, window, chunked)
-        lowest, each = cut(first, position, parts)
-        begin, end = max(lowest + part * each, first // tile * tile), min(lowest + (part + 1) * each, position + 1)
+        sequence = sequence_of(owners, sequences, token)
+        first, last = first_seen(position, window, chunked), last_seen(position, ahead, sequence)
+        lowest, each = cut(first, last, parts)
+        begin, end = max(lowest + part * each, first // tile * tile), min(lowest + (part + 1) * each, last + 1)
         if begin >= end:
             return
         group, in_group = heads // kv_heads, cuda.blockIdx.y // parts % bundles * bundle
@@ -246,7 +248,7 @@ def make(format_name):
         rows_of_q = queries(q + token * q_stride + head * key_dim * 4, here, d, by)
         slope = slopes_of(slopes + head * 4 if slopes != 0 else slopes, here)
         keys, values = keys + kv_head * key_head_stride, values + kv_head * value_head_stride
-        table = table_of(owners, sequences, token)
+        table = load_i64(sequence + 8 * SEQUENCE.table)
         tops, sums, output = lowest_of_all(0), nothing_yet(0), no_values(0)
         for key in range(begin + cuda.threadIdx.x // WARP * tile, end, WARPS * tile):
             place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
@@ -271,16 +273,18 @@ def make(format_name):
 
 
 def merge_few(
-    count, positions, heads, value_dim, window, chunked, sinks, parts, partial, partial_bytes, y, y_stride
+    count, positions, owners, sequences, heads, value_dim, window, chunked, ahead, sinks, parts, partial,
+    partial_bytes, y, y_stride,
 ):  # fmt: skip
     """Put the parts of contexts together: a block for a token's head."""
     token, head = cuda.blockIdx.x, cuda.blockIdx.y
     if token >= load_i64(count):
         return
     position = load_i64(positions + token * 8)
-    lowest, each = cut(first_seen(position, window, chunked), position, parts)
+    last = last_seen(position, ahead, sequence_of(owners, sequences, token))
+    lowest, each = cut(first_seen(position, window, chunked), last, parts)
     source = partial + (token * heads + head) * parts * partial_bytes
-    end = source + (position - lowest) // each * partial_bytes + partial_bytes
+    end = source + (last - lowest) // each * partial_bytes + partial_bytes
     sink = load_f32(sinks + head * 4) * LOG2_E if sinks != 0 else LOWEST
     top = sink
     for part in range(source, end, partial_bytes):

@@ -28,6 +28,7 @@ from localllm.kernels.cuda.attention.shared import (
     ZERO,
     first_seen,
     larger,
+    last_seen,
     make_over_lanes,
 )
 from localllm.kernels.cuda.device import (
@@ -137,8 +138,8 @@ def make(format_name):
 
     # Of key i // 4 * 8 + i % 2, counted from a lane's first one; rows see those from `lows` to `highs`, where they are.
 
-    def sloped(i, x, slopes, highs):
-        return x - slopes[i // 2 % 2] * float32(int32(highs[i // 2 % 2] - int32(i // 4 * 8 + i % 2)))
+    def sloped(i, x, slopes, places):
+        return x - slopes[i // 2 % 2] * abs(float32(int32(places[i // 2 % 2] - int32(i // 4 * 8 + i % 2))))
 
     def visible(i, x, lows, highs):
         row, key = i // 2 % 2, int32(i // 4 * 8 + i % 2)
@@ -182,7 +183,7 @@ def make(format_name):
     @device
     def unit(
         sequence, first_row, group, kv_head, q, q_stride, y, y_stride, keys, values, key_bytes, value_bytes, factor,
-        softcap, window, chunked, slopes, sinks,
+        softcap, window, chunked, ahead, slopes, sinks,
     ):  # fmt: skip
         in_keys = cuda.shared.array(key_words, int32)
         in_values = cuda.shared.array(value_words, int32)
@@ -197,7 +198,9 @@ def make(format_name):
         positions = start + above // group, start + below // group
         lows = (int32(first_seen(positions[0], window, chunked) - 2 * t),
                 int32(first_seen(positions[1], window, chunked) - 2 * t))  # fmt: skip
-        highs = int32(positions[0] - 2 * t), int32(positions[1] - 2 * t)
+        places = int32(positions[0] - 2 * t), int32(positions[1] - 2 * t)
+        highs = (int32(last_seen(positions[0], ahead, sequence) - 2 * t),
+                 int32(last_seen(positions[1], ahead, sequence) - 2 * t))  # fmt: skip
         targets = (y + tokens[0] * y_stride + heads[0] * value_dim * 4 if row <= last_row else 0,
                    y + tokens[1] * y_stride + heads[1] * value_dim * 4 if row + 8 <= last_row else 0)  # fmt: skip
 
@@ -209,7 +212,7 @@ def make(format_name):
         sums = (ONE, ONE) if sinks != 0 and t == 0 else (ZERO, ZERO)
         output = no_values(0)
         begin = first_seen(start + first_row // group, window, chunked) // block * block
-        end = start + min(first_row + ROWS - 1, last_row) // group + 1
+        end = last_seen(start + min(first_row + ROWS - 1, last_row) // group, ahead, sequence) + 1
         for key in range(begin, end, block):
             place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
             cuda.syncthreads()
@@ -222,7 +225,7 @@ def make(format_name):
             if softcap > ZERO:
                 x = cap_all(x, softcap)
             if slopes != 0:
-                x = slope_all(x, slope, high)
+                x = slope_all(x, slope, minus(places, int32(key)))
             x = hide(x, low, high)
             top = tops_of(tops, largest_of_lanes(largest_score(x)))
             fade, weights = fading(tops, top), powers(x, top)
@@ -232,7 +235,7 @@ def make(format_name):
 
     def attend_many(
         sequences, sequence_count, q, q_stride, y, y_stride, keys, values, key_head_stride, value_head_stride,
-        key_bytes, value_bytes, heads, kv_heads, scale, softcap, window, chunked, slopes, sinks,
+        key_bytes, value_bytes, heads, kv_heads, scale, softcap, window, chunked, ahead, slopes, sinks,
     ):  # fmt: skip
         kv_head, group, number = cuda.blockIdx.y, heads // kv_heads, cuda.blockIdx.x
         cap, factor = f32_value(softcap), f32_value(scale)
@@ -242,7 +245,7 @@ def make(format_name):
         while sequence != 0:
             unit(
                 sequence, first_row, group, kv_head, q, q_stride, y, y_stride, keys, values, key_bytes, value_bytes,
-                factor, cap, window, chunked, slopes, sinks,
+                factor, cap, window, chunked, ahead, slopes, sinks,
             )  # fmt: skip
             number += cuda.gridDim.x
             sequence, first_row = find(sequences, sequence_count, group, number)

@@ -5,7 +5,7 @@ import math
 from numba import float32
 
 from localllm.kernels.arguments import SEQUENCE
-from localllm.kernels.cuda.device import BLOCK, WARP, device, from_lane_xor
+from localllm.kernels.cuda.device import BLOCK, WARP, device, from_lane_xor, load_i64
 from localllm.kernels.cuda.unrolled import unrolled
 
 WARPS = min(4, BLOCK // WARP)  # of a block
@@ -21,6 +21,14 @@ def first_seen(position, window, chunked):
     if window == 0:
         return 0
     return position // window * window if chunked == 1 else max(position + 1 - window, 0)
+
+
+@device
+def last_seen(position, ahead, sequence):
+    """The last key that a token sees; ahead: how many behind itself at most. sequence: address of a SEQUENCE."""
+    if ahead == 0:
+        return position
+    return min(position + ahead, load_i64(sequence + 8 * SEQUENCE.length) - 1)
 
 
 def make_over_lanes(count, first, end, combine):

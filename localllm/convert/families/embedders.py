@@ -1,0 +1,178 @@
+"""More models that make vectors or scores: Jina Embeddings 2, EmbeddingGemma, Qwen3's rerankers, Nomic Embed as
+transformers has it."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.config import Config
+from localllm.convert.families.bert import BEHIND, BERT, NOMIC, QKV, RANK, UNREAD, encoder, labels, nomic_facts
+from localllm.convert.families.gemma import GEMMA3, refuse_other_scale
+from localllm.convert.families.layers import ATTENTION, FEED_FORWARD
+from localllm.convert.families.qwen import QWEN3, qwen
+from localllm.convert.family import Family, MadeOf, Sizes
+from localllm.convert.files import read_json, read_text, understood
+from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
+from localllm.convert.tensors import Shape, TensorSource, picked, reshaped, transposed
+
+# What stands around a query and a document, as llama.cpp's converter writes it.
+RERANK = """<|im_start|>system
+Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer \
+can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: Given a web search query, retrieve relevant passages that answer the query
+<Query>: {query}
+<Document>: {document}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+"""
+ANSWERS = "yes", "no"
+OF_CODE = "qk-post-norm"  # in the name of the code that jina-embeddings-v2-base-code refers to
+
+
+def jina(config: Config) -> CheckpointFacts:
+    """Distances instead of positions, GELU with a gate, both in one matrix."""
+    config.only("hidden_act", "gelu")
+    config.only("position_embedding_type", "alibi")
+    config.only("feed_forward_type", "geglu")
+    h = encoder(config, config.count("max_position_embeddings", 8192), config.number("layer_norm_eps", 1e-12))
+    return h.plus({"both_hidden": 2 * h.sizes["hidden"], "norms_heads": int(OF_CODE in str(config.get("auto_map")))})
+
+
+def jina_layer(sizes: Sizes, number: int) -> dict[str, Any]:
+    """In models for code queries and keys are normalized, and what attention adds is so twice."""
+    layer = {**ATTENTION, **BEHIND, "ffn_up": ("both_hidden", "width"), "ffn_down": ("width", "hidden")}
+    more = dict.fromkeys(("attn_q_norm", "attn_k_norm", "attn_norm_2"), ("width",))
+    return layer | more if sizes["norms_heads"] else layer
+
+
+def nomic(config: Config) -> CheckpointFacts:
+    """Either as its publishers call things, or as transformers does, which knows the one without experts only."""
+    if config.get("n_embd") is not None:
+        return nomic_facts(config)
+    config.only("hidden_act", "silu")
+    rope = config.section("rope_parameters")
+    rope.only("rope_type", "default")
+    rope.only("partial_rotary_factor", 1.0, 1)
+    h = encoder(config, config.count("max_position_embeddings", 2048), config.number("layer_norm_eps", 1e-12))
+    base = rope.number("rope_theta", config.number("rope_theta", 1000.0))
+    return h.plus({"fused_rows": 3 * h.sizes["width"]}, rope__freq_base=base)
+
+
+def gemma(config: Config) -> CheckpointFacts:
+    """Windows reach as far ahead as back."""
+    if not config.flag("use_bidirectional_attention"):
+        raise config.refusal("Gemma3TextModel that looks back only is not supported: it makes neither text nor vectors")
+    config.only("tie_word_embeddings", True)
+    config.only("sliding_window_pattern", 6)
+    h = decoder(config, activations=GELU)
+    config.windows([number % 6 != 5 for number in range(h.sizes["layers"])])
+    refuse_other_scale(config, h, 0)
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.get(name) is not None:
+            raise config.refusal(f"{name} is not supported")
+    local = config.section("rope_parameters").section("sliding_attention")
+    return h.plus(
+        rope__freq_base_swa=local.number("rope_theta", config.number("rope_local_base_freq", 10000.0)),
+        attention__sliding_window=config.count("sliding_window"),
+    )
+
+
+def is_ranker(config: Config) -> bool:
+    """Whether a Qwen3 that makes text is meant to answer yes or no, which its card or a name says."""
+    names = (config.path.parent.name, str(config.get("_name_or_path")))
+    card = read_text(config.path.parent / "README.md") or ""
+    return "# qwen3-reranker" in card.lower() or any("qwen3-reranker" in name.lower() for name in names)
+
+
+def qwen_ranking(config: Config) -> CheckpointFacts:
+    """The rows of two tokens in the matrix that makes logits."""
+    path = config.path.parent / "tokenizer.json"
+    with understood(path):
+        vocabulary = (read_json(path) or {})["model"]["vocab"]
+        answers = {name: int(vocabulary[name]) for name in ANSWERS}
+    h = qwen(config)
+    if max(answers.values()) >= h.sizes["vocab"]:
+        raise config.refusal("the tokens of yes and no are beyond the vocabulary")
+    return h.plus({**answers, "labels": 2}, pooling_type=RANK, classifier__output_labels=[*ANSWERS])
+
+
+def qwen_classes(config: Config) -> CheckpointFacts:
+    """With a head of its own."""
+    named = labels(config)
+    h = qwen(config).plus({"labels": len(named)}, pooling_type=RANK)
+    return h.plus(classifier__output_labels=named) if len(named) > 1 else h
+
+
+def rows_of_answers(sources: Any, shape: Shape, sizes: Sizes) -> TensorSource:
+    """Of yes, then of no."""
+    return picked(sources[0], shape, lambda rows: np.array([sizes[name] for name in ANSWERS])[np.asarray(rows)])
+
+
+def of_each(sources: Any, shape: Shape, sizes: Sizes) -> TensorSource:
+    """A stack that is stored as one matrix, the experts' one below the other."""
+    return reshaped(sources[0], shape)
+
+
+def of_each_transposed(sources: Any, shape: Shape, sizes: Sizes) -> TensorSource:
+    """The same, of matrices whose rows are the columns of GGUF's."""
+    return transposed(reshaped(sources[0], (shape[0], shape[2], shape[1])))
+
+
+def nomic_experts(sizes: Sizes, number: int) -> dict[str, Any]:
+    """In every other layer, from the second one on."""
+    if number % 2 == 0:
+        return {**QKV, **FEED_FORWARD, **BEHIND}
+    return {
+        **QKV, **BEHIND, "ffn_gate_inp": ("experts", "width"),
+        "ffn_up_exps": MadeOf(("experts", "hidden", "width"), {"mlp.experts.mlp.w1": STACKED}, of_each),
+        "ffn_down_exps": MadeOf(("experts", "width", "hidden"), {"mlp.experts.mlp.w2": STACKED}, of_each_transposed),
+    }  # fmt: skip
+
+
+STACKED = "stacked", "width"
+JINA = Family(
+    "jina-bert-v2", jina_layer, jina, decodes=False, prefixes=BERT.prefixes, unread=UNREAD,
+    whole={"token_types": ("types", "width"), "token_embd_norm": ("width",)},
+    biased=("attn_q", "attn_k", "attn_v", "attn_output", "ffn_down", "attn_q_norm", "attn_k_norm", "attn_norm_2",
+            "token_embd_norm", *BEHIND),
+)  # fmt: skip
+NOMIC_PLAIN = replace(NOMIC, read=nomic)
+NOMIC_MOE = replace(
+    NOMIC, arch="nomic-bert-moe", layer=nomic_experts, unread=re.compile(rf"{UNREAD.pattern}|.*\.experts\.bias"),
+    biased=(*NOMIC.biased, "attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+)  # fmt: skip
+GEMMA_EMBEDDING = replace(
+    GEMMA3, arch="gemma-embedding", read=gemma, decodes=False, whole={"output_norm": ("width",)}, projects=True,
+    sees=False, prefixes=("model.",), unread=None,
+)  # fmt: skip
+HEAD = MadeOf(("labels", "width"), {"token_embd.weight": ("vocab", "width")}, rows_of_answers)
+QWEN3_RANK_TIED = replace(
+    QWEN3, read=qwen_ranking, decodes=False, whole={"output_norm": ("width",), "cls.output.weight": HEAD},
+    more={"tokenizer.chat_templates": ["rerank"], "tokenizer.chat_template.rerank": RERANK},
+)  # fmt: skip
+QWEN3_RANK = replace(
+    QWEN3_RANK_TIED,
+    whole={"output_norm": ("width",), "cls.output.weight": replace(HEAD, of={"output.weight": ("vocab", "width")})},
+)
+QWEN3_CLASSES = replace(
+    QWEN3_RANK_TIED, read=qwen_classes, renamed={"score": "cls.output"},
+    whole={"output_norm": ("width",), "cls.output.weight": ("labels", "width")},
+)  # fmt: skip
+
+
+def of_nomic(config: Config) -> Family:
+    """With experts, or without."""
+    return NOMIC_MOE if config.get("moe_every_n_layers") else NOMIC_PLAIN
+
+
+def of_qwen3(config: Config) -> Family:
+    """A chat model, or a reranker."""
+    if not is_ranker(config):
+        return QWEN3
+    return QWEN3_RANK_TIED if config.flag("tie_word_embeddings") else QWEN3_RANK

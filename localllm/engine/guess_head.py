@@ -1,0 +1,165 @@
+"""A model's layer that guesses, as something that reads tokens: localllm.arch.guessing says what it computes."""
+
+import threading
+from collections.abc import Sequence as Ids
+from types import ModuleType
+
+import numpy as np
+
+from localllm.arch.guessing import guessing_state
+from localllm.arch.states import Recurrent
+from localllm.arch.weights import Weights
+from localllm.engine.cpu.backend import CpuBackend
+from localllm.engine.lower.tape import row_bytes
+from localllm.engine.memory.store import Store
+from localllm.engine.options import EngineOptions
+from localllm.engine.record.recorder import Recorder
+from localllm.engine.run import BATCH, Span
+from localllm.engine.runs import LATER, Runs
+from localllm.engine.sequence import Sequence
+from localllm.errors import ModelError
+from localllm.files.gguf_file import GGUFFile
+
+EAGER = 32  # tokens that a sequence may be behind the model's; a run for more of them costs little more
+
+
+def rows_for(width: int) -> np.ndarray:
+    """Memory for what a run makes of its tokens: float32 [BATCH, width or more]."""
+    return np.zeros((BATCH, row_bytes(width) // 4), np.float32)
+
+
+class GuessHead:
+    """What guesses for a model; as localllm.engine.sequence.Reader, for sequences of class Follower.
+
+    It reads any number of them, but one in a run. Threads that call it wait for each other.
+    """
+
+    def __init__(
+        self, file: GGUFFile, model: ModuleType, hyperparameters: object, context: int, options: EngineOptions
+    ):
+        """model: the architecture's module. Raises ModelError, MemoryLimitError, LocalllmError."""
+        self.context, h = context, hyperparameters
+        self.vocab_size: int = h.vocab_size  # type: ignore[attr-defined]
+        self.width: int = h.width  # type: ignore[attr-defined]
+        self.runs, self.lock, self.abandoned = Runs(LATER), threading.Lock(), list[Store]()
+        self._before, self._made = rows_for(self.width), rows_for(self.width)
+        recorder, state = Recorder(h, context, self._made), guessing_state(h)  # type: ignore[arg-type]
+        if isinstance(state, Recurrent):
+            raise ModelError(f"{file.path}: a layer that guesses should attend")
+        weights = Weights(file.tensors)
+        try:
+            guessed = model.guess(recorder, weights, h, recorder.given(self._before, self.width))
+            recorder.require_all_used([one.name for one in weights.block(h.layers).all()])  # type: ignore[attr-defined]
+        except ModelError as error:
+            raise type(error)(f"{file.path}: {error}") from None
+        recorder.reveal(guessed.made)
+        operations = [*recorder.operations[:-2], recorder.operations[-1], recorder.operations[-2]]  # logits come last
+        self._backend = CpuBackend(operations, [state], context, options)
+
+    def follower(self, place: int) -> "Follower":
+        """A text that it reads behind the model, from this place of the model's sequence on."""
+        return Follower(self, self._backend.store(), place)
+
+    def run(self, requests: Ids[tuple[Sequence, Ids[int]]], logits: str, precise: bool) -> list[np.ndarray]:
+        """Read the tokens of one follower; the logits asked for, of the "last" token or "none"."""
+        ((follower, ids),) = requests
+        assert isinstance(follower, Follower)
+        with self.lock:
+            while self.abandoned:
+                self.abandoned.pop().close()
+            rows = np.empty((0, self.vocab_size), np.float32)
+            for first in range(0, len(ids), BATCH):
+                some = np.asarray(ids[first : first + BATCH], np.int64)
+                wanted = int(logits == "last" and first + BATCH >= len(ids))
+                rows = self._read(follower, some, wanted, precise)
+        return [rows]
+
+    def _read(self, follower: "Follower", ids: np.ndarray, wanted: int, precise: bool) -> np.ndarray:
+        position, store = len(follower.tokens), follower.store
+        follower.fill(self._before[: len(ids), : self.width])
+        store.prepare(position, len(ids))
+        rows = self._backend.run([Span(store, position, ids, wanted)], precise)
+        follower.has_read(ids.tolist(), self._made[len(ids) - 1, : self.width].copy())
+        return rows
+
+    def shift(self, sequence: Sequence, keep: int, count: int) -> None:
+        """Not for followers."""
+        raise AssertionError
+
+    def close(self) -> None:
+        """End the threads."""
+        with self.lock:
+            self._backend.close()
+
+
+class Follower(Sequence):
+    """A text as the layer reads it: behind the model, and beyond what the model has read.
+
+    Attributes:
+        begin: the place in the model's sequence of the first token here; the layer does not know those before.
+    """
+
+    engine: GuessHead
+
+    def __init__(self, head: GuessHead, store: Store, place: int):
+        super().__init__(head, store)
+        self.begin, self._end = (
+            place,
+            place,
+        )  # places in the model's sequence, from the first token here to the last it has read
+        self._made: dict[int, np.ndarray] = {}  # by place, what the model made of a token, if it is still of use
+        self._ids: dict[int, int] = {}  # by place, tokens that the model has read and this has not
+        self._last = np.zeros(head.width, np.float32)  # what the layer made of the last token here
+        self._firm = 0  # how many of the tokens were read together with what the model made
+
+    def heard(self, place: int, ids: np.ndarray, made: np.ndarray) -> None:
+        """The model has read tokens of its sequence from this place on, and made that of them: float32 [tokens, width].
+
+        What the model has read anew is read anew here as well, at the latest when a guess is asked for.
+        """
+        if not self.begin <= place <= self._end:
+            self.begin = self._end = place
+        known = place - self.begin
+        is_known = known < self._firm and self.tokens[known] == ids[0]
+        self.forget_behind(place + is_known)
+        self._made |= dict(enumerate(made.copy(), place))
+        self._ids |= dict(enumerate(ids.tolist(), place))
+        self._end = place + len(ids)
+        self._forget_old()
+        late = [self._ids[at] for at in range(self.begin + len(self.tokens), self._end)]
+        if len(late) > EAGER:
+            self.append(late, "none")
+
+    def forget_behind(self, place: int) -> None:
+        """The model's sequence goes back to there."""
+        self._made = {at: row for at, row in self._made.items() if at < place}
+        self._ids = {at: id for at, id in self._ids.items() if at < place}
+        self.begin, self._end = min(self.begin, place), min(self._end, place)
+        self.truncate(max(0, place - self.begin))
+
+    def truncate(self, length: int) -> int:
+        """As of Sequence; what was read on a guess alone is forgotten too."""
+        kept = super().truncate(min(length, self._firm))
+        self._firm = kept
+        return kept
+
+    def fill(self, rows: np.ndarray) -> None:
+        """What the layer reads together with its next tokens: of each the one before. What nobody knows is zeros."""
+        before = self.begin + len(self.tokens) - 1
+        for place, row in enumerate(rows, before):
+            row[:] = self._last if place == before >= max(self._end, self.begin) else self._made.get(place, 0)
+        self._is_firm = self._firm == len(self.tokens) and before + len(rows) <= self._end
+
+    def has_read(self, ids: list[int], last: np.ndarray) -> None:
+        """These tokens, and that was made of the last."""
+        self.tokens += ids
+        self._last = last
+        if self._is_firm:
+            self._firm = len(self.tokens)
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        """What the model made of tokens whose next ones have been read for good."""
+        first = self.begin + self._firm - 1
+        self._made = {at: row for at, row in self._made.items() if at >= first}
+        self._ids = {at: id for at, id in self._ids.items() if at > first}

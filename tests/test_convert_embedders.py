@@ -1,0 +1,118 @@
+"""Checkpoints that make vectors and scores: what sentence-transformers' files and model cards say of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint import edit_json, random_tensor, write_json, write_safetensors
+from test_convert import refused
+from test_convert_families import shapes_of, written
+
+from localllm.convert import Checkpoint, open_folder
+
+MODULES = "Transformer", "Pooling", "Dense", "Dense", "Normalize"
+IDENTITY = {"in_features": 64, "out_features": 96, "bias": False, "activation_function": "torch.nn.Identity"}
+POOLING = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+
+
+def gemma(folder: Path, dense: dict[str, Any] = IDENTITY, pooling: dict[str, Any] = POOLING) -> Path:
+    """EmbeddingGemma, with two matrices behind the mean."""
+    written(folder, "gemma-embedding")
+    places = ["", *(f"{number}_{kind}" for number, kind in enumerate(MODULES) if number)]
+    kinds = [f"sentence_transformers.models.{kind}" for kind in MODULES]
+    both = zip(kinds, places, strict=True)
+    write_json(folder / "modules.json", [{"idx": 0, "type": kind, "path": place} for kind, place in both])
+    for place in places[1:4]:
+        (folder / place).mkdir()
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    for place, (rows, columns) in (("2_Dense", (96, 64)), ("3_Dense", (64, 96))):
+        sizes = {"in_features": columns, "out_features": rows}
+        write_json(folder / place / "config.json", dense | sizes)
+        write_safetensors(
+            folder / place / "model.safetensors", [("linear.weight", "F32", values(place, rows, columns))]
+        )
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "Q: ", "passage": "P: "}})
+    return folder
+
+
+def values(name: str, *shape: int) -> np.ndarray:
+    return random_tensor(name, shape)[1]
+
+
+def numbers(checkpoint: Checkpoint, name: str) -> np.ndarray:
+    tensor = next(tensor for tensor in checkpoint.tensors if tensor.name == name)
+    return tensor.rows(0, tensor.shape[0]).view(np.float32)
+
+
+def test_modules_of_sentence_transformers(tmp_path: Path):
+    found = open_folder(gemma(tmp_path / "model"))
+    told = {key.removeprefix("gemma-embedding."): value for key, value in found.metadata.items()}
+    assert (told["pooling_type"], told["dense_2_feat_out"], told["dense_2_feat_in"]) == (1, 96, 64)
+    assert (told["localllm.prompt.query"], told["localllm.prompt.document"]) == ("Q: ", "P: ")
+    np.testing.assert_array_equal(numbers(found, "dense_2.weight"), values("2_Dense", 96, 64))
+    np.testing.assert_array_equal(numbers(found, "dense_3.weight"), values("3_Dense", 64, 96))
+    assert not [line for line in found.warnings if "module" in line]
+
+
+@pytest.mark.parametrize(
+    ("problem", "given"),
+    [
+        ("a Dense module with this activation", {"dense": IDENTITY | {"bias": True}}),
+        ("a Dense module with this activation", {"dense": IDENTITY | {"activation_function": "torch.nn.Tanh"}}),
+        ("only the mean, the first and the last token", {"pooling": {"pooling_mode_max_tokens": True}}),
+        ("only the mean, the first and the last token", {"pooling": POOLING | {"pooling_mode_cls_token": True}}),
+    ],
+)
+def test_modules_that_gguf_cannot_tell(tmp_path: Path, problem: str, given: dict[str, Any]):
+    assert problem in refused(gemma(tmp_path / "model", **given))
+
+
+def test_matrices_that_readers_would_not_use(tmp_path: Path):
+    folder = gemma(tmp_path / "model")
+    written(folder, "bert")
+    assert "a Dense module with this activation" in refused(folder)
+
+
+def test_modules_elsewhere_and_unknown_ones(tmp_path: Path):
+    folder = gemma(tmp_path / "model")
+    content = json.loads((folder / "modules.json").read_text())
+    write_json(folder / "modules.json", [*content[:2], {"type": "a.WordWeights", "path": "5"}])
+    assert "the module WordWeights of modules.json is left out" in open_folder(folder).warnings
+    write_json(folder / "modules.json", [*content[:1], {"type": "a.Pooling", "path": "x/../../1_Pooling"}])
+    assert "a module lies in another place" in refused(folder)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_reranker_of_qwen(tmp_path: Path, tied: bool):
+    """Its head are the rows of two tokens; the card says what it is."""
+    folder = written(tmp_path, "qwen3")
+    edit_json(folder / "config.json", tie_word_embeddings=tied)
+    assert "qwen3.pooling_type" not in open_folder(folder).metadata
+    (folder / "README.md").write_text("# Qwen3-Reranker-0.6B\n")
+    assert "tokenizer.json: not as expected: no 'yes'" in refused(folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = list(content["model"]["vocab"])
+    vocabulary[-1], vocabulary[-4] = "yes", "no"  # merges made them
+    content["model"] |= {"vocab": {piece: token for token, piece in enumerate(vocabulary)}, "merges": []}
+    write_json(folder / "tokenizer.json", content)
+    found = open_folder(folder)
+    name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    np.testing.assert_array_equal(
+        numbers(found, "cls.output.weight"),
+        values(name, *shapes_of("qwen3")[name])[[len(vocabulary) - 1, len(vocabulary) - 4]],
+    )
+    assert "output.weight" not in {tensor.name for tensor in found.tensors}
+    assert found.metadata["qwen3.classifier.output_labels"] == ["yes", "no"]
+    assert found.metadata["qwen3.pooling_type"] == 4
+    assert found.metadata["tokenizer.chat_template.rerank"].startswith("<|im_start|>system\nJudge whether")
+
+
+@pytest.mark.parametrize("kind", ["RobertaProcessing", "BertProcessing"])
+def test_what_stands_around_texts(tmp_path: Path, kind: str):
+    folder = written(tmp_path, "bert")
+    first, last = (json.loads((folder / "tokenizer.json").read_text())["added_tokens"][n]["content"] for n in (0, 2))
+    edit_json(folder / "tokenizer.json", post_processor={"type": kind, "cls": [first, 0], "sep": [last, 2]})
+    found = open_folder(folder).metadata
+    assert found["tokenizer.ggml.add_bos_token"] and found["tokenizer.ggml.add_eos_token"]

@@ -1,0 +1,211 @@
+"""Layers that guess, against what they mean in NumPy: read in one go, token by token, after going back, on guesses."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import model, write
+from models.golden import kept
+from models.guessing import GUESSES, MADE, OWN, text, with_guess
+
+from localllm import api
+from localllm.arch import architecture
+from localllm.arch.guessing import guessing_state, has_guessing_layer
+from localllm.arch.storage import KVType
+from localllm.arch.weights import Weights
+from localllm.engine.engine import Engine
+from localllm.engine.guess_head import EAGER
+from localllm.engine.options import EngineOptions
+from localllm.engine.run import Span
+from localllm.errors import UsageError
+from localllm.files.gguf_file import GGUFFile
+from localllm.kernels.reference import Reference, Remembered
+
+HEADS = [*OWN, *MADE]
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[] if name == "qwen35" else pytest.mark.sampled) for name in HEADS])
+def path(request, tmp_path) -> Path:
+    return write(with_guess(request.param), tmp_path / "model.gguf")
+
+
+@pytest.fixture
+def engine(path):
+    engine = Engine(GGUFFile.open(path), EngineOptions(2, 300, "f32"))
+    yield engine
+    engine.close()
+
+
+def meant(path: Path, ids: list[int], guesses: int = 0) -> tuple[np.ndarray, list[int]]:
+    """The logits of the layer behind a text that the model has read but for its last token, and behind so many of its
+    own guesses; and these."""
+    file = GGUFFile.open(path)
+    model, h = architecture(file)
+    weights, kept = Weights(file.tensors), KVType.of("f32")
+    reads = Reference([Span(Remembered(kept), 0, np.array(ids[:-1]), 1)], {}, 300)
+    reads.reveals = True
+    model.forward(reads, weights, h)
+    before = np.concatenate([np.zeros_like(reads.revealed[:1]), reads.revealed])
+    layer = Remembered(kept)
+    made, logits = model.guess(Reference([Span(layer, 0, np.array(ids), 1)], {}, 300), weights, h, before)
+    rows, found = [logits[0]], [int(logits[0].argmax())]
+    for place in range(len(ids), len(ids) + guesses):
+        span = Span(layer, place, np.array(found[-1:]), 1)
+        made, logits = model.guess(Reference([span], {}, 300), weights, h, made[-1:])
+        rows.append(logits[0])
+        found.append(int(logits[0].argmax()))
+    return np.array(rows), found
+
+
+def nmse(got: np.ndarray, expected: np.ndarray) -> float:
+    return float(((got - expected) ** 2).sum() / ((expected - expected.mean()) ** 2).sum())
+
+
+def guessed(engine: Engine, sequence, ids: list[int], guesses: int = 0) -> np.ndarray:
+    """The logits of the layer, which follows the sequence, behind this text and behind its own guesses."""
+    follower = sequence.listener
+    rows = [follower.append(ids[len(follower.tokens) :])[0]]
+    for _ in range(guesses):
+        rows.append(follower.append([int(rows[-1].argmax())])[0])
+    follower.truncate(len(follower.tokens))  # forgets what it read on guesses
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_what_llama_cpp_says(name, tmp_path):
+    """Measured: 4e-12 at most."""
+    made = with_guess(name)
+    with np.load(GUESSES) as golden:
+        assert str(golden[f"{name} digest"]) == made.digest(), "record it anew: scripts/record_guesses.py"
+        expected = golden[name]
+    file = GGUFFile.open(write(made, tmp_path / "model.gguf"))
+    module, h = architecture(file)
+    weights, ids, kept_as = Weights(file.tensors), np.array(text()), KVType.of("f32")
+    reads = Reference([Span(Remembered(kept_as), 0, ids, 0)], {}, 300)
+    reads.reveals = True
+    module.forward(reads, weights, h)
+    before = np.concatenate([np.zeros_like(reads.revealed[:1]), reads.revealed[:-1]])
+    layer = Reference([Span(Remembered(kept_as), 0, ids, len(ids))], {}, 300)
+    assert nmse(kept(module.guess(layer, weights, h, before).logits), expected) < 1e-10
+
+
+@pytest.mark.parametrize("count", [2, 9, EAGER + 2, 90])
+def test_what_a_layer_says(path, engine, count):
+    ids = text(count)
+    sequence = engine.sequence()
+    engine.listen(sequence)
+    sequence.append(ids[:-1])
+    expected, _ = meant(path, ids, guesses=2)
+    assert nmse(guessed(engine, sequence, ids, guesses=2), expected) < 1e-9
+
+
+def test_token_by_token_is_the_same(path, engine):
+    ids = text(50)
+    sequence = engine.sequence()
+    engine.listen(sequence)
+    for number in range(1, len(ids)):
+        sequence.append(ids[number - 1 : number])
+        if number % 7 == 0:
+            got = guessed(engine, sequence, ids[: number + 1], guesses=number % 3)
+            assert nmse(got, meant(path, ids[: number + 1], number % 3)[0]) < 1e-9
+
+
+def test_wrong_drafts_leave_no_trace(path, engine):
+    """What the model has made of tokens that are taken back is not what it makes of others at their places."""
+    ids, wrong = text(40), text(6, seed=2)
+    sequence = engine.sequence()
+    engine.listen(sequence)
+    sequence.append(ids[:20])
+    for end in range(21, 39):
+        guessed(engine, sequence, ids[:end], guesses=3)
+        sequence.append([ids[end - 1], *wrong[: end % 5]], "all")
+        sequence.truncate(end)
+    assert nmse(guessed(engine, sequence, ids[:39], 2), meant(path, ids[:39], 2)[0]) < 1e-9
+
+
+def test_a_text_whose_beginning_nobody_heard(engine):
+    """It knows less, and says something all the same; further back it begins anew."""
+    ids, sequence = text(60), engine.sequence()
+    sequence.append(ids[:30])
+    follower = engine.listen(sequence)
+    assert engine.listen(sequence) is follower
+    sequence.append(ids[30:40])
+    assert follower.begin == 30 and np.isfinite(follower.append(ids[30:41])).all()
+    sequence.truncate(10)
+    sequence.append(ids[10:15])
+    assert follower.begin in (10, 0)  # of a recurrent model, which reads it again from where it can
+    assert np.isfinite(follower.append(ids[follower.begin : 16])).all()
+
+
+def test_the_models_logits_are_the_same(path):
+    """Whether somebody listens."""
+    ids, rows = text(70), []
+    for listens in (False, True):
+        file = GGUFFile.open(path)
+        engine = Engine(file, EngineOptions(2, 300, "f32"))
+        sequence = engine.sequence()
+        if listens:
+            engine.listen(sequence)
+        rows.append(np.concatenate([sequence.append(ids[:-3]), sequence.append(ids[-3:], "all")]))
+        engine.close()
+    np.testing.assert_array_equal(*rows)
+
+
+def test_closed_sequences_give_their_pages_back(engine):
+    for _ in range(20):
+        sequence = engine.sequence()
+        engine.listen(sequence)
+        sequence.append(text(200))
+        sequence.close()
+    follower = engine.listen(engine.sequence())
+    assert follower.engine._backend.places()[0] == 0
+
+
+def test_who_has_no_such_layer_says_so(tmp_path):
+    file = GGUFFile.open(write(model("llama"), tmp_path / "llama.gguf"))
+    engine = Engine(file, EngineOptions(1, 300))
+    with pytest.raises(UsageError, match="has no layer that guesses"):
+        engine.listen(engine.sequence())
+    engine.close()
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_texts_are_the_same(path, seed):
+    """Whatever the layer says, and whether it is asked."""
+    drawn = {"temperature": 0} if seed is None else {"temperature": 1.0, "seed": seed}
+    answers = {}
+    with api.open_model(path, threads=2, context=300, cache=False) as model:
+        for how in ("off", "mtp", "auto"):
+            generation = model.generate(text(30), 60, speculate=how, **drawn)
+            answers[how] = "".join(generation), generation.tokens, generation.drafted > 0
+    assert answers["mtp"][:2] == answers["auto"][:2] == answers["off"][:2]
+    assert [drafted for _, _, drafted in answers.values()] == [False, True, True]
+
+
+def test_a_conversation_goes_on(path):
+    """The layer goes on with it, from where the cache does."""
+    with api.open_model(path, threads=2, context=300, cache=False) as model:
+        first = model.generate(text(40), 8, speculate="mtp", temperature=0)
+        "".join(first)
+        prompt = [*text(40), *first.tokens, *text(9, seed=5)]
+        again = model.generate(prompt, 30, speculate="mtp", temperature=0)
+        "".join(again)
+        assert again.cached_tokens > 40
+    with api.open_model(path, threads=2, context=300, cache=False) as model:
+        alone = model.generate(prompt, 30, speculate="off", temperature=0)
+        "".join(alone)
+    assert again.tokens == alone.tokens
+
+
+def test_forgetting_the_beginning_is_refused(path):
+    with (
+        api.open_model(path, threads=1, context=300, cache=False) as model,
+        pytest.raises(UsageError, match="know no text whose beginning is forgotten"),
+    ):
+        model.generate(text(4), 4, speculate="mtp", on_overflow="shift")
+
+
+def test_states_are_those_of_an_attending_layer(path):
+    file = GGUFFile.open(path)
+    _, h = architecture(file)
+    assert has_guessing_layer(Weights(file.tensors), h) and guessing_state(h).layer == h.layers
