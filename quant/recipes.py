@@ -10,6 +10,7 @@ Source: llama.cpp's src/llama-quant.cpp; its dry runs are what tests compare wit
 import re
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from localllm.quant.formats import BY_NAME
@@ -320,6 +321,7 @@ class Options(NamedTuple):
     embedding: str = ""
     keep_output: bool = False  # output.weight stays as it is
     patterns: tuple[tuple[re.Pattern[str], str], ...] = ()  # a format for names in which the pattern is found
+    formats: Mapping[str, str] = MappingProxyType({})  # by the tensors' names
 
 
 class TypeChoice(NamedTuple):
@@ -350,7 +352,9 @@ class Planner:
             return None
         given = {EMBEDDING: self.options.embedding, OUTPUT: self.options.output}.get(role)
         base = self.recipe.base
-        if given:
+        if name in self.options.formats:
+            wanted = self.options.formats[name]
+        elif given:
             wanted = given
         elif base in ("F32", "F16", "BF16"):
             return TypeChoice(base, base)

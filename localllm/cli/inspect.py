@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from localllm.cli import options
 from localllm.cli.parameters import option
 from localllm.cli.pulling import located
-from localllm.cli.render import count, fact_lines, size, table
+from localllm.cli.render import count, fact_lines, one_line, size, table
 from localllm.cli.terminal import say, write
 
 
@@ -71,6 +71,7 @@ def summary(facts: dict[str, Any]) -> list[str]:
         ("architecture", facts["architecture"] + ("" if supported else f" (not usable: {facts['reason']})")),
         ("parameters", f"{count(facts['parameters'])} in {len(facts['tensors'])} tensors"),
         ("weights", f"{size(facts['weight_bytes'])}, {facts['bits_per_weight']:.2f} bits per weight"),
+        ("made with", facts["made_with"] and one_line(facts["made_with"])),
         ("shape", ", ".join(shape)),
         ("context", facts["context"] and f"{facts['context']} tokens"),
         ("vocabulary", vocabulary["size"] and f"{vocabulary['size']} tokens, {vocabulary['kind']}"),

@@ -8,11 +8,12 @@ from localllm.cli import opening, options
 from localllm.cli.parameters import argument, option
 from localllm.cli.pulling import located
 from localllm.cli.remaining import Remaining
-from localllm.cli.render import table
+from localllm.cli.render import one_line, table
 from localllm.cli.terminal import ProgressLine, say, write
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
+    from localllm.services.perplexity import ChunkReader
     from localllm.services.scores import Prediction
 
 PERCENTILES = ("99.9", "99", "95", "90", "75", "50", "25", "10", "5", "1", "0.1")
@@ -96,9 +97,17 @@ def perplexity(
         finally:
             line.clear()
             if known and as_json:
-                write(json.dumps({"model": reader.path, "context": size} | known.facts(), ensure_ascii=False) + "\n")
+                write(json.dumps(facts_of(reader, size) | known.facts(), ensure_ascii=False) + "\n")
             elif known:
                 write("".join(f"{row}\n" for row in report(known, size)))
+                if logits and reader.made_with:
+                    write(f"made with: {one_line(reader.made_with)}\n")
+
+
+def facts_of(reader: "ChunkReader", size: int) -> dict[str, Any]:
+    """What is measured, and how."""
+    made = {"made_with": reader.made_with} if reader.made_with else {}
+    return {"model": reader.path, "context": size} | made
 
 
 def check(

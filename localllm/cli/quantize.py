@@ -16,6 +16,9 @@ from localllm.cli.words import did_you_mean
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from localllm.files.source import Source
     from localllm.services.quantize import OnProgress
     from localllm.services.quantize_plan import QuantizePlan, QuantizeRequest, Recipe
 
@@ -25,7 +28,9 @@ def several(name: str, metavar: str, help: str) -> Any:
 
 
 def quantize(
-    arguments: Annotated[list[str], argument("IN [OUT] TYPE", "Two files and a name.")],
+    arguments: Annotated[
+        list[str], argument("IN [OUT] TYPE [TEXT...]", "Two files and a name; texts to calibrate on.")
+    ],
     threads: options.Threads = None,
     imatrix: Annotated[
         str | None, option("--imatrix", metavar="FILE", help="An importance matrix: which columns matter most.")
@@ -67,6 +72,28 @@ def quantize(
         bool,
         option("--force", help="Replace whatever file is there already, and write one that is larger than IN."),
     ] = False,
+    calibrate: Annotated[
+        bool,
+        option(
+            "--calibrate",
+            help="Let the model read TEXTs, or a mixture of many kinds, and encode its matrices by what they meet.",
+        ),
+    ] = False,
+    file_size: Annotated[
+        str | None,
+        option(
+            "--size",
+            metavar="SIZE",
+            help="With --calibrate: choose formats by measured need, for a file of 3.5GB, say, or own, TYPE's size.",
+        ),
+    ] = None,
+    bits: Annotated[
+        float | None, option("--bpw", metavar="BITS", help="The same, for so many bits per weight.")
+    ] = None,
+    formats_file: Annotated[
+        str | None,
+        option("--plan", metavar="FILE", help="The formats of tensors: read, or written with --size or --bpw."),
+    ] = None,
     dry_run: Annotated[bool, option("--dry-run", help="Show the plan, write nothing.")] = False,
 ) -> None:
     """Make a small model file from a big one.
@@ -89,6 +116,9 @@ def quantize(
       localllm quantize big.gguf Q4_K_M
       localllm quantize checkpoint/ small.gguf Q8_0
       localllm quantize big.gguf small.gguf IQ3_S --imatrix big.imatrix
+      localllm quantize big.gguf Q4_K_M --calibrate
+      localllm quantize big.gguf small.gguf Q4_K_M --calibrate prose.txt code.txt
+      localllm quantize big.gguf small.gguf Q4_K_M --calibrate --size 3.5GB
       localllm quantize big.gguf Q4_K_M --dry-run
     """
     from localllm.quant.recipes import Options
@@ -96,7 +126,8 @@ def quantize(
     from localllm.services.quantize_plan import QuantizeRequest, make_plan
 
     exit_on_sigterm()
-    source_name, target, recipe, last = understood(tuple(arguments))
+    given, texts = with_texts(tuple(arguments)) if calibrate else (tuple(arguments), None)
+    source_name, target, recipe, last = understood(given)
     path = located(source_name)
     threads = last if threads is None else threads
     chosen = Options(
@@ -117,9 +148,16 @@ def quantize(
         keep_split,
         allow_requantize,
         strict,
+        texts,
     )
     source = service.open_source(path)
     service.require_sense(source, overrides)
+    if file_size is not None or bits is not None:
+        request = needed(source, request, sizing(file_size, bits), formats_file, threads, force)
+    elif formats_file is not None:
+        from localllm.services.by_need import read_formats, with_formats
+
+        request = with_formats(request, read_formats(formats_file, source))
     plan = make_plan(source, request)
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
@@ -136,6 +174,53 @@ def quantize(
         execute(plan, target, request, threads, force)
 
 
+def sizing(size: str | None, bits: float | None) -> "Callable[[QuantizePlan], int]":
+    """How large the file may be, in bytes, for the type's plan. Raises UsageError."""
+    from localllm.services.by_need import bits_of, size_of
+
+    if size is not None and bits is not None:
+        raise UsageError("--size and --bpw say the same: give one")
+    if size is not None:
+        return size_of(size)
+    assert bits is not None
+    return bits_of(bits)
+
+
+def needed(
+    source: "Source",
+    request: "QuantizeRequest",
+    size: "Callable[[QuantizePlan], int]",
+    path: str | None,
+    threads: int | None,
+    force: bool,
+) -> "QuantizeRequest":
+    """The request with formats by measured need, which go to the file `path`, too, with progress on stderr."""
+    from localllm.files.safe_file import checked_target
+    from localllm.services.by_need import by_need, with_formats, write_formats
+    from localllm.system.cpu import usable_cores
+
+    if request.texts is None:
+        raise UsageError("--size and --bpw go with --calibrate, which measures what matrices need")
+    if path is not None and os.path.lexists(checked_target(path, tuple(source.files))) and not force:
+        raise UsageError(f"{path}: this file exists; without --size it is the plan, and --force replaces it")
+    line = ProgressLine()
+    try:
+        formats, found, usual = by_need(
+            source,
+            request,
+            size,
+            threads or usable_cores(),
+            lambda done, total, name: line.show(f"measuring: {100 * done // max(total, 1)} %, {one_line(name)}"),
+            opening.compiling(line),
+        )
+    finally:
+        line.clear()
+    say(f"localllm: predicted divergence {found:.4f}, {usual:.4f} with the formats of {request.recipe.name}")
+    if path is not None:
+        write_formats(path, formats)
+    return with_formats(request, formats)
+
+
 def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", int | None]:
     """IN, OUT, TYPE and threads, in llama-quantize's order: IN [OUT] TYPE [THREADS]. Raises UsageError."""
     from localllm.services.quantize import type_named
@@ -150,6 +235,15 @@ def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", i
         meant = meant_type(arguments[-1]) or "localllm quantize --help lists them"
         raise UsageError(f"{one_line(arguments[-1])} is no type; {meant}")
     raise UsageError("expected IN [OUT] TYPE")
+
+
+def with_texts(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What stands before the texts, and they: what follows TYPE, which is the third or the second word."""
+    from localllm.services.quantize import type_named
+
+    ends = [place + 1 for place in (1, 2) if place < len(arguments) and type_named(arguments[place])]
+    end = ends[0] if ends else len(arguments)
+    return arguments[:end], arguments[end:]
 
 
 def meant_type(text: str) -> str:

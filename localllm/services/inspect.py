@@ -18,6 +18,7 @@ from localllm.errors import ModelError
 from localllm.files.checked import number_of_strings
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation.recommended import recommended
+from localllm.services.made_with import made_with
 from localllm.services.validity import Validity, require_numbers, validity
 
 NAMES = {"mean": "mean of all tokens", "cls": "first token", "last": "last token"}
@@ -55,6 +56,7 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
             "reads": reads(file, h),
             "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
             "sampling": recommended(metadata)[0].chosen,
+            "made_with": made_with(metadata),
             "formats": formats(file),
             "memory": memory(h, file.nbytes, KVType()) if h and not is_reader(h) else [],
             **({"metadata": {key: plain(metadata[key]) for key in metadata}} if with_metadata else {}),

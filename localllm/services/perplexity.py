@@ -19,6 +19,7 @@ from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, 
 from localllm.files.safe_file import checked_target
 from localllm.kernels.build.library import Progress
 from localllm.services.chunks import as_read
+from localllm.services.made_with import made_with
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
 from localllm.system.cpu import usable_cores
 
@@ -35,6 +36,7 @@ class ChunkReader:
 
     Attributes:
         tokenizer: its Tokenizer.  trained_context: the most tokens that it was made for.
+        made_with: what the file was quantized with, or None.
         warnings: lines that the user should see.
     """
 
@@ -51,6 +53,7 @@ class ChunkReader:
         self.path, self.tokenizer, self.trained_context = (
             self._model.path, self._model.tokenizer, self._model.trained_context,
         )  # fmt: skip
+        self.made_with = made_with(self._model.file.metadata)
         self._sequence, self.warnings = self._model.sequence(), self._model.warnings
         self._threads = usable_cores() if threads is None else threads
         self._pool = ThreadPoolExecutor(self._threads)

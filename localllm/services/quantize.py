@@ -9,13 +9,14 @@ import os
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from localllm.files.checked import is_whole, show
 from localllm.files.gguf_file import SPLIT_NAME, GGUFFile
 from localllm.files.gguf_header import ALIGNMENT, MAX_KEY_BYTES, MOST_ALIGNMENT, shown
 from localllm.files.gguf_writer import packed, write_body
+from localllm.files.record_file import RecordFile
 from localllm.files.safe_file import OnlyWriter, SafeFile, checked_target
 from localllm.files.source import GGUFSource, Source, SourceTensor, row_count
 from localllm.kernels.build.library import Progress
@@ -34,7 +36,7 @@ from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import RECIPES, Recipe, recipe_named
 from localllm.services.finite import widened
-from localllm.services.quantize_plan import COPY, SPLIT_KEYS, QuantizePlan, QuantizeRequest, TensorJob
+from localllm.services.quantize_plan import COPY, SPLIT_KEYS, OnProgress, QuantizePlan, QuantizeRequest, TensorJob
 from localllm.services.validity import require_valid
 from localllm.system.memory import address_room
 
@@ -42,7 +44,6 @@ TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGN
 
 COMPILING, THREAD = 288 << 20, 16 << 20  # bytes of addresses that the searches' first compiling takes, and a thread
 SAMPLES, SAMPLE_ROWS = 256, 16  # places and rows of each that tell the sizes of a matrix's columns
-OnProgress = Callable[[int, str], None]  # (weights done so far, tensor)
 
 
 def open_source(path: str) -> Source:
@@ -178,23 +179,62 @@ def run(
         for target in targets:
             stack.enter_context(OnlyWriter(target))
         try:
-            trouble = write(plan, targets, threads, on_progress, compiling)
+            if request.texts is None:
+                trouble = write(plan, targets, threads, on_progress, compiling)
+            else:
+                trouble = calibrated(plan, targets, request.texts, threads, on_progress, compiling)
         except ModelError as error:
-            raise type(error)(f"{plan.source.path}: {error}") from None
+            raise prefixed(error, plan.source.path) from None
     if warnings is not None and trouble:
         warnings.append(trouble)
     return targets
 
 
-def write(
-    plan: QuantizePlan, targets: Sequence[str], threads: int, on_progress: OnProgress, compiling: Progress | None
+def calibrated(
+    plan: QuantizePlan,
+    targets: Sequence[str],
+    texts: Sequence[str],
+    threads: int,
+    on_progress: OnProgress,
+    compiling: Progress | None,
 ) -> str | None:
-    """The work of `run`; why compiled code could not be kept, if so."""
+    """The same, after the model has read texts with which its matrices are encoded."""
+    from localllm.services.calibrate import SUFFIX, Calibration
+
+    calibration = Calibration(plan, texts)
+    (metadata, jobs), *others = plan.files
+    plan = replace(plan, files=[({**metadata, **calibration.metadata}, jobs), *others])
+    with RecordFile(f"{targets[0]}{SUFFIX}", calibration.key) as done:
+        calibration.run(done, widener_of(plan, compiling), threads, on_progress)
+        trouble = write(plan, targets, threads, on_progress, compiling, done)
+    done.remove()
+    return trouble
+
+
+def prefixed(error: ModelError, path: str) -> ModelError:
+    """The error with the path in front."""
+    return error if str(error).startswith(path) else type(error)(f"{path}: {error}")
+
+
+def widener_of(plan: QuantizePlan, compiling: Progress | None) -> Widener:
+    """For the tensors of a plan, as they are and as they will be."""
+    return Widener({job.tensor.format for job in plan.jobs} | {job.format for job in plan.jobs}, compiling)
+
+
+def write(
+    plan: QuantizePlan,
+    targets: Sequence[str],
+    threads: int,
+    on_progress: OnProgress,
+    compiling: Progress | None,
+    done: RecordFile | None = None,
+) -> str | None:
+    """The work of `run`; why compiled code could not be kept, if so. done: has tensors that are encoded already."""
     if address_room() < COMPILING + threads * THREAD:  # LLVM ends the process where it gets no more
         raise MemoryLimitError("not enough memory to compile what quantize searches with")
     widener = Widener({job.tensor.format for job in plan.jobs}, compiling)
     with ExitStack() as stack:
-        pipeline = stack.enter_context(SearchAhead(plan.jobs, widener, threads))
+        pipeline = stack.enter_context(SearchAhead(plan.jobs, widener, threads, done))
         files = [stack.enter_context(SafeFile(target)) for target in targets]
         for file, (metadata, jobs) in zip(files, plan.files, strict=True):
             write_body(file, metadata, [replace(job.output, pieces=pipeline.pieces(job, on_progress)) for job in jobs])
@@ -220,15 +260,19 @@ def finish(files: Sequence[SafeFile]) -> None:
 class SearchAhead:
     """Searches ahead of the writer, on several threads, over the borders of tensors."""
 
-    def __init__(self, jobs: Sequence[TensorJob], widener: Widener, threads: int):
+    def __init__(self, jobs: Sequence[TensorJob], widener: Widener, threads: int, known: RecordFile | None = None):
+        """known: has tensors that are encoded already."""
+        self._known: Container[str] = known or ()
         self._executor = ThreadPoolExecutor(threads, "quantize")
         self._ahead = threads + 2  # chunks
         self._tasks = (task for job in jobs for task in self._tasks_of(job, widener))
         self._queue: deque[Future[np.ndarray]] = deque()
-        self._done = 0
+        self._done = sum(prod(job.tensor.shape) for job in jobs if job.tensor.name in self._known)
 
     def _tasks_of(self, job: TensorJob, widener: Widener) -> Iterator[Callable[[], np.ndarray]]:
-        importance = job.importance
+        importance, known = job.importance, self._known
+        if isinstance(known, RecordFile) and job.tensor.name in known:
+            return (partial(known_rows, known, job, *rows) for rows in job.ranges())
         if importance is None and job.makes_logits:
             importance = mean_squares(widener, job.tensor)
         return (partial(new_rows, widener, job, importance, *rows) for rows in job.ranges())
@@ -238,7 +282,7 @@ class SearchAhead:
         for first, last in job.ranges():
             self._queue.extend(map(self._executor.submit, islice(self._tasks, self._ahead - len(self._queue))))
             yield self._queue.popleft().result()
-            self._done += (last - first) * job.tensor.shape[-1]
+            self._done += 0 if job.tensor.name in self._known else (last - first) * job.tensor.shape[-1]
             on_progress(self._done, job.tensor.name)
             job.tensor.forget(first, last)
 
@@ -247,6 +291,12 @@ class SearchAhead:
 
     def __exit__(self, *error: object) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+def known_rows(known: RecordFile, job: TensorJob, first: int, last: int) -> np.ndarray:
+    """Rows of a tensor that is encoded already, as bytes."""
+    width = job.format.row_bytes(job.tensor.shape[-1])
+    return known.read(job.tensor.name, first * width, last * width)
 
 
 def new_rows(widener: Widener, job: TensorJob, importance: np.ndarray | None, first: int, last: int) -> np.ndarray:

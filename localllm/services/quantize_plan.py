@@ -2,7 +2,7 @@
 
 import struct
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -24,6 +24,7 @@ from localllm.quant.recipes import Facts, Options, Planner, Recipe, needs_import
 COPY = Recipe(-1, "COPY", "")
 CHUNK = 1 << 20  # weights that are converted and searched at once: 4 MB in float32
 QUANTIZATION_VERSION = 2
+OnProgress = Callable[[int, str], None]  # (weights done so far, tensor)
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
@@ -40,6 +41,9 @@ class QuantizeRequest:
     keep_split: bool = False
     allow_requantize: bool = False
     strict: bool = False
+    texts: Sequence[str] | None = (
+        None  # files that the model reads, to encode its matrices by what they meet; none: ours
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +130,7 @@ def make_plan(source: Source, request: QuantizeRequest) -> QuantizePlan:
     """Decide what every tensor becomes. Raises ModelError, UsageError."""
     imatrix = wanted_importance(request)
     overridden = ChainMap(dict(request.overrides), source.metadata)  # type: ignore[arg-type]
-    facts = Facts.of(overridden, imatrix is not None)
+    facts = Facts.of(overridden, imatrix is not None or request.texts is not None)
     tensors = {tensor.name: tensor for tensor in source.tensors}
     if not tensors:
         raise ModelError(f"{shown(source.path, 4096)}: there are no weights in this file")
@@ -168,6 +172,7 @@ def job_for(
     importance = importance_of(tensor, imatrix) if format.block > 1 else None
     if (
         importance is None
+        and request.texts is None
         and format.name.startswith("IQ")
         and needs_importance(request.recipe, tensor.name, format.name)
     ):
@@ -177,6 +182,8 @@ def job_for(
 
 def wanted_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
     """The importance matrix without what the user leaves out."""
+    if request.imatrix and request.texts is not None:
+        raise UsageError("--calibrate finds out which columns matter itself: leave out --imatrix")
     if request.imatrix is None:
         if request.include or request.exclude:
             raise UsageError("--include-weights and --exclude-weights choose from an importance matrix: give --imatrix")
@@ -228,7 +235,7 @@ def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[s
     lines = [f"a fallback: {line}" for line in fallbacks(jobs)]
     blind = [job for job in jobs if not job.is_copied and job.format.block > 1 and job.importance is None]
     poor = [job for job in blind if needs_importance(request.recipe, job.tensor.name, job.format.name)]
-    if poor:
+    if poor and request.texts is None:
         lines.append(f"{request.recipe.name} is poor without an importance matrix: give --imatrix")
     missing = [job.tensor.name for job in blind if role_of(job.tensor.name) not in ("embedding", "output")]
     if request.imatrix and not request.include and not request.exclude and missing:

@@ -1,0 +1,117 @@
+"""A file of arrays that come one by one, of work that may be interrupted: what has come whole is there next time.
+
+A key says what the work is; a file with another key, or none, is begun anew. Then come records: the lengths of a name
+and of bytes, the name, the bytes, their SHA-256. One that a killed process has left unfinished is cut off.
+"""
+
+import hashlib
+import os
+import struct
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import numpy as np
+
+from localllm.errors import LocalllmError, UsageError
+
+MAGIC = b"localllm records 1\n"
+LENGTHS = struct.Struct("<QQ")
+DIGEST = 32  # bytes
+FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+
+
+class RecordFile:
+    """Open for reading and more, in a `with` block, by one process; several of its threads may read.
+
+    Raises LocalllmError if the disk refuses, UsageError for a file that is none of these.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], key: str):
+        self.path, self._head = Path(path), MAGIC + hashlib.sha256(key.encode()).digest()
+        self._places: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        try:
+            self._file: BinaryIO = open(os.open(self.path, FLAGS, 0o666), "r+b")
+            head = self._file.read(len(self._head))
+            if not head.startswith(MAGIC[: len(head)]):
+                raise UsageError(f"{self.path}: this file is something else, and its name is needed")
+            if head != self._head:
+                self._begin()
+            while self._next():
+                pass
+            self._file.truncate(self._end)
+        except OSError as error:
+            raise self._failure(error) from None
+        return self
+
+    def _begin(self) -> None:
+        self._file.seek(0)
+        self._file.truncate(0)
+        self._file.write(self._head)
+        self._file.flush()
+
+    def _next(self) -> bool:
+        """Whether one more record is whole."""
+        self._end = self._file.tell()
+        head = self._file.read(LENGTHS.size)
+        if len(head) < LENGTHS.size:
+            return False
+        of_name, count = LENGTHS.unpack(head)
+        left = os.fstat(self._file.fileno()).st_size - self._file.tell()
+        if of_name + count + DIGEST > left:
+            return False
+        name, start = self._file.read(of_name), self._file.tell()
+        digest = hashlib.sha256(head + name)
+        data = self._file.read(count)
+        digest.update(data)
+        if self._file.read(DIGEST) != digest.digest():
+            return False
+        self._places[name.decode(errors="replace")] = (start, count)
+        return True
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def read(self, name: str, first: int, end: int) -> np.ndarray:
+        """Some bytes of an array, uint8."""
+        start, count = self._places[name]
+        if not 0 <= first <= end <= count:
+            raise IndexError(f"{name}: bytes {first} to {end} of {count}")
+        try:
+            with self._lock:
+                self._file.seek(start + first)
+                return np.frombuffer(self._file.read(end - first), np.uint8)
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def add(self, name: str, data: np.ndarray) -> None:
+        """One more, which is on the disk then."""
+        head, bytes_ = LENGTHS.pack(len(name.encode()), data.nbytes), data.tobytes()
+        digest = hashlib.sha256(head + name.encode())
+        digest.update(bytes_)
+        try:
+            self._file.seek(self._end)
+            for piece in (head, name.encode(), bytes_, digest.digest()):
+                self._file.write(piece)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._failure(error) from None
+        start = self._end + len(head) + len(name.encode())
+        self._places[name], self._end = (start, data.nbytes), self._file.tell()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def remove(self) -> None:
+        """The work is done: the file is not needed any more."""
+        self.path.unlink(missing_ok=True)
+
+    def _failure(self, error: OSError) -> LocalllmError:
+        return LocalllmError(f"{self.path}: cannot be written: {error.strerror or error}")

@@ -1,0 +1,101 @@
+"""Formats by measured need for a whole plan, and the file that says them."""
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from localllm.errors import UsageError
+from localllm.files.gguf_header import shown
+from localllm.files.safe_file import SafeFile
+from localllm.files.source import Source
+from localllm.files.text_file import read_text
+from localllm.kernels.build.library import Progress
+from localllm.quant.formats import BY_NAME
+from localllm.services.calibrate import Calibration
+from localllm.services.needs import Need, chosen, predicted
+from localllm.services.quantize import widener_of
+from localllm.services.quantize_plan import QuantizePlan, QuantizeRequest, make_plan
+from localllm.services.survey import OnMatrix, survey
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+SLACK = 1 << 10  # bytes, for what the metadata of a file says of how it was made
+OWN = "own"  # the size that the type has
+
+
+def size_of(text: str) -> Callable[[QuantizePlan], int]:
+    """What --size means, in bytes, for the plan of the type: 3.5GB, 800M, a number, or "own". Raises UsageError."""
+    if text.lower() == OWN:
+        return lambda plan: plan.nbytes
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)b?", text.lower())
+    if not match:
+        raise UsageError(f"--size {shown(text)}: expected one as 3.5GB or 800MB, or own, the type's")
+    number = int(float(match[1]) * UNITS[match[2]])
+    return lambda plan: number
+
+
+def bits_of(bits: float) -> Callable[[QuantizePlan], int]:
+    """What --bpw means. Raises UsageError."""
+    if not 1 <= bits <= 32:
+        raise UsageError(f"--bpw should be from 1 to 32 bits, not {bits}")
+    return lambda plan: int(bits * plan.weights / 8) + plan.nbytes - sum(job.output.nbytes for job in plan.jobs)
+
+
+def by_need(
+    source: Source,
+    request: QuantizeRequest,
+    size: Callable[[QuantizePlan], int],
+    threads: int,
+    on_matrix: OnMatrix,
+    compiling: Progress | None = None,
+) -> tuple[dict[str, str], float, float]:
+    """Formats for a file of that size, and predicted divergences: with them, and with those that the type has.
+
+    Raises ModelError, UsageError.
+    """
+    plan = make_plan(source, request)
+    needs = list(survey(Calibration(plan, request.texts or ()), widener_of(plan, compiling), threads, on_matrix))
+    if not needs:
+        raise UsageError("there is no matrix whose format could be chosen")
+    usual = {job.tensor.name: job.format.name for job in plan.jobs}
+    rest = plan.nbytes - sum(need.bytes(usual[need.name]) for need in needs)
+    formats = chosen(needs, size(plan) - rest - SLACK)
+    return formats, predicted(needs, formats), predicted_of(needs, usual)
+
+
+def predicted_of(needs: list[Need], formats: Mapping[str, str]) -> float:
+    """As `predicted`, of formats that may not have been measured: those count by their bits."""
+    known = [need for need in needs if formats[need.name] in need.errors]
+    return predicted(known, formats) if len(known) == len(needs) else float("nan")
+
+
+# ---- files
+
+
+def write_formats(path: str, formats: Mapping[str, str]) -> None:
+    """A line for each tensor. Raises LocalllmError."""
+    lines = ["# Formats of tensors, for localllm quantize --plan. They may be changed.\n"]
+    lines += [f'"{name}" = "{format}"\n' for name, format in formats.items()]
+    with SafeFile(path) as file:
+        file.write("".join(lines).encode())
+
+
+def read_formats(path: str, source: Source) -> dict[str, str]:
+    """What such a file says. Raises UsageError for one that does not fit the source."""
+    name, text = shown(path, 4096), read_text(path)
+    try:
+        said = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{name}: {error}") from None
+    tensors = {tensor.name: tensor for tensor in source.tensors}
+    for tensor, format in said.items():
+        if tensor not in tensors:
+            raise UsageError(f"{name}: the model has no tensor {shown(tensor)}")
+        if not isinstance(format, str) or format.upper() not in BY_NAME:
+            raise UsageError(f"{name}: {shown(str(format))}, for {shown(tensor)}, is no format of a tensor")
+    return {tensor: format.upper() for tensor, format in said.items()}
+
+
+def with_formats(request: QuantizeRequest, formats: Mapping[str, str]) -> QuantizeRequest:
+    """The request, with these."""
+    return replace(request, options=request.options._replace(formats=formats))

@@ -1,0 +1,181 @@
+"""Quantizing with what a model's matrices meet: the service behind `localllm quantize --calibrate`.
+
+The model reads texts, matrix by matrix, in the order of its layers. Of what a matrix meets the second moments are
+taken; with them it is encoded (localllm.quant.feedback), and what comes after it meets what the encoded one makes. Each
+encoded matrix goes to a file beside the one that is wanted, so that an interrupted run goes on from there, to the same
+bytes.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from localllm.arch import architecture
+from localllm.arch.weights import Weight, Weights
+from localllm.engine.record.operations import Operation
+from localllm.engine.record.recorder import recorded
+from localllm.errors import ModelError
+from localllm.files.gguf_file import GGUFFile, Tensor
+from localllm.files.gguf_header import shown
+from localllm.files.gguf_writer import packed
+from localllm.files.record_file import RecordFile
+from localllm.files.source import GGUFSource, Source, row_count
+from localllm.kernels.widen import Widener
+from localllm.quant.encode import encode
+from localllm.quant.moments import Moments
+from localllm.quant.opened import decoded
+from localllm.services.calibration_texts import chunks_of
+from localllm.services.made_with import calibration
+from localllm.services.originals import Originals
+from localllm.services.quantize_plan import OnProgress, QuantizePlan, TensorJob
+from localllm.services.sequential import FinishedError, Inputs, Matrices, Parts, Sequential
+from localllm.text.tokenizer import Tokenizer
+
+SUFFIX = ".calibration"
+LOGITS = ("output.weight", "token_embd.weight")  # what makes them
+VERSION = 1  # of what is done: part of the key of work to go on with
+
+
+def as_file(source: Source) -> GGUFFile:
+    """A source as a file whose tensors are there, but for matrices of what is no GGUF file, which are hollow."""
+    if isinstance(source, GGUFSource):
+        return source.file
+    tensors = {}
+    for tensor in source.tensors:
+        width = tensor.format.row_bytes(tensor.shape[-1])
+        if len(tensor.shape) == 1:
+            data = tensor.rows(0, 1).reshape(-1)
+        else:
+            data = np.broadcast_to(np.uint8(0), (*tensor.shape[:-1], width))
+        tensors[tensor.name] = Tensor(tensor.name, tensor.format, tensor.shape, data)
+    return HollowFile(source.path, source.metadata, tensors)
+
+
+class HollowFile(GGUFFile):
+    """What a file is made of that is not written yet."""
+
+    def __init__(self, path: str, metadata: Any, tensors: dict[str, Tensor]):
+        self.path, self.metadata, self.tensors, self.packed, self.parts = path, metadata, tensors, {}, {}
+
+
+class Calibration:
+    """What has to be known to encode a plan's matrices.
+
+    Attributes:
+        jobs: the plan's, by name.  chunks: token ids.  key: says what is done, to go on with it.
+        metadata: what the new file says of it.
+    """
+
+    def __init__(self, plan: QuantizePlan, texts: Sequence[str]):
+        """Raises ModelError, UsageError."""
+        self._file, self.jobs = as_file(plan.source), {job.tensor.name: job for job in plan.jobs}
+        self._model, self._hyperparameters = architecture(self._file)
+        self.chunks = chunks_of(Tokenizer.from_metadata(plan.source.metadata), texts, self._hyperparameters.context)
+        key = hashlib.sha256(
+            repr((VERSION, [(j.tensor.name, j.tensor.shape, j.format.name) for j in plan.jobs])).encode()
+        )
+        for path in plan.source.files:
+            with suppress(OSError):
+                status = os.stat(path)
+                key.update(repr((status.st_size, status.st_mtime_ns)).encode())
+        for chunk in self.chunks:
+            key.update(chunk.astype("<i4").tobytes())
+        self.key = key.hexdigest()
+        made = calibration([os.path.basename(text) for text in texts], sum(map(len, self.chunks)), version("localllm"))
+        self.metadata = {name: packed(value) for name, value in made.items()}
+
+    def run(self, done: RecordFile, widener: Widener, threads: int, on_progress: OnProgress) -> None:
+        """Encode what has not been encoded, to `done`. Raises ModelError for what is not finite."""
+        matrices = CalibratedMatrices(self.jobs, done, widener, threads, on_progress)
+        self.forward(matrices, self.chunks, threads)
+
+    def forward(self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int) -> Parts | None:
+        """What the model makes of chunks, with such matrices: logits of all tokens, None if nobody wants them."""
+        weights, context = Weights(self._file.tensors), max(map(len, chunks))
+        said = recorded(self._file, self._model.forward, weights, self._hyperparameters, context)
+        builder = Sequential(chunks, read_again(said.operations), matrices, threads)
+        try:
+            return self._model.forward(builder, weights, self._hyperparameters)
+        except FinishedError:
+            return None
+        finally:
+            builder.close()
+
+    def logits(self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int) -> Parts:
+        """The same with matrices that go on to the end."""
+        logits = self.forward(matrices, chunks, threads)
+        assert logits is not None
+        return logits
+
+
+def read_again(operations: Sequence[Operation]) -> set[Any]:
+    """States whose keys and values more than one layer reads."""
+    states = [operation.given["state"] for operation in operations if operation.verb == "attend"]
+    return {state for state in states if states.count(state) > 1}
+
+
+class CalibratedMatrices(Originals):
+    """Matrices that become encoded ones as soon as it is known what they meet."""
+
+    def __init__(
+        self, jobs: Mapping[str, TensorJob], done: RecordFile, widener: Widener, threads: int, on_progress: OnProgress
+    ):
+        super().__init__(jobs, widener)
+        self._done, self._threads, self._on_progress = done, threads, on_progress
+        self._counted = dict[str, int]()  # weights of the matrices that are done
+        self._shared: Any = None  # what self._moments are of
+
+    def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
+        """As they will be, but those of a matrix that makes logits, too, as they are."""
+        rows, job = super().rows(weight, ids), self.jobs[weight.name]
+        return decoded(job.format.name, encode(job.format.name, rows)) if is_calibrated(job) else rows
+
+    def met(self, weight: Weight, inputs: Inputs) -> np.ndarray:
+        """As of Matrices."""
+        if weight.name in LOGITS:
+            raise FinishedError
+        job = self.jobs[weight.name]
+        if is_calibrated(job) and weight.name not in self._counted:
+            if weight.name not in self._done:
+                self._encode(job, inputs)
+            self._counted[weight.name] = prod(job.tensor.shape)
+            self._on_progress(sum(self._counted.values()), weight.name)
+        return self.taken(weight, lambda first, end: self._now(job, first, end))
+
+    def _encode(self, job: TensorJob, inputs: Inputs) -> None:
+        """Encode a matrix, or each of a stack with what that one meets."""
+        rows, columns = (1, *job.tensor.shape)[-2:]
+        pieces = []
+        for n in range(row_count(job.tensor.shape) // rows):
+            if inputs.shared is None or inputs.shared is not self._shared:
+                self._moments = self._moments_of(job.tensor.name, list(inputs.of(n)), columns)
+                self._shared = inputs.shared
+            weights = self.widened(job.tensor, n * rows, (n + 1) * rows)
+            pieces.append(self._moments.encode(job.format.name, weights, self._threads))
+            job.tensor.forget(n * rows, (n + 1) * rows)
+        self._done.add(job.tensor.name, np.concatenate(pieces))
+
+    def _moments_of(self, name: str, pieces: list[np.ndarray], columns: int) -> Moments:
+        moments = Moments(pieces, columns)
+        if not all(np.isfinite(np.diagonal(half)).all() for half in moments.halves):
+            raise ModelError(f"what meets the tensor {shown(name)} is not finite")
+        return moments
+
+    def _now(self, job: TensorJob, first: int, end: int) -> np.ndarray:
+        """Rows of a tensor, encoded if that has been done, float32."""
+        tensor, width = job.tensor, job.format.row_bytes(job.tensor.shape[-1])
+        if tensor.name not in self._done:
+            return self.widened(tensor, first, end)
+        rows = self._done.read(tensor.name, first * width, end * width).reshape(end - first, width)
+        return self._widener.widen(job.format, rows, tensor.shape[-1]).copy()
+
+
+def is_calibrated(job: TensorJob) -> bool:
+    """Whether a matrix is encoded with what it meets."""
+    return not job.is_copied and job.format.block > 1 and not job.makes_logits

@@ -1,0 +1,44 @@
+"""A model's matrices as texts meet them (localllm.services.sequential): as they stand in the source."""
+
+from collections.abc import Callable, Mapping
+from math import prod
+
+import numpy as np
+
+from localllm.arch.weights import Weight
+from localllm.errors import UnsupportedError
+from localllm.files.gguf_header import shown
+from localllm.files.source import SourceTensor
+from localllm.kernels.widen import Widener
+from localllm.services.finite import widened
+from localllm.services.quantize_plan import TensorJob
+from localllm.services.sequential import Inputs
+
+
+class Originals:
+    """Matrices as they are."""
+
+    def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener):
+        self.jobs, self._widener = jobs, widener
+
+    def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
+        """As of Matrices."""
+        unique, places = np.unique(ids, return_inverse=True)
+        tensor = self.jobs[weight.name].tensor
+        return np.concatenate([self.widened(tensor, row, row + 1) for row in unique + weight.first_row])[places]
+
+    def met(self, weight: Weight, inputs: Inputs) -> np.ndarray:
+        """As of Matrices."""
+        return self.taken(weight, lambda first, end: self.widened(self.jobs[weight.name].tensor, first, end))
+
+    def taken(self, weight: Weight, rows: Callable[[int, int], np.ndarray]) -> np.ndarray:
+        """A weight by the rows of its tensor."""
+        tensor, (*stack, count, _) = self.jobs[weight.name].tensor, weight.shape
+        if len(stack) != len(tensor.shape[:-2]):
+            raise UnsupportedError(f"tensor {shown(tensor.name)}: experts in a tensor each cannot be calibrated")
+        every, first = (1, *tensor.shape)[-2], weight.first_row
+        parts = [rows(n * every + first, n * every + first + count) for n in range(prod(stack))]
+        return np.concatenate(parts).reshape(weight.shape)
+
+    def widened(self, tensor: SourceTensor, first: int, end: int) -> np.ndarray:
+        return widened(self._widener, tensor, first, end).copy()

@@ -1,0 +1,137 @@
+"""A builder of verbs that computes many texts at once, layer by layer, and says what each matrix meets beforehand.
+
+It runs an architecture's verbs as NumPy has them (localllm.kernels.reference), each for all texts before the next: so a
+matrix can become another one between what it meets and what it makes of that, and memory holds one layer's activations.
+Any architecture will do.
+"""
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from localllm.arch.storage import KVType
+from localllm.arch.weights import Weight
+from localllm.engine.run import Span
+from localllm.kernels.reference import Reference, Remembered
+
+KEPT_AS = KVType.of("f16")  # keys and values
+
+
+class Parts(tuple[Any, ...]):
+    """An activation, or what else is one per text."""
+
+
+class FinishedError(Exception):
+    """The last matrix has met its inputs: nobody wants the logits."""
+
+
+class Matrices(Protocol):
+    """What the texts meet."""
+
+    def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
+        """Rows of an embedding matrix, float32 [ids, columns]."""
+
+    def met(self, weight: Weight, inputs: "Inputs") -> np.ndarray:
+        """The matrix, or the stack of them, float32 in its shape; inputs: what it meets. Raises FinishedError."""
+
+
+class Inputs:
+    """What a matrix meets, or each of a stack.
+
+    of(n): float32 [rows, columns], for matrix n, in pieces, one per text.
+    """
+
+    def __init__(self, of: Callable[[int], Iterator[np.ndarray]], shared: Parts | None = None):
+        """shared: the activation, if all of it meets all matrices that it is given to."""
+        self.of, self.shared = of, shared
+
+
+class Forgetful(Remembered):
+    """Keeps of a sequence what a layer needs while it is computed, and keys and values that other layers share."""
+
+    def __init__(self, shared: Container[Any]):
+        """shared: the states of those."""
+        super().__init__(KEPT_AS)
+        self._shared = shared
+
+    def keep(self, state: Any, position: int, *new: np.ndarray) -> list[np.ndarray]:
+        self._layers = {other: kept for other, kept in self._layers.items() if other in self._shared}
+        return super().keep(state, position, *new)
+
+    def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
+        """Nobody reads on."""
+
+
+class Sequential:
+    """The builder."""
+
+    def __init__(self, texts: Sequence[np.ndarray], shared: Container[Any], matrices: Matrices, threads: int):
+        """texts: token ids, int [tokens]; shared: states whose keys and values several layers read."""
+        context = max(map(len, texts))
+        self._matrices, self._known = matrices, dict[tuple[str, int], np.ndarray]()
+        self._pool = ThreadPoolExecutor(threads)
+        spans = [Span(Forgetful(shared), 0, ids.astype(np.int64), len(ids)) for ids in texts]
+        self._references = [Reference([span], self._known, context) for span in spans]
+        self.ids, self.positions, self.kinds, self.wanted = (
+            Parts(getattr(each, name) for each in self._references) for name in ("ids", "positions", "kinds", "wanted")
+        )
+
+    def __getattr__(self, verb: str) -> Callable[..., Parts]:
+        return partial(self._each, verb)
+
+    def _each(self, verb: str, *given: Any, **named: Any) -> Parts:
+        """A verb for every text."""
+
+        def one(n: int) -> Any:
+            mine = [part_of(x, n) for x in given]
+            return getattr(self._references[n], verb)(*mine, **{name: part_of(x, n) for name, x in named.items()})
+
+        return Parts(self._pool.map(one, range(len(self._references))))
+
+    def ignore(self, *weights: Weight | None) -> None:
+        """These stand in the file, but nothing needs them."""
+
+    def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
+        return self._references[0].by_context(short, long, original)
+
+    def embed(self, weight: Weight, ids: Parts) -> Parts:
+        return Parts(self._matrices.rows(weight, each) for each in ids)
+
+    def linear(self, x: Parts, weight: Weight) -> Parts:
+        return self._product("linear", weight, Inputs(lambda n: iter(x), x), x, weight)
+
+    def head_linear(self, x: Parts, weight: Weight) -> Parts:
+        columns = weight.shape[-1]
+        inputs = Inputs(lambda n: (part[:, n * columns : (n + 1) * columns] for part in x))
+        return self._product("head_linear", weight, inputs, x, weight)
+
+    def expert_linear(self, x: Parts, weight: Weight, choice: Parts) -> Parts:
+        def of(n: int) -> Iterator[np.ndarray]:
+            for part, chosen in zip(x, choice, strict=True):
+                yield part[chosen.experts.reshape(-1) == n]
+
+        return self._product("expert_linear", weight, Inputs(of), x, weight, choice)
+
+    def _product(self, verb: str, weight: Weight, inputs: Inputs, *given: Any) -> Parts:
+        key = weight.name, weight.first_row
+        self._known[key] = self._matrices.met(weight, inputs)
+        try:
+            return self._each(verb, *given)
+        finally:
+            del self._known[key]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+
+def part_of(x: Any, n: int) -> Any:
+    """What text n has of something."""
+    if isinstance(x, Parts):
+        return x[n]
+    chosen = getattr(x, "chosen", None)  # of Scores
+    return replace(x, chosen=chosen[n]) if isinstance(chosen, Parts) else x

@@ -1,0 +1,135 @@
+"""Measures what localllm.services.needs decides by: errors of each matrix in each format, and the harm that they do."""
+
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.weights import Weight
+from localllm.files.source import row_count
+from localllm.kernels.widen import Widener
+from localllm.quant.encode import encode
+from localllm.quant.feedback import cost
+from localllm.quant.opened import decoded
+from localllm.services.calibrate import Calibration
+from localllm.services.needs import Need, candidates, group_of
+from localllm.services.originals import Originals
+from localllm.services.quantize_plan import TensorJob
+from localllm.services.sequential import Inputs, Parts
+
+SAMPLE = 96  # rows of a matrix that tell what its formats cost
+EXPERTS = 3  # of a stack, that stand for all
+COARSE = ("Q3_K", "Q4_0")  # the first one that fits: what a matrix becomes when its harm is measured
+READ, TOKENS = 12, 128  # chunks whose inputs are taken; tokens of each of those that tell the harm
+PROBES = 4
+
+OnMatrix = Callable[[int, int, str], None]  # (done, of how many, name)
+
+
+class Surveyed(Originals):
+    """Takes down what matrices meet, and what their formats cost."""
+
+    def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
+        super().__init__(jobs, widener)
+        self.needs, self.importance = dict[str, Need](), dict[str, list[np.ndarray]]()
+        self._threads, self._on_matrix = threads, on_matrix
+        self._shared: Any = None
+
+    def met(self, weight: Weight, inputs: Inputs) -> np.ndarray:
+        job = self.jobs[weight.name]
+        if weight.name not in self.needs and is_free(job):
+            self._survey(job, inputs)
+            self._on_matrix(weight.name)
+        return super().met(weight, inputs)
+
+    def _survey(self, job: TensorJob, inputs: Inputs) -> None:
+        shape, name = job.tensor.shape, job.tensor.name
+        rows, columns = (1, *shape)[-2:]
+        count = row_count(shape) // rows
+        need = self.needs[name] = Need(name, prod(shape))
+        names = candidates(columns)
+        costs, whole = dict.fromkeys(names, 0.0), 0.0
+        self.importance[name] = [self._moments(inputs, n)[1] for n in range(count)]
+        for n in np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int)):
+            moments, importance = self._moments(inputs, int(n))
+            places = np.unique(np.linspace(0, rows - 1, min(rows, SAMPLE)).astype(int)) + n * rows
+            some = np.concatenate([self.widened(job.tensor, row, row + 1) for row in places])
+            whole += cost(some, moments)
+            for format in names:
+                costs[format] += cost(some - decoded(format, encode(format, some, importance, self._threads)), moments)
+        need.errors = {format: costs[format] / whole if whole > 0 else 0.0 for format in names}
+
+    def _moments(self, inputs: Inputs, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of what matrix n meets: all second moments, and the columns' own."""
+        if inputs.shared is None or inputs.shared is not self._shared:
+            pieces = list(inputs.of(n))
+            sums = np.asarray(sum(piece.T @ piece for piece in pieces), np.float32)
+            self._known = sums / max(sum(map(len, pieces)), 1)
+            self._shared = inputs.shared
+        diagonal = np.diagonal(self._known)
+        return self._known, np.ascontiguousarray(diagonal) if diagonal.any() else np.ones_like(diagonal)
+
+
+class Coarse(Originals):
+    """Some matrices are coarse, all others as they are."""
+
+    def __init__(self, surveyed: Surveyed, widener: Widener, names: Mapping[str, str]):
+        """names: formats of the coarse ones."""
+        super().__init__(surveyed.jobs, widener)
+        self._importance, self._names = surveyed.importance, names
+
+    def met(self, weight: Weight, inputs: Inputs) -> np.ndarray:
+        if weight.name not in self._names:
+            return super().met(weight, inputs)
+        tensor, format = self.jobs[weight.name].tensor, self._names[weight.name]
+        every = (1, *tensor.shape)[-2]
+
+        def rows(first: int, end: int) -> np.ndarray:
+            importance = self._importance[weight.name][first // every]
+            return decoded(format, encode(format, self.widened(tensor, first, end), importance))
+
+        return self.taken(weight, rows)
+
+
+def is_free(job: TensorJob) -> bool:
+    """Whether a matrix may get another format than the recipe's."""
+    return not job.is_copied and job.format.block > 1
+
+
+def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: OnMatrix) -> Iterator[Need]:
+    """What is known of the matrices that get a format by need."""
+    jobs = calibration.jobs
+    wanted = sum(map(is_free, jobs.values()))
+    surveyed = Surveyed(jobs, widener, threads, lambda name: on_matrix(len(surveyed.needs), 2 * wanted, name))
+    places = np.unique(np.linspace(0, len(calibration.chunks) - 1, READ).round().astype(int))
+    calibration.forward(surveyed, [calibration.chunks[place] for place in places], threads)
+    probes = [calibration.chunks[place][:TOKENS] for place in places[:: max(1, len(places) // PROBES)]]
+    base = calibration.logits(Originals(jobs, widener), probes, threads)
+    groups: dict[str, list[Need]] = {}
+    for need in surveyed.needs.values():
+        groups.setdefault(group_of(need.name), []).append(need)
+    for number, (name, group) in enumerate(groups.items()):
+        names = {need.name: next(format for format in COARSE if format in need.errors) for need in group}
+        found = calibration.logits(Coarse(surveyed, widener, names), probes, threads)
+        harm = divergence(base, found) / max(sum(need.errors[names[need.name]] for need in group), 1e-30)
+        for need in group:
+            need.harm = harm
+            yield need
+        on_matrix(wanted + wanted * (number + 1) // len(groups), 2 * wanted, name)
+
+
+def divergence(base: Parts, other: Parts) -> float:
+    """The mean Kullback-Leibler divergence of predictions, by logits float32 [tokens, vocab] of each text."""
+    sums, count = 0.0, 0
+    for one, another in zip(base, other, strict=True):
+        p, q = log_softmax(one), log_softmax(another)
+        sums += float((np.exp(p) * (p - q)).sum(dtype=np.float64))
+        count += len(one)
+    return max(sums / count, 0.0)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Of each row, float32."""
+    moved = logits - logits.max(axis=1, keepdims=True)
+    return moved - np.log(np.exp(moved).sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)

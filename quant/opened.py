@@ -1,0 +1,95 @@
+"""Blocks taken apart and put together again: what scales they have, and other codes for the same scales.
+
+For formats whose weights have codes of their own: weight = scale * level(code) + offset. A level is the code itself,
+counted from the format's centre, or one of its 16 values.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.quant.formats import BY_NAME
+from localllm.quant.layouts import LAYOUTS, Field, halved_e8m0, numbers
+
+OPENABLE = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+)  # fmt: skip
+
+
+class Codes(NamedTuple):
+    """The codes of a format.
+
+    levels: float32 [codes in use], ascending; stored: uint8, what stands in a block for each; is_even: whether levels
+    are whole numbers one behind the other; group: weights that share a scale.
+    """
+
+    levels: np.ndarray
+    stored: np.ndarray
+    is_even: bool
+    group: int
+
+
+@cache
+def codes_of(name: str) -> Codes:
+    """Of a format of OPENABLE."""
+    layout = LAYOUTS[name]
+    if layout.values:
+        stored = np.argsort(np.array(layout.values), kind="stable").astype(np.uint8)
+        levels = np.array(layout.values, np.float32)[stored]
+        levels, first = np.unique(levels, return_index=True)  # MXFP4 has a zero too many
+        return Codes(levels, stored[first], False, layout.group)
+    if name == "Q8_0":  # signed bytes; as everywhere, no -128
+        signed = np.arange(-127, 128, dtype=np.int8)
+        return Codes(signed.astype(np.float32), signed.view(np.uint8), True, layout.group)
+    stored = np.arange(1 << layout.bits, dtype=np.uint8)
+    return Codes(stored.astype(np.float32) - np.float32(layout.centre), stored, True, layout.group)
+
+
+def scales_of(name: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and offsets of blocks, uint8 [blocks, bytes]: float32 [blocks, groups] each."""
+    layout = LAYOUTS[name]
+    groups = BY_NAME[name].block // layout.group
+    d = np.ones((len(blocks), 1), np.float32) if layout.d is None else half_at(blocks, layout.d)
+    scales = np.ones((len(blocks), groups), np.float32)
+    if layout.scale_type == "e8m0":
+        scales = halved_e8m0().astype(np.float32)[numbers(blocks, layout.scales, groups)]
+    elif layout.scales:
+        found = numbers(blocks, layout.scales, groups)
+        found = found.astype(np.int8) if layout.scale_type == "int8" else found - layout.scale_centre
+        scales = found.astype(np.float32)
+    if layout.low is None:
+        return d * scales, np.zeros_like(scales)
+    low = half_at(blocks, layout.low)
+    if layout.minimums:
+        return d * scales, -low * numbers(blocks, layout.minimums, groups).astype(np.float32)
+    return d * scales, low
+
+
+def half_at(blocks: np.ndarray, at: int) -> np.ndarray:
+    """The float16 at a byte of each block, float32 [blocks, 1]."""
+    return blocks[:, at : at + 2].copy().view("<f2").astype(np.float32)
+
+
+def put_codes(name: str, blocks: np.ndarray, codes: np.ndarray) -> None:
+    """Put codes as they are stored, uint8 [blocks, weights of a block], in the place of those that blocks have."""
+    above = 0
+    for field in LAYOUTS[name].codes:
+        put_field(field, blocks, codes >> above & (1 << field.bits) - 1)
+        above += field.bits
+
+
+def put_field(field: Field, blocks: np.ndarray, values: np.ndarray) -> None:
+    """Put numbers, uint8 [blocks, numbers], in a field."""
+    byte, bit = np.array([field.place(i) for i in range(values.shape[1])]).T
+    blocks[:, np.unique(byte)] = 0  # a field of codes has its bytes for itself
+    for lowest in np.unique(bit):
+        chosen = bit == lowest
+        blocks[:, byte[chosen]] |= values[:, chosen] << np.uint8(lowest)
+
+
+def decoded(name: str, rows: np.ndarray) -> np.ndarray:
+    """What rows of blocks mean, uint8 [rows, bytes]: float32 [rows, columns]."""
+    import gguf
+
+    return gguf.dequantize(rows, gguf.GGMLQuantizationType(BY_NAME[name].id)).astype(np.float32, copy=False)

@@ -1,0 +1,437 @@
+"""Quantizing with what matrices meet: error feedback, and calibration of a whole model."""
+
+import sys
+import tomllib
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import gguf
+import numpy as np
+import pytest
+from tiny_model import write_tiny_model
+
+from localllm.arch import architecture
+from localllm.arch.storage import KVType
+from localllm.arch.weights import Weights
+from localllm.cli.main import main
+from localllm.engine.engine import Engine
+from localllm.engine.options import EngineOptions
+from localllm.engine.record.observe import SquareSums
+from localllm.engine.record.recorder import recorded
+from localllm.engine.run import Span
+from localllm.errors import LocalllmError, UsageError
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.record_file import RecordFile
+from localllm.files.source import map_under
+from localllm.kernels.reference import Reference, Remembered, dequantize
+from localllm.quant.encode import encode
+from localllm.quant.feedback import Feedback, cost, shrunk
+from localllm.quant.formats import BY_NAME
+from localllm.quant.layouts import floats_at
+from localllm.quant.moments import DAMPINGS, Moments
+from localllm.quant.opened import OPENABLE, codes_of, decoded, put_codes, scales_of
+from localllm.quant.recipes import RECIPES
+from localllm.services import calibration_texts
+from localllm.services.by_need import bits_of, size_of
+from localllm.services.calibrate import CalibratedMatrices, Calibration, read_again
+from localllm.services.calibration_texts import CHUNKS, DATA, KINDS, chunks_of, tokens_of
+from localllm.services.made_with import made_with
+from localllm.services.needs import Need, chosen, predicted, total
+from localllm.services.quantize import open_source, run
+from localllm.services.quantize_plan import QuantizeRequest, make_plan
+from localllm.services.sequential import Parts, Sequential
+from localllm.services.survey import divergence
+from localllm.text.tokenizer import Tokenizer
+
+
+def inputs(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    """What a matrix may meet: columns of different sizes that have much in common."""
+    generator = np.random.default_rng(seed)
+    mixed = np.random.default_rng(100).normal(size=(columns // 4, columns)) * np.exp(np.linspace(-1, 1, columns))
+    return (generator.normal(size=(rows, columns // 4)) @ mixed + generator.normal(size=(rows, columns))).astype("f4")
+
+
+def weights(rows: int, columns: int) -> np.ndarray:
+    return np.random.default_rng(7).normal(0, 0.05, (rows, columns)).astype(np.float32)
+
+
+# ---- blocks taken apart
+
+
+@pytest.mark.parametrize("name", OPENABLE)
+def test_scales_and_codes_of_a_block_are_what_gguf_takes_them_for(name: str):
+    generator, format, table = np.random.default_rng(3), BY_NAME[name], codes_of(name)
+    blocks = generator.integers(0, 256, (64, format.bytes), dtype=np.uint8)
+    for at in floats_at(name):
+        blocks[:, at : at + 2] = generator.normal(size=(64, 1)).astype("<f2").view(np.uint8)
+    if name == "MXFP4":
+        blocks[:, 0] %= 128
+    chosen = generator.integers(0, len(table.levels), (64, format.block))
+    scales, offsets = scales_of(name, blocks)
+    put_codes(name, blocks, table.stored[chosen])
+    group = np.arange(format.block) // table.group
+    for found, before in zip(scales_of(name, blocks), (scales, offsets), strict=True):
+        np.testing.assert_array_equal(found, before)
+    expected = gguf.dequantize(blocks, gguf.GGMLQuantizationType(format.id))
+    np.testing.assert_allclose(table.levels[chosen] * scales[:, group] + offsets[:, group], expected, rtol=1e-5)
+
+
+# ---- error feedback
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q4_0", "IQ4_XS"])
+def test_feedback_costs_less_on_inputs_that_it_has_not_seen(name: str):
+    columns = 512
+    seen, unseen = (np.cov(inputs(4000, columns, seed), rowvar=False, bias=True) for seed in (1, 2))
+    matrix = weights(48, columns)
+    plain, fed = (matrix - decoded(name, Feedback(seen, damping).encode(name, matrix)) for damping in (1, 0.05))
+    assert cost(fed, unseen) < cost(plain, unseen) * 0.9
+
+
+def test_what_a_cost_is():
+    x, lost = inputs(300, 64), weights(5, 64)
+    assert cost(lost, x.T.astype(float) @ x / 300) == pytest.approx(((x @ lost.T) ** 2).mean(axis=0).sum(), rel=1e-4)
+
+
+def test_codes_do_not_depend_on_threads_and_columns_may_end_within_a_span():
+    moments, matrix = np.cov(inputs(900, 288), rowvar=False), weights(130, 288)
+    one, three = (Feedback(moments, 0.1, threads).encode("Q4_0", matrix) for threads in (1, 3))
+    np.testing.assert_array_equal(one, three)
+    assert one.shape == (130, BY_NAME["Q4_0"].row_bytes(288))
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "IQ4_XS", "Q6_K"])
+def test_odd_matrices_and_inputs(name: str):
+    """Zeros, a column that meets nothing, inputs that are all alike, and weights too small for a float16."""
+    matrix = weights(4, 256)
+    matrix[0], matrix[1], matrix[2, :64] = 0, 1e-30, 1e4
+    x = inputs(300, 256)
+    x[:, 5] = 0
+    for met in (x, np.zeros_like(x), np.ones_like(x)):
+        found = decoded(name, Feedback(met.T.astype(float) @ met, 0.1).encode(name, matrix))
+        assert np.isfinite(found).all() and not found[0].any()
+
+
+def test_shrunk_moments_lie_between_what_was_seen_and_its_diagonal():
+    moments = np.cov(inputs(500, 32), rowvar=False)
+    np.testing.assert_allclose(shrunk(moments, 1), np.diag(np.diagonal(moments)), rtol=1e-4)
+    np.testing.assert_allclose(shrunk(moments, 0), moments, rtol=1e-4)
+
+
+def test_feedback_is_off_where_it_does_not_help():
+    """Inputs whose two halves have nothing in common."""
+    generator = np.random.default_rng(0)
+    halves = [(generator.normal(size=(40, 2)) @ generator.normal(size=(2, 256))).astype("f4") for _ in range(2)]
+    assert Moments(halves, 256).damping("Q4_K", weights(32, 256), 1) == DAMPINGS[-1]
+    alike = [inputs(2000, 256, seed) for seed in (1, 2)]
+    assert Moments(alike, 256).damping("Q4_K", weights(32, 256), 1) < DAMPINGS[-1]
+
+
+def test_without_inputs_all_columns_count_alike():
+    matrix = weights(8, 256)
+    found = Moments([np.zeros((0, 256), np.float32)] * 2, 256).encode("Q4_K", matrix, 1)
+    np.testing.assert_array_equal(found, encode("Q4_K", matrix))
+
+
+# ---- whole models
+
+
+TEXT = "hello world, " * 60 + "".join(chr(97 + n * n % 26) for n in range(700))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny-F32.gguf", context=128)
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch) -> Path:
+    """A text, of which little is read."""
+    monkeypatch.setattr(calibration_texts, "CHUNKS", 6)
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def quantize(arguments: list[str]) -> int:
+    """The command line; its exit code."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(sys, "argv", ["localllm", "quantize", *arguments])
+        main()
+    return int(end.value.code or 0)
+
+
+def test_a_calibrated_file_has_the_formats_of_another_one_and_says_how_it_was_made(model: Path, text: Path, tmp_path):
+    assert quantize([str(model), str(tmp_path / "plain.gguf"), "Q4_0"]) == 0
+    assert quantize([str(model), str(tmp_path / "out.gguf"), "Q4_0", "--calibrate", str(text)]) == 0
+    assert not (tmp_path / "out.gguf.calibration").exists()
+    plain, calibrated = GGUFFile.open(tmp_path / "plain.gguf"), GGUFFile.open(tmp_path / "out.gguf")
+    formats = [{name: t.format.name for name, t in file.tensors.items()} for file in (plain, calibrated)]
+    assert formats[0] | {"blk.0.ffn_down.weight": formats[1]["blk.0.ffn_down.weight"]} == formats[1]
+    changed = {
+        name for name in plain.tensors if not np.array_equal(plain.tensors[name].data, calibrated.tensors[name].data)
+    }
+    assert changed == {name for name in plain.tensors if name.startswith("blk.") and "norm" not in name}
+    assert made_with(calibrated.metadata).startswith("calibrated on text.txt, ")
+    assert made_with(plain.metadata) is None
+
+
+def test_a_matrix_is_encoded_with_what_it_meets_behind_encoded_ones(
+    model: Path, text: Path, tmp_path: Path, monkeypatch
+):
+    """The inputs of the second layer are those of a model whose first layer is the encoded one."""
+    met = {}
+    encode_with = CalibratedMatrices._encode
+
+    def noted(self, job, inputs):
+        met[job.tensor.name] = np.concatenate(list(inputs.of(0)))
+        encode_with(self, job, inputs)
+
+    monkeypatch.setattr(CalibratedMatrices, "_encode", noted)
+    out = tmp_path / "out.gguf"
+    assert quantize([str(model), str(out), "Q8_0", "--calibrate", str(text)]) == 0
+    observed = SquareSums()
+    engine = Engine(GGUFFile.open(out), EngineOptions(backend="reference", context=128, observer=observed))
+    squares = dict[str, np.ndarray]()
+    plan = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q8_0"], texts=[str(text)]))
+    for chunk in Calibration(plan, [str(text)]).chunks:
+        engine.sequence().append(chunk, "none")
+        for name, sums in observed.take().items():
+            squares[name] = squares.get(name, 0) + sums
+    assert set(met) == {name for name in squares if name != "output.weight"} - {"token_embd.weight"}
+    for name, x in met.items():
+        np.testing.assert_allclose((x**2).sum(axis=0), squares[name], rtol=2e-3)
+
+
+@pytest.mark.slow(6)
+def test_the_same_bytes_again_also_after_an_interruption(model: Path, text: Path, tmp_path: Path, monkeypatch):
+    out, encoded = tmp_path / "out.gguf", []
+    command = [str(model), str(out), "Q4_0", "--calibrate", str(text), "--threads"]
+    assert quantize([*command, "1"]) == 0
+    first = out.read_bytes()
+    encode_with = CalibratedMatrices._encode
+
+    def interrupted(self, job, inputs):
+        if len(encoded) == 5:
+            raise LocalllmError("stop")
+        encoded.append(job.tensor.name)
+        encode_with(self, job, inputs)
+
+    out.write_bytes(b"GGUF before")
+    monkeypatch.setattr(CalibratedMatrices, "_encode", interrupted)
+    assert quantize([*command, "2", "--force"]) == 1
+    assert out.read_bytes() == b"GGUF before"
+    left = tmp_path / "out.gguf.calibration"
+    left.write_bytes(left.read_bytes()[:-20])  # killed while it wrote the last one
+    again = []
+    monkeypatch.setattr(
+        CalibratedMatrices,
+        "_encode",
+        lambda self, *given: (again.append(given[0].tensor.name), encode_with(self, *given)),
+    )
+    assert quantize([*command, "2", "--force"]) == 0
+    assert out.read_bytes() == first
+    assert again[0] == encoded[-1] and len(again) + len(encoded) == 15 and not left.exists()
+
+
+def test_other_texts_do_not_go_on_with_what_is_left(tmp_path: Path):
+    path = tmp_path / "x"
+    with RecordFile(path, "one") as records:
+        records.add("a", np.arange(5, dtype=np.uint8))
+    with RecordFile(path, "one") as records:
+        assert "a" in records and list(records.read("a", 1, 3)) == [1, 2]
+    with RecordFile(path, "two") as records:
+        assert "a" not in records
+
+
+def test_a_file_that_is_something_else_stays(model: Path, text: Path, tmp_path: Path, capsys):
+    (tmp_path / "out.gguf.calibration").write_text("dear diary")
+    assert quantize([str(model), str(tmp_path / "out.gguf"), "Q4_0", "--calibrate", str(text)]) == 2
+    assert "this file is something else" in capsys.readouterr().err
+    assert (tmp_path / "out.gguf.calibration").read_text() == "dear diary"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["Q4_0", "--calibrate", "nowhere.txt"], "nowhere.txt: cannot be read"),
+        (["Q4_0", "--calibrate", "short.txt"], "short.txt: the text has"),
+        (["Q4_0", "--calibrate", "text.txt", "--imatrix", "x"], "leave out --imatrix"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_line(given, said: str, model, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("hello")
+    assert quantize([str(model), "out.gguf", *given]) == 2
+    error = capsys.readouterr().err
+    assert said in error.splitlines()[-1] and error.count("localllm: error: ") == 1
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_inputs_that_are_no_numbers_are_an_error(text: Path, tmp_path: Path, capsys):
+    path = write_tiny_model(tmp_path / "broken.gguf", context=128)
+    _, start = map_under(GGUFFile.open(path).tensors["blk.1.attn_norm.weight"].data)
+    with open(path, "r+b") as file:
+        file.seek(start)
+        file.write(np.full(64, 3e38, np.float32).tobytes())
+    assert quantize([str(path), str(tmp_path / "out.gguf"), "Q4_0", "--calibrate", str(text)]) == 3
+    assert "what meets the tensor blk.1.attn_q.weight is not finite" in capsys.readouterr().err
+
+
+# ---- any architecture
+
+
+class AsTheyAre:
+    """Matrices that stay what they are."""
+
+    def rows(self, weight, ids):
+        return dequantize(weight.tensor)[ids]
+
+    def met(self, weight, inputs):
+        return dequantize(weight.tensor)
+
+
+FAMILIES = ["gemma3", "gemma4", "llama_moe", "mamba2", "deepseek2_v3", "gpt_oss", "lfm2", "qwen35", "granitemoe"]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_texts_side_by_side_are_texts_alone(shared: Path, kind: str):
+    file = GGUFFile.open(shared / f"goldens/arch/{kind}.gguf")
+    module, h = architecture(file)
+    w, vocabulary = Weights(file.tensors), file.tensors["token_embd.weight"].shape[0]
+    texts = [np.random.default_rng(n).integers(0, vocabulary, 20) for n in range(3)]
+    again = read_again(recorded(file, module.forward, w, h, 20).operations)
+    together = Sequential(texts, again, AsTheyAre(), 2)
+    found = module.forward(together, w, h)
+    together.close()
+    for text, logits in zip(texts, found, strict=True):
+        span = Span(Remembered(KVType.of("f16")), 0, text, len(text))
+        np.testing.assert_allclose(logits, module.forward(Reference([span], {}, 20), w, h), rtol=1e-4, atol=1e-4)
+
+
+def test_the_mixture_is_read_without_a_text_chats_in_the_models_template(model: Path):
+    tokenizer = Tokenizer.from_file(model)
+    chunks = chunks_of(tokenizer, (), 128)
+    assert len(chunks) == CHUNKS and {len(chunk) for chunk in chunks} == {128}
+    chat = tokenizer.decode(tokens_of("chat.toml", tokenizer), special=True)
+    assert chat.startswith("<|im_start|>user\nWhat is the capital of Australia?<|im_end|>\n<|im_start|>assistant\nThe ")
+    listed = (DATA / "README.md").read_text()
+    assert all(f"`{name}`" in listed for name in KINDS) and set(KINDS) <= {path.name for path in DATA.iterdir()}
+
+
+# ---- formats by need
+
+
+def test_the_least_divergence_for_a_size():
+    """All ways to choose are tried."""
+    generator = np.random.default_rng(2)
+    needs = []
+    for n in range(5):
+        errors = np.sort(generator.uniform(0, 1, 3))[::-1] * np.array([1, 0.2, 0.05])
+        sizes = ("Q2_K", "Q4_K", "Q6_K")
+        needs.append(Need(f"m{n}", 256 * (1 + n % 3), dict(zip(sizes, errors, strict=True)), generator.uniform(0.1, 3)))
+    ways = [dict(zip((need.name for need in needs), way, strict=True)) for way in product(sizes, repeat=5)]
+    smallest, largest = (end(total(needs, way) for way in ways) for end in (min, max))
+    for budget in np.linspace(smallest, largest, 20).astype(int):
+        found = chosen(needs, int(budget))
+        best = min(predicted(needs, way) for way in ways if total(needs, way) <= budget)
+        assert total(needs, found) <= budget and predicted(needs, found) <= best * 1.35 + 1e-9
+    assert predicted(needs, chosen(needs, largest)) == min(predicted(needs, way) for way in ways)
+    with pytest.raises(UsageError, match="no formats are so small"):
+        chosen(needs, smallest - 1)
+
+
+def test_sizes_as_people_write_them():
+    plan = SimpleNamespace(nbytes=1000, weights=800, jobs=[SimpleNamespace(output=SimpleNamespace(nbytes=900))])
+    assert [size_of(text)(plan) for text in ("3.5GB", "800 mb", "77", "own")] == [3_500_000_000, 800_000_000, 77, 1000]
+    assert bits_of(4)(plan) == 500
+    for wrong in ("big", "-3GB", "3.5GiB", ""):
+        with pytest.raises(UsageError, match="expected one as"):
+            size_of(wrong)
+
+
+@pytest.mark.slow(6)
+def test_a_file_of_a_size_and_its_plan(model: Path, text: Path, tmp_path: Path, capsys):
+    out, plan = tmp_path / "out.gguf", tmp_path / "plan.toml"
+    given = [str(model), str(out), "Q4_0", "--calibrate", str(text), "--size", "85kB", "--plan", str(plan)]
+    assert quantize(given) == 0
+    assert "predicted divergence" in capsys.readouterr().err
+    assert 80_000 < out.stat().st_size <= 85_000
+    formats = {name: t.format.name for name, t in GGUFFile.open(out).tensors.items()}
+    said = tomllib.loads(plan.read_text())
+    assert said.items() <= formats.items() and len(set(said.values())) > 1
+    again = tmp_path / "again.gguf"
+    assert quantize([str(model), str(again), "Q4_0", "--calibrate", str(text), "--plan", str(plan)]) == 0
+    assert again.read_bytes() == out.read_bytes()
+    assert quantize([*given, "--dry-run"]) == 2  # the plan is there
+    assert "without --size it is the plan" in capsys.readouterr().err
+
+
+def test_harm_is_the_divergence_of_predictions():
+    generator = np.random.default_rng(0)
+    p, q = (generator.normal(0, 3, (7, 50)).astype(np.float32) for _ in range(2))
+    soft = [np.exp(x.astype(float)) / np.exp(x.astype(float)).sum(axis=1, keepdims=True) for x in (p, q)]
+    expected = (soft[0] * np.log(soft[0] / soft[1])).sum(axis=1).mean()
+    assert divergence(Parts([p[:3], p[3:]]), Parts([q[:3], q[3:]])) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("a = [", "Invalid value"),
+        ('"blk.9.attn_q.weight" = "Q4_0"', "the model has no tensor blk.9.attn_q.weight"),
+        ('"blk.0.attn_q.weight" = "Q9_Z"', "is no format of a tensor"),
+        ('"blk.0.attn_q.weight" = 3', "is no format of a tensor"),
+    ],
+)
+def test_plans_that_do_not_fit_are_refused(content: str, said: str, model: Path, tmp_path: Path, capsys):
+    (tmp_path / "plan.toml").write_text(content)
+    assert quantize([str(model), str(tmp_path / "x.gguf"), "Q4_0", "--plan", str(tmp_path / "plan.toml")]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--size", "1GB"], "go with --calibrate"),
+        (["--calibrate", "--size", "1GB", "--bpw", "4"], "say the same"),
+        (["--calibrate", "--bpw", "99"], "from 1 to 32"),
+        (["--calibrate", "--size", "huge"], "expected one as"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(options: list[str], said: str, model: Path, tmp_path: Path, capsys):
+    assert quantize([str(model), str(tmp_path / "x.gguf"), "Q4_0", *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow(4)
+@pytest.mark.parametrize("kind", ["llama_moe", "gpt_oss", "mamba2", "qwen35", "deepseek2_v3", "gemma3"])
+def test_other_architectures_come_nearer_to_what_they_were(
+    shared: Path, kind: str, text: Path, tmp_path: Path, monkeypatch
+):
+    """Experts, recurrent layers, attention of other kinds, a matrix that is embedding and output."""
+    monkeypatch.setattr(calibration_texts, "CHUNK", 64)
+    path = shared / f"goldens/arch/{kind}.gguf"
+    request = QuantizeRequest(RECIPES["Q4_0"], allow_requantize=True)
+    known = dict[str, GGUFFile]()
+    for name, texts in (("plain", None), ("calibrated", [str(text)])):
+        asked = replace(request, texts=texts)
+        plan = make_plan(open_source(str(path)), asked)
+        run(plan, str(tmp_path / name), asked, 2, lambda done, name: None)
+        known[name] = GGUFFile.open(tmp_path / name)
+        assert {t.format.name for t in known[name].tensors.values()} >= {"Q4_0"}
+    chunks = Calibration(make_plan(open_source(str(path)), replace(request, texts=[])), [str(text)]).chunks[:8]
+    logits = {name: logits_of(file, chunks) for name, file in known.items()}
+    base = logits_of(GGUFFile.open(path), chunks)
+    assert divergence(base, logits["calibrated"]) < divergence(base, logits["plain"])
+
+
+def logits_of(file: GGUFFile, chunks: list[np.ndarray]) -> Parts:
+    module, h = architecture(file)
+    builder = Sequential(chunks, (), AsTheyAre(), 2)
+    try:
+        return module.forward(builder, Weights(file.tensors), h)
+    finally:
+        builder.close()
