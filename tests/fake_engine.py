@@ -28,6 +28,7 @@ class FakeEngine:
         self.vocab_size, self.context, self.runs = vocab_size, context, Runs()
         self.sequences: list[FakeSequence] = []
         self.calls: list[tuple[int, int]] = []
+        self.engine = self  # it stands in for Sequences, too
         self.closed = 0
         self.fail: BaseException | None = None  # raised by the next append
         self.say = say

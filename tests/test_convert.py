@@ -123,7 +123,7 @@ def refused(folder: Path) -> str:
     with pytest.raises(ModelError) as caught:
         open_folder(folder)
     message = str(caught.value)
-    assert message.isprintable() and len(message) < 1300
+    assert message.isprintable() and len(message) < 500
     return message
 
 

@@ -348,7 +348,7 @@ def test_refuses_a_file_without_permission(tmp_path, monkeypatch):
 
     path = tmp_path / "model.gguf"
     path.write_bytes(built())
-    monkeypatch.setattr("localllm.files.gguf_file.open", denied, raising=False)
+    monkeypatch.setattr("localllm.files.gguf_file.open_file", denied)
     assert refusal(path) == f"{path}: no permission to read this file"
 
 

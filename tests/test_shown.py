@@ -263,7 +263,7 @@ FACTS = {"context": 100, "longest": {"f16": 100, "q8_0": 100}}
     ],
 )
 def test_whether_a_model_fits(longest, said):
-    assert fit.conclusion({"context": 100, "longest": longest}) == said
+    assert fit.conclusion({"context": 100, "longest": longest, "rows": [{"tokens_per_s": 9.0, "fits": True}]}) == said
 
 
 def test_what_a_model_needs():

@@ -67,6 +67,7 @@ def test_every_verb_is_known_to_all():
         "positions",
         "wanted",
         "previous",
+        "reveal",
     }  # which are no operations
     assert said - {"ids"} <= ROWWISE.keys() | VERBS.keys() | (OF_CPU.keys() & OF_CARDS.keys())
     for name, row in ROWWISE.items():

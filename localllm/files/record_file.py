@@ -15,11 +15,12 @@ from typing import BinaryIO, Self
 import numpy as np
 
 from localllm.errors import LocalllmError, UsageError
+from localllm.system.files import open_file, sync
 
 MAGIC = b"localllm records 1\n"
 LENGTHS = struct.Struct("<QQ")
 DIGEST = 32  # bytes
-FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+FLAGS = os.O_RDWR | os.O_CREAT
 
 
 class RecordFile:
@@ -35,7 +36,7 @@ class RecordFile:
 
     def __enter__(self) -> Self:
         try:
-            self._file: BinaryIO = open(os.open(self.path, FLAGS, 0o666), "r+b")
+            self._file: BinaryIO = open(open_file(self.path, FLAGS), "r+b")
             head = self._file.read(len(self._head))
             if not head.startswith(MAGIC[: len(head)]):
                 raise UsageError(f"{self.path}: this file is something else, and its name is needed")
@@ -98,7 +99,7 @@ class RecordFile:
             for piece in (head, name.encode(), bytes_, digest.digest()):
                 self._file.write(piece)
             self._file.flush()
-            os.fsync(self._file.fileno())
+            sync(self._file.fileno())
         except OSError as error:
             raise self._failure(error) from None
         start = self._end + len(head) + len(name.encode())

@@ -5,6 +5,7 @@ and what its config.json says besides the usual; and an entry in the table.
 """
 
 from collections.abc import Callable
+from difflib import get_close_matches
 
 from localllm.convert.config import Config
 from localllm.convert.families import (
@@ -97,8 +98,9 @@ def family_of(config: Config) -> Family:
     told_apart = TOLD_APART.get(config.architecture)
     family = told_apart(config) if told_apart else FAMILIES.get(config.architecture)
     if family is None:
-        known = ", ".join(sorted(FAMILIES))
-        raise config.refusal(f"architecture {shown(config.architecture)} is not supported (supported: {known})")
+        near = get_close_matches(config.architecture, FAMILIES) or ["LlamaForCausalLM"]
+        known = f"{', '.join(near)} and {len(FAMILIES) - len(near)} others are"
+        raise config.refusal(f"architecture {shown(config.architecture)} is not supported ({known})")
     method = config.get("quantization_config")
     name = str(method.get("quant_method") if isinstance(method, dict) else method)
     if method and (config.architecture, name) not in IN_BLOCKS:
