@@ -23,6 +23,7 @@ from localllm.generation.recommended import recommended
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
+from localllm.generation.sight import Sight
 from localllm.text.plain import Message
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import plain, require_text, token_ids, whole_number
@@ -51,7 +52,7 @@ class Model:
         name: what the file calls it, or "".  file: the file itself, mapped.
         context: how many tokens a prompt and its answer may have together.  trained_context: what it was made for.
         tokenizer: its Tokenizer.  engine: what computes.  session: the conversation with it.
-        prefixes: what is kept of long prompts from process to process, or None.
+        prefixes: what is kept of long prompts from process to process, or None.  sight: by which it sees images.
         warnings: lines that the user should see.
     """
 
@@ -75,6 +76,8 @@ class Model:
         self.prefixes = prefixes
         self.session = Session(Sequences(engine, prefixes), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
+        self.sight = Sight(file.path, engine, tokenizer, threads)
+        self.session.look = self.sight.look
         self._draft_models: dict[str, Model] = {}
         self._readers: dict[tuple[str, str | None], Any] = {}
 
@@ -299,7 +302,7 @@ class Model:
         """Give back the memory and end the threads, when what was read of long prompts is written."""
         if self.prefixes:
             self.prefixes.close()
-        for other in (*self._draft_models.values(), *self._readers.values()):
+        for other in (*self._draft_models.values(), *self._readers.values(), self.sight):
             other.close()
         self.engine.close()
 
@@ -324,6 +327,7 @@ def open_model(
     cache: bool = True,
     gpu_layers: int | str = "auto",
     uploading: Callable[[int, int], None] | None = None,
+    mmproj: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
@@ -334,7 +338,8 @@ def open_model(
     gpu_layers: how many of the last layers the card gets, a number, "all", or "auto" for as many as it has room for;
     progress(done, total): called while kernels are compiled, once per computer; uploading(bytes, of all): while weights
     go to the card; observer:
-    sums up what the matrices meet; chat_template: the name of one in text.builtin_templates, or Jinja, instead of the
+    sums up what the matrices meet; mmproj: the projector by which the model sees images, None for the one beside it,
+    when an image comes; chat_template: the name of one in text.builtin_templates, or Jinja, instead of the
     file's; cache: find what an earlier process has read of a long prompt in the user's cache folder, and keep there
     what this one reads. Raises ModelError, MemoryLimitError, UsageError.
     """
@@ -354,28 +359,24 @@ def open_model(
     map_ahead(file)
     tokenizer = tokenizer_of(file)
 
-    gpu_layers = layers_of(gpu_layers)
+    if isinstance(gpu_layers, str) and gpu_layers not in ("all", "auto"):
+        raise UsageError(f"gpu_layers should be a number, all or auto, not {gpu_layers!r}")
+    gpu_layers = gpu_layers if isinstance(gpu_layers, str) else whole_number("gpu_layers", gpu_layers)
     options = EngineOptions(threads, context or None, kv_type, backend, gpu_layers, progress, uploading, observer)
     if hyperparameters.looks_ahead and not hyperparameters.fills:
         from localllm.engine.without_text import EngineWithoutText  # seldom needed
 
         silent: Any = EngineWithoutText(file.path, hyperparameters, options)
         return Model(file, tokenizer, silent, chat_template, threads)
-    engine = Engine(file, options)
-    if not cache or hyperparameters.encode or backend == "reference" or engine.device != "CPU" or observer:
-        return Model(file, tokenizer, engine, chat_template, threads)
-    from localllm.engine.memory.prefixes import Prefixes
+    engine, prefixes = Engine(file, options), None
+    if cache and not hyperparameters.encode and backend != "reference" and engine.device == "CPU" and not observer:
+        from localllm.engine.memory.prefixes import Prefixes
 
-    return Model(file, tokenizer, engine, chat_template, threads, Prefixes(engine, file))
-
-
-def layers_of(gpu_layers: int | str) -> int | str:
-    """Raises UsageError if they are no number, nor "all" or "auto"."""
-    if isinstance(gpu_layers, str):
-        if gpu_layers not in ("all", "auto"):
-            raise UsageError(f"gpu_layers should be a number, all or auto, not {gpu_layers!r}")
-        return gpu_layers
-    return whole_number("gpu_layers", gpu_layers)
+        prefixes = Prefixes(engine, file)
+    model = Model(file, tokenizer, engine, chat_template, threads, prefixes)
+    if mmproj is not None:
+        model.sight.use(os.fsdecode(mmproj))
+    return model
 
 
 def tokenizer_of(file: GGUFFile) -> Tokenizer:

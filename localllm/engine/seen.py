@@ -74,6 +74,11 @@ def has_images(tokens: Ids[int]) -> bool:
     return any(token < 0 for token in tokens)
 
 
+def texts_only(tokens: Ids[int]) -> Ids[int]:
+    """Without images."""
+    return [token for token in tokens if token >= 0] if has_images(tokens) else tokens
+
+
 def whole_end(tokens: Ids[int], end: int) -> int:
     """Where to end instead of within an image."""
     while 0 < end < len(tokens) and tokens[end] < 0 and tokens[end - 1] - 1 == tokens[end]:

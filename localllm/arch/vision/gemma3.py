@@ -14,6 +14,7 @@ from localllm.arch.vision.vit import siglip, transposed
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
+MARKS = "<start_of_image>", "<end_of_image>"
 tower = siglip
 
 
@@ -30,7 +31,7 @@ def read(fields: Fields) -> Gemma3Vision:
 def prepared(h: Vision, picture: Picture) -> Prepared:
     """One square, between marks."""
     square = picture.resize((h.side, h.side), BILINEAR)
-    return Prepared([square], ["<start_of_image>", 0, "<end_of_image>"])
+    return Prepared([square], [MARKS[0], 0, MARKS[1]])
 
 
 def gathered(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:

@@ -93,6 +93,10 @@ class Vision:
         """What the encoder is given of a picture, float32 [patches, pixels]."""
         return pixels_of(self, picture)
 
+    def axes(self, picture: Picture) -> np.ndarray | None:
+        """By time, height and width, positions of a picture's rows, int64 [rows, 3]; None: one behind the other."""
+        return None
+
     def states(self) -> Sequence[Paged]:
         """Keys and values of every layer."""
         return [Paged(layer, self.heads, self.head_dim, self.head_dim) for layer in range(self.layers)]

@@ -14,9 +14,8 @@ from localllm.arch.vision.vit import siglip
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
+MARKS = "<fake_token_around_image>", "<global-img>"
 tower = siglip
-
-MOST_TILES = 1024
 
 
 @frozen
@@ -46,11 +45,10 @@ def prepared(h: Idefics3, picture: Picture) -> Prepared:
     parts: list[str | int] = []
     for number, (x, y) in enumerate(places):
         end = "\n" if x + 1 == columns and y + 1 < rows else ""
-        parts += [f"<fake_token_around_image><row_{y + 1}_col_{x + 1}>", number, *([end] if end else [])]
+        parts += [f"{MARKS[0]}<row_{y + 1}_col_{x + 1}>", number, *([end] if end else [])]
     whole = picture.resize((side, side), LANCZOS)
     begin = ["\n\n"] if tiles else []
-    around = "<fake_token_around_image>"
-    return Prepared([*tiles, whole], [*parts, *begin, f"{around}<global-img>", len(tiles), around])
+    return Prepared([*tiles, whole], [*parts, *begin, "".join(MARKS), len(tiles), MARKS[0]])
 
 
 def fitted(size: tuple[int, int], longest: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from localllm.arch.vision.vit import as_matrix, numbers_of, table_of, transforme
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
+MARKS = ()
 BARS = 122, 116, 104  # CLIP's mean colour
 
 
