@@ -19,7 +19,7 @@ Projector = Annotated[
 class ImageGroup:
     """What the model sees, if it can."""
 
-    images: Annotated[
+    image_files: Annotated[
         list[str] | None,
         option("--image", metavar="FILE", help="An image that goes with the prompt; - is stdin.  [repeatable]"),
     ] = None
@@ -27,11 +27,11 @@ class ImageGroup:
 
     @property
     def takes_stdin(self) -> bool:
-        return "-" in (self.images or ())
+        return "-" in (self.image_files or ())
 
     def shown(self, asked: "str | list[Message]") -> "str | list[Message]":
         """The prompt, with the images in front of its text. Raises UsageError where none can stand."""
-        if not self.images:
+        if not self.image_files:
             return asked
         if isinstance(asked, str):
             raise UsageError("images need a chat template: leave out --raw, or take a model that holds conversations")
@@ -39,7 +39,7 @@ class ImageGroup:
 
     def sources(self) -> list[Any]:
         """Paths, and the bytes of stdin. Raises UsageError."""
-        given = self.images or []
+        given = self.image_files or []
         if given.count("-") > 1 or ("-" in given and sys.stdin is None):
             raise UsageError("--image -: stdin has one image, or is closed")
         return [sys.stdin.buffer.read() if name == "-" else name for name in given]
@@ -47,5 +47,5 @@ class ImageGroup:
     def require_plain(self, **given: bool) -> None:
         """Raises UsageError for options that do not go with images."""
         for name, is_given in given.items():
-            if self.images and is_given:
+            if self.image_files and is_given:
                 raise UsageError(f"images do not go together with --{name}")

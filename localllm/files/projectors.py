@@ -34,4 +34,4 @@ def stem_of(path: str) -> str:
     name = os.path.basename(path).lower().removesuffix(".gguf").replace("mmproj", "").strip("-_.")
     stem, _, end = name.rpartition("-")
     is_format = end.startswith(("f16", "f32", "bf16", "q", "iq")) and end[-1:].isalnum()
-    return stem if stem and is_format else name
+    return (stem if stem and is_format else name).strip("-_.")

@@ -12,12 +12,17 @@ if TYPE_CHECKING:
 
 
 class Sight:
-    """Threads that look wait for each other."""
+    """Threads that look wait for each other.
+
+    Attributes:
+        eye: what sees, None until it is needed.
+    """
 
     def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", threads: int | None):
         """path: of the model; threads: that encode."""
         self._path, self._engine, self._tokenizer, self._threads = path, engine, tokenizer, threads
-        self._lock, self._eye = threading.Lock(), None
+        self._lock = threading.Lock()
+        self.eye: Eye | None = None
 
     def use(self, projector: str) -> "Eye":
         """See by this file from now on. Raises ModelError for what is no projector of this model, UnsupportedError."""
@@ -25,21 +30,21 @@ class Sight:
 
         eye = Eye(projector, self._engine, self._tokenizer, EngineOptions(self._threads))
         self.close()
-        self._eye: Eye | None = eye
+        self.eye = eye
         return eye
 
     def look(self, image: Any) -> list[int]:
         """The ids that stand for an image, as of localllm.images.opened. Raises UsageError if there is no projector or
         no image, and what `use` raises."""
         with self._lock:
-            if self._eye is None:
+            if self.eye is None:
                 from localllm.files.projectors import projector_beside
 
                 self.use(projector_beside(self._path))
-            assert self._eye
-            return self._eye.look(image)
+            assert self.eye
+            return self.eye.look(image)
 
     def close(self) -> None:
-        if self._eye:
-            self._eye.close()
-        self._eye = None
+        if self.eye:
+            self.eye.close()
+        self.eye = None

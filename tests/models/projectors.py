@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import numpy as np
 
 from localllm.files.gguf_writer import Output, header
@@ -84,10 +85,9 @@ def projector(name: str, seed: int = 0, metadata: Mapping[str, Any] | None = Non
     found = {tensor: eval(f"({shape},)", vars(d).copy()) for tensor, shape in shapes.items()}
     tensors = {tensor: values(tensor)(Numbers(seed, name, tensor), shape) for tensor, shape in found.items()}
     fields = {f"vision.{key}": getattr(d, name) for name, key in LENGTHS.items()}
-    fields |= {"projector_type": declared.kind, "has_vision_encoder": True, **declared.metadata, **(metadata or {})}
-    fields |= {"vision.attention.layer_norm_epsilon": 1e-3}
-    colours = {"vision.image_mean": np.float32([0.48, 0.46, 0.41]), "vision.image_std": np.float32([0.27, 0.26, 0.28])}
-    named = {f"clip.{key}": value for key, value in {**fields, **colours}.items()}
+    fields |= {"projector_type": declared.kind, "has_vision_encoder": True, "vision.attention.layer_norm_epsilon": 1e-3}
+    fields |= {"vision.image_mean": np.float32([0.48, 0.46, 0.41]), "vision.image_std": np.float32([0.27, 0.26, 0.28])}
+    named = {f"clip.{key}": value for key, value in {**fields, **declared.metadata, **(metadata or {})}.items()}
     return Model("clip", {"general.architecture": "clip", "general.type": "mmproj", **named}, tensors)
 
 
@@ -100,13 +100,18 @@ def values(name: str) -> Callable[[Numbers, tuple[int, ...]], np.ndarray]:
     return lambda n, shape: n.normal(shape, 1.3 * float(np.prod(shape[1:])) ** -0.5)
 
 
-def write_projector(model: Model, path: Path) -> Path:
-    """Write one as a GGUF file and return the path."""
-    outputs = [Output(name, BY_NAME["F32"], numbers.shape) for name, numbers in model.tensors.items()]
+def write_projector(model: Model, path: Path, format: str = "F32") -> Path:
+    """Write one as a GGUF file and return the path. format: of matrices, as far as their rows are whole blocks."""
+    outputs, contents = [], []
+    for name, numbers in model.tensors.items():
+        wanted = BY_NAME[format]
+        fits = numbers.ndim == 2 and not numbers.shape[-1] % wanted.block and "position" not in name
+        chosen = wanted if fits else BY_NAME["F16" if numbers.ndim == 4 and format != "F32" else "F32"]
+        outputs.append(Output(name, chosen, numbers.shape))
+        contents.append(gguf.quantize(np.ascontiguousarray(numbers), gguf.GGMLQuantizationType[chosen.name]).tobytes())
     with open(path, "wb") as file:
         file.write(header(model.metadata, outputs))
-        for numbers in model.tensors.values():
-            data = np.ascontiguousarray(numbers).tobytes()
+        for data in contents:
             file.write(data + bytes(-len(data) % 32))
     return path
 
