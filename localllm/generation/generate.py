@@ -180,6 +180,7 @@ class Making:
             self._counting(begun.sequence),
             ExitStack() as held,
         ):
+            held.callback(self._remember)
             limit = self._options.limit(self._sequences.context - len(self.prompt))
             follower = self._follower(begun.sequence) if limit > 1 else None
             sequence, rows = begun.sequence, self._prefill(begun)
@@ -212,13 +213,18 @@ class Making:
         if speculate == "off":
             return None
         proposers: list[Proposer] = [Expected(self._guide)] if self._guide.is_needed else []
-        proposers += from_text(tokens)
+        proposers += from_text(tokens, self._sequences.written)
         if isinstance(speculate, Drafter):
             proposers.append(held.enter_context(speculate.proposer(tokens, self._sampler, self._end_ids, self._guide)))
         if follower:
             known, vocab = tokens[follower.begin :], self._sequences.vocab_size
             proposers.append(DraftModel(follower, known, self._sampler, vocab, self._end_ids, self._guide))
         return Guesses(proposers)
+
+    def _remember(self) -> None:
+        """What was written, for later guesses: what is new of the prompt, and the answer."""
+        if self._sequences.written and self._options.speculate != "off":
+            self._sequences.written.add([*self.prompt, *self.tokens], self.cached_tokens)
 
     @contextmanager
     def _counting(self, sequence: "Tokens | Rolling") -> Iterator[None]:
