@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_model import write_tiny_model
 
+from localllm import api
 from localllm.files import written_file
 from localllm.generation import written
 from localllm.generation.ngrams import NGrams, from_text
@@ -120,8 +122,10 @@ def cache(tmp_path, monkeypatch):
 
 def test_a_later_process_knows_it(cache):
     first, other = WrittenBefore(1000, "v"), WrittenBefore(1000, "v")
-    first.add(numbers(1, 100))
-    other.add(numbers(2, 100))
+    first.add(numbers(1, 100), is_kept=True)
+    other.add(numbers(2, 100), is_kept=True)
+    other.add(numbers(3, 100))
+    assert other.earlier().find(numbers(3, 100)[:SURE]).agreed == SURE
     first.save()
     other.save()  # both wrote
     later = WrittenBefore(1000, "v").earlier()
@@ -134,7 +138,7 @@ def test_a_later_process_knows_it(cache):
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "others"])
 def test_a_damaged_file_was_never_there(cache, damage):
     first = WrittenBefore(1000, "v")
-    first.add(numbers(1, 100))
+    first.add(numbers(1, 100), is_kept=True)
     first.save()
     path = cache / "v"
     data = bytearray(path.read_bytes())
@@ -152,16 +156,40 @@ def test_a_damaged_file_was_never_there(cache, damage):
 def test_a_folder_that_refuses(cache):
     cache.write_text("no folder")
     first = WrittenBefore(1000, "v")
-    first.add(numbers(1, 100))
+    first.add(numbers(1, 100), is_kept=True)
     first.save()
     assert WrittenBefore(1000, "v").earlier() is NOTHING
 
 
 def test_without_a_file_it_is_known_here_only(cache):
     first = WrittenBefore(1000, None)
-    first.add(numbers(1, 100))
+    first.add(numbers(1, 100), is_kept=True)
     first.save()
     assert not cache.exists()
     again = WrittenBefore(1000, None)
     again.add(numbers(1, 100))
     assert again.earlier().find(numbers(1, 100)[:SURE]).agreed == SURE
+
+
+@pytest.mark.parametrize("seed", [None, *range(20)])
+def test_texts_are_the_same(model, seed):
+    """Whatever was written before; here what comes now, and something else for every other seed."""
+    drawn = {"temperature": 0} if seed is None else {"temperature": 1.0, "seed": seed}
+    sequences, found = model.session.sequences, list[list[int]]()
+    prompt = [token % model.engine.vocab_size for token in numbers(1, 30)]
+    for how in ("off", "ngram"):
+        sequences.written = WrittenBefore(model.engine.vocab_size, None)
+        sequences.written.add([token % model.engine.vocab_size for token in numbers(7, 300)])
+        if found and seed != 3:
+            sequences.written.add([*prompt, *found[0]])
+        generation = model.generate(prompt, 60, speculate=how, **drawn)
+        "".join(generation)
+        found.append(generation.tokens)
+    assert found[0] == found[1]
+    assert seed == 3 or len(found[0]) < 10 or generation.accepted > 5
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    with api.open_model(write_tiny_model(tmp_path_factory.mktemp("m") / "m.gguf"), 1, 300, cache=False) as opened:
+        yield opened

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.run import BATCH, PRECISE_TOKENS
-from localllm.engine.runs import Runs
+from localllm.engine.runs import LONG, Runs
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.frozen import frozen
 from localllm.generation.answering import Answering, AnswerRequest
@@ -317,7 +317,8 @@ class Batch:
             self.running.remove(answering)
             self._keep(answering)
             if self._written and answering.request.task.options.speculate != "off":
-                self._written.add(answering.ids, answering.request.cached)
+                is_kept = len(answering.request.prompt) > LONG
+                self._written.add(answering.ids, answering.request.cached, is_kept)
             if answering.request.finished:
                 answering.request.answers.sort(key=lambda one: -one.score)
                 self._finished.append(answering.request)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from localllm.engine.runs import LONG
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.draft_model import Drafter, DraftModel
@@ -222,9 +223,10 @@ class Making:
         return Guesses(proposers)
 
     def _remember(self) -> None:
-        """What was written, for later guesses: what is new of the prompt, and the answer."""
+        """What was written, for later guesses."""
         if self._sequences.written and self._options.speculate != "off":
-            self._sequences.written.add([*self.prompt, *self.tokens], self.cached_tokens)
+            is_kept = len(self.prompt) > LONG
+            self._sequences.written.add([*self.prompt, *self.tokens], self.cached_tokens, is_kept)
 
     @contextmanager
     def _counting(self, sequence: "Tokens | Rolling") -> Iterator[None]:

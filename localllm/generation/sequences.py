@@ -190,6 +190,8 @@ class Sequences:
     def write_conversation(self) -> None:
         """What the latest has read goes to files, for a later process that goes on with it."""
         with self.lock:
+            if self.written and self._kept:
+                self.written.add(self._kept.tokens, is_kept=True)
             if self.prefixes and self._kept and not isinstance(self._kept, Rolling) and len(self._kept.tokens) > LONG:
                 self.prefixes.keep(self._kept.fork(), None, is_conversation=True)
 
