@@ -159,16 +159,19 @@ ARCHITECTURES = {
     "xverse": "llama",
 }
 
+NOT_YET = "nothing here computes {} yet"
 SPEECH, DRAFTS = "speech is not made here", "the head of another model, which guesses for it, is no model of its own"
 # Names that llama.cpp has besides: why they do not run.
 REFUSED = {
     "clip": "what sees is no model of its own",
+    "deepseek4": NOT_YET.format("attention to a window and to a compressed past at once"),
     "dflash": DRAFTS,
     "eagle3": DRAFTS,
     "gemma4-assistant": DRAFTS,
     "gptj": "nothing computes it, llama.cpp neither, which has its name and no graph",
     "pockettts": SPEECH,
     "qwen3tts": SPEECH,
+    "qwen4exp": NOT_YET.format("embeddings of token sequences"),
     "wavtokenizer-dec": SPEECH,
 }
 

@@ -18,7 +18,10 @@ INDEX = {
 
 
 def minimax_m3(more: dict, **dims):
-    """The first `dense` layers have neither experts nor an indexer."""
+    """The first `dense` layers have neither experts nor an indexer.
+
+    Where others choose, llama.cpp needs its flash attention, which rounds keys of dense layers.
+    """
 
     def layer(d: Dims, number: int) -> Shapes:
         sparse = {**BIASED_BESIDE, **INDEX}
@@ -31,7 +34,7 @@ def minimax_m3(more: dict, **dims):
         return {**found, "rope.freq_base": 5e4, **more}
 
     given = {"heads": 6, "kv_heads": 3, "head_dim": 32, "rotated": 16, "index_dim": 24, "blocks": 4, "block": 4}
-    given |= {"local": 1, "dense": 1, "layers": 3, "shared": 1, **EIGHT}
+    given |= {"local": 1, "dense": 0, "layers": 3, "shared": 1, **EIGHT}
     return declare("minimax-m3", layer, UNTIED, metadata, **{**given, **dims})
 
 
@@ -91,7 +94,6 @@ SPARSE = {
         iterations=1,
     ),
     "minimax_m3": minimax_m3({**SIGMOID, **NORMED, "expert_weights_scale": 2.0}),
-    "minimax_m3_odd": minimax_m3(
-        SOFTMAX, heads=4, kv_heads=2, index_dim=40, blocks=3, block=5, local=2, dense=0, layers=2
-    ),
+    "minimax_m3_whole": minimax_m3({**SIGMOID, **NORMED}, blocks=32, dense=1, layers=2),
+    "minimax_m3_odd": minimax_m3(SOFTMAX, heads=4, kv_heads=2, index_dim=40, blocks=3, block=5, local=2, layers=2),
 }
