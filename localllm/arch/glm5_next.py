@@ -230,7 +230,7 @@ def delta_attention(b: Builder, w: Weights, h: Glm5Next, state: Any, x: Activati
 def feed_forward(b: Builder, w: Weights, h: Glm5Next, layer: int, x: Activation) -> Activation:
     """A dense network, or experts and one for all tokens, whose gates are limited."""
     of_experts, of_others = (limited(b, limits[layer]) for limits in h.limits)
-    if not w.get("ffn_gate_inp", by_layer=True):
+    if not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
         return gated_or_mixture(b, w, None, x, of_others)
     w.require_biases("exp_probs_b")
     return b.add(gated_or_mixture(b, w, h.routing, x, of_experts), shared(b, w, x, of_others))

@@ -70,7 +70,10 @@ def block(b: Builder, w: Weights, h: MiniMaxM3, state: Paged, x: Activation) -> 
     """One layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
-    chosen = choose(b, w, h, index, y) if (index := h.index(state.layer)) else None
+    chosen = None
+    if index := h.index(state.layer):
+        chosen = choose(b, w, h, index, y)
+        w.require_biases("exp_probs_b")
     y = attend(b, h, state, *normed_heads(b, w, h, q, k), v, chosen=chosen)
     x, gate = b.add(x, b.linear(y, w.attn_output)), partial(b.swiglu_limited, sharpness=SHARPNESS, limit=LIMIT)
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), gate, shared))
