@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.run import BATCH, PRECISE_TOKENS
-from localllm.engine.runs import Runs
+from localllm.engine.runs import LONG, Runs
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.frozen import frozen
 from localllm.generation.answering import Answering, AnswerRequest
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from localllm.engine.engine import Engine
     from localllm.engine.memory.prefixes import Prefixes
+    from localllm.generation.written import WrittenBefore
 
 LIVE_KEPT = 16  # conversations whose memory waits for their next turn
 PARALLEL = 16  # answers at once: a step of 16 is nearly what arithmetic allows, and more wait longer for each other
@@ -48,9 +49,11 @@ class Live:
 
     Attributes:
         prefixes: what files have of long prompts. None is added: what is read beside others may be rounded otherwise.
+        written: what was written before, for guesses.
     """
 
     prefixes: "Prefixes | None" = None
+    written: "WrittenBefore | None" = None
 
 
 class Batch:
@@ -85,7 +88,8 @@ class Batch:
         self._vocab = min(engine.vocab_size, tokenizer.vocab_size)
         self._requests, self._finished = iter(requests), list[AnswerRequest]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
-        self._stopping, self._live, self._prefixes = False, live is not None, live and live.prefixes
+        self._stopping, self._live = False, live is not None
+        self._prefixes, self._written = live and live.prefixes, live and live.written
         self._kept = deque[Answering]()  # that have finished, for the next that begin alike; the oldest first
 
     def __iter__(self) -> Iterator[list[AnswerRequest]]:
@@ -261,7 +265,7 @@ class Batch:
         if answering.request.task.options.speculate == "off" or not answering.sequence:
             return False
         if answering.guesses is None:
-            answering.guesses = Guesses([Expected(answering.guide), *from_text(answering.ids)])
+            answering.guesses = Guesses([Expected(answering.guide), *from_text(answering.ids, self._written)])
         guesses, before, started = answering.guesses, len(answering.ids), perf_counter()
         draft = guesses.draft(answering.left - 1)
         try:
@@ -312,6 +316,9 @@ class Batch:
         if answering.finish_reason:
             self.running.remove(answering)
             self._keep(answering)
+            if self._written and answering.request.task.options.speculate != "off":
+                is_kept = len(answering.request.prompt) > LONG
+                self._written.add(answering.ids, answering.request.cached, is_kept)
             if answering.request.finished:
                 answering.request.answers.sort(key=lambda one: -one.score)
                 self._finished.append(answering.request)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from localllm.engine.runs import LONG
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.draft_model import Drafter, DraftModel
@@ -180,6 +181,7 @@ class Making:
             self._counting(begun.sequence),
             ExitStack() as held,
         ):
+            held.callback(self._remember)
             limit = self._options.limit(self._sequences.context - len(self.prompt))
             follower = self._follower(begun.sequence) if limit > 1 else None
             sequence, rows = begun.sequence, self._prefill(begun)
@@ -212,13 +214,19 @@ class Making:
         if speculate == "off":
             return None
         proposers: list[Proposer] = [Expected(self._guide)] if self._guide.is_needed else []
-        proposers += from_text(tokens)
+        proposers += from_text(tokens, self._sequences.written)
         if isinstance(speculate, Drafter):
             proposers.append(held.enter_context(speculate.proposer(tokens, self._sampler, self._end_ids, self._guide)))
         if follower:
             known, vocab = tokens[follower.begin :], self._sequences.vocab_size
             proposers.append(DraftModel(follower, known, self._sampler, vocab, self._end_ids, self._guide))
         return Guesses(proposers)
+
+    def _remember(self) -> None:
+        """What was written, for later guesses."""
+        if self._sequences.written and self._options.speculate != "off":
+            is_kept = len(self.prompt) > LONG
+            self._sequences.written.add([*self.prompt, *self.tokens], self.cached_tokens, is_kept)
 
     @contextmanager
     def _counting(self, sequence: "Tokens | Rolling") -> Iterator[None]:
