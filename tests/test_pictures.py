@@ -90,7 +90,8 @@ def test_how_gemma_3_prepares(tmp_path):
     shown = picture((131, 90))
     made = reader.family.prepared(reader.hyperparameters, shown)
     assert made.parts == ["<start_of_image>", 0, "<end_of_image>"]
-    assert np.array_equal(np.asarray(made.pictures[0]), np.asarray(shown.resize((56, 56), Image.Resampling.BILINEAR)))
+    by_columns = shown.resize((56, 90), Image.Resampling.BILINEAR)
+    assert np.array_equal(made.pictures[0], by_columns.resize((56, 56), Image.Resampling.BILINEAR))
     reader.close()
 
 

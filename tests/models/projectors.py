@@ -14,6 +14,7 @@ from localllm.quant.formats import BY_NAME
 
 from . import model
 from .declaration import Model
+from .golden import FOLDER
 from .numbers import Numbers
 from .vocabulary import CONTROL, vocabulary
 
@@ -61,9 +62,11 @@ PROJECTORS = {
         "gemma3", {**SIGLIP, "mm.soft_emb_norm.weight": "width", "mm.input_projection.weight": "width, out"},
         metadata={"use_gelu": True, "vision.projector.scale_factor": 2}, dims={"merge": 2},
     ),
-    "gemma3_odd": Projector(  # a side that is no whole number of patches, and these of squares
-        "gemma3", {**SIGLIP, "mm.soft_emb_norm.weight": "width", "mm.input_projection.weight": "width, out"},
-        metadata={"use_gelu": True, "vision.projector.scale_factor": 2}, dims={"merge": 2, "side": 78},
+    "gemma3_odd": Projector(  # a side that is no whole number of patches, each of which is a row
+        "gemma3",
+        {**SIGLIP, "mm.soft_emb_norm.weight": "width", "mm.input_projection.weight": "width, out"},
+        metadata={"use_gelu": True, "vision.projector.scale_factor": 1},
+        dims={"side": 75},
     ),
     "idefics3": Projector(
         "idefics3", {**SIGLIP, "mm.model.fc.weight": "out, width * merge ** 2"},
@@ -131,5 +134,51 @@ def seeing(name: str, seed: int = 0, **dims: Any) -> Model:
     found, marks = vocabulary(size), MARKS.get(name.partition("_")[0], [])
     tokens, types = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     tokens[size - len(marks) :], types[size - len(marks) :] = marks, [CONTROL] * len(marks)
+    tokens[size - len(marks) - 1] = "ĊĊ"
+    found["tokenizer.ggml.merges"] = [*found["tokenizer.ggml.merges"], "Ċ Ċ"]
     found["tokenizer.chat_template"] = TEMPLATE + "<|im_start|>assistant\n"
     return replace(made, metadata={**made.metadata, **found})
+
+
+# ---- what llama.cpp sees: two images, text before, between and behind
+
+TEXT_AROUND = "Look: ", " and ", ". Which one?"
+SIZES = (131, 90), (33, 100)  # of the images: columns, rows
+SQUARES = (131, 131), (33, 33)  # for Gemma 3, where llama.cpp puts bars on others
+
+
+def shown(name: str) -> list[np.ndarray]:
+    """uint8 [rows, columns, 3] each: blocks of 8 pixels, some with noise."""
+    made = []
+    for columns, rows in SQUARES if name.startswith("gemma3") else SIZES:
+        numbers = Numbers(0, "image", columns, rows)
+        blocks = numbers.raw((rows // 8 + 1) * (columns // 8 + 1) * 3).reshape(rows // 8 + 1, columns // 8 + 1, 3)
+        image = np.kron(blocks, np.ones((8, 8, 1), np.uint8))[:rows, :columns]
+        noise = numbers.raw(rows * columns * 3).reshape(rows, columns, 3) // 8
+        made.append(np.ascontiguousarray(np.where(image < 128, image + noise, image).astype(np.uint8)))
+    return made
+
+
+def digest_of(name: str) -> str:
+    return projector(name).digest() + seeing(name).digest()
+
+
+@dataclass(frozen=True)
+class PictureGolden:
+    """Attributes:
+    tokens: of the whole prompt, -1 for each row of an image.  rows: of all images, float32 [rows, width].
+    logits: behind the last token.  digest: of both models.
+    """
+
+    tokens: np.ndarray
+    rows: np.ndarray
+    logits: np.ndarray
+    digest: str
+
+    @classmethod
+    def load(cls, name: str) -> "PictureGolden":
+        with np.load(FOLDER / f"picture_{name}.npz") as file:
+            return cls(**{**file, "digest": str(file["digest"])})
+
+    def save(self, name: str) -> None:
+        np.savez(FOLDER / f"picture_{name}.npz", **vars(self))

@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm.arch.fields import Fields
 from localllm.arch.verbs import Activation, Builder
-from localllm.arch.vision.hyperparameters import BILINEAR, Picture, Prepared, Vision, in_squares, read_vision
+from localllm.arch.vision.hyperparameters import BILINEAR, Picture, Prepared, Vision, in_squares, read_vision, resized
 from localllm.arch.vision.vit import siglip, transposed
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
@@ -30,7 +30,7 @@ def read(fields: Fields) -> Gemma3Vision:
 
 def prepared(h: Vision, picture: Picture) -> Prepared:
     """One square, between marks."""
-    square = picture.resize((h.side, h.side), BILINEAR)
+    square = resized(picture, (h.side, h.side), BILINEAR)
     return Prepared([square], [MARKS[0], 0, MARKS[1]])
 
 

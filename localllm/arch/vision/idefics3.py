@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm.arch.fields import Fields
 from localllm.arch.verbs import Activation, Builder
-from localllm.arch.vision.hyperparameters import LANCZOS, Picture, Prepared, Vision, in_squares, read_vision
+from localllm.arch.vision.hyperparameters import LANCZOS, Picture, Prepared, Vision, in_squares, read_vision, resized
 from localllm.arch.vision.vit import siglip
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
@@ -37,16 +37,16 @@ def prepared(h: Idefics3, picture: Picture) -> Prepared:
     """The squares, row by row, each with its place, and then all of it."""
     side, (columns, rows) = h.side, (0, 0)
     if h.longest:
-        picture = picture.resize(fitted(picture.size, h.longest), LANCZOS)
+        picture = resized(picture, fitted(picture.size, h.longest), LANCZOS)
         columns, rows = (-(-length // side) for length in picture.size)
-        picture = picture.resize((columns * side, rows * side), LANCZOS)
+        picture = resized(picture, (columns * side, rows * side), LANCZOS)
     places = [(column, row) for row in range(rows) for column in range(columns)]
     tiles = [picture.crop((x * side, y * side, (x + 1) * side, (y + 1) * side)) for x, y in places]
     parts: list[str | int] = []
     for number, (x, y) in enumerate(places):
         end = "\n" if x + 1 == columns and y + 1 < rows else ""
         parts += [f"{MARKS[0]}<row_{y + 1}_col_{x + 1}>", number, *([end] if end else [])]
-    whole = picture.resize((side, side), LANCZOS)
+    whole = resized(picture, (side, side), LANCZOS)
     begin = ["\n\n"] if tiles else []
     return Prepared([*tiles, whole], [*parts, *begin, "".join(MARKS), len(tiles), MARKS[0]])
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from localllm.arch.fields import Fields
 from localllm.arch.verbs import Activation, Builder
-from localllm.arch.vision.hyperparameters import BICUBIC, Picture, Prepared, Vision, pixels_of, read_vision
+from localllm.arch.vision.hyperparameters import BICUBIC, Picture, Prepared, Vision, pixels_of, read_vision, resized
 from localllm.arch.vision.vit import as_matrix, numbers_of, table_of, transformer
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
@@ -66,7 +66,7 @@ def prepared(h: Vision, picture: Picture) -> Prepared:
     scale = min(np.float32(h.side) / np.float32(columns), np.float32(h.side) / np.float32(rows))
     size = tuple(min(int(np.ceil(np.float32(length) * scale)), h.side) for length in picture.size)
     square = Image.new("RGB", (h.side, h.side), BARS)
-    square.paste(picture.resize(size, BICUBIC), ((h.side - size[0]) // 2, (h.side - size[1]) // 2))  # type: ignore[arg-type]
+    square.paste(resized(picture, size, BICUBIC), ((h.side - size[0]) // 2, (h.side - size[1]) // 2))  # type: ignore[arg-type]
     return Prepared([square], [0])
 
 
