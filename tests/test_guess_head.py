@@ -1,5 +1,7 @@
 """Layers that guess, against what they mean in NumPy: read in one go, token by token, after going back, on guesses."""
 
+import json
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -209,3 +211,15 @@ def test_states_are_those_of_an_attending_layer(path):
     file = GGUFFile.open(path)
     _, h = architecture(file)
     assert has_guessing_layer(Weights(file.tensors), h) and guessing_state(h).layer == h.layers
+
+
+@pytest.mark.parametrize(("name", "said"), [("qwen35", "1 layer, * MB, used"), ("hy_v3", "1 layer, * MB, used")])
+def test_inspect_shows_the_layer(name, said, tmp_path, cli):
+    path = write(with_guess(name), tmp_path / "model.gguf")
+    (line,) = [line for line in cli("inspect", path)[1].splitlines() if line.startswith("guesses")]
+    assert fnmatch(line.removeprefix("guesses").strip(), said.replace("MB", "?B")), line
+    facts = json.loads(cli("inspect", path, "--json")[1])["guessing"]
+    assert facts["layers"] == 1 and facts["used"] and facts["bytes"] > 10_000
+    other = write(model("llama"), tmp_path / "llama.gguf")
+    assert json.loads(cli("inspect", other, "--json")[1])["guessing"] == {"layers": 0, "bytes": 0, "used": False}
+    assert "guesses" not in cli("inspect", other)[1]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from localllm.errors import ModelError
+from localllm.kernels.reference_choice import ChoiceReference, largest, unpacked
 from localllm.kernels.reference_recurrent import RecurrentReference
 
 
@@ -97,7 +98,7 @@ class ChosenExperts(NamedTuple):
     routing: Any
 
 
-class Reference(RecurrentReference):
+class Reference(ChoiceReference, RecurrentReference):
     """A builder (localllm.arch.verbs) whose verbs compute. One for each run."""
 
     reveals = False
@@ -217,9 +218,11 @@ class Reference(RecurrentReference):
             window = self.positions[rows, None] % state.window + 1 if state.chunked and state.window else state.window
             hidden = (distance < -scores.ahead) | (distance >= (np.inf if window is None else window))
             hidden |= (np.arange(len(keys)) < span.encoded) != scores.crosses
-            if scores.chosen is not None:
-                hidden |= ~unpacked(scores.chosen[rows], len(keys))
-            s = np.where(hidden[:, None, None], -np.inf, s)
+            hidden = hidden[:, None, None]
+            if scores.chosen is not None:  # of all heads alike, or of each group of them
+                bits = unpacked(scores.chosen[rows].reshape(-1, -(-self._context // 32)), len(keys))
+                hidden = hidden | ~bits.reshape(len(span.ids), -1, 1, len(keys))
+            s = np.where(hidden, -np.inf, s)
             nothing = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
             top = np.maximum(s.max(axis=-1, keepdims=True), nothing)
             weights = np.exp(s - top)
@@ -237,23 +240,6 @@ class Reference(RecurrentReference):
         texts = [x[end - len(span.ids) : end] for span, end in zip(self._spans, ends, strict=True)]
         rows = {"mean": lambda text: text.mean(axis=0, dtype=np.float64), "cls": lambda text: text[0]}
         return np.stack([rows.get(kind, lambda text: text[-1])(text) for text in texts]).astype(np.float32)
-
-    def choose(self, q, k, weights, index, count):
-        words = -(-self._context // 32)
-        chosen = np.zeros((len(q), words * 32), bool)
-        for span, end in zip(self._spans, self._ends, strict=True):
-            rows = slice(end - len(span.ids), end)
-            (keys,) = span.store.keep(index, span.position, k[rows, None])
-            queries = q[rows].reshape(len(span.ids), -1, index.key_dim)
-            products = np.maximum(np.einsum("thd,kd->thk", queries, keys[:, 0], optimize=True), 0)
-            sums = np.einsum("thk,th->tk", products, weights[rows])
-            for token, position in enumerate(self.positions[rows]):
-                seen = sums[token, : position + 1]
-                if len(seen) <= count:
-                    chosen[rows][token, : len(seen)] = True
-                elif np.isfinite(seen).all():
-                    chosen[rows][token, largest(seen[None], count)[0]] = True
-        return np.packbits(chosen, axis=1, bitorder="little").view(np.uint32)
 
     def route(self, logits, routing, bias=None):
         with np.errstate(invalid="ignore", over="ignore"):
@@ -307,6 +293,16 @@ class Reference(RecurrentReference):
         with np.errstate(invalid="ignore"):
             return softmax(x + (x - x)).astype(np.float32)
 
+    def sinkhorn(self, x, size, iterations, epsilon):
+        with np.errstate(invalid="ignore"):
+            y = softmax((x + (x - x).sum(axis=1, keepdims=True)).reshape(len(x) * size, size)) + epsilon
+        y = y.reshape(len(x), size, size)
+        y = y / (y.sum(axis=1, keepdims=True) + epsilon)
+        for _ in range(iterations - 1):
+            y = y / (y.sum(axis=2, keepdims=True) + epsilon)
+            y = y / (y.sum(axis=1, keepdims=True) + epsilon)
+        return y.swapaxes(1, 2).reshape(x.shape).astype(np.float32)
+
     def head_dots(self, x, z, heads):
         products = (x * z).reshape(len(x), heads, x.shape[1] // heads)
         return products.sum(axis=2, dtype=np.float64).astype(np.float32)
@@ -323,20 +319,10 @@ class Reference(RecurrentReference):
         return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)
 
 
-def unpacked(words: np.ndarray, count: int) -> np.ndarray:
-    """The first bits of rows of numbers, bool [rows, count]."""
-    return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :count].astype(bool)
-
-
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Of each row, float64."""
     powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
-
-
-def largest(values: np.ndarray, count: int) -> np.ndarray:
-    """The places of the largest values of each row, int64 [rows, count]; of equal ones the first."""
-    return np.argsort(-values, axis=1, kind="stable")[:, :count]
 
 
 def in_groups(x: np.ndarray, group: int | None) -> np.ndarray:
