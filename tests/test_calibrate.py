@@ -25,7 +25,8 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.record_file import RecordFile
 from localllm.files.source import map_under
-from localllm.kernels.reference import Reference, Remembered, dequantize
+from localllm.kernels.reference import Reference, dequantize
+from localllm.kernels.remembered import Remembered
 from localllm.quant.encode import encode
 from localllm.quant.feedback import Feedback, cost, shrunk
 from localllm.quant.formats import BY_NAME

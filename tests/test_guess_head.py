@@ -21,7 +21,8 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
 from localllm.errors import UsageError
 from localllm.files.gguf_file import GGUFFile
-from localllm.kernels.reference import Reference, Remembered
+from localllm.kernels.reference import Reference
+from localllm.kernels.remembered import Remembered
 
 HEADS = [*OWN, *MADE]
 

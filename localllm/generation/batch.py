@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.run import BATCH, PRECISE_TOKENS
 from localllm.engine.runs import LONG, Runs
+from localllm.engine.seen import texts_only
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.frozen import frozen
 from localllm.generation.answering import Answering, AnswerRequest
@@ -265,7 +266,9 @@ class Batch:
         if answering.request.task.options.speculate == "off" or not answering.sequence:
             return False
         if answering.guesses is None:
-            answering.guesses = Guesses([Expected(answering.guide), *from_text(answering.ids, self._written)])
+            answering.guesses = Guesses(
+                [Expected(answering.guide), *from_text(texts_only(answering.ids), self._written)]
+            )
         guesses, before, started = answering.guesses, len(answering.ids), perf_counter()
         draft = guesses.draft(answering.left - 1)
         try:
