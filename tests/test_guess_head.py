@@ -25,7 +25,8 @@ from localllm.files.gguf_file import GGUFFile
 from localllm.generation import leaps
 from localllm.generation.leaps import FEW
 from localllm.generation.speculation import StepCosts
-from localllm.kernels.reference import Reference, Remembered
+from localllm.kernels.reference import Reference
+from localllm.kernels.remembered import Remembered
 
 HEADS = [*OWN, *MADE]
 

@@ -5,6 +5,7 @@ With few, a step's arithmetic has room left; with more, who guesses wrong would 
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from localllm.engine.seen import has_images, texts_only
 from localllm.generation.answering import Answering
 from localllm.generation.draft_model import DraftModel
 from localllm.generation.guide import Expected
@@ -39,7 +40,7 @@ class Leaps:
     def listen(self, answering: Answering, others: int) -> None:
         """Have the model's layer that guesses, if there is one, read what this answer reads, beside so many others."""
         is_wanted = answering.request.task.options.speculate in ("auto", "mtp") and others < FEW
-        if answering.sequence and is_wanted and self._engine.has_guess_layer:
+        if answering.sequence and is_wanted and self._engine.has_guess_layer and not has_images(answering.ids):
             self._engine.listen(answering.sequence)
 
     def drafts(self, answers: list[Answering]) -> list[Draft]:
@@ -53,7 +54,10 @@ class Leaps:
 
     def _guesses(self, answering: Answering) -> Guesses:
         if answering.guesses is None:
-            proposers: list[Proposer] = [Expected(answering.guide), *from_text(answering.ids, self._written)]
+            proposers: list[Proposer] = [
+                Expected(answering.guide),
+                *from_text(texts_only(answering.ids), self._written),
+            ]
             self.listen(answering, 0)
             sequence = answering.sequence
             if sequence and (follower := sequence.listener):
