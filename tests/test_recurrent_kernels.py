@@ -12,7 +12,8 @@ from localllm.arch.weights import Weight
 from localllm.engine.run import Span
 from localllm.files.gguf_file import Tensor
 from localllm.kernels.arguments import SEQUENCE
-from localllm.kernels.reference import Reference, Remembered
+from localllm.kernels.reference import Reference
+from localllm.kernels.remembered import Remembered
 from localllm.quant.formats import BY_NAME
 
 COUNTS = [[1], [7], [5, 1, 3, 40]]  # tokens of each sequence

@@ -26,7 +26,7 @@ def decoder(
     tokens' embeddings if None; norm: the last one, RMSNorm with output_norm if None. h has layer_states() and epsilon.
     Without an output matrix the embedding matrix is one.
     """
-    x = b.embed(w.token_embd, b.ids) if x is None else x
+    x = b.begin(lambda: b.embed(w.token_embd, b.ids)) if x is None else x
     for state in h.layer_states():
         x = block(b, w.block(state.layer), h, state, x, **shared)
     return last(b, w, h, x, norm)

@@ -149,6 +149,11 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
     wanted: Numbers  # which tokens' logits are asked for
     reveals: bool  # whether somebody goes on with what the model makes of all tokens
 
+    def begin(self, embedded: Callable[[], Activation]) -> Activation:
+        """What goes into the first layer: what `embedded` makes of the run's tokens, or the rows of an image that stand
+        for them."""
+        ...
+
     def embed(self, weight: Weight, ids: Numbers) -> Activation:
         """The embedding rows of the tokens: [tokens, width]."""
         ...

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from localllm.engine.runs import LONG
+from localllm.engine.seen import has_images, texts_only
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.draft_model import Drafter, DraftModel
@@ -137,6 +138,9 @@ class Making:
     def __init__(self, sequences: Sequences, tokenizer: Tokenizer, task: Task):
         """As of Generation."""
         options, self.kept, self.dropped, self.is_full = task.options, None, 0, False
+        if has_images(task.prompt) and (options.on_overflow == "shift" or isinstance(options.speculate, Drafter)):
+            other = "a draft model" if isinstance(options.speculate, Drafter) else "on_overflow=shift"
+            raise UsageError(f"images do not go with {other}")
         if options.on_overflow == "shift":
             self.kept = SINKS if options.keep is None else options.keep
             require_shift(self.kept, sequences.context)
@@ -202,15 +206,17 @@ class Making:
     def _follower(self, sequence: "Tokens | Rolling") -> "Follower | None":
         """The model's own layer that guesses, which reads what the sequence reads from now on."""
         speculate, engine = self._options.speculate, self._sequences.engine
-        if isinstance(sequence, Rolling) or not (
-            speculate == "mtp" or (speculate == "auto" and engine.has_guess_layer)
+        if (
+            isinstance(sequence, Rolling)
+            or has_images(self.prompt)
+            or not (speculate == "mtp" or (speculate == "auto" and engine.has_guess_layer))
         ):
             return None
         return engine.listen(sequence)
 
     def _guesses(self, held: ExitStack, follower: "Follower | None") -> Guesses | None:
         """What drafts come from, made when the first token is on its way; held: has what it needs."""
-        speculate, tokens = self._options.speculate, [*self.prompt, *self.tokens]
+        speculate, tokens = self._options.speculate, texts_only([*self.prompt, *self.tokens])
         if speculate == "off":
             return None
         proposers: list[Proposer] = [Expected(self._guide)] if self._guide.is_needed else []

@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from localllm.engine.seen import texts_only
 from localllm.files.prefix_files import limit
 from localllm.files.written_file import read_texts, write_texts
 from localllm.generation.speculation import SURE
@@ -158,7 +159,7 @@ class WrittenBefore:
 
     def add(self, ids: Sequence[int], known: int = 0, is_kept: bool = False) -> None:
         """A text that was read or written, of which so many tokens were known before; is_kept: in the file, too."""
-        text = np.array(ids[0 if is_kept else max(0, known - SURE) :], np.int32)
+        text = np.array(texts_only(ids[0 if is_kept else max(0, known - SURE) :]), np.int32)
         with self._lock:
             self._waiting.append(text)
             if is_kept:

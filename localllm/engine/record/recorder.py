@@ -45,6 +45,7 @@ class Recorder(RecurrentVerbs):
     Attributes:
         operations: in the order in which they were said.
         encoding: those of the encoder, if there is one.
+        begins: whether an image's rows can stand for tokens.
     """
 
     ids = positions = kinds = ALL
@@ -52,13 +53,17 @@ class Recorder(RecurrentVerbs):
 
     def __init__(self, hyperparameters: Hyperparameters, context: int, shown: np.ndarray | None = None):
         """context: the most tokens of a sequence.  shown: where runs lay down what is revealed."""
-        self.reveals, self._shown = shown is not None, shown
+        self.reveals, self._shown, self.begins = shown is not None, shown, False
         self.operations, self.encoding = list[Operation](), list[Operation]()
         self._vocab_size, self._width, self._context = hyperparameters.vocab_size, hyperparameters.width, context
         self._used: set[str] = set()
         self._heads: dict[tuple[int, Rows], RoutedActivation] = {}
 
     # ---- the verbs ----
+
+    def begin(self, embedded: Callable[[], Activation]) -> Activation:
+        self.begins = True
+        return embedded()
 
     def embed(self, weight: Weight, ids: Rows | Activation) -> Activation:
         rows, columns = self._matrix(weight)
@@ -151,7 +156,13 @@ class Recorder(RecurrentVerbs):
         divisors = None if factors is None else self._vector(factors, rope.dims // 2)
         if factors and divisors is not None:
             require_divisors(factors.name, divisors)
-        return self._record("rope", (x,), positions, x.columns, rope=rope, factors=factors, divisors=divisors)
+        given = {"rope": rope, "factors": factors, "divisors": divisors, "table": self._angles(rope, divisors)}
+        return self._record("rope", (x,), positions, x.columns, **given)
+
+    def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray | None:
+        """Where cosines and sines lie that whoever runs this lays down, float32 [tokens, 2, pairs]; None: a run's
+        positions say them."""
+        return None
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         self.ignore(short, long)
