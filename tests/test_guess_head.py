@@ -186,7 +186,8 @@ def test_texts_are_the_same(path, seed):
             generation = model.generate(text(30), 60, speculate=how, **drawn)
             answers[how] = "".join(generation), generation.tokens, generation.drafted > 0
     assert answers["mtp"][:2] == answers["auto"][:2] == answers["off"][:2]
-    assert [drafted for _, _, drafted in answers.values()] == [False, True, True]
+    is_long = len(answers["off"][1]) > 4  # one that ends at once has no guesses
+    assert [drafted for _, _, drafted in answers.values()] == [False, is_long, is_long]
 
 
 def test_a_conversation_goes_on(path):
