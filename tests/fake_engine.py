@@ -58,6 +58,8 @@ class FakeEngine:
 class FakeSequence:
     """A sequence of a FakeEngine."""
 
+    listener = None
+
     def __init__(self, engine: FakeEngine, tokens: list[int]):
         self.tokens, self.engine, self.closed, self.aligned = tokens, engine, False, 0
         self.context, self.vocab_size = engine.context, engine.vocab_size

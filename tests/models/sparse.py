@@ -73,7 +73,7 @@ def glm5_next(kinds: str, more: dict, **dims):
         return {**found, "leading_dense_block_count": 1, "expert_shared_count": 1, "rope.dimension_count": 0, **more}
 
     given = {"heads": 4, "kv_heads": None, "q_rank": 40, "kv_rank": 48, "nope": 24, "value": 20, "rotated": 0}
-    given |= {"delta": 24, "taps": 4, "index_heads": 8, "index_dim": 32, "pool": 4, "pools": 3, "iterations": 5}
+    given |= {"delta": 24, "taps": 4, "index_heads": 16, "index_dim": 32, "pool": 4, "pools": 3, "iterations": 5}
     given |= {"shared": 1, "width": 64, "layers": len(kinds), **EIGHT}
     return declare("glm5-next", layer, UNTIED, metadata, TAPS, **{**given, **dims})
 
@@ -89,7 +89,7 @@ SPARSE = {
         pool=3,
         pools=4,
         index_dim=24,
-        index_heads=5,
+        index_heads=13,
         delta=20,
         iterations=1,
     ),
