@@ -23,6 +23,8 @@ from localllm.generation.recommended import recommended
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
+from localllm.generation.sight import Sight
+from localllm.generation.written import WrittenBefore, vocabulary_name
 from localllm.text.plain import Message
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import plain, require_text, token_ids, whole_number
@@ -51,7 +53,8 @@ class Model:
         name: what the file calls it, or "".  file: the file itself, mapped.
         context: how many tokens a prompt and its answer may have together.  trained_context: what it was made for.
         tokenizer: its Tokenizer.  engine: what computes.  session: the conversation with it.
-        prefixes: what is kept of long prompts from process to process, or None.
+        prefixes: what is kept of long prompts from process to process, or None.  sight: by which it sees images.
+        written: what was written before, which guesses come from, or None.
         warnings: lines that the user should see.
     """
 
@@ -63,6 +66,7 @@ class Model:
         chat_template: str | None = None,
         threads: int | None = None,
         prefixes: "Prefixes | None" = None,
+        written: "WrittenBefore | None" = None,
     ):
         """threads: for other models that this one opens."""
         self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, main_format(file)
@@ -72,9 +76,11 @@ class Model:
         self.tokenizer, self.engine = tokenizer, engine
         advice, ignored = recommended(file.metadata, str(file.path))
         self.warnings = [warning for warning in (tokenizer.warning, engine.warning, *ignored) if warning]
-        self.prefixes = prefixes
-        self.session = Session(Sequences(engine, prefixes), tokenizer, chat_template, advice)
+        self.prefixes, self.written = prefixes, written
+        self.session = Session(Sequences(engine, prefixes, written), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
+        self.sight = Sight(file.path, engine, tokenizer, threads)
+        self.session.look = self.sight.look
         self._draft_models: dict[str, Model] = {}
         self._readers: dict[tuple[str, str | None], Any] = {}
 
@@ -292,14 +298,16 @@ class Model:
         room = max(0, available_memory() - self.file.nbytes)
         room = room if memory is None else min(room, memory)
         places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize
-        chunk, how = most_between_steps(self.file.parameters), Live(self.prefixes) if live else None
+        chunk, how = most_between_steps(self.file.parameters), Live(self.prefixes, self.written) if live else None
         return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, how)
 
     def close(self) -> None:
         """Give back the memory and end the threads, when what was read of long prompts is written."""
         if self.prefixes:
             self.prefixes.close()
-        for other in (*self._draft_models.values(), *self._readers.values()):
+        if self.written:
+            self.written.save()
+        for other in (*self._draft_models.values(), *self._readers.values(), self.sight):
             other.close()
         self.engine.close()
 
@@ -324,6 +332,7 @@ def open_model(
     cache: bool = True,
     gpu_layers: int | str = "auto",
     uploading: Callable[[int, int], None] | None = None,
+    mmproj: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
@@ -333,10 +342,10 @@ def open_model(
     cuda or cuda:N for a graphics card, auto for a card if there is one that works, or reference for plain NumPy;
     gpu_layers: how many of the last layers the card gets, a number, "all", or "auto" for as many as it has room for;
     progress(done, total): called while kernels are compiled, once per computer; uploading(bytes, of all): while weights
-    go to the card; observer:
-    sums up what the matrices meet; chat_template: the name of one in text.builtin_templates, or Jinja, instead of the
-    file's; cache: find what an earlier process has read of a long prompt in the user's cache folder, and keep there
-    what this one reads. Raises ModelError, MemoryLimitError, UsageError.
+    go to the card; observer: sums up what the matrices meet; mmproj: the projector by which images are seen, None for
+    the one beside the model; chat_template: the name of one in text.builtin_templates, or Jinja, instead of the file's;
+    cache: find what earlier processes have read and written in the user's cache folder, and keep there what this one
+    does. Raises ModelError, MemoryLimitError, UsageError.
     """
     if chat_template is not None:
         from localllm.text.builtin_templates import chosen_template  # seldom needed
@@ -348,34 +357,27 @@ def open_model(
     file = GGUFFile.open(path)
     _, hyperparameters = architecture(file)  # refuses what is not supported, before anything else is read
     from localllm.engine.engine import Engine  # not needed to refuse a file
-    from localllm.engine.options import EngineOptions
+    from localllm.engine.options import EngineOptions, layers_of
     from localllm.files.ahead import map_ahead
 
     map_ahead(file)
-    tokenizer = tokenizer_of(file)
-
-    gpu_layers = layers_of(gpu_layers)
+    tokenizer, gpu_layers = tokenizer_of(file), layers_of(gpu_layers)
     options = EngineOptions(threads, context or None, kv_type, backend, gpu_layers, progress, uploading, observer)
     if hyperparameters.looks_ahead and not hyperparameters.fills:
         from localllm.engine.without_text import EngineWithoutText  # seldom needed
 
         silent: Any = EngineWithoutText(file.path, hyperparameters, options)
         return Model(file, tokenizer, silent, chat_template, threads)
-    engine = Engine(file, options)
-    if not cache or hyperparameters.encode or backend == "reference" or engine.device != "CPU" or observer:
-        return Model(file, tokenizer, engine, chat_template, threads)
-    from localllm.engine.memory.prefixes import Prefixes
+    engine, prefixes, written = Engine(file, options), None, None
+    if cache and backend != "reference" and not observer:
+        from localllm.engine.memory.prefixes import Prefixes
 
-    return Model(file, tokenizer, engine, chat_template, threads, Prefixes(engine, file))
-
-
-def layers_of(gpu_layers: int | str) -> int | str:
-    """Raises UsageError if they are no number, nor "all" or "auto"."""
-    if isinstance(gpu_layers, str):
-        if gpu_layers not in ("all", "auto"):
-            raise UsageError(f"gpu_layers should be a number, all or auto, not {gpu_layers!r}")
-        return gpu_layers
-    return whole_number("gpu_layers", gpu_layers)
+        prefixes = Prefixes(engine, file) if not hyperparameters.encode and engine.device == "CPU" else None
+        written = WrittenBefore(engine.vocab_size, vocabulary_name(tokenizer.pieces))
+    model = Model(file, tokenizer, engine, chat_template, threads, prefixes, written)
+    if mmproj is not None:
+        model.sight.use(os.fsdecode(mmproj))
+    return model
 
 
 def tokenizer_of(file: GGUFFile) -> Tokenizer:

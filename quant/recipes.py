@@ -116,9 +116,21 @@ KEPT = re.compile(  # small or delicate matrices that keep the format they have
 )
 
 
-def is_quantized(name: str, shape: tuple[int, ...]) -> bool:
+KEPT_OF_ARCH = {  # more of them, of one architecture
+    "glm5-next": re.compile(
+        r"""hc_ | indexer\.(?:attn_q_b|attn_k|proj) | indexer_compressor | ssm_(?:[fg]_[ab]|beta)\.weight
+        | attn_kv_a_mqa\.weight | attn_[kv]_b\.weight""",
+        re.VERBOSE,
+    ),
+}
+IN_8_BITS = {"glm5-next": re.compile(r"attn_q_[ab]|nextn\.eh_proj")}  # and no less, whatever the recipe
+
+
+def is_quantized(name: str, shape: tuple[int, ...], arch: str = "") -> bool:
     """Whether a tensor takes part. Shape: the length of a row last; stacked matrices count, vectors do not."""
-    return max(shape[:-1], default=1) > 1 and name.endswith("weight") and not KEPT.search(name)
+    of_arch = KEPT_OF_ARCH.get(arch)
+    is_kept = KEPT.search(name) or (of_arch and of_arch.search(name))
+    return max(shape[:-1], default=1) > 1 and name.endswith("weight") and not is_kept
 
 
 # ---- what a tensor is for
@@ -348,7 +360,7 @@ class Planner:
     def choose(self, name: str, shape: tuple[int, ...]) -> TypeChoice | None:
         """The format for a tensor; None if it stays as it is. Raises ValueError if no rule can place the name."""
         role = role_of(name)
-        if not is_quantized(name, shape) or (self.options.keep_output and role == OUTPUT):
+        if not is_quantized(name, shape, self.model.arch) or (self.options.keep_output and role == OUTPUT):
             return None
         given = {EMBEDDING: self.options.embedding, OUTPUT: self.options.output}.get(role)
         base = self.recipe.base
@@ -370,7 +382,9 @@ class Planner:
         return next((format for pattern, format in self.options.patterns if pattern.search(name)), "")
 
     def by_rule(self, name: str, shape: tuple[int, ...], role: str) -> str:
-        recipe = self.recipe.name
+        recipe, in_8_bits = self.recipe.name, IN_8_BITS.get(self.model.arch)
+        if in_8_bits and in_8_bits.search(name):
+            return "Q8_0"
         if role == OUTPUT or (role == EMBEDDING and self.tied):
             return self.options.output or output_format(self.recipe, self.model, shape[-1])
         if recipe == "MXFP4":

@@ -37,7 +37,7 @@ def prepare(extra: str = "") -> None:
     made_from = f"{ROOT}\n{(ROOT / 'pyproject.toml').read_text('utf-8')}\n"
     if not is_suitable(PYTHON):
         say(f"Creating the environment .venv with Python {sys.version.split()[0]} ...")
-        venv.create(FOLDER, clear=True, with_pip=True)
+        venv.create(FOLDER, clear=True, with_pip=True, symlinks=os.name != "nt")
     note = FOLDER / f"installed-{extra}"
     if not note.exists() or note.read_text("utf-8") != made_from:
         say("Installing localllm and what it needs (once; takes about a minute) ...")

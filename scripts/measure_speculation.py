@@ -2,7 +2,8 @@
 """What speculation brings: python scripts/measure_speculation.py MODEL [--draft DRAFT]
 
 Tokens per second of answers with guesses by those without, which take turns, so that the machine's moods meet both; of
-each the best round. Without --draft: guesses from the text, for prompts whose answers repeat much of them, and others.
+each the best round. Without --draft: guesses from the text, for prompts whose answers repeat much of them, and others;
+and then from earlier sessions, whose prompts were nearly the same: without what was written there, and with it.
 With --draft, of a pair by make_draft_pair.py: what a draft model brings, and by that what it could bring at most with
 so many right guesses in a row and what steps cost: the best length's (1 + a + ... + a^n) / (cost(n + 1) + n * draft).
 """
@@ -17,6 +18,7 @@ import numpy as np
 
 from localllm import api
 from localllm.generation.generate import Generation
+from localllm.generation.written import WrittenBefore
 
 LETTER = """Dear Mrs. Miller,
 thank you for your letter of 3 March. We have looked at the roof of the garden house, and we agree that it has to be \
@@ -63,6 +65,18 @@ PROMPTS = {
     "explanation": "Explain how a refrigerator works.",
 }
 
+EARLIER = {  # what was asked yesterday, and is asked today
+    "letter": (
+        f"Make this letter more polite:\n\n{LETTER}",
+        f"Make this letter more polite:\n\n{LETTER}".replace("Miller", "Smith").replace("four days", "a week"),
+    ),
+    "program": (
+        "Write a Python class for a bank account, with methods to deposit, to withdraw and to print the balance.",
+        "Write a Python class for a bank account, with methods to deposit, to withdraw, and to show the balance.",
+    ),
+    "recipe": ("Give me a recipe for apple pie.", "Give me a recipe for an apple pie."),
+}
+
 
 def answer(model: api.Model, prompt: str | list[int], tokens: int, speculate: Any) -> Generation:
     """A greedy one, finished."""
@@ -75,11 +89,19 @@ def answer(model: api.Model, prompt: str | list[int], tokens: int, speculate: An
     return generation
 
 
-def in_turn(model: api.Model, prompt: str | list[int], tokens: int, how: Any, rounds: int) -> list[Generation]:
-    """The fastest answers without and with guesses."""
+def in_turn(
+    model: api.Model,
+    prompt: str | list[int],
+    tokens: int,
+    how: Any,
+    rounds: int,
+    before: Callable[[], object] = lambda: None,
+) -> list[Generation]:
+    """The fastest answers without and with guesses; before: called before each."""
     best: list[Generation] = []
     for number in range(rounds):
         for place, speculate in enumerate(("off", how)):
+            before()
             generation = answer(model, prompt, tokens, speculate)
             if number == 0:
                 best.append(generation)
@@ -98,6 +120,22 @@ def told(name: str, off: Generation, on: Generation) -> float:
         flush=True,
     )
     return ratio
+
+
+def measure_earlier(model: api.Model, tokens: int, rounds: int) -> None:
+    """Print what texts of an earlier session bring."""
+    sequences = model.session.sequences
+    for name, (yesterday, today) in EARLIER.items():
+        first = answer(model, yesterday, tokens, "off")
+        for what in ("without", "with"):
+
+            def remember(is_known: bool = what == "with", first: Generation = first) -> None:
+                sequences.written = WrittenBefore(model.engine.vocab_size, None) if is_known else None
+                if sequences.written:
+                    sequences.written.add([*first.prompt, *first.tokens])
+
+            told(f"{name}, {what} yesterday's", *in_turn(model, today, tokens, "ngram", rounds, remember))
+    sequences.written = None
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -151,13 +189,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    with api.open_model(options.model, options.threads, 4096) as model:
+    with api.open_model(options.model, options.threads, 4096, cache=False) as model:
         if options.draft:
             with api.open_model(options.draft, options.threads, 4096) as draft:
                 measure_draft(model, draft, options.tokens, options.rounds)
         else:
             for name, prompt in PROMPTS.items():
                 told(name, *in_turn(model, prompt, options.tokens, "ngram", options.rounds))
+            measure_earlier(model, options.tokens, options.rounds)
 
 
 if __name__ == "__main__":

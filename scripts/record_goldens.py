@@ -20,12 +20,12 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-from models import ANSWERING, DECLARATIONS, ENCODERS, MASKED, QUANTIZED, exact, model, write  # noqa: E402
+from models import ANSWERING, DECLARATIONS, ENCODERS, MASKED, QUANTIZED, Model, exact, model, write  # noqa: E402
 from models.answering import IN_BLOCKS, text_and_answer  # noqa: E402
-from models.encoders import RowsGolden, texts  # noqa: E402
+from models.encoders import ROWS_IN_BLOCKS, RowsGolden, texts  # noqa: E402
 from models.golden import FOLDER, STEPS, Golden, kept, prompt  # noqa: E402
 
-NAMES = [*DECLARATIONS, *ANSWERING, *IN_BLOCKS, *ENCODERS, *MASKED, *QUANTIZED]
+NAMES = [*DECLARATIONS, *ANSWERING, *IN_BLOCKS, *ENCODERS, *ROWS_IN_BLOCKS, *MASKED, *QUANTIZED]
 
 
 def main() -> None:
@@ -41,14 +41,14 @@ def main() -> None:
 
 
 def is_recorded(name: str) -> bool:
-    kind = RowsGolden if name in ENCODERS or name in MASKED else Golden
+    kind = RowsGolden if name in (*ENCODERS, *ROWS_IN_BLOCKS, *MASKED) else Golden
     return (FOLDER / f"{name}.npz").exists() and kind.load(name).digest == model(name).digest()
 
 
 def record(name: str, folder: Path, peer: str) -> bool:
     """Make a golden of what llama.cpp says, if it does."""
     made = model(name)
-    if name in ENCODERS:
+    if name in ENCODERS or name in ROWS_IN_BLOCKS:
         return record_rows(name, folder, peer)
     tokens = prompt(name, made.metadata[f"{made.arch}.vocab_size"])
     if name in MASKED:  # whose tokens see those behind them
@@ -77,17 +77,20 @@ def record(name: str, folder: Path, peer: str) -> bool:
 def record_rows(name: str, folder: Path, peer: str) -> bool:
     """The same of an encoder: its rows of a few texts."""
     made = model(name)
-    job: dict = {
-        "model": str(write(made, folder / "model.gguf")),
-        "read": [text.tolist() for text in texts(name, made)],
-    }
+    rows = rows_of(exact(made), texts(name, made), folder, peer)
+    if rows is None:
+        return False
+    RowsGolden(rows, made.digest()).save(name)
+    print(f"{name}: deviation {rows.std():.2f} within texts, {rows.std(axis=0).mean():.2f} between")
+    return True
+
+
+def rows_of(made: Model, read: list[np.ndarray], folder: Path, peer: str) -> np.ndarray | None:
+    """llama.cpp's rows of texts."""
+    job: dict = {"model": str(write(made, folder / "model.gguf")), "read": [text.tolist() for text in read]}
     job["alone"] = made.arch in ("llama-embed", "t5encoder")  # which llama.cpp cuts in pieces among others
     found = computed(job, folder, peer)
-    if found is None:
-        return False
-    RowsGolden(found["rows"], made.digest()).save(name)
-    print(f"{name}: deviation {found['rows'].std():.2f} within texts, {found['rows'].std(axis=0).mean():.2f} between")
-    return True
+    return None if found is None else found["rows"]
 
 
 def logits(
@@ -98,6 +101,8 @@ def logits(
     text: what an encoder reads before.
     """
     job = {"model": str(write(model, folder / "model.gguf")), "tokens": tokens, "then": then, "encode": text}
+    is_sparse = model.metadata.get("minimax-m3.leading_dense_block_count") == 0
+    job["flash"] = is_sparse  # without it MiniMax M3 sees all keys there
     return computed(job, folder, peer)
 
 

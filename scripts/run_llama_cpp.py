@@ -4,11 +4,11 @@ Python that has llama-cpp-python.
 
 Reads a job per line of stdin, as JSON. {"model": path, "tokens": [...], "then": [...] or a count, "out": path} writes
 an .npz with `prefill` [tokens, vocab], the tokens that were read behind them (the most likely, if `then` is a count)
-and `decode` [those, vocab]. One thread, keys and values in float32, no flash attention, the prompt in one batch, no
-repacked weights; "encode": [...] are what an encoder reads before. {"model": path, "read": [[...], ...], "alone": bool,
-"out": path} writes `rows` [texts, width], what a model that pools makes of each text, all in one batch, or in a batch
-each. {"vocabulary": path, "texts": [...], "out": path} writes a .json with three lists of tokens for each text: as it
-is, with special tokens read in it, and with those added to it, too.
+and `decode` [those, vocab]. One thread, keys and values in float32, no flash attention (unless "flash"), the prompt in
+one batch, no repacked weights; "encode": [...] are what an encoder reads before. {"model": path, "read": [[...], ...],
+"alone": bool, "out": path} writes `rows` [texts, width], what a model that pools makes of each text, all in one batch,
+or in a batch each. {"vocabulary": path, "texts": [...], "out": path} writes a .json with three lists of tokens for each
+text: as it is, with special tokens read in it, and with those added to it, too.
 """
 
 import ctypes
@@ -59,7 +59,7 @@ def read(context, vocab: int, tokens: list[int], position: int, decode=llama.lla
 
 
 def run(job: dict) -> None:
-    model, context = opened(job["model"])
+    model, context = opened(job["model"], flash_attn_type=int(job.get("flash", False)))
     vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
     if job.get("encode"):
         read(context, vocab, job["encode"], 0, llama.llama_encode)

@@ -22,13 +22,19 @@ os.environ["LOCALLLM_PREFIX_GB"] = "0"  # tests leave nothing in the user's cach
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A shell lets its background jobs ignore Ctrl-C, which the programs that tests start would inherit.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     """--all, --commit and what they do."""
     pluginmanager.register(selection)
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """It means something, here and in programs that tests start.
+
+    A shell lets its background jobs ignore it, and so does a program of ours whose exit code is decided.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,6 +21,7 @@ class FakeEngine:
 
     device = "CPU"
     has_guess_layer = False
+    written = None
     hyperparameters = SimpleNamespace(arch="llama", start_token=None)
 
     def __init__(self, vocab_size: int, say: Callable[[list[int]], int], context: int = 512):
@@ -56,6 +57,8 @@ class FakeEngine:
 
 class FakeSequence:
     """A sequence of a FakeEngine."""
+
+    listener = None
 
     def __init__(self, engine: FakeEngine, tokens: list[int]):
         self.tokens, self.engine, self.closed, self.aligned = tokens, engine, False, 0

@@ -24,7 +24,7 @@ class FakeSequences:
     def __init__(self, vocab_size: int, row: Callable[[tuple[int, ...]], np.ndarray], context: int = 512):
         """row: from all the tokens so far to the logits float32 [vocab_size] after them."""
         self.vocab_size, self.context, self.row = vocab_size, context, row
-        self.runs, self.has_guess_layer = Runs(), False
+        self.runs, self.has_guess_layer, self.written = Runs(), False, None
         self.made: list[FakeSequence] = []
         self.steps: list[int] = []
         self.read: list[int] = []
@@ -63,6 +63,8 @@ class FakeSequences:
 
 class FakeSequence:
     """A sequence of FakeSequences."""
+
+    listener = None
 
     def __init__(self, engine: FakeSequences, tokens: list[int]):
         self.tokens, self.closed, self.aligned = tokens, False, 0

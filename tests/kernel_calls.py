@@ -18,7 +18,7 @@ from localllm.kernels.reference import dequantized_bits
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 THREADS = 3
 GUARD = np.float32(7.25)
-COMMON = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")  # what people use
+COMMON = ("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")  # what people use
 # For tests of a format `name`: others take turns, each in all files at once, as to compile one takes 5 s.
 by_format = pytest.mark.sampled("name", always=COMMON)
 

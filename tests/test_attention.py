@@ -413,6 +413,7 @@ def attend(
     arguments |= {
         "chosen": 0 if chosen is None else chosen,
         "chosen_stride": 0 if chosen is None else chosen.strides[0],
+        "choice_stride": 0,
     }
     arguments |= {"q": source, "q_stride": source.strides[0], "y": y, "y_stride": y.strides[0], "partial": partial}
     arguments |= {"keys": keys, "key_head_stride": keys.strides[0], "key_bytes": keys.shape[2]}

@@ -28,7 +28,8 @@ from localllm.engine.cpu.bandwidth import MemoryReader, read_bandwidth
 from localllm.engine.run import Span
 from localllm.errors import UsageError
 from localllm.files.gguf_file import GGUFFile
-from localllm.kernels.reference import Reference, Remembered
+from localllm.kernels.reference import Reference
+from localllm.kernels.remembered import Remembered
 from localllm.services import bench
 from localllm.services.bench import Bench, Course, Result, Test, plan
 from localllm.services.costs import MatrixCosts

@@ -25,7 +25,8 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.record_file import RecordFile
 from localllm.files.source import map_under
-from localllm.kernels.reference import Reference, Remembered, dequantize
+from localllm.kernels.reference import Reference, dequantize
+from localllm.kernels.remembered import Remembered
 from localllm.quant.encode import encode
 from localllm.quant.feedback import Feedback, cost, shrunk
 from localllm.quant.formats import BY_NAME
@@ -81,6 +82,7 @@ def test_scales_and_codes_of_a_block_are_what_gguf_takes_them_for(name: str):
 # ---- error feedback
 
 
+@pytest.mark.sampled("name", always=("Q4_K",))
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q4_0", "IQ4_XS"])
 def test_feedback_costs_less_on_inputs_that_it_has_not_seen(name: str):
     columns = 512
@@ -205,6 +207,7 @@ def test_a_matrix_is_encoded_with_what_it_meets_behind_encoded_ones(
         np.testing.assert_allclose((x**2).sum(axis=0), squares[name], rtol=2e-3)
 
 
+@pytest.mark.sampled
 @pytest.mark.slow(6)
 def test_the_same_bytes_again_also_after_an_interruption(model: Path, text: Path, tmp_path: Path, monkeypatch):
     out, encoded = tmp_path / "out.gguf", []
@@ -352,6 +355,7 @@ def test_sizes_as_people_write_them():
             size_of(wrong)
 
 
+@pytest.mark.sampled
 @pytest.mark.slow(6)
 def test_a_file_of_a_size_and_its_plan(model: Path, text: Path, tmp_path: Path, capsys):
     out, plan = tmp_path / "out.gguf", tmp_path / "plan.toml"
@@ -406,6 +410,7 @@ def test_sizes_that_make_no_sense_are_refused(options: list[str], said: str, mod
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.sampled
 @pytest.mark.slow(4)
 @pytest.mark.parametrize("kind", ["llama_moe", "gpt_oss", "mamba2", "qwen35", "deepseek2_v3", "gemma3"])
 def test_other_architectures_come_nearer_to_what_they_were(

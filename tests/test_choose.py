@@ -1,5 +1,7 @@
 """Which keys a token sees: the kernels that choose them, and attention that heeds it, against plain NumPy twins."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from kernel_calls import Scratch, caller, count, for_any_parts
@@ -19,7 +21,7 @@ random = np.random.default_rng(0)
 
 @pytest.fixture(scope="module")
 def call():
-    return caller(["choose-F32", "choose-F16", "choose-Q8_0"])
+    return caller(["choose-F32", "choose-F16", "choose-Q8_0", "choose_blocks-F32", "choose_blocks-F16"])
 
 
 class Question:
@@ -34,22 +36,40 @@ class Question:
         self.q = random.integers(-3, 4, (len(self.tokens.owners), heads * dim)).astype(np.float32)
         self.weights = random.integers(-2, 3, (len(self.q), heads)).astype(np.float32)
 
-    def arguments(self, most: int, y: np.ndarray) -> dict:
+    def arguments(self, most: int, y: np.ndarray, block: int = 1, local: int | None = None) -> dict:
+        """local: of choose_blocks."""
         keys = self.index.bytes
         given = {"count": count(len(self.q)), "positions": self.tokens.positions, "owners": self.tokens.owners}
-        given |= {"sequences": self.tokens.sequences, "q": self.q, "q_stride": self.q.strides[0]}
-        given |= {"weights": self.weights, "weights_stride": self.weights.strides[0], "keys": keys}
-        given |= {"key_bytes": keys.shape[2], "key_dim": self.dim, "heads": self.heads, "most": most}
-        return given | {"y": y, "y_stride": y.strides[0]}
+        given |= {"sequences": self.tokens.sequences, "q": self.q, "q_stride": self.q.strides[0], "keys": keys}
+        given |= {"key_bytes": keys.shape[2], "key_dim": self.dim, "heads": self.heads, "most": most, "block": block}
+        given |= {"y": y, "y_stride": y.strides[0]}
+        if local is None:
+            return given | {"weights": self.weights, "weights_stride": self.weights.strides[0]}
+        return given | {"local": local, "choice_stride": y.strides[0] // self.heads}
 
-    def answer(self, most: int) -> list[np.ndarray]:
-        """Of each token which keys it sees, bool."""
-        found = []
+    def products(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Of each token its number and q k, [heads, keys]."""
         for token, (owner, position) in enumerate(zip(self.tokens.owners, self.tokens.positions, strict=True)):
             keys = self.index.kept[0, places(self.tokens.tables[owner], position + 1)]
-            products = np.maximum(self.q[token].reshape(self.heads, self.dim) @ keys.T, 0)
-            chosen = largest((self.weights[token] @ products)[None], most)[0]
-            found.append(np.isin(np.arange(position + 1), chosen))
+            yield token, self.q[token].reshape(self.heads, self.dim) @ keys.T
+
+    def answer(self, most: int, block: int = 1) -> list[np.ndarray]:
+        """Of each token which keys it sees, bool."""
+        found = []
+        for token, products in self.products():
+            scores = (self.weights[token] @ np.maximum(products, 0))[block - 1 :: block]
+            at = np.arange(products.shape[1]) // block
+            found.append(np.isin(at, largest(scores[None], most)[0]) | (at >= len(scores)))
+        return found
+
+    def answer_of_blocks(self, most: int, block: int, local: int) -> list[np.ndarray]:
+        """Of each token, and then of each head."""
+        found = []
+        for _, products in self.products():
+            for row in products:
+                scores = np.array([row[first : first + block].max() for first in range(0, len(row), block)])
+                scores[max(len(scores) - local, 0) :] = np.inf
+                found.append(np.isin(np.arange(len(row)) // block, largest(scores[None], most)[0]))
         return found
 
     def check(self, words: np.ndarray, expected: list[np.ndarray]) -> None:
@@ -59,31 +79,54 @@ class Question:
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16"])
-@pytest.mark.parametrize(("heads", "dim"), [(5, 24), (3, 16), (1, 7)])
-def test_on_the_cpu(call, kind, heads, dim):
-    question = Question(kind, [(3, 130), (1, 12), (2, 300), (1, 33)], heads, dim)
+@pytest.mark.parametrize(("heads", "dim", "block"), [(5, 24, 1), (3, 16, 5), (1, 7, 64)])
+def test_on_the_cpu(call, kind, heads, dim, block):
+    question, most = Question(kind, [(3, 130), (1, 12), (2, 300), (1, 33)], heads, dim), max(32 // block, 2)
 
     def compute(parts: int) -> np.ndarray:
         y, scratch = (
             np.full((len(question.q) + 1, CONTEXT // 32), 7, np.uint32),
             Scratch(choose_scratch(heads, dim, CONTEXT)),
         )
-        call(f"choose-{kind}", parts, **question.arguments(32, y), **scratch.arguments)
+        call(f"choose-{kind}", parts, **question.arguments(most, y, block), **scratch.arguments)
         scratch.check()
-        question.check(y, question.answer(32))
+        question.check(y, question.answer(most, block))
+        return y[:, 0].view(np.float32)
+
+    for_any_parts(compute)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16"])
+@pytest.mark.parametrize(("heads", "dim", "block", "local"), [(4, 24, 16, 1), (3, 16, 5, 2), (1, 7, 100, 1)])
+def test_blocks_on_the_cpu(call, kind, heads, dim, block, local):
+    """The best key of a block speaks for it, and the last blocks are always seen."""
+    question, most = Question(kind, [(3, 130), (1, 12), (2, 300), (1, 33)], heads, dim), 3
+
+    def compute(parts: int) -> np.ndarray:
+        y = np.full((len(question.q) + 1, heads * CONTEXT // 32), 7, np.uint32)
+        scratch = Scratch(choose_scratch(heads, dim, heads * CONTEXT))
+        call(f"choose_blocks-{kind}", parts, **question.arguments(most, y, block, local), **scratch.arguments)
+        scratch.check()
+        question.check(y.reshape(-1, CONTEXT // 32), question.answer_of_blocks(most, block, local))
         return y[:, 0].view(np.float32)
 
     for_any_parts(compute)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-def test_on_a_card(kind):
-    question = Question(kind, [(2, 70), (1, 9), (1, 40)], 3, 32)
-    y, scores = np.full((len(question.q) + 1, CONTEXT // 32), 7, np.uint32), np.full((64, CONTEXT), np.nan, np.float32)
+@pytest.mark.parametrize(
+    ("kind", "block", "local"), [("F32", 1, None), ("Q8_0", 4, None), ("F32", 8, 1), ("Q8_0", 5, 2)]
+)
+def test_on_a_card(kind, block, local):
+    question, most = Question(kind, [(2, 70), (1, 9), (1, 40)], 3, 32), 12 if block == 1 else 3
+    groups = 1 if local is None else 3
+    y = np.full((len(question.q) + 1, groups * CONTEXT // 32), 7, np.uint32)
+    scores = np.full((64, CONTEXT), np.nan, np.float32)
     scratch = {"scratch": scores, "scratch_bytes": scores.strides[0]}
-    launch(f"choose-{kind}", len(question.q) + 1, **question.arguments(12, y), **scratch)
-    question.check(y, question.answer(12))
+    kernel = f"choose-{kind}" if local is None else f"choose_blocks-{kind}"
+    launch(kernel, len(question.q) + 1, **question.arguments(most, y, block, local), **scratch)
+    expected = question.answer(most, block) if local is None else question.answer_of_blocks(most, block, local)
+    question.check(y.reshape(-1, CONTEXT // 32), expected)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
@@ -99,6 +142,17 @@ def test_a_sum_that_is_not_a_number(call, wrong):
     with np.errstate(invalid="ignore"):
         launch("choose-F32", 3, **question.arguments(12, on_card), scratch=scores, scratch_bytes=scores.strides[0])
     np.testing.assert_array_equal(on_card[:, :2], y[:, :2])
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_product_that_is_not_a_number(call, wrong):
+    question = Question("F32", [(2, 64)], 2, 16)
+    question.q[1, 3] = wrong
+    y, scratch = np.full((3, 2 * CONTEXT // 32), 7, np.uint32), Scratch(choose_scratch(2, 16, 2 * CONTEXT))
+    call("choose_blocks-F32", 1, **question.arguments(3, y, 8, 1), **scratch.arguments)
+    of_heads = y.reshape(3, 2, -1)
+    assert unpacked(of_heads[0], 63).sum() == 2 * 23
+    assert not unpacked(of_heads[1], 64).any()
 
 
 @pytest.mark.slow

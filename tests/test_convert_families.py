@@ -92,6 +92,47 @@ def test_metadata_and_tensors_are_those_of_llama_cpp(tmp_path: Path, variant: st
     assert {name: sum for name, sum in sums.items() if name not in UNLIKE} == facts(variant)["tensors"]
 
 
+NEXTN = {
+    "eh_proj": "64 128", "enorm": "64", "hnorm": "64", "embed_tokens": "272 64", "shared_head.norm": "64",
+    "shared_head.head": "272 64",
+}  # fmt: skip
+IN_GGUF = {name: f"nextn.{name.replace('.', '_')}" for name in NEXTN}
+
+
+@pytest.mark.parametrize(("variant", "last"), [("deepseek3", 1), ("glm4_moe", 2)])
+@pytest.mark.parametrize("without", [(), ("embed_tokens", "shared_head.norm", "shared_head.head")], ids=len)
+def test_layers_that_guess_are_kept(tmp_path: Path, variant: str, last: int, without: tuple[str, ...]):
+    """Behind the others, as the publishers name them; a transformers checkpoint has none."""
+    shapes, own = shapes_of(variant), f"model.layers.{last + 1}."
+    its = {name.replace(f".{last}.", f".{last + 1}.", 1): s for name, s in shapes.items() if f"s.{last}." in name}
+    its |= {f"{own}{name}.weight": [*map(int, s.split())] for name, s in NEXTN.items() if name not in without}
+    folder = write_family(tmp_path / "model", facts(variant)["config"], shapes | its)
+    checkpoint = open_folder(folder)
+    arch = checkpoint.metadata["general.architecture"]
+    assert checkpoint.metadata[f"{arch}.block_count"] == last + 2
+    assert checkpoint.metadata[f"{arch}.nextn_predict_layers"] == 1
+    tensors = {tensor.name: tensor for tensor in checkpoint.tensors}
+    for name, place in IN_GGUF.items():
+        if name in without:
+            assert f"blk.{last + 1}.{place}.weight" not in tensors
+            continue
+        tensor = tensors[f"blk.{last + 1}.{place}.weight"]
+        stored = random_tensor(f"{own}{name}.weight", tensor.shape)[1]
+        got = as_float32(tensor.rows(0, prod(tensor.shape[:-1])), tensor.format.name)
+        np.testing.assert_array_equal(got.reshape(stored.shape), stored)
+    with localllm.open(write_gguf(tmp_path / "model.gguf", checkpoint), threads=1, cache=False) as model:
+        answer = model.generate(TEXT, 12, speculate="mtp", temperature=0)
+        assert "".join(answer) == "".join(model.generate(TEXT, 12, speculate="off", temperature=0))
+        assert answer.drafted > 0
+
+
+def test_a_layer_that_guesses_is_whole(tmp_path: Path):
+    shapes = shapes_of("deepseek3") | {"model.layers.2.eh_proj.weight": [64, 128]}
+    folder = write_family(tmp_path, facts("deepseek3")["config"], shapes)
+    with pytest.raises(ModelError, match=r"there is no tensor for blk\.2\.attn_norm"):
+        open_folder(folder)
+
+
 def runs(variant: str) -> bool:
     """Whether localllm computes the architecture, and makes text."""
     return "logits" in facts(variant) and facts(variant)["metadata"]["general.architecture"] in ARCHITECTURES

@@ -123,6 +123,7 @@ def attend_few(
         value_bytes=of_values.shape[2], kv_heads=shape.kv_heads, scale=shape.key_dim**-0.5, softcap=softcap,
         slopes=0 if slopes is None else slopes, bundles=few.bundles,
         chosen=0 if chosen is None else chosen, chosen_stride=0 if chosen is None else chosen.strides[0],
+        choice_stride=0,
     )  # fmt: skip
     launch(
         "merge_few",

@@ -6,8 +6,8 @@ from kernel_calls import at_end_of_page, normal, padded, vector
 from simulated import launch
 from test_recurrent_kernels import Run, in_blocks, in_columns, moved, weight
 
+from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.states import Recurrent
-from localllm.arch.verbs import HeadState
 from localllm.kernels.reference import Reference
 
 COUNTS = [3, 1]  # tokens of each sequence
@@ -37,6 +37,18 @@ def test_convolve(columns, taps, silu, counts, is_in_place):
     check(
         run, "convolve", lambda b: b.convolve(x, weight(filter, bias), run.state, silu=silu), in_columns, x=padded(x),
         taps=taps, weights=weights, bias=vector(bias), silu=int(silu), columns=columns, output_columns=columns,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+@pytest.mark.parametrize(("columns", "taps", "counts"), [(5, 4, COUNTS), (20, 2, COUNTS), (2, 3, [150, 2, 33])])
+def test_gated_mean(columns, taps, counts, is_in_place):
+    x, places = normal(sum(counts), 2 * columns), normal(taps, columns)
+    of_places = at_end_of_page(np.pad(places, ((0, 0), (0, -columns % 16))))
+    run = Run(counts, (taps - 1, 2 * columns), is_in_place)
+    check(
+        run, "gated_mean", lambda b: b.gated_mean(x, weight(places), run.state), in_columns, x=padded(x),
+        x_stride=padded(x).strides[0], taps=taps, places=of_places, columns=columns, output_columns=columns,
     )  # fmt: skip
 
 

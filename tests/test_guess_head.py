@@ -1,5 +1,8 @@
 """Layers that guess, against what they mean in NumPy: read in one go, token by token, after going back, on guesses."""
 
+import json
+from collections import Counter
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +22,11 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
 from localllm.errors import UsageError
 from localllm.files.gguf_file import GGUFFile
-from localllm.kernels.reference import Reference, Remembered
+from localllm.generation import leaps, speculation
+from localllm.generation.leaps import FEW
+from localllm.generation.speculation import StepCosts
+from localllm.kernels.reference import Reference
+from localllm.kernels.remembered import Remembered
 
 HEADS = [*OWN, *MADE]
 
@@ -169,9 +176,22 @@ def test_who_has_no_such_layer_says_so(tmp_path):
     engine.close()
 
 
+class Free(StepCosts):
+    """Whatever a step has, it costs the same: every guess is read."""
+
+    are_known = True
+
+    def of(self, tokens: int) -> float:
+        return 1.0
+
+    def of_time(self, seconds: float) -> float:
+        return 0.0
+
+
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
-def test_texts_are_the_same(path, seed):
+def test_texts_are_the_same(path, seed, monkeypatch):
     """Whatever the layer says, and whether it is asked."""
+    monkeypatch.setattr(speculation, "StepCosts", Free)
     drawn = {"temperature": 0} if seed is None else {"temperature": 1.0, "seed": seed}
     answers = {}
     with api.open_model(path, threads=2, context=300, cache=False) as model:
@@ -179,7 +199,8 @@ def test_texts_are_the_same(path, seed):
             generation = model.generate(text(30), 60, speculate=how, **drawn)
             answers[how] = "".join(generation), generation.tokens, generation.drafted > 0
     assert answers["mtp"][:2] == answers["auto"][:2] == answers["off"][:2]
-    assert [drafted for _, _, drafted in answers.values()] == [False, True, True]
+    is_long = len(answers["off"][1]) > 1  # one that ends at once has no guesses
+    assert [drafted for _, _, drafted in answers.values()] == [False, is_long, is_long]
 
 
 def test_a_conversation_goes_on(path):
@@ -209,3 +230,59 @@ def test_states_are_those_of_an_attending_layer(path):
     file = GGUFFile.open(path)
     _, h = architecture(file)
     assert has_guessing_layer(Weights(file.tensors), h) and guessing_state(h).layer == h.layers
+
+
+@pytest.mark.parametrize(("name", "said"), [("qwen35", "1 layer, * MB, used"), ("hy_v3", "1 layer, * MB, used")])
+def test_inspect_shows_the_layer(name, said, tmp_path, cli):
+    path = write(with_guess(name), tmp_path / "model.gguf")
+    (line,) = [line for line in cli("inspect", path)[1].splitlines() if line.startswith("guesses")]
+    assert fnmatch(line.removeprefix("guesses").strip(), said.replace("MB", "?B")), line
+    facts = json.loads(cli("inspect", path, "--json")[1])["guessing"]
+    assert facts["layers"] == 1 and facts["used"] and facts["bytes"] > 10_000
+    other = write(model("llama"), tmp_path / "llama.gguf")
+    assert json.loads(cli("inspect", other, "--json")[1])["guessing"] == {"layers": 0, "bytes": 0, "used": False}
+    assert "guesses" not in cli("inspect", other)[1]
+
+
+@pytest.mark.parametrize("count", [1, 3, FEW + 1])
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_batches_say_the_same(path, count, seed, monkeypatch):
+    """Few answers are guessed ahead, also when they are the last of many."""
+    drawn = {"temperature": 0} if seed is None else {"temperature": 1.0, "seed": seed}
+    monkeypatch.setattr(leaps, "StepCosts", Free)
+    prompts, found, steps = [text(20 + 7 * n, seed=n) for n in range(count)], [], []
+    for how in ("off", "auto"):
+        with api.open_model(path, threads=2, context=300, cache=False) as model:
+            chosen = [api.options(60 - 6 * n, (), drawn, how) for n in range(count)]
+            asked = zip(prompts, chosen, strict=True)
+            requests = [model.session.request(prompt, options) for prompt, options in asked]
+            batch, taken = model.batch(iter(requests)), Counter[int]()
+            run = model.engine.run
+
+            def counted(asked, logits, precise, run=run, taken=taken):
+                taken.update(len(ids) for _, ids in asked if logits == "all")
+                return run(asked, logits, precise)
+
+            model.engine.run = counted
+            for _ in batch:
+                pass
+            batch.close()
+            found.append([request.answers[0].tokens for request in requests])
+            steps.append(taken)
+    assert found[0] == found[1]
+    assert not steps[0]
+    assert max(steps[1], default=0) > 1 or min(map(len, found[1])) < 4  # they have ended at once
+
+
+def test_one_is_guessed_for_beside_one_that_is_not(path):
+    with api.open_model(path, threads=2, context=300, cache=False) as model:
+        requests = [
+            model.session.request(text(30, seed=n), api.options(30, (), {"temperature": 0}, how), key=n)
+            for n, how in enumerate(("off", "mtp"))
+        ]
+        for _ in (batch := model.batch(iter(requests))):
+            pass
+        batch.close()
+        for n, request in enumerate(requests):
+            alone = model.generate(text(30, seed=n), 30, temperature=0, speculate="off")
+            assert "".join(alone) == request.answers[0].text

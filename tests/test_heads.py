@@ -9,7 +9,7 @@ from test_recurrent_kernels import weight
 from localllm.engine.run import Span
 from localllm.kernels.reference import Reference
 
-KERNELS = ["scale_columns", "lerp", "multiply_heads", "head_dots", "mix", "softmax", "replace_ids"]
+KERNELS = ["scale_columns", "lerp", "multiply_heads", "head_dots", "mix", "softmax", "sinkhorn", "replace_ids"]
 TOKENS = 5
 
 
@@ -84,6 +84,29 @@ def test_softmax(call, builder, columns):
             y = output(TOKENS, columns)
             run("softmax", how, x=padded(x), y=y, stride=y.strides[0], columns=columns, count=count(TOKENS))
             np.testing.assert_array_equal(np.isnan(written(y, TOKENS, columns)), np.isnan(broken))
+
+
+@pytest.mark.parametrize(("size", "iterations"), [(1, 1), (4, 20), (3, 2), (17, 1)])
+def test_sinkhorn(call, builder, size, iterations):
+    x, given = 3 * normal(TOKENS, size * size), {"size": size, "iterations": iterations, "epsilon": 1e-6}
+    check(call, "sinkhorn", builder.sinkhorn(x, **given), x=padded(x), columns=size * size, **given)
+    made = builder.sinkhorn(x, size, 60, 1e-6).reshape(TOKENS, size, size)
+    np.testing.assert_allclose(made.sum(axis=1), 1, atol=2e-2)
+    np.testing.assert_allclose(made.sum(axis=2), 1, atol=2e-2)
+    x[1, -1] = np.inf
+    broken = builder.sinkhorn(x, **given)
+    for run, how in ((call, 1), (launch, TOKENS)):
+        y = output(TOKENS, size * size)
+        arguments = {"x": padded(x), "y": y, "stride": y.strides[0], "columns": size * size, "count": count(TOKENS)}
+        run("sinkhorn", how, **arguments, **given)
+        np.testing.assert_array_equal(np.isnan(written(y, TOKENS, size * size)), np.isnan(broken))
+        assert np.isnan(broken[1]).all()
+
+
+def test_what_is_at_a_place_of_a_matrix(builder):
+    """One step makes columns add up to 1, and turns the matrix round."""
+    x = np.log(np.array([[1, 3, 2, 2]], np.float32))  # softmax of rows: 1/4 3/4, 1/2 1/2
+    np.testing.assert_allclose(builder.sinkhorn(x, 2, 1, 0.0), [[1 / 3, 2 / 3, 3 / 5, 2 / 5]], rtol=1e-6)
 
 
 def test_ids_are_replaced(call, builder):

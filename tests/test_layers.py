@@ -17,6 +17,7 @@ LAYERS = [
     ["localllm", "localllm.services"],
     ["localllm.api", "localllm.convert"],
     ["localllm.generation"],
+    ["localllm.images"],
     ["localllm.engine", "localllm.text"],
     ["localllm.kernels"],  # of arch they know the verbs, which they compute
     ["localllm.arch"],

@@ -38,7 +38,7 @@ def test_as_transformers(checkpoint, tmp_path, format, least):
         texts, expected = json.loads(str(golden["texts"])), golden["vectors"]
     assert open_folder(checkpoint).metadata["bert.pooling_type"] == 1
     made = tmp_path / "minilm.gguf"
-    words = [sys.executable, "-m", "localllm", "quantize", checkpoint, made, format, "--force"]
+    words = [sys.executable, "-m", "localllm", "quantize", checkpoint, made, format]
     subprocess.run([*map(str, words)], check=True, capture_output=True)
     with localllm.open(made, threads=2) as model:
         cosines = (model.embed(texts) * expected).sum(axis=1)

@@ -27,7 +27,7 @@ from localllm.engine.memory import fingerprint, prefixes
 from localllm.engine.memory.prefixes import Prefixes
 from localllm.engine.run import BATCH
 from localllm.engine.runs import DEEP, FIRST, Runs
-from localllm.files import prefix_files
+from localllm.files import prefix_files, written_file
 from localllm.files.safe_file import SafeFile
 from localllm.generation.prefill import read_prompt
 from localllm.generation.sequences import Sequences
@@ -490,11 +490,12 @@ def test_the_command_line(warm: Path, environment, cli, monkeypatch, folder):
     assert anew.stdout == first.stdout == second.stdout
     assert b"known" not in anew.stderr + first.stderr and b"of them known" in second.stderr
     monkeypatch.setattr(prefix_files, "folder", lambda: kept)
+    monkeypatch.setattr(written_file, "folder", lambda: kept.parent / "written")
     code, out, err = cli("cache")
-    assert (code, err, len(out.splitlines())) == (0, "", 3)
-    assert out.splitlines()[1].startswith(warm.name)
+    assert (code, err, len(out.splitlines())) == (0, "", 4)
+    assert out.splitlines()[1].startswith(warm.name) and out.splitlines()[2].startswith("texts")
     assert cli("cache", "clear") == (0, "", "")
-    assert list(kept.iterdir()) == []
+    assert list(kept.iterdir()) == list((kept.parent / "written").iterdir()) == []
     assert cli("cache") == (0, "", "")
     code, _, err = cli("cache", "empty")
     assert code == 2 and "empty" in err

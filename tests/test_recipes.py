@@ -189,6 +189,22 @@ def test_vectors_norms_and_small_matrices_stay():
         assert not is_quantized(name, shape), name
 
 
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("hc_attn_fn", None), ("indexer.attn_q_b", None), ("indexer_compressor_gate", None), ("attn_kv_a_mqa", None),
+        ("ssm_f_a", None), ("attn_v_b", None), ("attn_q_a", "Q8_0"), ("attn_q_b", "Q8_0"), ("ffn_gate_shexp", "Q4_K"),
+    ],
+)  # fmt: skip
+def test_delicate_matrices_of_glm_5_3(name, format):
+    """As llama-quantize writes them in Q4_K_M. In other architectures they are like any other."""
+    name = f"blk.1.{name}.weight"
+    for arch, expected in (("glm5-next", format), ("deepseek2", "Q4_K")):
+        model = facts(layers=4, experts=8)._replace(arch=arch)
+        choice = Planner(RECIPES["Q4_K_M"], model, [name], Options()).choose(name, (512, 256))
+        assert (choice and choice.format) == expected
+
+
 def test_an_expert_without_a_layer_is_refused():
     planner = Planner(RECIPES["Q4_K_M"], facts(experts=8, layers=2), ["blk.2.ffn_down_exps.weight"], Options())
     with pytest.raises(ValueError, match=r"blk\.2\.ffn_down_exps"):

@@ -6,17 +6,27 @@ import numpy as np
 import pytest
 from kernel_calls import at_end_of_page, caller, count, for_any_parts, normal, output, padded, vector, written
 
+from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.states import Recurrent
-from localllm.arch.verbs import HeadState
 from localllm.arch.weights import Weight
 from localllm.engine.run import Span
 from localllm.files.gguf_file import Tensor
 from localllm.kernels.arguments import SEQUENCE
-from localllm.kernels.reference import Reference, Remembered
+from localllm.kernels.reference import Reference
+from localllm.kernels.remembered import Remembered
 from localllm.quant.formats import BY_NAME
 
 COUNTS = [[1], [7], [5, 1, 3, 40]]  # tokens of each sequence
-KERNELS = ["multiply", "sigmoid", "softplus", "convolve", "selective_scan", "head_scan-plain", "head_scan-delta"]
+KERNELS = [
+    "multiply",
+    "sigmoid",
+    "softplus",
+    "convolve",
+    "gated_mean",
+    "selective_scan",
+    "head_scan-plain",
+    "head_scan-delta",
+]
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +137,20 @@ def test_convolve(call, counts, columns, taps, silu):
             lambda b, run=run: b.convolve(x, weight(filter, bias), run.state, silu=silu),
             in_columns, x=padded(x), taps=taps, weights=weights, bias=vector(bias), silu=int(silu),
             columns=columns, output_columns=columns,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize(("columns", "taps"), [(1, 4), (48, 3), (24, 2), (33, 1)])
+def test_gated_mean(call, counts, columns, taps):
+    x, places = normal(sum(counts), 2 * columns), normal(taps, columns)
+    of_places = at_end_of_page(np.pad(places, ((0, 0), (0, -columns % 16))))
+    for in_place in (True, False):
+        run = Run(counts, (taps - 1, 2 * columns), in_place)
+        check(
+            run, call, "gated_mean", lambda b, run=run: b.gated_mean(x, weight(places), run.state), in_columns,
+            x=padded(x), x_stride=padded(x).strides[0], taps=taps, places=of_places, columns=columns,
+            output_columns=columns,
         )  # fmt: skip
 
 

@@ -145,6 +145,17 @@ def test_a_draft_is_as_long_as_it_pays():
     assert Guesser(Script(SURELY)).plan(MOST, usual, 99.0).draft == [], "something else promises more"
 
 
+def test_the_others_lose_what_a_draft_costs():
+    """Beside others a draft is shorter: they have one token each, however long the step takes."""
+    usual = costs_of(1, 1.3, 1.8, 3.2, 5.5)
+    lengths = [len(Guesser(Script(SURELY)).plan(MOST - n, usual.beside(n), GAIN).draft) for n in (0, 2, 4)]
+    assert lengths[0] > lengths[2]
+    dear = costs_of(1, 1.1, 3.3, 6.6, 13.2)
+    assert len(Guesser(Script(SURELY)).plan(MOST, dear, GAIN).draft) == 1
+    assert Guesser(Script(SURELY)).plan(MOST - 2, dear.beside(2), GAIN).draft == []
+    assert Guesses([Script(SURELY)], dear).draft(5, MOST) == []
+
+
 def test_between_measured_lengths_costs_are_on_lines():
     costs = costs_of(1.0, 1.5, 2.0, 3.0, 5.0)
     assert [costs.of(tokens) for tokens in (1, 2, 3, 4, 6, 12)] == pytest.approx([1, 1.5, 1.75, 2, 2.5, 4])

@@ -71,7 +71,6 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
        for name, value in (("context_length", 512), ("embedding_length", 64), ("block_count", 2), ("vocab_size", 268),
                            ("attention.key_length", 16), ("rope.dimension_count", 16), ("expert_used_count", 0))},
     "an adapter": ({"general.type": "adapter"}, "of the type adapter, not a model"),
-    "looks ahead": (L("attention.causal", False), "attention.causal"),
     "a tiny epsilon": (L("attention.layer_norm_rms_epsilon", np.float32(1e-30)), "layer_norm_rms_epsilon"),
     "another width": (L("embedding_length", 72), "embedding_length"),
     "another length of values": (L("attention.value_length", 8), "attention.value_length"),
@@ -175,6 +174,14 @@ def test_metadata(wrong: Wrong, cli, case: str):
     if "alignment" in expected:
         return require_refused_by_hand(wrong, cli, changes, expected)
     require_refused(cli, wrong.write(changes), expected)
+
+
+def test_a_decoder_that_looks_ahead(wrong: Wrong, cli):
+    """It may be a good one, of a kind that is not supported."""
+    path = wrong.write(L("attention.causal", False))
+    require_refused(cli, path, "attention.causal", ["run"])
+    code, out, _ = cli("inspect", path)
+    assert code == 0 and "not usable" in out and "look ahead" in out
 
 
 def require_refused_by_hand(wrong: Wrong, cli, changes: dict[str, Any], expected: str) -> None:

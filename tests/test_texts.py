@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from engines import open_engine
 from models import ENCODERS, model, write
-from models.encoders import GELU, RowsGolden, texts
+from models.encoders import GELU, ROWS_IN_BLOCKS, RowsGolden, texts
 from models.golden import check_digest
 from test_goldens import looked_up, nmse
 
@@ -53,6 +53,25 @@ def test_the_cpu(model_path, name):
     """As the reference, whose GELU is exact."""
     path = model_path(name)
     assert nmse(rows(path, name, "cpu"), rows(path, name, "reference")) < 3e-9  # of a single score
+
+
+@pytest.mark.parametrize("name", ROWS_IN_BLOCKS)
+def test_quantized(model_path, name):
+    """As llama.cpp's of the same weights in float32."""
+    golden = RowsGolden.load(name)
+    check_digest(name, model(name), golden)
+    assert nmse(rows(model_path(name), name, "reference"), golden.rows) < 1e-11
+    assert nmse(rows(model_path(name), name, "cpu"), golden.rows) < 3e-8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("name", ["eurobert", "neo_bert", "llama_embed", "llama_embed_experts", "t5encoder"])
+def test_other_numbers_and_dimensions(tmp_path, name, seed):
+    """Odd ones, on the CPU as by the reference."""
+    made = model(name, seed, vocab=271 + 2 * seed, hidden=41 + 10 * seed)
+    path, some = write(made, tmp_path / "model.gguf"), texts(name, made)
+    assert nmse(rows(path, name, "cpu", some), rows(path, name, "reference", some)) < 1e-9
 
 
 @pytest.mark.parametrize(

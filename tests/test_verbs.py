@@ -33,7 +33,7 @@ CASES = {
     "clamp": {"limit": 1.5},
     "softcap": {"cap": 2.5},
 }
-WITH_VECTORS = {"softmax",   # which have tests of their own
+WITH_VECTORS = {"softmax", "sinkhorn",  # which have tests of their own
     "rms_norm", "layer_norm", "softplus", "scale", "sigmoid_gate", "scale_columns", "lerp", "multiply_heads"
 }  # fmt: skip
 TOKENS, COLUMNS = 5, 20

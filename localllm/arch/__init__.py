@@ -59,6 +59,7 @@ ARCHITECTURES = {
     "glm4": "glm4",
     "glm4moe": "glm4moe",
     "glm-dsa": "deepseek32",
+    "glm5-next": "glm5_next",
     "gpt-oss": "gpt_oss",
     "gpt2": "gpt2",
     "gptneox": "gptneox",
@@ -101,6 +102,7 @@ ARCHITECTURES = {
     "minicpm3": "minicpm3",
     "minimax-01": "minimax_01",
     "minimax-m2": "minimax_m2",
+    "minimax-m3": "minimax_m3",
     "mistral3": "mistral3",
     "mistral4": "deepseek2",
     "modern-bert": "modern_bert",
@@ -157,16 +159,19 @@ ARCHITECTURES = {
     "xverse": "llama",
 }
 
+NOT_YET = "nothing here computes {} yet"
 SPEECH, DRAFTS = "speech is not made here", "the head of another model, which guesses for it, is no model of its own"
 # Names that llama.cpp has besides: why they do not run.
 REFUSED = {
     "clip": "what sees is no model of its own",
+    "deepseek4": NOT_YET.format("attention to a window and to a compressed past at once"),
     "dflash": DRAFTS,
     "eagle3": DRAFTS,
     "gemma4-assistant": DRAFTS,
     "gptj": "nothing computes it, llama.cpp neither, which has its name and no graph",
     "pockettts": SPEECH,
     "qwen3tts": SPEECH,
+    "qwen4exp": NOT_YET.format("embeddings of token sequences"),
     "wavtokenizer-dec": SPEECH,
 }
 

@@ -23,11 +23,11 @@ def decoder(
     """Logits of the wanted tokens, float32 [wanted, vocab].
 
     block(b, the layer's weights, h, the layer's state, x, **shared) is one layer; x: what goes into the first one, the
-    tokens' embeddings if None; norm: the last one, RMSNorm with output_norm if None. h has states() and epsilon.
+    tokens' embeddings if None; norm: the last one, RMSNorm with output_norm if None. h has layer_states() and epsilon.
     Without an output matrix the embedding matrix is one.
     """
-    x = b.embed(w.token_embd, b.ids) if x is None else x
-    for state in h.states():
+    x = b.begin(lambda: b.embed(w.token_embd, b.ids)) if x is None else x
+    for state in h.layer_states():
         x = block(b, w.block(state.layer), h, state, x, **shared)
     return last(b, w, h, x, norm)
 

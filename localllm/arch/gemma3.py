@@ -45,7 +45,8 @@ def read(fields: Fields) -> Gemma3:
 
 def forward(b: Builder, w: Weights, h: Gemma3) -> Activation:
     """Logits of the wanted tokens."""
-    logits = decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
+    x = b.begin(lambda: b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
+    logits = decoder(b, w, h, block, x)
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap and not h.pooling else logits
 
 

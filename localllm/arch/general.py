@@ -18,8 +18,9 @@ COUNTS = ("file_type", "parameter_count", "quantization_version")
 MODELS = ("model", "vocab")  # types; others are parts of models, or about them
 
 
-def require_general(file: GGUFFile) -> str:
-    """The name of the architecture. Raises ModelError for a key of the wrong kind, and for what is no model."""
+def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
+    """The name of the architecture. Raises ModelError for a key of the wrong kind, and for what is none of these kinds
+    of files."""
     general = Checked(file.metadata, "general.", file.path)
     for name in filter(general.has, (*TEXTS, *LISTS)):
         key = f"general.{name}"
@@ -27,7 +28,7 @@ def require_general(file: GGUFFile) -> str:
             raise general.wrong(name, "a text" if name in TEXTS else "an array of strings")
     for name in filter(general.has, COUNTS):
         general.whole(name, None, 0, (1 << 63) - 1)
-    if (kind := general.text("type", "model")) not in MODELS:
+    if (kind := general.text("type", "model")) not in kinds:
         raise general.error(f"a file of the type {show(kind)}, not a model")
     name = general.raw("architecture")
     if not isinstance(name, str):

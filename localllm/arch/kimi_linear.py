@@ -103,9 +103,10 @@ def rates_of(w: Weights, h: KimiLinear) -> Weight:
 
 
 def delta_heads(
-    b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation, decays: Activation, gate: Activation
-) -> Activation:
-    """The same, of decays and a gate [tokens, heads * delta_dim]."""
+    b: Builder, w: Weights, h: Any, state: Recurrent, x: Activation, decays: Activation, gate: Activation,
+    epsilon: float | None = None,
+) -> Activation:  # fmt: skip
+    """The same, of decays and a gate [tokens, heads * delta_dim]; epsilon: of heads of length 1, if it is another."""
     columns, dim = h.heads * h.delta_dim, h.delta_dim
     apart = any(w.get(f"attn_{name}", by_layer=True) for name in "qkv")
     parts = (w.attn_q, w.attn_k, w.attn_v) if apart else w.attn_qkv.split(columns, columns, columns)
@@ -113,7 +114,7 @@ def delta_heads(
     taps = [tap.shaped(*tap.shape[:-1], h.taps) for tap in taps]
     of_state = enumerate(zip(parts, taps, strict=True))
     q, k, v = (b.convolve(b.linear(x, part), tap, state, number) for number, (part, tap) in of_state)
-    q, k = (b.scale(b.rms_norm(z, None, h.epsilon / dim, dim), dim**-0.5) for z in (q, k))
+    q, k = (b.scale(b.rms_norm(z, None, (epsilon or h.epsilon) / dim, dim), dim**-0.5) for z in (q, k))
     strength = b.sigmoid(b.linear(x, w.ssm_beta.shaped(h.heads, h.width)))
     y = kimi_delta(b, (b.scale(q, dim**-0.5), k, v), decays, strength, state, 3)
     y = b.rms_norm(y, w.ssm_norm.shaped(dim), h.epsilon, dim)

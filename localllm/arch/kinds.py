@@ -41,6 +41,8 @@ COUNTS = """
     nextn_predict_layers moe_latent_size experts_per_group expert_chunk_feed_forward_length
     attention.key_length_mla_swa attention.value_length_mla_swa attention.kv_lora_rank_swa hyper_connection.count
     kda.head_dim attention.indexer.head_count attention.indexer.key_length attention.indexer.top_k
+    attention.indexer.kpool attention.indexer.block_size attention.indexer.local_blocks
+    hyper_connection.sinkhorn_iterations
     hrm.layers_per_stack hrm.h_cycles hrm.l_cycles full_attention_interval embedding_length_out
     embedding_length_per_layer_input decoder_start_token_id decoder_block_count pooling_type n_deepstack_layers
     attention.head_count attention.head_count_kv attention.key_length attention.value_length attention.key_length_mla
@@ -64,7 +66,7 @@ SCALES = """
 """
 FLAGS = """
     use_parallel_residual rope.scaling.finetuned attention.causal ssm.dt_b_c_rms expert_weights_norm swin_norm
-    hrm.prefix_lm
+    hrm.prefix_lm attention.indexer.kpool_select_tail
 """
 UNBOUNDED = "activation_sparsity_scale"  # which is minus infinity where nothing is cut
 BY_LAYER = "attention.sliding_window_pattern attention.recurrent_layers"

@@ -10,8 +10,9 @@ from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import decoder
 from localllm.arch.fields import Fields
 from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.states import Recurrent
-from localllm.arch.verbs import Activation, Builder, HeadState
+from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 

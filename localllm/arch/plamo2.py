@@ -10,9 +10,10 @@ from localllm.arch.attention import RMS_EPSILON, Attention, Transformer, attend
 from localllm.arch.decoder import decoder
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
+from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import read_rope
 from localllm.arch.states import Paged, Recurrent
-from localllm.arch.verbs import Activation, Builder, HeadState
+from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 

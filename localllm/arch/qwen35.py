@@ -14,9 +14,10 @@ from localllm.arch.decoder import decoder
 from localllm.arch.experts import admitted, gated_or_mixture, read_routing
 from localllm.arch.fields import Fields, show
 from localllm.arch.guessing import Guessed, guessed
+from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.sections import with_sections
 from localllm.arch.states import Paged, Recurrent
-from localllm.arch.verbs import Activation, Builder, HeadState
+from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 

@@ -23,6 +23,7 @@ class Rope:
     magnitude: float = 1.0  # multiplies cosine and sine
     by_factors: bool = False  # frequencies are to be divided by tensors of the file (LongRoPE)
     still: tuple[int, ...] = ()  # pairs that do not turn
+    axes: tuple[int, ...] = ()  # of each pair, by which position of an image's row it turns: time, height or width
     turns: tuple[float, float] = (32.0, 1.0)  # YaRN keeps pairs that turn more often, and stretches those below
 
     def frequencies(self, factors: np.ndarray | None = None) -> np.ndarray:

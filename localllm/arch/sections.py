@@ -35,4 +35,11 @@ def with_sections(fields: Fields, rope: Rope, mixed: bool = False) -> Rope:
     places = [pair % sum(sections) for pair in range(rope.dims // 2)]
     ends = [3 * sections[place % 3] if mixed else sum(sections[:3]) for place in places]
     still = tuple(pair for pair, (place, end) in enumerate(zip(places, ends, strict=True)) if place >= end)
-    return replace(rope, still=still)
+    return replace(rope, still=still, axes=tuple(axis_of(place, sections, mixed) for place in places))
+
+
+def axis_of(place: int, sections: list[int], mixed: bool) -> int:
+    """Of a pair the position by which it turns: 0 for time, 1 for height, 2 for width."""
+    if mixed:
+        return place % 3
+    return 0 if place < sections[0] else 1 if place < sections[0] + sections[1] else 2

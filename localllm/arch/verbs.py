@@ -6,7 +6,8 @@ Activation is float32 [rows, columns] in the builder's own form; rows are the to
 were selected.
 
 Verbs that treat rows one by one, and nothing but numbers of the same place together, are all here: what they mean, and
-their formulas in NumPy. Each has a row in localllm.kernels.verbs, and kernels.
+their formulas in NumPy. Each has a row in localllm.kernels.verbs, and kernels. Those of recurrent layers are in
+localllm.arch.recurrent_verbs.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,9 +28,10 @@ from localllm.arch.formulas import (
     swiglu_limited,
     xielu,
 )
+from localllm.arch.recurrent_verbs import StateVerbs
 from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
-from localllm.arch.states import Latent, Paged, Recurrent
+from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weight
 from localllm.frozen import frozen
 
@@ -61,21 +63,6 @@ class Scores:
     chosen: Activation | None = None  # which keys count, as `choose` says; None: all that a token sees
     biases: np.ndarray | None = None  # float32 [heads, 2 * reach + 1]
     crosses: bool = False
-
-
-@frozen
-class HeadState:
-    """What the heads of a recurrent layer keep: state `number`, h [heads, key_dim, value_dim].
-
-    Before each token h is multiplied by e^(dt * rate), rates [heads]; head i has the keys of head
-    i / repeat % key_heads.
-    """
-
-    state: Recurrent
-    number: int
-    rates: Weight
-    key_heads: int
-    repeat: int = 1
 
 
 class RowwiseVerbs(Protocol):
@@ -153,7 +140,7 @@ class RowwiseVerbs(Protocol):
         return self.rowwise("softcap", softcap, x, cap=cap)
 
 
-class Builder(RowwiseVerbs, Protocol):
+class Builder(RowwiseVerbs, StateVerbs, Protocol):
     """What all builders can do."""
 
     ids: Numbers  # of the run's tokens
@@ -161,6 +148,11 @@ class Builder(RowwiseVerbs, Protocol):
     kinds: Numbers  # theirs in a pair of texts: 0 in the first one, 1 in the second
     wanted: Numbers  # which tokens' logits are asked for
     reveals: bool  # whether somebody goes on with what the model makes of all tokens
+
+    def begin(self, embedded: Callable[[], Activation]) -> Activation:
+        """What goes into the first layer: what `embedded` makes of the run's tokens, or the rows of an image that stand
+        for them."""
+        ...
 
     def embed(self, weight: Weight, ids: Numbers) -> Activation:
         """The embedding rows of the tokens: [tokens, width]."""
@@ -244,13 +236,28 @@ class Builder(RowwiseVerbs, Protocol):
         """One row for each text, of a row for each of its tokens: their "mean", the first ("cls") or the "last"."""
         ...
 
-    def choose(self, q: Activation, k: Activation, weights: Activation, index: Latent, count: int) -> Activation:
+    def choose(
+        self, q: Activation, k: Activation, weights: Activation, index: Latent, count: int, block: int = 1
+    ) -> Activation:
         """Which keys a token sees, for `attend`: of its sequence's up to its own the `count` with the largest sums over
         heads of weight * max(q k, 0), of equal ones the first (lightning indexer: DeepSeek-V3.2, 2025). If one of the
         sums is not a number, it sees none.
 
+        So many blocks of `block` positions, if it is not 1: a block is seen as a whole, and its key is that of its last
+        token; tokens behind the last whole block see each other anyway.
+
         q [tokens, heads * key_dim], k [tokens, key_dim], weights [tokens, heads]. A bit of each position of a sequence,
         32 in a number.
+        """
+        ...
+
+    def choose_blocks(
+        self, q: Activation, k: Activation, index: Latent, count: int, block: int, local: int
+    ) -> Activation:
+        """Which keys each group of query heads sees, for `attend`: `count` blocks of `block` positions, whose largest
+        q k is largest, among them always the last `local` (MiniMax M3, 2026). Otherwise as `choose`.
+
+        q [tokens, groups * key_dim], k [tokens, key_dim]. The bits of the groups are side by side.
         """
         ...
 
@@ -297,6 +304,14 @@ class Builder(RowwiseVerbs, Protocol):
         """e^x of each column, divided by the sum of all of the row's; NaN where one of them is not finite."""
         ...
 
+    def sinkhorn(self, x: Activation, size: int, iterations: int, epsilon: float) -> Activation:
+        """Of each row's numbers, a matrix of `size` rows, one whose rows and columns add up to about 1, transposed: the
+        softmax of each row, and epsilon; then columns are divided by their sums and epsilon, and, iterations - 1 times,
+        rows and columns (Sinkhorn and Knopp 1967; in residual streams: Xie et al. 2025, arXiv 2512.24880). NaN where
+        one of the row's numbers is not finite.
+        """
+        ...
+
     def head_dots(self, x: Activation, z: Activation, heads: int) -> Activation:
         """The sum of x * z over the columns of each head: [tokens, heads]."""
         ...
@@ -318,103 +333,6 @@ class Builder(RowwiseVerbs, Protocol):
 
     def softplus(self, x: Activation, bias: Weight | None = None) -> Activation:
         """log(1 + e^(x + bias)), NaN for infinity."""
-        ...
-
-    def convolve(
-        self, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True
-    ) -> Activation:
-        """y[t] = sum over taps of weight[:, tap] * x[t - taps + 1 + tap] + bias, column by column, over the tokens of a
-        sequence; zeros stand before its first. With `silu` it is multiplied by its sigmoid.
-
-        State `number` [taps - 1, columns]: the last tokens.
-        """
-        ...
-
-    def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
-        """Of each token the row of the one before, zeros before the first. State `number` [1, columns]: the last."""
-        ...
-
-    def selective_scan(
-        self,
-        x: Activation,
-        dt: Activation,
-        b: Activation,
-        c: Activation,
-        rates: Weight,
-        skip: Weight,
-        state: Recurrent,
-    ) -> Activation:
-        """For each column h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x (Gu and Dao 2023).
-
-        x, dt [tokens, columns]; b, c [tokens, state size]; rates [columns, state size]; state 1: h [state size,
-        columns].
-        """
-        ...
-
-    def state_space(
-        self, x: Activation, dt: Activation, b: Activation, c: Activation, skip: Weight, heads: HeadState
-    ) -> Activation:
-        """For each head h = e^(dt * rate) * h + b (dt * x)^T, y = c h + skip * x (Mamba 2: Dao and Gu 2024).
-
-        x [tokens, heads * value_dim]; dt [tokens, heads]; b, c [tokens, key_heads * key_dim]; skip [heads].
-        """
-        ...
-
-    def delta_rule(
-        self, q: Activation, k: Activation, v: Activation, dt: Activation, strength: Activation, heads: HeadState
-    ) -> Activation:
-        """For each head h = e^(dt * rate) * h, then h = h + k (strength * (v - k h))^T, y = q h: what the key has read
-        so far is replaced (the gated delta rule: Yang et al. 2024, arXiv 2412.06464).
-
-        q, k [tokens, key_heads * key_dim]; v [tokens, heads * value_dim]; dt, strength [tokens, heads].
-        """
-        ...
-
-    def lightning_attention(
-        self, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent, number: int
-    ) -> Activation:
-        """For each head h = e^-slope * h + k v^T, y = q h (Qin et al. 2024, arXiv 2401.04658; MiniMax-01, 2025).
-
-        q, k [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
-        """
-        ...
-
-    def gated_linear_attention(
-        self, q: Activation, k: Activation, v: Activation, w: Activation, state: Recurrent, number: int
-    ) -> Activation:
-        """For each head h = diag(w) h + k v^T, y = q h (Yang et al. 2023, arXiv 2312.06635).
-
-        q, k, w [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
-        """
-        ...
-
-    def wkv6(
-        self, r: Activation, k: Activation, v: Activation, w: Activation, first: Weight, state: Recurrent, number: int
-    ) -> Activation:
-        """For each head y = r (h + diag(first) k v^T), then h = diag(w) h + k v^T (RWKV-6: Peng et al. 2024, arXiv
-        2404.05892): a token is read with weights of its own, `first` [heads, key_dim], before it is kept.
-
-        Otherwise as gated_linear_attention.
-        """
-        ...
-
-    def wkv7(
-        self,
-        r: Activation,
-        w: Activation,
-        k: Activation,
-        v: Activation,
-        a: Activation,
-        b: Activation,
-        state: Recurrent,
-        number: int,
-    ) -> Activation:
-        """For each head h = diag(w) h + b (a h) + k v^T, y = r h (RWKV-7: Peng et al. 2025, arXiv 2503.14456): what a
-        reads is taken away by b, as a is -b.
-
-        r, w, k, a, b [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim,
-        value_dim].
-        """
         ...
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def generation_options(on_progress: Callable[[int, int], None] | None, choices: Answers) -> "GenerationOptions":
     """What the options say, checked; `on_progress` hears of the prefill. Raises UsageError.
 
-    Of a draft model they know nothing until `with_draft_model`. Mere Answers guess nothing.
+    Of a draft model they know nothing until `with_draft_model`.
     """
     from localllm.generation.generate import GenerationOptions
     from localllm.generation.sampling_options import SamplingOptions
@@ -24,7 +24,7 @@ def generation_options(on_progress: Callable[[int, int], None] | None, choices: 
     limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
     more = {**choices.thoughts.given(), "constraint": choices.shape.constraint()}
     if not isinstance(choices, GenerationGroup):
-        return GenerationOptions(limit, stop, sampling, on_progress, "off", **more)
+        return GenerationOptions(limit, stop, sampling, on_progress, "auto", **more)
     keep = choices.keep
     if keep is not None and choices.on_overflow != "shift":
         say("localllm: --keep is left out: it counts with --on-overflow shift only")

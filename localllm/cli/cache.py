@@ -1,4 +1,4 @@
-"""localllm cache: what is kept of prompts that were read."""
+"""localllm cache: what is kept of prompts that were read, and of texts."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,26 +13,27 @@ if TYPE_CHECKING:
 def cache(
     action: Annotated[Literal["clear"] | None, argument("[clear]", "Remove it.")] = None,
 ) -> None:
-    """List what is kept of long prompts, or remove it.
+    """List what is kept of long prompts and of texts, or remove it.
 
-    A prompt that begins as an earlier one is then read from there. With `clear`, all of it is removed. The least
-    recently used goes when all of it takes more than 4 GB, or than LOCALLLM_PREFIX_GB or cache_gb in config.toml says;
-    0 keeps nothing.
+    A prompt that begins as an earlier one is then read from there, and tokens are guessed from texts. With `clear`, all
+    of it is removed. The least recently used prompt goes when all of them take more than 4 GB, or than
+    LOCALLLM_PREFIX_GB or cache_gb in config.toml says; 0 keeps nothing.
 
     Examples:
       localllm cache
       localllm cache clear
     """
-    from localllm.files import prefix_files
+    from localllm.files import prefix_files, written_file
 
     if action == "clear":
-        dim(f"{size(prefix_files.clear())} removed")
+        dim(f"{size(prefix_files.clear() + written_file.clear())} removed")
         return
-    entries = prefix_files.entries()
-    if not entries:
+    entries, texts = prefix_files.entries(), written_file.sizes()
+    if not entries and not texts:
         dim("nothing is kept")
         return
-    rows = [*prompts(entries), ("all", "", size(sum(entry.size for entry in entries)), "")]
+    rows = [*prompts(entries), *(("texts", str(tokens), size(taken), moment(when)) for tokens, taken, when in texts)]
+    rows += [("all", "", size(sum(entry.size for entry in entries) + sum(taken for _, taken, _ in texts)), "")]
     write("\n".join(table(("model", "tokens", "size", "last used"), rows)) + "\n")
 
 

@@ -76,10 +76,20 @@ def summary(facts: dict[str, Any]) -> list[str]:
         ("context", facts["context"] and f"{facts['context']} tokens"),
         ("vocabulary", vocabulary["size"] and f"{vocabulary['size']} tokens, {vocabulary['kind']}"),
         ("makes", facts["reads"]),
+        ("guesses", guessing(facts["guessing"])),
         ("chat template", template),
         ("sampling", ", ".join(f"{name} {advice(value)}" for name, value in facts["sampling"].items())),
     ]
     return fact_lines((label, str(value)) for label, value in lines if value)
+
+
+def guessing(facts: dict[str, Any]) -> str:
+    """The layers that guess further tokens, "" if there are none."""
+    layers, taken = facts["layers"], size(facts["bytes"])
+    if not layers:
+        return ""
+    use = "one is used" if layers > 1 else "used"
+    return f"{layers} layer{'s' if layers > 1 else ''}, {taken}, {use if facts['used'] else 'not used'}"
 
 
 def advice(value: Any) -> str:

@@ -15,7 +15,8 @@ _BATCH = "how many tokens are read at once is chosen by itself"
 _POSITIONS = "positions are scaled as the file says; `localllm quantize --override-kv` writes another file"
 _LOG = "there is no log: warnings go to stderr, and --stats tells times"
 _ADAPTER = "adapters are not supported: merge them into the model before"
-_MEDIA = "localllm reads text only"
+_MEDIA = "localllm reads text and images"
+_PROJECTOR = "the projector beside the model is used when there is an image; --mmproj names another"
 _CACHE = "long prompts are kept on disk by themselves; see `localllm cache`"
 _SAME = "the model that guesses has the options of the one that answers"
 _SILENT = "the prompt is never shown, and stdout is the answer only"
@@ -30,7 +31,7 @@ FLAGS = {
     "weights are used as they are in the file": "--repack -nr --no-repack --warmup --no-warmup",
     _COMPACT: "--swa-full -kvu --kv-unified -no-kvu --no-kv-unified",
     _CACHE: "--prompt-cache-all --prompt-cache-ro",
-    _MEDIA: "--mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload",
+    _PROJECTOR: "--mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload",
     "nothing is fetched unless you say so": "--offline",
     _LOG: "--log-disable -v --verbose --log-verbose --log-prefix --no-log-prefix --log-timestamps --no-log-timestamps",
     "times are told with --stats only": "--perf --no-perf --show-timings --no-show-timings",
@@ -104,11 +105,11 @@ REFUSED = {
     "--yarn-attn-factor --yarn-beta-slow --yarn-beta-fast -gan --grp-attn-n -gaw --grp-attn-w",
     "`localllm quantize --override-kv` writes a file with other metadata": "--override-kv",
     _ADAPTER: "--lora --lora-scaled --control-vector --control-vector-scaled --control-vector-layer-range",
-    _MEDIA: "-mm --mmproj -mmu --mmproj-url "
-    "--image --audio --video --image-min-tokens --image-max-tokens",
+    _MEDIA: "--audio --video",
+    "images have the size that the model's family gives them": "--image-min-tokens --image-max-tokens",
     "name the file behind the repository: hf:OWNER/REPOSITORY/FILE.gguf": "-hff --hf-file",
-    "`localllm pull` brings models of the Hugging Face hub; others, `curl -LO URL` does": "-mu --model-url -dr "
-    "--docker-repo --gpt-oss-20b-default --gpt-oss-120b-default",
+    "`localllm pull` brings models of the Hugging Face hub; others, `curl -LO URL` does": "-mu --model-url -mmu "
+    "--mmproj-url -dr --docker-repo --gpt-oss-20b-default --gpt-oss-120b-default",
     "use --speculate draft:MODEL, with a model that is here": "-hfd -hfrd --hf-repo-draft --spec-type --spec-default",
     "`localllm serve` is the server": "--server-base",
     "other computers cannot help": "--rpc",

@@ -39,7 +39,13 @@ def unknown() -> int:
     return sys.maxsize
 
 
-def open_model(model: str, engine: EngineGroup, chat_template: str | None = None, no_cache: bool = False) -> "Model":
+def open_model(
+    model: str,
+    engine: EngineGroup,
+    chat_template: str | None = None,
+    no_cache: bool = False,
+    mmproj: str | None = None,
+) -> "Model":
     """Open a model, a path or a name; progress and warnings go to stderr."""
     path = located(model)
     from localllm import api
@@ -57,6 +63,7 @@ def open_model(model: str, engine: EngineGroup, chat_template: str | None = None
             cache=not no_cache,
             gpu_layers=layer_count(engine.gpu_layers),
             uploading=uploading(line),
+            mmproj=mmproj,
         )
     finally:
         line.clear()

@@ -60,7 +60,8 @@ Threads = Annotated[
     ),
 ]
 NoCache = Annotated[
-    bool, option("--no-cache", help="Read the prompt anew, and keep nothing of it; see `localllm cache`.")
+    bool,
+    option("--no-cache", help="Read the prompt anew, and keep nothing of it and the answer; see `localllm cache`."),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from localllm.cli import asking, opening, options
 from localllm.cli.endpoint import EndpointGroup
 from localllm.cli.filling import Diffusion, fill, require_plain
+from localllm.cli.images import ImageGroup
 from localllm.cli.parameters import argument, option
 from localllm.cli.prompt import Encoding, Prompt, begin, request, whole_prompt
 from localllm.cli.receipt import keep, prepared
@@ -58,6 +59,7 @@ def run(
     no_cache: options.NoCache = False,
     choices: options.GenerationGroup,
     tools: ToolGroup,
+    images: ImageGroup,
     endpoint: EndpointGroup,
     diffusion: Diffusion,
 ) -> None:
@@ -76,6 +78,7 @@ def run(
       localllm run model.gguf -p "Invent a person." --json-schema person.json | jq .name
       localllm run --endpoint http://127.0.0.1:8000 -p "Why is the sky blue?"
       localllm run model.gguf -p "What is in notes.txt?" --tools read_file --allow .
+      localllm run model.gguf -p "What is this?" --image photo.jpg
       localllm run model.gguf -p "Is water wet?" --grammar 'root ::= "yes" | "no"'
     """
     started = perf_counter()
@@ -85,7 +88,8 @@ def run(
     if model is not None and words is prompt is None and " " in model.strip() and not os.path.lexists(model):
         raise UsageError(f"{one_line(model)!r} names no model: the prompt stands behind it, or behind -p")
     asked_first = [*filter(None, (words,)), *(prompt or ())]
-    text = whole_prompt(asked_first, file or (), not no_stdin, encoding, most_bytes, binary_file)
+    use_stdin = not (no_stdin or images.takes_stdin)
+    text = whole_prompt(asked_first, file or (), use_stdin, encoding, most_bytes, binary_file)
     system = asking.system_message(system, system_file)
     line = ProgressLine()
     chosen = asking.generation_options(opening.reading(line), choices)
@@ -93,6 +97,7 @@ def run(
         require_no_template(system, chat_template, choices)
     if n != 1 or beams:
         require_sense(n, beams, choices)
+    images.require_plain(endpoint=place is not None, receipt=receipt is not None)
     if tools.given:
         require_plain_tools(raw=raw, n=n > 1, beams=beams > 0, receipt=receipt is not None)
     if place is None:
@@ -100,7 +105,7 @@ def run(
     with ExitStack() as stack:
         calls = tools.opened(stack)
         if place is None:
-            opened = stack.enter_context(opening.open_model(path, engine, chat_template, no_cache))
+            opened = stack.enter_context(opening.open_model(path, engine, chat_template, no_cache, images.mmproj))
         else:
             from localllm.cli.endpoint import opened as opened_there
 
@@ -109,8 +114,9 @@ def run(
         if receipt is not None:
             chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)
         load_s = perf_counter() - started
-        asked, interrupted = request(opened, text, system, raw), False
+        asked, interrupted = images.shown(request(opened, text, system, raw)), False
         if opened.fills or diffusion.given():
+            images.require_plain(steps=True)
             require_plain(
                 n=n > 1, beams=beams > 0, json=as_json, stats=stats, receipt=receipt is not None, tools=tools.given
             )

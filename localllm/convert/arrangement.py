@@ -56,6 +56,17 @@ def gguf_tensor(name: str, source: TensorSource) -> CheckpointTensor:
     return CheckpointTensor(name, BY_NAME[source.dtype], source.shape, source)
 
 
+def with_guessing_layers(h: CheckpointFacts, stored: Mapping[str, Stored]) -> CheckpointFacts:
+    """The layers that guess the token behind the next one are among the others if they are there: a checkpoint may have
+    left them out."""
+    layers, guessing = h.sizes["layers"], h.sizes.get("guessing", 0)
+    numbers = {int(layer[1]) for name in stored if (layer := IN_LAYER.fullmatch(name))}
+    if max(numbers, default=0) < layers or not guessing:
+        return h.plus({"guessing": 0})
+    total = layers + guessing
+    return h.plus({"layers": total}, block_count=total, nextn_predict_layers=guessing)
+
+
 def arranged(
     folder: Path, stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]
 ) -> Iterator[CheckpointTensor]:
@@ -113,15 +124,13 @@ class Names:
         return theirs
 
     def is_left_out(self, theirs: str) -> bool:
-        """Whether a tensor is for images or another task, or in a layer behind the last, that predicts more tokens at
-        once."""
+        """Whether a tensor is for images or another task."""
         if self._family.unread and self._family.unread.fullmatch(theirs):
             return True
         if self._family.sees and OF_IMAGES.fullmatch(theirs):
             self.images += 1
             return True
-        layer, layers = IN_LAYER.fullmatch(theirs), self._sizes["layers"]
-        return bool(layer and layers <= int(layer[1]) < layers + self._sizes.get("extra_layers", 0))
+        return False
 
     def place_of(self, theirs: str, parts: set[str]) -> tuple[str, int]:
         """The part of a place, "" if there is none, and the expert, -1 for all."""

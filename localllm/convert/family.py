@@ -23,6 +23,7 @@ class MadeOf:
     of: Mapping[str, Dimensions]  # names there, behind the layer's number
     made: Callable[[Sequence[TensorSource], Shape, Sizes], TensorSource]
     dtypes: tuple[str, ...] = NUMBERS
+    needed: bool = True
 
 
 Layer = Mapping[str, Dimensions | MadeOf]  # by names without "blk.N." and ".weight"

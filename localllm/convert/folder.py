@@ -8,7 +8,7 @@ from typing import Any
 
 import gguf
 
-from localllm.convert.arrangement import CheckpointTensor, arranged, gguf_tensor
+from localllm.convert.arrangement import CheckpointTensor, arranged, gguf_tensor, with_guessing_layers
 from localllm.convert.config import Config
 from localllm.convert.description import description
 from localllm.convert.families import family_of
@@ -47,8 +47,9 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     config = Config.of(folder)
     family = family_of(config)
     config = config.of_text(family.defaults)
-    h = family.read(config)
-    tensors = [*arranged(folder, open_weights(folder), family, h, config.warnings)]
+    stored = open_weights(folder)
+    h = with_guessing_layers(family.read(config), stored)
+    tensors = [*arranged(folder, stored, family, h, config.warnings)]
     tensors += [gguf_tensor(name, kept(values)) for name, values in h.tensors.items()]
     for name, matrix in projections(folder, family.projects).items():
         tensors.append(gguf_tensor(f"{name}.weight", matrix))

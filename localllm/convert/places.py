@@ -58,7 +58,7 @@ class CheckpointModel:
     def _made(self, prefix: str, its: MadeOf) -> TensorPlace:
         """Of a tensor that is stored in its own way."""
         shape, of = self._shape(its.dimensions), {prefix + name: self._shape(part) for name, part in its.of.items()}
-        return TensorPlace(of, lambda sources: its.made(sources, shape, self.sizes), its.dtypes)
+        return TensorPlace(of, lambda sources: its.made(sources, shape, self.sizes), its.dtypes, its.needed)
 
     def _usual(self, whole_name: str, name: str, stored: Shape, needed: bool = True) -> TensorPlace:
         """Of a tensor that is stored under a name that gguf knows."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Ids
 from functools import partial
 from operator import index
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -19,9 +20,11 @@ from localllm.engine.memory.store import Store
 from localllm.engine.opening import Said, opened
 from localllm.engine.options import EngineOptions
 from localllm.engine.record.recorder import recorded
+from localllm.engine.record.rows import row_operations
 from localllm.engine.record.shift import turns
 from localllm.engine.run import BATCH, Span
 from localllm.engine.runs import FIRST, LATER, WHOLE, Runs
+from localllm.engine.seen import Seen, ahead_of, key_of, passages, row_of
 from localllm.engine.sequence import Sequence
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
@@ -77,6 +80,8 @@ class Engine:
         if hasattr(model, "guess") and has_guessing_layer(weights, self.hyperparameters) and options.backend == "cpu":
             self._made = rows_for(self.hyperparameters.width)
         recorder = recorded(file, model.forward, weights, self.hyperparameters, self.context, self._made)
+        rows = partial(row_operations, model.forward, weights, self.hyperparameters, self.context)
+        self._images, self._takes_rows = WeakValueDictionary[int, Seen](), recorder.begins
         self.operations, self.kv_type = recorder.operations, options.kept_as
         self._make_head = partial(GuessHead, file, model, self.hyperparameters, self.context, options)
         self._head: GuessHead | None = None  # made when it is first asked for
@@ -89,7 +94,7 @@ class Engine:
             else Runs(FIRST if any(operation.verb == "route" for operation in self.operations) else LATER)
         )
         self.thread_count = options.thread_count
-        said = Said(file, self.operations, model.forward, self.hyperparameters, self.context, recorder.encoding)
+        said = Said(file, self.operations, model.forward, self.hyperparameters, self.context, recorder.encoding, rows)
         backend, self.device, note, self.limits = opened(said, options)
         self._backend: Backend | None = backend
         self._turns = partial(turns, self.operations, said.states)
@@ -204,6 +209,8 @@ class Engine:
             raise UsageError(f"cannot forget {count} of {len(sequence.tokens)} tokens behind the first {keep}")
         with self.lock:
             self.require_shift()
+            if sequence.images:
+                raise UsageError("a text with images cannot be moved: shift is not possible")
             store = sequence.store
             held = store.truncate(len(sequence.tokens))
             try:
@@ -219,19 +226,39 @@ class Engine:
     def _read(self, readings: Ids[Reading], precise: bool) -> list[list[np.ndarray]]:
         """The logits of each, in pieces."""
         rows: list[list[np.ndarray]] = [[] for _ in readings]
-        for batch in batches([len(reading.ids) for reading in readings]):
+        for batch in batches([reading.ids for reading in readings]):
             self._run_batch(readings, batch, precise, rows)
         return rows
 
     def _checked(self, ids: Ids[int]) -> np.ndarray:
         """Token ids as an array. Raises UsageError."""
         try:
-            valid = len(ids) > 0 and all(0 <= index(token) < self.vocab_size for token in ids)
+            valid = len(ids) > 0 and all(0 <= index(token) < self.vocab_size or self._is_seen(token) for token in ids)
         except TypeError:
             valid = False
         if not valid:
             raise UsageError(f"token ids should be a list of numbers from 0 to {self.vocab_size - 1}")
         return np.asarray(ids, np.int64)
+
+    def _is_seen(self, token: int) -> bool:
+        """Whether an id is a row of an image."""
+        seen = self._images.get(key_of(token)) if token < 0 else None
+        return seen is not None and row_of(token) < len(seen.rows)
+
+    def see(self, seen: Seen) -> None:
+        """Know the ids of an image's rows, as long as somebody has it, and longer where a sequence has read it.
+
+        Raises UnsupportedError for a model that images cannot be read by, UsageError for rows of another one.
+        """
+        if not self._takes_rows or self._start is not None or self.device != "CPU":
+            where = f"{self.hyperparameters.arch} models" if self.device == "CPU" else f"models on {self.device}"
+            raise UnsupportedError(f"{self._path}: images cannot be read by {where}")
+        if seen.rows.shape[1] != self.hyperparameters.width:
+            width = self.hyperparameters.width
+            raise UsageError(f"an image's rows have {seen.rows.shape[1]} numbers, the model's embeddings {width}")
+        if seen.is_whole and len(seen.rows) > BATCH:
+            raise UsageError(f"an image of {len(seen.rows)} rows that see each other; {BATCH} are the most")
+        self._images[seen.key] = seen
 
     def _clean_up(self) -> None:
         """Give back what forgotten sequences have left."""
@@ -277,7 +304,11 @@ class Engine:
         for number, first, end in batch:
             sequence, begin, ids, wanted = readings[number]
             some = max(0, end - max(first, len(ids) - wanted))
-            span = Span(sequence.store, begin + first, ids[first:end], some, encoded=sequence.encoded)
+            seen = self._images.get(key_of(int(ids[first]))) if ids[first] < 0 else None
+            span = Span(
+                sequence.store, begin + first, ids[first:end], some, encoded=sequence.encoded, seen=seen,
+                ahead=ahead_of(sequence.images, begin + first),
+            )  # fmt: skip
             spans.append(span)
         try:
             for span in spans:
@@ -293,6 +324,7 @@ class Engine:
         for (number, _, _), span in zip(batch, spans, strict=True):
             sequence, end = readings[number].sequence, span.position + len(span.ids)
             sequence.tokens[span.position : end] = span.ids.tolist()
+            sequence.has_seen(span.position, span.ids, span.seen)
             if self._made is not None:
                 made, told = self._made[told : told + len(span.ids)], told + len(span.ids)
                 if sequence.listener:
@@ -321,18 +353,22 @@ def unread(sequence: Sequence) -> Reading:
     return Reading(sequence, begin, NOTHING if begin == length else np.array(sequence.tokens[begin:], np.int64), 0)
 
 
-def batches(counts: Ids[int]) -> Iterator[list[tuple[int, int, int]]]:
-    """So many tokens of several requests as runs of at most BATCH tokens: lists of (request, first, last + 1)."""
+def batches(tokens: Ids[np.ndarray]) -> Iterator[list[tuple[int, int, int]]]:
+    """The tokens of several requests as runs of at most BATCH tokens: lists of (request, first, last + 1). Of an image,
+    a run has nothing else."""
     batch, room = list[tuple[int, int, int]](), BATCH
-    for number, count in enumerate(counts):
-        first = 0
-        while first < count:
-            end = min(count, first + room)
-            batch.append((number, first, end))
-            room -= end - first
-            first = end
-            if not room:
-                yield batch
-                batch, room = [], BATCH
+    for number, ids in enumerate(tokens):
+        for first, last, key in passages(ids):
+            while first < last:
+                if key is not None and batch:
+                    yield batch
+                    batch, room = [], BATCH
+                end = min(last, first + room)
+                batch.append((number, first, end))
+                room -= end - first
+                first = end
+                if not room or key is not None:
+                    yield batch
+                    batch, room = [], BATCH
     if batch:
         yield batch

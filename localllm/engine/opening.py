@@ -22,7 +22,8 @@ class Said(NamedTuple):
     """What an architecture has said of a model.
 
     forward: says it once more, to another builder; context: the most tokens of a sequence; encoding: what an encoder
-    does, if there is one.
+    does, if there is one; rows: what is done with an image's rows (localllm.engine.record.rows), if they see each other
+    and if not.
     """
 
     file: GGUFFile
@@ -31,6 +32,7 @@ class Said(NamedTuple):
     hyperparameters: Any
     context: int
     encoding: Sequence[Operation] = ()
+    rows: Callable[[bool], Any] | None = None
 
     @property
     def states(self) -> list[State]:
@@ -77,7 +79,8 @@ def opened(said: Said, options: EngineOptions) -> Opened:
             return found
         note = found
     operations = options.observer.watch(said.operations) if options.observer else said.operations
-    return Opened(CpuBackend(operations, said.states, said.context, options, said.encoding), note=note)
+    backend = CpuBackend(operations, said.states, said.context, options, said.encoding, said.rows)
+    return Opened(backend, note=note)
 
 
 def reference(said: Said, options: EngineOptions) -> Backend:

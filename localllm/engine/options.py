@@ -8,6 +8,7 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.kernels.build.library import Progress
 from localllm.system.cpu import usable_cores
+from localllm.values import whole_number
 
 MOST_THREADS = 1024
 DEVICES = re.compile(r"cpu|auto|reference|cuda(:\d{1,3})?")
@@ -58,3 +59,10 @@ class EngineOptions:
         _ = self.thread_count
         if not DEVICES.fullmatch(self.backend):
             raise UsageError(f"unknown device {self.backend!r}: use cpu, cuda, cuda:N, auto or reference")
+
+
+def layers_of(gpu_layers: int | str) -> int | str:
+    """Raises UsageError if they are no number, nor "all" or "auto"."""
+    if isinstance(gpu_layers, str) and gpu_layers not in ("all", "auto"):
+        raise UsageError(f"gpu_layers should be a number, all or auto, not {gpu_layers!r}")
+    return gpu_layers if isinstance(gpu_layers, str) else whole_number("gpu_layers", gpu_layers)

@@ -12,7 +12,8 @@ from localllm.engine.record.observe import SquareSums
 from localllm.engine.record.shift import Turn
 from localllm.engine.run import Span
 from localllm.errors import NOT_NUMBERS, ModelError
-from localllm.kernels.reference import Reference, Remembered
+from localllm.kernels.reference import Reference
+from localllm.kernels.remembered import Remembered
 
 
 class ReferenceBackend:

@@ -24,6 +24,8 @@ class Span(NamedTuple):
     wanted: int  # of how many tokens, the last ones, logits are returned
     kinds: np.ndarray = NO_KINDS  # of the tokens, see localllm.arch.verbs
     encoded: int = 0  # the sequence's first tokens, which an encoder has read
+    seen: Any = None  # localllm.engine.seen.Seen: the image that the ids are rows of; then the only span of its run
+    ahead: int = 0  # by how much places are ahead of the positions by which keys turn: behind images
 
 
 class Text(NamedTuple):
@@ -49,6 +51,7 @@ class Header:
         self.token_count, self.wanted_count, self.sequence_count = (self.numbers[i : i + 1] for i in range(3))
         self.most_precise, self.logits, self.flaws = (self.numbers[i : i + 1] for i in range(3, 6))
         self.ids, self.positions, self.owners, self.wanted, self.kinds = (zeros((tokens,)) for _ in range(5))
+        self.turns = zeros((tokens,))  # positions by which queries and keys turn
         self.sequences = zeros((tokens, len(SEQUENCE)))
         self.most_precise_stored = zeros((1,)) + tokens  # for keys and values, whose error all later tokens see
         self.few_counts = zeros((2,))  # tokens and wanted ones, if they are too few for tiles, else 0
@@ -61,6 +64,7 @@ class Header:
             end, length = first + count, span.position + count
             self.ids[first:end] = span.ids
             self.positions[first:end] = np.arange(span.position, length)
+            self.turns[first:end] = self.positions[first:end] - span.ahead
             self.owners[first:end] = number
             self.sequences[number] = first, count, length, *span.store.addresses, span.encoded
             self.wanted[wanted : wanted + span.wanted] = np.arange(end - span.wanted, end)
@@ -76,6 +80,7 @@ class Header:
         firsts, tokens = ends - counts, int(ends[-1])
         self.ids[:tokens] = np.concatenate([text.ids for text in texts])
         self.positions[:tokens] = np.arange(tokens) - np.repeat(firsts, counts)
+        self.turns[:tokens] = self.positions[:tokens]
         self.kinds[:tokens] = self.positions[:tokens] >= np.repeat([text.second for text in texts], counts)
         self.owners[:tokens] = np.repeat(np.arange(number), counts)
         tables = pages.ctypes.data + 8 * (np.cumsum(of_text) - of_text)

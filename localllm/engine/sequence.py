@@ -8,6 +8,7 @@ import numpy as np
 
 from localllm.engine.memory.store import Store
 from localllm.engine.runs import Runs
+from localllm.engine.seen import Seen, row_of
 from localllm.errors import LocalllmError, UsageError
 
 
@@ -57,12 +58,14 @@ class Sequence:
             that begins alike.
         listener: is told what is read; None if nobody wants to know.
         encoded: how many of them an encoder has read; with fewer, or nothing behind them, it holds nothing.
+        images: those among the tokens, and where they begin.
     """
 
     listener: ReadListener | None = None
 
     def __init__(self, engine: Reader, store: Store, tokens: Ids[int] = ()):
         self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
+        self.images = list[tuple[int, Seen]]()
         self.engine, self._store = engine, store
         self._forgotten = weakref.finalize(self, engine.abandoned.append, store)
         self._forgotten.atexit = False
@@ -101,7 +104,7 @@ class Sequence:
         """Another sequence with the same tokens; memory is shared until one of them goes on."""
         with self.engine.lock:
             twin = Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
-            twin.aligned, twin.encoded = self.aligned, self.encoded
+            twin.aligned, twin.encoded, twin.images = self.aligned, self.encoded, [*self.images]
             return twin
 
     def truncate(self, length: int) -> int:
@@ -137,9 +140,15 @@ class Sequence:
         """Only so many tokens."""
         del self.tokens[length:]
         self.encoded = self.encoded if length else 0
+        self.images = [(begin, seen) for begin, seen in self.images if begin < length]
         self.aligned = min(self.aligned, self.engine.runs.last_end(length))
         if self.listener:
             self.listener.forget_behind(length)
+
+    def has_seen(self, place: int, ids: np.ndarray, seen: Seen | None) -> None:
+        """A run has read ids of an image from this place on, or of none."""
+        if seen is not None and (begin := place - row_of(int(ids[0]))) not in [known for known, _ in self.images]:
+            self.images.append((begin, seen))
 
     def shift(self, keep: int, count: int) -> None:
         """Forget `count` tokens, a multiple of 64, behind the first `keep`; later ones move to their positions.

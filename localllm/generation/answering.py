@@ -61,7 +61,7 @@ class Answering:
         logprob: the natural logarithm of its probability, what ended it included; 0 of an only answer.
         sequence: what has been read of `ids`; None while it waits.
         number: its place among the request's answers, as they are made.
-        guesses: where drafts come from, while nobody else is answered.
+        guesses: where drafts come from, while few are answered.
         known: logits behind the prompt, float32 [1, vocab], if files had them with all of it; until it begins.
     """
 
@@ -94,6 +94,11 @@ class Answering:
     def guide(self) -> Guide:
         """What follows it."""
         return self._guide
+
+    @property
+    def sampler(self) -> Sampler:
+        """What draws its tokens."""
+        return self._sampler
 
     @property
     def left(self) -> int:

@@ -11,16 +11,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.run import BATCH, PRECISE_TOKENS
-from localllm.engine.runs import Runs
+from localllm.engine.runs import LONG, Runs
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.frozen import frozen
 from localllm.generation.answering import Answering, AnswerRequest
 from localllm.generation.answers import seeded
-from localllm.generation.guide import Expected
-from localllm.generation.ngrams import from_text
+from localllm.generation.leaps import Leaps
 from localllm.generation.reading import piece, shareable, stretch
 from localllm.generation.reuse import common
-from localllm.generation.speculation import Guesses
 from localllm.kernels.arguments import PAGE
 from localllm.text.tokenizer import Tokenizer
 
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
 
     from localllm.engine.engine import Engine
     from localllm.engine.memory.prefixes import Prefixes
+    from localllm.generation.written import WrittenBefore
 
 LIVE_KEPT = 16  # conversations whose memory waits for their next turn
 PARALLEL = 16  # answers at once: a step of 16 is nearly what arithmetic allows, and more wait longer for each other
@@ -43,14 +42,15 @@ class AnswerSpan(NamedTuple):
 
 @frozen
 class Live:
-    """Requests come while others are answered: what LIVE_KEPT answers have read is kept for those that begin alike, and
-    tokens are guessed for an answer that is alone, if its options say so.
+    """Requests come while others are answered: what LIVE_KEPT answers have read is kept for those that begin alike.
 
     Attributes:
         prefixes: what files have of long prompts. None is added: what is read beside others may be rounded otherwise.
+        written: what was written before, for guesses.
     """
 
     prefixes: "Prefixes | None" = None
+    written: "WrittenBefore | None" = None
 
 
 class Batch:
@@ -85,7 +85,9 @@ class Batch:
         self._vocab = min(engine.vocab_size, tokenizer.vocab_size)
         self._requests, self._finished = iter(requests), list[AnswerRequest]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
-        self._stopping, self._live, self._prefixes = False, live is not None, live and live.prefixes
+        self._stopping, self._live = False, live is not None
+        self._prefixes, self._written = live and live.prefixes, live and live.written
+        self._leaps = Leaps(engine, self._end_ids, self._written)
         self._kept = deque[Answering]()  # that have finished, for the next that begin alike; the oldest first
 
     def __iter__(self) -> Iterator[list[AnswerRequest]]:
@@ -189,6 +191,8 @@ class Batch:
         else:
             answering.sequence = donor.sequence.fork() if donor and donor.sequence else self._engine.sequence()
         answering.request.cached = answering.sequence.truncate(length)
+        if self._precise:
+            self._leaps.listen(answering, len(self.running))
         self.running.append(answering)
 
     def _donor(self, answering: Answering) -> tuple[Answering | None, int]:
@@ -212,7 +216,7 @@ class Batch:
             is_heard = self._live and any(one.has_begun for one in self.running)
             self._advance(*self._reading(PAGE if is_heard else self._chunk))  # who listens waits for short pieces
             writing = self._writing()
-            if not (self._live and len(writing) == len(self.running) == 1 and self._leap(writing[0].answering)):
+            if not (len(writing) == len(self.running) and self._leap([one.answering for one in writing])):
                 for one in writing:
                     one.answering.guesses = None
                 self._advance(writing, precise=True)
@@ -256,22 +260,27 @@ class Batch:
             else:
                 self._begin(answering, row)
 
-    def _leap(self, answering: Answering) -> bool:
-        """A step of the only answer with guesses behind its newest token; False if there are none."""
-        if answering.request.task.options.speculate == "off" or not answering.sequence:
+    def _leap(self, answers: list[Answering]) -> bool:
+        """A step of the only answers with guesses behind their newest tokens; False if it cannot be made."""
+        if not self._leaps.are_possible(answers):
             return False
-        if answering.guesses is None:
-            answering.guesses = Guesses([Expected(answering.guide), *from_text(answering.ids)])
-        guesses, before, started = answering.guesses, len(answering.ids), perf_counter()
-        draft = guesses.draft(answering.left - 1)
+        drafts = self._leaps.drafts(answers)
+        work = [AnswerSpan(one, [one.ids[-1], *draft]) for one, draft in drafts]
         try:
-            self._require_places([AnswerSpan(answering, [0, *draft])])
-            rows = self._engine.run([(answering.sequence, [answering.ids[-1], *draft])], "all", True)[0]
+            self._require_places(work)
+            started = perf_counter()
+            rows = self._engine.run([(one.sequence, ids) for one, ids in work if one.sequence], "all", True)
         except MemoryLimitError:
-            answering.guesses = None
             return False
-        guesses.took(len(rows), perf_counter() - started)
-        for row, guess in zip(rows[:, : self._vocab], [*draft, None], strict=True):
+        self._leaps.took(sum(len(ids) for _, ids in work), perf_counter() - started)
+        for (answering, draft), its in zip(drafts, rows, strict=True):
+            self._land(answering, draft, its[:, : self._vocab])
+        return True
+
+    def _land(self, answering: Answering, draft: list[int], rows: "np.ndarray") -> None:
+        """Take the tokens that are drawn, as far as the draft is right and one beyond."""
+        before = len(answering.ids)
+        for row, guess in zip(rows, [*draft, None], strict=True):
             self._take(answering, row)
             if answering.finish_reason or answering.request.error or answering.ids[-1] != guess:
                 break
@@ -279,8 +288,8 @@ class Batch:
         right = sum(token == guess for token, guess in zip(drawn, draft, strict=False))
         if answering.sequence and right < len(draft):
             answering.sequence.truncate(before + right)
-        guesses.learn(drawn)
-        return True
+        if answering.guesses:
+            answering.guesses.learn(drawn)
 
     def _begin(self, first: Answering, row: "np.ndarray") -> None:
         """The prompt has been read: every answer to it gets its first token and a sequence of its own."""
@@ -312,6 +321,9 @@ class Batch:
         if answering.finish_reason:
             self.running.remove(answering)
             self._keep(answering)
+            if self._written and answering.request.task.options.speculate != "off":
+                is_kept = len(answering.request.prompt) > LONG
+                self._written.add(answering.ids, answering.request.cached, is_kept)
             if answering.request.finished:
                 answering.request.answers.sort(key=lambda one: -one.score)
                 self._finished.append(answering.request)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from localllm.engine.runs import LONG
+from localllm.engine.seen import has_images, texts_only
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.draft_model import Drafter, DraftModel
@@ -136,6 +138,9 @@ class Making:
     def __init__(self, sequences: Sequences, tokenizer: Tokenizer, task: Task):
         """As of Generation."""
         options, self.kept, self.dropped, self.is_full = task.options, None, 0, False
+        if has_images(task.prompt) and (options.on_overflow == "shift" or isinstance(options.speculate, Drafter)):
+            other = "a draft model" if isinstance(options.speculate, Drafter) else "on_overflow=shift"
+            raise UsageError(f"images do not go with {other}")
         if options.on_overflow == "shift":
             self.kept = SINKS if options.keep is None else options.keep
             require_shift(self.kept, sequences.context)
@@ -180,6 +185,7 @@ class Making:
             self._counting(begun.sequence),
             ExitStack() as held,
         ):
+            held.callback(self._remember)
             limit = self._options.limit(self._sequences.context - len(self.prompt))
             follower = self._follower(begun.sequence) if limit > 1 else None
             sequence, rows = begun.sequence, self._prefill(begun)
@@ -200,25 +206,33 @@ class Making:
     def _follower(self, sequence: "Tokens | Rolling") -> "Follower | None":
         """The model's own layer that guesses, which reads what the sequence reads from now on."""
         speculate, engine = self._options.speculate, self._sequences.engine
-        if isinstance(sequence, Rolling) or not (
-            speculate == "mtp" or (speculate == "auto" and engine.has_guess_layer)
+        if (
+            isinstance(sequence, Rolling)
+            or has_images(self.prompt)
+            or not (speculate == "mtp" or (speculate == "auto" and engine.has_guess_layer))
         ):
             return None
         return engine.listen(sequence)
 
     def _guesses(self, held: ExitStack, follower: "Follower | None") -> Guesses | None:
         """What drafts come from, made when the first token is on its way; held: has what it needs."""
-        speculate, tokens = self._options.speculate, [*self.prompt, *self.tokens]
+        speculate, tokens = self._options.speculate, texts_only([*self.prompt, *self.tokens])
         if speculate == "off":
             return None
         proposers: list[Proposer] = [Expected(self._guide)] if self._guide.is_needed else []
-        proposers += from_text(tokens)
+        proposers += from_text(tokens, self._sequences.written)
         if isinstance(speculate, Drafter):
             proposers.append(held.enter_context(speculate.proposer(tokens, self._sampler, self._end_ids, self._guide)))
         if follower:
             known, vocab = tokens[follower.begin :], self._sequences.vocab_size
             proposers.append(DraftModel(follower, known, self._sampler, vocab, self._end_ids, self._guide))
         return Guesses(proposers)
+
+    def _remember(self) -> None:
+        """What was written, for later guesses."""
+        if self._sequences.written and self._options.speculate != "off":
+            is_kept = len(self.prompt) > LONG
+            self._sequences.written.add([*self.prompt, *self.tokens], self.cached_tokens, is_kept)
 
     @contextmanager
     def _counting(self, sequence: "Tokens | Rolling") -> Iterator[None]:

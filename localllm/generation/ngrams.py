@@ -1,12 +1,15 @@
-"""Guesses from the text itself: what followed the same words before (prompt lookup), how a copy with changes goes on.
+"""Guesses from texts: what followed the same words before (prompt lookup), how a copy with changes goes on.
 
-Both are proposers of localllm.generation.speculation and cost next to nothing.
+Both are proposers of localllm.generation.speculation and cost next to nothing. They look at the text itself, and at
+what was written before.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 
 from localllm.generation.speculation import SURE, Guess
+from localllm.generation.written import GAP, NOTHING, Earlier, Match, WrittenBefore
 
 FOLLOWED = 4  # tokens in a row that make a copy of what looks like one
 LEFT = 4  # copies that were left and may be taken up again
@@ -17,16 +20,19 @@ class NGrams:
 
     A suffix automaton (Blumer et al. 1985) of all tokens so far: a state stands for the pieces of the text that end at
     the same places. The state that the newest one links to is the longest end of the text that has been there before.
+    Where an earlier text has a longer one, that counts.
 
     Attributes:
-        tokens: the text.
+        tokens: earlier texts, and then the text.
         agreed: how many of its last tokens have been there before.
         place: where the token is that followed the last time.
     """
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
+    def __init__(self, earlier: Earlier = NOTHING) -> None:
+        self._earlier, self._begin = earlier, len(earlier.tokens)
+        self.tokens = array("i", earlier.tokens.tobytes())
         self.place = self.agreed = 0
+        self._elsewhere = Match(0, 0)  # the longest in earlier texts
         self._next: list[dict[int, int]] = [{}]  # of each state: the state after a token
         self._length, self._link, self._end = [0], [-1], [-1]  # longest piece, state of its ends, where it was last
         self._last = 0
@@ -35,6 +41,18 @@ class NGrams:
         """The text goes on with these. Takes constant time for each, on average."""
         for token in tokens:
             self._push(token)
+        if self._begin:
+            self._look_elsewhere(tokens)
+
+    def _look_elsewhere(self, tokens: Sequence[int]) -> None:
+        """In earlier texts. What agrees longest goes on to do so as long as the text follows it."""
+        (place, agreed), count = self._elsewhere, len(tokens)
+        if agreed and self.tokens[place : place + count] == self.tokens[-count:]:
+            self._elsewhere = Match(place + count, agreed + count)
+        else:
+            self._elsewhere = self._earlier.find(self.tokens[max(self._begin, len(self.tokens) - SURE) :])
+        if self._elsewhere.agreed > self.agreed:
+            self.place, self.agreed = self._elsewhere
 
     def _push(self, token: int) -> None:
         place = len(self.tokens)
@@ -81,7 +99,7 @@ class Copies:
     """
 
     def __init__(self, grams: NGrams):
-        """grams: of the same text; it hears of every token first."""
+        """grams: of the same texts; it hears of every token first."""
         self._grams = grams
         self._place: int | None = None  # in the text, of what comes next if the copy goes on
         self._followed = 0  # tokens that the answer has followed it in a row
@@ -118,8 +136,9 @@ class Copies:
         return iter(()) if self._place is None else copied(self._grams.tokens, self._place, self._followed)
 
 
-def copied(tokens: list[int], place: int, agreed: int) -> Iterator[Guess]:
-    """What is at a place and behind it; and behind the end of the text, the guesses again: a text that goes in circles.
+def copied(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess]:
+    """What is at a place and behind it, as far as that text goes; and behind the end of the last one, the guesses
+    again: a text that goes in circles.
 
     Each has the trust of one that as many tokens more agree for as there are before it.
     """
@@ -127,13 +146,15 @@ def copied(tokens: list[int], place: int, agreed: int) -> Iterator[Guess]:
     while True:
         end = len(tokens)
         token = tokens[place] if place < end else guesses[place - end]
+        if token == GAP:
+            return
         guesses.append(token)
         yield Guess(token, min(agreed, SURE))
         place, agreed = place + 1, agreed + 1
 
 
-def from_text(tokens: Sequence[int]) -> tuple[NGrams, Copies]:
-    """The proposers that look at nothing but the text, which begins with these tokens."""
-    grams = NGrams()
+def from_text(tokens: Sequence[int], written: WrittenBefore | None = None) -> tuple[NGrams, Copies]:
+    """The proposers that look at nothing but the text, which begins with these tokens, and at earlier ones."""
+    grams = NGrams(written.earlier() if written else NOTHING)
     grams.push(tokens)
     return grams, Copies(grams)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from localllm.engine.seen import whole_end
+
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
     from localllm.generation.overflow import Rolling
@@ -18,7 +20,7 @@ def read_prompt(
     start = begin
     while start < len(prompt):  # between two runs progress is shown and Ctrl-C is heard
         progress(start - begin, len(prompt) - begin)
-        end = min(sequence.engine.runs.next_end(start), len(prompt))
+        end = whole_end(prompt, min(sequence.engine.runs.next_end(start), len(prompt)))
         logits = sequence.append(prompt[start:end], "last" if end == len(prompt) else "none")
         start = end
     return logits

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from localllm.engine.seen import texts_only
 from localllm.errors import UsageError
 from localllm.generation.candidates import Candidates
 from localllm.generation.sampling_chain import STEPS, State, chain
@@ -52,8 +53,8 @@ class Sampler:
         return twin
 
     def read(self, prompt: Sequence[int]) -> None:
-        """The answer is to this prompt, on which penalties look back."""
-        most = self._state.history.most
+        """The answer is to this prompt, on which penalties look back, but not on its images."""
+        prompt, most = texts_only(prompt), self._state.history.most
         for token in prompt if most < 0 else prompt[len(prompt) - min(most, len(prompt)) :]:
             self.accept(token)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from localllm.engine.engine import Engine
     from localllm.engine.memory.prefixes import Prefixes
     from localllm.engine.sequence import Sequence
-
+    from localllm.generation.written import WrittenBefore
 
 HELD = 4  # conversations that wait beside the latest
 
@@ -54,15 +54,16 @@ class Sequences:
     Attributes:
         engine: theirs.  context: the most tokens of one.  vocab_size: length of a row of logits.
         prefixes: what is kept of prompts from process to process, or None.
+        written: what was written before, which guesses come from, or None.
     """
 
-    def __init__(self, engine: "Engine", prefixes: "Prefixes | None" = None):
+    def __init__(self, engine: "Engine", prefixes: "Prefixes | None" = None, written: "WrittenBefore | None" = None):
         self.engine, self.context, self.vocab_size = engine, engine.context, engine.vocab_size
         self._kept: Sequence | Rolling | None = None  # nobody's, for the next one
         self._busy: WeakSet[Sequence | Rolling] = WeakSet()
         self._held: deque[Sequence | Rolling] = deque()  # those that others have left, to come back to them
         self._turns: WeakKeyDictionary[Sequence | Rolling, list[TurnEnds]] = WeakKeyDictionary()
-        self.prefixes = prefixes
+        self.prefixes, self.written = prefixes, written
         self._end: End | None = None  # where the latest prompt of more than PRECISE_TOKENS ends
         self._is_new = False  # that one, so that it is to be written
         self.lock: threading.Lock | Refusal = threading.Lock()
@@ -189,6 +190,8 @@ class Sequences:
     def write_conversation(self) -> None:
         """What the latest has read goes to files, for a later process that goes on with it."""
         with self.lock:
+            if self.written and self._kept:
+                self.written.add(self._kept.tokens, is_kept=True)
             if self.prefixes and self._kept and not isinstance(self._kept, Rolling) and len(self._kept.tokens) > LONG:
                 self.prefixes.keep(self._kept.fork(), None, is_conversation=True)
 

@@ -1,7 +1,7 @@
 """A conversation with a model: its history, and what to do when it gets too long."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.thinking import Thinking, format_of, template_variables
 from localllm.generation.turns import SoFar, Turns
+from localllm.images.parts import marked
 from localllm.text.messages import checked
 from localllm.text.plain import Message
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
@@ -39,10 +40,11 @@ class Session(Turns):
         recommended: SamplingOptions | None = None,
     ):
         """chat_template: the choice of one, instead of the file's; see ChatTemplate.of. recommended: how to sample, as
-        far as options do not say.
+        far as options do not say.  `look`, which can be set: what makes ids of an image.
         """
         super().__init__()
         self.sequences, self.tokenizer, self._choice = sequences, tokenizer, chat_template
+        self.look: Callable[[Any], list[int]] = blind
         self._recommended = recommended or SamplingOptions()
 
     def resume(self, options: GenerationOptions | None = None) -> Generation:
@@ -161,17 +163,18 @@ class Session(Turns):
         return self._task(self._read(asked, chosen), chosen, decoder)  # type: ignore[arg-type]
 
     def _read(self, messages: Sequence[Message], options: GenerationOptions) -> list[int]:
-        """What is read of a conversation: with its calls and their results, and the tools that there are."""
+        """What is read of a conversation: with images, calls and their results, and the tools that there are."""
         use = options.tools
+        messages, images = marked(messages)
         if not (use and use.tools) and not any(has_calls(message) for message in messages):
-            return self.encode_chat(messages, options)
+            return self._encoded(messages, images, options)
         from localllm.generation.tool_messages import as_data, in_format
 
         told = in_format(as_data(checked(messages), self._result_marks), self._call_format, use)
         if self._call_format.is_known and use and use.callable:
             variables = {**options.template_variables, "tools": [tool.told() for tool in use.callable]}
             options = replace(options, template_variables=variables)
-        return self.encode_chat(told, options)
+        return self._encoded(told, images, options)
 
     def _task(self, prompt: list[int], options: GenerationOptions, decoder: StreamDecoder, earlier: int = 0) -> Task:
         """To answer a conversation, with calls if there are tools."""
@@ -212,12 +215,18 @@ class Session(Turns):
 
         options: have the template's variables. What messages say is text: only the template writes control tokens.
         """
+        return self._encoded(*marked(messages), options)
+
+    def _encoded(
+        self, messages: Sequence[Message], images: Sequence[Any], options: GenerationOptions | None
+    ) -> list[int]:
+        """The same, of messages with marks for images."""
         self.require_conversation()
         chosen = options or GenerationOptions()
         variables = template_variables(self.template.source, chosen.think, chosen.think_budget)
         variables |= chosen.template_variables
         text = self.tokenizer.markers.render(self.template, checked(messages), **variables)
-        return self.tokenizer.encode_rendered(text)
+        return self.tokenizer.encode_rendered(text, [self.look(image) for image in images])
 
     def _thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
         """A conversation's tokens and how thoughts are marked behind them; "off" closes one that the template opens."""
@@ -300,3 +309,8 @@ class Session(Turns):
 def has_calls(message: Message) -> bool:
     """Whether it is of tools: calls, or what came of one."""
     return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))
+
+
+def blind(image: Any) -> list[int]:
+    """Raises UsageError."""
+    raise UsageError("this model sees no images")

@@ -6,7 +6,8 @@ it would have done anyway: a guess is right if it is what was drawn. So the text
 of steps changes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple, Protocol
@@ -61,22 +62,57 @@ class StepCosts:
 
     @property
     def are_known(self) -> bool:
-        """Whether a step of one token was measured."""
-        return 1 in self._seconds
+        """Whether a step was measured."""
+        return bool(self._seconds)
 
     def of_time(self, seconds: float) -> float:
-        """Of something else that takes so long, when they are known."""
-        return seconds / self._seconds[1]
+        """Of something else that takes so long, when a step is known."""
+        return seconds / self._one
+
+    def beside(self, others: int) -> "StepCosts | CostsBeside":
+        """For one of several answers; others: tokens of the step that are not this answer's."""
+        return CostsBeside(self, others) if others else self
+
+    def tokens(self, expected: float) -> float:
+        """What a step brings, by what one without a draft does; expected: tokens of this answer."""
+        return expected
 
     def _interpolated(self) -> list[float]:
         """By the number of tokens; between those that are known, along straight lines."""
-        one = self._seconds.get(1)
-        known = USUAL_COSTS | ({tokens: taken / one for tokens, taken in self._seconds.items()} if one else {})
-        costs = [0.0, 1.0]
-        for first, last in pairwise(sorted(known)):
-            step = (known[last] - known[first]) / (last - first)
-            costs += [known[first] + step * (tokens - first) for tokens in range(first + 1, last + 1)]
-        return costs
+        usual = interpolated(USUAL_COSTS)
+        self._one = self._seconds.get(1) or min(
+            (taken / usual[tokens] for tokens, taken in self._seconds.items()), default=math.inf
+        )
+        return interpolated(USUAL_COSTS | {tokens: taken / self._one for tokens, taken in self._seconds.items()})
+
+
+class CostsBeside:
+    """What a step costs in which others take part, by the tokens of one answer; that of one of its tokens costs 1."""
+
+    def __init__(self, costs: StepCosts, others: int):
+        self._costs, self._others, self._one = costs, others, costs.of(others + 1)
+
+    def of(self, tokens: int) -> float:
+        return self._costs.of(tokens + self._others) / self._one
+
+    def of_time(self, seconds: float) -> float:
+        return self._costs.of_time(seconds) / self._one
+
+    def tokens(self, expected: float) -> float:
+        """As of StepCosts: the others have theirs all the same."""
+        return (expected + self._others) / (1 + self._others)
+
+
+def interpolated(known: Mapping[int, float]) -> list[float]:
+    """By the number of tokens, from 0 on; 1 is known, and costs lie on lines between those that are."""
+    costs = [0.0, known[1]]
+    for first, last in pairwise(sorted(known)):
+        step = (known[last] - known[first]) / (last - first)
+        costs += [known[first] + step * (tokens - first) for tokens in range(first + 1, last + 1)]
+    return costs
+
+
+Costs = StepCosts | CostsBeside
 
 
 def settled(before: float | None, seconds: float) -> float:
@@ -124,7 +160,7 @@ class Guesser:
         self._seconds: float | None = None  # that one takes
         self._trials = TRIALS  # guesses to make before that can be believed
 
-    def plan(self, most: int, costs: StepCosts, least: float) -> DraftPlan:
+    def plan(self, most: int, costs: Costs, least: float) -> DraftPlan:
         """Of at most `most` guesses as many as promise the most; none if that is not more than the rate `least`."""
         chance, expected, guesses = 1.0, [1.0], self._proposer.propose()
         while len(self._guesses) < most and chance > UNLIKELY and self._may_pay(expected, chance, most, costs, least):
@@ -142,14 +178,14 @@ class Guesser:
             DraftPlan([guess.token for guess in self._guesses[:length]], rate) if rate > least else DraftPlan([], 0.0)
         )
 
-    def _best(self, expected: list[float], costs: StepCosts) -> tuple[int, float]:
+    def _best(self, expected: list[float], costs: Costs) -> tuple[int, float]:
         """The length of the draft that promises the most, and its rate; expected: the tokens that come, by length."""
         spent = (len(expected) - 1) * self._cost(costs)
-        rates = [tokens / (costs.of(length + 1) + spent) for length, tokens in enumerate(expected)]
+        rates = [costs.tokens(tokens) / (costs.of(length + 1) + spent) for length, tokens in enumerate(expected)]
         rate = max(rates)
         return rates.index(rate), rate
 
-    def _may_pay(self, expected: list[float], chance: float, most: int, costs: StepCosts, least: float) -> bool:
+    def _may_pay(self, expected: list[float], chance: float, most: int, costs: Costs, least: float) -> bool:
         """Whether more guesses may raise the rate, if they are right as often as usual. What is free or new may."""
         each = self._cost(costs)
         if each < FREE or self._trials > 0:
@@ -158,11 +194,11 @@ class Guesser:
         for length in range(len(expected), most + 1):
             chance *= self._experience.usual
             tokens += chance
-            if tokens > least * (costs.of(length + 1) + length * each):
+            if costs.tokens(tokens) > least * (costs.of(length + 1) + length * each):
                 return True
         return False
 
-    def _cost(self, costs: StepCosts) -> float:
+    def _cost(self, costs: Costs) -> float:
         """Of a guess, by that of a step of one token."""
         return costs.of_time(self._seconds or 0.0)
 
@@ -182,18 +218,22 @@ class Guesser:
 class Guesses:
     """Drafts for one answer, each from the proposer that promises the most at the time."""
 
-    def __init__(self, proposers: Iterable[Proposer]):
-        """The proposers know the text so far; those whose guesses are free come first."""
-        self._sources, self._costs = [Guesser(proposer) for proposer in proposers], StepCosts()
+    def __init__(self, proposers: Iterable[Proposer], costs: StepCosts | None = None):
+        """The proposers know the text so far; those whose guesses are free come first. costs: those of others, too."""
+        self._sources, self._costs = [Guesser(proposer) for proposer in proposers], costs or StepCosts()
         self.took = self._costs.took
 
-    def draft(self, most: int) -> list[int]:
-        """At most so many tokens that may come next, often none. The first step is without: its time is the measure."""
+    def draft(self, most: int, others: int = 0) -> list[int]:
+        """At most so many tokens that may come next, often none; others: tokens of the step that are not this answer's.
+
+        The first step is without: its time is the measure.
+        """
         best = DraftPlan([], GAIN)
-        if not self._costs.are_known:
+        if not self._costs.are_known or others >= MOST:
             return []
+        costs = self._costs.beside(others)
         for source in self._sources:
-            plan = source.plan(min(most, MOST), self._costs, best.rate)
+            plan = source.plan(min(most, MOST - others), costs, best.rate)
             best = plan if plan.draft else best
         return best.draft
 

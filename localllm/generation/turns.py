@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from localllm.generation.generate import GenerationOptions
+from localllm.images.parts import texts_of
 from localllm.text.plain import Message
 
 
@@ -75,14 +76,16 @@ class Turns:
         self.system = messages[0]["content"] if has_system else None
         self._history = list(messages[has_system:])
 
-    def ask(self, text: str, options: GenerationOptions | None = None) -> Any:
+    def ask(self, text: str, options: GenerationOptions | None = None, images: Sequence[Any] = ()) -> Any:
         """Go on with the conversation. When it has become too long, the oldest turns are dropped if `options` say
         nothing else.
 
-        An interrupted answer stays in the history as far as it was said; a question whose answer had not begun is
-        withdrawn. Raises ContextError if the text alone does not fit; the conversation is then as before.
+        images: that come before the text, as of localllm.images.opened. An interrupted answer stays in the history as
+        far as it was said; a question whose answer had not begun is withdrawn. Raises ContextError if the text alone
+        does not fit; the conversation is then as before.
         """
-        return self.go_on([{"role": "user", "content": text}], options)
+        shown = {"images": list(images)} if images else {}
+        return self.go_on([{"role": "user", "content": text, **shown}], options)
 
     def go_on(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Any:
         """The same with what is said next: a question, or results of the calls that the latest answer has made."""
@@ -100,7 +103,7 @@ class Turns:
         asked = next((place for place in reversed(range(len(history))) if history[place]["role"] == "user"), None)
         if asked is None:
             return None
-        question = history[asked]["content"]
+        question = texts_of(history[asked]["content"])
         self._history, self._answer, self._begun = history[:asked], None, NOTHING
         return question
 

@@ -37,6 +37,7 @@ SIGMOID_GATE = ROWWISE["sigmoid_gate"].arguments
 LERP = ROWWISE["lerp"].arguments
 MULTIPLY_HEADS = ROWWISE["multiply_heads"].arguments
 SOFTMAX = ROWWISE["softmax"].arguments
+SINKHORN = ROWWISE["sinkhorn"].arguments
 # y f32 [tokens, heads] = the sum of x * z over the head_dim columns of each head.
 HEAD_DOTS = arguments("count x x_stride z heads head_dim y stride")
 # y f32 [tokens, columns / width streams] = for each of them the sum over the streams of x, times their weights.
@@ -122,19 +123,20 @@ SPLIT = arguments("count slot")
 # [query heads], scores for nothing.
 # biases: 0, or f32 [query heads, 16 + 2 * reach + 1 + 16] added to scores, by how far a key is behind the query (number
 # 16 + reach is the query's own place); the first and the last 17 of a head are equal.
-# chosen: 0, or a row of bits for each token: which keys count.
+# chosen: 0, or a row of bits for each token: which keys count; those of a key-value head are choice_stride behind those
+# of the one before.
 # partial f32 [slots, query heads, parts of a context, 32 + value_dim padded to 16].
 ATTEND = arguments(
     "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
     " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked ahead crosses slopes"
-    " biases reach sinks chosen chosen_stride partial scratch scratch_bytes"
+    " biases reach sinks chosen chosen_stride choice_stride partial scratch scratch_bytes"
 )
 # The same on a card, for few tokens: see cuda/attend_few.py. A token's context is cut in up to `parts` parts; a group's
 # query heads are dealt with in `bundles`, one block each. partial f32 [tokens, heads, parts, partial_bytes / 4]: the
 # largest score and the sum of the weights, 4 numbers, then the values.
 ATTEND_FEW = arguments(
     "count positions owners sequences q q_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
-    " heads kv_heads scale softcap window chunked ahead slopes chosen chosen_stride bundles parts partial"
+    " heads kv_heads scale softcap window chunked ahead slopes chosen chosen_stride choice_stride bundles parts partial"
     " partial_bytes"
 )
 # y = the parts put together, and the heads' sinks.
@@ -146,16 +148,25 @@ ATTEND_MANY = arguments(
     "sequences sequence_count q q_stride y y_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
     " heads kv_heads scale softcap window chunked ahead slopes sinks"
 )
-# Of each token the `most` keys up to its own with the largest sums over heads of weight * max(q k, 0): y, a row of bits
-# for each; weights f32 [tokens, heads]; keys of a single head.
+# Of each token the `most` blocks of keys up to its own with the largest sums over heads of weight * max(q k, 0), k the
+# last of the block: y, a row of bits for each; weights f32 [tokens, heads]; keys of a single head.
 CHOOSE = arguments(
-    "count positions owners sequences q q_stride weights weights_stride keys key_bytes key_dim heads most y y_stride"
+    "count positions owners sequences q q_stride weights weights_stride keys key_bytes key_dim heads most block y"
+    " y_stride scratch scratch_bytes"
+)
+# The same of each head: the `most` blocks with the largest q k, the last `local` always; bits of a head are
+# choice_stride behind those of the one before.
+CHOOSE_BLOCKS = arguments(
+    "count positions owners sequences q q_stride keys key_bytes key_dim heads most block local y y_stride choice_stride"
     " scratch scratch_bytes"
 )
 # Recurrent layers: `offset` is theirs within SEQUENCE.state and SEQUENCE.next_state, in bytes.
 # y[t] = bias + the sum over taps of weights[tap] * x[t - taps + 1 + tap], times its sigmoid if `silu`; weights f32
 # [taps, columns padded to 16]; the state f32 [taps - 1, columns padded to 16] has the tokens before the run.
 CONVOLVE = arguments("sequences sequence_count offset taps weights bias silu x y stride columns")
+# y[t] = the sum over taps of p[tap] * x[t - taps + 1 + tap], p the softmax of gates[t - taps + 1 + tap] + places[tap];
+# x f32 [tokens, 2 * columns], the gates behind; the state f32 [taps - 1, 2 * columns padded to 16].
+GATED_MEAN = arguments("sequences sequence_count offset taps places x x_stride y stride columns")
 # Mamba's: for each column h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x; state h and rates f32 [columns / 16,
 # state_size, 16]; b and c f32 [tokens, state_size].
 SELECTIVE_SCAN = arguments(
@@ -267,6 +278,7 @@ KERNELS: dict[str, Any] = {
     "recall": STORE,
     "hadamard": HADAMARD,
     "choose": CHOOSE,
+    "choose_blocks": CHOOSE_BLOCKS,
     "plan": PLAN,
     "attend": ATTEND,
     "attend_tiles": ATTEND,
@@ -285,6 +297,7 @@ KERNELS: dict[str, Any] = {
     "experts_tiles_quantized": EXPERTS_TILES_QUANTIZED,
     "experts_tiles_float": EXPERTS_TILES_FLOAT,
     "convolve": CONVOLVE,
+    "gated_mean": GATED_MEAN,
     "selective_scan": SELECTIVE_SCAN,
     "head_scan": HEAD_SCAN,
     "wkv": WKV,

@@ -3,90 +3,22 @@
 What verbs mean is written in localllm.arch.verbs. Activations are float32 [tokens, columns].
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from localllm.arch.verbs import EVERY_TOKEN
 from localllm.errors import ModelError
+from localllm.kernels.reference_choice import ChoiceReference, largest, unpacked
 from localllm.kernels.reference_recurrent import RecurrentReference
 
 
-class Remembered:
-    """What the reference keeps of a sequence: by state, keys and values float32 [2][tokens, heads, head dimension], and
-    the states of recurrent layers after `length` tokens."""
-
-    def __init__(
-        self, kv_type: tuple[str, str], layers: dict | None = None, states: dict | None = None, length: int = 0
-    ):
-        """states: None for a sequence that has met no recurrent layer."""
-        self._kv_type, self._layers = kv_type, dict(layers or {})
-        self._states, self._length = None if states is None else dict(states), length
-        self._rotations: dict[Any, tuple[int, int]] = {}  # by state, see localllm.arch.storage
-
-    def keep(self, state, position: int, *new) -> list[np.ndarray]:
-        """Put keys and values behind the first `position` tokens; all of them. state: of their layer."""
-        old = self._layers.get(state, [x[:0] for x in new])
-        missing = max(position - len(old[0]), 0)  # where an encoder has read and keeps nothing here
-        old = [np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1))) for x in old] if missing else old
-        self._rotations[state] = rotations = state.rotations(self._kv_type)
-        kept = [rounded(x, *how) for x, *how in zip(new, self._kv_type, rotations, strict=False)]
-        self._layers[state] = [np.concatenate((x[:position], y)) for x, y in zip(old, kept, strict=True)]
-        return self._layers[state]
-
-    def kept(self, state) -> list[np.ndarray]:
-        """Keys and values of a state."""
-        return self._layers[state]
-
-    def state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
-        """One of a layer's recurrent states; zeros at the beginning."""
-        return (self._states or {}).get((layer, number), np.zeros(shape, np.float32))
-
-    def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
-        """What it is after the run."""
-        self._states = {**(self._states or {}), (layer, number): state}
-
-    def prepare(self, length: int, count: int) -> None:
-        """There will be `count` tokens behind the first `length`."""
-        self._length = length + count
-
-    def fork(self, length: int) -> "Remembered":
-        """Another one; arrays are never changed, so both may have them."""
-        twin = Remembered(self._kv_type, self._layers, self._states, self._length)
-        twin._rotations = self._rotations
-        return twin
-
-    def truncate(self, length: int) -> int:
-        """Whatever comes next overwrites what lies behind; states are known at the end and at the beginning only."""
-        if self._states is None or length == self._length:
-            self._length = length
-            return length
-        self._states, self._length = {}, 0
-        return 0
-
-    def shift(self, keep: int, count: int) -> int:
-        """Forget `count` tokens behind the first `keep`; how many there are then."""
-        self._layers = {
-            layer: [np.concatenate((x[:keep], x[keep + count : self._length])) for x in sides]
-            for layer, sides in self._layers.items()
-        }
-        self._length -= count
-        return self._length
-
-    def turn(self, state, turn, first: int, end: int, distance: int) -> None:
-        """Keys at positions `first` to end - 1 are rotated back by `distance`, and rounded once more."""
-        keys, *values = self._layers[state]
-        moving = np.flatnonzero(turn.frequencies)  # of still pairs, some share numbers with others
-        u, v = turn.step * moving, turn.step * moving + turn.apart
-        cos, sin = (f(-distance * turn.frequencies[moving]) for f in (np.cos, np.sin))
-        turned = keys.copy()
-        turned[first:end, :, u] = keys[first:end, :, u] * cos - keys[first:end, :, v] * sin
-        turned[first:end, :, v] = keys[first:end, :, u] * sin + keys[first:end, :, v] * cos
-        turned[first:end] = rounded(turned[first:end], self._kv_type[0], self._rotations[state][0])
-        self._layers[state] = [turned, *values]
-
-    def close(self) -> None:
-        self._layers, self._states = {}, None
+def positions_of(span) -> np.ndarray:
+    """By time, height and width, of its tokens: int64 [tokens, 3]."""
+    place = span.position - span.ahead
+    if span.seen is not None:
+        return span.seen.turns_of(span.ids, place)
+    return np.repeat(np.arange(place, place + len(span.ids))[:, None], 3, axis=1)
 
 
 class ChosenExperts(NamedTuple):
@@ -97,7 +29,7 @@ class ChosenExperts(NamedTuple):
     routing: Any
 
 
-class Reference(RecurrentReference):
+class Reference(ChoiceReference, RecurrentReference):
     """A builder (localllm.arch.verbs) whose verbs compute. One for each run."""
 
     reveals = False
@@ -121,6 +53,11 @@ class Reference(RecurrentReference):
         if key not in self._matrices:
             self._matrices[key] = dequantize(weight.tensor)
         return self._matrices[key]
+
+    def begin(self, embedded):
+        """Of a run that is one image, its rows."""
+        (seen,) = {span.seen for span in self._spans}
+        return embedded() if seen is None else seen.rows_of(self.ids)
 
     def embed(self, weight, ids):
         return self.matrix(weight)[ids]
@@ -178,7 +115,7 @@ class Reference(RecurrentReference):
 
     def rope(self, x, rope, positions, factors=None):
         frequencies = rope.frequencies(factors.vector() if factors else None)
-        angles = positions[:, None, None] * frequencies
+        angles = self._turns(rope, positions)[:, None] * frequencies
         cos, sin = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
         y = x.reshape(len(x), -1, rope.head_dim).copy()
         rotated, half = y[:, :, : rope.dims], rope.dims // 2
@@ -188,6 +125,13 @@ class Reference(RecurrentReference):
         u, v = rotated[first].copy(), rotated[second].copy()
         rotated[first], rotated[second] = u * cos - v * sin, u * sin + v * cos
         return y.reshape(x.shape)
+
+    def _turns(self, rope, positions):
+        """By which positions pairs turn, [tokens, pairs or 1]."""
+        if positions is not self.positions:
+            return positions[:, None]
+        turns = [positions_of(span) for span in self._spans]
+        return np.concatenate(turns)[:, list(rope.axes) or [0]]
 
     def by_context(self, short, long, original):
         return long if self._context > original else short
@@ -215,11 +159,14 @@ class Reference(RecurrentReference):
                 numbers = np.clip(-distance, -reach, reach) + reach
                 s = s + scores.biases[:, numbers].reshape(state.kv_heads, -1, *numbers.shape).transpose(2, 0, 1, 3)
             window = self.positions[rows, None] % state.window + 1 if state.chunked and state.window else state.window
-            hidden = (distance < -scores.ahead) | (distance >= (np.inf if window is None else window))
+            ahead = EVERY_TOKEN if span.seen is not None and span.seen.is_whole else scores.ahead
+            hidden = (distance < -ahead) | (distance >= (np.inf if window is None else window))
             hidden |= (np.arange(len(keys)) < span.encoded) != scores.crosses
-            if scores.chosen is not None:
-                hidden |= ~unpacked(scores.chosen[rows], len(keys))
-            s = np.where(hidden[:, None, None], -np.inf, s)
+            hidden = hidden[:, None, None]
+            if scores.chosen is not None:  # of all heads alike, or of each group of them
+                bits = unpacked(scores.chosen[rows].reshape(-1, -(-self._context // 32)), len(keys))
+                hidden = hidden | ~bits.reshape(len(span.ids), -1, 1, len(keys))
+            s = np.where(hidden, -np.inf, s)
             nothing = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
             top = np.maximum(s.max(axis=-1, keepdims=True), nothing)
             weights = np.exp(s - top)
@@ -237,23 +184,6 @@ class Reference(RecurrentReference):
         texts = [x[end - len(span.ids) : end] for span, end in zip(self._spans, ends, strict=True)]
         rows = {"mean": lambda text: text.mean(axis=0, dtype=np.float64), "cls": lambda text: text[0]}
         return np.stack([rows.get(kind, lambda text: text[-1])(text) for text in texts]).astype(np.float32)
-
-    def choose(self, q, k, weights, index, count):
-        words = -(-self._context // 32)
-        chosen = np.zeros((len(q), words * 32), bool)
-        for span, end in zip(self._spans, self._ends, strict=True):
-            rows = slice(end - len(span.ids), end)
-            (keys,) = span.store.keep(index, span.position, k[rows, None])
-            queries = q[rows].reshape(len(span.ids), -1, index.key_dim)
-            products = np.maximum(np.einsum("thd,kd->thk", queries, keys[:, 0], optimize=True), 0)
-            sums = np.einsum("thk,th->tk", products, weights[rows])
-            for token, position in enumerate(self.positions[rows]):
-                seen = sums[token, : position + 1]
-                if len(seen) <= count:
-                    chosen[rows][token, : len(seen)] = True
-                elif np.isfinite(seen).all():
-                    chosen[rows][token, largest(seen[None], count)[0]] = True
-        return np.packbits(chosen, axis=1, bitorder="little").view(np.uint32)
 
     def route(self, logits, routing, bias=None):
         with np.errstate(invalid="ignore", over="ignore"):
@@ -307,6 +237,16 @@ class Reference(RecurrentReference):
         with np.errstate(invalid="ignore"):
             return softmax(x + (x - x)).astype(np.float32)
 
+    def sinkhorn(self, x, size, iterations, epsilon):
+        with np.errstate(invalid="ignore"):
+            y = softmax((x + (x - x).sum(axis=1, keepdims=True)).reshape(len(x) * size, size)) + epsilon
+        y = y.reshape(len(x), size, size)
+        y = y / (y.sum(axis=1, keepdims=True) + epsilon)
+        for _ in range(iterations - 1):
+            y = y / (y.sum(axis=2, keepdims=True) + epsilon)
+            y = y / (y.sum(axis=1, keepdims=True) + epsilon)
+        return y.swapaxes(1, 2).reshape(x.shape).astype(np.float32)
+
     def head_dots(self, x, z, heads):
         products = (x * z).reshape(len(x), heads, x.shape[1] // heads)
         return products.sum(axis=2, dtype=np.float64).astype(np.float32)
@@ -323,20 +263,10 @@ class Reference(RecurrentReference):
         return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)
 
 
-def unpacked(words: np.ndarray, count: int) -> np.ndarray:
-    """The first bits of rows of numbers, bool [rows, count]."""
-    return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :count].astype(bool)
-
-
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Of each row, float64."""
     powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
-
-
-def largest(values: np.ndarray, count: int) -> np.ndarray:
-    """The places of the largest values of each row, int64 [rows, count]; of equal ones the first."""
-    return np.argsort(-values, axis=1, kind="stable")[:, :count]
 
 
 def in_groups(x: np.ndarray, group: int | None) -> np.ndarray:
@@ -357,74 +287,6 @@ def weighted(groups: np.ndarray, weight) -> np.ndarray:
         return groups
     vector = weight.vector()
     return groups * vector.reshape(-1 if len(vector) > groups.shape[2] else 1, groups.shape[2])
-
-
-def hadamard(x: np.ndarray, block: int) -> np.ndarray:
-    """Each `block` numbers of the last dimension times the orthonormal Hadamard matrix, which is its own inverse."""
-    matrix = np.ones((1, 1))
-    while len(matrix) < block:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    blocks = x.reshape(*x.shape[:-1], -1, block)
-    return (blocks @ (matrix * block**-0.5).astype(np.float32)).reshape(x.shape)
-
-
-def rounded(x: np.ndarray, kind: str, rotation: int) -> np.ndarray:
-    """What a cache of that type keeps of heads [..., head dimension], multiplied with Hadamard matrices and back."""
-    if rotation > 1:
-        return hadamard(rounded(hadamard(x, rotation), kind, 1), rotation)
-    with np.errstate(over="ignore"):
-        return KEEP[kind](x).astype(np.float32)
-
-
-def by_blocks(make: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    """make, of blocks [..., 32], for heads [..., head dimension]; a block's first number fills it."""
-
-    def made(x: np.ndarray) -> np.ndarray:
-        *places, columns = x.shape
-        more = np.repeat(x[..., columns // 32 * 32 :][..., :1], -columns % 32, axis=-1)
-        blocks = np.concatenate((x, more), axis=-1).reshape(*places, -1, 32)
-        return make(blocks).reshape(*places, -1)[..., :columns]
-
-    return made
-
-
-SMALLEST = np.float32(2**-24)  # above zero, of a float16
-
-
-def half(x: np.ndarray) -> np.ndarray:
-    """Rounded to float16, which may be infinite."""
-    with np.errstate(over="ignore"):
-        return x.astype(np.float16).astype(np.float32)
-
-
-def rounded_to_q8_0(x: np.ndarray) -> np.ndarray:
-    """Signed bytes times a float16 scale per block."""
-    scales = half(np.abs(x).max(axis=-1, keepdims=True) / np.float32(127))
-    return np.clip(np.rint(x / np.maximum(scales, SMALLEST)), -127, 127) * scales
-
-
-def rounded_to_q4_0(x: np.ndarray) -> np.ndarray:
-    """Codes from -8 to 7 times a float16 scale per block, -8 for the number of the largest size."""
-    size, top = np.abs(x).max(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
-    scales = half(size / np.where(top == size, np.float32(-8), np.float32(8)))
-    codes = np.clip(np.rint(x / np.copysign(np.maximum(np.abs(scales), SMALLEST), scales)), -8, 7)
-    return codes * scales
-
-
-def rounded_to_q4_1(x: np.ndarray) -> np.ndarray:
-    """Codes from 0 to 15 times a float16 scale per block, and a float16 minimum."""
-    least, top = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
-    scales, minimums = half((top - least) / np.float32(15)), half(least)
-    return np.clip(np.rint((x - minimums) / np.maximum(scales, SMALLEST)), 0, 15) * scales + minimums
-
-
-KEEP: dict[str, Callable] = {
-    "f32": np.float32,
-    "f16": np.float16,
-    "q8_0": by_blocks(rounded_to_q8_0),
-    "q4_0": by_blocks(rounded_to_q4_0),
-    "q4_1": by_blocks(rounded_to_q4_1),
-}
 
 
 def dequantize(tensor) -> np.ndarray:

@@ -32,6 +32,20 @@ class RecurrentReference(RowwiseVerbs):
         y = self._by_sequence(state, number, of_sequence, x)
         return y * self.sigmoid(y) if silu else y
 
+    def gated_mean(self, x, places, state, number=0):
+        columns = x.shape[1] // 2
+        of_places = places.flat().vector().reshape(-1, columns)
+
+        def of_sequence(window, x):
+            seen, taps = np.concatenate((window, x)), range(len(of_places))
+            gates = np.stack([seen[tap : tap + len(x), columns:] + of_places[tap] for tap in taps])
+            with np.errstate(invalid="ignore"):
+                powers = np.exp(gates - gates.max(axis=0)) + (gates - gates)
+                parts = [power * seen[tap : tap + len(x), :columns] for tap, power in enumerate(powers)]
+                return seen[len(x) :], sum(parts) / powers.sum(axis=0)
+
+        return self._by_sequence(state, number, of_sequence, x).astype(np.float32)
+
     def previous(self, x, state, number):
         def of_sequence(last, x):
             return x[-1:], np.concatenate((last, x[:-1]))

@@ -77,6 +77,8 @@ ROWWISE = {
     "plus": row("count x number y stride columns", "x", "elementwise.activations"),
     # y = e^x / the sum of them, of each row.
     "softmax": row("count x y stride columns", "x", "elementwise.heads", "elementwise.heads"),
+    # y = a matrix of `size` rows whose rows and columns add up to 1, transposed.
+    "sinkhorn": row("count x size iterations epsilon y stride columns", "x", "elementwise.heads", "elementwise.heads"),
     # y = x * weight, f32 [columns].
     "scale_columns": row("count x weight y stride columns", "x", "elementwise.activations"),
     # y = x + (z - x) * weight, f32 [columns].

@@ -12,7 +12,7 @@ from localllm.generation.call_reader import CALL
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.thinking import THOUGHT
 from localllm.server.asking import EFFORTS, MOST_STOPS, sampling_of
-from localllm.server.blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change
+from localllm.server.blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change, all_blocks
 from localllm.server.fields import Body, kind
 from localllm.server.ids import new_id
 from localllm.server.messages import content_of, named_results
@@ -172,14 +172,7 @@ def answer_of(blocks: list[dict[str, Any]], name: str) -> list[Message]:
 
 async def whole(exchange: Exchange, question: Question) -> dict[str, Any]:
     """All at once."""
-    blocks, reason = Blocks(), ""
-    try:
-        async for _, told in exchange.events():
-            for part in told.parts:
-                list(blocks.take(part))
-            reason = told.finish_reason or reason
-    finally:
-        await exchange.close()
+    blocks, reason = await all_blocks(exchange)
     stop, sequence = stopped(exchange, question, blocks, reason)
     return {
         **head(exchange),

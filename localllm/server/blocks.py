@@ -7,6 +7,7 @@ from typing import NamedTuple
 from localllm.generation.call_reader import ARGUMENTS, CALL
 from localllm.generation.said_call import call_id
 from localllm.generation.thinking import TextPart
+from localllm.server.service import Exchange
 
 OPEN, DELTA, CLOSE = "open", "delta", "close"
 
@@ -68,3 +69,16 @@ class Blocks:
     def calls(self) -> bool:
         """Whether there are calls."""
         return any(block.kind == CALL for block in self.all)
+
+
+async def all_blocks(exchange: Exchange) -> tuple[Blocks, str]:
+    """The blocks of a whole answer, and why it ended. The exchange is closed then."""
+    blocks, reason = Blocks(), ""
+    try:
+        async for _, told in exchange.events():
+            for part in told.parts:
+                list(blocks.take(part))
+            reason = told.finish_reason or reason
+    finally:
+        await exchange.close()
+    return blocks, reason

@@ -14,7 +14,7 @@ from localllm.generation.call_reader import CALL
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.thinking import THOUGHT
 from localllm.server.asking import EFFORTS, choice_of, function_of, sampling_of, schema_of
-from localllm.server.blocks import CLOSE, OPEN, Block, Blocks, Change
+from localllm.server.blocks import CLOSE, OPEN, Block, Blocks, Change, all_blocks
 from localllm.server.fields import Body, kind
 from localllm.server.ids import new_id
 from localllm.server.messages import ROLES, content_of, named_results
@@ -148,14 +148,7 @@ def nothing(service: Service, body: Body, stream: bool, headers: dict[str, str])
 
 async def whole(exchange: Exchange) -> dict[str, Any]:
     """All at once."""
-    blocks, reason, names = Blocks(), "", list[str]()
-    try:
-        async for _, told in exchange.events():
-            for part in told.parts:
-                list(blocks.take(part))
-            reason = told.finish_reason or reason
-    finally:
-        await exchange.close()
+    blocks, reason = await all_blocks(exchange)
     names = [new_id("item_") for _ in blocks.all]
     return ended(exchange, new_id("resp_"), blocks, names, reason)
 

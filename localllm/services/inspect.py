@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from localllm.arch import architecture
 from localllm.arch.attention import Transformer
 from localllm.arch.fields import Fields
+from localllm.arch.guessing import has_guessing_layer
 from localllm.arch.hyperparameters import RANK, Hyperparameters
 from localllm.arch.pooling import NONE, read_pooling
 from localllm.arch.states import cache_bytes
 from localllm.arch.storage import KVType
+from localllm.arch.weights import Weights
 from localllm.errors import ModelError
 from localllm.files.checked import number_of_strings
 from localllm.files.gguf_file import GGUFFile
@@ -54,6 +57,7 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
             "context": h and h.context,
             "vocabulary": vocabulary(metadata),
             "reads": reads(file, h),
+            "guessing": guessing(file, h),
             "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
             "sampling": recommended(metadata)[0].chosen,
             "made_with": made_with(metadata),
@@ -116,6 +120,15 @@ def reads(file: GGUFFile, h: Hyperparameters | None) -> str | None:
         return None
     kind = h.pooling if is_reader(h) else read_pooling(Fields.of(file))
     return None if kind in (None, NONE) else "scores" if kind == RANK else f"vectors by the {NAMES[kind]}"
+
+
+def guessing(file: GGUFFile, h: Hyperparameters | None) -> dict[str, Any]:
+    """The layers that guess further tokens: how many the file has, their bytes, and whether the first one is used."""
+    weights = Weights(file.tensors)
+    blocks = [weights.block(layer).all() for layer in range(h.layers, h.layers + h.guessing)] if h else []
+    there = [[weight.tensor for weight in block] for block in blocks if block]
+    is_used = bool(there and h) and hasattr(architecture(file)[0], "guess") and has_guessing_layer(weights, h)
+    return {"layers": len(there), "bytes": sum(one.nbytes for block in there for one in block), "used": is_used}
 
 
 def vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ import numpy as np
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weight
 from localllm.engine.run import Span
-from localllm.kernels.reference import Reference, Remembered
+from localllm.kernels.reference import Reference
+from localllm.kernels.remembered import Remembered
 
 KEPT_AS = KVType.of("f16")  # keys and values
 

@@ -13,6 +13,7 @@ from localllm.text.heads import heads
 
 Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 
+IMAGE = "\ufdd1"  # stands for an image: a noncharacter, too
 BREAK = "\ufdd0"  # a noncharacter: in no text, no white space that a template trims, left alone by JSON
 
 

@@ -6,15 +6,16 @@ The ids are those that llama.cpp gives, whose vocabularies with test vectors are
 import codecs
 import copy
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import zip_longest
 from os import PathLike
 from typing import Any, Self
 
 from localllm.errors import UsageError
 from localllm.files.checked import Checked
 from localllm.files.gguf_file import GGUFFile
-from localllm.text.plain import BREAK, Markers, without_surrogates
+from localllm.text.plain import BREAK, IMAGE, Markers, without_surrogates
 from localllm.text.special import SpecialTokens
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
 from localllm.text.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary, of_kinds, read_vocabulary
@@ -83,16 +84,28 @@ class Tokenizer:
             tokens.append(self.eos_id)
         return self._with_bos(tokens) if bos and not (special and tokens[:1] == [self.bos_id]) else tokens
 
-    def encode_rendered(self, text: str) -> list[int]:
-        """The token ids of what Markers.render returns: control tokens, where no BREAK hides them, and a BOS token."""
+    def encode_rendered(self, text: str, images: Sequence[Sequence[int]] = ()) -> list[int]:
+        """The token ids of what Markers.render returns: control tokens, where no BREAK hides them, and a BOS token.
+
+        images: the ids of each, which stand where its mark stands in the text. Raises UsageError if there are more or
+        fewer marks.
+        """
+        pieces = without_surrogates(text).split(IMAGE) if images else [without_surrogates(text)]
+        if len(pieces) != len(images) + 1:
+            raise UsageError(f"the chat template writes {len(pieces) - 1} of {len(images)} images")
         fragments: list[str | int] = []
-        for fragment in self._breakable.cut(without_surrogates(text)):
-            if isinstance(fragment, str) and BREAK in fragment:
-                fragments += self._always_special.cut(fragment.replace(BREAK, ""))
-            else:
-                fragments.append(fragment)
+        for piece, image in zip_longest(pieces, images, fillvalue=()):
+            fragments += [*self._rendered(piece), *image]
         tokens = self._encode_fragments(fragments)
         return tokens if tokens[:1] == [self.bos_id] else self._with_bos(tokens)
+
+    def _rendered(self, text: str) -> Iterator[str | int]:
+        """A rendered text with its control tokens cut out."""
+        for fragment in self._breakable.cut(text):
+            if isinstance(fragment, str) and BREAK in fragment:
+                yield from self._always_special.cut(fragment.replace(BREAK, ""))
+            else:
+                yield fragment
 
     def encode_inside(self, text: str) -> list[int]:
         """The token ids of plain text that stands inside another: nothing is put in front of it."""

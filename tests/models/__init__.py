@@ -17,6 +17,7 @@ from .linear import LINEAR
 from .masked import MASKED
 from .quantized import QUANTIZED, exact, in_blocks
 from .recurrent import RECURRENT
+from .sparse import SPARSE
 from .unusual import UNUSUAL
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 DECLARATIONS: dict[str, Declaration] = {
-    **DENSE, **DENSE2, **MOE, **MOE2, **MOE3, **RECURRENT, **HYBRIDS, **UNUSUAL, **LINEAR, **LATEST
+    **DENSE, **DENSE2, **MOE, **MOE2, **MOE3, **RECURRENT, **HYBRIDS, **UNUSUAL, **LINEAR, **LATEST, **SPARSE
 }  # fmt: skip
 
 

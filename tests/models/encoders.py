@@ -122,6 +122,7 @@ GELU = [
     if not name.startswith(("nomic_bert", "qwen3", "eurobert", "neo", "llama", "t5")) and not name.endswith("silu")
 ]
 GELU.append("nomic_bert_moe")
+ROWS_IN_BLOCKS = ["eurobert-Q8_0", "neo_bert-Q8_0", "llama_embed-Q4_0", "t5encoder-Q5_1"]
 
 
 @dataclass(frozen=True)

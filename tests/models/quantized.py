@@ -35,9 +35,22 @@ QUANTIZED |= {f"{base}-{name}": (base, name) for base, name in [
     ("qwen35", "Q8_0"), ("qwen3moe", "IQ4_NL"), ("apertus", "Q5_1"), ("chatglm", "Q4_0"), ("granite_swa_moe", "Q8_0"),
     ("hunyuan", "Q8_0"), ("laguna", "Q4_1"), ("qwen3vl", "BF16"), ("phimoe", "Q4_0"), ("grovemoe", "Q5_1"),
     ("hy_v3", "Q8_0"), ("hrm_text", "Q5_0"), ("dots1", "IQ4_NL"), ("bailingmoe3", "Q8_0"), ("deepseek32", "Q8_0"),
-    ("glm4moe", "Q4_1"),
+    ("glm4moe", "Q4_1"), ("kimi_k3", "Q8_0"), ("graniteswitch", "Q8_0"), ("minimax_m3", "Q8_0"), ("glm5_next", "Q5_1"),
 ]}  # fmt: skip
-PLAIN = ("norm", "ffn_gate_inp", "conv", "ssm_a", "ssm_d", "ssm_alpha", "ssm_beta", "rope_", "position_embd", ".bias")
+PLAIN = (
+    "norm",
+    "ffn_gate_inp",
+    "conv",
+    "ssm_a",
+    "ssm_d",
+    "ssm_alpha",
+    "ssm_beta",
+    "rope_",
+    "position_embd",
+    ".bias",
+    "hc_",
+    "compressor",
+)
 
 
 def format_of(name: str, quantization: str) -> Format:

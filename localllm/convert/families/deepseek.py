@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT
+from localllm.convert.families.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT, guessing_layer
 from localllm.convert.family import Family, Layer, MadeOf, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.rope_scaling import rope_parameters
@@ -67,7 +67,7 @@ def with_deepseek_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts
     leading = config.count("first_k_dense_replace", 0)
     sizes = {"shared_hidden": shared * h.sizes["expert_hidden"], "leading_dense": leading}
     sizes |= {"biased": int(config.get("topk_method") == "noaux_tc")}
-    sizes |= {"extra_layers": config.count("num_nextn_predict_layers", 0)}
+    sizes |= {"guessing": config.count("num_nextn_predict_layers", 0), "both_inputs": 2 * h.sizes["width"]}
     return h.plus(
         sizes,
         leading_dense_block_count=leading,
@@ -109,6 +109,7 @@ def deepseek2_layer(sizes: Sizes, number: int) -> Layer:
         "attn_v_b": MadeOf(("heads", "value_dim", "latent"), both, values_of_latents),
         "attn_output": ("width", "values"),
         **(GATED if number < sizes["leading_dense"] else experts),
+        **guessing_layer(sizes, number),
     }
 
 

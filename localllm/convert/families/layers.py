@@ -1,5 +1,7 @@
 """What layers hold, in parts that architectures share: names in GGUF, and shapes by the names of sizes."""
 
+from localllm.convert.family import Layer, MadeOf, Sizes
+
 ATTENTION = {
     "attn_q": ("queries", "width"),
     "attn_k": ("keys", "width"),
@@ -24,3 +26,23 @@ SHARED_EXPERT = {
 }
 
 ROTATED = ("attn_q", "attn_k")  # by pairs of neighbours
+
+
+def guessing_layer(sizes: Sizes, number: int) -> Layer:
+    """What a layer behind the others has besides, which guesses the token behind the next one, in DeepSeek's names.
+    Embeddings, norm and output matrix may be the model's."""
+    if number < sizes["layers"] - sizes["guessing"]:
+        return {}
+    return {
+        "nextn.eh_proj.weight": as_stored("eh_proj", "width", "both_inputs"),
+        "nextn.enorm.weight": as_stored("enorm", "width"),
+        "nextn.hnorm.weight": as_stored("hnorm", "width"),
+        "nextn.embed_tokens.weight": as_stored("embed_tokens", "vocab", "width", needed=False),
+        "nextn.shared_head_norm.weight": as_stored("shared_head.norm", "width", needed=False),
+        "nextn.shared_head_head.weight": as_stored("shared_head.head", "vocab", "width", needed=False),
+    }
+
+
+def as_stored(name: str, *dimensions: str, needed: bool = True) -> MadeOf:
+    """A tensor of a layer that has another name."""
+    return MadeOf(dimensions, {f"{name}.weight": dimensions}, lambda sources, shape, sizes: sources[0], needed=needed)

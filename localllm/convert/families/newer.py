@@ -13,6 +13,7 @@ from localllm.convert.families.layers import (
     HEAD_NORMS,
     NORMS_BEFORE,
     SHARED_EXPERT,
+    guessing_layer,
 )
 from localllm.convert.families.llama import LLAMA, LLAMA_SCALING
 from localllm.convert.family import Family, Layer, Sizes
@@ -47,10 +48,10 @@ def dots1(config: Config) -> CheckpointFacts:
 
 
 def glm4moe(config: Config) -> CheckpointFacts:
-    """The same; a part of each head is rotated, the largest ones have norms of heads; a layer that guesses is left out,
-    but counted."""
+    """The same; a part of each head is rotated, the largest ones have norms of heads; a layer that guesses is counted,
+    also where it is left out."""
     h = with_deepseek_experts(config, decoder(config, whole_heads=False))
-    guessing = config.count("num_nextn_predict_layers", 0)
+    guessing = h.sizes["guessing"]
     sizes = {"head_norms": int(config.flag("use_qk_norm", False)), "attention_bias": int(config.flag("attention_bias"))}
     return h.plus(
         sizes,
@@ -81,7 +82,8 @@ def dots1_layer(sizes: Sizes, number: int) -> Layer:
 
 def glm4moe_layer(sizes: Sizes, number: int) -> Layer:
     feeds = GATED if number < sizes["leading_dense"] else {**EXPERTS, **SHARED_EXPERT, **ROUTER_BIAS}
-    return {**ATTENTION, **(HEAD_NORMS if sizes["head_norms"] else {}), **NORMS_AROUND, **feeds}
+    heads = HEAD_NORMS if sizes["head_norms"] else {}
+    return {**ATTENTION, **heads, **NORMS_AROUND, **feeds, **guessing_layer(sizes, number)}
 
 
 ERNIE4_5 = Family(

@@ -47,11 +47,10 @@ def attend(steps: Steps, operation: Operation, target: CpuTarget) -> None:
 
 def choose(steps: Steps, operation: Operation, target: CpuTarget) -> None:
     """Which keys tokens see, each on its own."""
-    arguments, reads, y, kind = before_choice(steps, operation)
-    x = operation.inputs[0]
-    context = 32 * operation.output.columns
+    arguments, reads, y, kernel = before_choice(steps, operation)
+    context = 32 * operation.output.columns  # of each head whose choice is its own
     arguments |= target.scratch(choose_scratch(arguments["heads"], arguments["key_dim"], context))
-    steps.by_row(f"choose-{kind}", x.rows, arguments, reads, [y])
+    steps.by_row(kernel, operation.inputs[0].rows, arguments, reads, [y])
 
 
 def choose_scratch(heads: int, key_dim: int, context: int) -> int:

@@ -1,9 +1,13 @@
 """What computes: the CPU."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from localllm.arch.states import Recurrent, State
 from localllm.engine.cpu.program import compiled
+from localllm.engine.cpu.rows import RowProgram
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
@@ -12,6 +16,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.record.operations import Operation
 from localllm.engine.record.shift import Turn
 from localllm.engine.run import BATCH, Header, Span
+from localllm.errors import UnsupportedError
 
 
 class CpuBackend:
@@ -19,9 +24,10 @@ class CpuBackend:
 
     def __init__(
         self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
-        encoding: Sequence[Operation] = (),
+        encoding: Sequence[Operation] = (), rows: Callable[[bool], Any] | None = None,
     ):  # fmt: skip
-        """encoding: the operations of an encoder. Raises ModelError, MemoryLimitError, LocalllmError."""
+        """encoding: the operations of an encoder; rows: as of localllm.engine.opening.Said. Raises ModelError,
+        MemoryLimitError, LocalllmError."""
         recurrent = [state for state in states if isinstance(state, Recurrent)]
         self._states = [state for state in states if not isinstance(state, Recurrent)]
         self._cache = KVCache(self._states, context, options.kept_as)
@@ -29,11 +35,29 @@ class CpuBackend:
         self.room, places = Room(self._cache, layout), StepPlaces(self._cache, layout, Header())
         program = compiled(operations, places, options.thread_count, options.progress)
         self.store, self.places, self.place_bytes = self.room.store, self.room.places, self.room.place_bytes
-        self.run, self.warning, self._programs = program.run, program.warning, [program]
+        self._run, self.warning, self._programs = program.run, program.warning, [program]
+        self._rows, self._places, self._options = rows, places, options
+        self._row_programs: dict[bool, RowProgram] = {}
         if encoding:
             places = StepPlaces(self._cache, layout, Header(max(BATCH, context)))
             encoder = compiled(encoding, places, options.thread_count, options.progress)
             self._programs.append(encoder)
+
+    def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+        """As of Backend."""
+        if spans[0].seen is None:
+            return self._run(spans, precise)
+        (span,) = spans
+        return self._row_program(span.seen.is_whole).run(span, precise)
+
+    def _row_program(self, is_whole: bool) -> RowProgram:
+        """Made when the first image is read."""
+        if is_whole not in self._row_programs:
+            said = self._rows(is_whole) if self._rows else None
+            if said is None:
+                raise UnsupportedError("images cannot be read by a model of this kind")
+            self._row_programs[is_whole] = RowProgram(said, self._places, self._options)
+        return self._row_programs[is_whole]
 
     def encode(self, spans: Sequence[Span], precise: bool) -> None:
         """As of Backend."""
@@ -46,7 +70,7 @@ class CpuBackend:
 
     def close(self) -> None:
         """As of Backend."""
-        for program in self._programs:
+        for program in (*self._programs, *self._row_programs.values()):
             program.close()
 
     def prepare_shift(self, turns: Mapping[State, Turn]) -> None:

@@ -14,8 +14,8 @@ from localllm.kernels.cpu import HALVES
 from localllm.kernels.machine import has_tiles
 
 VERBS = {
-    "linear": linear, "expert_linear": expert_linear, "attend": attend, "choose": choose, "quantize": quantize,
-    "pack": pack,
+    "linear": linear, "expert_linear": expert_linear, "attend": attend, "choose": choose, "choose_blocks": choose,
+    "quantize": quantize, "pack": pack,
     **dict.fromkeys((verb for verb, _, _ in HALVES.values()), halves),
 }  # fmt: skip
 

@@ -86,10 +86,10 @@ def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> N
 
 def choose(steps: Steps, operation: Operation, target: CudaTarget) -> None:
     """Which keys tokens see."""
-    arguments, reads, y, kind = before_choice(steps, operation)
+    arguments, reads, y, kernel = before_choice(steps, operation)
     scores = Buffer(min(target.tokens, CHOOSING), 4 * 32 * operation.output.columns)
     arguments |= {"count": steps.counts[ALL], "scratch": scores, "scratch_bytes": scores.stride}
-    steps.append(f"choose-{kind}", arguments, target.tokens, reads, [y, scores])
+    steps.append(kernel, arguments, target.tokens, reads, [y, scores])
 
 
 def attend_many(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> None:
@@ -97,6 +97,6 @@ def attend_many(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> 
     state, sides, arguments, reads, y = attention
     kinds = "-".join(side.kind.upper() for side in sides)
     kernel = f"attend_many-{kinds}-{state.key_dim}-{state.value_dim}-{target.depth}"
-    arguments = {name: value for name, value in arguments.items() if not name.startswith("chosen")}
+    arguments = {name: value for name, value in arguments.items() if not name.startswith(("chosen", "choice"))}
     arguments |= {"sequence_count": steps.header.sequence_count}
     steps.append(kernel, arguments, target.tokens, reads, [y])

@@ -28,7 +28,8 @@ def before_attention(steps: Steps, operation: Operation) -> AttentionSteps:
     inputs, given = list(operation.inputs), dict(operation.given)
     state, sinks, slopes = given.pop("state"), given.pop("sinks"), given.pop("slopes")
     biases, crosses = given.pop("biases"), given["crosses"]
-    chosen = steps.buffers[inputs.pop()] if given.pop("is_chosen") else None
+    choices = given.pop("choices")
+    chosen = steps.buffers[inputs.pop()] if choices else None
     q, *new = inputs
     sides, of_keys = steps.cache.sides(state), state.rotations(steps.cache.kv_type)[0]
     if new:
@@ -41,6 +42,7 @@ def before_attention(steps: Steps, operation: Operation) -> AttentionSteps:
     arguments |= {"biases": 0 if biases is None else padded_biases(biases), "reach": reach_of(biases)}
     arguments["sinks"] = 0 if sinks is None else sinks
     arguments |= {"chosen": chosen or 0, "chosen_stride": chosen.stride if chosen else 0}
+    arguments["choice_stride"] = 4 * operation.inputs[-1].columns // choices if choices > 1 else 0
     in_cache = steps.in_cache.get(state, []) if crosses else steps.in_cache[state]  # the encoder's, of another run
     reads = [source, *in_cache, *([chosen] if chosen else [])]
     return AttentionSteps(state, sides, arguments, reads, y)
@@ -69,17 +71,22 @@ def padded_biases(biases: np.ndarray) -> np.ndarray:
 
 
 def before_choice(steps: Steps, operation: Operation) -> tuple[dict[str, Any], list[Buffer], Buffer, str]:
-    """New keys go to the index: arguments of the kernel that chooses, what it reads and writes, and the keys' type."""
-    (q, k, weights), index = operation.inputs, operation.given["state"]
+    """New keys go to the index: arguments of the kernel that chooses, what it reads and writes, and the kernel."""
+    (q, k, *weights), given = operation.inputs, dict(operation.given)
+    index = given.pop("state")
     side, block = steps.cache.sides(index)[0], index.rotations(steps.cache.kv_type)[0]
     steps.in_cache[index] = [store(steps, k, turned(steps, k, block), side)]
-    source, of_heads, y = turned(steps, q, block), steps.buffers[weights], steps.new(operation.output)
+    source, y = turned(steps, q, block), steps.new(operation.output)
     arguments: dict[str, Any] = {"positions": steps.header.positions, "owners": steps.header.owners}
-    arguments |= {"sequences": steps.header.sequences, "q": source, "q_stride": source.stride, "weights": of_heads}
-    arguments |= {"weights_stride": of_heads.stride, "keys": steps.cache.address(side), "key_bytes": side.token_bytes}
-    arguments |= {"key_dim": index.key_dim, "heads": weights.columns, "most": operation.given["most"]}
-    arguments |= {"y": y, "y_stride": y.stride}
-    return arguments, [source, of_heads, *steps.in_cache[index]], y, side.kind.upper()
+    arguments |= {"sequences": steps.header.sequences, "q": source, "q_stride": source.stride}
+    arguments |= {"keys": steps.cache.address(side), "key_bytes": side.token_bytes, "key_dim": index.key_dim}
+    arguments |= {"y": y, "y_stride": y.stride} | given
+    of_heads = [steps.buffers[x] for x in weights]
+    if of_heads:
+        arguments |= {"weights": of_heads[0], "weights_stride": of_heads[0].stride, "heads": weights[0].columns}
+    else:
+        arguments["choice_stride"] = 4 * operation.output.columns // given["heads"]
+    return arguments, [source, *of_heads, *steps.in_cache[index]], y, f"{operation.verb}-{side.kind.upper()}"
 
 
 def behind_attention(steps: Steps, operation: Operation, attention: AttentionSteps) -> None:

@@ -144,11 +144,13 @@ def temper(steps: Steps, operation: Operation, target: Target) -> None:
 def rope(steps: Steps, operation: Operation, target: Target) -> None:
     (x,), rope = operation.inputs, operation.given["rope"]
     source, y, pairs = steps.buffers[x], steps.over(operation), rope.dims // 2
-    table = angle_table(steps, operation.given)
+    table = operation.given["table"]
+    table = angle_table(steps, operation.given) if table is None else table
     arguments = {"x": source, "y": y, "stride": y.stride, "heads": x.columns // rope.head_dim}
     arguments |= {"head_dim": rope.head_dim, "table": table, "pairs": pairs}
     step, apart = (2, 1) if rope.interleaved else (1, pairs)
-    steps.by_row("rope", x.rows, arguments | {"step": step, "apart": apart}, [source, table], [y])
+    reads = [source, table] if isinstance(table, Buffer) else [source]
+    steps.by_row("rope", x.rows, arguments | {"step": step, "apart": apart}, reads, [y])
 
 
 def angle_table(steps: Steps, given: Mapping[str, Any]) -> Buffer:
@@ -159,7 +161,7 @@ def angle_table(steps: Steps, given: Mapping[str, Any]) -> Buffer:
         pairs = rope.dims // 2
         frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
         table = Buffer(steps.target.tokens, pairs * 8)
-        arguments = {"positions": steps.header.positions, "frequencies": frequencies, "pairs": pairs}
+        arguments = {"positions": steps.header.turns, "frequencies": frequencies, "pairs": pairs}
         steps.by_row("angles", ALL, arguments | {"table": table, "factor": rope.magnitude}, [], [table])
         return table
 

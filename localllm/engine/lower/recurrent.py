@@ -20,6 +20,13 @@ def convolve(steps: Steps, operation: Operation, target: Target) -> None:
     scan(steps, "convolve", operation, ("x",), -(-operation.inputs[0].columns // 16), arguments)
 
 
+def gated_mean(steps: Steps, operation: Operation, target: Target) -> None:
+    x, places = operation.inputs[0], vector_of(operation.given["places"])
+    arguments = {"taps": len(places), "places": places, "columns": operation.output.columns}
+    arguments["x_stride"] = steps.buffers[x].stride
+    scan(steps, "gated_mean", operation, ("x",), -(-operation.output.columns // 16), arguments)
+
+
 def selective_scan(steps: Steps, operation: Operation, target: Target) -> None:
     given, blocks = operation.given, -(-operation.inputs[0].columns // 16)
     rates = given["rates"]
@@ -93,7 +100,7 @@ def scan(
 
 
 RECURRENT = {
-    "convolve": convolve, "selective_scan": selective_scan, "state_space": state_space, "delta_rule": delta_rule,
-    "lightning_attention": lightning_attention, "gated_linear_attention": gated_linear_attention, "wkv6": wkv6,
-    "wkv7": wkv7,
+    "convolve": convolve, "gated_mean": gated_mean, "selective_scan": selective_scan, "state_space": state_space,
+    "delta_rule": delta_rule, "lightning_attention": lightning_attention,
+    "gated_linear_attention": gated_linear_attention, "wkv6": wkv6, "wkv7": wkv7,
 }  # fmt: skip

@@ -190,8 +190,10 @@ class Prefixes:
         """Write what a sequence has read, a prompt, soon; it belongs to this object now.
 
         logits: float32 [1, vocab], after the prompt; None: keep only the whole runs at its beginning, or all of it if
-        it is a conversation. What waits for being written already is given up.
+        it is a conversation. What waits for being written already is given up, and so is one with images.
         """
+        if sequence.images:
+            return sequence.close()
         with self._lock:
             unwanted, self._waiting = self._waiting, Waiting(sequence, logits, is_conversation)
             if self._ended:

@@ -7,6 +7,7 @@ from typing import Any
 from localllm.arch.routing import Routing
 
 PRODUCTS = ("linear", "expert_linear")
+CHOICES = ("choose", "choose_blocks")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,7 @@ def stored(operations: Sequence[Operation]) -> set[Activation]:
     """Activations from which a cache is filled: keys, values, and what they are made of between matrix products."""
     found: set[Activation] = set()
     for operation in reversed(operations):
-        if operation.verb in ("attend", "choose"):
+        if operation.verb in ("attend", *CHOICES):
             found |= set(operation.inputs[1:])
         elif operation.verb == "keep" or (operation.output in found and operation.verb not in PRODUCTS):
             found |= set(operation.inputs)

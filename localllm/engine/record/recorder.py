@@ -45,6 +45,7 @@ class Recorder(RecurrentVerbs):
     Attributes:
         operations: in the order in which they were said.
         encoding: those of the encoder, if there is one.
+        begins: whether an image's rows can stand for tokens.
     """
 
     ids = positions = kinds = ALL
@@ -52,13 +53,17 @@ class Recorder(RecurrentVerbs):
 
     def __init__(self, hyperparameters: Hyperparameters, context: int, shown: np.ndarray | None = None):
         """context: the most tokens of a sequence.  shown: where runs lay down what is revealed."""
-        self.reveals, self._shown = shown is not None, shown
+        self.reveals, self._shown, self.begins = shown is not None, shown, False
         self.operations, self.encoding = list[Operation](), list[Operation]()
         self._vocab_size, self._width, self._context = hyperparameters.vocab_size, hyperparameters.width, context
         self._used: set[str] = set()
         self._heads: dict[tuple[int, Rows], RoutedActivation] = {}
 
     # ---- the verbs ----
+
+    def begin(self, embedded: Callable[[], Activation]) -> Activation:
+        self.begins = True
+        return embedded()
 
     def embed(self, weight: Weight, ids: Rows | Activation) -> Activation:
         rows, columns = self._matrix(weight)
@@ -151,7 +156,13 @@ class Recorder(RecurrentVerbs):
         divisors = None if factors is None else self._vector(factors, rope.dims // 2)
         if factors and divisors is not None:
             require_divisors(factors.name, divisors)
-        return self._record("rope", (x,), positions, x.columns, rope=rope, factors=factors, divisors=divisors)
+        given = {"rope": rope, "factors": factors, "divisors": divisors, "table": self._angles(rope, divisors)}
+        return self._record("rope", (x,), positions, x.columns, **given)
+
+    def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray | None:
+        """Where cosines and sines lie that whoever runs this lays down, float32 [tokens, 2, pairs]; None: a run's
+        positions say them."""
+        return None
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         self.ignore(short, long)
@@ -176,7 +187,11 @@ class Recorder(RecurrentVerbs):
         given |= {"ahead": scores.ahead, "biases": scores.biases, "crosses": scores.crosses}
         if scores.biases is not None and (len(scores.biases) != heads or scores.biases.shape[1] % 2 == 0):
             raise ModelError(f"layer {state.layer}: biases of the shape {scores.biases.shape} for {heads} heads")
-        inputs, given["is_chosen"] = (*inputs, *([scores.chosen] if scores.chosen else [])), scores.chosen is not None
+        inputs, given["choices"] = (*inputs, *([scores.chosen] if scores.chosen else [])), 0
+        if scores.chosen:
+            given["choices"] = scores.chosen.columns // self._words
+            if given["choices"] not in (1, state.kv_heads):
+                raise ModelError(f"layer {state.layer}: {given['choices']} choices of keys for {state.kv_heads} groups")
         return self._record("attend", inputs, q.rows, heads * state.value_dim, **given)
 
     def keep(self, k: Activation, v: Activation, state: Paged) -> None:
@@ -187,10 +202,26 @@ class Recorder(RecurrentVerbs):
     def pool(self, x: Activation, kind: str) -> Activation:
         return self._record("pool", (x,), WANTED, x.columns, kind=kind)
 
-    def choose(self, q: Activation, k: Activation, weights: Activation, index: Latent, count: int) -> Activation:
+    def choose(
+        self, q: Activation, k: Activation, weights: Activation, index: Latent, count: int, block: int = 1
+    ) -> Activation:
         if k.columns != index.key_dim or q.columns != weights.columns * index.key_dim:
             raise ModelError(f"layer {index.layer}: an indexer of {q.columns} and {k.columns} columns")
-        return self._record("choose", (q, k, weights), q.rows, -(-self._context // 32), state=index, most=count)
+        return self._record("choose", (q, k, weights), q.rows, self._words, state=index, most=count, block=block)
+
+    def choose_blocks(
+        self, q: Activation, k: Activation, index: Latent, count: int, block: int, local: int
+    ) -> Activation:
+        groups, rest = divmod(q.columns, index.key_dim)
+        if k.columns != index.key_dim or rest:
+            raise ModelError(f"layer {index.layer}: an indexer of {q.columns} and {k.columns} columns")
+        given = {"state": index, "most": count, "block": block, "local": local, "heads": groups}
+        return self._record("choose_blocks", (q, k), q.rows, groups * self._words, **given)
+
+    @property
+    def _words(self) -> int:
+        """Numbers of 32 bits that have one for each position."""
+        return -(-self._context // 32)
 
     def route(self, logits: Activation, routing: Routing, bias: Weight | None = None) -> RoutedActivation:
         if logits.columns != routing.experts:
@@ -251,6 +282,11 @@ class Recorder(RecurrentVerbs):
 
     def softmax(self, x: Activation) -> Activation:
         return self._record("softmax", (x,), x.rows, x.columns)
+
+    def sinkhorn(self, x: Activation, size: int, iterations: int, epsilon: float) -> Activation:
+        if x.columns != size * size:
+            raise ModelError(f"the model's tensors do not fit together: {x.columns} columns, {size} streams")
+        return self._record("sinkhorn", (x,), x.rows, x.columns, size=size, iterations=iterations, epsilon=epsilon)
 
     def head_dots(self, x: Activation, z: Activation, heads: int) -> Activation:
         if same_columns(x, z) % heads:

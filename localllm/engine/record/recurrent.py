@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.states import Recurrent
-from localllm.arch.verbs import HeadState, RowwiseVerbs
+from localllm.arch.verbs import RowwiseVerbs
 from localllm.arch.weights import Weight
 from localllm.engine.record.operations import Activation, Rows
 from localllm.errors import ModelError
@@ -44,6 +45,12 @@ class RecurrentVerbs(RowwiseVerbs):
         taps, bias = np.tile(np.array([1, 0], np.float32), (x.columns, 1)), np.zeros(x.columns, np.float32)
         given = {"state": state, "number": number, "taps": taps, "bias": bias, "silu": False}
         return self._record("convolve", (x,), x.rows, x.columns, **given)
+
+    def gated_mean(self, x: Activation, places: Weight, state: Recurrent, number: int = 0) -> Activation:
+        before, columns = state.shapes[number]
+        require_columns(places.name, x, columns)
+        given = {"state": state, "number": number, "places": self._numbers(places, (before + 1, columns // 2))}
+        return self._record("gated_mean", (x,), x.rows, columns // 2, **given)
 
     def selective_scan(
         self,

@@ -13,7 +13,7 @@ import numpy as np
 
 from localllm.arch.rope import Rope
 from localllm.arch.states import Recurrent, State
-from localllm.engine.record.operations import PRODUCTS, Activation, Operation
+from localllm.engine.record.operations import CHOICES, PRODUCTS, Activation, Operation
 from localllm.errors import UsageError
 
 
@@ -48,8 +48,8 @@ def turns(operations: Sequence[Operation], states: Sequence[State]) -> dict[Stat
     made, found = {operation.output: operation for operation in operations}, {}
     for operation in operations:
         given = operation.given
-        has_keys = operation.verb == "attend" and len(operation.inputs) > 1 + given["is_chosen"]
-        if not has_keys and operation.verb != "choose":
+        has_keys = operation.verb == "attend" and len(operation.inputs) > 1 + bool(given["choices"])
+        if not has_keys and operation.verb not in CHOICES:
             continue
         if turn := turn_of(made, operation.inputs[1], given["state"].key_dim, 0):
             found[given["state"]] = turn

@@ -1,5 +1,7 @@
 """The dot product of bytes, by the best instructions that the CPU has."""
 
+from functools import reduce
+
 from llvmlite import ir
 
 from localllm.kernels.machine import this_lane
@@ -48,6 +50,21 @@ def dot_bytes(builder, accumulator, unsigned, signed):
         words = call_in_parts(builder, widest(MULTIPLY_BYTES), ir.VectorType(I16, 32), [masked, signed])
         accumulator = builder.add(accumulator, multiply_words(builder, words, constant_like(words, 1)))
     return accumulator
+
+
+def dots_in_words(builder, accumulator, pairs, largest):
+    """Several dot products at once, of unsigned bytes up to `largest` and signed ones.
+
+    Where words of 16 bits hold the sums of all pairs of bytes, they are added before they become 32.
+    """
+    dot = dot_variant(largest)
+    if dot is not dot_bytes or 2 * 128 * largest * len(pairs) > 0x7FFF:
+        for unsigned, signed in pairs:
+            accumulator = dot(builder, accumulator, unsigned, signed)
+        return accumulator
+    products = [call_in_parts(builder, widest(MULTIPLY_BYTES), ir.VectorType(I16, 32), [*pair]) for pair in pairs]
+    words = reduce(builder.add, products)
+    return builder.add(accumulator, multiply_words(builder, words, constant_like(words, 1)))
 
 
 def dot_signed_bytes(builder, accumulator, x, y):

@@ -42,7 +42,8 @@ def confine(folders: list[str]) -> None:
     rules = Ruleset(everything)
     ruleset = require(library.syscall(CREATE, ctypes.byref(rules), ctypes.c_size_t(ctypes.sizeof(rules)), 0))
     paths = [path for path in os.environ.get("PATH", "").split(":") if os.path.isabs(path)]
-    allowed = dict.fromkeys((*PROGRAMS, *paths, sys.prefix, sys.base_prefix), SEEING)
+    python = os.path.dirname(sys.executable)  # an environment may have a copy of the program
+    allowed = dict.fromkeys((*PROGRAMS, *paths, python, sys.prefix, sys.base_prefix), SEEING)
     allowed |= dict.fromkeys(DEVICES, READ_FILE | WRITE_FILE) | dict.fromkeys(folders, everything)
     for path, rights in allowed.items():
         try:

@@ -173,13 +173,19 @@ def hide_unchosen(scores, keys, bits):
 
 
 @device
-def is_chosen(a, first, rows, group, key, count):
+def bits_of(a, token, kv_head):
+    """Which keys count for a token."""
+    of_token = argument(a, ATTEND.chosen) + token * argument(a, ATTEND.chosen_stride)
+    return of_token + kv_head * argument(a, ATTEND.choice_stride)
+
+
+@device
+def is_chosen(a, first, rows, group, kv_head, key, count):
     """Whether one of the tokens of some rows sees one of some keys."""
-    chosen = argument(a, ATTEND.chosen)
-    if chosen == 0:
+    if argument(a, ATTEND.chosen) == 0:
         return True
     for token in range(first // group, (first + rows - 1) // group + 1):
-        bits = chosen + token * argument(a, ATTEND.chosen_stride) + key // 8
+        bits = bits_of(a, token, kv_head) + key // 8
         for i in range(0, count, 16):
             if load_u16(bits + i // 8) != 0:
                 return True
@@ -269,7 +275,7 @@ def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, st
         hidden = max(first_seen(position, window, chunked), lowest) - start
         hide_scores(row, keys, hidden, min(position + 1 + ahead - start, count))
         if chosen != 0:
-            hide_unchosen(row, keys, chosen + token * argument(a, ATTEND.chosen_stride) + start // 8)
+            hide_unchosen(row, keys, bits_of(a, token, kv_head) + start // 8)
         update_softmax(row, keys, states + r * 128, output + r * value_dim * 4, value_dim)
 
 
@@ -316,7 +322,7 @@ def make_unit(load_key, load_value, many):
         while key < end:
             count, k, v = min(PAGE - key % PAGE, end - key), keys + place * key_bytes, values + place * value_bytes
             place = place_of(table, key + count) if key + count < end else place
-            if not is_chosen(a, first, rows, group, key, count):
+            if not is_chosen(a, first, rows, group, kv_head, key, count):
                 key += count
                 continue
             if few:

@@ -1,8 +1,8 @@
 """Which keys a token sees (the lightning indexer of DeepSeek-V3.2, 2025), straight from the cache.
 
 Scratch: a token's queries and a key, padded to 16 numbers, then how often there is each digit, int64, then scores.
-A token with no more keys than are to be chosen sees all of them, and no score is computed. Otherwise its scores are
-made in float32, and the smallest that is chosen is found among them by its digits, of 8 bits each.
+A token with no more blocks of keys than are to be chosen sees all of them, and no score is computed. Otherwise its
+scores are made in float32, and the smallest that is chosen is found among them by its digits, of 8 bits each.
 """
 
 from numba import float32
@@ -58,15 +58,18 @@ def least_chosen(scores, count, most, digits):
 
 
 @device
-def write_bits(scores, count, least, left, y):
-    """A bit for each score that is larger than the least one, or one of the first `left` as large."""
+def write_bits(scores, blocks, block, count, least, left, y):
+    """A bit for each of `count` keys whose block's score is larger than the least one, or one of the first `left` as
+    large, and for those behind the last of so many blocks."""
+    sees = True
     for first in range(0, count, 32):
         word = 0
         for i in range(first, min(first + 32, count)):
-            number = ordered(scores + i * 4)
-            if number > least or (number == least and left > 0):
-                word |= 1 << (i - first)
+            if i % block == 0:
+                number = ordered(scores + i // block * 4) if i // block < blocks else ONES
+                sees = i // block >= blocks or number > least or (number == least and left > 0)
                 left -= 1 if number == least else 0
+            word |= 1 << (i - first) if sees else 0
         store_i32(y + first // 8, word)
 
 
@@ -75,6 +78,15 @@ def write_all(count, word, y):
     """The same bits for all of them."""
     for first in range(0, count, 32):
         store_i32(y + first // 8, word)
+
+
+@device
+def load_queries(source, heads, key_dim, columns, q):
+    """The token's heads, with zeros behind each."""
+    fill(q, heads * columns, float32(0.0))
+    for head in range(heads):
+        for d in range(key_dim):
+            store_f32(q + (head * columns + d) * 4, load_f32(source + (head * key_dim + d) * 4))
 
 
 def make(format_name):
@@ -97,26 +109,17 @@ def make(format_name):
         return total
 
     @device
-    def score_all(a, table, q, weights, columns, count, scores):
-        """Scores of the first `count` keys; whether all of them are numbers."""
+    def score_all(a, table, q, weights, columns, blocks, scores):
+        """Scores of the first blocks; whether all of them are numbers."""
         row, key_bytes, finite = q + argument(a, CHOOSE.heads) * columns * 4, argument(a, CHOOSE.key_bytes), True
-        for page in range(0, count, PAGE):
-            keys = argument(a, CHOOSE.keys) + load_i64(table + page // PAGE * 8) * PAGE * key_bytes
-            for i in range(min(PAGE, count - page)):
-                x = score(a, q, keys + i * key_bytes, row, weights, columns)
-                finite = finite and abs(x) < INFINITY
-                store_f32(scores + (page + i) * 4, x)
+        block = argument(a, CHOOSE.block)
+        for i in range(blocks):
+            key = i * block + block - 1
+            place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
+            x = score(a, q, argument(a, CHOOSE.keys) + place * key_bytes, row, weights, columns)
+            finite = finite and abs(x) < INFINITY
+            store_f32(scores + i * 4, x)
         return finite
-
-    @device
-    def load_queries(a, token, columns, q):
-        """The token's heads, with zeros behind each."""
-        key_dim = argument(a, CHOOSE.key_dim)
-        source = argument(a, CHOOSE.q) + token * argument(a, CHOOSE.q_stride)
-        fill(q, argument(a, CHOOSE.heads) * columns, float32(0.0))
-        for head in range(argument(a, CHOOSE.heads)):
-            for d in range(key_dim):
-                store_f32(q + (head * columns + d) * 4, load_f32(source + (head * key_dim + d) * 4))
 
     @kernel
     def choose(a, part, parts, thread):
@@ -126,17 +129,18 @@ def make(format_name):
         scores = digits + 8 * DIGITS
         for token in range(tokens * part // parts, tokens * (part + 1) // parts):
             count = load_i64(argument(a, CHOOSE.positions) + token * 8) + 1
-            y = argument(a, CHOOSE.y) + token * argument(a, CHOOSE.y_stride)
-            if count <= argument(a, CHOOSE.most):
+            y, blocks = argument(a, CHOOSE.y) + token * argument(a, CHOOSE.y_stride), count // argument(a, CHOOSE.block)
+            if blocks <= argument(a, CHOOSE.most):
                 write_all(count, ONES, y)
                 continue
-            load_queries(a, token, columns, q)
+            source = argument(a, CHOOSE.q) + token * argument(a, CHOOSE.q_stride)
+            load_queries(source, argument(a, CHOOSE.heads), argument(a, CHOOSE.key_dim), columns, q)
             owner = load_i64(argument(a, CHOOSE.owners) + token * 8)
             table = argument(argument(a, CHOOSE.sequences) + owner * 8 * len(SEQUENCE), SEQUENCE.table)
             weights = argument(a, CHOOSE.weights) + token * argument(a, CHOOSE.weights_stride)
-            if score_all(a, table, q, weights, columns, count, scores):
-                least, left = least_chosen(scores, count, argument(a, CHOOSE.most), digits)
-                write_bits(scores, count, least, left, y)
+            if score_all(a, table, q, weights, columns, blocks, scores):
+                least, left = least_chosen(scores, blocks, argument(a, CHOOSE.most), digits)
+                write_bits(scores, blocks, argument(a, CHOOSE.block), count, least, left, y)
             else:
                 write_all(count, 0, y)
 

@@ -5,8 +5,8 @@ A part need not be a multiple of 16 columns.
 
 from numba import float32
 
-from localllm.kernels.arguments import HEAD_DOTS, MIX, MULTIPLY_HEADS, SOFTMAX
-from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.arguments import HEAD_DOTS, MIX, MULTIPLY_HEADS, SINKHORN, SOFTMAX
+from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
     exp_f32x16,
     fma_f32x16,
@@ -56,6 +56,55 @@ def softmax(a, part, parts, thread):
             total += load_f32(y + i * 4)
         for i in range(columns):
             store_f32(y + i * 4, load_f32(y + i * 4) / total)
+
+
+@device
+def divide_by_sums(y, size, across, along, epsilon):
+    """Numbers `along` bytes apart are divided by their sum and epsilon, in each line; lines are `across` apart."""
+    for i in range(size):
+        total = epsilon
+        for j in range(size):
+            total += load_f32(y + i * across + j * along)
+        for j in range(size):
+            place = y + i * across + j * along
+            store_f32(place, load_f32(place) / total)
+
+
+@device
+def softmax_of_line(x, y, size, epsilon):
+    """y = e^x / the sum of them, and epsilon."""
+    top, total = float32(-3e38), float32(0.0)
+    for j in range(size):
+        number = load_f32(x + j * 4)
+        top, total = max(top, number), total + (number - number)
+    for j in range(0, size, 16):
+        lanes = min(16, size - j)
+        store_lanes_f32x16(y + j * 4, exp_f32x16(load_lanes_f32x16(x + j * 4, lanes) - splat_f32x16(top)), lanes)
+    for j in range(size):
+        total += load_f32(y + j * 4)
+    for j in range(size):
+        store_f32(y + j * 4, load_f32(y + j * 4) / total + epsilon)
+
+
+@kernel
+def sinkhorn(a, part, parts, thread):
+    """y = a matrix whose rows and columns add up to 1, transposed."""
+    size, count = argument(a, SINKHORN.size), load_i64(argument(a, SINKHORN.count))
+    epsilon, stride = argument_f32(a, SINKHORN.epsilon), argument(a, SINKHORN.stride)
+    for t in range(count * part // parts, count * (part + 1) // parts):
+        x, y = argument(a, SINKHORN.x) + t * stride, argument(a, SINKHORN.y) + t * stride
+        for i in range(size):
+            softmax_of_line(x + i * size * 4, y + i * size * 4, size, epsilon)
+        divide_by_sums(y, size, 4, size * 4, epsilon)
+        for _ in range(argument(a, SINKHORN.iterations) - 1):
+            divide_by_sums(y, size, size * 4, 4, epsilon)
+            divide_by_sums(y, size, 4, size * 4, epsilon)
+        for i in range(size):
+            for j in range(i):
+                here, there = y + (i * size + j) * 4, y + (j * size + i) * 4
+                number = load_f32(here)
+                store_f32(here, load_f32(there))
+                store_f32(there, number)
 
 
 @device

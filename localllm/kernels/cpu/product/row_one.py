@@ -11,7 +11,7 @@ from localllm.kernels.simd import (
     I32,
     I64,
     as_tuple,
-    dot_variant,
+    dots_in_words,
     elements,
     f32x8,
     f32x16,
@@ -67,14 +67,15 @@ class OneToken:
 
     def dots(self, builder, codes, high, low):
         """Dot products with the activations, 256 * high + low, of all rows, by half of the runs."""
-        sums, dot = [ir.Constant(i32x16.llvm, None)] * (self.rows * self.halves), dot_variant(self.shape.largest)
-        vectors = self.shape.vectors
+        sums, vectors = [ir.Constant(i32x16.llvm, None)] * (self.rows * self.halves), self.shape.vectors
+        size = -(-vectors // self.halves)
         for plane in (high, low):
-            for q in range(vectors):
-                numbers = load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm)
-                for row in range(self.rows):
-                    i = row * self.halves + q * self.halves // vectors
-                    sums[i] = dot(builder, sums[i], codes[vectors * row + q], numbers)
+            numbers = [load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm) for q in range(vectors)]
+            for row in range(self.rows):
+                for first in range(0, vectors, size):
+                    i, some = row * self.halves + first // size, slice(first, first + size)
+                    pairs = [*zip(codes[vectors * row : vectors * (row + 1)][some], numbers[some], strict=True)]
+                    sums[i] = dots_in_words(builder, sums[i], pairs, self.shape.largest)
             if plane is high:
                 sums = [builder.shl(value, constant_like(value, 8)) for value in sums]
         return sums

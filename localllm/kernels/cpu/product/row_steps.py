@@ -7,7 +7,7 @@ from localllm.kernels.simd import (
     I32,
     I64,
     as_tuple,
-    dot_variant,
+    dots_in_words,
     elements,
     f32x16,
     i32x16,
@@ -99,13 +99,16 @@ class RowTotals:
         """Dot products with the activations, 256 * high + low, in the lanes of the totals: by half, then by pair."""
         by_half, size = [], self.vectors // self.halves
         for first in range(0, self.vectors, size):
-            sums, dot = [ir.Constant(i32x16.llvm, None)] * self.rows, dot_variant(self.shape.largest)
+            sums = [ir.Constant(i32x16.llvm, None)] * self.rows
             for plane in (high, low)[: self.planes]:
                 if plane is low:
                     sums = [builder.shl(value, constant_like(value, 8)) for value in sums]
-                for q in range(first, first + size):
-                    numbers = load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm)
-                    sums = [dot(builder, s, codes[self.vectors * r + q], numbers) for r, s in enumerate(sums)]
+                some = range(first, first + size)
+                numbers = [load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm) for q in some]
+                for r, value in enumerate(sums):
+                    of_row = [codes[self.vectors * r + q] for q in some]
+                    pairs = [*zip(of_row, numbers, strict=True)]
+                    sums[r] = dots_in_words(builder, value, pairs, self.shape.largest)
             turned = [(one, shuffled(builder, other, other, NEIGHBOURS)) for one, other in pairs_of(sums)]
             by_half.append([builder.add(*both) for both in turned])
         return by_half

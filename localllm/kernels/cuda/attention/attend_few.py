@@ -227,8 +227,8 @@ def make(format_name):
 
     def attend_few(
         count, positions, owners, sequences, q, q_stride, keys, values, key_head_stride, value_head_stride, key_bytes,
-        value_bytes, heads, kv_heads, scale, softcap, window, chunked, ahead, slopes, chosen, chosen_stride, bundles,
-        parts, partial, partial_bytes,
+        value_bytes, heads, kv_heads, scale, softcap, window, chunked, ahead, slopes, chosen, chosen_stride,
+        choice_stride, bundles, parts, partial, partial_bytes,
     ):  # fmt: skip
         token, part, kv_head = cuda.blockIdx.x, cuda.blockIdx.y % parts, cuda.blockIdx.y // parts // bundles
         if token >= load_i64(count):
@@ -249,6 +249,7 @@ def make(format_name):
         slope = slopes_of(slopes + head * 4 if slopes != 0 else slopes, here)
         keys, values = keys + kv_head * key_head_stride, values + kv_head * value_head_stride
         table = load_i64(sequence + 8 * SEQUENCE.table)
+        bits = chosen + token * chosen_stride + kv_head * choice_stride
         tops, sums, output = lowest_of_all(0), nothing_yet(0), no_values(0)
         for key in range(begin + cuda.threadIdx.x // WARP * tile, end, WARPS * tile):
             place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
@@ -261,7 +262,7 @@ def make(format_name):
             if slopes != 0:
                 x = slope_all(x, slope, position - key - number)
             x = hide(x, int32(low - number), int32(high - number))
-            x = hide_others(x, chosen + token * chosen_stride, key + number, position)
+            x = hide_others(x, bits, key + number, position)
             top = largest(tops, x)
             fade, weights = fading(tops, top), powers(x, top)
             tops, sums = top, add_weights(sums, fade, weights)

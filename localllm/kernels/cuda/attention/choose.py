@@ -64,13 +64,15 @@ def write_all(count, word, y):
 
 
 @device
-def write_bits(scores, count, least, last, y):
-    """A bit for each score that is larger than the least one, or as large and not behind the last one."""
+def write_bits(scores, blocks, block, count, least, last, y):
+    """A bit for each of `count` keys whose block's score is larger than the least one, or as large and not behind the
+    last one, and for those behind the last of so many blocks."""
     for first in range(32 * cuda.threadIdx.x, count, 32 * cuda.blockDim.x):
         word = int64(0)
         for i in range(first, min(first + 32, count)):
-            number = ordered(load_f32(scores + i * 4))
-            if number > least or (number == least and i <= last):
+            at = i // block
+            number = ordered(load_f32(scores + min(at, blocks - 1) * 4))
+            if at >= blocks or number > least or (number == least and at <= last):
                 word |= int64(1) << (i - first)
         store_i32(y + first // 8, word - 0x100000000 if word >= 0x80000000 else word)
 
@@ -94,20 +96,22 @@ def make(format_name):
 
     def choose(
         count, positions, owners, sequences, q, q_stride, weights, weights_stride, keys, key_bytes, key_dim, heads,
-        most, y, y_stride, scratch, scratch_bytes,
+        most, block, y, y_stride, scratch, scratch_bytes,
     ):  # fmt: skip
         scores = scratch + cuda.blockIdx.x * scratch_bytes
         for token in range(cuda.blockIdx.x, load_i64(count), cuda.gridDim.x):
             seen, target = load_i64(positions + token * 8) + 1, y + token * y_stride
-            if seen <= most:
+            blocks = seen // block
+            if blocks <= most:
                 write_all(seen, -1, target)
                 continue
             table, flaws = (
                 load_i64(sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES + 8 * SEQUENCE.table),
                 ZERO,
             )
-            for i in range(cuda.threadIdx.x, seen, cuda.blockDim.x):
-                place = load_i64(table + i // PAGE * 8) * PAGE + i % PAGE
+            for i in range(cuda.threadIdx.x, blocks, cuda.blockDim.x):
+                key = i * block + block - 1
+                place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
                 x = score(
                     q + token * q_stride, keys + place * key_bytes, key_dim, heads, weights + token * weights_stride
                 )
@@ -116,8 +120,8 @@ def make(format_name):
             if block_sum(flaws) != ZERO:  # NaN
                 write_all(seen, 0, target)
                 continue
-            least, last = least_chosen(scores, seen, most)
-            write_bits(scores, seen, least, last, target)
+            least, last = least_chosen(scores, blocks, most)
+            write_bits(scores, blocks, block, seen, least, last, target)
             cuda.syncthreads()
 
     return choose

@@ -2,7 +2,7 @@
 
 from numba import cuda
 
-from localllm.kernels.cuda.device import exp, float32, load_f32, load_i64, store_f32
+from localllm.kernels.cuda.device import device, exp, f32_value, float32, load_f32, load_i64, store_f32
 from localllm.kernels.cuda.reductions import block_sum
 
 LEAST = float32(-3e38)
@@ -31,6 +31,47 @@ def softmax(count, x, y, stride, columns):
         total += power
     for i in range(columns):
         store_f32(y + 4 * i, load_f32(y + 4 * i) / total)
+
+
+@device
+def divide_by_sums(y, size, across, along, epsilon):
+    """Numbers `along` bytes apart are divided by their sum and epsilon, in each line; lines are `across` apart."""
+    for i in range(size):
+        total = epsilon
+        for j in range(size):
+            total += load_f32(y + i * across + j * along)
+        for j in range(size):
+            place = y + i * across + j * along
+            store_f32(place, load_f32(place) / total)
+
+
+def sinkhorn(count, x, size, iterations, epsilon, y, stride, columns):
+    """y = a matrix whose rows and columns add up to 1, transposed; a thread for each row."""
+    row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if row >= load_i64(count):
+        return
+    x, y, more = x + row * stride, y + row * stride, f32_value(epsilon)
+    for i in range(0, columns, size):
+        top, total = LEAST, float32(0)
+        for j in range(i, i + size):
+            number = load_f32(x + 4 * j)
+            top, total = max(top, number), total + (number - number)
+        for j in range(i, i + size):
+            power = exp(load_f32(x + 4 * j) - top)
+            store_f32(y + 4 * j, power)
+            total += power
+        for j in range(i, i + size):
+            store_f32(y + 4 * j, load_f32(y + 4 * j) / total + more)
+    divide_by_sums(y, size, 4, 4 * size, more)
+    for _ in range(iterations - 1):
+        divide_by_sums(y, size, 4 * size, 4, more)
+        divide_by_sums(y, size, 4, 4 * size, more)
+    for i in range(size):
+        for j in range(i):
+            here, there = y + 4 * (i * size + j), y + 4 * (j * size + i)
+            number = load_f32(here)
+            store_f32(here, load_f32(there))
+            store_f32(there, number)
 
 
 def head_dots(count, x, x_stride, z, heads, head_dim, y, stride):

@@ -1,0 +1,37 @@
+"""The vision encoders, one file each; a file's clip.projector_type names the one to use.
+
+A family's file has MARKS: control tokens that it needs; `read(fields)`; `prepared(h, picture)`: which pictures an
+encoder sees of an image and what stands for them among tokens; `tower(b, w, h, x)`: the transformer, in verbs;
+`gathered(h, x, grid)`: which of its rows become one, in NumPy; and `project(b, w, h, x)`: rows as a language model
+reads them, in verbs.
+
+Files are those that llama.cpp writes (mmproj-*.gguf).
+"""
+
+from importlib import import_module
+from types import ModuleType
+
+from localllm.arch.fields import Fields
+from localllm.arch.general import require_general
+from localllm.arch.vision.hyperparameters import Vision, projector_type
+from localllm.errors import ModelError, UnsupportedError
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf_header import shown
+
+FAMILIES = {"gemma3": "gemma3", "idefics3": "idefics3", "mlp": "llava"}
+KINDS = "mmproj", "model"  # what files with a projector say that they are
+
+
+def projector(file: GGUFFile) -> tuple[ModuleType, Vision]:
+    """The family's module, and its hyperparameters. Raises ModelError for what is no projector or is not supported."""
+    if require_general(file, KINDS) != "clip":
+        raise ModelError(f"{file.path}: a language model, not a projector (mmproj), which goes with one")
+    fields = Fields(file.metadata, file.path, 0)
+    if not fields.flag("has_vision_encoder", False):
+        raise UnsupportedError(f"{file.path}: a projector without a vision encoder")
+    name = projector_type(fields)
+    if name not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise UnsupportedError(f"{file.path}: projectors of the type {shown(name)} are not supported, but {known}")
+    module = import_module(f"localllm.arch.vision.{FAMILIES[name]}")
+    return module, module.read(fields)

@@ -1,0 +1,186 @@
+"""What vision encoders share: hyperparameters, and how a picture becomes rows of numbers."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from localllm.arch.fields import Fields
+from localllm.arch.states import Paged
+from localllm.frozen import frozen
+
+MOST_SIDE = 1 << 14  # pixels: of a picture that an encoder sees
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers of its filters
+
+
+class Picture(Protocol):
+    """What is asked of a picture: a Pillow image in RGB."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows, pixels."""
+        ...
+
+    def resize(self, size: tuple[int, int], resample: int) -> Any: ...
+
+    def crop(self, box: tuple[int, int, int, int]) -> Any: ...
+
+
+class Prepared(NamedTuple):
+    """An image, ready to be encoded.
+
+    Attributes:
+        pictures: that the encoder sees, each on its own.
+        parts: what stands for the image among tokens: texts, which may name control tokens, and numbers of pictures.
+    """
+
+    pictures: list[Any]
+    parts: list[str | int]
+
+
+@frozen
+class Vision:
+    """A vision transformer and its projector.
+
+    Attributes:
+        kind: of the projector, as the file calls it.  path: of the file.
+        width: of the residual stream.  hidden: of the feed-forward network.  epsilon: of the norms.
+        side: of the picture that it was trained for, pixels.  patch: of a patch.
+        merge: patches on each side that become one row.
+        out: numbers of a row, those of the language model's embeddings.
+        activation: of the feed-forward network: gelu, silu or gelu_quick.
+        mean, deviation: of red, green and blue, by which pixels from 0 to 1 are normalized.
+    """
+
+    kind: str
+    path: str
+    layers: int
+    width: int
+    hidden: int
+    heads: int
+    epsilon: float
+    side: int
+    patch: int
+    merge: int
+    out: int
+    activation: str
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    vocab_size: ClassVar[int] = 0
+    sees_ahead: ClassVar[bool] = False  # whether the language model lets tokens of an image see those behind them
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def pixels(self) -> int:
+        """Numbers of a patch."""
+        return 3 * self.patch * self.patch
+
+    @property
+    def most_patches(self) -> int:
+        """Of a picture."""
+        return (self.side // self.patch) ** 2
+
+    @property
+    def most_grid(self) -> tuple[int, int]:
+        """Rows and columns of patches of the largest picture."""
+        return self.side // self.patch, self.side // self.patch
+
+    def rows(self, picture: Any) -> np.ndarray:
+        """What the encoder is given of a picture, float32 [patches, pixels]."""
+        return pixels_of(self, picture)
+
+    def axes(self, picture: Picture) -> np.ndarray | None:
+        """By time, height and width, positions of a picture's rows, int64 [rows, 3]; None: one behind the other."""
+        return None
+
+    def states(self) -> Sequence[Paged]:
+        """Keys and values of every layer."""
+        return [Paged(layer, self.heads, self.head_dim, self.head_dim) for layer in range(self.layers)]
+
+    def grid(self, picture: Picture) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        columns, rows = picture.size
+        return rows // self.patch, columns // self.patch
+
+
+def read_vision(fields: Fields, merge: int = 1) -> dict[str, Any]:
+    """The arguments that all encoders have. Raises ModelError. merge: if the file does not say it."""
+    heads, width = fields.count("vision.attention.head_count"), fields.count("vision.embedding_length")
+    if width % heads:
+        raise fields.error(f"{width} columns do not make {heads} attention heads")
+    side, patch = fields.count("vision.image_size"), fields.count("vision.patch_size")
+    if side > MOST_SIDE or patch > side:
+        raise fields.error(f"pictures of {side} pixels in patches of {patch} are none that a model sees")
+    merge = fields.count("vision.projector.scale_factor", merge)
+    if merge > side // patch:
+        raise fields.error(f"{side // patch} patches on each side cannot be merged by {merge}")
+    return {
+        "kind": projector_type(fields),
+        "path": fields.path,
+        "layers": fields.whole("vision.block_count", None, 1, 1024),
+        "width": width,
+        "hidden": fields.count("vision.feed_forward_length", 0),
+        "heads": heads,
+        "epsilon": fields.epsilon("vision.attention.layer_norm_epsilon"),
+        "side": side,
+        "patch": patch,
+        "merge": merge,
+        "out": fields.count("vision.projection_dim"),
+        "activation": read_activation(fields),
+        "mean": read_colours(fields, "vision.image_mean", 0.0),
+        "deviation": read_colours(fields, "vision.image_std", 1e-3),
+    }
+
+
+def projector_type(fields: Fields) -> str:
+    """What a file calls its projector. Raises ModelError."""
+    return fields.text("projector_type" if fields.has("projector_type") else "vision.projector_type")
+
+
+def read_activation(fields: Fields) -> str:
+    """The feed-forward network's function: without a flag it is x * sigmoid(1.702 x). Raises ModelError."""
+    found = [name for name in ("gelu", "silu") if fields.flag(f"use_{name}", False)]
+    if len(found) > 1:
+        raise fields.error("clip.use_gelu and clip.use_silu are both true")
+    return found[0] if found else "gelu_quick"
+
+
+def read_colours(fields: Fields, name: str, least: float) -> tuple[float, ...]:
+    """Three numbers, for red, green and blue. Raises ModelError."""
+    numbers = fields.array(name, "f", "three numbers")
+    if len(numbers) != 3 or not (np.isfinite(numbers) & (numbers >= least) & (numbers <= 1000)).all():
+        raise fields.wrong(name, f"three numbers from {least:g} up")
+    return tuple(float(number) for number in numbers.astype(np.float32))
+
+
+def resized(picture: Picture, size: tuple[int, int], resample: int) -> Any:
+    """A picture of another size: first its columns, then its rows, as llama.cpp does it. Pillow 13 takes the cheaper
+    order, and numbers are rounded in between."""
+    return picture.resize((size[0], picture.size[1]), resample).resize(size, resample)
+
+
+def pixels_of(h: Vision, picture: Any) -> np.ndarray:
+    """A picture in RGB as normalized patches, row by row: float32 [patches, 3 * patch * patch], each colour's pixels
+    together, as the weights of a convolution lie."""
+    numbers = np.asarray(picture, np.uint8).astype(np.float32) / np.float32(255)
+    numbers = (numbers - np.float32(h.mean)) / np.float32(h.deviation)
+    rows, columns = h.grid(picture)
+    cut = numbers[: rows * h.patch, : columns * h.patch].reshape(rows, h.patch, columns, h.patch, 3)
+    return np.ascontiguousarray(cut.transpose(0, 2, 4, 1, 3)).reshape(rows * columns, h.pixels)
+
+
+def in_squares(x: np.ndarray, grid: tuple[int, int], side: int) -> np.ndarray:
+    """Rows of a grid, those of each square of `side` * `side` together: [squares, side * side, numbers of a row].
+
+    Squares that a grid does not fill are filled with zeros.
+    """
+    rows, columns = grid
+    x = x.reshape(rows, columns, -1)
+    x = np.pad(x, ((0, -rows % side), (0, -columns % side), (0, 0))) if rows % side or columns % side else x
+    rows, columns, width = x.shape
+    squares = x.reshape(rows // side, side, columns // side, side, width).transpose(0, 2, 1, 3, 4)
+    return squares.reshape(-1, side * side, width)

@@ -1,0 +1,75 @@
+"""Idefics 3 and SmolVLM (Laurençon et al. 2024, arXiv 2408.12637; Marafioti et al. 2025, 2504.05299): SigLIP, of whose
+patches squares are put one behind the other.
+
+An image is cut in squares of the side that the encoder was trained for, after it was made as long as the file says
+(`preproc_image_size`); behind them comes the whole image as one more square.
+"""
+
+import numpy as np
+
+from localllm.arch.fields import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.vision.hyperparameters import LANCZOS, Picture, Prepared, Vision, in_squares, read_vision, resized
+from localllm.arch.vision.vit import siglip
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+MARKS = "<fake_token_around_image>", "<global-img>"
+tower = siglip
+
+
+@frozen
+class Idefics3(Vision):
+    """longest: the longer side of an image before it is cut, pixels; 0: it is not cut."""
+
+    longest: int
+
+
+def read(fields: Fields) -> Idefics3:
+    """The hyperparameters. Raises ModelError."""
+    shared, longest = read_vision(fields, merge=1), fields.count("vision.preproc_image_size", 0)
+    if longest > 32 * shared["side"]:
+        raise fields.wrong("vision.preproc_image_size", f"up to {32 * shared['side']}")
+    return Idefics3(**shared, longest=longest)
+
+
+def prepared(h: Idefics3, picture: Picture) -> Prepared:
+    """The squares, row by row, each with its place, and then all of it."""
+    side, (columns, rows) = h.side, (0, 0)
+    if h.longest:
+        picture = resized(picture, fitted(picture.size, h.longest), LANCZOS)
+        columns, rows = (-(-length // side) for length in picture.size)
+        picture = resized(picture, (columns * side, rows * side), LANCZOS)
+    places = [(column, row) for row in range(rows) for column in range(columns)]
+    tiles = [picture.crop((x * side, y * side, (x + 1) * side, (y + 1) * side)) for x, y in places]
+    parts: list[str | int] = []
+    for number, (x, y) in enumerate(places):
+        end = "\n" if x + 1 == columns and y + 1 < rows else ""
+        parts += [f"{MARKS[0]}<row_{y + 1}_col_{x + 1}>", number, *([end] if end else [])]
+    whole = resized(picture, (side, side), LANCZOS)
+    begin = ["\n\n"] if tiles else []
+    return Prepared([*tiles, whole], [*parts, *begin, "".join(MARKS), len(tiles), MARKS[0]])
+
+
+def fitted(size: tuple[int, int], longest: int) -> tuple[int, int]:
+    """An image's size with its longer side so long, the other one even."""
+    columns, rows = size
+    ratio = columns / rows
+    if columns >= rows:
+        return longest, max(even(int(longest / ratio)), 1)
+    return max(even(int(longest * ratio)), 1), longest
+
+
+def even(length: int) -> int:
+    return length + length % 2
+
+
+def gathered(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """Each square of patches as one row."""
+    squares = in_squares(x, grid, h.merge)
+    return squares.reshape(len(squares), -1)
+
+
+def project(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
+    """Rows as wide as the language model's embeddings."""
+    return b.linear(x, w.part("mm.").require("model.fc"))

@@ -1,0 +1,102 @@
+"""LLaVA 1.5 (Liu et al. 2023, arXiv 2310.03744): CLIP (Radford et al. 2021, 2103.00020) up to the layer before its
+last, and two matrices.
+
+An image is made square by bars of CLIP's mean colour. As in Hugging Face's transformers, all layers of the file count,
+the token that stands for the whole image (`class_embd`) comes first, and GELU is exact. llama.cpp leaves out the file's
+last layer and puts that token behind the patches, so that each of these has its neighbour's position.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.fields import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.vision.hyperparameters import BICUBIC, Picture, Prepared, Vision, pixels_of, read_vision, resized
+from localllm.arch.vision.vit import as_matrix, numbers_of, table_of, transformer
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+MARKS = ()
+BARS = 122, 116, 104  # CLIP's mean colour
+
+
+@frozen
+class Llava(Vision):
+    """seen: the layers that count."""
+
+    seen: int
+
+    @property
+    def most_patches(self) -> int:
+        """One more than there are: the token for the whole image."""
+        return super().most_patches + 1
+
+    def rows(self, picture: Any) -> np.ndarray:
+        """Nothing for the token that stands for all, and the patches."""
+        pixels = pixels_of(self, picture)
+        return np.concatenate((np.zeros_like(pixels[:1]), pixels))
+
+
+def read(fields: Fields) -> Llava:
+    """The hyperparameters. Raises ModelError."""
+    if fields.raw("vision.image_grid_pinpoints") is not None:
+        raise fields.unsupported("images in several squares (LLaVA 1.6) are not supported")
+    shared = read_vision(fields)
+    return Llava(**shared, seen=feature_layer(fields, shared["layers"]))
+
+
+def feature_layer(fields: Fields, layers: int) -> int:
+    """Behind how many layers the rows are taken. Raises ModelError."""
+    if fields.raw("vision.feature_layer") is None:
+        return layers
+    chosen = fields.array("vision.feature_layer", "iu", "an array of whole numbers").tolist()
+    if len(chosen) != 1:
+        raise fields.unsupported(f"rows of {len(chosen)} layers together are not supported")
+    if not 1 <= chosen[0] <= layers:
+        raise fields.wrong("vision.feature_layer", f"from 1 to {layers}")
+    return chosen[0]
+
+
+def prepared(h: Vision, picture: Picture) -> Prepared:
+    """One square, without marks."""
+    from PIL import Image  # Pillow is there if somebody has a picture
+
+    columns, rows = picture.size
+    scale = min(np.float32(h.side) / np.float32(columns), np.float32(h.side) / np.float32(rows))
+    size = tuple(min(int(np.ceil(np.float32(length) * scale)), h.side) for length in picture.size)
+    square = Image.new("RGB", (h.side, h.side), BARS)
+    square.paste(resized(picture, size, BICUBIC), ((h.side - size[0]) // 2, (h.side - size[1]) // 2))  # type: ignore[arg-type]
+    return Prepared([square], [0])
+
+
+def tower(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
+    """A row for the whole image and one for each patch."""
+    v = w.part("v.")
+    x = b.linear(x, as_matrix(v.patch_embd, h.pixels))
+    x = b.add(x, b.embed_positions(positions(b, v), b.positions))
+    x = b.layer_norm(x, norm, h.epsilon) if (norm := v.get("pre_ln")) else x
+    for layer in range(h.seen, h.layers):
+        b.ignore(*v.block(layer).all())
+    x = transformer(b, v, h, x, h.seen)
+    return b.layer_norm(x, norm, h.epsilon) if (norm := v.get("post_ln")) else x
+
+
+def positions(b: Builder, v: Weights) -> Weight:
+    """The table of positions, whose first row has what stands for the whole image, too: that has no pixels."""
+    table, whole, bias = v.position_embd, v.exactly("class_embd"), v.patch_embd.bias
+    b.ignore(table, whole)
+    numbers = numbers_of(table).copy()
+    numbers[0] += numbers_of(whole).reshape(-1) - (0 if bias is None else numbers_of(bias))
+    return table_of(table.name, numbers)
+
+
+def gathered(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """The patches' rows."""
+    return x[1:]
+
+
+def project(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
+    """Rows as wide as the language model's embeddings."""
+    mm = w.part("mm.")
+    return b.linear(b.gelu_erf(b.linear(x, mm.require("0"))), mm.require("2"))

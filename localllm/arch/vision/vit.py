@@ -1,0 +1,105 @@
+"""The vision transformer that most families have (Dosovitskiy et al. 2020, arXiv 2010.11929): patches as tokens that
+all see each other, layer norms in front, biases everywhere."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from localllm.arch.states import Paged
+from localllm.arch.verbs import EVERY_TOKEN, Activation, Builder, Scores
+from localllm.arch.vision.hyperparameters import Vision
+from localllm.arch.weights import Weight, Weights
+from localllm.errors import ModelError
+from localllm.files.gguf_file import Tensor
+from localllm.quant.formats import BY_NAME
+
+Turn = Callable[[Activation], Activation]
+QUICK = 1.702  # x * sigmoid(1.702 x) is near GELU (Hendrycks and Gimpel 2016)
+
+
+def embedded(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
+    """Patches by the convolution that makes tokens of them: patches do not overlap, so it is a matrix product."""
+    return b.linear(x, as_matrix(w.patch_embd, h.pixels))
+
+
+def as_matrix(weight: Weight, columns: int) -> Weight:
+    """The weights of a convolution [rows, colours, patch, patch] as a matrix. Raises ModelError."""
+    tensor = weight.tensor
+    if len(tensor.shape) < 2 or int(np.prod(tensor.shape[1:])) != columns:
+        raise ModelError(
+            f"tensor {tensor.name} should have rows of {columns} numbers, has the shape {list(tensor.shape)}"
+        )
+    data = tensor.data.reshape(tensor.shape[0], -1)
+    return replace(weight, tensor=replace(tensor, shape=(tensor.shape[0], columns), data=data))
+
+
+def transposed(weight: Weight) -> Weight:
+    """A matrix whose rows are columns in the file. Raises ModelError for one in blocks."""
+    kinds = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}
+    kind = kinds.get(weight.tensor.format.name)
+    if kind is None or len(weight.shape) != 2:
+        raise ModelError(f"tensor {weight.name} should be a matrix of F32, F16 or BF16")
+    data = np.ascontiguousarray(weight.tensor.data.view(kind).T).view(np.uint8)
+    return replace(weight, tensor=replace(weight.tensor, shape=weight.shape[::-1], data=data))
+
+
+def table_of(name: str, numbers: np.ndarray) -> Weight:
+    """Numbers [rows, columns] as if they stood in a file."""
+    data = np.ascontiguousarray(numbers, np.float32)
+    return Weight(Tensor(name, BY_NAME["F32"], data.shape, data.view(np.uint8)))
+
+
+def numbers_of(weight: Weight) -> np.ndarray:
+    """A vector or matrix of plain numbers, float32 of its shape. Raises ModelError."""
+    return weight.flat().vector().reshape(weight.shape)
+
+
+def siglip(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
+    """SigLIP (Zhai et al. 2023, arXiv 2303.15343): a table of positions, all layers, and a norm behind them."""
+    v = w.part("v.")
+    x = b.add(embedded(b, v, h, x), b.embed_positions(v.position_embd, b.positions))
+    return b.layer_norm(transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
+
+
+def transformer(b: Builder, w: Weights, h: Vision, x: Activation, layers: int, turn: Turn | None = None) -> Activation:
+    """The first so many layers. turn: what is done with queries and keys."""
+    for state in h.states()[:layers]:
+        x = block(b, w.block(state.layer), h, state, x, turn)
+    return x
+
+
+def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, turn: Turn | None) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    y = b.layer_norm(x, w.ln1, h.epsilon)
+    q, k, v = (b.linear(y, part) for part in parts(w, h))
+    q, k = (turn(q), turn(k)) if turn else (q, k)
+    seen = b.attend(q, k, v, state, Scores(h.heads, h.head_dim**-0.5, ahead=EVERY_TOKEN))
+    x = b.add(x, b.linear(seen, w.attn_out))
+    return b.add(x, feed_forward(b, w, h, b.layer_norm(x, w.ln2, h.epsilon)))
+
+
+def parts(w: Weights, h: Vision) -> list[Weight]:
+    """The matrices of queries, keys and values, each its own or all in one."""
+    fused = w.get("attn_qkv")
+    return fused.split(h.width, h.width, h.width) if fused else [w.attn_q, w.attn_k, w.attn_v]
+
+
+def feed_forward(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
+    """Two matrices with a function between, or with a gate. Older files have the names of the two exchanged."""
+    up, down = w.ffn_up, w.ffn_down
+    if up.shape[-1] != h.width:
+        up, down = down, up
+    gate, y = w.get("ffn_gate"), b.linear(x, up)
+    if gate is None:
+        return b.linear(activated(b, h, y), down)
+    if h.activation == "gelu_quick":
+        raise ModelError(f"tensor {gate.name}: a gate and no function for it")
+    return b.linear((b.swiglu if h.activation == "silu" else b.geglu)(b.linear(x, gate), y), down)
+
+
+def activated(b: Builder, h: Vision, x: Activation) -> Activation:
+    """The function between the two matrices."""
+    if h.activation == "gelu":
+        return b.gelu(x)
+    return b.multiply(x, b.sigmoid(b.scale(x, QUICK) if h.activation == "gelu_quick" else x))

@@ -1,0 +1,51 @@
+"""Images on the command line: which ones, and the projector that the model sees them by."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+from localllm.cli.parameters import group, option
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.text.plain import Message
+
+Projector = Annotated[
+    str | None,
+    option("-mm", "--mmproj", metavar="FILE", help="What the model sees by.  [default: mmproj-*.gguf beside it]"),
+]
+
+
+@group
+class ImageGroup:
+    """What the model sees, if it can."""
+
+    image_files: Annotated[
+        list[str] | None,
+        option("--image", metavar="FILE", help="An image that goes with the prompt; - is stdin.  [repeatable]"),
+    ] = None
+    mmproj: Projector = None
+
+    @property
+    def takes_stdin(self) -> bool:
+        return "-" in (self.image_files or ())
+
+    def shown(self, asked: "str | list[Message]") -> "str | list[Message]":
+        """The prompt, with the images in front of its text. Raises UsageError where none can stand."""
+        if not self.image_files:
+            return asked
+        if isinstance(asked, str):
+            raise UsageError("images need a chat template: leave out --raw, or take a model that holds conversations")
+        return [*asked[:-1], {**asked[-1], "images": self.sources()}]
+
+    def sources(self) -> list[Any]:
+        """Paths, and the bytes of stdin. Raises UsageError."""
+        given = self.image_files or []
+        if given.count("-") > 1 or ("-" in given and sys.stdin is None):
+            raise UsageError("--image -: stdin has one image, or is closed")
+        return [sys.stdin.buffer.read() if name == "-" else name for name in given]
+
+    def require_plain(self, **given: bool) -> None:
+        """Raises UsageError for options that do not go with images."""
+        for name, is_given in given.items():
+            if self.image_files and is_given:
+                raise UsageError(f"images do not go together with --{name}")

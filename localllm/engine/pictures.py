@@ -1,0 +1,112 @@
+"""Pictures, each read whole by a vision encoder: of each so many rows of numbers; nothing is kept of any.
+
+A program for the transformer and one for the projector; which rows of the one become a row of the other is said in
+NumPy, between the two.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from localllm.arch.storage import KVType
+from localllm.arch.vision import projector
+from localllm.arch.vision.hyperparameters import Vision
+from localllm.arch.weights import Weights
+from localllm.engine.cpu.program import compiled
+from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.lower.tape import row_bytes
+from localllm.engine.memory.run_cache import RunCache
+from localllm.engine.options import EngineOptions
+from localllm.engine.record.recorder import Recorder
+from localllm.engine.run import Header
+from localllm.errors import ModelError
+from localllm.files.gguf_file import GGUFFile
+from localllm.kernels.arguments import PAGE
+
+KEPT = KVType.of("f32")  # how keys and values of a run are kept
+
+
+class SaidPart(NamedTuple):
+    """The operations of a part, and where its rows are laid down, float32 [most of them, columns or more]."""
+
+    recorder: Recorder
+    rows: np.ndarray
+
+    @property
+    def width(self) -> int:
+        """Of what comes out."""
+        return self.recorder.operations[-1].output.columns
+
+
+class PictureReader:
+    """A vision encoder. Threads that call it wait for each other.
+
+    Attributes:
+        hyperparameters: its.  family: the module that says how images are prepared.
+    """
+
+    def __init__(self, file: GGUFFile, options: EngineOptions | None = None):
+        """Raises ModelError for a file that is no projector, or is damaged; LocalllmError."""
+        options = options or EngineOptions()
+        self.family, self.hyperparameters = projector(file)
+        h, self._lock = self.hyperparameters, threading.Lock()
+        try:
+            tower = said_by(self.family.tower, file, h, h.most_patches, h.pixels)
+            most = self._gathered(np.zeros((h.most_patches, h.width), np.float32), h.most_grid)
+            project = said_by(self.family.project, file, h, *most.shape)
+            project.recorder.use(tower.recorder)
+            project.recorder.require_all_used(file.tensors)
+        except ModelError as error:
+            raise type(error)(f"{file.path}: {error}") from None
+        if project.width != h.out:
+            raise ModelError(f"{file.path}: rows of {project.width} numbers, not of {h.out} as projection_dim says")
+        self._tower, self._project = PictureProgram(tower, h, options), PictureProgram(project, h, options)
+
+    def read(self, picture: Any) -> np.ndarray:
+        """Rows of a picture as the family has prepared it: float32 [rows, width of the language model].
+
+        Raises ModelError if they are not numbers.
+        """
+        h = self.hyperparameters
+        with self._lock:
+            try:
+                return self._project.run(self._gathered(self._tower.run(h.rows(picture)), h.grid(picture)))
+            except ModelError as error:
+                raise ModelError(f"{h.path}: {error}") from None
+
+    def _gathered(self, rows: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+        return self.family.gathered(self.hyperparameters, rows, grid)
+
+    def close(self) -> None:
+        """End the threads; a second time does nothing."""
+        with self._lock:
+            self._tower.close()
+            self._project.close()
+
+
+def said_by(say: Callable[..., Any], file: GGUFFile, h: Vision, most: int, columns: int) -> SaidPart:
+    """What a family says of up to `most` rows that are given. Raises ModelError."""
+    rows = np.zeros((most, row_bytes(columns) // 4), np.float32)
+    recorder = Recorder(h, most)  # type: ignore[arg-type]
+    say(recorder, Weights(file.tensors), h, recorder.given(rows, columns))
+    return SaidPart(recorder, rows)
+
+
+class PictureProgram:
+    """A part of an encoder, as a program that reads rows all of which see each other."""
+
+    def __init__(self, said: SaidPart, h: Vision, options: EngineOptions):
+        """Raises ModelError, LocalllmError."""
+        self._rows, operations = said.rows, said.recorder.operations
+        self._pages = np.arange(-(-len(said.rows) // PAGE))
+        cache = RunCache(h.states(), len(self._pages), KEPT, operations)
+        places = StepPlaces(cache, None, Header(len(said.rows)))
+        self._program = compiled(operations, places, options.thread_count, options.progress, keeps=False)
+        self.close = self._program.close
+
+    def run(self, rows: np.ndarray) -> np.ndarray:
+        """A row for each: float32 [rows, numbers of what comes out]. Raises ModelError if some are not numbers."""
+        self._rows[: len(rows), : rows.shape[1]] = rows
+        return self._program.rows(len(rows), self._pages)

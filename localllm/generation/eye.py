@@ -1,0 +1,90 @@
+"""What a model sees images with: its projector, and the ids that stand for what was seen."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from localllm.engine.options import EngineOptions
+from localllm.engine.pictures import PictureReader
+from localllm.engine.seen import Seen
+from localllm.errors import ModelError
+from localllm.files.gguf_file import GGUFFile
+from localllm.images.opened import opened_image
+
+if TYPE_CHECKING:
+    from localllm.engine.engine import Engine
+    from localllm.text.tokenizer import Tokenizer
+
+# What was seen last is not encoded again: 64 images at least, and more while they take less than 256 MB.
+LEAST, MOST_BYTES = 64, 256 << 20
+
+
+class SeenImage(NamedTuple):
+    """An image: ids among a prompt's tokens, and what they call."""
+
+    ids: list[int]
+    seen: list[Seen]
+
+
+class Eye:
+    """A projector for a model that is open. Not for several threads at once.
+
+    Attributes:
+        path: of the projector's file.  encoded: how many images were looked at.
+    """
+
+    def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", options: EngineOptions):
+        """Raises ModelError for what is no projector, or that of another model, UnsupportedError."""
+        self.path, self.encoded, self._engine, self._tokenizer = path, 0, engine, tokenizer
+        self._known: OrderedDict[bytes, SeenImage] = OrderedDict()
+        self._reader = PictureReader(GGUFFile.open(path), options)
+        h, family, width = self._reader.hyperparameters, self._reader.family, engine.hyperparameters.width
+        if h.out != width:
+            problem = f"it makes rows of {h.out} numbers, the model reads {width}"
+            raise ModelError(f"{path}: the projector of another model: {problem}")
+        missing = [mark for mark in family.MARKS if tokenizer.special_id(mark) is None]
+        if missing:
+            raise ModelError(f"{path}: the projector of another model, which has the token {missing[0]}")
+        engine.see(Seen(b"", np.zeros((1, width), np.float32)))  # refuses models that images cannot be read by
+
+    def look(self, source: Any) -> list[int]:
+        """The ids that stand for an image, as of localllm.images.opened. Raises UsageError, ModelError."""
+        image = opened_image(source)
+        digest = hashlib.sha256(f"{self.path} {image.size}".encode() + image.tobytes()).digest()
+        look = self._known.pop(digest, None) or self._looked(image, digest)
+        self._known[digest] = look
+        for seen in look.seen:
+            self._engine.see(seen)
+        self._forget()
+        return look.ids
+
+    def _looked(self, image: Any, digest: bytes) -> SeenImage:
+        """The first time."""
+        family, h = self._reader.family, self._reader.hyperparameters
+        prepared = family.prepared(h, image)
+        self.encoded += 1
+        seen = [
+            Seen(digest + bytes([number & 255, number >> 8]), self._reader.read(picture), h.axes(picture), h.sees_ahead)
+            for number, picture in enumerate(prepared.pictures)
+        ]
+        ids = [token for part in prepared.parts for token in self._ids_of(part, seen)]
+        return SeenImage(ids, seen)
+
+    def _ids_of(self, part: str | int, seen: Sequence[Seen]) -> list[int]:
+        return self._tokenizer.encode(part, special=True) if isinstance(part, str) else seen[part].ids
+
+    def _forget(self) -> None:
+        """What was seen longest ago."""
+        while len(self._known) > LEAST and sum(map(size_of, self._known.values())) > MOST_BYTES:
+            self._known.popitem(last=False)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def size_of(look: SeenImage) -> int:
+    """Bytes."""
+    return sum(seen.rows.nbytes for seen in look.seen)

@@ -1,0 +1,50 @@
+"""How an open model comes to its projector: when the first image is shown, or when it is told which one to use."""
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from localllm.engine.options import EngineOptions
+
+if TYPE_CHECKING:
+    from localllm.engine.engine import Engine
+    from localllm.generation.eye import Eye
+    from localllm.text.tokenizer import Tokenizer
+
+
+class Sight:
+    """Threads that look wait for each other.
+
+    Attributes:
+        eye: what sees, None until it is needed.
+    """
+
+    def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", threads: int | None):
+        """path: of the model; threads: that encode."""
+        self._path, self._engine, self._tokenizer, self._threads = path, engine, tokenizer, threads
+        self._lock = threading.Lock()
+        self.eye: Eye | None = None
+
+    def use(self, projector: str) -> "Eye":
+        """See by this file from now on. Raises ModelError for what is no projector of this model, UnsupportedError."""
+        from localllm.generation.eye import Eye
+
+        eye = Eye(projector, self._engine, self._tokenizer, EngineOptions(self._threads))
+        self.close()
+        self.eye = eye
+        return eye
+
+    def look(self, image: Any) -> list[int]:
+        """The ids that stand for an image, as of localllm.images.opened. Raises UsageError if there is no projector or
+        no image, and what `use` raises."""
+        with self._lock:
+            if self.eye is None:
+                from localllm.files.projectors import projector_beside
+
+                self.use(projector_beside(self._path))
+            assert self.eye
+            return self.eye.look(image)
+
+    def close(self) -> None:
+        if self.eye:
+            self.eye.close()
+        self.eye = None

@@ -1,0 +1,140 @@
+"""Images out of files, of bytes and of programs, by Pillow: checked, upright, and in red, green and blue.
+
+What comes from strangers is refused by a line: other formats, files that are cut off or lie about their size, and
+images that would fill the memory.
+"""
+
+import base64
+import binascii
+import io
+import os
+import warnings
+from typing import Any
+
+import numpy as np
+
+from localllm.errors import UsageError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "MPO", "AVIF", "HEIF")  # Pillow takes those that it has
+MOST_BYTES = 256 << 20
+MOST_PIXELS = 100_000_000  # 400 MB while it is opened
+MOST_RATIO = 200  # of the longer side to the shorter one
+MISSING = "images need Pillow: pip install 'localllm[images]'"
+WHITE = 255, 255, 255
+
+
+def opened_image(source: Any) -> Any:
+    """A Pillow image in RGB, of a path, the bytes of a file, a data URL, a Pillow image or an array uint8 [rows,
+    columns, 3]. Raises UsageError."""
+    pillow = imported()
+    if isinstance(source, np.ndarray):
+        if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
+            raise UsageError("an image should be uint8 [rows, columns, 3]")
+        source = pillow.fromarray(source)
+    if isinstance(source, pillow.Image):
+        return upright(source, "the image")
+    name, data = content(source)
+    return decoded(pillow, data, name)
+
+
+def imported() -> Any:
+    """Pillow. Raises UsageError if it is not there."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UsageError(MISSING) from None
+    return Image
+
+
+def content(source: Any) -> tuple[str, bytes]:
+    """What to call it in messages, and the bytes of a file. Raises UsageError."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        return "the image", bytes(source)
+    if isinstance(source, str) and source.startswith("data:"):
+        return "the image", from_url(source)
+    if not isinstance(source, str | os.PathLike):
+        raise UsageError(f"an image should be a path, bytes or a Pillow image, not {type(source).__name__}")
+    try:
+        with open(source, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # a name with a NUL in it is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read the image {os.fsdecode(source)}: {reason}") from None
+    return os.fsdecode(source), data
+
+
+def from_url(url: str) -> bytes:
+    """What a data URL holds, as data:image/png;base64,... Raises UsageError."""
+    head, comma, body = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise UsageError("an image's URL should begin with data:image/...;base64,")
+    if len(body) > MOST_BYTES // 3 * 4:
+        raise UsageError(f"an image of more than {MOST_BYTES >> 20} MB")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError):
+        raise UsageError("the base64 of an image's URL is damaged") from None
+
+
+def decoded(pillow: Any, data: bytes, name: str) -> Any:
+    """A file's first image. Raises UsageError."""
+    if len(data) > MOST_BYTES:
+        raise UsageError(f"{name}: an image of more than {MOST_BYTES >> 20} MB")
+    pillow.init()
+    formats = [format for format in FORMATS if format in pillow.OPEN]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of large images, and of odd metadata
+            image = pillow.open(io.BytesIO(data), formats=formats)
+            require_size(image.size, name)
+            image.load()
+            return upright(image, name)
+    except UsageError:
+        raise
+    except pillow.DecompressionBombError:
+        raise UsageError(f"{name}: an image of more than {MOST_PIXELS} pixels") from None
+    except MemoryError:
+        raise UsageError(f"{name}: there is not enough memory for this image") from None
+    except Exception as error:  # Pillow's readers raise whatever Python can
+        raise UsageError(f"{name}: {reason_of(error, data)}") from None
+
+
+def require_size(size: tuple[int, int], name: str) -> None:
+    """Raises UsageError for a size that no image has, or that is too large."""
+    columns, rows = size
+    if columns < 1 or rows < 1:
+        raise UsageError(f"{name}: an image without pixels")
+    if columns * rows > MOST_PIXELS:
+        raise UsageError(f"{name}: an image of {columns} x {rows} pixels, more than {MOST_PIXELS}")
+    if max(size) > MOST_RATIO * min(size):
+        raise UsageError(
+            f"{name}: an image of {columns} x {rows} pixels, one side more than {MOST_RATIO} times the other"
+        )
+
+
+def reason_of(error: Exception, data: bytes) -> str:
+    """What is wrong with a file, in one line of printable characters."""
+    if type(error).__name__ == "UnidentifiedImageError":
+        return "not an image that can be read (JPEG, PNG, WebP, GIF, TIFF, BMP)" if data else "an empty file, no image"
+    text = " ".join(str(error).split())[:100]
+    shown = "".join(character if character.isprintable() else "�" for character in text)
+    return f"a damaged image ({shown or type(error).__name__})"
+
+
+def upright(image: Any, name: str) -> Any:
+    """In RGB, as a camera was held; what is transparent is white."""
+    from PIL import ImageOps
+
+    require_size(image.size, name)
+    image = ImageOps.exif_transpose(image)
+    if image.mode in ("I;16", "I;16B", "I;16L", "I;16N", "I"):  # Pillow would cut off what is above 255
+        levels = np.asarray(image).astype(np.int64)
+        most = 65535 if image.mode != "I" or levels.max() > 255 else 255
+        image = imported().fromarray((np.clip(levels, 0, most) * 255 // most).astype(np.uint8))
+    if image.mode == "F":
+        raise UsageError(f"{name}: an image of numbers that are no colours")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        ground = imported().new("RGBA", image.size, (*WHITE, 255))
+        image = imported().alpha_composite(ground, image)
+    return image.convert("RGB")

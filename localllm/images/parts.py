@@ -1,0 +1,90 @@
+"""Images in messages: parts of a content, as in OpenAI's interface, become a mark in its text and a list of images."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from localllm.errors import UsageError
+from localllm.text.plain import IMAGE, Message
+
+
+def marked(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
+    """The messages with texts as contents where images stand among them, a mark for each, and the images in order.
+
+    A part is {"type": "image", "image": path, bytes or a Pillow image}, or {"type": "image_url", "image_url": {"url":
+    "data:image/png;base64,..."}}. They may also stand beside the text, {"content": ..., "images": [path, ...]}, as in
+    Ollama: then it follows them. As in llama.cpp, there is no line break before or behind an image. Raises UsageError.
+    """
+    if not any(has_image(message) for message in messages):
+        return list(messages), []
+    images = list[Any]()
+    return [_marked(message, images) for message in messages], images
+
+
+def has_image(message: Any) -> bool:
+    """Whether there are some beside its text, or among the parts of its content."""
+    if not isinstance(message, dict):
+        return False
+    content = message.get("content")
+    return bool(message.get("images")) or (isinstance(content, list) and any(_is_image(part) for part in content))
+
+
+def texts_of(content: Any) -> str:
+    """A content without its images."""
+    if not isinstance(content, list):
+        return content
+    return "\n".join(
+        part if isinstance(part, str) else str(part.get("text", "")) for part in content if not _is_image(part)
+    )
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("image", "image_url")
+
+
+def _marked(message: Message, images: list[Any]) -> Message:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, str | list):
+        return message
+    parts = [content] if isinstance(content, str) else content
+    if not has_image(message):
+        return {**message, "content": [*map(_without_marks, parts)] if content is parts else _without_marks(content)}
+    beside, message = message.get("images") or (), {key: message[key] for key in message if key != "images"}
+    if isinstance(beside, str | bytes) or not isinstance(beside, Sequence):
+        raise UsageError(f"a message's images should be a list, not {type(beside).__name__}")
+    images += beside
+    text, behind_image = IMAGE * len(beside), bool(beside)
+    for part in parts:
+        if _is_image(part):
+            images.append(source_of(part))
+            text, behind_image = text + IMAGE, True
+            continue
+        said = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
+        if not isinstance(said, str):
+            raise UsageError('a part of a content should be {"type": "text", "text": ...}' + f", not {part!r}"[:100])
+        text += ("\n" if text and not behind_image else "") + said.replace(IMAGE, "�")
+        behind_image = False
+    return {**message, "content": text}
+
+
+def _without_marks(part: Any) -> Any:
+    """A part whose text, if it is one, has no mark."""
+    if isinstance(part, str):
+        return part.replace(IMAGE, "�")
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return {**part, "text": part["text"].replace(IMAGE, "�")}
+    return part
+
+
+def source_of(part: dict[str, Any]) -> Any:
+    """Where an image comes from. Raises UsageError."""
+    if part["type"] == "image":
+        if "image" not in part:
+            raise UsageError('a part of type "image" should have an "image": a path, bytes or a Pillow image')
+        return part["image"]
+    given = part.get("image_url")
+    url = given.get("url") if isinstance(given, dict) else given
+    if not isinstance(url, str):
+        raise UsageError('a part of type "image_url" should have an image_url: {"url": ...}')
+    if not url.startswith("data:"):
+        raise UsageError("images are not fetched: an image's URL should begin with data:image/...;base64,")
+    return url

@@ -1,0 +1,95 @@
+"""Which blocks of keys each head sees, by the best key of a block (MiniMax M3, 2026), straight from the cache.
+
+Scratch as in localllm.kernels.cpu.attention.choose; scores of blocks, those of a head behind those of another.
+"""
+
+from localllm.kernels.arguments import CHOOSE_BLOCKS, PAGE, SEQUENCE
+from localllm.kernels.cpu.attention.attend import padded
+from localllm.kernels.cpu.attention.cache_formats import STORAGE
+from localllm.kernels.cpu.attention.choose import DIGITS, ONES, least_chosen, load_queries, write_all, write_bits
+from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.simd import (
+    INFINITY,
+    fma_f32x16,
+    load_f32,
+    load_f32x16,
+    load_i64,
+    store_f32,
+    store_f32x16,
+    sum_f32x16,
+    zero_f32x16,
+)
+
+
+def make(format_name):
+    """The kernel for one storage type."""
+    load_key, _ = STORAGE[format_name]
+
+    @device
+    def product(q, row, columns):
+        """q k, both padded."""
+        products = zero_f32x16()
+        for d in range(0, columns * 4, 64):
+            products = fma_f32x16(load_f32x16(q + d), load_f32x16(row + d), products)
+        return sum_f32x16(products)
+
+    @device
+    def score_all(a, table, q, columns, count, scores):
+        """The largest product of each head and block; whether all products are numbers."""
+        heads, block, finite = argument(a, CHOOSE_BLOCKS.heads), argument(a, CHOOSE_BLOCKS.block), True
+        row, blocks, key_bytes = (
+            q + heads * columns * 4,
+            (count + block - 1) // block,
+            argument(a, CHOOSE_BLOCKS.key_bytes),
+        )
+        for i in range(heads * blocks):
+            store_f32(scores + i * 4, -INFINITY)
+        for key in range(count):
+            place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
+            for d in range(0, columns, 16):
+                store_f32x16(row + d * 4, load_key(argument(a, CHOOSE_BLOCKS.keys) + place * key_bytes, d))
+            for head in range(heads):
+                x, best = product(q + head * columns * 4, row, columns), scores + (head * blocks + key // block) * 4
+                finite = finite and abs(x) < INFINITY
+                if x > load_f32(best):
+                    store_f32(best, x)
+        return finite
+
+    @device
+    def choose_some(a, token, count, q, columns, table, y):
+        """The bits of a token that does not see all blocks."""
+        heads, block, most = (
+            argument(a, CHOOSE_BLOCKS.heads),
+            argument(a, CHOOSE_BLOCKS.block),
+            argument(a, CHOOSE_BLOCKS.most),
+        )
+        source = argument(a, CHOOSE_BLOCKS.q) + token * argument(a, CHOOSE_BLOCKS.q_stride)
+        load_queries(source, heads, argument(a, CHOOSE_BLOCKS.key_dim), columns, q)
+        digits, blocks = q + (heads + 1) * columns * 4, (count + block - 1) // block
+        finite = score_all(a, table, q, columns, count, digits + 8 * DIGITS)
+        for head in range(heads):
+            scores, bits = digits + 8 * DIGITS + head * blocks * 4, y + head * argument(a, CHOOSE_BLOCKS.choice_stride)
+            if not finite:
+                write_all(count, 0, bits)
+                continue
+            for i in range(max(blocks - argument(a, CHOOSE_BLOCKS.local), 0), blocks):
+                store_f32(scores + i * 4, INFINITY)
+            least, left = least_chosen(scores, blocks, most, digits)
+            write_bits(scores, blocks, block, count, least, left, bits)
+
+    @kernel
+    def choose_blocks(a, part, parts, thread):
+        tokens, columns = load_i64(argument(a, CHOOSE_BLOCKS.count)), padded(argument(a, CHOOSE_BLOCKS.key_dim))
+        q = argument(a, CHOOSE_BLOCKS.scratch) + thread * argument(a, CHOOSE_BLOCKS.scratch_bytes)
+        for token in range(tokens * part // parts, tokens * (part + 1) // parts):
+            count = load_i64(argument(a, CHOOSE_BLOCKS.positions) + token * 8) + 1
+            y = argument(a, CHOOSE_BLOCKS.y) + token * argument(a, CHOOSE_BLOCKS.y_stride)
+            if count <= argument(a, CHOOSE_BLOCKS.most) * argument(a, CHOOSE_BLOCKS.block):
+                for head in range(argument(a, CHOOSE_BLOCKS.heads)):
+                    write_all(count, ONES, y + head * argument(a, CHOOSE_BLOCKS.choice_stride))
+                continue
+            owner = load_i64(argument(a, CHOOSE_BLOCKS.owners) + token * 8)
+            table = argument(argument(a, CHOOSE_BLOCKS.sequences) + owner * 8 * len(SEQUENCE), SEQUENCE.table)
+            choose_some(a, token, count, q, columns, table, y)
+
+    return choose_blocks

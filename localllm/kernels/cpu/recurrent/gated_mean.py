@@ -1,0 +1,83 @@
+"""The mean of the last few tokens of a sequence by their gates, column by column.
+
+Its state is a window of the tokens before and their gates, as of localllm.kernels.cpu.recurrent.convolution.
+"""
+
+from numba import float32
+
+from localllm.kernels.arguments import GATED_MEAN
+from localllm.kernels.cpu.recurrent.convolution import row_of
+from localllm.kernels.cpu.recurrent.sequences import SEQUENCE_BYTES, states_of, tokens_of
+from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.simd import (
+    exp_f32x16,
+    fma_f32x16,
+    load_i64,
+    load_lanes_f32x16,
+    max_f32x16,
+    reciprocal_f32x16,
+    splat_f32x16,
+    store_lanes_f32x16,
+    zero_f32x16,
+)
+
+LOWEST = float32(-3e38)
+
+
+@device
+def gate_of(a, row, tap, i, lanes):
+    """The gates of a token and of its place, of some columns."""
+    columns, places = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.places)
+    of_place = places + tap * ((columns + 15) // 16 * 64) + i * 4
+    return load_lanes_f32x16(row + (columns + i) * 4, lanes) + load_lanes_f32x16(of_place, lanes)
+
+
+@device
+def mean_of_token(a, x, window, row_bytes, t, y, first, last):
+    """Columns `first` to `last`."""
+    taps, stride = argument(a, GATED_MEAN.taps), argument(a, GATED_MEAN.x_stride)
+    for i in range(first, last, 16):
+        lanes, top = min(16, last - i), splat_f32x16(LOWEST)
+        for tap in range(taps):
+            row = row_of(x, stride, window, row_bytes, taps, t - taps + 1 + tap)
+            top = max_f32x16(top, gate_of(a, row, tap, i, lanes))
+        total, mean = zero_f32x16(), zero_f32x16()
+        for tap in range(taps):
+            row = row_of(x, stride, window, row_bytes, taps, t - taps + 1 + tap)
+            gate = gate_of(a, row, tap, i, lanes)
+            weight = exp_f32x16(gate - top) + (gate - gate)  # what is not finite stays visible
+            total, mean = total + weight, fma_f32x16(weight, load_lanes_f32x16(row + i * 4, lanes), mean)
+        store_lanes_f32x16(y + i * 4, mean * reciprocal_f32x16(total), lanes)
+
+
+@device
+def slide(a, x, count, window, target, row_bytes, first, last):
+    """The window behind `count` more tokens, of some columns and their gates."""
+    taps, stride, columns = (
+        argument(a, GATED_MEAN.taps),
+        argument(a, GATED_MEAN.x_stride),
+        argument(a, GATED_MEAN.columns),
+    )
+    for row in range(taps - 1):
+        source = row_of(x, stride, window, row_bytes, taps, count - taps + 1 + row)
+        for i in range(first, last, 16):
+            lanes = min(16, last - i)
+            for at in (i * 4, (columns + i) * 4):
+                store_lanes_f32x16(target + row * row_bytes + at, load_lanes_f32x16(source + at, lanes), lanes)
+
+
+@kernel
+def gated_mean(a, part, parts, thread):
+    """The parts share the columns."""
+    columns, stride = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.stride)
+    blocks, row_bytes = (columns + 15) // 16, (2 * columns + 15) // 16 * 64
+    first, last = blocks * part // parts * 16, min(blocks * (part + 1) // parts * 16, columns)
+    for s in range(load_i64(argument(a, GATED_MEAN.sequence_count))):
+        sequence = argument(a, GATED_MEAN.sequences) + s * SEQUENCE_BYTES
+        token, count = tokens_of(sequence)
+        window, target = states_of(sequence, argument(a, GATED_MEAN.offset))
+        x = argument(a, GATED_MEAN.x) + token * argument(a, GATED_MEAN.x_stride)
+        for t in range(count):
+            y = argument(a, GATED_MEAN.y) + (token + t) * stride
+            mean_of_token(a, x, window, row_bytes, t, y, first, last)
+        slide(a, x, count, window, target, row_bytes, first, last)

@@ -1,0 +1,99 @@
+"""Models whose tokens see blocks of keys that an indexer chooses."""
+
+from .declaration import UNTIED, Dims, Shapes, declare
+from .experts import ABSORBED, COMPRESSED_QUERIES, LATENT
+from .experts2 import BIASED_BESIDE, EIGHT, NORMED, SIGMOID, SOFTMAX
+from .experts3 import INDEXER
+from .linear import DELTA, TAPS
+from .parts import ATTENTION, GATED, HEAD_NORMS, NORMS
+
+# ---- MiniMax M3 ----
+
+INDEX = {
+    "indexer.q_proj.weight": "kv_heads * index_dim, width",
+    "indexer.k_proj.weight": "index_dim, width",
+    "indexer.q_norm.weight": "index_dim",
+    "indexer.k_norm.weight": "index_dim",
+}
+
+
+def minimax_m3(more: dict, **dims):
+    """The first `dense` layers have neither experts nor an indexer.
+
+    Where others choose, llama.cpp needs its flash attention, which rounds keys of dense layers.
+    """
+
+    def layer(d: Dims, number: int) -> Shapes:
+        sparse = {**BIASED_BESIDE, **INDEX}
+        return {**NORMS, **ATTENTION, **HEAD_NORMS, **(GATED if number < d.dense else sparse)}
+
+    def metadata(d: Dims) -> dict:
+        found = {"head_count": d.kv_heads, "key_length": d.index_dim, "top_k": d.blocks, "block_size": d.block}
+        found = {f"attention.indexer.{name}": value for name, value in {**found, "local_blocks": d.local}.items()}
+        found |= {"leading_dense_block_count": d.dense, "expert_shared_count": 1}
+        return {**found, "rope.freq_base": 5e4, **more}
+
+    given = {"heads": 6, "kv_heads": 3, "head_dim": 32, "rotated": 16, "index_dim": 24, "blocks": 4, "block": 4}
+    given |= {"local": 1, "dense": 0, "layers": 3, "shared": 1, **EIGHT}
+    return declare("minimax-m3", layer, UNTIED, metadata, **{**given, **dims})
+
+
+# ---- GLM 5.3 Flash ----
+
+MIXED = {
+    f"hc_{half}_{part}.weight": shape
+    for half in ("attn", "ffn")
+    for part, shape in (("fn", "24, 4 * width"), ("base", "24"), ("scale", "3"))
+}
+POOLED = {
+    **INDEXER,
+    "indexer_compressor_gate.weight": "index_dim, width",
+    "indexer_compressor_ape.weight": "pool, index_dim",
+}
+KEEPING = {**DELTA, "ssm_a": "heads"}
+
+
+def glm5_next(kinds: str, more: dict, **dims):
+    """kinds: of layers, "c" chooses keys, "a" attends to what was chosen before. The first has no experts."""
+
+    def layer(d: Dims, number: int) -> Shapes:
+        mix = {**COMPRESSED_QUERIES, **LATENT, **ABSORBED} if kinds[number] != "m" else KEEPING
+        mix = {**mix, **POOLED} if kinds[number] == "c" else mix
+        return {**NORMS, **MIXED, **mix, **(BIASED_BESIDE if number else GATED)}
+
+    def metadata(d: Dims) -> dict:
+        found = {"q_lora_rank": d.q_rank, "kv_lora_rank": d.kv_rank, "key_length": d.kv_rank, "value_length": d.kv_rank}
+        found |= {"key_length_mla": d.nope, "value_length_mla": d.value, "layer_norm_epsilon": 2e-2}
+        found |= {"head_count_kv": [int(kind != "m") for kind in kinds], "indexer.kpool_select_tail": True}
+        found |= {"indexer.head_count": d.index_heads, "indexer.key_length": d.index_dim, "indexer.kpool": d.pool}
+        found = {f"attention.{name}": value for name, value in {**found, "indexer.top_k": d.pools * d.pool}.items()}
+        found["attention.indexer.types"] = [int(kind == "c") for kind in kinds]
+        found |= {"hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": d.iterations}
+        found |= {"hyper_connection.epsilon": 0.01, "kda.head_dim": d.delta, "ssm.conv_kernel": d.taps}
+        return {**found, "leading_dense_block_count": 1, "expert_shared_count": 1, "rope.dimension_count": 0, **more}
+
+    given = {"heads": 4, "kv_heads": None, "q_rank": 40, "kv_rank": 48, "nope": 24, "value": 20, "rotated": 0}
+    given |= {"delta": 24, "taps": 4, "index_heads": 16, "index_dim": 32, "pool": 4, "pools": 3, "iterations": 5}
+    given |= {"shared": 1, "width": 64, "layers": len(kinds), **EIGHT}
+    return declare("glm5-next", layer, UNTIED, metadata, TAPS, **{**given, **dims})
+
+
+SPARSE = {
+    "glm5_next": glm5_next(
+        "mcam", {**NORMED, "expert_weights_scale": 2.5, "kda.gate_lower_bound": -4.0, "swiglu_clamp_exp": [0.6] * 4}
+    ),
+    "glm5_next_odd": glm5_next(
+        "cm",
+        {**SIGMOID, "swiglu_clamp_exp": [0.0, 0.5], "swiglu_clamp_shexp": [0.7, 0.0]},
+        heads=3,
+        pool=3,
+        pools=4,
+        index_dim=24,
+        index_heads=13,
+        delta=20,
+        iterations=1,
+    ),
+    "minimax_m3": minimax_m3({**SIGMOID, **NORMED, "expert_weights_scale": 2.0}),
+    "minimax_m3_whole": minimax_m3({**SIGMOID, **NORMED}, blocks=32, dense=1, layers=2),
+    "minimax_m3_odd": minimax_m3(SOFTMAX, heads=4, kv_heads=2, index_dim=40, blocks=3, block=5, local=2, layers=2),
+}

@@ -1,0 +1,253 @@
+"""Images from the command line to the answer: `run --image`, messages, conversations, and what is refused by a line."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import write
+from models.projectors import projector, seeing, write_projector
+from PIL import Image
+from test_pictures import picture
+
+import localllm
+from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.files.projectors import projector_beside
+
+FAMILIES = "gemma3", "idefics3", "llava"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    """A folder for each family, with a model, its projector and two images."""
+    folder = tmp_path_factory.mktemp("seeing")
+    for name in FAMILIES:
+        (folder / name).mkdir()
+        write(seeing(name, seed=5 if name == "gemma3" else 0, context=2048), folder / name / "tiny.gguf")
+        write_projector(projector(name), folder / name / "mmproj-tiny-F32.gguf")
+    picture((131, 90), 1).save(folder / "one.png")
+    picture((60, 200), 2).save(folder / "two.jpg")
+    return folder
+
+
+@pytest.fixture
+def opened(models):
+    with localllm.open(models / "gemma3" / "tiny.gguf", threads=2, cache=False) as model:
+        yield model
+
+
+@pytest.fixture
+def said(cli):
+    """Exit code, stdout and stderr."""
+    return lambda *arguments, stdin=b"": cli(*map(str, arguments), stdin=stdin)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_run(models, said, name):
+    """An answer that depends on the image, and is the same for the same."""
+    answers, path = [], models / name / "tiny.gguf"
+    for image in (models / "one.png", models / "two.jpg", "-"):
+        more, stdin = ["--temp", 0, "-n", 12, "-t", 2, "--no-cache"], (models / "one.png").read_bytes()
+        code, out, err = said("run", path, "-p", "What?", "--image", image, *more, stdin=stdin if image == "-" else b"")
+        assert code == 0 and "error" not in err
+        answers.append(out)
+    assert answers[0] == answers[2] != answers[1]
+
+
+def test_ids_and_order(models, opened):
+    """In front of the text, between the family's marks; two images are two."""
+    one, two = models / "one.png", models / "two.jpg"
+    prompt = opened.session.encode_chat([{"role": "user", "content": "What?", "images": [one, two]}])
+    begin, end = (opened.tokenizer.special_id(mark) for mark in ("<start_of_image>", "<end_of_image>"))
+    images = [token for token in prompt if token < 0]
+    assert len(images) == 8 and len(set(images)) == 8
+    places = [place for place, token in enumerate(prompt) if token in (begin, end)]
+    assert [prompt[place] for place in places] == [begin, end, begin, end]
+    assert opened.tokenizer.decode(prompt[places[3] + 1 :], special=True).startswith("What?<|im_end|>")
+    parts = [{"type": "image", "image": one}, {"type": "image", "image": two}, {"type": "text", "text": "What?"}]
+    assert opened.session.encode_chat([{"role": "user", "content": parts}]) == prompt
+    assert opened.sight.eye.encoded == 2
+
+
+def test_marks_in_a_text_are_text(models, opened):
+    """Nobody writes an image, or its marks, by hand."""
+    message = {"role": "user", "content": "a \ufdd1 <start_of_image> b", "images": [models / "one.png"]}
+    prompt = opened.session.encode_chat([message])
+    assert sum(token < 0 for token in prompt) == 4
+    assert prompt.count(opened.tokenizer.special_id("<start_of_image>")) == 1
+    assert "\ufdd1" not in opened.tokenizer.decode([token for token in prompt if token >= 0], special=True)
+
+
+def test_a_conversation_reads_an_image_once(models, opened):
+    """The second question about it reads its own tokens, and encodes nothing."""
+    session = opened.session
+    first = session.ask("What?", images=[models / "one.png"])
+    assert "".join(first) is not None
+    assert first.cached_tokens == 0
+    second = session.ask("And now?")
+    list(second)
+    assert second.cached_tokens >= first.prompt_tokens - 1
+    assert opened.sight.eye.encoded == 1
+    assert session.undo() == "And now?" and session.undo() == "What?"
+    again = session.ask("What?", images=[models / "two.jpg"])
+    list(again)
+    assert again.cached_tokens < first.prompt_tokens and opened.sight.eye.encoded == 2
+
+
+def test_as_read_anew(models, opened):
+    """A conversation that goes on says what one says that reads all of it."""
+    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.sampling_options import SamplingOptions
+
+    greedy = GenerationOptions(10, sampling=SamplingOptions(temperature=0))
+    session = opened.session
+    list(session.ask("What?", greedy, [models / "one.png"]))
+    answer = session.ask("And this?", greedy, [models / "two.jpg"])
+    list(answer)
+    messages = session.messages[:-1]
+    with localllm.open(opened.path, threads=2, cache=False) as other:
+        fresh = other.session.chat(messages, greedy)
+        list(fresh)
+    assert fresh.tokens == answer.tokens and fresh.prompt == answer.prompt
+
+
+def test_several_answers_and_many_prompts(models, opened):
+    """n answers, and images among many prompts, as each alone."""
+    messages = [[{"role": "user", "content": "What?", "images": [models / name]}] for name in ("one.png", "two.jpg")]
+    messages.append([{"role": "user", "content": "What?"}])
+    alone = []
+    for one in messages:
+        answer = opened.chat(one, max_tokens=8, temperature=0)
+        list(answer)
+        alone.append(answer.tokens)
+    assert len({tuple(tokens) for tokens in alone}) > 1
+    assert [answer.tokens for answer in opened.map(messages, max_tokens=8, temperature=0)] == alone
+    (best, *_) = opened.candidates(messages[0], n=2, max_tokens=8, temperature=0)
+    assert best.tokens == alone[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--image", "none.png"], "cannot read the image none.png: No such file"),
+        (["--image", __file__], "not an image"),
+        (["--image", "{one}", "--mmproj", "none.gguf"], "none.gguf"),
+        (["--image", "{one}", "--mmproj", "{model}"], "a language model, not a projector"),
+        (["--image", "{one}", "--mmproj", "{other}"], "the projector of another model"),
+        (["--image", "{one}", "--raw"], "images need a chat template"),
+        (["--image", "{one}", "--on-overflow", "shift"], "images do not go with --on-overflow=shift"),
+        (["--image", "{one}", "--receipt", "r.json"], "images do not go together with --receipt"),
+        (["--image", "{one}", "--endpoint", "http://127.0.0.1:1"], "images do not go together with --endpoint"),
+        (["--image", "-", "--image", "-"], "stdin"),
+    ],
+)
+def test_one_line(models, said, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wide = write_projector(projector("gemma3", out=64), tmp_path / "wide.gguf")
+    path = models / "gemma3" / "tiny.gguf"
+    given = [argument.format(one=models / "one.png", model=path, other=wide) for argument in arguments]
+    code, out, err = said("run", path, "-p", "What?", "-n", 4, "--no-cache", *given)
+    assert code != 0 and not out and message in err
+    assert err.splitlines()[-1].startswith("localllm: error: ") and "Traceback" not in err
+
+
+def test_a_model_that_cannot_see(models, said, tmp_path):
+    """No projector beside it, more than one, one for another vocabulary, and a family that takes no rows."""
+    path, image = tmp_path / "tiny.gguf", models / "one.png"
+    shutil.copy(models / "gemma3" / "tiny.gguf", path)
+    assert "there is no projector" in said("run", path, "-p", "?", "--image", image)[2]
+    for name in ("a-mmproj.gguf", "b-mmproj.gguf"):
+        write_projector(projector("idefics3"), tmp_path / name)
+    assert "there are 2 projectors" in said("run", path, "-p", "?", "--image", image)[2]
+    chosen = ["--mmproj", tmp_path / "a-mmproj.gguf"]
+    _, _, err = said("run", path, "-p", "?", "--image", image, *chosen)
+    assert "which has the token <fake_token_around_image>" in err
+    from models import model
+
+    made = model("gpt2", width=96, heads=3)
+    blind = write(made, tmp_path / "blind.gguf")
+    write_projector(projector("llava"), tmp_path / "c.gguf")
+    _, _, err = said("run", blind, "-p", "?", "--image", image, "--mmproj", tmp_path / "c.gguf")
+    assert "images cannot be read by gpt2 models" in err
+
+
+def test_without_pillow(models, said, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    code, _, err = said("run", models / "gemma3" / "tiny.gguf", "-p", "?", "--image", models / "one.png")
+    assert code != 0 and "pip install 'localllm[images]'" in err
+
+
+def test_which_projector(tmp_path):
+    """The only one, or that of the same name, whatever its format."""
+    for name in ("small-Q4_K_M.gguf", "large-Q4_K_M.gguf", "mmproj-small-f16.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    for model in ("small-Q4_K_M.gguf", "large-Q4_K_M.gguf"):
+        assert projector_beside(str(tmp_path / model)).endswith("mmproj-small-f16.gguf")
+    (tmp_path / "large-mmproj-Q8_0.gguf").write_bytes(b"")
+    assert projector_beside(str(tmp_path / "small-Q4_K_M.gguf")).endswith("mmproj-small-f16.gguf")
+    assert projector_beside(str(tmp_path / "large-Q4_K_M.gguf")).endswith("large-mmproj-Q8_0.gguf")
+    with pytest.raises(UsageError, match="there are 2 projectors"):
+        projector_beside(str(tmp_path / "other.gguf"))
+
+
+def test_a_template_without_a_place_for_images(models, opened):
+    with (
+        localllm.open(opened.path, chat_template="{{ messages[0].role }}", cache=False) as other,
+        pytest.raises(LocalllmError, match="0 of 1 images"),
+    ):
+        other.chat([{"role": "user", "content": "What?", "images": [models / "one.png"]}])
+
+
+def test_a_projector_as_a_model(models, said):
+    code, _, err = said("run", models / "gemma3" / "mmproj-tiny-F32.gguf", "-p", "Hi")
+    assert code != 0 and "mmproj" in err
+    with pytest.raises(ModelError):
+        localllm.open(models / "gemma3" / "mmproj-tiny-F32.gguf")
+
+
+def test_programs_show_arrays_and_pillow_images(models, opened):
+    """All the same image, however it comes."""
+    path = models / "one.png"
+    image = Image.open(path)
+    prompts = [
+        opened.session.encode_chat([{"role": "user", "content": "?", "images": [source]}])
+        for source in (path, str(path), path.read_bytes(), image, np.asarray(image))
+    ]
+    assert all(prompt == prompts[0] for prompt in prompts) and opened.sight.eye.encoded == 1
+
+
+def test_images_in_a_chat(models, opened, monkeypatch, tmp_path, capfd):
+    """/image shows one with the next question; a session keeps its path, and /retry shows it again."""
+    from localllm.cli.chat_commands import Tools, execute
+    from localllm.cli.conversation import Conversation
+    from localllm.cli.terminal import ProgressLine
+    from localllm.generation.generate import GenerationOptions
+    from localllm.services import sessions
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    path = models / "one.png"
+    conversation = Conversation(opened, GenerationOptions(6), ProgressLine())
+
+    def say(text: str) -> None:
+        if not execute(conversation, text, Tools(lambda name: opened, lambda text: None)):
+            conversation.ask(text)
+
+    for text in ("/save trip", f"/image {path}", f"/image {models / 'two.jpg'}", "/undo", "What?"):
+        say(text)
+    assert conversation.images == [] and conversation.lines[0]["images"] == [str(path)]
+    first = opened.session._answer.prompt
+    assert sum(token < 0 for token in first) == 4
+    say("/retry")
+    assert opened.session._answer.prompt == first and conversation.lines[0]["images"] == [str(path)]
+    say("And now?")
+    assert [line["content"] for line in conversation.lines if line["role"] == "user"] == ["What?", "And now?"]
+    conversation.leave()
+    kept = sessions.read("trip").messages
+    assert sessions.plain(kept)[0] == {"role": "user", "content": "What?", "images": [str(path)]}
+    say("/load trip")
+    say("Once more?")
+    prompt = opened.session._answer.prompt
+    assert sum(token < 0 for token in prompt) == 4 and prompt[: len(first)] == first
+    with pytest.raises(UsageError, match="No such file"):
+        say("/image none.png")
+    conversation.leave()

@@ -1,0 +1,92 @@
+"""What llama.cpp sees (its mtmd, recorded by scripts/record_pictures.py): the tokens of a prompt with two images, the
+images' rows, and the logits behind them. Its GELU comes from a table of float16: that is most of what is between."""
+
+import numpy as np
+import pytest
+from engines import bound
+from models import write
+from models.golden import FOLDER
+from models.projectors import (
+    PROJECTORS,
+    TEXT_AROUND,
+    PictureGolden,
+    digest_of,
+    projector,
+    seeing,
+    shown,
+    write_projector,
+)
+from PIL import Image
+from test_goldens import nmse
+
+import localllm
+from localllm.arch.vision import llava
+from localllm.arch.vision.hyperparameters import pixels_of
+from localllm.arch.vision.vit import numbers_of, table_of
+from localllm.engine.options import EngineOptions
+from localllm.engine.pictures import PictureReader
+from localllm.files.gguf_file import GGUFFile
+
+
+@pytest.fixture
+def as_llama_cpp(monkeypatch):
+    """LLaVA with the token for the whole image behind the patches, which have their neighbours' positions, without the
+    file's last layer where the file does not say which one counts, and with GELU by tanh."""
+
+    def rows(self, picture):
+        pixels = pixels_of(self, picture)
+        return np.concatenate((pixels, np.zeros_like(pixels[:1])))
+
+    def positions(b, v):
+        b.ignore(v.position_embd, v.exactly("class_embd"))
+        numbers = numbers_of(v.position_embd).copy()
+        numbers[-1] += numbers_of(v.exactly("class_embd"))
+        return table_of("positions", numbers)
+
+    def project(b, w, h, x):
+        mm = w.part("mm.")
+        return b.linear(b.gelu(b.linear(x, mm.require("0"))), mm.require("2"))
+
+    monkeypatch.setattr(llava, "project", project)
+    layer = llava.feature_layer
+    monkeypatch.setattr(llava.Llava, "rows", rows)
+    monkeypatch.setattr(llava, "positions", positions)
+    monkeypatch.setattr(
+        llava,
+        "feature_layer",
+        lambda fields, layers: layer(fields, layers) - (fields.raw("vision.feature_layer") is None),
+    )
+
+
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_what_llama_cpp_sees(tmp_path, name, as_llama_cpp):
+    golden = PictureGolden.load(name)
+    assert golden.digest == digest_of(name), f"{name} is not what its golden is of: record it anew"
+    write(seeing(name), tmp_path / "model.gguf")
+    write_projector(projector(name), tmp_path / "mmproj.gguf")
+    with localllm.open(tmp_path / "model.gguf", threads=2, cache=False, kv_type="f32") as model:
+        images = [model.sight.look(image) for image in shown(name)]
+        ids = [
+            token
+            for text, image in zip(TEXT_AROUND, [*images, []], strict=True)
+            for token in (*model.tokenizer.encode(text, special=True), *image)
+        ]
+        assert np.array_equal(np.maximum(ids, -1), golden.tokens)
+        rows = np.concatenate([seen.rows for known in model.sight.eye._known.values() for seen in known.seen])
+        assert nmse(rows, golden.rows) < 1e-6
+        assert nmse(model.sequence().append(ids)[0], golden.logits) < 1e-6
+
+
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_what_transformers_sees(tmp_path, name):
+    """The rows of the same pictures."""
+    path = write_projector(projector(name), tmp_path / "mmproj.gguf")
+    reader = PictureReader(GGUFFile.open(path), EngineOptions(threads=2))
+    images = [reader.family.prepared(reader.hyperparameters, Image.fromarray(image)) for image in shown(name)]
+    rows = np.concatenate([reader.read(picture) for image in images for picture in image.pictures])
+    reader.close()
+    assert nmse(rows, PictureGolden.load(name).trained) < bound(1e-10, 1e-6)
+
+
+def test_goldens_are_small():
+    assert all((FOLDER / f"picture_{name}.npz").stat().st_size < 1 << 16 for name in PROJECTORS)

@@ -1,0 +1,195 @@
+"""What was written before, as a source of guesses: the index against trying, what is kept of texts, the file."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_model import write_tiny_model
+
+from localllm import api
+from localllm.files import written_file
+from localllm.generation import written
+from localllm.generation.ngrams import NGrams, from_text
+from localllm.generation.speculation import SURE
+from localllm.generation.written import GAP, GRAM, LEAST, NOTHING, Earlier, WrittenBefore
+
+
+def of(*texts: list[int]) -> Earlier:
+    """These texts, however short."""
+    return Earlier.of(np.array([token for text in texts for token in (*text, GAP)], np.int32))
+
+
+def found_by_trying(tokens: list[int], ending: list[int]) -> tuple[int, int]:
+    """The place that Earlier.find promises: longest, then most frequent, then latest."""
+    best: dict[int, list[int]] = {}
+    for place in range(GRAM, len(tokens)):
+        if GAP in tokens[place - GRAM : place + 1]:
+            continue
+        agreed = 0
+        while agreed < min(len(ending), place) and tokens[place - 1 - agreed] == ending[-1 - agreed]:
+            agreed += 1
+        if agreed >= GRAM:
+            best.setdefault(agreed, []).append(place)
+    if not best:
+        return 0, 0
+    longest = max(best)
+    following = [tokens[place] for place in best[longest]]
+    most = max(following.count(token) for token in following)
+    return max(p for p in best[longest] if following.count(tokens[p]) == most), longest
+
+
+TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=30), max_size=4)
+
+
+@given(TEXTS, st.lists(st.integers(0, 2), max_size=SURE))
+def test_the_longest_the_most_frequent_the_latest(texts, ending):
+    earlier = of(*texts)
+    assert earlier.find(ending) == found_by_trying(earlier.tokens.tolist(), ending)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=LEAST, max_size=80), max_size=4))
+def test_an_index_that_grows_is_the_one_made_anew(texts):
+    grown = NOTHING
+    for text in texts:
+        grown = grown.and_text(np.array(text, np.int32))
+    np.testing.assert_array_equal(grown.places, Earlier.of(grown.tokens).places)
+
+
+def numbers(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 1000, count).tolist()
+
+
+def test_what_comes_again_is_kept_once():
+    text = numbers(1, 200)
+    earlier = NOTHING.and_text(np.array(text, np.int32))
+    assert earlier.tokens.tolist() == [*text, GAP]
+    assert earlier.and_text(np.array(text, np.int32)) is earlier
+    longer = earlier.and_text(np.array([*text, *numbers(2, 50)], np.int32))
+    again = text[-SURE - 1 :]  # the last was not known as one that something follows
+    assert longer.tokens.tolist() == [*text, GAP, *again, *numbers(2, 50), GAP]
+    assert longer.find(text[-SURE:]).place == len(text) + 1 + len(again)
+    assert earlier.and_text(np.array(numbers(3, LEAST - 1), np.int32)) is earlier, "too short"
+
+
+def test_the_oldest_goes(monkeypatch):
+    monkeypatch.setattr(written, "MOST", 1000)
+    earlier = NOTHING
+    for seed in range(30):
+        earlier = earlier.and_text(np.array(numbers(seed, 100), np.int32))
+        assert len(earlier.tokens) <= 1000
+        assert earlier.find(numbers(seed, 100)[20:30]).agreed == 10
+    assert earlier.find(numbers(0, 100)[20:30]).agreed == 0
+
+
+def test_an_earlier_text_is_guessed_from():
+    """Also behind a change, and nothing behind its end."""
+    text, before = numbers(1, 60), WrittenBefore(1000, None)
+    before.add(text)
+    grams, copies = from_text(text[:20], before)
+    assert [guess.token for guess in grams.propose()] == text[20:]
+    for proposer in (grams, copies):
+        proposer.push(text[20:25])
+    assert (grams.agreed, next(grams.propose()).token) == (21, text[25])
+    for proposer in (grams, copies):
+        proposer.push([5000])
+    assert [guess.token for guess in copies.propose()] == text[26:]
+
+
+@given(TEXTS, st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5)))
+def test_following_is_as_looking_again(texts, pushes):
+    """What agrees longest is what agreed longest before, and one token more."""
+    earlier = of(*texts)
+    grams, pushed = NGrams(earlier), list[int]()
+    for tokens in pushes:
+        grams.push(tokens)
+        pushed += tokens
+        longest = max(earlier.find(pushed[-SURE:]).agreed, alone(pushed))
+        assert min(grams.agreed, SURE) == min(longest, SURE)
+        assert grams.agreed == 0 or grams.tokens[grams.place - 1] == pushed[-1]
+
+
+def alone(tokens: list[int]) -> int:
+    grams = NGrams()
+    grams.push(tokens)
+    return grams.agreed
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
+    return tmp_path / "written"
+
+
+def test_a_later_process_knows_it(cache):
+    first, other = WrittenBefore(1000, "v"), WrittenBefore(1000, "v")
+    first.add(numbers(1, 100), is_kept=True)
+    other.add(numbers(2, 100), is_kept=True)
+    other.add(numbers(3, 100))
+    assert other.earlier().find(numbers(3, 100)[:SURE]).agreed == SURE
+    first.save()
+    other.save()  # both wrote
+    later = WrittenBefore(1000, "v").earlier()
+    assert [later.find(numbers(seed, 100)[:SURE]).agreed for seed in (1, 2, 3)] == [SURE, SURE, 0]
+    assert WrittenBefore(1000, "w").earlier() is NOTHING
+    assert [tokens for tokens, _, _ in written_file.sizes()] == [202]
+    assert written_file.clear() > 0 and written_file.sizes() == [] and written_file.clear() == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "others"])
+def test_a_damaged_file_was_never_there(cache, damage):
+    first = WrittenBefore(1000, "v")
+    first.add(numbers(1, 100), is_kept=True)
+    first.save()
+    path = cache / "v"
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        data = data[:-5]
+    elif damage == "flipped":
+        data[50] ^= 1
+    elif damage == "empty":
+        data = bytearray()
+    vocab = 10 if damage == "others" else 1000  # tokens that this vocabulary does not have
+    path.write_bytes(data)
+    assert WrittenBefore(vocab, "v").earlier() is NOTHING
+
+
+def test_a_folder_that_refuses(cache):
+    cache.write_text("no folder")
+    first = WrittenBefore(1000, "v")
+    first.add(numbers(1, 100), is_kept=True)
+    first.save()
+    assert WrittenBefore(1000, "v").earlier() is NOTHING
+
+
+def test_without_a_file_it_is_known_here_only(cache):
+    first = WrittenBefore(1000, None)
+    first.add(numbers(1, 100), is_kept=True)
+    first.save()
+    assert not cache.exists()
+    again = WrittenBefore(1000, None)
+    again.add(numbers(1, 100))
+    assert again.earlier().find(numbers(1, 100)[:SURE]).agreed == SURE
+
+
+@pytest.mark.parametrize("seed", [None, *range(20)])
+def test_texts_are_the_same(model, seed):
+    """Whatever was written before; here what comes now, and something else for every other seed."""
+    drawn = {"temperature": 0} if seed is None else {"temperature": 1.0, "seed": seed}
+    sequences, found = model.session.sequences, list[list[int]]()
+    prompt = [token % model.engine.vocab_size for token in numbers(1, 30)]
+    for how in ("off", "ngram"):
+        sequences.written = WrittenBefore(model.engine.vocab_size, None)
+        sequences.written.add([token % model.engine.vocab_size for token in numbers(7, 300)])
+        if found and seed != 3:
+            sequences.written.add([*prompt, *found[0]])
+        generation = model.generate(prompt, 60, speculate=how, **drawn)
+        "".join(generation)
+        found.append(generation.tokens)
+    assert found[0] == found[1]
+    assert seed == 3 or len(found[0]) < 10 or generation.accepted > 5
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    with api.open_model(write_tiny_model(tmp_path_factory.mktemp("m") / "m.gguf"), 1, 300, cache=False) as opened:
+        yield opened
