@@ -71,6 +71,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": ("MiniMaxM2ForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 24,
                                             "rotary_dim": 16, "use_qk_norm": True, "use_routing_bias": True,
                                             "scoring_func": "sigmoid", "num_mtp_modules": 0}),
+    "deepseek32": ("DeepseekV32ForCausalLM", {
+        **EXPERTS, **GROUPS, **NOAUX, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 40,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "index_n_heads": 16, "index_head_dim": 32,
+        "index_topk": 24, "norm_topk_prob": True, "num_nextn_predict_layers": 0,
+    }),
     "mamba2": ("Mamba2ForCausalLM", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "expand": 2,
                                      "intermediate_size": 128}),
     "falcon_h1": ("FalconH1ForCausalLM", {**OF_FALCON_H1, "mamba_rms_norm": True}),

@@ -169,4 +169,4 @@ def checked(tensor: Stored, shape: Shape, place: TensorPlace) -> Stored:
 
 def arch_id(family: Family) -> gguf.MODEL_ARCH:
     """The gguf package's number for an architecture."""
-    return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)
+    return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == (family.named_as or family.arch))

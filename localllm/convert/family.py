@@ -50,4 +50,5 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)  # names, less ".weight" and ".bias", that are GGUF's here
     unread: re.Pattern[str] | None = None  # names, less prefixes, of tensors that are left out
     projects: bool = False  # may have matrices behind pooling
+    named_as: str = ""  # the architecture whose tensors gguf's table calls alike, if it does not have this one
     more: Mapping[str, Any] = field(default_factory=dict)  # metadata with whole names

@@ -35,6 +35,7 @@ FAMILIES = {
     "CamembertModel": bert.ROBERTA,
     "ArceeForCausalLM": newer.ARCEE,
     "DeepseekV2ForCausalLM": deepseek.DEEPSEEK2,
+    "DeepseekV32ForCausalLM": deepseek.DEEPSEEK32,
     "DeepseekV3ForCausalLM": deepseek.DEEPSEEK3,
     "Dots1ForCausalLM": newer.DOTS1,
     "Ernie4_5ForCausalLM": newer.ERNIE4_5,
