@@ -64,6 +64,8 @@ class FakeSequences:
 class FakeSequence:
     """A sequence of FakeSequences."""
 
+    listener = None
+
     def __init__(self, engine: FakeSequences, tokens: list[int]):
         self.tokens, self.closed, self.aligned = tokens, False, 0
         self.context, self.vocab_size = engine.context, engine.vocab_size

@@ -56,8 +56,12 @@ class Paged(FakeSequences):
         self.ran.append((precise, places))
         self.owners.append([sequence.tokens[0] for sequence, _ in requests])
         self.most = max(self.most, self.places()[0])
-        wanted = {"last": 1, "none": 0}[logits]
-        return self.give([[self.row(tuple(sequence.tokens))] * wanted for sequence, _ in requests])
+        found = []
+        for sequence, ids in requests:
+            ends = range(len(sequence.tokens) - len(ids) + 1, len(sequence.tokens) + 1)
+            wanted = {"last": ends[-1:], "all": ends, "none": ()}[logits]
+            found.append([self.row(tuple(sequence.tokens[:end])) for end in wanted])
+        return self.give(found)
 
 
 def ask(engine: Paged, requests: list[AnswerRequest], **choices) -> list[AnswerRequest]:

@@ -22,7 +22,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
 from localllm.errors import UsageError
 from localllm.files.gguf_file import GGUFFile
-from localllm.generation import leaps
+from localllm.generation import leaps, speculation
 from localllm.generation.leaps import FEW
 from localllm.generation.speculation import StepCosts
 from localllm.kernels.reference import Reference
@@ -176,9 +176,22 @@ def test_who_has_no_such_layer_says_so(tmp_path):
     engine.close()
 
 
+class Free(StepCosts):
+    """Whatever a step has, it costs the same: every guess is read."""
+
+    are_known = True
+
+    def of(self, tokens: int) -> float:
+        return 1.0
+
+    def of_time(self, seconds: float) -> float:
+        return 0.0
+
+
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
-def test_texts_are_the_same(path, seed):
+def test_texts_are_the_same(path, seed, monkeypatch):
     """Whatever the layer says, and whether it is asked."""
+    monkeypatch.setattr(speculation, "StepCosts", Free)
     drawn = {"temperature": 0} if seed is None else {"temperature": 1.0, "seed": seed}
     answers = {}
     with api.open_model(path, threads=2, context=300, cache=False) as model:
@@ -186,7 +199,8 @@ def test_texts_are_the_same(path, seed):
             generation = model.generate(text(30), 60, speculate=how, **drawn)
             answers[how] = "".join(generation), generation.tokens, generation.drafted > 0
     assert answers["mtp"][:2] == answers["auto"][:2] == answers["off"][:2]
-    assert [drafted for _, _, drafted in answers.values()] == [False, True, True]
+    is_long = len(answers["off"][1]) > 1  # one that ends at once has no guesses
+    assert [drafted for _, _, drafted in answers.values()] == [False, is_long, is_long]
 
 
 def test_a_conversation_goes_on(path):
@@ -228,18 +242,6 @@ def test_inspect_shows_the_layer(name, said, tmp_path, cli):
     other = write(model("llama"), tmp_path / "llama.gguf")
     assert json.loads(cli("inspect", other, "--json")[1])["guessing"] == {"layers": 0, "bytes": 0, "used": False}
     assert "guesses" not in cli("inspect", other)[1]
-
-
-class Free(StepCosts):
-    """Whatever a step has, it costs the same: every guess is read."""
-
-    are_known = True
-
-    def of(self, tokens: int) -> float:
-        return 1.0
-
-    def of_time(self, seconds: float) -> float:
-        return 0.0
 
 
 @pytest.mark.parametrize("count", [1, 3, FEW + 1])

@@ -1,7 +1,7 @@
 """Command A with experts (Cohere 2026).
 
-Unlike Command R7B: experts in all but the first layers, which rotate whatever they see; one expert for all tokens
-counts as much as the others together; some files have norms without mean.
+Unlike Command R7B: experts in all but the first layers, which rotate whatever they see, as one that guesses does; one
+expert for all tokens counts as much as the others together; some files have norms without mean.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, attend, qkv, read_windows
@@ -9,6 +9,7 @@ from localllm.arch.cohere2 import Cohere2
 from localllm.arch.decoder import decoder
 from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
 from localllm.arch.fields import Fields
+from localllm.arch.guessing import Guessed, guessed
 from localllm.arch.rope import Rope
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
@@ -23,7 +24,7 @@ class Cohere2MoE(Cohere2):
     has_shared: bool  # an expert that every token goes to
 
     def rope(self, layer: int) -> Rope | None:
-        return self.attention.rope if layer < self.dense else super().rope(layer)
+        return self.attention.rope if layer < self.dense or layer >= self.layers else super().rope(layer)
 
 
 def read(fields: Fields) -> Cohere2MoE:
@@ -58,3 +59,9 @@ def block(b: Builder, w: Weights, h: Cohere2MoE, state: Paged, x: Activation) ->
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = gated_or_mixture(b, w, h.routing, y, b.swiglu, shared if both else None)
     return b.add(x, b.scale(y, 0.5) if both else y)
+
+
+def guess(b: Builder, w: Weights, h: Cohere2MoE, made: Activation) -> Guessed:
+    """What the layer says that guesses."""
+    found = guessed(b, w, h, made, block, lambda x, weight: norm(b, h, x, weight))
+    return Guessed(found.made, b.scale(found.logits, h.logit_scale))

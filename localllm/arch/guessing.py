@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 from localllm.arch.states import State
 from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
+from localllm.arch.weights import Weight, Weights
+
+Norm = Callable[[Activation, Weight], Activation]
 
 
 class Guessed(NamedTuple):
@@ -20,19 +22,21 @@ class Guessed(NamedTuple):
     logits: Activation
 
 
-def guessed(b: Builder, w: Weights, h: Any, made: Activation, block: Callable[..., Activation]) -> Guessed:
+def guessed(
+    b: Builder, w: Weights, h: Any, made: Activation, block: Callable[..., Activation], norm: Norm | None = None
+) -> Guessed:
     """What the first layer behind the others says.
 
     made: what the model made of the token before each one, behind its last norm, float32 [tokens, width]; block: as of
-    decoder, of an attending layer. Embeddings, the last norm and the output matrix are the model's where the layer has
-    none of its own. Raises ModelError.
+    decoder, of an attending layer; norm: of a row with a weight, RMSNorm if None. Embeddings, the last norm and the
+    output matrix are the model's where the layer has none of its own. Raises ModelError.
     """
-    own = w.block(h.layers)
-    x = b.rms_norm(b.embed(own.get("nextn.embed_tokens") or w.token_embd, b.ids), own.require("nextn.enorm"), h.epsilon)
-    x = b.join(x, b.rms_norm(made, own.require("nextn.hnorm"), h.epsilon), 1)
+    own, normed = w.block(h.layers), norm or (lambda x, weight: b.rms_norm(x, weight, h.epsilon))
+    x = normed(b.embed(own.get("nextn.embed_tokens") or w.token_embd, b.ids), own.require("nextn.enorm"))
+    x = b.join(x, normed(made, own.require("nextn.hnorm")), 1)
     x = b.linear(x, own.require("nextn.eh_proj").shaped(h.width, 2 * h.width))
     x = block(b, own, h, guessing_state(h), x)
-    x = b.rms_norm(x, own.get("nextn.shared_head_norm") or w.output_norm, h.epsilon)
+    x = normed(x, own.get("nextn.shared_head_norm") or w.output_norm)
     head = own.get("nextn.shared_head_head") or w.get("output") or w.token_embd
     return Guessed(x, b.linear(b.select(x, b.wanted), head))
 

@@ -12,8 +12,8 @@ from .numbers import Numbers
 GUESSES = (
     Path(__file__).parents[1] / "goldens" / "guesses.npz"
 )  # by name, float32 [PROMPT, logits kept]; by "name digest"
-OWN = ["glm4moe", "hy_v3"]
-MADE = ["deepseek2_v3", "qwen35", "qwen35moe", "qwen3next"]
+OWN = ["glm4moe", "hy_v3", "cohere2moe"]
+MADE = ["deepseek2_v3", "qwen35", "qwen35moe", "qwen3next", "cohere2moe_rms"]
 
 
 def with_guess(name: str) -> Model:
@@ -30,6 +30,8 @@ def with_guess(name: str) -> Model:
     for norm in ("enorm", "hnorm"):
         tensors[f"{own}nextn.{norm}.weight"] = numbers.uniform((width,), 0.5, 1.5)
     more = {key: layers + 1, f"{made.arch}.nextn_predict_layers": 1}
+    if (pattern := made.metadata.get(by_layer := f"{made.arch}.attention.sliding_window_pattern")) is not None:
+        more[by_layer] = type(pattern)([*pattern, pattern[-1]])
     return Model(made.arch, made.metadata | more, made.tensors | tensors, made.formats)
 
 
