@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Record what llama.cpp sees by the tiny random projectors of tests/models/projectors.py, in tests/goldens.
 
-    python scripts/record_pictures.py --peer-python PEER/bin/python [NAME...]
+    python scripts/record_pictures.py --peer-python PEER/bin/python --torch-python TORCH/bin/python [NAME...]
 
-PEER is a virtual environment with llama-cpp-python (recorded: 0.3.36).
+PEER is a virtual environment with llama-cpp-python (recorded: 0.3.36), TORCH one with torch and transformers (2.13.0
+and 5.23.0), which computes the rows of the same pictures in float64.
 """
 
 import argparse
@@ -28,6 +29,11 @@ from models.projectors import (  # noqa: E402
     shown,
     write_projector,
 )
+from PIL import Image  # noqa: E402
+
+from localllm.engine.options import EngineOptions  # noqa: E402
+from localllm.engine.pictures import PictureReader  # noqa: E402
+from localllm.files.gguf_file import GGUFFile  # noqa: E402
 
 MARKER = "<__media__>"
 
@@ -35,30 +41,66 @@ MARKER = "<__media__>"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peer-python", required=True)
+    parser.add_argument("--torch-python", required=True)
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
-    for name in options.names or PROJECTORS:
-        with tempfile.TemporaryDirectory() as folder:
-            record(name, Path(folder), options.peer_python)
+    names = options.names or list(PROJECTORS)
+    with tempfile.TemporaryDirectory() as made:
+        folders = {name: Path(made) / name for name in names}
+        run(options.peer_python, "run_mtmd.py", [in_mtmd(name, folder) for name, folder in folders.items()])
+        jobs = [in_transformers(name, folder) for name, folder in folders.items()]
+        run(options.torch_python, "run_transformers_vision.py", jobs)
+        for name, folder in folders.items():
+            with np.load(folder / "out.npz") as found, np.load(folder / "trained.npz") as trained:
+                golden = PictureGolden(
+                    found["tokens"], found["rows"], found["logits"], trained["rows"], digest_of(name)
+                )
+            golden.save(name)
+            print(f"{name}: {len(golden.tokens)} tokens, {len(golden.rows)} rows, {float(golden.logits.std()):.3f}")
 
 
-def record(name: str, folder: Path, peer: str) -> None:
-    """Make a golden of what llama.cpp says."""
+def in_mtmd(name: str, folder: Path) -> dict:
+    """The job of scripts/run_mtmd.py: a prompt with two images."""
+    folder.mkdir()
     write(seeing(name), folder / "model.gguf")
     write_projector(projector(name), folder / "mmproj.gguf")
     images = shown(name)
     for number, image in enumerate(images):
         np.save(folder / f"{number}.npy", image)
     job = {"model": str(folder / "model.gguf"), "mmproj": str(folder / "mmproj.gguf"), "text": MARKER.join(TEXT_AROUND)}
-    job |= {"images": [str(folder / f"{number}.npy") for number in range(len(images))], "out": str(folder / "out.npz")}
-    command = [peer, str(ROOT / "scripts" / "run_mtmd.py")]
-    done = subprocess.run(command, input=json.dumps(job), text=True, capture_output=True, check=False)
+    return job | {
+        "images": [str(folder / f"{number}.npy") for number in range(len(images))],
+        "out": str(folder / "out.npz"),
+    }
+
+
+def in_transformers(name: str, folder: Path) -> dict:
+    """The job of scripts/run_transformers_vision.py: the same pictures, as the family has prepared them."""
+    reader = PictureReader(GGUFFile.open(folder / "mmproj.gguf"), EngineOptions(threads=1))
+    h = reader.hyperparameters
+    pictures = [
+        picture for image in shown(name) for picture in reader.family.prepared(h, Image.fromarray(image)).pictures
+    ]
+    pixels = [
+        ((np.asarray(picture, np.float64) / 255 - h.mean) / h.deviation).transpose(2, 0, 1) for picture in pictures
+    ]
+    np.savez(folder / "pixels.npz", *pixels)
+    np.savez(folder / "tensors.npz", **projector(name).tensors)
+    vision = {"hidden_size": h.width, "intermediate_size": h.hidden, "num_hidden_layers": h.layers,
+              "num_attention_heads": h.heads, "image_size": h.side, "patch_size": h.patch,
+              "layer_norm_eps": h.epsilon}  # fmt: skip
+    config = {"vision": vision, "merge": h.merge, "out": h.out, "layer": getattr(h, "seen", h.layers)}
+    reader.close()
+    files = {key: str(folder / f"{key}.npz") for key in ("tensors", "pixels")}
+    return {"kind": h.kind, "config": config, "out": str(folder / "trained.npz"), **files}
+
+
+def run(python: str, script: str, jobs: list[dict]) -> None:
+    """All jobs, in one process."""
+    command, lines = [python, str(ROOT / "scripts" / script)], "\n".join(map(json.dumps, jobs))
+    done = subprocess.run(command, input=lines, text=True, capture_output=True, check=False)
     if done.returncode:
-        sys.exit(f"{name}: {done.stderr[-2000:]}")
-    with np.load(folder / "out.npz") as found:
-        golden = PictureGolden(found["tokens"], found["rows"], found["logits"], digest_of(name))
-    golden.save(name)
-    print(f"{name}: {len(golden.tokens)} tokens, {len(golden.rows)} rows, {float(golden.logits.std()):.3f}")
+        sys.exit(f"{script}: {done.stderr[-2000:]}")
 
 
 if __name__ == "__main__":

@@ -214,3 +214,40 @@ def test_programs_show_arrays_and_pillow_images(models, opened):
         for source in (path, str(path), path.read_bytes(), image, np.asarray(image))
     ]
     assert all(prompt == prompts[0] for prompt in prompts) and opened.sight.eye.encoded == 1
+
+
+def test_images_in_a_chat(models, opened, monkeypatch, tmp_path, capfd):
+    """/image shows one with the next question; a session keeps its path, and /retry shows it again."""
+    from localllm.cli.chat_commands import Tools, execute
+    from localllm.cli.conversation import Conversation
+    from localllm.cli.terminal import ProgressLine
+    from localllm.generation.generate import GenerationOptions
+    from localllm.services import sessions
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    path = models / "one.png"
+    conversation = Conversation(opened, GenerationOptions(6), ProgressLine())
+
+    def say(text: str) -> None:
+        if not execute(conversation, text, Tools(lambda name: opened, lambda text: None)):
+            conversation.ask(text)
+
+    for text in ("/save trip", f"/image {path}", f"/image {models / 'two.jpg'}", "/undo", "What?"):
+        say(text)
+    assert conversation.images == [] and conversation.lines[0]["images"] == [str(path)]
+    first = opened.session._answer.prompt
+    assert sum(token < 0 for token in first) == 4
+    say("/retry")
+    assert opened.session._answer.prompt == first and conversation.lines[0]["images"] == [str(path)]
+    say("And now?")
+    assert [line["content"] for line in conversation.lines if line["role"] == "user"] == ["What?", "And now?"]
+    conversation.leave()
+    kept = sessions.read("trip").messages
+    assert sessions.plain(kept)[0] == {"role": "user", "content": "What?", "images": [str(path)]}
+    say("/load trip")
+    say("Once more?")
+    prompt = opened.session._answer.prompt
+    assert sum(token < 0 for token in prompt) == 4 and prompt[: len(first)] == first
+    with pytest.raises(UsageError, match="No such file"):
+        say("/image none.png")
+    conversation.leave()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli import asking, opening, options
 from localllm.cli.endpoint import EndpointGroup
+from localllm.cli.images import Projector
 from localllm.cli.parameters import option
 from localllm.cli.prompt import Encoding, Prompt, begin, request, typed, warn_of_template, whole_prompt
 from localllm.cli.render import file_stem, stream
@@ -57,6 +58,7 @@ def chat(
     no_cache: options.NoCache = False,
     choices: options.GenerationGroup,
     tools: ToolGroup,
+    mmproj: Projector = None,
     endpoint: EndpointGroup,
 ) -> None:
     """Talk with a model, or with the built-in one.
@@ -94,7 +96,7 @@ def chat(
 
             return opened_there(place, path, choices, engine, chat_template=chat_template)
         assert path is not None
-        found = opening.open_model(path, engine, chat_template, no_cache)
+        found = opening.open_model(path, engine, chat_template, no_cache, mmproj)
         found.session.require_conversation()
         if chosen.on_overflow == "shift":
             found.engine.require_shift()

@@ -108,6 +108,9 @@ def undo(conversation: "Conversation", argument: str, tools: Tools) -> None:
     if argument and not (argument.isdecimal() and 0 < int(argument) < 10**9):
         raise UsageError("/undo N takes back the last N questions: a whole number from 1 up")
     for number in range(int(argument or 1)):
+        if conversation.images:
+            dim(f"taken back: the image {os.path.basename(conversation.images.pop())}")
+            continue
         if conversation.texts:
             dim(f"taken back: a file of {len(conversation.texts.pop())} characters")
             continue
@@ -152,6 +155,12 @@ def read(conversation: "Conversation", argument: str, tools: Tools) -> None:
     text, name = without_line_break(decoded(data, path)), os.path.basename(path)
     conversation.read(text, name)
     dim(f"{len(text)} characters of {name} go with the next question; /undo takes them back")
+
+
+def image(conversation: "Conversation", argument: str, tools: Tools) -> None:
+    path = os.path.abspath(os.path.expanduser(required(argument, "/image FILE")))
+    conversation.look(path)
+    dim(f"{os.path.basename(path)} goes with the next question; /undo takes it back")
 
 
 def save(conversation: "Conversation", argument: str, tools: Tools) -> None:
@@ -200,6 +209,8 @@ def show(conversation: "Conversation", argument: str, tools: Tools) -> None:
     tell("context", f"{conversation.used}{of} tokens, in {messages}")
     if model.session.system is not None:
         tell("system", shortened(model.session.system))
+    if conversation.images:
+        tell("images", f"{len(conversation.images)} go with the next question")
     if conversation.texts:
         tell("files", f"{sum(map(len, conversation.texts))} characters go with the next question")
     show_options(conversation)
@@ -258,6 +269,7 @@ COMMANDS = {
     "/edit": ChatCommand("", "change the last question and ask it instead", edit),
     "/continue": ChatCommand("", "go on with the last answer", resume),
     "/read": ChatCommand("FILE", "send a file's text with the next question", read, None),
+    "/image": ChatCommand("FILE", "show an image with the next question", image, None),
     "/save": ChatCommand("NAME", "make this a session, which is written after every answer", save),
     "/load": ChatCommand("NAME", "go on with a session", load, lambda conversation: sessions.names()),
     "/sessions": ChatCommand("", "list them", list_sessions),

@@ -31,7 +31,7 @@ class Conversation:
         model: the one.  options: how it answers.  lines: what was said, as sessions keep it.
         markdown, stats, shows_thoughts: how answers look.  tools: that answers may call.
         file: the session's, None for a conversation that nobody keeps.
-        texts: of files that go with the next question.
+        texts: of files that go with the next question.  images: that do, paths.
         branches: conversations that were left, by their names; None if a session has it.  name: of this one.
     """
 
@@ -49,16 +49,28 @@ class Conversation:
         self.file: SessionFile | None = None
         self.lines: list[Line] = []
         self.texts: list[str] = []
+        self.images: list[str] = []
         self.branches: dict[str, list[Line] | None] = {}
         self.name = "main"
 
     # ---- asking ----
 
     def ask(self, question: str) -> None:
-        """A question, with the texts that were read for it, and the answer."""
-        text = "\n\n".join(part for part in (question, *self.texts) if part)
-        if self._answer(lambda options: self.model.session.ask(text, options), self.options, question=text):
-            self.texts = []
+        """A question, with the texts and the images that were read for it, and the answer."""
+        text, images = "\n\n".join(part for part in (question, *self.texts) if part), self.images
+        if self._answer(lambda options: self._asked(text, images, options), self.options, question=(text, images)):
+            self.texts, self.images = [], []
+
+    def _asked(self, text: str, images: list[str], options: "GenerationOptions") -> "Generation":
+        session = self.model.session
+        return session.ask(text, options, images) if images else session.ask(text, options)
+
+    def look(self, path: str) -> None:
+        """Take an image along with the next question. Raises UsageError, ModelError for one that cannot be seen."""
+        if self.model.file is None:
+            raise UsageError("images are not sent to an endpoint")
+        self.model.sight.look(path)
+        self.images.append(path)
 
     def read(self, text: str, name: str) -> None:
         """Take a file's text along with the next question. Raises UsageError if there is no room for it."""
@@ -79,6 +91,7 @@ class Conversation:
     def ask_again(self, question: str | None = None) -> None:
         """Another answer instead of the last one, to the same question or another one instead of that."""
         lines, messages, answered = list(self.lines), self.model.session.messages, False
+        images = next((line.get("images", []) for line in reversed(lines) if line["role"] == "user"), [])
         asked = self.undo()
         if asked is None:
             return dim("there is no question yet")
@@ -86,7 +99,7 @@ class Conversation:
         if question is None:
             options = replace(options, sampling=replace(options.sampling, seed=None))
         try:
-            answered = self._answer(lambda options: self.model.session.ask(text, options), options, question=text)
+            answered = self._answer(lambda options: self._asked(text, images, options), options, (text, images))
         finally:
             if not answered:
                 self.lines, self.model.session.messages = lines, messages
@@ -99,9 +112,10 @@ class Conversation:
         self,
         begin: "Callable[[GenerationOptions], Generation]",
         options: "GenerationOptions",
-        question: str | None = None,
+        question: tuple[str, list[str]] | None = None,
     ) -> bool:
-        """Show an answer and keep it; without a question it goes on with the last one. False if there came none."""
+        """Show an answer and keep it; question: its text and images, without one it goes on with the last answer. False
+        if there came none."""
         session, answer = self.model.session, None
         before: list[Line] = []
         try:
@@ -110,7 +124,7 @@ class Conversation:
                 say(f"localllm: the conversation is too long: its first {turns(session.forgotten)} forgotten")
             self._show(answer)
             if self.tools:
-                answer, before = self._with_tools(self.tools, answer, options, question)
+                answer, before = self._with_tools(self.tools, answer, options, question and question[0])
         except LocalllmError as error:
             say(f"localllm: error: {error}")
         finally:
@@ -124,7 +138,8 @@ class Conversation:
         if question is None:
             self.lines[-1:] = said
         else:
-            self.lines += [{"role": "user", "content": question}, *said]
+            text, images = question
+            self.lines += [{"role": "user", "content": text, **({"images": images} if images else {})}, *said]
         self.keep()
         return True
 
@@ -194,7 +209,7 @@ class Conversation:
         """Begin anew with the same system message; a session's file stays as it is."""
         self.leave()
         self.model.session.clear()
-        self.lines, self.texts = self.lines[: self._has_system], []
+        self.lines, self.texts, self.images = self.lines[: self._has_system], [], []
         self.branches, self.name = {}, "main"
 
     @property
@@ -241,7 +256,7 @@ class Conversation:
     def _be(self, lines: Sequence[Line]) -> None:
         """Go on with another conversation; what was read for this one is kept for a while."""
         self.model.session.hold()
-        self.lines, self.texts = list(lines), []
+        self.lines, self.texts, self.images = list(lines), [], []
         self.model.session.messages = sessions.plain(lines)
         self.model.session.earlier = self.used
 

@@ -144,11 +144,16 @@ def _with_header(header: Line, what: str) -> SavedChat:
 
 def _message(line: bytes, number: int, what: str) -> Line:
     message = _json(line)
-    is_text = message is not None and isinstance(message.get("content"), str)
+    is_text = message is not None and isinstance(message.get("content"), str) and are_paths(message.get("images", []))
     roles = ROLES if number == 2 else ROLES[1:]
     if message is None or not is_text or message.get("role") not in roles:
         raise UsageError(f"{what} is damaged: line {number} is no message")
     return message
+
+
+def are_paths(value: Any) -> bool:
+    """Whether they are those of a message's images."""
+    return isinstance(value, list) and all(isinstance(path, str) for path in value)
 
 
 def _json(line: bytes) -> Line | None:
@@ -306,7 +311,7 @@ def remove(name: str) -> None:
 
 def plain(messages: Sequence[Line]) -> list[Line]:
     """What models and templates are to see of messages."""
-    known = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+    known = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "images")
     return [{name: message[name] for name in known if name in message} for message in messages]
 
 

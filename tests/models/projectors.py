@@ -167,12 +167,13 @@ def digest_of(name: str) -> str:
 class PictureGolden:
     """Attributes:
     tokens: of the whole prompt, -1 for each row of an image.  rows: of all images, float32 [rows, width].
-    logits: behind the last token.  digest: of both models.
+    logits: behind the last token.  trained: the rows as transformers computes them, in float64.  digest: of both.
     """
 
     tokens: np.ndarray
     rows: np.ndarray
     logits: np.ndarray
+    trained: np.ndarray
     digest: str
 
     @classmethod
