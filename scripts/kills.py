@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kills localllm while it writes, again and again: python scripts/kills.py quantize|cache [--times N]
+"""Kills localllm while it writes, again and again: python scripts/kills.py quantize|calibrate|cache [--times N]
 
 Each process is forked from this one, which has imported everything (Windows starts it anew), and killed at a random
 moment of its work. What was there before has to be there after, or what should take its place, whole; and when one
@@ -25,6 +25,7 @@ from tiny_model import write_tiny_model  # noqa: E402
 
 from localllm.cli import main as program  # noqa: E402
 from localllm.cli import quantize, run  # noqa: E402, F401  what the children need
+from localllm.files.record_file import DIGEST, LENGTHS, MAGIC  # noqa: E402
 from localllm.quant.cache import cache_folder  # noqa: E402
 
 
@@ -118,6 +119,46 @@ def kill_quantize(folder: Path, times: int) -> int:
     return hit
 
 
+def kill_calibrate(folder: Path, times: int) -> int:
+    """The same while a model is calibrated: what was encoded is still there, and later processes go on behind it."""
+    model, text, out = write_tiny_model(folder / "m.gguf", context=128), folder / "text.txt", folder / "out" / "x.gguf"
+    text.write_text("hello world, " * 60 + "".join(chr(97 + n * n % 26) for n in range(700)))
+    out.parent.mkdir()
+    records, command = Path(f"{out}.calibration"), ["quantize", model, out, "Q4_0", "--calibrate", text]
+    took = [seconds(*command) for _ in range(3)][-1]
+    new, old = out.read_bytes(), model.read_bytes()
+    out.write_bytes(old)
+    hit = ended = went_on = 0
+    for number in range(times):
+        before = whole_records(records)
+        hit += killed(random.random() * took, *command)
+        after, found = whole_records(records), out.read_bytes()
+        require(found in (old, new), f"kill {number}: the file is neither old nor new")
+        if found == new:
+            ended += 1
+            out.write_bytes(old)
+        else:
+            require(after.startswith(before), f"kill {number}: what was encoded is lost")
+            went_on += bool(before) and len(after) > len(before)
+    seconds(*command)
+    require(out.read_bytes() == new, "other bytes after all")
+    require([file.name for file in out.parent.iterdir()] == [out.name], "something was left over")
+    print(f"{ended} ended with the whole file, {went_on} went on behind what another one had encoded")
+    return hit
+
+
+def whole_records(path: Path) -> bytes:
+    """What a file of records has but for an unfinished one."""
+    data = path.read_bytes() if path.exists() else b""
+    end = following = len(MAGIC) + DIGEST
+    while following <= len(data):
+        end = following
+        if end + LENGTHS.size > len(data):
+            break
+        following = end + LENGTHS.size + sum(LENGTHS.unpack_from(data, end)) + DIGEST
+    return data[:end] if end <= len(data) else b""
+
+
 def kill_cache(folder: Path, times: int) -> int:
     """The same for files of prompts, which are written behind the answer."""
     os.environ["LOCALLLM_PREFIX_GB"] = "1"
@@ -149,7 +190,7 @@ def require(is_so: bool, otherwise: str) -> None:
 def main() -> None:
     """Parse, kill, tell."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=["quantize", "cache"])
+    parser.add_argument("what", choices=["quantize", "calibrate", "cache"])
     parser.add_argument("--times", type=int, default=200)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -158,7 +199,8 @@ def main() -> None:
             kernels = Path(name) / "cache" / "kernels"
             shutil.copytree(cache_folder() / "kernels", kernels, copy_function=shutil.copyfile)  # wine has no other
         os.environ["LOCALLLM_CACHE"] = str(Path(name) / "cache")
-        hit = {"quantize": kill_quantize, "cache": kill_cache}[options.what](Path(name), options.times)
+        kills = {"quantize": kill_quantize, "calibrate": kill_calibrate, "cache": kill_cache}
+        hit = kills[options.what](Path(name), options.times)
     print(f"{options.times} times, {hit} killed at work: nothing lost, nothing left over")
 
 
