@@ -36,6 +36,13 @@ OF_GRANITE4 = {
     "shared_intermediate_size": 48, "embedding_multiplier": 3.0, "residual_multiplier": 0.5,
     "attention_multiplier": 0.2, "logits_scaling": 1.5, "tie_word_embeddings": True,
 }  # fmt: skip
+OF_FALCON_H1 = {
+    "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16,
+    "mamba_norm_before_gate": False, "embedding_multiplier": 1.5, "lm_head_multiplier": 0.7, "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.9, "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.8, "ssm_multipliers": [0.9, 1.1, 0.7, 1.2, 0.8], "mlp_multipliers": [1.1, 0.9],
+    "head_dim": 16,
+}  # fmt: skip
 OF_T5 = {
     "d_model": 64, "d_ff": 96, "d_kv": 12, "num_layers": 2, "num_heads": 4, "relative_attention_num_buckets": 16,
     "decoder_start_token_id": 1,
@@ -64,6 +71,15 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": ("MiniMaxM2ForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 24,
                                             "rotary_dim": 16, "use_qk_norm": True, "use_routing_bias": True,
                                             "scoring_func": "sigmoid", "num_mtp_modules": 0}),
+    "deepseek32": ("DeepseekV32ForCausalLM", {
+        **EXPERTS, **GROUPS, **NOAUX, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 40,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "index_n_heads": 16, "index_head_dim": 32,
+        "index_topk": 24, "norm_topk_prob": True, "num_nextn_predict_layers": 0,
+    }),
+    "mamba2": ("Mamba2ForCausalLM", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "expand": 2,
+                                     "intermediate_size": 128}),
+    "falcon_h1": ("FalconH1ForCausalLM", {**OF_FALCON_H1, "mamba_rms_norm": True}),
+    "falcon_h1_plain": ("FalconH1ForCausalLM", {**OF_FALCON_H1, "mamba_rms_norm": False, "head_dim": 24}),
     "t5": ("T5ForConditionalGeneration", {**OF_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}),
     "flan_t5": ("T5ForConditionalGeneration", {**OF_T5, "feed_forward_proj": "gated-gelu", "num_decoder_layers": 1}),
     "mt5": ("MT5ForConditionalGeneration", {**OF_T5, "feed_forward_proj": "gated-gelu"}),

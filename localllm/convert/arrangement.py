@@ -11,7 +11,7 @@ import numpy as np
 from localllm.convert.family import Family, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.places import TensorPlace, places
-from localllm.convert.tensors import Shape, TensorSource, as_float32, in_float32, kept, stacked
+from localllm.convert.tensors import Shape, TensorSource, as_float32, in_float32, kept, scaled, stacked
 from localllm.convert.weights import Stored
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
@@ -76,7 +76,8 @@ def arranged(
     for name, place in wanted.items():
         if all(part in found for part in place.of):
             sources = [whole(folder, part, found[part], shape, place) for part, shape in place.of.items()]
-            yield gguf_tensor(name, place.made(sources))
+            factors = h.factors.get(re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight"), ())
+            yield gguf_tensor(name, scaled(place.made(sources), factors))
         elif place.needed:
             raise ModelError(f"{folder}: there is no tensor for {name} of the architecture {family.arch}")
 
@@ -168,4 +169,4 @@ def checked(tensor: Stored, shape: Shape, place: TensorPlace) -> Stored:
 
 def arch_id(family: Family) -> gguf.MODEL_ARCH:
     """The gguf package's number for an architecture."""
-    return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)
+    return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == (family.named_as or family.arch))

@@ -42,6 +42,7 @@ class Family:
     transposed: tuple[str, ...] = ()  # matrices whose rows are the columns of GGUF's
     offset_norms: bool = False  # norms multiply by 1 more than is stored
     biased: tuple[str, ...] = ()  # what must have a bias
+    bare: tuple[str, ...] = ()  # whose names in GGUF do not end with .weight
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of config.json, where it need not say
     sees: bool = False  # has tensors for images, which are left out
     decodes: bool = True  # makes logits: it has an output norm, and an output matrix unless that is the embedding
@@ -49,4 +50,5 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)  # names, less ".weight" and ".bias", that are GGUF's here
     unread: re.Pattern[str] | None = None  # names, less prefixes, of tensors that are left out
     projects: bool = False  # may have matrices behind pooling
+    named_as: str = ""  # the architecture whose tensors gguf's table calls alike, if it does not have this one
     more: Mapping[str, Any] = field(default_factory=dict)  # metadata with whole names

@@ -1,7 +1,7 @@
 """What a checkpoint's config.json says, as a GGUF file's metadata and as the sizes that its weights should have."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,9 @@ class CheckpointFacts:
     metadata: Mapping[str, Any]  # below the architecture's name
     tensors: Mapping[str, np.ndarray]  # that GGUF has and the checkpoint has not: float32, by name
     tied: bool  # the embedding is the output matrix too
+    # What matrices are multiplied with, one after the other, by their names in GGUF without layer and ".weight":
+    # numbers for all rows, float32 [rows] or [1].
+    factors: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
 
     def plus(self, sizes: Mapping[str, int] = {}, **metadata: Any) -> "CheckpointFacts":
         """With more of both; "__" stands for a point, and a value of None takes the key away."""

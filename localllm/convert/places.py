@@ -46,7 +46,7 @@ class CheckpointModel:
 
     def places_of(self, prefix: str, name: str, dimensions: Dimensions | MadeOf) -> Iterator[tuple[str, TensorPlace]]:
         """The places of a tensor and, if it may have one, of its bias; prefix: the layer."""
-        whole_name = prefix + name if name in BARE or "." in name else f"{prefix}{name}.weight"
+        whole_name = prefix + name if name in (*BARE, *self.family.bare) or "." in name else f"{prefix}{name}.weight"
         if isinstance(dimensions, MadeOf):
             yield whole_name, self._made(prefix, dimensions)
             return

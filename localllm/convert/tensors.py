@@ -134,6 +134,20 @@ def computed(source: TensorSource, function: Callable[[np.ndarray], np.ndarray])
     return Made("F32", source.shape, rows)
 
 
+def scaled(source: TensorSource, factors: Sequence[np.ndarray]) -> TensorSource:
+    """Each row times its number of every factor, float32 [rows], or [1] for all, one after the other."""
+    if not factors:
+        return source
+
+    def rows(first: int, last: int) -> np.ndarray:
+        numbers = as_float32(source.rows(first, last), source.dtype)
+        for factor in factors:
+            numbers = numbers * (factor if len(factor) == 1 else factor[first:last, None])
+        return np.ascontiguousarray(numbers, np.float32).view(np.uint8)
+
+    return Made("F32", source.shape, rows)
+
+
 def in_float32(source: TensorSource) -> TensorSource:
     """The same numbers in float32."""
     return source if source.dtype == "F32" else computed(source, lambda numbers: numbers)

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3."""
+"""DeepSeek-V2 to V3.2."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -122,4 +122,37 @@ DEEPSEEK3 = replace(
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
     },
+)
+
+
+def deepseek32(config: Config) -> CheckpointFacts:
+    """With an indexer in every layer."""
+    h = deepseek2(config)
+    heads, dim = config.count("index_n_heads"), config.count("index_head_dim")
+    return h.plus(
+        {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim},
+        attention__indexer__head_count=heads,
+        attention__indexer__key_length=dim,
+        attention__indexer__top_k=config.count("index_topk"),
+        nextn_predict_layers=h.sizes["guessing"] if config.get("num_nextn_predict_layers") is not None else None,
+    )
+
+
+def of_indexer(name: str, *dimensions: str) -> MadeOf:
+    return MadeOf(dimensions, {f"self_attn.indexer.{name}": dimensions}, lambda sources, shape, sizes: sources[0])
+
+
+INDEXER: Layer = {
+    "indexer.attn_q_b.weight": of_indexer("wq_b.weight", "index_queries", "narrow"),
+    "indexer.attn_k.weight": of_indexer("wk.weight", "index_dim", "width"),
+    "indexer.k_norm.weight": of_indexer("k_norm.weight", "index_dim"),
+    "indexer.k_norm.bias": of_indexer("k_norm.bias", "index_dim"),
+    "indexer.proj.weight": of_indexer("weights_proj.weight", "index_heads", "width"),
+}
+DEEPSEEK32 = replace(
+    DEEPSEEK3,
+    arch="deepseek32",
+    layer=lambda sizes, number: {**deepseek2_layer(sizes, number), **INDEXER},
+    read=deepseek32,
+    named_as="deepseek2",
 )

@@ -38,16 +38,27 @@ def in_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tens
     return kept(as_float32(sources[0].rows(0, 1), sources[0].dtype).reshape(shape))
 
 
-MAMBA2: Layer = {
-    "ssm_in": ("into_state", "width"),
-    "ssm_conv1d": MadeOf(("convolved", "kernel"), {"mamba.conv1d.weight": ("convolved", "one", "kernel")}, squeezed),
-    "ssm_conv1d.bias": ("convolved",),
-    "ssm_dt.bias": MadeOf(("state_heads",), {"mamba.dt_bias": ("state_heads",)}, same),
-    "ssm_a": MadeOf(("state_heads", "one"), {"mamba.A_log": ("state_heads",)}, rates),
-    "ssm_d": MadeOf(("state_heads", "one"), {"mamba.D": ("state_heads",)}, lambda s, shape, _: column(s[0])),
-    "ssm_out": ("width", "inner"),
-}
-NORM: Layer = {"ssm_norm": MadeOf(("groups", "inner_of_group"), {"mamba.norm.weight": ("inner",)}, in_rows)}
+def mamba2_of(prefix: str) -> Layer:
+    """A layer of Mamba 2, without its norm; prefix: of names in the checkpoint."""
+    return {
+        "ssm_in": ("into_state", "width"),
+        "ssm_conv1d": MadeOf(
+            ("convolved", "kernel"), {f"{prefix}.conv1d.weight": ("convolved", "one", "kernel")}, squeezed
+        ),
+        "ssm_conv1d.bias": ("convolved",),
+        "ssm_dt.bias": MadeOf(("state_heads",), {f"{prefix}.dt_bias": ("state_heads",)}, same),
+        "ssm_a": MadeOf(("state_heads", "one"), {f"{prefix}.A_log": ("state_heads",)}, rates),
+        "ssm_d": MadeOf(("state_heads", "one"), {f"{prefix}.D": ("state_heads",)}, lambda s, shape, _: column(s[0])),
+        "ssm_out": ("width", "inner"),
+    }
+
+
+def norm_of(prefix: str) -> Layer:
+    """Its norm, which goes by groups."""
+    return {"ssm_norm": MadeOf(("groups", "inner_of_group"), {f"{prefix}.norm.weight": ("inner",)}, in_rows)}
+
+
+MAMBA2, NORM = mamba2_of("mamba"), norm_of("mamba")
 
 
 def with_mamba2(config: Config, h: CheckpointFacts, inner: int) -> CheckpointFacts:

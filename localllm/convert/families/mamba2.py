@@ -1,0 +1,124 @@
+"""Mamba 2, and models whose layers have it beside attention: Falcon H1."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from localllm.arch.fields import MOST_LAYERS
+from localllm.convert.config import Config
+from localllm.convert.families.hybrids import MAMBA2, NORM, mamba2_of, norm_of
+from localllm.convert.families.layers import ATTENTION, GATED, NORMS_BEFORE
+from localllm.convert.families.mamba import CONTEXT
+from localllm.convert.family import Family, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, refuse_other_activations
+
+
+def states_of(config: Config, width: int, inner: int, prefix: str, names: dict[str, str]) -> dict[str, int]:
+    """Sizes of a layer's state; prefix and names: of keys in config.json."""
+    heads, head_dim, groups, state, kernel = (config.count(prefix + names[name]) for name in names)
+    if inner != heads * head_dim or inner % groups or heads % groups:
+        raise config.refusal(f"{heads} heads of {head_dim} in {groups} groups do not have {inner} numbers")
+    return {
+        "state_heads": heads,
+        "groups": groups,
+        "state": state,
+        "inner": inner,
+        "inner_of_group": inner // groups,
+        "convolved": inner + 2 * groups * state,
+        "into_state": 2 * inner + 2 * groups * state + heads,
+        "kernel": kernel,
+        "one": 1,
+    }
+
+
+def with_states(h: CheckpointFacts, sizes: dict[str, int]) -> CheckpointFacts:
+    """With the ssm.* metadata."""
+    return h.plus(
+        sizes,
+        ssm__conv_kernel=sizes["kernel"],
+        ssm__inner_size=sizes["inner"],
+        ssm__state_size=sizes["state"],
+        ssm__time_step_rank=sizes["state_heads"],
+        ssm__group_count=sizes["groups"],
+    )
+
+
+OF_MAMBA2 = {"heads": "num_heads", "dim": "head_dim", "groups": "n_groups", "state": "state_size",
+             "kernel": "conv_kernel"}  # fmt: skip
+OF_HYBRIDS = {"heads": "n_heads", "dim": "d_head", "groups": "n_groups", "state": "d_state", "kernel": "d_conv"}
+
+
+def mamba2(config: Config) -> CheckpointFacts:
+    """Mamba 2 (Dao and Gu 2024, arXiv 2405.21060)."""
+    refuse_other_activations(config, ("silu", "swish"))
+    config.only("use_conv_bias", True)
+    config.only("use_bias", False)
+    config.only("rms_norm", True)
+    width, layers = config.count("hidden_size"), config.count("num_hidden_layers", most=MOST_LAYERS)
+    sizes = states_of(config, width, config.count("expand", 2) * width, "", OF_MAMBA2)
+    metadata = {
+        "block_count": layers,
+        "context_length": CONTEXT,
+        "embedding_length": width,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": config.number("layer_norm_epsilon", 1e-5),
+    }
+    known = {"vocab": config.count("vocab_size"), "layers": layers, "width": width}
+    return with_states(CheckpointFacts(known, metadata, {}, config.flag("tie_word_embeddings")), sizes)
+
+
+MAMBA2_ALONE = Family(
+    "mamba2",
+    {"attn_norm": ("width",), **mamba2_of("mixer"), **norm_of("mixer")},
+    mamba2,
+    defaults={"n_groups": 8, "num_heads": 128, "head_dim": 64, "state_size": 128, "conv_kernel": 4},
+)
+
+
+def falcon_h1(config: Config) -> CheckpointFacts:
+    """Attention and Mamba 2 side by side; the factors of all matrices are multiplied into them."""
+    h = decoder(config)
+    config.only("tie_word_embeddings", False)
+    for name in ("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"):
+        config.only(name, False)
+    config.only("mamba_conv_bias", True)
+    if config.flag("mamba_rms_norm", False):
+        config.only("mamba_norm_before_gate", False)
+    inner = config.count("mamba_d_ssm", config.count("mamba_expand", 2) * h.sizes["width"])
+    sizes = states_of(config, h.sizes["width"], inner, "mamba_", OF_HYBRIDS)
+    own = {"has_norm": int(config.flag("mamba_rms_norm", False))}
+    h = with_states(h.plus(own, vocab_size=h.sizes["vocab"]), sizes)
+    return replace(h, factors=factors_of(config, h.sizes))
+
+
+def factors_of(config: Config, sizes: Sizes) -> dict[str, list[np.ndarray]]:
+    """The multipliers of muP, by matrix."""
+
+    def factor(name: str) -> np.ndarray:
+        return np.array([config.number(f"{name}_multiplier", 1.0)], np.float32)
+
+    groups = sizes["groups"] * sizes["state"]
+    rows = [sizes["inner"], sizes["inner"], groups, groups, sizes["state_heads"]]
+    of_parts = np.array(config.numbers("ssm_multipliers", len(rows)), np.float32)
+    of_gate, of_down = np.array(config.numbers("mlp_multipliers", 2), np.float32)
+    attention = factor("attention_in")
+    return {
+        "token_embd": [factor("embedding")],
+        "output": [factor("lm_head")],
+        "attn_q": [attention],
+        "attn_k": [factor("key"), attention],
+        "attn_v": [attention],
+        "attn_output": [factor("attention_out")],
+        "ffn_gate": [of_gate[None]],
+        "ffn_down": [of_down[None]],
+        "ssm_in": [factor("ssm_in"), np.repeat(of_parts, rows)],
+        "ssm_out": [factor("ssm_out")],
+    }
+
+
+def falcon_h1_layer(sizes: Sizes, number: int) -> Layer:
+    return {**NORMS_BEFORE, **ATTENTION, **MAMBA2, **(NORM if sizes["has_norm"] else {}), **GATED}
+
+
+FALCON_H1 = Family("falcon-h1", falcon_h1_layer, falcon_h1, bare=("ffn_norm",))
