@@ -15,9 +15,10 @@ from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.product.pieces import TOGETHER, piece_for
 from localllm.kernels.cpu.product.prefill_fast import make_fast_slab
 from localllm.kernels.cpu.product.prefill_precise import make_precise_slab
+from localllm.kernels.cpu.product.row_words import has_words, make_one_in_words, store_words
 from localllm.kernels.cpu.product.rows_quantized import make_one, make_row
 from localllm.kernels.cpu.product.tiles import ROWS
-from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.cpu.signature import argument, device, inlined, kernel
 from localllm.kernels.formats import as_groups
 from localllm.kernels.simd import call_kernel, load_i64
 
@@ -33,16 +34,24 @@ TILES, WIDE = 4, 2 * SLAB
 def make_one_token(format):
     """Rows first to last for one token, in both planes."""
     at_once = 2 if format.group_bytes <= MOST_FOR_PAIRS else 1
-    one = make_one(format, at_once)
+    if has_words(format.name):
+        prepare, one = store_words, make_one_in_words(format, at_once)
+    else:
+        prepare, one = device(lambda a, scratch: None), without_words(make_one(format, at_once))
 
     @device
-    def one_token(a, first, last):
+    def one_token(a, first, last, tokens, scratch):
         row_bytes = argument(a, LINEAR.row_bytes)
+        prepare(a, scratch)
         for r in range(first, last, at_once):
             step = row_bytes if r + 1 < last else 0  # no second row: the same once more, for a padding column of y
-            one(a, argument(a, LINEAR.weights) + r * row_bytes, step, argument(a, LINEAR.y) + r * 4)
+            one(a, argument(a, LINEAR.weights) + r * row_bytes, step, argument(a, LINEAR.y) + r * 4, scratch)
 
     return one_token
+
+
+def without_words(one):
+    return inlined(lambda a, w, step, y, scratch: one(a, w, step, y))
 
 
 def make_few(format, together, planes):
@@ -106,8 +115,7 @@ def make_tiles(slab):
 
 def make_linear_one(format_name):
     """The kernel of one format for one token."""
-    one_token = make_one_token(as_groups(format_name))
-    return make_rows(device(lambda a, first, last, tokens, scratch: one_token(a, first, last)))
+    return make_rows(make_one_token(as_groups(format_name)))
 
 
 def make_linear_few(format_name):
