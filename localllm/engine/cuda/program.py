@@ -37,7 +37,7 @@ class PinnedHeader(Header):
     def __init__(self, card: Card, tokens: int, table_words: int):
         """table_words: of a sequence's table at most."""
         sequences = min(tokens, MOST_SEQUENCES)
-        size = 16 + (5 + len(SEQUENCE)) * tokens + sequences * table_words
+        size = 16 + (6 + len(SEQUENCE)) * tokens + sequences * table_words
         self.words, self._used = card.pinned(8 * size).view(np.int64), 0
         self.words[:] = 0
         super().__init__(tokens, self._zeros)
