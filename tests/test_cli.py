@@ -23,7 +23,7 @@ from localllm.cli import commands, main, pulling, remaining, rm, terminal
 from localllm.cli.render import size
 from localllm.cli.run import whole_prompt
 from localllm.errors import UsageError
-from localllm.files import prefix_files
+from localllm.files import prefix_files, written_file
 from localllm.generation.answers import Answer
 from localllm.generation.sampling_options import DEFAULTS, LETTERS
 from localllm.generation.session import Session
@@ -569,6 +569,7 @@ def test_durations_of_downloads(seconds: float, said: str):
 def test_a_shared_beginning_is_counted_once(cli, tmp_path: Path, monkeypatch):
     """Two prompts that begin alike, and another one: what two share belongs to the later one."""
     monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path)
+    monkeypatch.setattr(written_file, "folder", lambda: tmp_path / "written")
     pieces = [("b", 512, "", 40), ("c", 700, "b", 20), ("d", 600, "b", 10), ("e", 90, "", 7)]
     for number, (key, end, before, kilobytes) in enumerate(pieces):
         about = prefix_files.PrefixAbout("tiny.gguf", end, before * 32)

@@ -251,3 +251,22 @@ def test_images_in_a_chat(models, opened, monkeypatch, tmp_path, capfd):
     with pytest.raises(UsageError, match="No such file"):
         say("/image none.png")
     conversation.leave()
+
+
+SMOLVLM = """<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}\
+{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}\
+{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}\
+{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
+
+
+def test_a_template_that_wants_parts(models, opened):
+    """As SmolVLM's: a content that is a text would come to nothing."""
+    with localllm.open(opened.path, chat_template=SMOLVLM, cache=False, threads=1) as other:
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"}]
+        text = other.tokenizer.decode(other.session.encode_chat(messages), special=True)
+        assert text == "<|im_start|>System: Be brief.<|im_end|>\nUser: What?<|im_end|>\nAssistant:"
+        shown = other.session.encode_chat([{"role": "user", "content": "What?", "images": [models / "one.png"]}])
+        assert sum(token < 0 for token in shown) == 4
+        words = other.tokenizer.decode([token for token in shown if token >= 0], special=True)
+        assert words == "<|im_start|>User: <start_of_image><end_of_image>What?<|im_end|>\nAssistant:"

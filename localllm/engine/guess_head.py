@@ -20,7 +20,9 @@ from localllm.engine.sequence import Sequence
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
 
-EAGER = 32  # tokens that a sequence may be behind the model's; a run for more of them costs little more
+# Tokens that a sequence may be behind the model's while it is asked for guesses: a run for more of them costs little
+# more. While nobody asks it may be a whole run behind.
+EAGER = 32
 
 
 def rows_for(width: int) -> np.ndarray:
@@ -110,6 +112,7 @@ class Follower(Sequence):
         self._made: dict[int, np.ndarray] = {}  # by place, what the model made of a token, if it is still of use
         self._ids: dict[int, int] = {}  # by place, tokens that the model has read and this has not
         self._last = np.zeros(head.width, np.float32)  # what the layer made of the last token here
+        self._is_asked = True  # for guesses, since it last read what it was behind
         self._firm = 0  # how many of the tokens were read together with what the model made
 
     def heard(self, place: int, ids: np.ndarray, made: np.ndarray) -> None:
@@ -127,13 +130,15 @@ class Follower(Sequence):
         self._end = place + len(ids)
         self._forget_old()
         late = [self._ids[at] for at in range(self.begin + len(self.tokens), self._end)]
-        if len(late) > EAGER:
+        if len(late) > (EAGER if self._is_asked else BATCH):
             self.append(late, "none")
+            self._is_asked = False
 
     def forget_behind(self, place: int) -> None:
         """The model's sequence goes back to there."""
-        self._made = {at: row for at, row in self._made.items() if at < place}
-        self._ids = {at: id for at, id in self._ids.items() if at < place}
+        if place < self._end:
+            self._made = {at: row for at, row in self._made.items() if at < place}
+            self._ids = {at: id for at, id in self._ids.items() if at < place}
         self.begin, self._end = min(self.begin, place), min(self._end, place)
         self.truncate(max(0, place - self.begin))
 
@@ -153,7 +158,7 @@ class Follower(Sequence):
     def has_read(self, ids: list[int], last: np.ndarray) -> None:
         """These tokens, and that was made of the last."""
         self.tokens += ids
-        self._last = last
+        self._last, self._is_asked = last, True
         if self._is_firm:
             self._firm = len(self.tokens)
         self._forget_old()
@@ -161,5 +166,7 @@ class Follower(Sequence):
     def _forget_old(self) -> None:
         """What the model made of tokens whose next ones have been read for good."""
         first = self.begin + self._firm - 1
-        self._made = {at: row for at, row in self._made.items() if at >= first}
-        self._ids = {at: id for at, id in self._ids.items() if at > first}
+        if next(iter(self._made), first) < first:  # places come in order
+            self._made = {at: row for at, row in self._made.items() if at >= first}
+        if next(iter(self._ids), first + 1) <= first:
+            self._ids = {at: id for at, id in self._ids.items() if at > first}

@@ -85,8 +85,28 @@ class ChatTemplate:
         except (RefusalError, ModelError):
             return False
 
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Whether a content should be a list of parts, as templates of models that see may want it (SmolVLM): a text
+        comes to nothing there."""
+        if "type" not in self.source:
+            return False
+
+        def shows(content: Any) -> bool:
+            try:
+                probe = [{"role": "user", "content": content}]
+                return "xyzzy" in self._filled(probe, {"add_generation_prompt": True})
+            except (RefusalError, ModelError):
+                return False
+
+        return not shows("xyzzy") and shows([{"type": "text", "text": "xyzzy"}])
+
     def _render(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
         """One rendering. Raises ModelError and, for the caller to decide, RefusalError."""
+        return self._filled([_in_parts(message) for message in messages] if self._wants_parts else messages, variables)
+
+    def _filled(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
+        """The same, of contents as the template wants them."""
         given = {**self._tokens, **variables, "messages": [_as_read(message) for message in messages]}
         try:
             try:
@@ -99,6 +119,12 @@ class ChatTemplate:
             raise ModelError(f"the chat template was stopped{_place(error)}: {_reason(error)}") from None
         except Exception as error:  # the code in a template can raise whatever Python can
             raise ModelError(f"the chat template fails{_place(error)}: {_reason(error)}") from None
+
+
+def _in_parts(message: Message) -> Message:
+    """With a list of one part as its content, if that is a text."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _as_read(message: Message) -> Message:
