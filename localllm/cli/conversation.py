@@ -91,7 +91,7 @@ class Conversation:
     def ask_again(self, question: str | None = None) -> None:
         """Another answer instead of the last one, to the same question or another one instead of that."""
         lines, messages, answered = list(self.lines), self.model.session.messages, False
-        images = next((line.get("images", []) for line in reversed(lines) if line["role"] == "user"), [])
+        images: list[str] = next((line.get("images", []) for line in reversed(lines) if line["role"] == "user"), [])
         asked = self.undo()
         if asked is None:
             return dim("there is no question yet")

@@ -54,7 +54,7 @@ def _marked(message: Message, images: list[Any]) -> Message:
     images += beside
     text, behind_image = IMAGE * len(beside), bool(beside)
     for part in parts:
-        if _is_image(part):
+        if isinstance(part, dict) and _is_image(part):
             images.append(source_of(part))
             text, behind_image = text + IMAGE, True
             continue

@@ -8,7 +8,6 @@ import copy
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import zip_longest
 from os import PathLike
 from typing import Any, Self
 
@@ -94,7 +93,7 @@ class Tokenizer:
         if len(pieces) != len(images) + 1:
             raise UsageError(f"the chat template writes {len(pieces) - 1} of {len(images)} images")
         fragments: list[str | int] = []
-        for piece, image in zip_longest(pieces, images, fillvalue=()):
+        for piece, image in zip(pieces, [*images, ()], strict=True):
             fragments += [*self._rendered(piece), *image]
         tokens = self._encode_fragments(fragments)
         return tokens if tokens[:1] == [self.bos_id] else self._with_bos(tokens)

@@ -70,8 +70,10 @@ class CpuBackend:
 
     def close(self) -> None:
         """As of Backend."""
-        for program in (*self._programs, *self._row_programs.values()):
+        for program in self._programs:
             program.close()
+        for of_rows in self._row_programs.values():
+            of_rows.close()
 
     def prepare_shift(self, turns: Mapping[State, Turn]) -> None:
         """Raises LocalllmError."""

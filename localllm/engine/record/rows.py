@@ -50,7 +50,7 @@ class RowRecorder(Recorder):
 
     def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray:
         for known in self.angles:
-            if known.rope == rope and (known.divisors is divisors or np.array_equal(known.divisors, divisors)):
+            if known.rope == rope and numbers_of(known.divisors) == numbers_of(divisors):
                 return known.table
         table = np.zeros((BATCH, 2, rope.dims // 2), np.float32)
         self.angles.append(Angles(rope, divisors, table))
@@ -60,6 +60,10 @@ class RowRecorder(Recorder):
         self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
     ) -> Activation:
         return super().attend(q, k, v, state, replace(scores, ahead=EVERY_TOKEN) if self._is_whole else scores)
+
+
+def numbers_of(divisors: np.ndarray | None) -> list[float]:
+    return [] if divisors is None else divisors.tolist()
 
 
 class RowOperations(NamedTuple):
