@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_model import write_tiny_model
 
@@ -96,6 +96,7 @@ def test_an_earlier_text_is_guessed_from():
 
 
 @given(TEXTS, st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5)))
+@example([[0] * 5], [[0] * 4, [0]])  # to the end of an earlier text
 def test_following_is_as_looking_again(texts, pushes):
     """What agrees longest is what agreed longest before, and one token more."""
     earlier = of(*texts)

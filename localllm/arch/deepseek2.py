@@ -125,13 +125,13 @@ def guess(b: Builder, w: Weights, h: DeepSeek2, made: Activation) -> Guessed:
 def projected(b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight | None = None) -> list[Activation]:
     """Queries, of all heads the plain parts and the rotated ones; the latent row, and the rotated key."""
     if w.get("attn_q_a"):
-        return projected_from(b, w, h, b.linear(narrow_queries(b, w, h, x), w.attn_q_b), x, factors)
+        return projected_from(b, w, h, b.linear(narrow_queries(b, w, h.epsilon, x), w.attn_q_b), x, factors)
     return projected_from(b, w, h, b.linear(x, w.attn_q), x, factors)
 
 
-def narrow_queries(b: Builder, w: Weights, h: DeepSeek2, x: Activation) -> Activation:
+def narrow_queries(b: Builder, w: Weights, epsilon: float, x: Activation) -> Activation:
     """What queries are made of."""
-    return b.rms_norm(b.linear(x, w.attn_q_a), w.attn_q_a_norm, h.epsilon)
+    return b.rms_norm(b.linear(x, w.attn_q_a), w.attn_q_a_norm, epsilon)
 
 
 def projected_from(

@@ -94,7 +94,7 @@ def forward(b: Builder, w: Weights, h: DeepSeek32) -> Activation:
     for state in h.layer_states():
         block = w.block(state.layer)
         y = b.rms_norm(x, block.attn_norm, h.epsilon)
-        narrow = narrow_queries(b, block, h, y)
+        narrow = narrow_queries(b, block, h.epsilon, y)
         if index := index_of(h.indexer, state.layer):
             chosen = choose(b, block, h.indexer, index, narrow, y)
         seen = attention(b, block, h, state, Scores(h.heads, h.scale, chosen=chosen), narrow, y)

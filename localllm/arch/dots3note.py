@@ -75,7 +75,7 @@ def forward(b: Builder, w: Weights, h: Dots3Note) -> Activation:
     for state, latent in zip(h.layer_states(), h.latent, strict=True):
         block, index = w.block(state.layer), index_of(h.indexer, state.layer)
         y = b.rms_norm(x, block.attn_norm, h.epsilon)
-        narrow = narrow_queries(b, block, latent, y)
+        narrow = narrow_queries(b, block, latent.epsilon, y)
         chosen = choose(b, block, h.indexer, index, narrow, y) if index else None
         scores = Scores(latent.heads, latent.scale, chosen=chosen)
         seen = attention(b, block, latent, state, scores, narrow, y, block.attn_k_norm)

@@ -156,7 +156,7 @@ def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
         y, add = half(b, block, h, x, "attn")
         y = b.rms_norm(y, block.attn_norm, h.epsilon)
         if h.attends[layer]:
-            narrow = narrow_queries(b, block, h, y)
+            narrow = narrow_queries(b, block, h.epsilon, y)
             chosen = choose(b, block, h.pools, states, narrow, y) if h.chooses[layer] else chosen
             y = attention(b, block, h, states[0], Scores(h.heads, h.key_dim**-0.5, chosen=chosen), narrow, y)
         else:

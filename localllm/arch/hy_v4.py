@@ -59,7 +59,7 @@ def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
         block = w.block(state.layer)
         y, gates = half(b, block, h, streams, "attn")
         y = b.rms_norm(y, block.attn_norm, h.epsilon)
-        narrow = narrow_queries(b, block, h, y)
+        narrow = narrow_queries(b, block, h.epsilon, y)
         if h.indexer and (index := index_of(h.indexer, state.layer)):
             chosen = choose(b, block, h.indexer, index, narrow, y)
         scores = Scores(h.heads, h.scale, chosen=chosen, sinks=block.attn_sinks)

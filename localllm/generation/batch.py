@@ -86,7 +86,7 @@ class Batch:
         self._requests, self._finished = iter(requests), list[AnswerRequest]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
         self._stopping, self._live = False, live is not None
-        self._prefixes, self._written = live and live.prefixes, live and live.written
+        self._prefixes, self._written = (live.prefixes, live.written) if live else (None, None)
         self._leaps = Leaps(engine, self._end_ids, self._written)
         self._kept = deque[Answering]()  # that have finished, for the next that begin alike; the oldest first
 

@@ -47,7 +47,8 @@ class NGrams:
     def _look_elsewhere(self, tokens: Sequence[int]) -> None:
         """In earlier texts. What agrees longest goes on to do so as long as the text follows it."""
         (place, agreed), count = self._elsewhere, len(tokens)
-        if agreed and self.tokens[place : place + count] == self.tokens[-count:]:
+        goes_on = agreed and self.tokens[place : place + count] == self.tokens[-count:]
+        if goes_on and self.tokens[place + count] != GAP:  # at its end it would say nothing, and hide what does
             self._elsewhere = Match(place + count, agreed + count)
         else:
             self._elsewhere = self._earlier.find(self.tokens[max(self._begin, len(self.tokens) - SURE) :])

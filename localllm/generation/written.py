@@ -47,7 +47,7 @@ class Earlier:
     def __init__(self, tokens: np.ndarray, places: np.ndarray, sorted_keys: np.ndarray | None = None):
         self.tokens, self.places = tokens, places
         self._keys = keys(tokens)[places - GRAM] if sorted_keys is None else sorted_keys
-        self._looked_up = memoryview(self._keys)
+        self._looked_up = self._keys.data
 
     @classmethod
     def of(cls, tokens: np.ndarray) -> Self:
@@ -71,8 +71,8 @@ class Earlier:
         if longest < GRAM:  # none, or another gram with the same key
             return Match(0, 0)
         places = places[agreed == longest]
-        _, token, counts = np.unique(self.tokens[places], return_inverse=True, return_counts=True)
-        return Match(int(places[counts[token] == counts.max()][-1]), longest)
+        _, kinds, counts = np.unique(self.tokens[places], return_inverse=True, return_counts=True)
+        return Match(int(places[counts[kinds] == counts.max()][-1]), longest)
 
     def and_text(self, ids: np.ndarray) -> "Earlier":
         """With what is new in another text, int32."""

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 
-from localllm.kernels.simd import I64, load_value
+from localllm.kernels.simd import F32, I8, I16, I32, I64, as_tuple, f32x8, load_value, operation, shuffled, slice_of
 from localllm.kernels.simd.half import constant_like
-from localllm.kernels.simd.vectors import I16
 from localllm.quant.layouts import LAYOUTS
 
-WORDS = ir.VectorType(I16, 16)
+WORDS, FOUR = ir.VectorType(I16, 16), ir.VectorType(I32, 4)
 Pair = tuple[Any, Any]  # the even weights of a run, and the odd ones
 Q4, Q5, Q6 = (LAYOUTS[name] for name in ("Q4_K", "Q5_K", "Q6_K"))
 
@@ -64,6 +64,31 @@ def q6_k(builder, address) -> Iterator[Pair]:
             words = load_words(builder, address, Q6.codes[0].at + 64 * half + 32 * (run % 2))
             low = masked(builder, moved(builder, words, -4 * (run // 2)), 0x0F0F)
             yield split(builder, builder.or_(low, masked(builder, moved(builder, bits, 4 - 2 * run), 0x3030)))
+
+
+@operation(types.UniTuple(f32x8, 2), types.int64)
+def k_factors(builder, address):
+    """The scales and minimums of Q4_K and Q5_K, whose 12 bytes follow two factors of float16, all in one register."""
+    block = load_value(builder, address, ir.VectorType(I8, 16))
+    nothing = ir.Constant(block.type, None)
+    first = [*range(4, 8), *range(12, 16), *range(8, 12), *range(12, 16)]
+    words = builder.bitcast(shuffled(builder, block, block, first), FOUR)
+    words = builder.lshr(words, ir.Constant(FOUR, [0, 0, 0, 4]))
+    words = builder.and_(words, ir.Constant(FOUR, [0x3F3F3F3F, 0x0F0F0F0F] * 2))
+    upper = [*[16] * 4, *range(4, 8), *[16] * 4, *range(8, 12)]
+    upper = builder.lshr(builder.bitcast(shuffled(builder, block, nothing, upper), FOUR), ir.Constant(FOUR, [2] * 4))
+    words = builder.or_(words, builder.and_(upper, ir.Constant(FOUR, [0x30303030] * 4)))
+    codes = builder.bitcast(words, block.type)
+    halves = builder.bitcast(slice_of(builder, block, 0, 8), ir.VectorType(ir.HalfType(), 4))
+    factors = builder.fpext(halves, ir.VectorType(F32, 4))
+    scales, minimums = (
+        builder.fmul(
+            builder.uitofp(slice_of(builder, codes, 8 * i, 8 * i + 8), f32x8.llvm),
+            shuffled(builder, factors, factors, [i] * 8),
+        )
+        for i in (0, 1)
+    )
+    return as_tuple(builder, [scales, builder.fneg(minimums)])
 
 
 READERS: dict[str, Callable[[Any, Any], Iterator[Pair]]] = {"Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k}
