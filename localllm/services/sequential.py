@@ -93,6 +93,10 @@ class Sequential:
 
         return Parts(self._pool.map(one, range(len(self._references))))
 
+    def begin(self, embedded: Callable[[], Parts]) -> Parts:
+        """Texts have no images."""
+        return embedded()
+
     def ignore(self, *weights: Weight | None) -> None:
         """These stand in the file, but nothing needs them."""
 
