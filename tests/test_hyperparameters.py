@@ -326,23 +326,23 @@ def test_yarn_with_extreme_values_stays_finite(original, base, dims):
 
 
 @pytest.mark.parametrize(
-    ("sections", "mixed", "still"),
+    ("sections", "mixed", "still", "axes"),
     [
-        (None, False, ()),
-        ([2, 1, 1, 0], False, ()),
-        ([1, 1, 1, 1], False, (3, 7)),  # over and over
-        ([3, 2, 2, 1], False, (7,)),
-        ([3, 2, 3, 0], True, (7,)),  # in turn: the height has no third one
-        ([3, 3, 2, 0], True, ()),
-        ([1, 3, 3, 0], True, (3, 6)),
+        (None, False, (), ()),
+        ([2, 1, 1, 0], False, (), (0, 0, 1, 2, 0, 0, 1, 2)),
+        ([1, 1, 1, 1], False, (3, 7), (0, 1, 2, 2, 0, 1, 2, 2)),  # over and over
+        ([3, 2, 2, 1], False, (7,), (0, 0, 0, 1, 1, 2, 2, 2)),
+        ([3, 2, 3, 0], True, (7,), (0, 1, 2, 0, 1, 2, 0, 1)),  # in turn: the height has no third one
+        ([3, 3, 2, 0], True, (), (0, 1, 2, 0, 1, 2, 0, 1)),
+        ([1, 3, 3, 0], True, (3, 6), (0, 1, 2, 0, 1, 2, 0, 0)),
     ],
 )
-def test_pairs_of_the_fourth_position_stand_still(sections, mixed, still):
+def test_pairs_turn_by_their_axes_and_those_of_the_fourth_stand_still(sections, mixed, still, axes):
     metadata = (
         METADATA if sections is None else METADATA | {"llama.rope.dimension_sections": np.array(sections, np.int32)}
     )
     turned = rope(dims=16)
-    assert with_sections(Fields(metadata, "model.gguf", 100), turned, mixed) == replace(turned, still=still)
+    assert with_sections(Fields(metadata, "model.gguf", 100), turned, mixed) == replace(turned, still=still, axes=axes)
 
 
 @pytest.mark.parametrize("sections", [[1, 2, 3], [1, 2, 3, 4, 5], [0, 0, 0, 0], [1, -1, 1, 0], 3])
