@@ -9,9 +9,9 @@ from simulated import launch
 from test_attention import BLOCKS, NAMES, Header, decoded, encoded
 
 from localllm.engine.run import NO_KINDS
-from localllm.kernels import reference
 from localllm.kernels.cuda import kernel, parameters
 from localllm.kernels.reference import Reference
+from localllm.kernels.remembered import hadamard
 
 COUNT = 3  # rows; there may be one more
 twin = Reference([SimpleNamespace(ids=np.zeros(COUNT, int), position=0, wanted=COUNT, kinds=NO_KINDS)], {}, 100)
@@ -200,7 +200,7 @@ def test_hadamard(columns, block):
     x = normal(COUNT, columns)
     for is_in_place in (False, True):
         y = computed("hadamard", x, columns, is_in_place, block=block)
-        np.testing.assert_allclose(y, reference.hadamard(x, block), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(y, hadamard(x, block), rtol=1e-5, atol=1e-6)
 
 
 def test_add_squares():
