@@ -12,7 +12,7 @@ from localllm.cli import run
 from localllm.cli.command import command
 from localllm.engine.cpu.attention import attention_scratch, most_units
 from localllm.errors import UsageError
-from localllm.kernels import reference
+from localllm.kernels import remembered
 from localllm.kernels.arguments import PAGE, SEQUENCE, SPLIT, UNIT
 from localllm.kernels.cpu import ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS
 from localllm.kernels.cpu.attention import cache_formats
@@ -237,7 +237,7 @@ def test_blocks_are_as_near_as_their_bits_allow(name):
 def test_the_reference_keeps_the_same(name, head_dim):
     x = normal(100, 3, head_dim)
     expected = decoded(name, encoded(name, x), head_dim)
-    got = reference.rounded(x, name.lower(), 1)
+    got = remembered.rounded(x, name.lower(), 1)
     assert (np.abs(got - expected) > 1e-6 * np.abs(expected)).mean() < 1e-3, "but for quotients in the middle"
 
 
@@ -281,8 +281,8 @@ def test_hadamard(call, columns, block, in_place):
         return y[:33, :columns].copy() if in_place else written(y, 33, columns)
 
     got = for_any_parts(compute) if block > 1 else x
-    np.testing.assert_allclose(got, reference.hadamard(x, block), rtol=0, atol=3e-6)
-    np.testing.assert_allclose(reference.hadamard(reference.hadamard(x, block), block), x, rtol=0, atol=3e-6)
+    np.testing.assert_allclose(got, remembered.hadamard(x, block), rtol=0, atol=3e-6)
+    np.testing.assert_allclose(remembered.hadamard(remembered.hadamard(x, block), block), x, rtol=0, atol=3e-6)
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), np.linalg.norm(x, axis=1), rtol=1e-5)
 
 
@@ -290,7 +290,7 @@ def test_a_rotation_spreads_what_is_large():
     """One large number among small ones costs those their bits; spread over its block, it costs less."""
     x = normal(200, 64)
     x[:, 5] *= 8
-    plain, turned = (reference.rounded(x, "q4_0", block) for block in (1, 64))
+    plain, turned = (remembered.rounded(x, "q4_0", block) for block in (1, 64))
     assert ((turned - x) ** 2).sum() < 0.5 * ((plain - x) ** 2).sum()
 
 
@@ -586,7 +586,7 @@ def test_what_is_not_a_number_stays_visible(call, side, softcap, tokens, length)
 def test_the_lists_of_formats_agree():
     """They are in several places, because some of these import neither NumPy nor Numba."""
     assert list(cache_formats.STORAGE) == NAMES
-    lists = storage.STORAGE, reference.KEEP, [name.lower() for name in NAMES]
+    lists = storage.STORAGE, remembered.KEEP, [name.lower() for name in NAMES]
     assert len({tuple(sorted(names)) for names in lists}) == 1
     help = next(option.help for option in command(run.run).parameters if option.name == "kv_type")
     assert all(name.lower() in help for name in NAMES)

@@ -436,7 +436,7 @@ def test_contents_in_parts(model):
     assert model.session.encode_chat([{"role": "user", "content": parts}]) == whole
     assert checked([{"role": "assistant", "content": None}]) == [{"role": "assistant", "content": None}]
     for content, problem in (
-        ([{"type": "image_url", "image_url": {"url": "x"}}], "'image_url': only text can be read"),
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "images are not fetched"),
         ([{"type": "text"}], "should have a text"),
         ([5], "a part of a content should be"),
         (None, "not NoneType"),
@@ -450,7 +450,7 @@ def test_contents_in_parts(model):
             model.chat(messages)
 
 
-def test_map_takes_parts_and_refuses_images(tiny: str, cli, tmp_path: Path):
+def test_map_takes_parts_and_refuses_images_that_are_none(tiny: str, cli, tmp_path: Path):
     lines = tmp_path / "lines.jsonl"
     lines.write_text(
         '{"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}\n'
@@ -458,7 +458,7 @@ def test_map_takes_parts_and_refuses_images(tiny: str, cli, tmp_path: Path):
     )
     code, out, _ = cli("map", tiny, lines, *GREEDY)
     first, second = out.splitlines()
-    assert code == 6 and '"output"' in first and "only text can be read" in second
+    assert code == 6 and '"output"' in first and "should have an image_url" in second
 
 
 def test_the_package_is_typed_and_has_the_command_lines_context(tiny: str, cli):
