@@ -117,6 +117,7 @@ KEPT = re.compile(  # small or delicate matrices that keep the format they have
 
 
 KEPT_OF_ARCH = {  # more of them, of one architecture
+    "clip": re.compile(r"^mm\.input_projection\.weight$"),  # Gemma 3's lies on its side: llama-quantize spoils the file
     "glm5-next": re.compile(
         r"""hc_ | indexer\.(?:attn_q_b|attn_k|proj) | indexer_compressor | ssm_(?:[fg]_[ab]|beta)\.weight
         | attn_kv_a_mqa\.weight | attn_[kv]_b\.weight""",

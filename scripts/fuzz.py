@@ -116,7 +116,8 @@ def run_batch(first: int, count: int, *given: object) -> tuple[dict[int, tuple[s
 
 
 def seeds_in(folder: Path | None, made: Path) -> list[Path]:
-    """Small models of every kind of vocabulary, and those of the folder."""
+    """Small models of every kind of vocabulary, projectors of every family, and what the folder has."""
+    from models.projectors import PROJECTORS, projector, write_projector
     from strangers import Wrong
     from test_strangers import sentence_piece
     from test_unigram import GIVEN, charsmap
@@ -127,6 +128,7 @@ def seeds_in(folder: Path | None, made: Path) -> list[Path]:
     unigram |= {"token_type": np.array(GIVEN["types"], np.int32), "precompiled_charsmap": charsmap()}
     keys = {f"tokenizer.ggml.{key}": value for key, value in unigram.items()}
     write_gguf(made / "unigram.gguf", {"general.architecture": "t5", **keys}, [])
+    seeds += [write_projector(projector(name), made / f"mmproj-{name}.gguf") for name in PROJECTORS]
     if folder:
         seeds += sorted(path for path in folder.rglob("*.gguf") if path.stat().st_size < MOST_SEED)
     return seeds

@@ -20,6 +20,7 @@ import numpy as np
 from localllm.engine.engine import Engine
 from localllm.engine.lower import steps, tape
 from localllm.engine.options import EngineOptions
+from localllm.engine.pictures import PictureReader
 from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files import prefix_files
 from localllm.files.gguf_file import GGUFFile, mapped
@@ -120,7 +121,7 @@ def model(draw: random.Random, seeds: list[Path], path: Path) -> None:
 
 def vocabulary(draw: random.Random, seeds: list[Path], path: Path) -> None:
     """A valid file with some items of its vocabulary changed."""
-    file = GGUFFile.open(draw.choice(seeds))
+    file = GGUFFile.open(draw.choice([seed for seed in seeds if not seed.name.startswith("mmproj")]))
     keys: dict[str, Any] = {key: Packed(item.tobytes()) for key, item in file.packed.items()}
     names = [key for key in keys if key.startswith("tokenizer.ggml.")]
     for _ in range(draw.randint(1, 2)):
@@ -257,10 +258,11 @@ def read_weights(path: Path, draw: random.Random) -> None:
 
 
 def answer(file: GGUFFile, tokens: list[int], draw: random.Random) -> None:
-    """A few tokens by the kernels, or by the reference; every weight and buffer has an unreadable page behind it."""
+    """A few tokens by kernels or the reference, or an image by a projector, buffers with guard pages behind."""
     import guarded  # of the tests
 
-    ids = [token for token in tokens[:8] if token < validity(file).hyperparameters.vocab_size] or [0]  # type: ignore[union-attr]
+    found = validity(file)
+    ids = [token for token in tokens[:8] if found.hyperparameters and token < found.hyperparameters.vocab_size] or [0]
     backend = "reference" if draw.random() < 0.03 else "cpu"
     if backend == "cpu":
         file.tensors = {n: replace(t, data=guarded.guarded_copy(t.data)) for n, t in file.tensors.items()}
@@ -268,6 +270,8 @@ def answer(file: GGUFFile, tokens: list[int], draw: random.Random) -> None:
     tape.place_buffers = guarded.place_buffers
     steps.padded = lambda vector: guarded.guarded_copy(before[1](vector))
     try:
+        if found.vision:
+            return look(file, draw)
         engine = Engine(file, EngineOptions(threads=1, context=64, backend=backend))
         try:
             sequence = engine.sequence()
@@ -278,6 +282,18 @@ def answer(file: GGUFFile, tokens: list[int], draw: random.Random) -> None:
     finally:
         tape.place_buffers, steps.padded = before
         guarded.keep.clear()
+
+
+def look(file: GGUFFile, draw: random.Random) -> None:
+    """See an image by a projector."""
+    from PIL import Image
+
+    reader = PictureReader(file, EngineOptions(threads=1))
+    try:
+        image = Image.new("RGB", (draw.randrange(1, 300), draw.randrange(1, 300)), (9, 99, 199))
+        reader.read(reader.family.prepared(reader.hyperparameters, image).pictures[-1])
+    finally:
+        reader.close()
 
 
 # ---- templates

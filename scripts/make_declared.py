@@ -35,6 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
                    "groups": 8},
     "rwkv7": {"layers": 24, "width": 2048, "kv": 32, "hidden": 8192, "rank": 96, "rank2": 96, "rank3": 64,
               "gate_rank": 256},
+    "gemma3n": {"layers": 24, "width": 1536, "heads": 8, "kv_heads": 2, "head_dim": 256, "hidden": 6144},
     "glm4moe": {"layers": 12, "width": 1024, "heads": 16, "kv_heads": 4, "head_dim": 128, "rotated": 64,
                 "hidden": 4096, "experts": 16, "used": 4, "expert_hidden": 1024, "shared_hidden": 1024},
     "minimax_m2": {"layers": 12, "width": 1024, "heads": 16, "kv_heads": 4, "head_dim": 128, "rotated": 64,

@@ -43,6 +43,9 @@ OF_FALCON_H1 = {
     "ssm_out_multiplier": 0.8, "ssm_multipliers": [0.9, 1.1, 0.7, 1.2, 0.8], "mlp_multipliers": [1.1, 0.9],
     "head_dim": 16,
 }  # fmt: skip
+# Models that see: the encoder is as small as can be.
+QWEN_SEES = {"depth": 1, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+OF_QWEN_VL = {**SMALL, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}}
 OF_T5 = {
     "d_model": 64, "d_ff": 96, "d_kv": 12, "num_layers": 2, "num_heads": 4, "relative_attention_num_buckets": 16,
     "decoder_start_token_id": 1,
@@ -80,6 +83,20 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
                                      "intermediate_size": 128}),
     "falcon_h1": ("FalconH1ForCausalLM", {**OF_FALCON_H1, "mamba_rms_norm": True}),
     "falcon_h1_plain": ("FalconH1ForCausalLM", {**OF_FALCON_H1, "mamba_rms_norm": False, "head_dim": 24}),
+    "qwen2vl": ("Qwen2VLForConditionalGeneration", {
+        "text_config": OF_QWEN_VL, "vision_config": {**QWEN_SEES, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
+    }),
+    "qwen25vl": ("Qwen2_5_VLForConditionalGeneration", {
+        "text_config": OF_QWEN_VL, "tie_word_embeddings": True,
+        "vision_config": {**QWEN_SEES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64,
+                          "fullatt_block_indexes": [0], "window_size": 112},
+    }),
+    "smolvlm": ("SmolVLMForConditionalGeneration", {
+        "text_config": {**SMALL, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        "scale_factor": 2, "vision_config": {
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "image_size": 56, "patch_size": 14},
+    }),
     "t5": ("T5ForConditionalGeneration", {**OF_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}),
     "flan_t5": ("T5ForConditionalGeneration", {**OF_T5, "feed_forward_proj": "gated-gelu", "num_decoder_layers": 1}),
     "mt5": ("MT5ForConditionalGeneration", {**OF_T5, "feed_forward_proj": "gated-gelu"}),
@@ -277,7 +294,7 @@ def converted(checkpoint: Path, target: Path) -> tuple[dict[str, Any], dict[str,
     conversion = importlib.import_module("conversion")
     conversion.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     config = json.loads((checkpoint / "config.json").read_text())
-    kind = config["architectures"][0]
+    kind = (config.get("text_config", {}).get("architectures") or config["architectures"])[0]
     made = conversion.get_model_class(kind)
     made.set_vocab = conversion.TextModel.set_vocab
     if kind == "NomicBertModel":  # which is known by its publishers' config.json only

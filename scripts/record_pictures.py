@@ -36,6 +36,12 @@ from localllm.engine.pictures import PictureReader  # noqa: E402
 from localllm.files.gguf_file import GGUFFile  # noqa: E402
 
 MARKER = "<__media__>"
+LOGITS = ("llama", "qwen2", "qwen2vl", "qwen3vl")  # language models whose logits transformers computes, too
+LOGITS_FIELDS = {
+    "vocab": "vocab_size", "width": "embedding_length", "hidden": "feed_forward_length", "layers": "block_count",
+    "heads": "attention.head_count", "kv_heads": "attention.head_count_kv", "base": "rope.freq_base",
+    "epsilon": "attention.layer_norm_rms_epsilon",
+}  # fmt: skip
 
 
 def main() -> None:
@@ -52,8 +58,10 @@ def main() -> None:
         run(options.torch_python, "run_transformers_vision.py", jobs)
         for name, folder in folders.items():
             with np.load(folder / "out.npz") as found, np.load(folder / "trained.npz") as trained:
+                some = PictureGolden.some
+                said = trained["logits"] if "logits" in trained else np.zeros(0, np.float32)
                 golden = PictureGolden(
-                    found["tokens"], found["rows"], found["logits"], trained["rows"], digest_of(name)
+                    found["tokens"], some(found["rows"]), found["logits"], some(trained["rows"]), said, digest_of(name)
                 )
             golden.save(name)
             print(f"{name}: {len(golden.tokens)} tokens, {len(golden.rows)} rows, {float(golden.logits.std()):.3f}")
@@ -90,9 +98,26 @@ def in_transformers(name: str, folder: Path) -> dict:
               "num_attention_heads": h.heads, "image_size": h.side, "patch_size": h.patch,
               "layer_norm_eps": h.epsilon}  # fmt: skip
     config = {"vision": vision, "merge": h.merge, "out": h.out, "layer": getattr(h, "seen", h.layers)}
+    config |= {"pattern": getattr(h, "pattern", 0), "deep": list(getattr(h, "deep", ()))}
     reader.close()
     files = {key: str(folder / f"{key}.npz") for key in ("tensors", "pixels")}
-    return {"kind": h.kind, "config": config, "out": str(folder / "trained.npz"), **files}
+    job = {"kind": h.kind, "config": config, "out": str(folder / "trained.npz"), **files}
+    return job | text_of(name, folder, [[length // h.merge for length in h.grid(picture)] for picture in pictures])
+
+
+def text_of(name: str, folder: Path, grids: list[list[int]]) -> dict:
+    """What the language model has, for families whose logits are compared, too; grids: of the pictures, in rows."""
+    made = seeing(name)
+    if made.arch not in LOGITS:
+        return {}
+    np.savez(folder / "text.npz", **made.tensors)
+    fields = {key.removeprefix(f"{made.arch}."): value for key, value in made.metadata.items()}
+    text = {key: fields.get(field, 10000.0) for key, field in LOGITS_FIELDS.items()}
+    if "rope.dimension_sections" in fields:
+        text["sections"] = fields["rope.dimension_sections"][:3]
+    text |= {"arch": made.arch, "head_dim": text["width"] // text["heads"]}
+    more = {"text_tensors": str(folder / "text.npz"), "tokens": str(folder / "out.npz"), "grids": grids}
+    return {"text": text, **more}
 
 
 def run(python: str, script: str, jobs: list[dict]) -> None:

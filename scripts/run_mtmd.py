@@ -39,7 +39,7 @@ def run(job: dict) -> None:
     if mtmd.mtmd_tokenize(eye, chunks, ctypes.byref(given), bitmaps, len(pixels)):
         sys.exit("mtmd does not make tokens of it")
     tokens, rows = list[int](), list[np.ndarray]()
-    width = llama.llama_model_n_embd(model)
+    width = llama.llama_model_n_embd_inp(model)
     for number in range(mtmd.mtmd_input_chunks_size(chunks)):
         chunk = mtmd.mtmd_input_chunks_get(chunks, number)
         count = mtmd.mtmd_input_chunk_get_n_tokens(chunk)

@@ -3,7 +3,9 @@
 that has torch and transformers.
 
 Reads a job per line of stdin, as JSON: {"kind": of the projector, "tensors": .npz, "config": {...}, "pixels": .npz of
-[3, rows, columns] each, "out": path}; writes an .npz with `rows`, float32 [rows of all pictures, width].
+[3, rows, columns] each, "out": path}; writes an .npz with `rows`, float32 [rows of all pictures, width]. With "text":
+{...}, "text_tensors": .npz, "tokens": .npz of `tokens` and "grids" also `logits`, float32 [vocab], see
+transformers_text.py.
 """
 
 import json
@@ -16,6 +18,8 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, 
 from transformers.models.gemma3.modeling_gemma3 import Gemma3MultiModalProjector
 from transformers.models.idefics3 import Idefics3VisionConfig
 from transformers.models.idefics3.modeling_idefics3 import Idefics3Connector, Idefics3VisionTransformer
+from transformers_text import logits
+from transformers_towers import TOWERS
 
 LAYER = {
     "ln1": "layer_norm1",
@@ -81,15 +85,27 @@ def mlp(tower: dict, mm: dict, config: dict, pixels: torch.Tensor) -> torch.Tens
 FAMILIES = {"gemma3": gemma3, "idefics3": idefics3, "mlp": mlp}
 
 
+def read(path: str) -> dict[str, torch.Tensor]:
+    """Float64."""
+    with np.load(path) as file:
+        return {name: torch.from_numpy(np.array(values, np.float64)) for name, values in file.items()}
+
+
+@torch.no_grad()
 def run(job: dict) -> None:
-    with np.load(job["tensors"]) as file:
-        tensors = {name: torch.from_numpy(np.array(values, np.float64)) for name, values in file.items()}
-    tower = {other: values for name, values in tensors.items() if (other := tower_name(name))}
-    mm = {name: values for name, values in tensors.items() if name.startswith("mm.")}
-    with np.load(job["pixels"]) as file, torch.no_grad():
-        pictures = [torch.from_numpy(np.array(pixels, np.float64))[None] for pixels in file.values()]
-        rows = [FAMILIES[job["kind"]](tower, mm, job["config"], picture)[0] for picture in pictures]
-    np.savez(job["out"], rows=torch.cat(rows).numpy().astype(np.float32))
+    tensors, kind = read(job["tensors"]), job["kind"]
+    pictures = [pixels[None] for pixels in read(job["pixels"]).values()]
+    if kind in TOWERS:
+        rows = torch.cat([TOWERS[kind](tensors, job["config"], picture)[0] for picture in pictures])
+    else:
+        tower = {other: values for name, values in tensors.items() if (other := tower_name(name))}
+        mm = {name: values for name, values in tensors.items() if name.startswith("mm.")}
+        rows = torch.cat([FAMILIES[kind](tower, mm, job["config"], picture)[0] for picture in pictures])
+    found = {"rows": rows}
+    if "text" in job:
+        tokens = read(job["tokens"])["tokens"].long()
+        found["logits"] = logits(job["text"], read(job["text_tensors"]), tokens, rows, job["grids"])
+    np.savez(job["out"], **{name: values.numpy().astype(np.float32) for name, values in found.items()})
 
 
 if __name__ == "__main__":

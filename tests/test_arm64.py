@@ -9,6 +9,8 @@ import pytest
 from conftest import ROOT
 
 from localllm.engine.memory.reserved import Reserved
+from localllm.kernels.cpu import MODULES, PLAIN, SUB_BLOCK
+from localllm.kernels.cpu.attention.cache_formats import STORAGE
 from localllm.kernels.cpu.product.pieces import PIECES
 from localllm.system import cpu, memory
 from localllm.system.cpu import arm_features
@@ -19,7 +21,7 @@ APPLE_M1, APPLE_M4 = ("apple-m1", "+neon,+dotprod"), ("apple-m4", "+neon,+dotpro
 A72, V1 = ("cortex-a72", "+neon"), ("neoverse-v1", "+neon,+dotprod,+i8mm")
 BYTE_PRODUCTS = {"usdot", "sdot", "udot", "usmmla", "smmla", "ummla", "smull"}
 # What kernels may call elsewhere: mathematics, and what fills memory with zeros.
-MAY_CALL = {"log", "logf", "sin", "cos", "sincos", "__sincos_stret", "memset", "bzero"}
+MAY_CALL = {"exp", "expf", "log", "logf", "sin", "cos", "sincos", "__sincos_stret", "memset", "bzero"}
 
 
 def assembly(triple: str, cpu: tuple[str, str], *kernels: str) -> str:
@@ -54,6 +56,34 @@ def called(text: str) -> set[str]:
 def test_products_of_bytes(triple, cpu, products):
     text = assembly(triple, cpu, *(f"{piece}-TQ2_0" for piece in PIECES))
     assert instructions(text) & BYTE_PRODUCTS == products
+    assert {name.removeprefix("_") for name in called(text)} <= MAY_CALL
+
+
+def kernels_by_part() -> dict[str, list[str]]:
+    """All kernels but those of tiles, which only some Intel CPUs have: those of a format together, and others."""
+    parts = {name: [*(f"{piece}-{name}" for piece in PIECES), f"embed-{name}"] for name in SUB_BLOCK}
+    parts |= {name: [f"linear_float-{name}", f"embed-{name}"] for name in sorted(PLAIN)}
+    kinds = {name for name, module in MODULES.items() if not module.startswith("amx")}
+    by_format = {*PIECES, "linear_float", "embed"}
+    by_storage = {"attend", "store", "recall", "choose", "choose_blocks"}
+    by_rule = {"wkv": ("gated", "first", "delta"), "head_scan": ("plain", "delta")}
+    parts |= {f"cache in {kind}": [f"{name}-{kind}" for name in sorted(by_storage)] for kind in STORAGE}
+    parts["recurrent"] = [f"{name}-{rule}" for name, rules in by_rule.items() for rule in rules]
+    return parts | {"others": sorted(kinds - by_format - by_storage - {*by_rule})}
+
+
+PARTS = kernels_by_part()
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(every=30)  # a part takes seven seconds, others twenty
+@pytest.mark.parametrize("cpu", [APPLE_M1, APPLE_M4], ids=lambda cpu: cpu[0])
+@pytest.mark.parametrize("part", PARTS)
+def test_every_kernel_is_made_for_macs(part, cpu):
+    """Quantized weights meet dot products there, and nothing is called that macOS does not have."""
+    text = assembly(MACOS, cpu, *PARTS[part])
+    dots = {"sdot", "usdot", "udot", "usmmla", "smmla", "ummla"}
+    assert bool(instructions(text) & dots) == (part in SUB_BLOCK)
     assert {name.removeprefix("_") for name in called(text)} <= MAY_CALL
 
 

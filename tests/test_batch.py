@@ -12,12 +12,13 @@ from test_answers import VOCAB, Letters, table
 
 from localllm.engine.runs import FIRST as CHUNK
 from localllm.engine.runs import Runs
+from localllm.engine.seen import Seen
 from localllm.errors import ContextError, MemoryLimitError
 from localllm.generation.answering import AnswerRequest
 from localllm.generation.answers import answers
 from localllm.generation.batch import Batch
 from localllm.generation.generate import Generation, GenerationOptions, Task
-from localllm.generation.reading import most_between_steps, shareable
+from localllm.generation.reading import Stretches, most_between_steps, piece, shareable
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.kernels.arguments import PAGE
@@ -275,7 +276,28 @@ def test_after_stop_what_was_preempted_goes_on_too():
     ],
 )
 def test_what_can_be_shared(same: int, prompt: int, other: int, expected: int):
-    assert shareable(same, prompt, other, Runs()) == expected
+    ours, theirs = (Stretches([5] * length, Runs()) for length in (prompt, other))
+    assert shareable(same, ours, theirs) == expected
+
+
+def test_images_are_not_cut():
+    """Stretches are the runs in which such a prompt is read alone, and none ends within an image."""
+    one, two = (Seen(name, np.zeros((rows, 1), np.float32)) for name, rows in ((b"1", 100), (b"2", 600)))
+    prompt = [5] * 10 + one.ids + [5] * 300 + two.ids + [5] * 200
+    stretches, place, found = Stretches(prompt, Runs()), 0, []
+    while place < len(prompt):
+        found.append(stretches.at(place))
+        place = found[-1].end
+    assert [tuple(each) for each in found] == [
+        (0, 10, True, False), (10, 110, True, True), (110, 410, False, False), (410, 922, False, True),
+        (922, 1010, True, True), (1010, 1024, True, False), (1024, 1210, False, False),
+    ]  # fmt: skip
+    assert [stretches.at(place).begin for place in (9, 10, 109, 110, 1009, 1209)] == [0, 10, 10, 110, 922, 1024]
+    assert stretches.at(1300) == (1300, 1428, True, False)
+    assert [piece(place, stretches.at(place), 64) for place in (0, 10, 110, 410, 1010, 1024)] == [10, 0, 18, 0, 14, 64]
+    assert piece(410, stretches.at(410), 512) == 512
+    other = Stretches(prompt[:410], Runs())
+    assert [shareable(same, stretches, other) for same in (5, 60, 110, 200, 409)] == [5, 10, 110, 192, 320]
 
 
 def test_larger_models_read_less_between_steps():

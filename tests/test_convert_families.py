@@ -22,6 +22,8 @@ from test_convert import TEXT, refused, write_gguf
 import localllm
 from localllm.arch import ARCHITECTURES
 from localllm.convert import Checkpoint, open_folder
+from localllm.convert.config import Config
+from localllm.convert.families import family_of
 from localllm.convert.tensors import as_float32
 from localllm.engine.options import EngineOptions
 from localllm.engine.texts import TextReader
@@ -301,6 +303,39 @@ def test_blocks_are_kept(tmp_path: Path):
 
 def test_images_are_left_out_with_a_warning(tmp_path: Path):
     assert "tensors for images are left out" in open_folder(written(tmp_path, "gemma3-vision")).warnings[0]
+
+
+def test_qwen_that_sees_as_published(tmp_path: Path):
+    """Everything of config.json beside vision_config, with less said; and the newest names of tensors."""
+    config, shapes = facts("qwen2vl")["config"], shapes_of("qwen2vl")
+    old = {key: value for key, value in config["text_config"].items() if key not in ("rope_parameters", "rms_norm_eps")}
+    old |= {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "model_type": "qwen2_vl"}
+    old |= {key: config[key] for key in ("architectures", "vision_config")}
+    names = {name: name.replace("model.", "model.language_model.", 1) for name in shapes if name[:6] == "model."}
+    names |= {name: f"model.{name}" for name in shapes if name.startswith("visual.")}
+    renamed = {names.get(name, name): shape for name, shape in shapes.items()}
+    checkpoint = open_folder(write_family(tmp_path, old, renamed))
+    theirs, ours = told(facts("qwen2vl")["metadata"]), told(checkpoint.metadata)
+    theirs["qwen2vl.attention.layer_norm_rms_epsilon"] = 1e-5
+    assert {key: ours.get(key) for key in theirs} == theirs
+    assert {re.sub(r"^blk\.\d+\.", "blk.", t.name) for t in checkpoint.tensors} == facts("qwen2vl")["tensors"].keys()
+
+
+def test_heads_that_smolvlm2_does_not_say(tmp_path: Path):
+    """Llama's, as transformers takes them: 32."""
+    content = facts("smolvlm")["config"]
+    said = {key: value for key, value in (content | content["text_config"]).items() if "heads" not in key}
+    config = Config(said | {"text_config": {"head_dim": 2}, "architectures": content["architectures"]}, tmp_path)
+    assert family_of(config).read(config.of_text(family_of(config).defaults)).sizes["heads"] == 32
+
+
+@pytest.mark.parametrize("sections", [None, [2, 3], [2, 3, 4], [2, 3, True], "2 3 3"])
+def test_sections_that_do_not_fit(tmp_path: Path, sections: Any):
+    folder = written(tmp_path, "qwen2vl")
+    text = facts("qwen2vl")["config"]["text_config"]
+    rope = text["rope_parameters"] | {"mrope_section": sections}
+    edit_json(folder / "config.json", text_config=text | {"rope_parameters": rope})
+    assert "mrope_section" in refused(folder)
 
 
 def test_old_checkpoints_of_gpt2_store_a_mask(tmp_path: Path):

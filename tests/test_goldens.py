@@ -98,10 +98,10 @@ def rounding(name: str) -> float:
 def test_the_reference(model_path, name, monkeypatch):
     """Prefill, decode after it, and the prompt token by token: 3e-12 measured, without GELU.
 
-    Kernels meet the same numbers at every commit.
+    1.5e-11 where NumPy adds up in another order. Kernels meet the same numbers at every commit.
     """
     monkeypatch.setattr(verbs, "gelu", looked_up(verbs.gelu))
-    check_golden(name, model_path(name), "reference", 2e-7 if family(name) in GELU else 1e-11 * rounding(family(name)))
+    check_golden(name, model_path(name), "reference", 2e-7 if family(name) in GELU else 3e-11 * rounding(family(name)))
 
 
 @pytest.fixture(params=["vectors", pytest.param("tiles", marks=pytest.mark.sampled)])

@@ -1,20 +1,25 @@
 """Images from the command line to the answer: `run --image`, messages, conversations, and what is refused by a line."""
 
+import base64
+import gc
+import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from models import write
-from models.projectors import projector, seeing, write_projector
+from models.projectors import PROJECTORS, projector, seeing, write_projector
 from PIL import Image
+from test_goldens import nmse
 from test_pictures import picture
 
 import localllm
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.projectors import projector_beside
 
-FAMILIES = "gemma3", "idefics3", "llava"
+FAMILIES = "gemma3", "idefics3", "llava", "qwen25vl", "qwen3vl", "lfm2", "mistral3", "internvl"
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +28,7 @@ def models(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("seeing")
     for name in FAMILIES:
         (folder / name).mkdir()
-        write(seeing(name, seed=5 if name == "gemma3" else 0, context=2048), folder / name / "tiny.gguf")
+        write(seeing(name, seed=5 if name in ("gemma3", "lfm2") else 0, context=2048), folder / name / "tiny.gguf")
         write_projector(projector(name), folder / name / "mmproj-tiny-F32.gguf")
     picture((131, 90), 1).save(folder / "one.png")
     picture((60, 200), 2).save(folder / "two.jpg")
@@ -126,6 +131,125 @@ def test_several_answers_and_many_prompts(models, opened):
     assert best.tokens == alone[0]
 
 
+def test_many_records(models, said, tmp_path, monkeypatch):
+    """The answers of `run`, of a path, two, and a data URL; what cannot be shown is an error of its record."""
+    monkeypatch.chdir(models)
+    path, more = models / "gemma3" / "tiny.gguf", ["--temp", 0, "-n", 8, "-t", 2]
+    url = "data:image/png;base64," + base64.b64encode((models / "one.png").read_bytes()).decode()
+    parts = [{"type": "image", "image": "two.jpg"}, {"type": "text", "text": "What?"}]
+    records = [
+        {"prompt": "What?", "image": "one.png"}, {"prompt": "What?", "image": ["one.png", "two.jpg"]},
+        {"prompt": "What?", "image": url}, {"messages": [{"role": "user", "content": parts}]}, {"prompt": "What?"},
+        {"prompt": "What?", "image": "none.png"}, {"prompt": "What?", "image": 5}, {"prompt": "?", "image": __file__},
+        {"messages": [{"role": "user", "content": "What?"}], "image": "one.png"},
+    ]  # fmt: skip
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, records)))
+    code, out, _ = said("map", path, tmp_path / "in.jsonl", *more)
+    told = [json.loads(line) for line in out.splitlines()]
+    assert code == 6 and [each["id"] for each in told] == [*range(1, 10)]
+    shown = (["one.png"], ["one.png", "two.jpg"], ["one.png"], ["two.jpg"], [])
+    for each, images in zip(told, shown, strict=False):
+        options = [word for image in images for word in ("--image", image)]
+        assert each["output"] == said("run", path, "-p", "What?", *more, "--no-cache", *options)[1].removesuffix("\n")
+    assert len({each["output"] for each in told[:5]}) == 4
+    assert [each["error"].partition(": ")[0] for each in told[5:]] == [
+        "cannot read the image none.png", '"image" should be the path of an image, or a list of them', __file__,
+        '"image" goes with a prompt',
+    ]  # fmt: skip
+    named = said("map", path, "-p", "About {image}:", *more, stdin=json.dumps(records[0]).encode())[1]
+    plain = said("run", path, "-p", "About one.png:", *more, "--no-cache")[1]
+    assert json.loads(named)["output"] == plain.removesuffix("\n")
+    blind = write(seeing("llava", context=2048), tmp_path / "blind.gguf")
+    raw, sees_none = (
+        json.loads(said("map", model, tmp_path / "in.jsonl", *more, *options)[1].splitlines()[0])["error"]
+        for model, options in ((path, ["--raw"]), (blind, []))
+    )
+    assert "images need a chat template" in raw and "blind.gguf sees no images" in sees_none
+    by_option = said("map", blind, tmp_path / "in.jsonl", *more, "--mmproj", models / "llava" / "mmproj-tiny-F32.gguf")
+    assert "output" in json.loads(by_option[1].splitlines()[0])
+
+
+def test_prompts_with_images_are_not_kept(models, tmp_path, monkeypatch):
+    """No file comes of one, however long. What was kept of a text is of use to one that begins alike, as far as it is
+    text: then the answer is that of one that reads all of it."""
+    from localllm.files import prefix_files
+
+    monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
+    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "kept")
+    text = "Look here. " * 200
+
+    def answer(*images: str) -> tuple[list[int], int]:
+        with localllm.open(models / "llava" / "tiny.gguf", threads=2) as model:
+            parts = [{"type": "text", "text": text}, *({"type": "image", "image": models / name} for name in images)]
+            told = model.chat([{"role": "user", "content": parts}], max_tokens=6, temperature=0)
+            list(told)
+            assert told.prompt_tokens > 2000
+            if images:
+                model.session.leave()  # which keeps conversations
+            return told.tokens, told.cached_tokens
+
+    def kept() -> list[Path]:
+        return [path for path in tmp_path.rglob("*") if path.is_file()]
+
+    one, two = answer("one.png"), answer("two.jpg")
+    assert not kept() and (one[1], two[1]) == (0, 0) and answer("one.png") == one
+    assert answer()[1] == 0 and kept()
+    assert answer("one.png") == (one[0], 1536) and answer("two.jpg") == (two[0], 1536)
+
+
+def test_who_waits_keeps_its_images(models, opened, monkeypatch):
+    """Images are forgotten when others have come, but not those of a prompt that was not read yet."""
+    from localllm.generation import eye
+    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.sampling_options import SamplingOptions
+
+    monkeypatch.setattr(eye, "LEAST", 0)
+    monkeypatch.setattr(eye, "MOST_BYTES", 0)
+    asked = [{"role": "user", "content": "What?", "images": [models / "one.png", models / "two.jpg"]}]
+    options = GenerationOptions(4, sampling=SamplingOptions(temperature=0))
+    answers = [opened.session.chat(asked, options) for _ in range(2)]
+    requests = [opened.session.request(asked, options) for _ in range(2)]
+    assert opened.sight.eye.encoded == 8 and not opened.sight.eye._known
+    told = ["".join(answer) for answer in answers]
+    with closing(opened.batch(iter(requests))) as batch:
+        assert sum(map(len, batch)) == 2
+    assert told == [request.answers[0].text for request in requests]
+    one_by_one = opened.session.encode_chat(asked)
+    del answers, requests, batch
+    opened.session.sequences._kept.close()
+    gc.collect()
+    with pytest.raises(UsageError, match="token ids"):
+        opened.sequence().append(one_by_one)
+
+
+@pytest.mark.parametrize(("name", "precise"), [("gemma3", False), *((name, True) for name in PROJECTORS)])
+def test_pieces_do_not_cut_images(tmp_path, name, precise):
+    """Logits behind 8 prompts with and without images, read in pieces of 64 tokens, are those of each read alone, of
+    every family: Gemma's images have 144 rows here, which see each other and are read at once."""
+    from localllm.generation.batch import Batch
+    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.prefill import read_prompt
+
+    write(seeing(name, context=4096), tmp_path / "tiny.gguf")
+    write_projector(projector(name, **({"side": 336} if name == "gemma3" else {})), tmp_path / "mmproj.gguf")
+    one, two = picture((480, 320), 1), picture((480, 320), 2)
+    shown = [[], [one], [two], [one, two], [two, one], [], [one], [two]]
+    with localllm.open(tmp_path / "tiny.gguf", threads=2, cache=False) as model:
+        requests, found = [], {}
+        for number, images in enumerate(shown):
+            parts = [{"type": "text", "text": "Look. " * (7 * number)}]
+            parts += [{"type": "image", "image": image} for image in images]
+            asked = [{"role": "user", "content": [*parts, {"type": "text", "text": "What? " * number}]}]
+            requests.append(model.session.request(asked, GenerationOptions(1), key=number))
+            requests[-1].listener = lambda one, token, parts, row: found.setdefault(one.request.key, row.copy())
+        batch = Batch(model.engine, model.tokenizer, iter(requests), 8, chunk=64, precise=precise)
+        assert sum(map(len, batch)) == 8
+        batch.close()
+        for request in requests:
+            alone = read_prompt(model.engine.sequence(), request.prompt, None)[0]
+            assert nmse(found[request.key], alone[: model.tokenizer.vocab_size]) < (1e-10 if precise else 1e-4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -137,7 +261,6 @@ def test_several_answers_and_many_prompts(models, opened):
         (["--image", "{one}", "--raw"], "images need a chat template"),
         (["--image", "{one}", "--on-overflow", "shift"], "images do not go with --on-overflow=shift"),
         (["--image", "{one}", "--receipt", "r.json"], "images do not go together with --receipt"),
-        (["--image", "{one}", "--endpoint", "http://127.0.0.1:1"], "images do not go together with --endpoint"),
         (["--image", "-", "--image", "-"], "stdin"),
     ],
 )

@@ -10,10 +10,12 @@ from PIL import Image
 from test_goldens import nmse
 
 from localllm.arch.storage import KVType
+from localllm.arch.vision.position_tables import by_areas, by_corners
 from localllm.arch.weights import Weights
 from localllm.engine.options import EngineOptions
 from localllm.engine.pictures import PictureReader
 from localllm.engine.run import Span
+from localllm.engine.seen import Seen
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.reference import Reference
@@ -32,13 +34,18 @@ def picture(size: tuple[int, int], seed: int = 0) -> Image.Image:
 def twin(file: GGUFFile, reader: PictureReader, shown: Image.Image) -> np.ndarray:
     """What the reference makes of a picture."""
     h, family, weights = reader.hyperparameters, reader.family, Weights(file.tensors)
+    grid = h.grid(shown)
 
-    def builder(count: int) -> Reference:
-        return Reference([Span(Remembered(KVType.of("f32")), 0, np.zeros(count, np.int64), count)], {}, count)
+    def builder(rows: np.ndarray, turns: np.ndarray | None = None) -> Reference:
+        seen = Seen(b"", rows, turns)
+        ids = np.array(seen.ids)
+        return Reference([Span(Remembered(KVType.of("f32")), 0, ids, len(rows), seen=seen)], {}, len(rows))
 
-    pixels = h.rows(shown)
-    rows = family.gathered(h, family.tower(builder(len(pixels)), weights, h, pixels), h.grid(shown))
-    return family.project(builder(len(rows)), weights, h, rows)
+    pixels, windows = h.rows(shown, weights), h.windows(grid)
+    b = builder(pixels, h.turns(grid))
+    b.windows = None if windows is None else np.searchsorted(windows, np.arange(len(pixels)), side="right")
+    rows = family.gathered(h, family.tower(b, weights, h, pixels), grid)
+    return h.with_breaks(family.project(builder(rows), weights, h, rows), grid, weights)
 
 
 def opened(tmp_path: Path, name: str, **changed) -> tuple[GGUFFile, PictureReader]:
@@ -149,12 +156,162 @@ def test_how_llava_prepares(tmp_path):
     ],
 )
 def test_metadata_that_lie(tmp_path, changed, message):
+    refused(tmp_path, "gemma3", changed, message)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"vision.n_wa_pattern": 0}, "n_wa_pattern"),
+        ({"vision.n_wa_pattern": "x"}, "n_wa_pattern"),
+        ({"vision.spatial_merge_size": 5}, "merged"),
+        ({"vision.spatial_merge_size": 0}, "spatial_merge_size"),
+        ({"vision.spatial_merge_size": 3}, "mm.0.weight"),
+        ({"vision.attention.head_count": 16}, "turn"),
+        ({"vision.patch_size": 57, "vision.image_size": 560}, "windows"),
+    ],
+)
+def test_metadata_of_qwen_that_lie(tmp_path, changed, message):
+    refused(tmp_path, "qwen25vl", changed, message)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"vision.is_deepstack_layers": np.array([True, False, False, False])}, "not of 192|not part of"),
+        ({"vision.is_deepstack_layers": np.array([True, False, True, False, True])}, "layer 4 of 4"),
+        ({"vision.is_deepstack_layers": np.array([True, True, True, False])}, "v.deepstack.1"),
+        ({"vision.is_deepstack_layers": "x"}, "is_deepstack_layers"),
+    ],
+)
+def test_metadata_of_qwen_3_that_lie(tmp_path, changed, message):
+    refused(tmp_path, "qwen3vl", changed, message)
+
+
+def test_a_table_that_is_for_no_square(tmp_path):
+    made = projector("qwen3vl")
+    made.tensors["v.position_embd.weight"] = made.tensors["v.position_embd.weight"][:35]
+    path = write_projector(made, tmp_path / "mmproj.gguf")
+    with pytest.raises(ModelError, match=r"v\.position_embd\.weight should be for a square"):
+        PictureReader(GGUFFile.open(path), EngineOptions(threads=1))
+
+
+def test_tables_of_positions():
+    """For the square that they are for, themselves; between its corners for others; of areas, in means."""
+    assert np.array_equal(by_corners(5, 5), np.eye(5)) and np.allclose(by_areas(5, 5), np.eye(5))
+    assert by_corners(3, 2).tolist() == [[1, 0], [0.5, 0.5], [0, 1]] and by_corners(1, 3).tolist() == [[1, 0, 0]]
+    assert np.allclose(by_areas(1, 2), [[0.5, 0.5]])
+    assert np.allclose(by_areas(2, 4), [[3 / 7, 3 / 7, 1 / 7, 0], [0, 1 / 7, 3 / 7, 3 / 7]])
+    assert np.allclose(by_areas(4, 2), [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
+
+
+def refused(tmp_path: Path, name: str, changed: dict, message: str) -> None:
+    """By a line that names the file."""
     with pytest.raises(ModelError, match=message) as error:
-        opened(tmp_path, "gemma3", metadata=changed)
+        opened(tmp_path, name, metadata=changed)
     assert "\n" not in str(error.value) and "mmproj.gguf" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "idefics3", "llava"])
+@pytest.mark.parametrize(
+    ("size", "wanted", "bars"),
+    [
+        ((131, 90), (140, 84), (8, 0)),  # 123 x 84 pixels of it
+        ((33, 100), (56, 140), (4, 0)),  # too few pixels: 47 x 140 of it
+        ((70, 200), (84, 196), (7, 0)),  # half a square counts as one: 69 x 196
+        ((4000, 3000), (2044, 1540), (0, 3)),  # too many pixels
+        ((56, 56), (84, 84), (0, 0)),
+        ((112, 112), (112, 112), (0, 0)),
+    ],
+)
+def test_how_qwen_prepares(tmp_path, size, wanted, bars):
+    """Whole squares of 28 pixels, 8 of them at least and 4096 at most; black bars where the shape is another."""
+    _, reader = opened(tmp_path, "qwen25vl")
+    white = Image.new("RGB", size, (255, 255, 255))
+    made = reader.family.prepared(reader.hyperparameters, white)
+    (shown,) = made.pictures
+    assert shown.size == wanted and made.parts == ["<|vision_start|>", 0, "<|vision_end|>"]
+    lit = np.asarray(shown)[:, :, 0] == 255
+    columns, rows = np.flatnonzero(lit.any(axis=0)), np.flatnonzero(lit.any(axis=1))
+    assert (columns[0], rows[0]) == bars and lit[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "grid", "bars"),
+    [
+        ((131, 90), (3, 2), (2, 0)),  # all pixels count, as of 4 x 3 tiles, and less is empty
+        ((112, 112), (2, 2), (0, 0)),
+        ((300, 40), (6, 1), (0, 5)),
+        ((30, 120), (1, 3), (7, 0)),
+        ((56, 56), (0, 0), (0, 0)),
+    ],
+)
+def test_how_internvl_prepares(tmp_path, size, grid, bars):
+    """Up to 12 tiles row by row, with black bars, then all of it; an image that is no larger than a tile is not cut."""
+    _, reader = opened(tmp_path, "internvl")
+    white = Image.new("RGB", size, (255, 255, 255))
+    made = reader.family.prepared(reader.hyperparameters, white)
+    columns, rows = grid
+    assert made.parts == ["<img>", *range(columns * rows + 1), "</img>"]
+    assert {shown.size for shown in made.pictures} == {(56, 56)} and len(made.pictures) == columns * rows + 1
+    left, upper = np.argwhere(np.asarray(made.pictures[0])[:, :, 0] == 255)[0][::-1]
+    assert (left, upper) == bars
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"), [((3000, 1000), (3, 1)), ((1100, 2000), (2, 4)), ((1600, 1600), (3, 3)), ((1000, 2500), (2, 5))]
+)
+def test_how_lfm2_cuts(tmp_path, size, grid):
+    """The grid whose shape is nearest, of equal ones the one with the most tiles of which half is filled."""
+    _, reader = opened(tmp_path, "lfm2")
+    made, (columns, rows) = reader.family.prepared(reader.hyperparameters, picture(size)), grid
+    *tiles, whole = made.pictures
+    assert [tile.size for tile in tiles] == [(512, 512)] * (columns * rows) and whole.size[0] * whole.size[1] <= 1 << 20
+    text = "".join(f"[{part}]" if isinstance(part, int) else part for part in made.parts)
+    places = "".join(f"<|img_row_{n // columns + 1}_col_{n % columns + 1}|>[{n}]" for n in range(columns * rows))
+    assert text == f"<|image_start|>{places}<|img_thumbnail|>[{columns * rows}]<|image_end|>"
+    reader.close()
+
+
+def test_how_lfm2_prepares(tmp_path):
+    """One picture of whole squares of 64 pixels, 64 of them at least, that fills it."""
+    _, reader = opened(tmp_path, "lfm2")
+    for size, wanted in (((131, 90), (640, 448)), ((1000, 700), (1024, 704)), ((1024, 2000), (704, 1408))):
+        made = reader.family.prepared(reader.hyperparameters, Image.new("RGB", size, (255, 255, 255)))
+        assert made.parts == ["<|image_start|>", 0, "<|image_end|>"]
+        assert made.pictures[0].size == wanted and np.asarray(made.pictures[0]).min() == 255
+    reader.close()
+
+
+def test_how_pixtral_prepares(tmp_path):
+    """Whole squares of 28 pixels; each line of rows but the last ends with one of its own."""
+    file, reader = opened(tmp_path, "mistral3")
+    made = reader.family.prepared(reader.hyperparameters, picture((131, 90)))
+    (shown,) = made.pictures
+    assert shown.size == (140, 84) and made.parts == [0, "[IMG_END]"]
+    rows = reader.read(shown)
+    end = np.asarray(file.tensors["v.token_embd.img_break"].data).view(np.float32)
+    assert len(rows) == 3 * 6 - 1 and np.array_equal(rows[[5, 11]], np.stack([end.reshape(-1)] * 2))
+    assert not any(np.array_equal(row, rows[5]) for row in rows[12:])
+    reader.close()
+
+
+def test_windows(tmp_path):
+    """In order, of 8 x 8 patches, smaller at the edges; every patch is in one."""
+    _, reader = opened(tmp_path, "qwen25vl")
+    h = reader.hyperparameters
+    assert h.windows((6, 20)).tolist() == [48, 96, 120] and h.windows((8, 8)).tolist() == [64]
+    places = h.places((6, 20))
+    assert sorted(map(tuple, places.tolist())) == [(y, x) for y in range(6) for x in range(20)]
+    assert places[:5].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2]] and places[48].tolist() == [0, 8]
+    assert [h.windowed(layer) for layer in range(4)] == [True, False, True, False]
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma3", "idefics3", "llava", "qwen2vl", "qwen25vl", "qwen3vl", "lfm2", "mistral3", "internvl"]
+)
 def test_tensors_that_are_missing_or_too_many(tmp_path, name):
     made = projector(name)
     for tensor in made.tensors:

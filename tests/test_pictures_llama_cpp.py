@@ -1,6 +1,8 @@
 """What llama.cpp sees (its mtmd, recorded by scripts/record_pictures.py): the tokens of a prompt with two images, the
 images' rows, and the logits behind them. Its GELU comes from a table of float16: that is most of what is between."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from engines import bound
@@ -20,7 +22,7 @@ from PIL import Image
 from test_goldens import nmse
 
 import localllm
-from localllm.arch.vision import llava
+from localllm.arch.vision import internvl, llava
 from localllm.arch.vision.hyperparameters import pixels_of
 from localllm.arch.vision.vit import numbers_of, table_of
 from localllm.engine.options import EngineOptions
@@ -30,17 +32,18 @@ from localllm.files.gguf_file import GGUFFile
 
 @pytest.fixture
 def as_llama_cpp(monkeypatch):
-    """LLaVA with the token for the whole image behind the patches, which have their neighbours' positions, without the
-    file's last layer where the file does not say which one counts, and with GELU by tanh."""
+    """LLaVA and InternVL with the token for the whole image behind the patches, which have their neighbours' positions;
+    LLaVA without the file's last layer where the file does not say which one counts, and with GELU by tanh."""
 
-    def rows(self, picture):
-        pixels = pixels_of(self, picture)
+    def with_whole(h, picture):
+        pixels = pixels_of(h, picture)
         return np.concatenate((pixels, np.zeros_like(pixels[:1])))
 
     def positions(b, v):
+        bias = v.bias("patch_embd")
         b.ignore(v.position_embd, v.exactly("class_embd"))
         numbers = numbers_of(v.position_embd).copy()
-        numbers[-1] += numbers_of(v.exactly("class_embd"))
+        numbers[-1] += numbers_of(v.exactly("class_embd")) - (0 if bias is None else numbers_of(bias))
         return table_of("positions", numbers)
 
     def project(b, w, h, x):
@@ -49,8 +52,11 @@ def as_llama_cpp(monkeypatch):
 
     monkeypatch.setattr(llava, "project", project)
     layer = llava.feature_layer
-    monkeypatch.setattr(llava.Llava, "rows", rows)
-    monkeypatch.setattr(llava, "positions", positions)
+    for family in (llava, internvl):
+        monkeypatch.setattr(family, "with_whole", with_whole)
+        monkeypatch.setattr(family, "positions", positions)
+    gathered = internvl.gathered
+    monkeypatch.setattr(internvl, "gathered", lambda h, x, grid: gathered(h, np.roll(x, 1, axis=0), grid))
     monkeypatch.setattr(
         llava,
         "feature_layer",
@@ -62,19 +68,31 @@ def as_llama_cpp(monkeypatch):
 def test_what_llama_cpp_sees(tmp_path, name, as_llama_cpp):
     golden = PictureGolden.load(name)
     assert golden.digest == digest_of(name), f"{name} is not what its golden is of: record it anew"
-    write(seeing(name), tmp_path / "model.gguf")
-    write_projector(projector(name), tmp_path / "mmproj.gguf")
-    with localllm.open(tmp_path / "model.gguf", threads=2, cache=False, kv_type="f32") as model:
-        images = [model.sight.look(image) for image in shown(name)]
+    ids, logits, rows = prompted(tmp_path, name)
+    assert np.array_equal(np.maximum(ids, -1), golden.tokens)
+    assert len(rows) == int((golden.tokens < 0).sum()) and nmse(golden.some(rows), golden.rows) < 1e-6
+    assert nmse(logits, golden.logits) < 1e-6
+
+
+def prompted(folder: Path, name: str) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """The ids of the prompt, logits behind it, and the images' rows."""
+    write(seeing(name), folder / "model.gguf")
+    write_projector(projector(name), folder / "mmproj.gguf")
+    with localllm.open(folder / "model.gguf", threads=2, cache=False, kv_type="f32") as model:
+        images = [model.sight.look(image).ids for image in shown(name)]
         ids = [
             token
             for text, image in zip(TEXT_AROUND, [*images, []], strict=True)
             for token in (*model.tokenizer.encode(text, special=True), *image)
         ]
-        assert np.array_equal(np.maximum(ids, -1), golden.tokens)
         rows = np.concatenate([seen.rows for known in model.sight.eye._known.values() for seen in known.seen])
-        assert nmse(rows, golden.rows) < 1e-6
-        assert nmse(model.sequence().append(ids)[0], golden.logits) < 1e-6
+        return ids, model.sequence().append(ids)[0], rows
+
+
+@pytest.mark.parametrize("name", [name for name in PROJECTORS if len(PictureGolden.load(name).said)])
+def test_what_transformers_says(tmp_path, name):
+    """The logits behind the same prompt, of families since Qwen2-VL."""
+    assert nmse(prompted(tmp_path, name)[1], PictureGolden.load(name).said) < bound(1e-8, 1e-6)
 
 
 @pytest.mark.parametrize("name", PROJECTORS)
@@ -85,7 +103,8 @@ def test_what_transformers_sees(tmp_path, name):
     images = [reader.family.prepared(reader.hyperparameters, Image.fromarray(image)) for image in shown(name)]
     rows = np.concatenate([reader.read(picture) for image in images for picture in image.pictures])
     reader.close()
-    assert nmse(rows, PictureGolden.load(name).trained) < bound(1e-10, 1e-6)
+    golden = PictureGolden.load(name)
+    assert nmse(golden.some(rows), golden.trained) < bound(1e-10, 1e-6)
 
 
 def test_goldens_are_small():

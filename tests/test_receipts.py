@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from signals import apart, ctrl_c
 from tiny_model import write_tiny_model
 
 import localllm
@@ -140,13 +140,13 @@ def test_an_interrupted_answer_is_compared_as_far_as_it_came(tiny: str, cli, tmp
     assert cli("replay", path)[:2] == (0, "the same text\n")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_ctrl_c_leaves_a_receipt(tiny: str, tmp_path: Path, cli):
     path, command = tmp_path / "r.json", [sys.executable, "-m", "localllm", "run", tiny, "-p", "Hi", "--no-stdin"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([*command, "--receipt", str(path), "-s", "1"], stdout=subprocess.PIPE, env=environment)
+    words = [*command, "--receipt", str(path), "-s", "1"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, **apart())
     assert process.stdout is not None and process.stdout.read(10)
-    process.send_signal(signal.SIGINT)
+    ctrl_c(process)
     text = process.communicate(timeout=120)[0]
     assert process.returncode == 130
     result = json.loads(path.read_bytes())["result"]

@@ -1,5 +1,6 @@
 """localllm serve: OpenAI's interface, callers that come and go, models that are opened and put away."""
 
+import gc
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 
+import numpy as np
 import pytest
 from conftest import ROOT
 from served import Served, scripted, serving
@@ -18,7 +20,13 @@ from tiny_model import write_tiny_model
 
 from localllm import api, builtin_model
 from localllm.files import prefix_files
+from localllm.generation.batch import Batch
 from localllm.generation.constraints import Constraint
+from localllm.generation.reading import HEARD
+from localllm.generation.sampling import Sampler
+from localllm.generation.sampling_options import SamplingOptions
+from localllm.generation.speculation import Guesses
+from localllm.server.events import Hearer
 
 GUIDE = str(builtin_model())
 QUESTIONS = ["What is a GGUF file?", "How do I stop an answer?", "Which commands are there?", "What is Q4_K_M?"]
@@ -135,6 +143,33 @@ def test_logprobs(guide: Served):
     events = guide.chat(QUESTIONS[0], max_tokens=6, temperature=0, logprobs=True, stream=True).events
     streamed = [entry for event in events for entry in (event["choices"][0]["logprobs"] or {}).get("content", ())]
     assert [entry["token"] for entry in streamed] == [entry["token"] for entry in content]
+
+
+def test_logprobs_with_guesses_are_the_models(guide: Served, monkeypatch):
+    """Several tokens come of a step then, each with what the model says behind the one before."""
+    leaps, leap = list[int](), Batch._leap
+
+    def counted(batch: Batch, answers: list) -> bool:
+        before = batch.written
+        done = leap(batch, answers)
+        leaps.append(batch.written - before)
+        return done
+
+    monkeypatch.setattr(Batch, "_leap", counted)
+    prompt = "one two three four five six seven eight " * 6
+    asked = {"prompt": prompt, "max_tokens": 32, "temperature": 0, "logprobs": 1, "ignore_eos": True}
+    reply = guide.post("/v1/completions", asked).json["choices"][0]
+    told = reply["logprobs"]["token_logprobs"]
+    with api.open_model(GUIDE, 2) as model:
+        ids = model.tokenize(prompt)
+        answer = list(model.generate(ids, 32, temperature=0, ignore_eos=True, speculate="off"))
+        assert "".join(answer) == reply["text"]
+        written = model.tokenize(reply["text"])
+        rows = model.sequence().append([*ids, *written], "all")[len(ids) - 1 : -1].astype(np.float64)
+    rows -= rows.max(axis=1, keepdims=True)
+    expected = [row[token] - np.log(np.exp(row).sum()) for row, token in zip(rows, written, strict=True)]
+    assert len(told) == 32 and max(leaps) > 1
+    np.testing.assert_allclose(told, expected, atol=2e-3)
 
 
 def test_logit_bias_bans_a_token(guide: Served):
@@ -279,6 +314,23 @@ def test_who_leaves_stops_the_answer(told: Served):
         assert len(engine.steps) <= before + 2
     assert told.chat("x").status == 200
     assert "localllm_requests_left_total 2" in told.get("/metrics").body.decode()
+
+
+def test_who_listens_does_not_wait_for_others_prompts(told: Served):
+    """Their tokens are read beside a step, a few at a time."""
+    told.chat("x")
+    engine = told.model().engine
+    with ThreadPoolExecutor(2) as threads:
+        engine.gate.clear()
+        long = threads.submit(told.chat, "long")
+        until(lambda: told.service.shelf.counts()[0])
+        before = len(engine.steps)
+        other = threads.submit(told.chat, "y" * 90)
+        until(lambda: sum(told.service.shelf.counts()) == 2)
+        engine.gate.set()
+        assert long.result().status == other.result().status == 200
+    beside = [step[0] for step in engine.steps[before:] if len(step) == 2 and step[0] > 1]
+    assert len(beside) >= 3 and max(beside) <= HEARD and sum(beside) > 90  # each beside a token of the other
 
 
 def test_a_conversation_goes_on_where_it_was(guide: Served):
@@ -493,3 +545,30 @@ def test_an_answer_whose_client_is_gone_at_once_ends(told: Served):
     told.model().engine.gate.set()
     until(lambda: told.service.shelf.counts() == (0, 0))
     assert told.service.shelf.book(None).readers == 0
+
+
+def test_what_has_ended_leaves_nothing_behind(told: Served):
+    """Neither who heard it nor what guessed for it waits for Python's search for cycles, which comes seldom."""
+    told.chat("x")
+    gc.collect()
+    gc.disable()
+    try:
+        for text in ("long", "json", "stop"):
+            told.chat(text)
+        until(lambda: told.service.shelf.counts() == (0, 0))
+        until(lambda: not any(isinstance(one, Hearer | Guesses) for one in gc.get_objects()))
+    finally:
+        gc.enable()
+
+
+def test_a_server_looks_for_cycles():
+    """Which a command hardly does, since it ends soon."""
+    code = "from localllm.server.run import collect_often\nimport gc\ngc.set_threshold(150_000)\n"
+    code += "collect_often()\nprint(gc.get_threshold(), gc.get_freeze_count() > 1000)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "(700, 10, 10) True\n"
+
+
+def test_samplers_share_their_ids():
+    one, other = (Sampler(SamplingOptions(seed=seed), 50_000) for seed in (1, 2))
+    assert one._ids is other._ids and not one._ids.flags.writeable

@@ -141,9 +141,9 @@ def test_probes_and_what_is_not_kept(gpt, served: Served):
     assert served.post("/v1/responses", {"input": [], "stream": True}).events[-1]["type"] == "response.completed"
     with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):
         gpt.responses.create(model="scripted", input="hello", previous_response_id="resp_1")
-    with pytest.raises(openai.BadRequestError, match="only text can be read"):
-        image = {"type": "input_image", "image_url": "data:,"}
-        gpt.responses.create(model="scripted", input=[{"role": "user", "content": [image]}])
+    with pytest.raises(openai.BadRequestError, match="only text and images can be read"):
+        sound = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+        gpt.responses.create(model="scripted", input=[{"role": "user", "content": [sound]}])
 
 
 # ---- anthropic

@@ -1,17 +1,23 @@
 """What differs between systems stands in localllm/system, one file for each concern: no other module asks."""
 
 import ast
+import errno
+import ntpath
+import os
 import re
 import struct
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import llvmlite.binding as llvm
 import pytest
 from test_layers import SOURCES
 
+from localllm.cli import chat_commands, options
+from localllm.errors import UsageError
 from localllm.kernels.build.machine_code import ELF, is_x86_64
-from localllm.system import cpu, files
+from localllm.system import cpu, files, terminal
 
 CONCERNS = {"cpu", "files", "memory", "processes", "terminal"}
 # Modules that a system lacks, and questions about which it is. `signal` and `mmap` are everywhere; some names are not.
@@ -186,6 +192,28 @@ def test_macos_asks_the_disk_to_empty_its_memory(monkeypatch, tmp_path):
         asked.clear()
         files.sync(0)
         assert asked == expected
+
+
+def test_folders_as_windows_writes_them(monkeypatch, tmp_path):
+    """Tab behind one in a chat, and the file of a template whose name has no ending."""
+    (tmp_path / "notes.txt").write_text("")
+    asked = []
+    known = SimpleNamespace(path=ntpath, scandir=lambda folder: asked.append(folder) or os.scandir(tmp_path))
+    for module in (chat_commands, options):
+        monkeypatch.setattr(module, "os", known)
+    assert chat_commands.paths("C:\\texts\\no") == ["C:\\texts\\notes.txt"] and asked == ["C:\\texts\\"]
+    with pytest.raises(UsageError, match="template"):
+        options.template_text("C:\\texts\\template")
+    assert options.template_text("chatml") == "chatml"
+
+
+def test_a_pipe_that_nobody_reads(monkeypatch):
+    invalid = OSError(errno.EINVAL, "Invalid argument")
+    assert terminal.is_unread(BrokenPipeError()) and not terminal.is_unread(invalid)
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert terminal.is_unread(BrokenPipeError()) and terminal.is_unread(invalid)
+    assert not terminal.is_unread(OSError(errno.EINVAL, "Invalid argument", "a:b"))  # a name that cannot be
+    assert not terminal.is_unread(OSError(errno.ENOSPC, "No space left on device"))
 
 
 BAD_PAGE = """

@@ -47,6 +47,7 @@ def test_what_no_window_needs_goes_back(engine):
     lost = sequence.store._lost
     assert lost == (450 - WINDOW - 2 * PAGE) // (2 * PAGE) * 2
     assert given == [(list(sequence.store.table[i : i + 2]), True) for i in range(0, lost, 2)]
+    cache.use(sequence.store.table[:lost])  # so that it can be read, also on Windows
     for pages, token_bytes in cache._views(local=True):
         assert not pages[:, sequence.store.table[:lost]].any()
         assert pages[:, sequence.store.table[lost], :token_bytes].any()
@@ -60,6 +61,18 @@ def test_going_back(engine):
     np.testing.assert_allclose(sequence.append(TOKENS[400:420]), alone(engine, TOKENS[:420]), atol=1e-4)
     kept = sequence.truncate(200)
     np.testing.assert_allclose(sequence.append(TOKENS[kept:210]), alone(engine, TOKENS[:210]), atol=1e-4)
+
+
+def test_what_was_moved_for_nothing_goes_back(engine):
+    """Keys are turned in all pages, also in those that no window needs, which the system had."""
+    sequence, _ = read(engine, 500)
+    lost = sequence.store._lost
+    sequence.shift(0, 2 * PAGE)
+    assert sequence.store._lost == lost - 2 > 0
+    sequence.append(TOKENS[500:501])
+    engine.backend._cache.use(sequence.store.table[: lost - 2])
+    for pages, _ in engine.backend._cache._views(local=True):
+        assert not pages[:, sequence.store.table[: lost - 2]].any()
 
 
 @pytest.mark.parametrize("length", [100, 70])

@@ -115,6 +115,18 @@ def alone(tokens: list[int]) -> int:
     return grams.agreed
 
 
+def test_what_nobody_reads_does_not_pile_up(monkeypatch):
+    """With many callers nobody guesses, so that texts only wait."""
+    monkeypatch.setattr("localllm.generation.written.MOST", 1000)
+    before = WrittenBefore(5000, "v")
+    for seed in range(40):
+        before.add(numbers(seed, 100), is_kept=True)
+    for waiting in (before._waiting, before._unsaved):
+        assert [list(text) for text in waiting] == [numbers(seed, 100) for seed in range(30, 40)]
+    before.add(numbers(50, 2000))
+    assert len(before._waiting) == 1
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))

@@ -37,6 +37,11 @@ class Hyperparameters:
     pooling: str | None = field(default=None, kw_only=True)
 
     @property
+    def row_width(self) -> int:
+        """Numbers of an image's rows."""
+        return self.width
+
+    @property
     def before_head(self) -> str:
         return "cls" if self.looks_ahead else "last"
 

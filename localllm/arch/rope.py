@@ -24,6 +24,7 @@ class Rope:
     by_factors: bool = False  # frequencies are to be divided by tensors of the file (LongRoPE)
     still: tuple[int, ...] = ()  # pairs that do not turn
     axes: tuple[int, ...] = ()  # of each pair, by which position of an image's row it turns: time, height or width
+    speeds: tuple[int, ...] = ()  # of each pair, of which pair it has the speed; (): its own
     turns: tuple[float, float] = (32.0, 1.0)  # YaRN keeps pairs that turn more often, and stretches those below
 
     def frequencies(self, factors: np.ndarray | None = None) -> np.ndarray:
@@ -31,7 +32,7 @@ class Rope:
 
         YaRN (Peng et al. 2023) stretches slow pairs, keeps fast ones, and blends between.
         """
-        pairs = np.arange(self.dims // 2)
+        pairs = np.array(self.speeds or range(self.dims // 2))
         plain = self.base ** (-2.0 * pairs / self.dims)
         plain[list(self.still)] = 0
         if factors is not None:

@@ -51,7 +51,7 @@ class Scores:
 
     Biases are added by distance: of a head, number i where the key stands i - reach places behind the query, the first
     and the last one beyond (T5, Raffel et al. 2020). Queries of a decoder see what it has written itself, or, where
-    they cross, what the encoder has read.
+    they cross, what the encoder has read. Patches of a picture may see those of their window only.
     """
 
     heads: int
@@ -63,6 +63,7 @@ class Scores:
     chosen: Activation | None = None  # which keys count, as `choose` says; None: all that a token sees
     biases: np.ndarray | None = None  # float32 [heads, 2 * reach + 1]
     crosses: bool = False
+    windowed: bool = False
 
 
 class RowwiseVerbs(Protocol):
@@ -149,9 +150,14 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
     wanted: Numbers  # which tokens' logits are asked for
     reveals: bool  # whether somebody goes on with what the model makes of all tokens
 
-    def begin(self, embedded: Callable[[], Activation]) -> Activation:
+    def begin(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
         """What goes into the first layer: what `embedded` makes of the run's tokens, or the rows of an image that stand
-        for them."""
+        for them. parts: of such a row, equally wide, of which this is the first; the others are for `deepen`."""
+        ...
+
+    def deepen(self, x: Activation, part: int) -> Activation:
+        """x, and of an image's rows a part behind the first one added to it (DeepStack, Meng et al. 2024, arXiv
+        2406.04334)."""
         ...
 
     def embed(self, weight: Weight, ids: Numbers) -> Activation:

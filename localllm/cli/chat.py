@@ -94,7 +94,7 @@ def chat(
         if place is not None:
             from localllm.cli.endpoint import opened as opened_there
 
-            return opened_there(place, path, choices, engine, chat_template=chat_template)
+            return opened_there(place, path, choices, engine, chat_template=chat_template, mmproj=mmproj)
         assert path is not None
         found = opening.open_model(path, engine, chat_template, no_cache, mmproj)
         found.session.require_conversation()

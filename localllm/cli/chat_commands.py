@@ -305,13 +305,14 @@ def offered(conversation: "Conversation", line: str) -> Iterator[tuple[str, int]
 
 def paths(begun: str) -> list[str]:
     """Files and folders that begin so; folders end with a slash, hidden ones are for those who ask for them."""
-    folder, slash, stem = begun.rpartition("/")
+    stem = os.path.basename(begun)
+    folder = begun.removesuffix(stem)
     try:
-        found = sorted(os.scandir(os.path.expanduser(folder + slash) or "."), key=lambda item: item.name)
+        found = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda item: item.name)
     except OSError:
         return []
     wanted = [item for item in found if item.name.startswith(stem) and (stem or not item.name.startswith("."))]
-    return [f"{folder}{slash}{item.name}{'/' if item.is_dir() else ''}" for item in wanted]
+    return [f"{folder}{item.name}{'/' if item.is_dir() else ''}" for item in wanted]
 
 
 def required(argument: str, usage: str) -> str:

@@ -68,8 +68,11 @@ class Conversation:
     def look(self, path: str) -> None:
         """Take an image along with the next question. Raises UsageError, ModelError for one that cannot be seen."""
         if self.model.file is None:
-            raise UsageError("images are not sent to an endpoint")
-        self.model.sight.look(path)
+            from localllm.images.opened import opened_image  # seldom needed
+
+            opened_image(path)  # whether the server's model sees it, only the server knows
+        else:
+            self.model.sight.look(path)
         self.images.append(path)
 
     def read(self, text: str, name: str) -> None:

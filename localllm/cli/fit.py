@@ -55,6 +55,7 @@ def summary(facts: dict[str, Any]) -> "Sequence[str]":
         ("architecture", facts["architecture"]),
         ("parameters", count(facts["parameters"])),
         ("weights", size(facts["weight_bytes"]) + share),
+        *([("projector", size(facts["projector_bytes"]))] if facts["projector_bytes"] else []),
         ("memory", f"{size(facts['available_bytes'])} available, read at {facts['bandwidth_gbs']:.1f} GB/s"),
     ]
     return fact_lines(lines)

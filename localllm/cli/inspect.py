@@ -77,7 +77,8 @@ def summary(facts: dict[str, Any]) -> list[str]:
         ("vocabulary", vocabulary["size"] and f"{vocabulary['size']} tokens, {vocabulary['kind']}"),
         ("makes", facts["reads"]),
         ("guesses", guessing(facts["guessing"])),
-        ("chat template", template),
+        ("sees", sees(facts)),
+        ("chat template", "" if facts["sees"] else template),
         ("sampling", ", ".join(f"{name} {advice(value)}" for name, value in facts["sampling"].items())),
     ]
     return fact_lines((label, str(value)) for label, value in lines if value)
@@ -90,6 +91,15 @@ def guessing(facts: dict[str, Any]) -> str:
         return ""
     use = "one is used" if layers > 1 else "used"
     return f"{layers} layer{'s' if layers > 1 else ''}, {taken}, {use if facts['used'] else 'not used'}"
+
+
+def sees(facts: dict[str, Any]) -> str:
+    """Of a projector, what it makes of pictures; of a model, what it sees them by; "" for one that sees none."""
+    if eye := facts["sees"]:
+        side, patch = eye["side"], eye["patch"]
+        return f"{eye['type']}: pictures of {side} x {side} in patches of {patch}, for models {eye['width']} wide"
+    found = facts["projector"]
+    return f"images, by {found['path']} ({size(found['bytes'])})" if found else ""
 
 
 def advice(value: Any) -> str:

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from localllm.system.processes import interrupt_main
-from localllm.system.terminal import prepare
+from localllm.system.terminal import is_unread, prepare
 
 LEAST_MEMORY = 1 << 28  # bytes of address space
 
@@ -136,8 +136,8 @@ def report(error: BaseException) -> int:
         from localllm.cli.terminal import discard_output
 
         discard_output()
-    if isinstance(error, BrokenPipeError):
-        return 0
+        if is_unread(error):
+            return 0
     if os.environ.get("LOCALLLM_DEBUG"):
         import traceback
 

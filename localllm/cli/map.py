@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli import asking, opening, options
 from localllm.cli.endpoint import EndpointGroup, opened
+from localllm.cli.images import Projector
 from localllm.cli.parameters import argument, option
 from localllm.cli.prompt import warn_of_template
 from localllm.cli.pulling import located
@@ -63,14 +64,15 @@ def map(
     engine: options.EngineGroup,
     choices: options.Answers,
     endpoint: EndpointGroup,
+    mmproj: Projector = None,
 ) -> None:
     """Answer many prompts, many at once.
 
     INPUT has a record in every line, plain text or a JSON object with "prompt", "messages" or the fields that -p or -f
-    name; without INPUT it is read from stdin. For every line there is one of JSON in the output: "id" (the record's, or
-    the line's number), "output", "thinking" if it has thought, "finish_reason", "prompt_tokens", "completion_tokens",
-    "input"; or "id", "error", "input". An interrupted command goes on where it stopped when it is started again with
-    the same -o.
+    name, and perhaps "image", a path; without INPUT it is read from stdin. For every line there is one of JSON in the
+    output: "id" (the record's, or the line's number), "output", "thinking" if it has thought, "finish_reason",
+    "prompt_tokens", "completion_tokens", "input"; or "id", "error", "input". An interrupted command goes on where it
+    stopped when it is started again with the same -o.
 
     Examples:
       localllm map model.gguf questions.jsonl -o answers.jsonl
@@ -98,7 +100,9 @@ def map(
         model, input = None, model
     held = engine.context, engine.threads, engine.cache.types()
     path = "" if place is not None else located(model or "")
-    job = MapJob(os.path.abspath(path), prompts, chosen, n, not fast, *held, chat_template)
+    job = MapJob(
+        os.path.abspath(path), prompts, chosen, n, not fast, *held, chat_template, mmproj and os.path.abspath(mmproj)
+    )
     inputs = tuple(name for name in (path, input, file) if name)
     data, name = read(input)
     records = read_records(data, name)
@@ -110,7 +114,7 @@ def map(
         if left:
             there = None
             if place is not None:
-                refused = {"ray": ray is not None, "fast": fast, "chat_template": chat_template}
+                refused = {"ray": ray is not None, "fast": fast, "chat_template": chat_template, "mmproj": mmproj}
                 there = opened(place, model, choices, engine, **refused)
             with begun(job, engine, left, ray, progress, raw, there) as mapping:
                 remember()
@@ -157,7 +161,7 @@ def begun(
         return
     from localllm.services.map import Mapping
 
-    with opening.open_model(job.path, engine, job.chat_template) as here:
+    with opening.open_model(job.path, engine, job.chat_template, mmproj=job.mmproj) as here:
         if not raw:
             warn_of_template(here)
         mapping = Mapping(here, job, records, lambda: progress.show(mapping))

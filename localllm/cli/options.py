@@ -1,5 +1,6 @@
 """Arguments and options that several commands have."""
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from localllm.cli.parameters import argument, group, number_or_default, option
@@ -27,11 +28,11 @@ SystemFile = Annotated[
 
 
 def template_text(choice: str) -> str:
-    """A chat template's name or text; of a file, whose name ends in .jinja or has a slash, what it says.
+    """A chat template's name or text; of a file, whose path has a folder or ends in .jinja, what it says.
 
     Raises UsageError if it cannot be read.
     """
-    if "{" in choice or not ("/" in choice or choice.endswith(".jinja")):
+    if "{" in choice or not (os.path.dirname(choice) or choice.endswith(".jinja")):
         return choice
     from localllm.files.text_file import read_text
 

@@ -34,6 +34,9 @@ def quantize(
         list[str], argument("IN [OUT] TYPE [TEXT...]", "Two files and a name; texts to calibrate on.")
     ],
     threads: options.Threads = None,
+    mmproj: Annotated[
+        bool, option("--mmproj", help="Of a checkpoint that sees: its projector, not its language model.")
+    ] = False,
     imatrix: Annotated[
         str | None, option("--imatrix", metavar="FILE", help="An importance matrix: which columns matter most.")
     ] = None,
@@ -117,6 +120,7 @@ def quantize(
     Examples:
       localllm quantize big.gguf Q4_K_M
       localllm quantize checkpoint/ small.gguf Q8_0
+      localllm quantize checkpoint/ mmproj-small.gguf Q8_0 --mmproj
       localllm quantize big.gguf small.gguf IQ3_S --imatrix big.imatrix
       localllm quantize big.gguf Q4_K_M --calibrate
       localllm quantize big.gguf small.gguf Q4_K_M --calibrate prose.txt code.txt
@@ -152,7 +156,7 @@ def quantize(
         strict,
         texts,
     )
-    source = service.open_source(path)
+    source = service.open_source(path, mmproj)
     service.require_sense(source, overrides)
     if file_size is not None or bits is not None:
         request = needed(source, request, sizing(file_size, bits), formats_file, threads, force)
@@ -164,7 +168,7 @@ def quantize(
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
     is_asked_for = target is not None or force
-    target = service.default_output(path, recipe) if target is None else target
+    target = service.default_output(path, recipe, mmproj) if target is None else target
     if dry_run:
         write(described(plan, target))
     else:

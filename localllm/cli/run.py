@@ -97,7 +97,7 @@ def run(
         require_no_template(system, chat_template, choices)
     if n != 1 or beams:
         require_sense(n, beams, choices)
-    images.require_plain(endpoint=place is not None, receipt=receipt is not None)
+    images.require_plain(receipt=receipt is not None)
     if tools.given:
         require_plain_tools(raw=raw, n=n > 1, beams=beams > 0, receipt=receipt is not None)
     if place is None:
@@ -109,7 +109,7 @@ def run(
         else:
             from localllm.cli.endpoint import opened as opened_there
 
-            opened = opened_there(place, model, choices, engine, chat_template=chat_template)
+            opened = opened_there(place, model, choices, engine, chat_template=chat_template, mmproj=images.mmproj)
         chosen = opening.with_draft_model(opened, chosen, choices.speculate)
         if receipt is not None:
             chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)

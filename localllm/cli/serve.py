@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from localllm.cli import opening, options
+from localllm.cli.images import Projector
 from localllm.cli.parameters import argument, group, option
 from localllm.cli.pulling import located
 from localllm.cli.render import file_stem
@@ -87,6 +88,10 @@ class Share:
             help="When a conversation does not fit: refuse it, or drop the oldest turns.  [default: error]",
         ),
     ] = None
+    media_path: Annotated[
+        list[str] | None,
+        option("--media-path", metavar="DIR", help="Below it requests may name images, as file://....  [repeatable]"),
+    ] = None
     grace: Annotated[
         float,
         option(
@@ -106,6 +111,7 @@ def serve(
     engine: options.EngineGroup,
     chat_template: options.ChatTemplate = None,
     no_cache: options.NoCache = False,
+    mmproj: Projector = None,
 ) -> None:
     """Answer other programs on this computer, by HTTP.
 
@@ -127,14 +133,19 @@ def serve(
         raise UsageError("--host lets other computers in: it needs --api-key-file FILE, with a key that they know")
     if place.socket is not None and place.host is not None:
         raise UsageError("--socket and --host exclude each other")
+    if mmproj is not None and len(paths) > 1:
+        raise UsageError("--mmproj is for one model; each of several uses the projector beside it")
+    if missing := [folder for folder in share.media_path or () if not os.path.isdir(folder)]:
+        raise UsageError(f"--media-path: {missing[0]} is no folder")
 
     def opened(path: str) -> "Model":
-        return opening.open_model(path, engine, chat_template, no_cache)
+        return opening.open_model(path, engine, chat_template, no_cache, mmproj)
 
     setup = Setup(
         paths, opened, place.host or "127.0.0.1", place.port, place.socket, share.memory, share.parallel,
         share.grace, keys, tuple(place.allow_host or ()), tuple(place.allow_origin or ()),
         share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
+        tuple(share.media_path or ()),
     )  # fmt: skip
     with ExitStack() as stack:
         run(setup, stack, lambda address: tell(setup, address))

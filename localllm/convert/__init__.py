@@ -3,9 +3,11 @@ if it were a GGUF file, with the names, the order of rows and the metadata that 
 
 `open_folder` puts the parts together: families (which architectures, what they say in config.json and what their layers
 hold), weights (safetensors files, read by rows), arrangement (each tensor in its place, made
-by the functions of tensors), and vocabulary (with tokens, sentencepiece and pretokenizer_name).
+by the functions of tensors), and vocabulary (with tokens, sentencepiece and pretokenizer_name). `open_projector` does
+the same for the projector of a model that sees, whose parts are in projectors/.
 """
 
 from localllm.convert.folder import Checkpoint, open_folder
+from localllm.convert.projector_folder import open_projector
 
-__all__ = ["Checkpoint", "open_folder"]
+__all__ = ["Checkpoint", "open_folder", "open_projector"]

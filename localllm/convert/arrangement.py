@@ -19,7 +19,7 @@ from localllm.quant.formats import BY_NAME, Format
 
 # What old checkpoints store and nobody reads.
 LEFT_OUT = re.compile(r".*\.(inv_freq|cos_cached|sin_cached|masked_bias)|(transformer\.)?h\.[0-9]+\.attn\.bias")
-OF_IMAGES = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projector)\..*")
+OF_IMAGES = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\..*")
 IN_LAYER = re.compile(r".*?\b(?:layers|h)\.([0-9]+)\.(.+)")
 OF_EXPERT = re.compile(r"\.experts\.([0-9]+)\.")
 # Matrices that are always F32.
@@ -135,7 +135,11 @@ class Names:
 
     def place_of(self, theirs: str, parts: set[str]) -> tuple[str, int]:
         """The part of a place, "" if there is none, and the expert, -1 for all."""
-        plain = theirs.replace("language_model.", "").replace("e_score_correction_bias", "e_score_correction.bias")
+        plain = (
+            theirs.replace("language_model.", "")
+            .replace("text_model.", "")
+            .replace("e_score_correction_bias", "e_score_correction.bias")
+        )
         expert = OF_EXPERT.search(plain)
         plain = OF_EXPERT.sub(".experts.", plain, count=1)
         if renamed := self._family.renamed.get(plain.rpartition(".")[0]):
@@ -151,15 +155,15 @@ class Names:
 def whole(folder: Path, name: str, found: Found, shape: Shape, place: TensorPlace) -> TensorSource:
     """A tensor of this shape, which may be stored by experts. Raises ModelError."""
     if -1 in found and len(found) == 1:
-        return checked(found[-1], shape, place)
+        return checked(found[-1], shape, place.dtypes)
     if len(shape) != 3 or set(found) != set(range(shape[0])):
         raise ModelError(f"{folder}: there are {len(found)} tensors for the experts of {name}; expected {shape[0]}")
-    return stacked([checked(found[expert], shape[1:], place) for expert in range(shape[0])])
+    return stacked([checked(found[expert], shape[1:], place.dtypes) for expert in range(shape[0])])
 
 
-def checked(tensor: Stored, shape: Shape, place: TensorPlace) -> Stored:
-    """The tensor. Raises ModelError if it is not of this shape, or of no type that can be read."""
-    if tensor.dtype not in place.dtypes:
+def checked(tensor: Stored, shape: Shape, dtypes: tuple[str, ...]) -> Stored:
+    """The tensor. Raises ModelError if it is not of this shape, or of none of these types."""
+    if tensor.dtype not in dtypes:
         raise ModelError(f"{tensor.path}: tensor {tensor.name}: type {shown(tensor.dtype)} is not supported")
     if tensor.shape != shape:
         sizes = f"{list(tensor.shape)}; expected {list(shape)} by config.json"

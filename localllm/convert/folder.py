@@ -65,8 +65,13 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     metadata |= family.more
     metadata |= {"general.file_type": file_type(tensors), "general.quantization_version": gguf.GGML_QUANT_VERSION}
     refuse_lone_surrogates(folder, metadata)
-    files = sorted(str(file) for file in folder.iterdir() if file.suffix != ".gguf" and file.is_file())
-    return Checkpoint(os.fspath(path), files, metadata, tensors, [*config.warnings, *warnings, *left_out(folder)])
+    warnings = [*config.warnings, *warnings, *left_out(folder)]
+    return Checkpoint(os.fspath(path), own_files(folder), metadata, tensors, warnings)
+
+
+def own_files(folder: Path) -> list[str]:
+    """What belongs to a checkpoint."""
+    return sorted(str(file) for file in folder.iterdir() if file.suffix != ".gguf" and file.is_file())
 
 
 def file_type(tensors: list[CheckpointTensor]) -> int:

@@ -10,6 +10,7 @@ from localllm.convert.config import Config
 from localllm.files.gguf_header import shown
 
 PLAIN = ("default", "dynamic")  # dynamic scaling begins beyond the context that the model has
+SECTIONS = "mrope"  # of pairs, for several positions
 
 
 @dataclass
@@ -41,7 +42,9 @@ def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -
     base = rope.number("rope_theta", 10000.0)
     found = RopeScaling({"freq_base": base})
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind in PLAIN:
+    if SECTIONS in kinds:
+        found.metadata["dimension_sections"] = sections(rope, dims)
+    if kind in PLAIN or (kind == SECTIONS and kind in kinds):
         return found
     if not isinstance(kind, str) or kind not in kinds:
         raise config.refusal(f"rope scaling {shown(str(kind))} is not supported")
@@ -57,6 +60,16 @@ def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -
     else:
         add_long_rope(found, rope, dims, context)
     return found
+
+
+def sections(rope: Config, dims: int) -> list[int]:
+    """How many pairs turn by time, height, width and a fourth position (M-RoPE). Raises ModelError."""
+    found = rope.get("mrope_section")
+    if not isinstance(found, list) or len(found) != 3 or not all(type(count) is int and count > 0 for count in found):
+        raise rope.refusal("mrope_section should be three numbers")
+    if sum(found) * 2 != dims:
+        raise rope.refusal(f"mrope_section: {sum(found)} pairs; expected {dims // 2}")
+    return [*found, 0]
 
 
 def yarn(rope: Config, context: int) -> dict[str, Any]:

@@ -253,8 +253,7 @@ class Engine:
         if not self._takes_rows or self._start is not None or self.device != "CPU":
             where = f"{self.hyperparameters.arch} models" if self.device == "CPU" else f"models on {self.device}"
             raise UnsupportedError(f"{self._path}: images cannot be read by {where}")
-        if seen.rows.shape[1] != self.hyperparameters.width:
-            width = self.hyperparameters.width
+        if seen.rows.shape[1] != (width := self.hyperparameters.row_width):
             raise UsageError(f"an image's rows have {seen.rows.shape[1]} numbers, the model's embeddings {width}")
         if seen.is_whole and len(seen.rows) > BATCH:
             raise UsageError(f"an image of {len(seen.rows)} rows that see each other; {BATCH} are the most")

@@ -6,6 +6,7 @@ NumPy, between the two.
 
 import threading
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.memory.run_cache import RunCache
 from localllm.engine.options import EngineOptions
-from localllm.engine.record.recorder import Recorder
+from localllm.engine.record.rows import TurningRecorder
 from localllm.engine.run import Header
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
@@ -31,7 +32,7 @@ KEPT = KVType.of("f32")  # how keys and values of a run are kept
 class SaidPart(NamedTuple):
     """The operations of a part, and where its rows are laid down, float32 [most of them, columns or more]."""
 
-    recorder: Recorder
+    recorder: TurningRecorder
     rows: np.ndarray
 
     @property
@@ -51,17 +52,8 @@ class PictureReader:
         """Raises ModelError for a file that is no projector, or is damaged; LocalllmError."""
         options = options or EngineOptions()
         self.family, self.hyperparameters = projector(file)
-        h, self._lock = self.hyperparameters, threading.Lock()
-        try:
-            tower = said_by(self.family.tower, file, h, h.most_patches, h.pixels)
-            most = self._gathered(np.zeros((h.most_patches, h.width), np.float32), h.most_grid)
-            project = said_by(self.family.project, file, h, *most.shape)
-            project.recorder.use(tower.recorder)
-            project.recorder.require_all_used(file.tensors)
-        except ModelError as error:
-            raise type(error)(f"{file.path}: {error}") from None
-        if project.width != h.out:
-            raise ModelError(f"{file.path}: rows of {project.width} numbers, not of {h.out} as projection_dim says")
+        h, self._lock, self._weights = self.hyperparameters, threading.Lock(), Weights(file.tensors)
+        tower, project = said_parts(file, self.family, h)
         self._tower, self._project = PictureProgram(tower, h, options), PictureProgram(project, h, options)
 
     def read(self, picture: Any) -> np.ndarray:
@@ -71,8 +63,10 @@ class PictureReader:
         """
         h = self.hyperparameters
         with self._lock:
+            grid = h.grid(picture)
             try:
-                return self._project.run(self._gathered(self._tower.run(h.rows(picture)), h.grid(picture)))
+                rows = self._tower.run(h.rows(picture, self._weights), h.turns(grid), h.windows(grid))
+                return h.with_breaks(self._project.run(self._gathered(rows, grid)), grid, self._weights)
             except ModelError as error:
                 raise ModelError(f"{h.path}: {error}") from None
 
@@ -86,10 +80,25 @@ class PictureReader:
             self._project.close()
 
 
+def said_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[SaidPart, SaidPart]:
+    """The transformer and the projector of a file. Raises ModelError."""
+    try:
+        tower = said_by(family.tower, file, h, h.most_patches, h.columns)
+        count, together = family.gathered(h, np.zeros((h.most_patches, 1), np.float32), h.most_grid).shape
+        project = said_by(family.project, file, h, count, together * tower.width)
+        project.recorder.use(tower.recorder)
+        project.recorder.require_all_used(file.tensors)
+    except ModelError as error:
+        raise type(error)(f"{file.path}: {error}") from None
+    if project.width != h.row_width:
+        raise ModelError(f"{file.path}: rows of {project.width} numbers, not of {h.row_width} as projection_dim says")
+    return tower, project
+
+
 def said_by(say: Callable[..., Any], file: GGUFFile, h: Vision, most: int, columns: int) -> SaidPart:
     """What a family says of up to `most` rows that are given. Raises ModelError."""
     rows = np.zeros((most, row_bytes(columns) // 4), np.float32)
-    recorder = Recorder(h, most)  # type: ignore[arg-type]
+    recorder = TurningRecorder(h, most, most)
     say(recorder, Weights(file.tensors), h, recorder.given(rows, columns))
     return SaidPart(recorder, rows)
 
@@ -99,14 +108,18 @@ class PictureProgram:
 
     def __init__(self, said: SaidPart, h: Vision, options: EngineOptions):
         """Raises ModelError, LocalllmError."""
-        self._rows, operations = said.rows, said.recorder.operations
+        self._rows, self._angles, operations = said.rows, said.recorder.angles, said.recorder.operations
         self._pages = np.arange(-(-len(said.rows) // PAGE))
         cache = RunCache(h.states(), len(self._pages), KEPT, operations)
         places = StepPlaces(cache, None, Header(len(said.rows)))
         self._program = compiled(operations, places, options.thread_count, options.progress, keeps=False)
         self.close = self._program.close
 
-    def run(self, rows: np.ndarray) -> np.ndarray:
-        """A row for each: float32 [rows, numbers of what comes out]. Raises ModelError if some are not numbers."""
+    def run(self, rows: np.ndarray, turns: np.ndarray | None = None, windows: np.ndarray | None = None) -> np.ndarray:
+        """A row for each: float32 [rows, numbers of what comes out]; turns and windows: as of Vision. Raises ModelError
+        if some are not numbers."""
         self._rows[: len(rows), : rows.shape[1]] = rows
-        return self._program.rows(len(rows), self._pages)
+        for angles in self._angles:
+            assert turns is not None
+            angles.fill(turns)
+        return self._program.rows(len(rows), self._pages, windows)

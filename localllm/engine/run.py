@@ -55,6 +55,8 @@ class Header:
         self.sequences = zeros((tokens, len(SEQUENCE)))
         self.most_precise_stored = zeros((1,)) + tokens  # for keys and values, whose error all later tokens see
         self.few_counts = zeros((2,))  # tokens and wanted ones, if they are too few for tiles, else 0
+        # Parts that see themselves only: of images, which the CPU alone reads, so that no card waits for a copy.
+        self.windows, self.window_count = int64_zeros((tokens, len(SEQUENCE))), int64_zeros((1,))
 
     def fill(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
         """Describe a run; logits: float32 [wanted, vocab], which it will write."""
@@ -90,6 +92,14 @@ class Header:
         most_precise = max(tokens, PRECISE_TOKENS) if precise else PRECISE_TOKENS
         self.numbers[:] = tokens, number, number, most_precise, rows.ctypes.data, 0
         self._note_few(tokens, number)
+
+    def fill_windows(self, ends: np.ndarray) -> None:
+        """Of the only text of a run, parts that end behind such rows, int64, and may see themselves only: as sequences
+        that go on behind what others have read."""
+        firsts, nothing = np.concatenate(([0], ends[:-1])), np.zeros_like(ends)
+        tables = nothing + self.sequences[0, SEQUENCE.table]
+        self.windows[: len(ends)] = np.stack([firsts, ends - firsts, ends, tables, nothing, nothing, firsts], axis=1)
+        self.window_count[0] = len(ends)
 
     def _note_few(self, tokens: int, wanted: int) -> None:
         self.few_counts[:] = [count if count < ALL_IN_TILES else 0 for count in (tokens, wanted)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from localllm.files.safe_file import temporary_prefix
 from localllm.quant.cache import make_private
-from localllm.system.files import is_private, lock, replace, temporary_file
+from localllm.system.files import is_private, lock, open_file, replace, temporary_file
 
 
 def checksum(path: Path, content: bytes | memoryview) -> bytes:
@@ -39,7 +39,7 @@ def write_kept(path: Path, content: bytes) -> None:
 def read_kept(path: Path) -> bytes | None:
     """What `write_kept` wrote there; None if there is none, it was damaged since, or others could have written it."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_file) as file:  # others may replace it meanwhile
             data = file.read() if is_private(path.parent) and is_private(file.fileno()) else b""
     except OSError:
         return None

@@ -30,6 +30,7 @@ from localllm.files.safe_file import SafeFile
 from localllm.files.settings import settings
 from localllm.frozen import frozen
 from localllm.quant.cache import cache_folder
+from localllm.system.files import open_file
 
 MAGIC = b"LLPREFX1"
 MOST_HEADER = 1 << 16  # bytes
@@ -113,7 +114,7 @@ def open_kept(key: str) -> Kept | None:
     """The file of a key, None if there is none; a damaged one is removed."""
     path = folder() / key
     try:
-        file = open(path, "rb", buffering=0)  # noqa: SIM115 - it stays open
+        file = open(path, "rb", buffering=0, opener=open_file)  # noqa: SIM115 - it stays open
     except OSError:
         return None
     try:

@@ -15,10 +15,19 @@ def projector_beside(path: str) -> str:
         own = [name for name in found if stem_of(path).startswith(stem_of(name))]
         found = own or found
     if not found:
-        raise UsageError(f"there is no projector (mmproj-*.gguf) beside {path}: --mmproj names another file")
+        name = os.path.basename(path)
+        raise UsageError(f"{name} sees no images: there is no projector (mmproj-*.gguf) beside it, --mmproj names one")
     if len(found) > 1:
         raise UsageError(f"there are {len(found)} projectors beside {path}: choose one, as --mmproj {found[0]}")
     return os.path.join(folder, found[0])
+
+
+def projector_bytes(path: str) -> int:
+    """Of the projector beside a model; 0 if there is none, or nobody knows which."""
+    try:
+        return os.stat(projector_beside(path)).st_size
+    except (UsageError, OSError):
+        return 0
 
 
 def candidates(folder: str) -> Iterator[str]:

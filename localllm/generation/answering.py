@@ -15,6 +15,7 @@ from localllm.generation.thinking import TextPart
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
+    from localllm.generation.reading import Stretches
     from localllm.generation.speculation import Guesses
 
 # Hears of a token at once: the answer, the token (None for one that ended it), the parts of text that it completes, and
@@ -63,10 +64,20 @@ class Answering:
         number: its place among the request's answers, as they are made.
         guesses: where drafts come from, while few are answered.
         known: logits behind the prompt, float32 [1, vocab], if files had them with all of it; until it begins.
+        stretches: of its prompt.
     """
 
-    def __init__(self, request: AnswerRequest, sampler: Sampler, guide: Guide, context: int, number: int = 0):
+    def __init__(
+        self,
+        request: AnswerRequest,
+        sampler: Sampler,
+        guide: Guide,
+        context: int,
+        stretches: "Stretches",
+        number: int = 0,
+    ):
         self.request, self.seed, self.ids, self.number = request, sampler.seed, list(request.prompt), number
+        self.stretches = stretches
         self.finish_reason, self.logprob = "", 0.0
         self.sequence: Sequence | None = None
         self.guesses: Guesses | None = None

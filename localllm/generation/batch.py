@@ -11,13 +11,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.run import BATCH, PRECISE_TOKENS
-from localllm.engine.runs import LONG, Runs
+from localllm.engine.runs import LONG
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.frozen import frozen
 from localllm.generation.answering import Answering, AnswerRequest
 from localllm.generation.answers import seeded
 from localllm.generation.leaps import Leaps
-from localllm.generation.reading import piece, shareable, stretch
+from localllm.generation.reading import HEARD, Stretches, piece, shareable
 from localllm.generation.reuse import common
 from localllm.kernels.arguments import PAGE
 from localllm.text.tokenizer import Tokenizer
@@ -141,9 +141,9 @@ class Batch:
                 task = request.task
                 task.require_room(self._engine.context)
                 samplers = seeded(task.options.sampling, task.prompt, self._vocab, request.n, self._tokenizer)
-                guide = task.guide(self._tokenizer, self._vocab)
+                guide, stretches = task.guide(self._tokenizer, self._vocab), Stretches(task.prompt, self._engine.runs)
                 request.answers = [
-                    Answering(request, sampler, guide.copy(), self._engine.context, number)
+                    Answering(request, sampler, guide.copy(), self._engine.context, stretches, number)
                     for number, sampler in enumerate(samplers)
                 ]
             except LocalllmError as error:
@@ -169,9 +169,7 @@ class Batch:
         if sum(one.width for one in self.running) + answering.width > self._parallel:
             return False
         donor, kept = self._donor(answering)
-        if any(
-            one.unread and shared(one, one.ids, answering, self._engine.runs) >= kept + PAGE for one in self.running
-        ):
+        if any(one.unread and shared(one, one.ids, answering) >= kept + PAGE for one in self.running):
             return False
         unread = len(answering.ids) - kept + sum(one.unread for one in self.running)
         needed = unread + PAGE * (answering.width + len(self.running))
@@ -199,7 +197,7 @@ class Batch:
         """Who has read most of what it begins with, and how much of that."""
         best, most = None, 0
         for one in (*self.running, *self._kept):
-            length = shared(one, one.sequence.tokens if one.sequence else [], answering, self._engine.runs)
+            length = shared(one, one.sequence.tokens if one.sequence else [], answering)
             if length > most:
                 best, most = one, length
         return best, most
@@ -214,36 +212,39 @@ class Batch:
                 self._begin(answering, row[-1, : self._vocab])
         if self._precise:
             is_heard = self._live and any(one.has_begun for one in self.running)
-            self._advance(*self._reading(PAGE if is_heard else self._chunk))  # who listens waits for short pieces
+            rooms = (PAGE, HEARD) if is_heard else (self._chunk, PRECISE_TOKENS)  # who listens waits for short pieces
+            reading, precise = self._reading(*rooms)
+            if not (is_heard and precise):
+                self._advance(reading, precise)
+                reading = []
             writing = self._writing()
-            if not (len(writing) == len(self.running) and self._leap([one.answering for one in writing])):
+            if reading or len(writing) < len(self.running) or not self._leap([one.answering for one in writing]):
                 for one in writing:
                     one.answering.guesses = None
-                self._advance(writing, precise=True)
+                self._advance(reading + writing, precise=True)
         else:
             writing = self._writing()
-            reading, _ = self._reading(max(PAGE, self._chunk - len(writing)))
+            reading, _ = self._reading(max(PAGE, self._chunk - len(writing)), 0)
             self._advance(reading + writing, precise=False)
 
     def _writing(self) -> list[AnswerSpan]:
         """The newest token of every answer whose others have been read."""
         return [AnswerSpan(one, one.ids[-1:]) for one in self.running if one.has_begun and not one.unread]
 
-    def _reading(self, room: int) -> tuple[list[AnswerSpan], bool]:
+    def _reading(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
         """What to read next, so many tokens and all with the same arithmetic; and whether that is the precise one."""
         work, exact = list[AnswerSpan](), False
         for answering in self._readers():
-            end, precise = stretch(answering.held, len(answering.request.prompt), self._engine.runs)
-            precise = precise and self._precise
-            end = min(end, answering.held + answering.unread)
+            held, stretch = answering.held, answering.stretches.at(answering.held)
+            end, precise = min(stretch.end, held + answering.unread), stretch.precise and self._precise
             if not work:
-                exact, room = precise, min(room, PRECISE_TOKENS) if precise else room
-            count = piece(answering.held, end, precise, room) if precise == exact else 0
+                exact, room = precise, min(room, precise_room) if precise else room
+            count = piece(held, stretch._replace(end=end, precise=precise), room) if precise == exact else 0
             if not work and not count:
-                count = end - answering.held  # less than two pages, which are not parted
+                count = end - held  # less than two pages, which are not parted, or an image
             if not count:
                 break
-            work.append(AnswerSpan(answering, answering.ids[answering.held : answering.held + count]))
+            work.append(AnswerSpan(answering, answering.ids[held : held + count]))
             room -= count
             if room <= 0:
                 break
@@ -382,6 +383,7 @@ class Batch:
 
     def _keep(self, answering: Answering) -> None:
         """Have what this one has read for others, instead of what it goes on from and of the oldest."""
+        answering.guesses = None
         read = answering.sequence.tokens if answering.sequence else []
         for one in [*self._kept]:
             if one.sequence and one.sequence.tokens == read[: len(one.sequence.tokens)]:
@@ -401,10 +403,10 @@ class Batch:
             sequence.close()
 
 
-def shared(donor: Answering, read: list[int], answering: Answering, runs: Runs) -> int:
+def shared(donor: Answering, read: list[int], answering: Answering) -> int:
     """How many of an answering's first ids it can take over from a donor that has read these."""
     same = common(read, answering.ids)
-    return shareable(same, len(answering.request.prompt), len(donor.request.prompt), runs) if same else 0
+    return shareable(same, answering.stretches, donor.stretches) if same else 0
 
 
 def pages_of(tokens: int) -> int:

@@ -41,17 +41,18 @@ class Eye:
         self.path, self.encoded, self._engine, self._tokenizer = path, 0, engine, tokenizer
         self._known: OrderedDict[bytes, SeenImage] = OrderedDict()
         self._reader = PictureReader(GGUFFile.open(path), options)
-        h, family, width = self._reader.hyperparameters, self._reader.family, engine.hyperparameters.width
-        if h.out != width:
-            problem = f"it makes rows of {h.out} numbers, the model reads {width}"
+        h, family, width = self._reader.hyperparameters, self._reader.family, engine.hyperparameters.row_width
+        if h.row_width != width:
+            problem = f"it makes rows of {h.row_width} numbers, the model reads {width}"
             raise ModelError(f"{path}: the projector of another model: {problem}")
         missing = [mark for mark in family.MARKS if tokenizer.special_id(mark) is None]
         if missing:
             raise ModelError(f"{path}: the projector of another model, which has the token {missing[0]}")
         engine.see(Seen(b"", np.zeros((1, width), np.float32)))  # refuses models that images cannot be read by
 
-    def look(self, source: Any) -> list[int]:
-        """The ids that stand for an image, as of localllm.images.opened. Raises UsageError, ModelError."""
+    def look(self, source: Any) -> SeenImage:
+        """What is seen of an image, as of localllm.images.opened; the ids are known as long as somebody has it. Raises
+        UsageError, ModelError."""
         image = opened_image(source)
         digest = hashlib.sha256(f"{self.path} {image.size}".encode() + image.tobytes()).digest()
         look = self._known.pop(digest, None) or self._looked(image, digest)
@@ -59,7 +60,7 @@ class Eye:
         for seen in look.seen:
             self._engine.see(seen)
         self._forget()
-        return look.ids
+        return look
 
     def _looked(self, image: Any, digest: bytes) -> SeenImage:
         """The first time."""

@@ -30,6 +30,7 @@ from localllm.values import require_text, whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.guess_head import Follower
+    from localllm.engine.seen import Seen
     from localllm.engine.sequence import Sequence as Tokens
     from localllm.generation.calls import Calls, ToolUse
     from localllm.generation.constraints import Constraint
@@ -90,7 +91,7 @@ class Task:
     Attributes:
         decoder: of the answer.  thinking: how the model's thoughts are marked.
         earlier: tokens that the conversation held in an earlier process, with which it ended there.
-        calls: of tools, that the answer may make.
+        calls: of tools, that the answer may make.  seen: what the ids of images among the prompt stand for.
     """
 
     prompt: list[int]
@@ -99,6 +100,7 @@ class Task:
     thinking: Thinking = field(default_factory=Thinking)
     earlier: int = 0
     calls: "Calls | None" = None
+    seen: "Sequence[Seen]" = ()
 
     def require_room(self, context: int) -> None:
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
@@ -146,7 +148,7 @@ class Making:
             require_shift(self.kept, sequences.context)
             sequences.engine.require_shift()
         task.require_room(sys.maxsize if self.kept is not None else sequences.context)
-        self.prompt, self.tokens, self.finish_reason = task.prompt, list[int](), "interrupted"
+        self.prompt, self.seen, self.tokens, self.finish_reason = task.prompt, task.seen, list[int](), "interrupted"
         self.cached_tokens, self.prefill_s, self.ttft_s, self.decode_s = 0, 0.0, 0.0, 0.0
         self.steps = self.drafted = self.accepted = 0
         self._sequences, self._options, self._earlier = sequences, options, task.earlier
@@ -295,7 +297,7 @@ class Generation:
 
     Attributes:
         parts: to iterate over instead, for pieces of thoughts too: (kind, text), see generation.thinking.
-        prompt: the prompt's token ids.
+        prompt: the prompt's token ids.  seen: what those of images stand for.
         tokens: ids chosen so far, without the token that ended the answer.
         text: what the pieces so far are together.  thinking: what was thought before, "" if nothing.
         calls: of tools, those that are whole.  prompt_tokens, completion_tokens: how many there are.
@@ -311,6 +313,7 @@ class Generation:
     """
 
     prompt: list[int]
+    seen: "Sequence[Seen]"
     tokens: list[int]
     text: str
     thinking: str

@@ -11,6 +11,7 @@ import copy
 import math
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +40,7 @@ class Sampler:
         self.vocab = vocab
         self.seed = random.SystemRandom().getrandbits(32) if chosen.seed is None else chosen.seed
         names = chain(chosen)
-        self._chain, self._ids = [STEPS[name].apply for name in names], np.arange(vocab)
+        self._chain, self._ids = [STEPS[name].apply for name in names], ids_below(vocab)
         self._biases = biases_of(chosen, vocab, tokenizer)
         self._state = State.first(chosen, names, random.Random(self.seed), vocab, tokenizer)
         self._learns = bool({"penalties", "dry", "mirostat", "adaptive_p"}.intersection(names))
@@ -94,6 +95,14 @@ class Sampler:
         for step in self._chain:
             candidates = step(candidates, self.options, self._state)
         return candidates
+
+
+@lru_cache(2)
+def ids_below(vocab: int) -> np.ndarray:
+    """All ids in order, int64 [vocab], not to be written. An array for each of a server's answers was 0.4 to 2 MB."""
+    ids = np.arange(vocab)
+    ids.flags.writeable = False
+    return ids
 
 
 def biases_of(

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions, Task
@@ -22,11 +22,20 @@ from localllm.text.tokenizer import StreamDecoder, Tokenizer
 from localllm.values import require_text, token_ids
 
 if TYPE_CHECKING:
+    from localllm.engine.seen import Seen
     from localllm.generation.answering import AnswerRequest
     from localllm.generation.answers import Answer
     from localllm.generation.call_format import CallFormat
+    from localllm.generation.eye import SeenImage
     from localllm.generation.thinking import ThinkingFormat
     from localllm.text.templates import ChatTemplate
+
+
+class Prompt(NamedTuple):
+    """Token ids, and what is seen of the images among them, which are forgotten when nobody has that."""
+
+    ids: list[int]
+    seen: "Sequence[Seen]" = ()
 
 
 class Session(Turns):
@@ -40,11 +49,11 @@ class Session(Turns):
         recommended: SamplingOptions | None = None,
     ):
         """chat_template: the choice of one, instead of the file's; see ChatTemplate.of. recommended: how to sample, as
-        far as options do not say.  `look`, which can be set: what makes ids of an image.
+        far as options do not say.  `look`, which can be set: what sees an image.
         """
         super().__init__()
         self.sequences, self.tokenizer, self._choice = sequences, tokenizer, chat_template
-        self.look: Callable[[Any], list[int]] = blind
+        self.look: Callable[[Any], SeenImage] = blind
         self._recommended = recommended or SamplingOptions()
 
     def resume(self, options: GenerationOptions | None = None) -> Generation:
@@ -64,11 +73,12 @@ class Session(Turns):
             options = replace(options, keep=self._standing(self._system(), options))
         if latest and latest.tokens and self._is_said_by(latest):
             prompt, is_thought = [*latest.prompt, *latest.tokens], not begun.text and bool(begun.thinking)
+            seen = latest.seen
         else:
-            prompt, is_thought = self._repeated(begun, history[:-1], options), False
+            (prompt, seen), is_thought = self._repeated(begun, history[:-1], options), False
         thinking = replace(Thinking.of(self._thought_format, self.tokenizer, prompt, None), is_open=True)
         decoder, chosen = self.tokenizer.stream(continued=True), self._stopping(self.completed(options))
-        task = Task(prompt, decoder, chosen, thinking if is_thought else Thinking(), self.earlier)
+        task = Task(prompt, decoder, chosen, thinking if is_thought else Thinking(), self.earlier, seen=seen)
         answer = Generation(self.sequences, self.tokenizer, task)
         self._history, self._answer, self._begun, self.forgotten = history[:-1], answer, begun, 0
         return answer
@@ -90,13 +100,13 @@ class Session(Turns):
         """Whether its tokens say all of an answer and nothing behind it, as a stop string."""
         return bool(answer.thinking) or self.tokenizer.decode(answer.tokens) == answer.text
 
-    def _repeated(self, begun: "SoFar", history: list[Message], options: GenerationOptions) -> list[int]:
+    def _repeated(self, begun: "SoFar", history: list[Message], options: GenerationOptions) -> Prompt:
         """The tokens up to where an answer goes on of which only the text is known."""
-        prompt = self._read(self._system() + history, options)
+        prompt, seen = self._read(self._system() + history, options)
         thinking = Thinking.of(self._thought_format, self.tokenizer, prompt, None)
         if thinking.is_open:
             prompt = [*prompt, *self.tokenizer.encode(begun.thinking), *thinking.closing]
-        return [*prompt, *self.tokenizer.encode(begun.text)]
+        return Prompt([*prompt, *self.tokenizer.encode(begun.text)], seen)
 
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
         """Answer the given conversation, which is not added to this one. Raises ContextError if it does not fit."""
@@ -162,7 +172,7 @@ class Session(Turns):
             return Task(self._ids(asked), decoder, chosen)  # type: ignore[arg-type]
         return self._task(self._read(asked, chosen), chosen, decoder)  # type: ignore[arg-type]
 
-    def _read(self, messages: Sequence[Message], options: GenerationOptions) -> list[int]:
+    def _read(self, messages: Sequence[Message], options: GenerationOptions) -> Prompt:
         """What is read of a conversation: with images, calls and their results, and the tools that there are."""
         use = options.tools
         messages, images = marked(messages)
@@ -176,15 +186,15 @@ class Session(Turns):
             options = replace(options, template_variables=variables)
         return self._encoded(told, images, options)
 
-    def _task(self, prompt: list[int], options: GenerationOptions, decoder: StreamDecoder, earlier: int = 0) -> Task:
+    def _task(self, prompt: Prompt, options: GenerationOptions, decoder: StreamDecoder, earlier: int = 0) -> Task:
         """To answer a conversation, with calls if there are tools."""
-        prompt, thinking = self._thinking(prompt, options)
+        ids, thinking = self._thinking(prompt.ids, options)
         calls, use = None, options.tools
         if use and use.callable:
             from localllm.generation.tool_messages import with_calls
 
             calls, thinking = with_calls(use, self._call_format, self.tokenizer, thinking)
-        return Task(prompt, decoder, self._stopping(options), thinking, earlier, calls)
+        return Task(ids, decoder, self._stopping(options), thinking, earlier, calls, prompt.seen)
 
     @cached_property
     def _call_format(self) -> "CallFormat":
@@ -215,18 +225,18 @@ class Session(Turns):
 
         options: have the template's variables. What messages say is text: only the template writes control tokens.
         """
-        return self._encoded(*marked(messages), options)
+        return self._encoded(*marked(messages), options).ids
 
-    def _encoded(
-        self, messages: Sequence[Message], images: Sequence[Any], options: GenerationOptions | None
-    ) -> list[int]:
+    def _encoded(self, messages: Sequence[Message], images: Sequence[Any], options: GenerationOptions | None) -> Prompt:
         """The same, of messages with marks for images."""
         self.require_conversation()
         chosen = options or GenerationOptions()
         variables = template_variables(self.template.source, chosen.think, chosen.think_budget)
         variables |= chosen.template_variables
         text = self.tokenizer.markers.render(self.template, checked(messages), **variables)
-        return self.tokenizer.encode_rendered(text, [self.look(image) for image in images])
+        looks = [self.look(image) for image in images]
+        ids = self.tokenizer.encode_rendered(text, [look.ids for look in looks])
+        return Prompt(ids, [seen for look in looks for seen in look.seen])
 
     def _thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
         """A conversation's tokens and how thoughts are marked behind them; "off" closes one that the template opens."""
@@ -265,7 +275,7 @@ class Session(Turns):
 
     def _standing(self, system: list[Message], options: GenerationOptions) -> int:
         """How many tokens all conversations with the same system message begin with, SINKS at least."""
-        first, second = (self._read([*system, {"role": "user", "content": text}], options) for text in ("a", "b"))
+        first, second = (self._read([*system, {"role": "user", "content": text}], options).ids for text in ("a", "b"))
         return max(common(first, second), SINKS)
 
     def _decoder(self, options: GenerationOptions) -> StreamDecoder:
@@ -284,7 +294,7 @@ class Session(Turns):
 
     def _fitting(
         self, system: list[Message], history: list[Message], options: GenerationOptions
-    ) -> tuple[list[Message], list[int]]:
+    ) -> tuple[list[Message], Prompt]:
         """The part of the history that fits together with an answer, and its tokens.
 
         Too long is what leaves less than an eighth of the context for the answer (or what it may have at most). Then as
@@ -295,11 +305,11 @@ class Session(Turns):
         answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)
         prompt = self._read(system + history, options)
         turns = [index for index, message in enumerate(history) if message["role"] == "user"]
-        if len(prompt) + answer_room <= context or not turns:
+        if len(prompt.ids) + answer_room <= context or not turns:
             return history, prompt
 
         def fits(turn: int) -> bool:
-            return len(self._read(system + history[turns[turn] :], options)) <= context // 2
+            return len(self._read(system + history[turns[turn] :], options).ids) <= context // 2
 
         first = bisect_left(range(len(turns) - 1), True, key=fits)  # at least the last turn stays
         kept = history[turns[first] :]
@@ -311,6 +321,6 @@ def has_calls(message: Message) -> bool:
     return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))
 
 
-def blind(image: Any) -> list[int]:
+def blind(image: Any) -> "SeenImage":
     """Raises UsageError."""
     raise UsageError("this model sees no images")

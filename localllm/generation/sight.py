@@ -1,5 +1,6 @@
 """How an open model comes to its projector: when the first image is shown, or when it is told which one to use."""
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +8,7 @@ from localllm.engine.options import EngineOptions
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
-    from localllm.generation.eye import Eye
+    from localllm.generation.eye import Eye, SeenImage
     from localllm.text.tokenizer import Tokenizer
 
 
@@ -33,9 +34,9 @@ class Sight:
         self.eye = eye
         return eye
 
-    def look(self, image: Any) -> list[int]:
-        """The ids that stand for an image, as of localllm.images.opened. Raises UsageError if there is no projector or
-        no image, and what `use` raises."""
+    def look(self, image: Any) -> "SeenImage":
+        """What is seen of an image, as of localllm.images.opened. Raises UsageError if there is no projector or no
+        image, and what `use` raises."""
         with self._lock:
             if self.eye is None:
                 from localllm.files.projectors import projector_beside
@@ -43,6 +44,13 @@ class Sight:
                 self.use(projector_beside(self._path))
             assert self.eye
             return self.eye.look(image)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the projector that is used, or would be; 0 if there is none."""
+        from localllm.files.projectors import projector_bytes
+
+        return os.stat(self.eye.path).st_size if self.eye else projector_bytes(self._path)
 
     def close(self) -> None:
         if self.eye:

@@ -145,6 +145,14 @@ def vocabulary_name(pieces: Sequence[str]) -> str | None:
     return hashlib.blake2b(repr((len(pieces), some)).encode(errors="replace"), digest_size=16).hexdigest()
 
 
+def latest(texts: list[np.ndarray]) -> list[np.ndarray]:
+    """Of these no more than MOST tokens, or the last one."""
+    rest = sum(len(text) for text in texts)
+    while rest > MOST and len(texts) > 1:
+        rest -= len(texts.pop(0))
+    return texts
+
+
 class WrittenBefore:
     """What was written before with one vocabulary; it grows. Several threads may use it.
 
@@ -161,9 +169,9 @@ class WrittenBefore:
         """A text that was read or written, of which so many tokens were known before; is_kept: in the file, too."""
         text = np.array(texts_only(ids[0 if is_kept else max(0, known - SURE) :]), np.int32)
         with self._lock:
-            self._waiting.append(text)
+            self._waiting = latest([*self._waiting, text])
             if is_kept:
-                self._unsaved.append(text)
+                self._unsaved = latest([*self._unsaved, text])
 
     def earlier(self) -> Earlier:
         """All of it."""

@@ -22,10 +22,13 @@ def marked(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
 
 def has_image(message: Any) -> bool:
     """Whether there are some beside its text, or among the parts of its content."""
-    if not isinstance(message, dict):
-        return False
+    return isinstance(message, dict) and (bool(message.get("images")) or bool(images_of(message)))
+
+
+def images_of(message: Message) -> list[dict[str, Any]]:
+    """The parts of its content that are images."""
     content = message.get("content")
-    return bool(message.get("images")) or (isinstance(content, list) and any(_is_image(part) for part in content))
+    return [part for part in content if is_image(part)] if isinstance(content, list) else []
 
 
 def texts_of(content: Any) -> str:
@@ -33,11 +36,12 @@ def texts_of(content: Any) -> str:
     if not isinstance(content, list):
         return content
     return "\n".join(
-        part if isinstance(part, str) else str(part.get("text", "")) for part in content if not _is_image(part)
+        part if isinstance(part, str) else str(part.get("text", "")) for part in content if not is_image(part)
     )
 
 
-def _is_image(part: Any) -> bool:
+def is_image(part: Any) -> bool:
+    """Whether a part of a content is one."""
     return isinstance(part, dict) and part.get("type") in ("image", "image_url")
 
 
@@ -54,7 +58,7 @@ def _marked(message: Message, images: list[Any]) -> Message:
     images += beside
     text, behind_image = IMAGE * len(beside), bool(beside)
     for part in parts:
-        if isinstance(part, dict) and _is_image(part):
+        if isinstance(part, dict) and is_image(part):
             images.append(source_of(part))
             text, behind_image = text + IMAGE, True
             continue

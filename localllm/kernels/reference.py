@@ -32,12 +32,13 @@ class ChosenExperts(NamedTuple):
 class Reference(ChoiceReference, RecurrentReference):
     """A builder (localllm.arch.verbs) whose verbs compute. One for each run."""
 
-    reveals = False
+    reveals, windows = False, None
 
     def __init__(self, spans, matrices: dict[tuple[str, int], np.ndarray], context: int, observer=None):
         """spans: as Program.run takes them, their stores Remembered; context: the most tokens of a sequence.
 
         matrices: those dequantized so far, by name and first row; observer.add(name, x) is told what a matrix meets.
+        Attribute windows: of a run that is a picture, the number of each row's window.
         """
         self.ids = np.concatenate([span.ids for span in spans])
         self.positions = np.concatenate([span.position + np.arange(len(span.ids)) for span in spans])
@@ -54,10 +55,14 @@ class Reference(ChoiceReference, RecurrentReference):
             self._matrices[key] = dequantize(weight.tensor)
         return self._matrices[key]
 
-    def begin(self, embedded):
+    def begin(self, embedded, parts=1):
         """Of a run that is one image, its rows."""
         (seen,) = {span.seen for span in self._spans}
-        return embedded() if seen is None else seen.rows_of(self.ids)
+        self._parts = None if seen is None else np.split(seen.rows_of(self.ids), parts, axis=1)
+        return embedded() if self._parts is None else self._parts[0]
+
+    def deepen(self, x, part):
+        return x if self._parts is None else x + self._parts[part]
 
     def embed(self, weight, ids):
         return self.matrix(weight)[ids]
@@ -162,6 +167,8 @@ class Reference(ChoiceReference, RecurrentReference):
             ahead = EVERY_TOKEN if span.seen is not None and span.seen.is_whole else scores.ahead
             hidden = (distance < -ahead) | (distance >= (np.inf if window is None else window))
             hidden |= (np.arange(len(keys)) < span.encoded) != scores.crosses
+            if scores.windowed:
+                hidden |= self.windows[:, None] != self.windows
             hidden = hidden[:, None, None]
             if scores.chosen is not None:  # of all heads alike, or of each group of them
                 bits = unpacked(scores.chosen[rows].reshape(-1, -(-self._context // 32)), len(keys))

@@ -15,7 +15,7 @@ from localllm.server.asking import EFFORTS, MOST_STOPS, sampling_of
 from localllm.server.blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change, all_blocks
 from localllm.server.fields import Body, kind
 from localllm.server.ids import new_id
-from localllm.server.messages import content_of, named_results
+from localllm.server.messages import content_of, named_results, shown_of
 from localllm.server.openai_chat import ignored
 from localllm.server.service import Exchange, Question, Service, Usage
 from localllm.server.wire import EventStream, answered_whole, anthropic_error, event, json_response, read_json
@@ -146,11 +146,13 @@ def asked_of(blocks: list[dict[str, Any]], name: str, role: str) -> list[Message
     results = [block for block in blocks if block["type"] == "tool_result"]
     found: list[Message] = []
     for block in results:
-        text = content_of(block.get("content"), f"{name}.content") or ""
-        text = f"Error: {text}" if block.get("is_error") else text
-        found.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": text})
+        said = shown_of(block.get("content"), f"{name}.content") or ""
+        if block.get("is_error"):
+            said = f"Error: {said}" if isinstance(said, str) else [{"type": "text", "text": "Error:"}, *said]
+        found.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": said})
     if rest := [block for block in blocks if block["type"] != "tool_result"]:
-        found.append({"role": role, "content": content_of(rest, f"{name}.content")})
+        shown = shown_of if role == "user" else content_of
+        found.append({"role": role, "content": shown(rest, f"{name}.content")})
     return found
 
 

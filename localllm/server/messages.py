@@ -5,18 +5,19 @@ from typing import Any
 
 from localllm.errors import UsageError
 from localllm.server.fields import kind
-from localllm.text.messages import checked
+from localllm.server.images import TYPES, image_part
 from localllm.text.plain import Message
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXTS = ("text", "input_text", "output_text")  # types of parts that are text
+SHOWING = ("user", "tool")  # roles that show images
 
 
 def conversation(messages: Sequence[Any]) -> list[Message]:
     """OpenAI's messages. Raises UsageError."""
     if not messages:
         raise UsageError("messages should not be empty")
-    return named_results(checked([_message(message, number) for number, message in enumerate(messages)]))
+    return named_results([_message(message, number) for number, message in enumerate(messages)])
 
 
 def _message(message: Any, number: int) -> Message:
@@ -26,7 +27,8 @@ def _message(message: Any, number: int) -> Message:
     role = ROLES.get(str(message.get("role")))
     if role is None:
         raise UsageError(f"messages[{number}].role should be one of {', '.join(ROLES)}")
-    found: Message = {"role": role, "content": content_of(message.get("content"), f"messages[{number}].content")}
+    content, name = message.get("content"), f"messages[{number}].content"
+    found: Message = {"role": role, "content": (shown_of if role in SHOWING else content_of)(content, name)}
     if role == "assistant":
         if calls := message.get("tool_calls"):
             found["tool_calls"] = calls_of(calls, f"messages[{number}].tool_calls")
@@ -34,7 +36,7 @@ def _message(message: Any, number: int) -> Message:
         if isinstance(thought, str):
             found["reasoning_content"] = thought
     elif found["content"] is None:
-        raise UsageError(f"messages[{number}].content is missing")
+        raise UsageError(f"{name} is missing")
     if role == "tool":
         found |= {key: str(message[key]) for key in ("tool_call_id", "name") if message.get(key)}
     return found
@@ -70,17 +72,38 @@ def named_results(messages: list[Message]) -> list[Message]:
 
 def content_of(content: Any, name: str) -> str | None:
     """The text of a content, which may be in parts. Raises UsageError for anything but text."""
+    parts = parts_of(content, name)
+    if not isinstance(parts, list):
+        return parts
+    if other := next((part["type"] for part in parts if part["type"] != "text"), None):
+        raise UsageError(f"{name}: a part is of type {other!r}: images are shown by who asks, and by tools")
+    return "\n".join(part["text"] for part in parts)
+
+
+def shown_of(content: Any, name: str) -> Any:
+    """The same with images: a text, or if there are some among it, parts as of localllm.images.parts."""
+    parts = parts_of(content, name)
+    if isinstance(parts, list) and all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def parts_of(content: Any, name: str) -> str | list[dict[str, Any]] | None:
+    """A content's parts, {"type": "text", "text": ...} and images; a text is as it is. Raises UsageError."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise UsageError(f"{name} should be a text or a list of parts, not {kind(content)}")
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise UsageError(f"{name}: a part should be an object with a type")
-        if part["type"] not in TEXTS:
-            raise UsageError(f"{name}: a part is of type {part['type'][:40]!r}: only text can be read")
-        if not isinstance(part.get("text"), str):
-            raise UsageError(f"{name}: a part of type {part['type']} should have a text")
-        texts.append(part["text"])
-    return "\n".join(texts)
+    return [_part(part, name) for part in content]
+
+
+def _part(part: Any, name: str) -> dict[str, Any]:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise UsageError(f"{name}: a part should be an object with a type")
+    if part["type"] in TYPES:
+        return image_part(part, name)
+    if part["type"] not in TEXTS:
+        raise UsageError(f"{name}: a part is of type {part['type'][:40]!r}: only text and images can be read")
+    if not isinstance(part.get("text"), str):
+        raise UsageError(f"{name}: a part of type {part['type']} should have a text")
+    return {"type": "text", "text": part["text"]}

@@ -17,7 +17,7 @@ from localllm.server.asking import EFFORTS, choice_of, function_of, sampling_of,
 from localllm.server.blocks import CLOSE, OPEN, Block, Blocks, Change, all_blocks
 from localllm.server.fields import Body, kind
 from localllm.server.ids import new_id
-from localllm.server.messages import ROLES, content_of, named_results
+from localllm.server.messages import ROLES, SHOWING, content_of, named_results, shown_of
 from localllm.server.openai_chat import ignored
 from localllm.server.service import Exchange, Question, Service, Usage
 from localllm.server.wire import EventStream, answered_whole, event, json_response, openai_error, read_json
@@ -105,7 +105,7 @@ def add(found: list[Message], item: dict[str, Any], name: str) -> None:
         role = ROLES.get(str(item.get("role")))
         if role is None:
             raise UsageError(f"{name}.role should be one of {', '.join(ROLES)}")
-        text = content_of(item.get("content"), f"{name}.content") or ""
+        text = (shown_of if role in SHOWING else content_of)(item.get("content"), f"{name}.content") or ""
         if role == "assistant" and found and found[-1]["role"] == "assistant" and not found[-1]["content"]:
             found[-1]["content"] = text
         else:
@@ -115,7 +115,7 @@ def add(found: list[Message], item: dict[str, Any], name: str) -> None:
         call = {"id": str(item.get("call_id")), "type": "function", "function": function}
         last_answer(found).setdefault("tool_calls", []).append(call)
     elif what == "function_call_output":
-        text = content_of(item.get("output"), f"{name}.output") or ""
+        text = shown_of(item.get("output"), f"{name}.output") or ""
         found.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": text})
     elif what == "reasoning":
         texts = [part.get("text", "") for part in (item.get("content") or item.get("summary") or ())]

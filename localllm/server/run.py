@@ -1,6 +1,7 @@
 """One run of the server, from the first socket to the last model that is put away."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,7 +29,7 @@ class Setup:
         paths: of models, by name.  open_model: opens one.  host, port, socket: where to listen; a path wins.
         memory: the most bytes of open models, None for what is free now.  parallel: answers of a model at once.
         grace: seconds for answers to end.  keys, hosts, origins: as of Rules.
-        body, connections, answer_seconds, drops_turns: as of Limits.
+        body, connections, answer_seconds, drops_turns, folders: as of Limits.
     """
 
     paths: Mapping[str, str]
@@ -46,6 +47,7 @@ class Setup:
     connections: int = 128
     answer_seconds: float | None = None
     drops_turns: bool = False
+    folders: Sequence[str] = ()
 
 
 def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None]) -> None:
@@ -57,8 +59,9 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None]) -> None
         host = f"[{setup.host}]" if ":" in setup.host else setup.host
         address = f"http://{host}:{found.getsockname()[1]}"
     limits = Limits(
-        setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns
-    )
+        setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns,
+        folders=setup.folders,
+    )  # fmt: skip
     own = [f"[{setup.host}]" if ":" in setup.host else setup.host]
     rules = Rules([*own, *setup.hosts], setup.origins, setup.keys)
 
@@ -72,6 +75,7 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None]) -> None
                 pass
         try:
             found.listen(setup.connections)
+            collect_often()
             on_ready(address)
             await server.serve([found])
         finally:
@@ -80,3 +84,14 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None]) -> None
 
     if asyncio.run(serving()).stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
+
+
+def collect_often() -> None:
+    """As Python does by itself, but not in what is there now, which stays.
+
+    Requests that end leave cycles, which a command hardly looks for, as it ends soon: with every answer memory grew.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.collect()  # of few: what is there once more by a quarter is a reason to look at everything
+    gc.set_threshold(700, 10, 10)

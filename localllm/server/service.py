@@ -12,7 +12,9 @@ from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.answering import AnswerRequest
 from localllm.generation.generate import GenerationOptions
+from localllm.images.parts import texts_of
 from localllm.server.events import Hearer, Told
+from localllm.server.images import with_files
 from localllm.server.metrics import Metrics
 from localllm.server.shelf import Shelf
 from localllm.server.wire import Limits, TimeUpError
@@ -66,7 +68,7 @@ class Exchange:
     def __init__(self, name: str, worker: Worker, question: Question, limits: Limits, stack: AsyncExitStack):
         self.name, self.model, self.usage, self.dropped = name, worker.model, Usage(), 0
         self._worker, self._question, self._stack = worker, question, stack
-        self._seconds, self._drops = limits.answer_seconds, limits.drops_turns
+        self._seconds, self._drops, self._folders = limits.answer_seconds, limits.drops_turns, limits.folders
         self._hearers = list[Hearer]()
 
     async def begin(self) -> None:
@@ -81,7 +83,7 @@ class Exchange:
         """What the batch gets. Templates, vocabularies and grammars take their time: not in the event loop."""
         question, requests = self._question, []
         self.model.session.require_sense(question.options)
-        for prompt in question.prompts:
+        for prompt in with_images(question.prompts, self._folders):
             request = self._fitting(prompt) if self._drops else self._request(prompt)
             request.task.require_room(self.model.context)
             request.task.guide(self.model.tokenizer, self._vocab)
@@ -182,13 +184,16 @@ class Service:
         async with self.shelf.use(question.model) as worker:
             session = worker.model.session
             return await asyncio.to_thread(
-                lambda: sum(len(session.request(prompt, question.options).prompt) for prompt in question.prompts)
+                lambda: sum(
+                    len(session.request(prompt, question.options).prompt)
+                    for prompt in with_images(question.prompts, self.limits.folders)
+                )
             )
 
 
 def bytes_of(prompt: Any) -> int:
     """Of the texts in a prompt, a text or messages, at least."""
-    texts = [prompt] if isinstance(prompt, str) else [message.get("content") for message in prompt]
+    texts = [prompt] if isinstance(prompt, str) else [texts_of(message.get("content")) for message in prompt]
     return sum(len(text.encode(errors="replace")) for text in texts if isinstance(text, str))
 
 
@@ -196,6 +201,11 @@ def bytes_of(prompt: Any) -> int:
 def most_bytes(tokenizer: Tokenizer, context: int) -> int:
     """No prompt of more bytes fits a context."""
     return tokenizer.most_bytes(context)
+
+
+def with_images(prompts: Sequence[Asked], folders: Sequence[str]) -> list[Asked]:
+    """With the files that their images are. Raises UsageError."""
+    return [with_files(prompt, folders) if is_conversation(prompt) else prompt for prompt in prompts]
 
 
 def is_conversation(prompt: Sequence[Any]) -> TypeGuard[list[dict[str, Any]]]:

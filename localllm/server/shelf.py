@@ -45,18 +45,20 @@ class Book:
 
     @property
     def held_bytes(self) -> int:
-        """What it takes now: weights, and the cache's places that are in use."""
+        """What it takes now: weights, those of a projector too, and the cache's places that are in use."""
         if (model := self.model) is None:
             return 0
-        return model.file.nbytes + WORKING + model.engine.places()[0] * model.engine.place_bytes
+        places = model.engine.places()[0]
+        return model.file.nbytes + model.sight.nbytes + WORKING + places * model.engine.place_bytes
 
     @property
     def needed_bytes(self) -> int:
         """What it takes at least when it is opened."""
         from localllm.files.gguf_file import GGUFFile
+        from localllm.files.projectors import projector_bytes
 
         with GGUFFile.open(self.path) as file:
-            return file.nbytes + WORKING
+            return file.nbytes + projector_bytes(self.path) + WORKING
 
 
 class Shelf:
@@ -141,7 +143,8 @@ class Shelf:
 
     def _opened(self, book: Book) -> Worker:
         model = self._open(book.path)
-        room = None if self.memory is None else max(0, self.memory - model.file.nbytes - WORKING)
+        taken = model.file.nbytes + model.sight.nbytes + WORKING
+        room = None if self.memory is None else max(0, self.memory - taken)
         return Worker(model, self._metrics, self._parallel, room)
 
     async def _put_away(self, book: Book) -> None:

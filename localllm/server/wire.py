@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -28,6 +28,7 @@ class Limits:
         body: bytes of a request.  depth: of its JSON.  seconds: for a body to arrive, and for a client to read a piece.
         answer_seconds: for all of an answer, or None.  connections: at once.
         drops_turns: whether the oldest turns of a conversation that is too long are left out.
+        folders: below which a request may name images.
     """
 
     body: int = 32 << 20
@@ -36,6 +37,7 @@ class Limits:
     answer_seconds: float | None = None
     connections: int = 128
     drops_turns: bool = False
+    folders: Sequence[str] = ()
 
 
 class TimeUpError(LocalllmError):

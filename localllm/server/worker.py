@@ -144,12 +144,14 @@ class Worker:
             if hearer := self._hearing.pop(id(request), None):
                 self._told.append((hearer, request.error))
                 self._metrics.finished(request)
+                request.listener = None  # which holds the hearer, which holds the request
         with self._changed:
             left, self._left = self._left, deque()
         for hearer in left:
             if self._hearing.pop(id(hearer.request), None):
                 self._batch.drop(hearer.request)
                 self._metrics.left(hearer.request)
+                hearer.request.listener = None
                 for answering in hearer.request.answers:
                     self._times.pop(id(answering), None)
         self._deliver()

@@ -223,7 +223,7 @@ def of_nothing(name: str) -> ModelError:
 
 def suggestion(name: str) -> str:
     """The end of a message about a name that means nothing: names that are like it."""
-    if "/" in name or name.endswith(".gguf") or not name.strip():
+    if os.path.dirname(name) or name.endswith(".gguf") or not name.strip():
         return ""
     from difflib import get_close_matches
 

@@ -12,6 +12,7 @@ from localllm.arch.states import cache_bytes
 from localllm.arch.storage import KVType
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
+from localllm.files.projectors import projector_bytes
 from localllm.services.catalogue import HubReference, MissingError, chosen, resolve
 from localllm.services.costs import MatrixCosts
 from localllm.services.inspect import is_reader, memory
@@ -41,7 +42,9 @@ def fit(model: str, on_read: Callable[[str], None] = lambda what: None, context:
     except MissingError as error:
         return of_hub(error.reference, on_read, context)
     with GGUFFile.open(path, needed=()) as file:
-        return {"model": model, "path": path, "fetched_bytes": 0} | of_file(file, on_read, context)
+        return {"model": model, "path": path, "fetched_bytes": 0} | of_file(
+            file, on_read, context, projector_bytes(path)
+        )
 
 
 def of_hub(reference: HubReference, on_read: Callable[[str], None], context: int | None) -> dict[str, Any]:
@@ -57,8 +60,8 @@ def of_hub(reference: HubReference, on_read: Callable[[str], None], context: int
         return {"model": reference.text, "path": model.path, "fetched_bytes": fetched} | facts
 
 
-def of_file(file: GGUFFile, on_read: Callable[[str], None], context: int | None) -> dict[str, Any]:
-    """What the header tells, and this computer."""
+def of_file(file: GGUFFile, on_read: Callable[[str], None], context: int | None, projector: int = 0) -> dict[str, Any]:
+    """What the header tells, and this computer. projector: bytes of what images are seen by."""
     _, h = architecture(file)
     if not file.tensors:
         raise ModelError(f"{file.path}: the file has a vocabulary only")
@@ -67,23 +70,24 @@ def of_file(file: GGUFFile, on_read: Callable[[str], None], context: int | None)
         raise UsageError(f"context should be from 1 to {h.context}, what the model was trained for, not {context}")
     on_read("measuring the memory's bandwidth")
     bandwidth = measured_bandwidth()
-    available = available_memory()
+    available, nbytes = available_memory(), file.nbytes + projector
     kinds = TYPES[:1] if is_reader(h) else TYPES  # keys of texts are forgotten layer by layer
     rows = [
         row | {"kv_type": kind} | verdict(row, costs, available, None if is_reader(h) else bandwidth)
         for kind in kinds
-        for row in memory(h, file.nbytes, KVType.of(kind), h.context if is_reader(h) else context)
+        for row in memory(h, nbytes, KVType.of(kind), h.context if is_reader(h) else context)
     ]
     return {
         "architecture": h.arch,
         "parameters": file.parameters,
         "weight_bytes": file.nbytes,
+        "projector_bytes": projector,
         "weight_bytes_per_token": costs.weight_bytes,
         "context": h.context,
         "working_bytes": WORKING,
         "available_bytes": available,
         "bandwidth_gbs": bandwidth / 1e9,
-        "longest": {kind: longest(h, file.nbytes, KVType.of(kind), available) for kind in kinds},
+        "longest": {kind: longest(h, nbytes, KVType.of(kind), available) for kind in kinds},
         "rows": rows,
     }
 

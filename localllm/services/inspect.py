@@ -16,10 +16,12 @@ from localllm.arch.hyperparameters import RANK, Hyperparameters
 from localllm.arch.pooling import NONE, read_pooling
 from localllm.arch.states import cache_bytes
 from localllm.arch.storage import KVType
+from localllm.arch.vision.hyperparameters import Vision
 from localllm.arch.weights import Weights
-from localllm.errors import ModelError
+from localllm.errors import ModelError, UsageError
 from localllm.files.checked import number_of_strings
 from localllm.files.gguf_file import GGUFFile
+from localllm.files.projectors import projector_beside
 from localllm.generation.recommended import recommended
 from localllm.services.made_with import made_with
 from localllm.services.validity import Validity, require_numbers, validity
@@ -40,6 +42,7 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
         if check and found.is_valid:
             found = thorough(file, found)
         h, reason, metadata = found.hyperparameters, reason_of(file, found), file.metadata
+        sized = h or found.vision
         return {
             "path": file.path,
             "name": text(metadata.get("general.name")),
@@ -50,13 +53,15 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
             "parameters": file.parameters,
             "weight_bytes": file.nbytes,
             "bits_per_weight": 8 * file.nbytes / file.parameters if file.parameters else 0.0,
-            "layers": h and h.layers,
-            "width": h and h.width,
+            "layers": sized and sized.layers,
+            "width": sized and sized.width,
             "heads": heads(h, "heads"),
             "kv_heads": heads(h, "kv_heads"),
             "context": h and h.context,
             "vocabulary": vocabulary(metadata),
             "reads": reads(file, h),
+            "sees": sees(found.vision),
+            "projector": beside(file.path) if h else None,
             "guessing": guessing(file, h),
             "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
             "sampling": recommended(metadata)[0].chosen,
@@ -120,6 +125,22 @@ def reads(file: GGUFFile, h: Hyperparameters | None) -> str | None:
         return None
     kind = h.pooling if is_reader(h) else read_pooling(Fields.of(file))
     return None if kind in (None, NONE) else "scores" if kind == RANK else f"vectors by the {NAMES[kind]}"
+
+
+def sees(vision: Vision | None) -> dict[str, Any] | None:
+    """What a projector makes of a picture: rows of numbers, the most of the largest one; None for another file."""
+    if vision is None:
+        return None
+    return {"type": vision.kind, "side": vision.side, "patch": vision.patch, "width": vision.out}
+
+
+def beside(path: str) -> dict[str, Any] | None:
+    """The projector that a model sees images by, if there is one."""
+    try:
+        found = projector_beside(path)
+        return {"path": found, "bytes": os.stat(found).st_size}
+    except (UsageError, OSError):
+        return None
 
 
 def guessing(file: GGUFFile, h: Hyperparameters | None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class MapJob:
     """What there is to do: the model, how to open it (see api.open_model), and what to ask it.
 
     Attributes:
-        n: answers to each record.  precise: as of Model.map.
+        n: answers to each record.  precise: as of Model.map.  mmproj: what it sees by, None for what is beside it.
     """
 
     path: str
@@ -34,6 +34,7 @@ class MapJob:
     threads: int | None = None
     kv_type: str = "f16"
     chat_template: str | None = None
+    mmproj: str | None = None
 
     def __post_init__(self) -> None:
         """Raises UsageError."""

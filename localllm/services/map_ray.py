@@ -27,7 +27,9 @@ class Actor:
         from localllm.api import open_model
 
         self._job = job
-        self._model = open_model(job.path, job.threads, job.context, job.kv_type, chat_template=job.chat_template)
+        self._model = open_model(
+            job.path, job.threads, job.context, job.kv_type, chat_template=job.chat_template, mmproj=job.mmproj
+        )
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         """Of numbers and records in JSON, the numbers and the results in JSON."""

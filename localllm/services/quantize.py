@@ -46,12 +46,17 @@ COMPILING, THREAD = 288 << 20, 16 << 20  # bytes of addresses that the searches'
 SAMPLES, SAMPLE_ROWS = 256, 16  # places and rows of each that tell the sizes of a matrix's columns
 
 
-def open_source(path: str) -> Source:
-    """A GGUF file, or the folder of a Hugging Face checkpoint. Raises ModelError."""
-    if os.path.isdir(path):
-        from localllm.convert import open_folder
+def open_source(path: str, projector: bool = False) -> Source:
+    """A GGUF file, or the folder of a Hugging Face checkpoint. Raises ModelError.
 
-        return open_folder(path)
+    projector: not the language model of the folder, but what it sees with. Raises UsageError for a file then.
+    """
+    if os.path.isdir(path):
+        from localllm.convert import open_folder, open_projector
+
+        return open_projector(path) if projector else open_folder(path)
+    if projector:
+        raise UsageError(f"{path}: --mmproj makes a projector of a checkpoint's folder, which this is not")
     return GGUFSource(GGUFFile.open(path))
 
 
@@ -63,13 +68,13 @@ def require_sense(source: Source, overrides: Sequence[tuple[str, Any]]) -> None:
         require_valid(whole)
 
 
-def default_output(path: str, recipe: Recipe) -> str:
-    """The input's name with the type, in the input's folder; for a folder, beside it."""
+def default_output(path: str, recipe: Recipe, projector: bool = False) -> str:
+    """The input's name with the type, in the input's folder; for a folder, beside it; a projector's is marked."""
     folder, name = os.path.split(os.path.realpath(path) if os.path.isdir(path) else path)
     match = SPLIT_NAME.fullmatch(name)
     stem = match["stem"] if match else name.removesuffix(".gguf")
     suffix = "copy" if recipe == COPY else recipe.name
-    return os.path.join(folder, f"{TYPE_IN_NAME.sub('', stem)}-{suffix}.gguf")
+    return os.path.join(folder, f"{'mmproj-' * projector}{TYPE_IN_NAME.sub('', stem)}-{suffix}.gguf")
 
 
 def require_new(paths: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from localllm.frozen import frozen
 from localllm.text.plain import Message
 
 Asked = str | list[Message]
+IMAGE = "image"  # the field
 FIELD = re.compile(r"\{([\w-]+)\}")
 
 
@@ -103,15 +104,22 @@ class Prompts:
         return Prompts, (self._prompt, self._template, self._system, self._raw)
 
     def __call__(self, record: Record) -> Asked:
-        """What to ask: a conversation, or a text if raw. Raises LocalllmError if the record does not have it."""
+        """What to ask: a conversation, or a text if raw. Raises LocalllmError if the record does not have it.
+
+        A record's field `image`, a path, a data URL or a list of them, is shown in front of the prompt's text, unless
+        the text names it.
+        """
         if record.error:
             raise UsageError(record.error)
         fields = record.input if isinstance(record.input, dict) else {"line": record.input}
         if self._render:
-            return self._chat(self._render(fields))
+            return self._chat(self._render(fields), images_of(fields))
         if self._prompt is not None:
-            return self._chat(FIELD.sub(lambda found: text_of(fields, found[1]), self._prompt))
+            shown = [] if IMAGE in FIELD.findall(self._prompt) else images_of(fields)
+            return self._chat(FIELD.sub(lambda found: text_of(fields, found[1]), self._prompt), shown)
         if "messages" in fields and not self._raw:
+            if images_of(fields):
+                raise UsageError('"image" goes with a prompt: among "messages", images are parts of a content')
             if not isinstance(fields["messages"], list):
                 raise UsageError('"messages" should be a list of messages: [{"role": "user", "content": ...}]')
             instruction = [] if self._system is None else [{"role": "system", "content": self._system}]
@@ -119,13 +127,24 @@ class Prompts:
         own = next((name for name in ("prompt", "line") if name in fields), None)
         if own is None:
             raise UsageError('there is no field "messages" or "prompt"; tell with a prompt what is asked')
-        return self._chat(text_of(fields, own))
+        return self._chat(text_of(fields, own), images_of(fields))
 
-    def _chat(self, text: str) -> Asked:
+    def _chat(self, text: str, images: list[str]) -> Asked:
+        if self._raw and images:
+            raise UsageError("images need a chat template, which raw prompts do without")
         if self._raw:
             return text
         instruction = [] if self._system is None else [{"role": "system", "content": self._system}]
-        return [*instruction, {"role": "user", "content": text}]
+        return [*instruction, {"role": "user", "content": text, **({"images": images} if images else {})}]
+
+
+def images_of(fields: dict[str, Any]) -> list[str]:
+    """What a record shows: paths and data URLs. Raises UsageError."""
+    given = fields.get(IMAGE)
+    found = [] if given is None else given if isinstance(given, list) else [given]
+    if not all(isinstance(image, str) and image for image in found):
+        raise UsageError(f'"{IMAGE}" should be the path of an image, or a list of them')
+    return found
 
 
 def text_of(fields: dict[str, Any], name: str) -> str:

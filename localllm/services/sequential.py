@@ -93,9 +93,12 @@ class Sequential:
 
         return Parts(self._pool.map(one, range(len(self._references))))
 
-    def begin(self, embedded: Callable[[], Parts]) -> Parts:
+    def begin(self, embedded: Callable[[], Parts], parts: int = 1) -> Parts:
         """Texts have no images."""
         return embedded()
+
+    def deepen(self, x: Parts, part: int) -> Parts:
+        return x
 
     def ignore(self, *weights: Weight | None) -> None:
         """These stand in the file, but nothing needs them."""

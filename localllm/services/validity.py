@@ -6,7 +6,10 @@ that they call for, the vocabulary. `require_numbers` reads every weight besides
 
 from localllm.arch import architecture
 from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.vision import CLIP, projector
+from localllm.arch.vision.hyperparameters import Vision
 from localllm.arch.weights import Weights
+from localllm.engine.pictures import said_parts
 from localllm.engine.record.recorder import recorded
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf_file import GGUFFile
@@ -22,13 +25,14 @@ class Validity:
     """What is known of a file.
 
     Attributes:
-        hyperparameters: None if localllm cannot read them.
+        hyperparameters: None if localllm cannot read them, or if it is no model.  vision: of a projector.
         problem: why it cannot run, None if it can.
         is_valid: false if the problem is the file's.
     """
 
     hyperparameters: Hyperparameters | None
     problem: ModelError | None
+    vision: Vision | None = None
 
     @property
     def is_valid(self) -> bool:
@@ -38,6 +42,9 @@ class Validity:
 def validity(file: GGUFFile) -> Validity:
     """Look at everything but the weights of matrices. A file without vocabulary or without tensors is valid."""
     hyperparameters = None
+    arch = file.metadata.get("general.architecture")
+    if isinstance(arch, str) and arch == CLIP:
+        return of_projector(file)
     try:
         if any(key.startswith(VOCABULARY) for key in file.metadata):
             require_vocabulary(file)
@@ -47,6 +54,17 @@ def validity(file: GGUFFile) -> Validity:
     except ModelError as error:
         return Validity(hyperparameters, error)
     return Validity(hyperparameters, None)
+
+
+def of_projector(file: GGUFFile) -> Validity:
+    """The same of a file that images are seen by."""
+    vision = None
+    try:
+        family, vision = projector(file)
+        said_parts(file, family, vision)
+    except ModelError as error:
+        return Validity(None, error, vision)
+    return Validity(None, None, vision)
 
 
 def require_valid(file: GGUFFile) -> None:

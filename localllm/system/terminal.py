@@ -1,5 +1,6 @@
 """The terminal: keys that wait, what it understands, and texts of the standard streams."""
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -63,6 +64,12 @@ def set_console_mode(stream: Any, mode: int) -> None:
 
     handle = ctypes.c_void_p(msvcrt.get_osfhandle(stream.fileno()))  # type: ignore[attr-defined]
     ctypes.WinDLL("kernel32").SetConsoleMode(handle, mode)  # type: ignore[attr-defined]
+
+
+def is_unread(error: OSError) -> bool:
+    """Whether a stream could not be written because nobody reads it any more. Windows calls that a wrong argument."""
+    is_windows = sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
+    return isinstance(error, BrokenPipeError) or is_windows
 
 
 def forget_typed(keys: Any) -> None:

@@ -39,11 +39,52 @@ SIGLIP = {
     **PATCHES, "v.patch_embd.bias": "width", "v.position_embd.weight": "(side // patch) ** 2, width",
     "v.post_ln.weight": "width", "v.post_ln.bias": "width",
 }  # fmt: skip
-CLIP = {
-    **PATCHES, "v.class_embd": "width", "v.position_embd.weight": "(side // patch) ** 2 + 1, width",
-    "v.pre_ln.weight": "width", "v.pre_ln.bias": "width",
+CLASS = {**PATCHES, "v.class_embd": "width", "v.position_embd.weight": "(side // patch) ** 2 + 1, width"}
+CLIP = {**CLASS, "v.pre_ln.weight": "width", "v.pre_ln.bias": "width"}
+NORMED_MLP = {
+    "mm.model.mlp.0.weight": "merge**2 * width", "mm.model.mlp.0.bias": "merge**2 * width",
+    "mm.model.mlp.1.weight": "out, merge**2 * width", "mm.model.mlp.1.bias": "out",
+    "mm.model.mlp.3.weight": "out, out", "mm.model.mlp.3.bias": "out",
 }  # fmt: skip
 TWO = {"mm.0.weight": "out, width", "mm.0.bias": "out", "mm.2.weight": "out, out", "mm.2.bias": "out"}
+FRAMES = {**PATCHES, "v.patch_embd.weight.1": "width, 3, patch, patch", "v.post_ln.weight": "width"}
+MERGER = {
+    "mm.0.weight": "merge**2 * width, merge**2 * width", "mm.0.bias": "merge**2 * width",
+    "mm.2.weight": "out, merge**2 * width", "mm.2.bias": "out",
+}  # fmt: skip
+GATE = {"ffn_gate.weight": "hidden, width", "ffn_gate.bias": "hidden"}
+
+
+def without_biases(shapes: Shapes) -> Shapes:
+    return {name: shape for name, shape in shapes.items() if not name.endswith(".bias")}
+
+
+QWEN3 = {
+    **FRAMES, "v.patch_embd.bias": "width", "v.position_embd.weight": "(side // patch) ** 2, width",
+    "v.post_ln.bias": "width", **MERGER,
+}  # fmt: skip
+QWEN3_LAYER = {
+    **NORMS, "attn_qkv.weight": "3 * width, width", "attn_qkv.bias": "3 * width", "attn_out.weight": "width, width",
+    "attn_out.bias": "width", **NETWORK,
+}  # fmt: skip
+DEEP = {
+    f"v.deepstack.{layer}.{name}": shape
+    for layer in (0, 2)
+    for name, shape in {
+        "norm.weight": "merge**2 * width", "norm.bias": "merge**2 * width",
+        "fc1.weight": "merge**2 * width, merge**2 * width", "fc1.bias": "merge**2 * width",
+        "fc2.weight": "out, merge**2 * width", "fc2.bias": "out",
+    }.items()
+}  # fmt: skip
+NORM_AND_TWO = {
+    "mm.input_norm.weight": "merge**2 * width", "mm.input_norm.bias": "merge**2 * width",
+    "mm.1.weight": "hidden, merge**2 * width", "mm.1.bias": "hidden", "mm.2.weight": "out, hidden", "mm.2.bias": "out",
+}  # fmt: skip
+PIXTRAL = {
+    **PATCHES, "v.pre_ln.weight": "width", "v.token_embd.img_break": "out", "mm.1.weight": "out, width",
+    "mm.1.bias": "out", "mm.2.weight": "out, out", "mm.2.bias": "out",
+}  # fmt: skip
+PIXTRAL_LAYER = without_biases({**NORMS, **ATTENTION, **NETWORK, **GATE})
 
 
 @dataclass(frozen=True)
@@ -73,6 +114,36 @@ PROJECTORS = {
         metadata={"use_gelu": True, "vision.projector.scale_factor": 2, "vision.preproc_image_size": 112},
         dims={"merge": 2},
     ),
+    "qwen2vl": Projector(
+        "qwen2vl_merger", {**FRAMES, "v.post_ln.bias": "width", **MERGER}, dims={"hidden": 192, "merge": 2}
+    ),
+    "qwen25vl": Projector(
+        "qwen2.5vl_merger", {**FRAMES, **MERGER}, {**without_biases(NORMS), **ATTENTION, **NETWORK, **GATE},
+        {"use_silu": True, "vision.n_wa_pattern": 2}, {"layers": 4, "merge": 2},
+    ),
+    "qwen3vl": Projector(
+        "qwen3vl_merger", {**QWEN3, **DEEP}, QWEN3_LAYER,
+        {"use_gelu": True, "vision.is_deepstack_layers": np.array([True, False, True, False])},
+        {"layers": 4, "merge": 2, "patch": 16, "side": 96},
+    ),
+    "qwen35": Projector(
+        "qwen3vl_merger", QWEN3, QWEN3_LAYER, {"use_gelu": True}, {"merge": 2, "patch": 16, "side": 96}
+    ),
+    "lfm2": Projector(
+        "lfm2", {**SIGLIP, **NORM_AND_TWO}, metadata={"use_gelu": True, "vision.projector.scale_factor": 2},
+        dims={"merge": 2, "patch": 32, "side": 96},
+    ),
+    "pixtral": Projector("pixtral", PIXTRAL, PIXTRAL_LAYER, {"use_silu": True}, {"patch": 20, "side": 60}),
+    "mistral3": Projector(
+        "pixtral",
+        {**PIXTRAL, "mm.input_norm.weight": "width", "mm.patch_merger.weight": "width, merge**2 * width"},
+        PIXTRAL_LAYER, {"use_silu": True, "vision.spatial_merge_size": 2}, {"merge": 2},
+    ),
+    "internvl": Projector(
+        "internvl", {**CLASS, "v.patch_embd.bias": "width", **NORMED_MLP},
+        {**NORMS, **ATTENTION, **NETWORK, "ls1.weight": "width", "ls2.weight": "width"},
+        {"use_gelu": True, "vision.projector.scale_factor": 2}, {"merge": 2},
+    ),
     "llava": Projector("mlp", {**CLIP, **TWO}, metadata={"has_llava_projector": True}),
     "llava_feature": Projector("mlp", {**CLIP, **TWO}, metadata={"vision.feature_layer": [1]}),
 }  # fmt: skip
@@ -98,7 +169,7 @@ def values(name: str) -> Callable[[Numbers, tuple[int, ...]], np.ndarray]:
     """What numbers a tensor of that name gets."""
     if name.endswith((".bias", "class_embd", "position_embd.weight")):
         return lambda n, shape: n.normal(shape, 0.5)
-    if "ln" in name or "norm" in name:
+    if "ln" in name or "norm" in name or name.endswith("mlp.0.weight"):
         return lambda n, shape: n.uniform(shape, 0.5, 1.5)
     return lambda n, shape: n.normal(shape, 1.3 * float(np.prod(shape[1:])) ** -0.5)
 
@@ -109,7 +180,8 @@ def write_projector(model: Model, path: Path, format: str = "F32") -> Path:
     for name, numbers in model.tensors.items():
         wanted = BY_NAME[format]
         fits = numbers.ndim == 2 and not numbers.shape[-1] % wanted.block and "position" not in name
-        chosen = wanted if fits else BY_NAME["F16" if numbers.ndim == 4 and format != "F32" else "F32"]
+        is_matrix = numbers.ndim == 4 or (numbers.ndim == 2 and "position" not in name)
+        chosen = wanted if fits else BY_NAME["F16" if is_matrix and format != "F32" else "F32"]
         outputs.append(Output(name, chosen, numbers.shape))
         contents.append(gguf.quantize(np.ascontiguousarray(numbers), gguf.GGMLQuantizationType[chosen.name]).tobytes())
     with open(path, "wb") as file:
@@ -119,17 +191,42 @@ def write_projector(model: Model, path: Path, format: str = "F32") -> Path:
     return path
 
 
-TEXT = {"gemma3": "gemma3", "gemma3_odd": "gemma3", "idefics3": "llama", "llava": "llama", "llava_feature": "llama"}
+TEXT = {
+    "gemma3": "gemma3", "gemma3_odd": "gemma3", "qwen2vl": "qwen2vl", "qwen25vl": "qwen2vl", "internvl": "qwen2",
+    "lfm2": "lfm2", "qwen3vl": "qwen3vl", "qwen35": "qwen35",
+}  # others: llama # fmt: skip
+TEXT_DIMS = {
+    "qwen3vl": {"layers": 3},
+    "lfm2": {"vocab": 304, "context": 1024},
+}  # in llama.cpp the last layer cannot go deep
 MARKS = {
     "gemma3": ["<start_of_image>", "<end_of_image>"],
     "idefics3": ["<fake_token_around_image>", "<global-img>", *(f"<row_{y}_col_{x}>" for y in (1, 2) for x in (1, 2))],
+    "qwen2vl": ["<|vision_start|>", "<|vision_end|>"],
+    "qwen25vl": ["<|vision_start|>", "<|vision_end|>"],
+    "qwen3vl": ["<|vision_start|>", "<|vision_end|>"],
+    "qwen35": ["<|vision_start|>", "<|vision_end|>"],
+    "lfm2": [
+        "<|image_start|>",
+        "<|image_end|>",
+        "<|img_thumbnail|>",
+        *(f"<|img_row_{y}_col_{x}|>" for y in (1, 2, 3, 4) for x in (1, 2)),
+    ],
+    "pixtral": ["[IMG_END]"],
+    "mistral3": ["[IMG_END]"],
+    "internvl": ["<img>", "</img>"],
 }
+SECTIONS = {"qwen2vl": [4, 6, 6, 0], "qwen3vl": [6, 5, 5, 0]}  # all pairs turn, by time, height or width
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
 
 
 def seeing(name: str, seed: int = 0, **dims: Any) -> Model:
     """A language model that goes with a projector: as wide as its rows, and with the tokens that it needs."""
-    made = model(TEXT[name], seed, **{"width": 96, "heads": 3, "kv_heads": 1, "head_dim": 32, **dims})
+    made = model(
+        TEXT.get(name, "llama"),
+        seed,
+        **{**TEXT_DIMS.get(name, {}), "width": 96, "heads": 3, "kv_heads": 1, "head_dim": 32, **dims},
+    )
     size = made.metadata[f"{made.arch}.vocab_size"]
     found, marks = vocabulary(size), MARKS.get(name.partition("_")[0], [])
     tokens, types = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
@@ -137,6 +234,10 @@ def seeing(name: str, seed: int = 0, **dims: Any) -> Model:
     tokens[size - len(marks) - 1] = "ĊĊ"
     found["tokenizer.ggml.merges"] = [*found["tokenizer.ggml.merges"], "Ċ Ċ"]
     found["tokenizer.chat_template"] = TEMPLATE + "<|im_start|>assistant\n"
+    if made.arch in SECTIONS:
+        found[f"{made.arch}.rope.dimension_sections"] = SECTIONS[made.arch]
+    if name == "qwen3vl":
+        found["qwen3vl.n_deepstack_layers"] = 2
     return replace(made, metadata={**made.metadata, **found})
 
 
@@ -144,13 +245,16 @@ def seeing(name: str, seed: int = 0, **dims: Any) -> Model:
 
 TEXT_AROUND = "Look: ", " and ", ". Which one?"
 SIZES = (131, 90), (33, 100)  # of the images: columns, rows
-SQUARES = (131, 131), (33, 33)  # for Gemma 3, where llama.cpp puts bars on others
+SHOWN = {
+    "gemma3": ((131, 131), (33, 33)),  # squares, for llama.cpp puts bars on others
+    "lfm2": ((1100, 2000), (131, 90)),  # of which the first one is cut
+}
 
 
 def shown(name: str) -> list[np.ndarray]:
     """uint8 [rows, columns, 3] each: blocks of 8 pixels, some with noise."""
     made = []
-    for columns, rows in SQUARES if name.startswith("gemma3") else SIZES:
+    for columns, rows in SHOWN.get(name.partition("_")[0], SIZES):
         numbers = Numbers(0, "image", columns, rows)
         blocks = numbers.raw((rows // 8 + 1) * (columns // 8 + 1) * 3).reshape(rows // 8 + 1, columns // 8 + 1, 3)
         image = np.kron(blocks, np.ones((8, 8, 1), np.uint8))[:rows, :columns]
@@ -166,20 +270,28 @@ def digest_of(name: str) -> str:
 @dataclass(frozen=True)
 class PictureGolden:
     """Attributes:
-    tokens: of the whole prompt, -1 for each row of an image.  rows: of all images, float32 [rows, width].
-    logits: behind the last token.  trained: the rows as transformers computes them, in float64.  digest: of both.
+    tokens: of the whole prompt, -1 for each row of an image.
+    rows: of all images, float32 [rows, width], or of every so many of them (`some`).
+    logits: behind the last token.  trained: the rows as transformers computes them, in float64.
+    said: the logits as transformers computes them, of families whose it computes.  digest: of both.
     """
 
     tokens: np.ndarray
     rows: np.ndarray
     logits: np.ndarray
     trained: np.ndarray
+    said: np.ndarray
     digest: str
+
+    @staticmethod
+    def some(rows: np.ndarray) -> np.ndarray:
+        """60 of them at most."""
+        return rows[:: -(-len(rows) // 60)]
 
     @classmethod
     def load(cls, name: str) -> "PictureGolden":
         with np.load(FOLDER / f"picture_{name}.npz") as file:
-            return cls(**{**file, "digest": str(file["digest"])})
+            return cls(**{"said": np.zeros(0), **file, "digest": str(file["digest"])})
 
     def save(self, name: str) -> None:
         np.savez(FOLDER / f"picture_{name}.npz", **vars(self))

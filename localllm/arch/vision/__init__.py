@@ -18,13 +18,24 @@ from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_header import shown
 
-FAMILIES = {"gemma3": "gemma3", "idefics3": "idefics3", "mlp": "llava"}
+FAMILIES = {
+    "gemma3": "gemma3",
+    "idefics3": "idefics3",
+    "internvl": "internvl",
+    "lfm2": "lfm2vl",
+    "mlp": "llava",
+    "pixtral": "pixtral",
+    "qwen2vl_merger": "qwen2vl",
+    "qwen2.5vl_merger": "qwen2vl",
+    "qwen3vl_merger": "qwen3vl",
+}
 KINDS = "mmproj", "model"  # what files with a projector say that they are
+CLIP = "clip"  # and their architecture, whatever it is
 
 
 def projector(file: GGUFFile) -> tuple[ModuleType, Vision]:
     """The family's module, and its hyperparameters. Raises ModelError for what is no projector or is not supported."""
-    if require_general(file, KINDS) != "clip":
+    if require_general(file, KINDS) != CLIP:
         raise ModelError(f"{file.path}: a language model, not a projector (mmproj), which goes with one")
     fields = Fields(file.metadata, file.path, 0)
     if not fields.flag("has_vision_encoder", False):

@@ -1,29 +1,17 @@
 """What vision encoders share: hyperparameters, and how a picture becomes rows of numbers."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
+from localllm.arch.vision.resizing import Picture
+from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
 MOST_SIDE = 1 << 14  # pixels: of a picture that an encoder sees
-LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers of its filters
-
-
-class Picture(Protocol):
-    """What is asked of a picture: a Pillow image in RGB."""
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Columns and rows, pixels."""
-        ...
-
-    def resize(self, size: tuple[int, int], resample: int) -> Any: ...
-
-    def crop(self, box: tuple[int, int, int, int]) -> Any: ...
 
 
 class Prepared(NamedTuple):
@@ -68,7 +56,13 @@ class Vision:
     deviation: tuple[float, ...]
 
     vocab_size: ClassVar[int] = 0
+    exact: ClassVar[bool] = False  # whether gelu is by erf
     sees_ahead: ClassVar[bool] = False  # whether the language model lets tokens of an image see those behind them
+
+    @property
+    def rms(self) -> bool:
+        """Whether norms are without mean and bias."""
+        return False
 
     @property
     def head_dim(self) -> int:
@@ -80,6 +74,16 @@ class Vision:
         return 3 * self.patch * self.patch
 
     @property
+    def columns(self) -> int:
+        """Numbers of what the encoder is given of a patch."""
+        return self.pixels
+
+    @property
+    def row_width(self) -> int:
+        """Numbers of what it makes of some patches."""
+        return self.out
+
+    @property
     def most_patches(self) -> int:
         """Of a picture."""
         return (self.side // self.patch) ** 2
@@ -89,13 +93,30 @@ class Vision:
         """Rows and columns of patches of the largest picture."""
         return self.side // self.patch, self.side // self.patch
 
-    def rows(self, picture: Any) -> np.ndarray:
-        """What the encoder is given of a picture, float32 [patches, pixels]."""
+    def rows(self, picture: Any, w: Weights) -> np.ndarray:
+        """What the encoder is given of a picture, float32 [patches, columns]."""
         return pixels_of(self, picture)
+
+    def with_breaks(self, rows: np.ndarray, grid: tuple[int, int], w: Weights) -> np.ndarray:
+        """A picture's rows as the language model reads them, with others between that its family has."""
+        return rows
 
     def axes(self, picture: Picture) -> np.ndarray | None:
         """By time, height and width, positions of a picture's rows, int64 [rows, 3]; None: one behind the other."""
         return None
+
+    def turns(self, grid: tuple[int, int]) -> np.ndarray | None:
+        """By which positions the queries and keys of an encoder's rows turn, int64 [rows, 3]: time, height and width;
+        None: they do not."""
+        return None
+
+    def windows(self, grid: tuple[int, int]) -> np.ndarray | None:
+        """Behind which rows the windows end of which some layers see one, int64; None: there are none."""
+        return None
+
+    def windowed(self, layer: int) -> bool:
+        """Whether a layer's rows see those of their window only."""
+        return False
 
     def states(self) -> Sequence[Paged]:
         """Keys and values of every layer."""
@@ -155,12 +176,6 @@ def read_colours(fields: Fields, name: str, least: float) -> tuple[float, ...]:
     if len(numbers) != 3 or not (np.isfinite(numbers) & (numbers >= least) & (numbers <= 1000)).all():
         raise fields.wrong(name, f"three numbers from {least:g} up")
     return tuple(float(number) for number in numbers.astype(np.float32))
-
-
-def resized(picture: Picture, size: tuple[int, int], resample: int) -> Any:
-    """A picture of another size: first its columns, then its rows, as llama.cpp does it. Pillow 13 takes the cheaper
-    order, and numbers are rounded in between."""
-    return picture.resize((size[0], picture.size[1]), resample).resize(size, resample)
 
 
 def pixels_of(h: Vision, picture: Any) -> np.ndarray:

@@ -9,7 +9,8 @@ import numpy as np
 
 from localllm.arch.fields import Fields
 from localllm.arch.verbs import Activation, Builder
-from localllm.arch.vision.hyperparameters import LANCZOS, Picture, Prepared, Vision, in_squares, read_vision, resized
+from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
+from localllm.arch.vision.resizing import LANCZOS, Picture, resized
 from localllm.arch.vision.vit import siglip
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen

@@ -6,15 +6,18 @@ the token that stands for the whole image (`class_embd`) comes first, and GELU i
 last layer and puts that token behind the patches, so that each of these has its neighbour's position.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 
 from localllm.arch.fields import Fields
 from localllm.arch.verbs import Activation, Builder
-from localllm.arch.vision.hyperparameters import BICUBIC, Picture, Prepared, Vision, pixels_of, read_vision, resized
+from localllm.arch.vision.hyperparameters import Prepared, Vision, pixels_of, read_vision
+from localllm.arch.vision.resizing import BICUBIC, Picture, with_bars
 from localllm.arch.vision.vit import as_matrix, numbers_of, table_of, transformer
 from localllm.arch.weights import Weight, Weights
+from localllm.errors import ModelError
 from localllm.frozen import frozen
 
 MARKS = ()
@@ -32,10 +35,14 @@ class Llava(Vision):
         """One more than there are: the token for the whole image."""
         return super().most_patches + 1
 
-    def rows(self, picture: Any) -> np.ndarray:
+    def rows(self, picture: Any, w: Weights) -> np.ndarray:
         """Nothing for the token that stands for all, and the patches."""
-        pixels = pixels_of(self, picture)
-        return np.concatenate((np.zeros_like(pixels[:1]), pixels))
+        return with_whole(self, picture)
+
+
+def with_whole(h: Vision, picture: Any) -> np.ndarray:
+    """Zeros for the token that stands for the whole picture, and the patches, float32 [1 + patches, pixels]."""
+    return np.pad(pixels_of(h, picture), ((1, 0), (0, 0)))
 
 
 def read(fields: Fields) -> Llava:
@@ -60,14 +67,7 @@ def feature_layer(fields: Fields, layers: int) -> int:
 
 def prepared(h: Vision, picture: Picture) -> Prepared:
     """One square, without marks."""
-    from PIL import Image  # Pillow is there if somebody has a picture
-
-    columns, rows = picture.size
-    scale = min(np.float32(h.side) / np.float32(columns), np.float32(h.side) / np.float32(rows))
-    size = tuple(min(int(np.ceil(np.float32(length) * scale)), h.side) for length in picture.size)
-    square = Image.new("RGB", (h.side, h.side), BARS)
-    square.paste(resized(picture, size, BICUBIC), ((h.side - size[0]) // 2, (h.side - size[1]) // 2))  # type: ignore[arg-type]
-    return Prepared([square], [0])
+    return Prepared([with_bars(picture, (h.side, h.side), BICUBIC, BARS)], [0])
 
 
 def tower(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
@@ -86,6 +86,11 @@ def positions(b: Builder, v: Weights) -> Weight:
     """The table of positions, whose first row has what stands for the whole image, too: that has no pixels."""
     table, whole, bias = v.position_embd, v.exactly("class_embd"), v.patch_embd.bias
     b.ignore(table, whole)
+    if len(table.shape) != 2:
+        raise ModelError(f"tensor {table.name} should be a matrix, has the shape {list(table.shape)}")
+    for one in [whole] if bias is None else [whole, bias]:
+        if math.prod(one.shape) != table.shape[1]:
+            raise ModelError(f"tensor {one.name} should have {table.shape[1]} numbers, has the shape {list(one.shape)}")
     numbers = numbers_of(table).copy()
     numbers[0] += numbers_of(whole).reshape(-1) - (0 if bias is None else numbers_of(bias))
     return table_of(table.name, numbers)

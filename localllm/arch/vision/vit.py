@@ -71,12 +71,26 @@ def transformer(b: Builder, w: Weights, h: Vision, x: Activation, layers: int, t
 
 def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, turn: Turn | None) -> Activation:
     """One layer: attention, then the feed-forward network, each added to the residual stream."""
-    y = b.layer_norm(x, w.ln1, h.epsilon)
+    y = normed(b, h, x, w.ln1)
     q, k, v = (b.linear(y, part) for part in parts(w, h))
+    q, k = (
+        normed(b, h, x, norm) if (norm := w.get(name)) else x for name, x in (("attn_q_norm", q), ("attn_k_norm", k))
+    )
     q, k = (turn(q), turn(k)) if turn else (q, k)
-    seen = b.attend(q, k, v, state, Scores(h.heads, h.head_dim**-0.5, ahead=EVERY_TOKEN))
-    x = b.add(x, b.linear(seen, w.attn_out))
-    return b.add(x, feed_forward(b, w, h, b.layer_norm(x, w.ln2, h.epsilon)))
+    scores = Scores(h.heads, h.head_dim**-0.5, ahead=EVERY_TOKEN, windowed=h.windowed(state.layer))
+    seen = b.attend(q, k, v, state, scores)
+    x = b.add(x, scaled(b, b.linear(seen, w.attn_out), w.get("ls1")))
+    return b.add(x, scaled(b, feed_forward(b, w, h, normed(b, h, x, w.ln2)), w.get("ls2")))
+
+
+def scaled(b: Builder, x: Activation, scales: Weight | None) -> Activation:
+    """Each column times its number, if there are any (LayerScale, Touvron et al. 2021, arXiv 2103.17239)."""
+    return b.scale_columns(x, scales) if scales else x
+
+
+def normed(b: Builder, h: Vision, x: Activation, weight: Weight) -> Activation:
+    """By the norm that the encoder has."""
+    return (b.rms_norm if h.rms else b.layer_norm)(x, weight, h.epsilon)
 
 
 def parts(w: Weights, h: Vision) -> list[Weight]:
@@ -101,5 +115,5 @@ def feed_forward(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation
 def activated(b: Builder, h: Vision, x: Activation) -> Activation:
     """The function between the two matrices."""
     if h.activation == "gelu":
-        return b.gelu(x)
+        return b.gelu_erf(x) if h.exact else b.gelu(x)
     return b.multiply(x, b.sigmoid(b.scale(x, QUICK) if h.activation == "gelu_quick" else x))

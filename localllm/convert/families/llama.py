@@ -65,6 +65,7 @@ def granitemoe(config: Config) -> CheckpointFacts:
 
 LLAMA = Family("llama", {**ATTENTION, **GATED, **NORMS_BEFORE}, llama, rotated=ROTATED)
 MISTRAL3 = replace(LLAMA, arch="mistral3", read=mistral3, sees=True)
+IDEFICS3 = replace(LLAMA, sees=True, defaults={"num_attention_heads": 32})
 MIXTRAL = replace(
     LLAMA,
     layer={**ATTENTION, **NORMS_BEFORE, **EXPERTS},

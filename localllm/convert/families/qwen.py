@@ -1,4 +1,4 @@
-"""Qwen 2, 2.5 and 3, with experts and without."""
+"""Qwen 2, 2.5 and 3, with experts and without; what Qwen 2 and 2.5 read that see."""
 
 from dataclasses import replace
 
@@ -8,10 +8,18 @@ from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, HEAD_NOR
 from localllm.convert.families.llama import LLAMA_SCALING
 from localllm.convert.family import Family
 from localllm.convert.hyperparameters import CheckpointFacts, decoder, warn_of_window
+from localllm.convert.rope_scaling import SECTIONS
 
 
 def qwen(config: Config) -> CheckpointFacts:
     h = decoder(config, scalings=LLAMA_SCALING)
+    warn_of_window(config)
+    return h
+
+
+def qwen2vl(config: Config) -> CheckpointFacts:
+    """Positions of an image are several."""
+    h = decoder(config, scalings=(SECTIONS,))
     warn_of_window(config)
     return h
 
@@ -40,6 +48,7 @@ def qwen_moe(config: Config) -> CheckpointFacts:
 
 
 QWEN2 = Family("qwen2", {**ATTENTION, **GATED, **NORMS_BEFORE}, qwen, biased=("attn_q", "attn_k", "attn_v"))
+QWEN2VL = replace(QWEN2, arch="qwen2vl", read=qwen2vl, sees=True, defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5})
 QWEN3 = Family("qwen3", {**ATTENTION, **HEAD_NORMS, **GATED, **NORMS_BEFORE}, qwen)
 QWEN2MOE = replace(
     QWEN2,

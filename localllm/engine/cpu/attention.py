@@ -30,7 +30,7 @@ def attend(steps: Steps, operation: Operation, target: CpuTarget) -> None:
     attention = before_attention(steps, operation)
     state, sides, arguments, reads, y = attention
     heads = arguments["heads"]
-    plan = plan_of(steps, heads, state, arguments["ahead"], arguments["crosses"])
+    plan = plan_of(steps, operation, state)
     key_dim, value_dim = -(-state.key_dim // 16) * 16, -(-state.value_dim // 16) * 16
     partial = Buffer(SPLIT_TOKENS * heads * MOST_SPLITS, (value_dim + 32) * 4)
     arguments |= {"units": plan.units, "unit_count": plan.unit_count, "splits": plan.splits, "partial": partial}
@@ -58,21 +58,24 @@ def choose_scratch(heads: int, key_dim: int, context: int) -> int:
     return 4 * (heads + 1) * -(-key_dim // 16) * 16 + 8 * 256 + 4 * context
 
 
-def plan_of(steps: Steps, heads: int, state: Paged | Latent, ahead: int, crosses: bool) -> AttentionPlan:
+def plan_of(steps: Steps, operation: Operation, state: Paged | Latent) -> AttentionPlan:
     """Made once for all layers that are alike."""
+    heads, windowed = operation.given["heads"], operation.given["windowed"]
     alike = {"heads": heads, "kv_heads": state.kv_heads, "window": state.window or 0, "chunked": state.chunked}
-    alike |= {"ahead": ahead, "crosses": crosses}
+    alike |= {"ahead": operation.given["ahead"], "crosses": operation.given["crosses"]}
+    sequences = steps.header.windows if windowed else steps.header.sequences
+    count = steps.header.window_count if windowed else steps.header.sequence_count
 
     def make() -> AttentionPlan:
         tokens = steps.target.tokens
         units = np.empty((most_units(tokens, heads, state.kv_heads), len(UNIT)), np.int64)
         plan = AttentionPlan(units, np.zeros(1, np.int64), np.empty((tokens, len(SPLIT)), np.int64), Buffer(0, 0))
         arguments: dict[str, Any] = {"units": units, "unit_count": plan.unit_count, "splits": plan.splits}
-        arguments |= {"sequences": steps.header.sequences, "sequence_count": steps.header.sequence_count}
+        arguments |= {"sequences": sequences, "sequence_count": count}
         steps.append("plan", alike | arguments, 1, [], [plan.made])
         return plan
 
-    return steps.once(("plan", *alike.values()), make)
+    return steps.once(("plan", windowed, *alike.values()), make)
 
 
 def attention_scratch(key_dim: int, value_dim: int) -> int:

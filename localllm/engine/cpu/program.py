@@ -47,11 +47,14 @@ class Program:
         self._header.fill_texts(texts, pages, rows, precise)
         return self._computed(rows)
 
-    def rows(self, count: int, pages: np.ndarray) -> np.ndarray:
+    def rows(self, count: int, pages: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
         """A row for each of so many tokens, which see each other and no others: float32 [count, width]. For a program
-        that begins with rows that are given, and selects none. pages: as of `read`. Raises as `run`."""
+        that begins with rows that are given, and selects none. pages: as of `read`; windows: as of
+        Header.fill_windows. Raises as `run`."""
         rows = np.empty((count, self._vocab_size), np.float32)
         self._header.fill_texts([Text(np.zeros(count, np.int64), count)], pages, rows, True)
+        if windows is not None:
+            self._header.fill_windows(windows)
         return self._computed(rows)
 
     def _computed(self, logits: np.ndarray) -> np.ndarray:

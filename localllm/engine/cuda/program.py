@@ -18,9 +18,9 @@ from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.options import EngineOptions
 from localllm.engine.record.operations import Operation
-from localllm.engine.run import BATCH, Header, Span, Text
+from localllm.engine.run import BATCH, Header, Span, Text, int64_zeros
 from localllm.errors import NOT_NUMBERS, ModelError
-from localllm.kernels.arguments import FETCH, PAGE, SEQUENCE
+from localllm.kernels.arguments import FETCH, PAGE
 from localllm.kernels.build.library import Progress
 from localllm.kernels.cuda import grid
 
@@ -37,7 +37,7 @@ class PinnedHeader(Header):
     def __init__(self, card: Card, tokens: int, table_words: int):
         """table_words: of a sequence's table at most."""
         sequences = min(tokens, MOST_SEQUENCES)
-        size = 16 + (6 + len(SEQUENCE)) * tokens + sequences * table_words
+        size = words_of_header(tokens) + sequences * table_words
         self.words, self._used = card.pinned(8 * size).view(np.int64), 0
         self.words[:] = 0
         super().__init__(tokens, self._zeros)
@@ -69,6 +69,18 @@ class PinnedHeader(Header):
             self._tables[number, :count] = pages[first : first + count]
             self.sequences[number, 3] = self.base + self._tables[number].ctypes.data - self.words.ctypes.data
             first += count
+
+
+def words_of_header(tokens: int) -> int:
+    """What a header asks for."""
+    asked = list[np.ndarray]()
+
+    def noted(shape: tuple[int, ...]) -> np.ndarray:
+        asked.append(int64_zeros(shape))
+        return asked[-1]
+
+    Header(tokens, noted)
+    return sum(array.size for array in asked)
 
 
 class Arena:

@@ -28,7 +28,7 @@ def before_attention(steps: Steps, operation: Operation) -> AttentionSteps:
     inputs, given = list(operation.inputs), dict(operation.given)
     state, sinks, slopes = given.pop("state"), given.pop("sinks"), given.pop("slopes")
     biases, crosses = given.pop("biases"), given["crosses"]
-    choices = given.pop("choices")
+    choices, _ = given.pop("choices"), given.pop("windowed")
     chosen = steps.buffers[inputs.pop()] if choices else None
     q, *new = inputs
     sides, of_keys = steps.cache.sides(state), state.rotations(steps.cache.kv_type)[0]

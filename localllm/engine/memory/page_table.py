@@ -27,6 +27,7 @@ class PageTable:
     ):
         """length: tokens that it holds; lost: pages at the beginning that layers with a window have no more."""
         self._cache, self._pages, self._length, self._lost = cache, pages, length, lost
+        self._given = lost  # how many of those that are lost the system has
         self._use(np.zeros(0, np.int64) if table is None else table)
 
     def _use(self, table: np.ndarray) -> None:
@@ -48,9 +49,11 @@ class PageTable:
         """Give back what layers with a window will not read behind `length` tokens, less the pages that are shared."""
         end, step = (length - self._cache.window - SLACK) // PAGE, SLACK // PAGE
         while self._cache.window and self._lost + step <= end:
-            pages = self.table[self._lost : self._lost + step]
-            self._cache.give_back(pages[self._pages.references[pages] == 1].tolist(), local=True)
             self._lost += step
+        if self._given < self._lost:
+            pages = self.table[self._given : self._lost]
+            self._cache.give_back(pages[self._pages.references[pages] == 1].tolist(), local=True)
+            self._given = self._lost
 
     def _copy_page(self, number: int, tokens: int) -> None:
         """A page that is shared becomes one that is not, with the same tokens (copy on write)."""
@@ -109,7 +112,7 @@ class PageTable:
         """Only the first `length` tokens are needed; how many of them are still there: none, if a window is lost."""
         length = self._length = min(length, self._length)
         if self._lost and length - self._cache.window < self._lost * PAGE:
-            self._length = self._lost = length = 0
+            self._length = self._lost = self._given = length = 0
         kept = -(-length // PAGE)
         if kept >= len(self.table):
             return length
@@ -122,8 +125,11 @@ class PageTable:
         """Forget `count` tokens, whole pages, behind the first `keep`; how many there are then, see `truncate`.
 
         The pages behind follow those that stay, and nobody else has them. If the first tokens fill no whole page, they
-        take the places of as many that are forgotten in the page that follows. Raises MemoryLimitError.
+        take the places of as many that are forgotten in the page that follows. What windows have lost is moved with the
+        rest, and goes back to the system later. Raises MemoryLimitError.
         """
+        self._cache.use(self.table[: self._given].tolist())
+        self._given = 0
         first, gone, within = keep // PAGE, count // PAGE, keep % PAGE
         for number in range(first + gone, len(self.table)):
             if self._pages.references[self.table[number]] > 1:

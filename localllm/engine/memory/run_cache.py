@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from localllm.arch.states import State
 from localllm.arch.storage import KVType
 from localllm.engine.memory.cache import KVCache, Streams
+from localllm.engine.memory.reserved import Reserved
 from localllm.engine.record.operations import Operation
 from localllm.kernels.arguments import PAGE
 
@@ -17,6 +18,10 @@ class RunCache(KVCache):
         attends = [operation for operation in operations if operation.verb == "attend"]
         self._is_shared = all(len(operation.inputs) > 1 for operation in attends)
         super().__init__(states, pages * PAGE, kv_type, (1,))
+
+    def _reserved(self, size: int) -> Reserved:
+        """Any of it may be touched at any time: nobody tells which pages a run takes."""
+        return Reserved(size)
 
     def _arranged(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:
         if not self._is_shared:

@@ -61,9 +61,12 @@ class Recorder(RecurrentVerbs):
 
     # ---- the verbs ----
 
-    def begin(self, embedded: Callable[[], Activation]) -> Activation:
+    def begin(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
         self.begins = True
         return embedded()
+
+    def deepen(self, x: Activation, part: int) -> Activation:
+        return x
 
     def embed(self, weight: Weight, ids: Rows | Activation) -> Activation:
         rows, columns = self._matrix(weight)
@@ -184,7 +187,12 @@ class Recorder(RecurrentVerbs):
         inputs = tuple(x for x in (q, k, v) if x is not None)
         given: dict[str, Any] = {"state": state, "heads": heads, "scale": scores.scale, "softcap": scores.softcap}
         given |= {"slopes": scores.slopes, "sinks": self._vector(scores.sinks, heads) if scores.sinks else None}
-        given |= {"ahead": scores.ahead, "biases": scores.biases, "crosses": scores.crosses}
+        given |= {
+            "ahead": scores.ahead,
+            "biases": scores.biases,
+            "crosses": scores.crosses,
+            "windowed": scores.windowed,
+        }
         if scores.biases is not None and (len(scores.biases) != heads or scores.biases.shape[1] % 2 == 0):
             raise ModelError(f"layer {state.layer}: biases of the shape {scores.biases.shape} for {heads} heads")
         inputs, given["choices"] = (*inputs, *([scores.chosen] if scores.chosen else [])), 0

@@ -18,7 +18,7 @@ from localllm.engine.run import BATCH
 
 
 class Angles(NamedTuple):
-    """Where cosines and sines of a rotation lie, float32 [BATCH, 2, pairs]; divisors: of its speeds."""
+    """Where cosines and sines of a rotation lie, float32 [tokens, 2, pairs]; divisors: of its speeds."""
 
     rope: Rope
     divisors: np.ndarray | None
@@ -32,29 +32,39 @@ class Angles(NamedTuple):
         self.table[: len(turns), 1] = np.sin(angles) * self.rope.magnitude
 
 
-class RowRecorder(Recorder):
+class TurningRecorder(Recorder):
+    """A builder for runs of up to so many tokens whose angles lie ready, once somebody has filled them."""
+
+    def __init__(self, hyperparameters: Any, context: int, tokens: int):
+        super().__init__(hyperparameters, context)
+        self.angles, self._tokens = list[Angles](), tokens
+
+    def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray:
+        for known in self.angles:
+            if known.rope == rope and numbers_of(known.divisors) == numbers_of(divisors):
+                return known.table
+        table = np.zeros((self._tokens, 2, rope.dims // 2), np.float32)
+        self.angles.append(Angles(rope, divisors, table))
+        return table
+
+
+class RowRecorder(TurningRecorder):
     """A builder for runs of rows: `rows` lie ready, float32 [BATCH, width or more], and so do angles.
 
     is_whole: whether all rows of a run see each other.
     """
 
     def __init__(self, hyperparameters: Hyperparameters, context: int, is_whole: bool):
-        super().__init__(hyperparameters, context)
-        self.rows = np.zeros((BATCH, row_bytes(hyperparameters.width) // 4), np.float32)
-        self.angles = list[Angles]()
+        super().__init__(hyperparameters, context, BATCH)
+        self.rows = np.zeros((BATCH, row_bytes(hyperparameters.row_width) // 4), np.float32)
         self._is_whole = is_whole
 
-    def begin(self, embedded: Callable[[], Activation]) -> Activation:
+    def begin(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
         self.begins = True
-        return self._record("given", (), self.ids, self._width, memory=self.rows)
+        return self.given(self.rows, self._width)
 
-    def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray:
-        for known in self.angles:
-            if known.rope == rope and numbers_of(known.divisors) == numbers_of(divisors):
-                return known.table
-        table = np.zeros((BATCH, 2, rope.dims // 2), np.float32)
-        self.angles.append(Angles(rope, divisors, table))
-        return table
+    def deepen(self, x: Activation, part: int) -> Activation:
+        return self.add(x, self.given(self.rows[:, part * self._width :], self._width))
 
     def attend(
         self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores

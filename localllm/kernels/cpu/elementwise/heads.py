@@ -38,24 +38,29 @@ def multiply_heads(a, part, parts, thread):
             store_lanes_f32x16(y + k * 4, load_lanes_f32x16(x + k * 4, lanes) * gate, lanes)
 
 
+@device
+def softmax_of_line(x, y, size, epsilon):
+    """y = e^x / the sum of them, and epsilon; what is not finite makes a sum that is no number."""
+    top, total = float32(-3e38), float32(0.0)
+    for j in range(size):
+        number = load_f32(x + j * 4)
+        top, total = max(top, number), total + (number - number)
+    for j in range(0, size, 16):
+        lanes = min(16, size - j)
+        store_lanes_f32x16(y + j * 4, exp_f32x16(load_lanes_f32x16(x + j * 4, lanes) - splat_f32x16(top)), lanes)
+    for j in range(size):
+        total += load_f32(y + j * 4)
+    for j in range(size):
+        store_f32(y + j * 4, load_f32(y + j * 4) / total + epsilon)
+
+
 @kernel
 def softmax(a, part, parts, thread):
-    """y = e^x / the sum of them, of each row; what is not finite makes a sum that is no number."""
+    """y = e^x / the sum of them, of each row."""
     columns, count = argument(a, SOFTMAX.columns), load_i64(argument(a, SOFTMAX.count))
     for t in range(count * part // parts, count * (part + 1) // parts):
         at = t * argument(a, SOFTMAX.stride)
-        x, y, top, total = argument(a, SOFTMAX.x) + at, argument(a, SOFTMAX.y) + at, float32(-3e38), float32(0.0)
-        for i in range(columns):
-            number = load_f32(x + i * 4)
-            top, total = max(top, number), total + (number - number)
-        for i in range(0, columns, 16):
-            lanes = min(16, columns - i)
-            power = exp_f32x16(load_lanes_f32x16(x + i * 4, lanes) - splat_f32x16(top))
-            store_lanes_f32x16(y + i * 4, power, lanes)
-        for i in range(columns):
-            total += load_f32(y + i * 4)
-        for i in range(columns):
-            store_f32(y + i * 4, load_f32(y + i * 4) / total)
+        softmax_of_line(argument(a, SOFTMAX.x) + at, argument(a, SOFTMAX.y) + at, columns, float32(0.0))
 
 
 @device
@@ -68,22 +73,6 @@ def divide_by_sums(y, size, across, along, epsilon):
         for j in range(size):
             place = y + i * across + j * along
             store_f32(place, load_f32(place) / total)
-
-
-@device
-def softmax_of_line(x, y, size, epsilon):
-    """y = e^x / the sum of them, and epsilon."""
-    top, total = float32(-3e38), float32(0.0)
-    for j in range(size):
-        number = load_f32(x + j * 4)
-        top, total = max(top, number), total + (number - number)
-    for j in range(0, size, 16):
-        lanes = min(16, size - j)
-        store_lanes_f32x16(y + j * 4, exp_f32x16(load_lanes_f32x16(x + j * 4, lanes) - splat_f32x16(top)), lanes)
-    for j in range(size):
-        total += load_f32(y + j * 4)
-    for j in range(size):
-        store_f32(y + j * 4, load_f32(y + j * 4) / total + epsilon)
 
 
 @kernel

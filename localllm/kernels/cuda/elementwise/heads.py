@@ -16,21 +16,26 @@ def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
         store_f32(y + at, load_f32(x + at) * gate)
 
 
-def softmax(count, x, y, stride, columns):
-    """y = e^x / the sum of them, of each row; a thread for each row, whose columns are few."""
-    row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if row >= load_i64(count):
-        return
-    x, y, top, total = x + row * stride, y + row * stride, LEAST, float32(0)
-    for i in range(columns):
+@device
+def softmax_of_line(x, y, size, epsilon):
+    """y = e^x / the sum of them, and epsilon; what is not finite makes a sum that is no number."""
+    top, total = LEAST, float32(0)
+    for i in range(size):
         number = load_f32(x + 4 * i)
         top, total = max(top, number), total + (number - number)
-    for i in range(columns):
+    for i in range(size):
         power = exp(load_f32(x + 4 * i) - top)
         store_f32(y + 4 * i, power)
         total += power
-    for i in range(columns):
-        store_f32(y + 4 * i, load_f32(y + 4 * i) / total)
+    for i in range(size):
+        store_f32(y + 4 * i, load_f32(y + 4 * i) / total + epsilon)
+
+
+def softmax(count, x, y, stride, columns):
+    """y = e^x / the sum of them, of each row; a thread for each row, whose columns are few."""
+    row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if row < load_i64(count):
+        softmax_of_line(x + row * stride, y + row * stride, columns, float32(0))
 
 
 @device
@@ -51,17 +56,8 @@ def sinkhorn(count, x, size, iterations, epsilon, y, stride, columns):
     if row >= load_i64(count):
         return
     x, y, more = x + row * stride, y + row * stride, f32_value(epsilon)
-    for i in range(0, columns, size):
-        top, total = LEAST, float32(0)
-        for j in range(i, i + size):
-            number = load_f32(x + 4 * j)
-            top, total = max(top, number), total + (number - number)
-        for j in range(i, i + size):
-            power = exp(load_f32(x + 4 * j) - top)
-            store_f32(y + 4 * j, power)
-            total += power
-        for j in range(i, i + size):
-            store_f32(y + 4 * j, load_f32(y + 4 * j) / total + more)
+    for i in range(0, 4 * columns, 4 * size):
+        softmax_of_line(x + i, y + i, size, more)
     divide_by_sums(y, size, 4, 4 * size, more)
     for _ in range(iterations - 1):
         divide_by_sums(y, size, 4 * size, 4, more)

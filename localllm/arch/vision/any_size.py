@@ -1,0 +1,57 @@
+"""Encoders of pictures of any size: an image keeps its shape, but for sides of whole rows of the language model, and
+narrow black bars that make up for it."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from localllm.arch.fields import Fields
+from localllm.arch.vision.hyperparameters import Vision, read_vision
+from localllm.arch.vision.resizing import BICUBIC, Picture, Pixels, Size, whole_size, with_bars
+
+MOST_MERGED = 4  # patches, on each side
+
+
+class AnySize(Vision):
+    """The rows in the language model of a picture are `least` at least; one that is a square has `square` on each side
+    at most."""
+
+    least: ClassVar[int]
+    square: ClassVar[int]
+
+    @property
+    def most_patches(self) -> int:
+        return (self.square * self.merge) ** 2
+
+    @property
+    def most_grid(self) -> tuple[int, int]:
+        return self.square * self.merge, self.square * self.merge
+
+    @property
+    def axes_of_pairs(self) -> tuple[int, ...]:
+        """The first half of a head's pairs turns by rows, the second one by columns."""
+        quarter = self.head_dim // 4
+        return (1,) * quarter + (2,) * quarter
+
+    def fitted(self, picture: Picture) -> Any:
+        """As large as the encoder wants it."""
+        return with_bars(picture, self.whole_size(picture.size), BICUBIC)
+
+    def whole_size(self, size: Size) -> Size:
+        """The nearest one of whole rows of the language model."""
+        unit = self.patch * self.merge
+        return whole_size(size, unit, Pixels(self.least * unit**2, self.square**2 * unit**2))
+
+    def turns(self, grid: tuple[int, int]) -> np.ndarray:
+        y, x = np.indices(grid).reshape(2, -1)
+        return np.stack([np.zeros_like(y), y, x], axis=1)
+
+
+def read_any_size(fields: Fields, merge: int) -> dict[str, Any]:
+    """The arguments that all of these have. Raises ModelError. merge: if the file does not say it."""
+    found = read_vision(fields, merge=fields.count("vision.spatial_merge_size", merge))
+    if found["merge"] > MOST_MERGED:
+        raise fields.error(f"patches merged by {found['merge']} are not supported, {MOST_MERGED} is the most")
+    if found["width"] // found["heads"] % 4:
+        raise fields.error(f"heads of {found['width'] // found['heads']} numbers cannot turn by rows and columns")
+    return found

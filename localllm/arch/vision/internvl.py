@@ -1,0 +1,85 @@
+"""InternVL 2.5, 3 and 3.5 (Zhu et al. 2025, arXiv 2504.10479): a vision transformer of theirs, of whose patches squares
+are put one behind the other, then a norm and two matrices.
+
+A large image is cut in tiles of the side that the encoder was trained for; behind them comes all of it as one more. As
+in Hugging Face's transformers the token that stands for the whole picture (`class_embd`) comes first; llama.cpp puts it
+behind the patches, so that each of these has its neighbour's position.
+"""
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from localllm.arch.fields import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
+from localllm.arch.vision.llava import positions, with_whole
+from localllm.arch.vision.resizing import BICUBIC, Picture, resized
+from localllm.arch.vision.tiling import grids, tiles_of
+from localllm.arch.vision.vit import embedded, transformer
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+MARKS = "<img>", "</img>"
+MOST_TILES = 64
+LARGE = 3200, 45  # width and layers of the only encoder that has RMS norms
+EPSILON = 1e-5  # of the projector's norm
+
+
+@frozen
+class InternVision(Vision):
+    """tiles: how many there are of an image, at least and at most."""
+
+    tiles: tuple[int, int]
+
+    exact: ClassVar[bool] = True
+
+    @property
+    def rms(self) -> bool:
+        return (self.width, self.layers) == LARGE
+
+    @property
+    def most_patches(self) -> int:
+        """One more than there are: the token for the whole picture."""
+        return super().most_patches + 1
+
+    def rows(self, picture: Any, w: Weights) -> np.ndarray:
+        """Nothing for the token that stands for all, and the patches."""
+        return with_whole(self, picture)
+
+
+def read(fields: Fields) -> InternVision:
+    """The hyperparameters. Raises ModelError."""
+    least = fields.whole("vision.preproc_min_tiles", 1, 1, MOST_TILES)
+    most = fields.whole("vision.preproc_max_tiles", 12, least, MOST_TILES)
+    h = InternVision(**read_vision(fields), tiles=(least, most))
+    if h.most_grid[0] % h.merge:
+        raise fields.error(f"{h.most_grid[0]} patches on each side cannot be merged by {h.merge}")
+    return h
+
+
+def prepared(h: InternVision, picture: Picture) -> Prepared:
+    """The tiles, row by row, and then all of it, between marks."""
+    tiles = tiles_of(picture, grids(*h.tiles, h.side), h.side)
+    whole = resized(picture, (h.side, h.side), BICUBIC)
+    return Prepared([*tiles, whole], [MARKS[0], *range(len(tiles) + 1), MARKS[1]])
+
+
+def tower(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:
+    """A row for the whole picture and one for each patch."""
+    v = w.part("v.")
+    x = b.add(embedded(b, v, h, x), b.embed_positions(positions(b, v), b.positions))
+    return transformer(b, v, h, x, h.layers)
+
+
+def gathered(h: InternVision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """Each square of patches as one row."""
+    squares = in_squares(x[1:], grid, h.merge)
+    return squares.reshape(len(squares), -1)
+
+
+def project(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:
+    """Rows as wide as the language model's embeddings."""
+    mlp = w.part("mm.model.mlp.")
+    x = b.layer_norm(x, mlp.require("0"), EPSILON)
+    return b.linear(b.gelu_erf(b.linear(x, mlp.require("1"))), mlp.require("3"))

@@ -1,0 +1,115 @@
+"""LFM2-VL (Liquid AI 2025, arXiv 2511.23404): SigLIP 2 (Tschannen et al. 2025, 2502.14786), of pictures of any size: a
+table of positions for a square picture is stretched. Squares of patches are put one behind the other.
+
+An image of up to 512 rows is one picture, stretched to whole rows; a larger one is cut in tiles of 512 pixels, with
+black bars; behind them comes all of it as one more.
+"""
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from localllm.arch.fields import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.vision.any_size import AnySize, read_any_size
+from localllm.arch.vision.hyperparameters import Prepared, in_squares, pixels_of
+from localllm.arch.vision.position_tables import by_areas, stretched, use_square_table
+from localllm.arch.vision.resizing import BILINEAR, Picture, Size, resized, with_bars
+from localllm.arch.vision.tiling import cut
+from localllm.arch.vision.vit import embedded, transformer
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+MARKS = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
+TILE = 512  # pixels on each side
+LEAST_TILES, MOST_TILES = 2, 10
+EPSILON = 1e-5  # of the projector's norm
+
+
+@frozen
+class Lfm2Vision(AnySize):
+    least: ClassVar[int] = 64
+    square: ClassVar[int] = 16
+
+    @property
+    def most_grid(self) -> tuple[int, int]:
+        side = max(self.square * self.merge, TILE // self.patch)
+        return side, side
+
+    @property
+    def most_patches(self) -> int:
+        return self.most_grid[0] ** 2
+
+    @property
+    def columns(self) -> int:
+        """A patch, and its position."""
+        return self.pixels + self.width
+
+    def rows(self, picture: Any, w: Weights) -> np.ndarray:
+        positions = stretched(w.part("v.").position_embd, self.grid(picture), by_areas)
+        return np.concatenate((pixels_of(self, picture), positions.reshape(-1, self.width)), axis=1)
+
+    def fitted(self, picture: Picture) -> Any:
+        return resized(picture, self.whole_size(picture.size), BILINEAR)
+
+
+def read(fields: Fields) -> Lfm2Vision:
+    """The hyperparameters. Raises ModelError."""
+    h = Lfm2Vision(**read_any_size(fields, merge=2))
+    if TILE % (h.patch * h.merge):
+        raise fields.error(f"patches of {h.patch} pixels, merged by {h.merge}, do not fill tiles of {TILE}")
+    return h
+
+
+def prepared(h: Lfm2Vision, picture: Picture) -> Prepared:
+    """One picture, or tiles row by row and all of it, between marks."""
+    begin, end, thumbnail = MARKS
+    if not is_large(h, picture.size):
+        return Prepared([h.fitted(picture)], [begin, 0, end])
+    columns, rows = grid_for(picture.size)
+    tiles = cut(with_bars(picture, (columns * TILE, rows * TILE), BILINEAR), TILE)
+    parts: list[str | int] = [begin]
+    for number in range(len(tiles)):
+        parts += [f"<|img_row_{number // columns + 1}_col_{number % columns + 1}|>", number]
+    return Prepared([*tiles, h.fitted(picture)], [*parts, thumbnail, len(tiles), end])
+
+
+def is_large(h: Lfm2Vision, size: Size) -> bool:
+    """Whether an image has more than twice the pixels that one picture may have."""
+    unit = h.patch * h.merge
+    columns, rows = (max(h.patch, round(length / unit) * unit) for length in size)
+    return columns * rows > 2 * (h.square * unit) ** 2
+
+
+def grid_for(size: Size) -> Size:
+    """Columns and rows of tiles whose shape is nearest to the image's; of equal ones the one with the most tiles of
+    which the image would fill half."""
+    shape, best, nearest = np.float32(size[0]) / np.float32(size[1]), (1, 1), np.inf
+    sides = range(1, MOST_TILES + 1)
+    grids = [(x, y) for x in sides for y in sides if LEAST_TILES <= x * y <= MOST_TILES]
+    for x, y in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        distance = float(abs(shape - np.float32(x) / np.float32(y)))
+        if distance < nearest or (distance == nearest and 2 * size[0] * size[1] > TILE * TILE * x * y):
+            best, nearest = (x, y), distance
+    return best
+
+
+def tower(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
+    """A row for each patch."""
+    v = w.part("v.")
+    use_square_table(b, v.position_embd, h.width)
+    x = b.add(embedded(b, v, h, b.columns(x, 0, h.pixels)), b.columns(x, h.pixels, h.columns))
+    return b.layer_norm(transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
+
+
+def gathered(h: Lfm2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """Each square of patches as one row."""
+    squares = in_squares(x, grid, h.merge)
+    return squares.reshape(len(squares), -1)
+
+
+def project(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
+    """Rows as wide as the language model's embeddings."""
+    norm = w.get("mm.input_norm")
+    x = b.layer_norm(x, norm, EPSILON) if norm else x
+    return b.linear(b.gelu_erf(b.linear(x, w.require("mm.1"))), w.require("mm.2"))

@@ -1,0 +1,78 @@
+"""Pixtral (Agrawal et al. 2024, arXiv 2410.07073) and Mistral Small 3.1 and later: pictures of any size, whose patches
+turn by their rows and columns; in the newer ones squares of patches become one row. Each line of the picture but the
+last one ends with a row of its own, the embedding of [IMG_BREAK].
+"""
+
+from typing import ClassVar
+
+import numpy as np
+
+from localllm.arch.fields import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.vision.any_size import AnySize, read_any_size
+from localllm.arch.vision.hyperparameters import Prepared, in_squares
+from localllm.arch.vision.resizing import Picture
+from localllm.arch.vision.vit import embedded, normed, numbers_of, transformer
+from localllm.arch.weights import Weights
+from localllm.errors import ModelError
+from localllm.frozen import frozen
+
+MARKS = ("[IMG_END]",)
+BREAK = "v.token_embd.img_break"
+
+
+@frozen
+class Pixtral(AnySize):
+    least: ClassVar[int] = 8
+    square: ClassVar[int] = 32
+
+    @property
+    def rms(self) -> bool:
+        return True
+
+    @property
+    def rope(self) -> Rope:
+        """Pairs that turn by rows have the speeds of every other one, those by columns the speeds between."""
+        pairs = self.head_dim // 2
+        speeds = (*range(0, pairs, 2), *range(1, pairs, 2))
+        return Rope(self.head_dim, self.head_dim, interleaved=True, speeds=speeds, axes=self.axes_of_pairs)
+
+    def with_breaks(self, rows: np.ndarray, grid: tuple[int, int], w: Weights) -> np.ndarray:
+        lines = rows.reshape(grid[0] // self.merge, grid[1] // self.merge, -1)
+        ends = np.broadcast_to(numbers_of(w.exactly(BREAK)), (len(lines), 1, lines.shape[2]))
+        return np.concatenate((lines, ends), axis=1).reshape(-1, lines.shape[2])[:-1]
+
+
+def read(fields: Fields) -> Pixtral:
+    """The hyperparameters. Raises ModelError."""
+    return Pixtral(**read_any_size(fields, merge=1))
+
+
+def prepared(h: Pixtral, picture: Picture) -> Prepared:
+    """One picture, and the mark behind it."""
+    return Prepared([h.fitted(picture)], [0, *MARKS])
+
+
+def tower(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
+    """A row for each patch."""
+    v = w.part("v.")
+    x = normed(b, h, embedded(b, v, h, x), v.pre_ln)
+    x = transformer(b, v, h, x, h.layers, lambda y: b.rope(y, h.rope, b.positions))
+    return normed(b, h, x, w.require("mm.input_norm")) if h.merge > 1 else x
+
+
+def gathered(h: Pixtral, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """The patches of each square as one row, their first numbers first."""
+    squares = in_squares(x, grid, h.merge)
+    return np.ascontiguousarray(squares.transpose(0, 2, 1)).reshape(len(squares), -1)
+
+
+def project(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
+    """Rows as wide as the language model's embeddings."""
+    end = w.exactly(BREAK)
+    if end.shape != (h.out,):
+        raise ModelError(f"tensor {end.name} should have {h.out} numbers, has the shape {list(end.shape)}")
+    b.ignore(end)
+    x = b.linear(x, w.require("mm.patch_merger")) if h.merge > 1 else x
+    return b.linear(b.gelu_erf(b.linear(x, w.require("mm.1"))), w.require("mm.2"))

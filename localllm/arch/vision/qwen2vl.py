@@ -1,0 +1,118 @@
+"""Qwen2-VL (Wang et al. 2024, arXiv 2409.12191) and Qwen2.5-VL (Bai et al. 2025, 2502.13923): pictures of any size,
+whose patches turn by their rows and columns; in the newer one most layers see windows of the picture.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+
+from localllm.arch.fields import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.vision.any_size import AnySize, read_any_size
+from localllm.arch.vision.hyperparameters import Prepared, pixels_of
+from localllm.arch.vision.resizing import Picture
+from localllm.arch.vision.vit import as_matrix, normed, transformer
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+MARKS = "<|vision_start|>", "<|vision_end|>"
+WINDOW = 112  # pixels, on each side
+
+
+@frozen
+class Qwen2Vision(AnySize):
+    """pattern: of so many layers the last one sees the whole picture, the others windows of it; 0: all see it."""
+
+    pattern: int
+
+    least: ClassVar[int] = 8
+    square: ClassVar[int] = 64
+
+    @property
+    def rms(self) -> bool:
+        return self.kind == "qwen2.5vl_merger"
+
+    @property
+    def rope(self) -> Rope:
+        """Both halves of the pairs have the speeds of every other one."""
+        speeds = tuple(range(0, self.head_dim // 2, 2)) * 2
+        return Rope(self.head_dim, self.head_dim, interleaved=False, speeds=speeds, axes=self.axes_of_pairs)
+
+    def windowed(self, layer: int) -> bool:
+        return bool(self.pattern) and (layer + 1) % self.pattern != 0
+
+    def places(self, grid: tuple[int, int]) -> np.ndarray:
+        """Row and column of each patch, int64 [patches, 2]: window by window, and in these those together that become
+        one row of the language model."""
+        y, x = np.indices(grid).reshape(2, -1)
+        side = WINDOW // self.patch // self.merge * self.merge if self.pattern else max(grid)
+        order = np.lexsort((x, y, x // self.merge, y // self.merge, x // side, y // side))
+        return np.stack([y[order], x[order]], axis=1)
+
+    def rows(self, picture: Picture, w: Weights) -> np.ndarray:
+        grid = self.grid(picture)
+        y, x = self.places(grid).T
+        return pixels_of(self, picture)[y * grid[1] + x]
+
+    def turns(self, grid: tuple[int, int]) -> np.ndarray:
+        return np.pad(self.places(grid), ((0, 0), (1, 0)))
+
+    def windows(self, grid: tuple[int, int]) -> np.ndarray | None:
+        if not self.pattern:
+            return None
+        found = self.places(grid) // (WINDOW // self.patch // self.merge * self.merge)
+        changes = np.flatnonzero((np.diff(found, axis=0) != 0).any(axis=1)) + 1
+        return np.append(changes, len(found))
+
+    def axes(self, picture: Picture) -> np.ndarray:
+        rows, columns = (length // self.merge for length in self.grid(picture))
+        y, x = np.indices((rows, columns)).reshape(2, -1)
+        return np.stack([np.zeros_like(y), y, x], axis=1)
+
+
+def read(fields: Fields) -> Qwen2Vision:
+    """The hyperparameters. Raises ModelError."""
+    shared = read_any_size(fields, merge=2)
+    is_windowed = shared["kind"] == "qwen2.5vl_merger"
+    h = Qwen2Vision(**shared, pattern=fields.count("vision.n_wa_pattern", None if is_windowed else 0))
+    if is_windowed and h.patch * h.merge > WINDOW:
+        raise fields.error(f"patches of {h.patch} pixels, merged by {h.merge}, do not fit into windows of {WINDOW}")
+    return h
+
+
+def prepared(h: Qwen2Vision, picture: Picture) -> Prepared:
+    """One picture, between marks."""
+    return Prepared([h.fitted(picture)], [MARKS[0], 0, MARKS[1]])
+
+
+def tower(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation:
+    """A row for each patch."""
+    v = w.part("v.")
+    x = transformer(b, v, h, patches(b, v, h, x), h.layers, lambda y: b.rope(y, h.rope, b.positions))
+    return normed(b, h, x, v.post_ln)
+
+
+def patches(b: Builder, v: Weights, h: Qwen2Vision, x: Activation) -> Activation:
+    """A row for each patch, of two frames of a film that are the same."""
+    first, second = (as_matrix(weight, h.pixels) for weight in (v.patch_embd, v.exactly("patch_embd.weight.1")))
+    return b.add(b.linear(x, first), b.linear(x, second))
+
+
+def gathered(h: Qwen2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """The patches of each square as one row, in the order of the picture."""
+    together = h.merge**2
+    places = h.places(grid)[::together] // h.merge
+    rows = np.empty((len(x) // together, together * x.shape[1]), np.float32)
+    rows[places[:, 0] * (grid[1] // h.merge) + places[:, 1]] = x.reshape(rows.shape)
+    return rows
+
+
+def project(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation:
+    """Rows as wide as the language model's embeddings."""
+    return two_products(b, x, w.require("mm.0"), w.require("mm.2"))
+
+
+def two_products(b: Builder, x: Activation, first: Weight, second: Weight) -> Activation:
+    """With GELU between."""
+    return b.linear(b.gelu_erf(b.linear(x, first)), second)

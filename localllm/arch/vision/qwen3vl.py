@@ -1,0 +1,80 @@
+"""Qwen3-VL (Bai et al. 2025, arXiv 2511.21631) and what sees in Qwen 3.5: as Qwen2-VL, but with a table of positions,
+too, for a square picture, between whose rows those of others are; and with rows for the first layers of the language
+model, of what earlier layers of the encoder see (DeepStack).
+"""
+
+import numpy as np
+
+from localllm.arch.fields import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.vision.any_size import read_any_size
+from localllm.arch.vision.position_tables import by_corners, stretched, use_square_table
+from localllm.arch.vision.qwen2vl import MARKS, Qwen2Vision, gathered, patches, prepared, two_products
+from localllm.arch.vision.resizing import Picture
+from localllm.arch.vision.vit import block, normed
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+__all__ = ["MARKS", "gathered", "prepared", "project", "read", "tower"]
+
+
+@frozen
+class Qwen3Vision(Qwen2Vision):
+    """deep: the layers whose rows are for the first layers of the language model."""
+
+    deep: tuple[int, ...]
+
+    @property
+    def columns(self) -> int:
+        """A patch, and its position."""
+        return self.pixels + self.width
+
+    @property
+    def row_width(self) -> int:
+        return (1 + len(self.deep)) * self.out
+
+    def rows(self, picture: Picture, w: Weights) -> np.ndarray:
+        grid = self.grid(picture)
+        y, x = self.places(grid).T
+        positions = stretched(w.part("v.").position_embd, grid, by_corners)
+        return np.concatenate((super().rows(picture, w), positions[y, x]), axis=1)
+
+
+def read(fields: Fields) -> Qwen3Vision:
+    """The hyperparameters. Raises ModelError."""
+    shared, name = read_any_size(fields, merge=2), "vision.is_deepstack_layers"
+    flags = fields.array(name, "b", "an array of flags") if fields.has(name) else np.zeros(0)
+    deep = tuple(np.flatnonzero(flags).tolist())
+    if deep and deep[-1] >= shared["layers"]:
+        raise fields.error(f"{fields.key(name)} names layer {deep[-1]} of {shared['layers']}")
+    return Qwen3Vision(**shared, pattern=0, deep=deep)
+
+
+def tower(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
+    """A row for each patch: what the last layer makes of it, and then those whose rows go deep."""
+    v = w.part("v.")
+    use_square_table(b, v.position_embd, h.width)
+    positions = b.columns(x, h.pixels, h.columns)
+    x, kept = b.add(patches(b, v, h, b.columns(x, 0, h.pixels)), positions), list[Activation]()
+    for state in h.states():
+        x = block(b, v.block(state.layer), h, state, x, lambda y: b.rope(y, h.rope, b.positions))
+        kept += [x] if state.layer in h.deep else []
+    x = normed(b, h, x, v.post_ln)
+    for one in kept:
+        x = b.join(x, one, 1)
+    return x
+
+
+def project(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
+    """Rows as wide as the language model's embeddings, side by side."""
+    y = two_products(b, part(b, h, x, 0), w.require("mm.0"), w.require("mm.2"))
+    for number, layer in enumerate(h.deep, 1):
+        own = w.part(f"v.deepstack.{layer}.")
+        deep = b.layer_norm(part(b, h, x, number), own.norm, h.epsilon)
+        y = b.join(y, two_products(b, deep, own.fc1, own.fc2), 1)
+    return y
+
+
+def part(b: Builder, h: Qwen3Vision, x: Activation, number: int) -> Activation:
+    """Of the patches that become one row what one of the layers has made: the last one, and then those that go deep."""
+    return b.columns(x, number * h.width, (number + 1) * h.width, (1 + len(h.deep)) * h.width)

@@ -1,0 +1,63 @@
+"""How large encoders want their pictures, and how an image is made so large.
+
+Sizes are columns and rows, pixels. They are rounded as llama.cpp does it, in float32.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+Size = tuple[int, int]
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers of its filters
+
+
+class Picture(Protocol):
+    """What is asked of a picture: a Pillow image in RGB."""
+
+    @property
+    def size(self) -> Size: ...
+
+    def resize(self, size: Size, resample: int) -> Any: ...
+
+    def crop(self, box: tuple[int, int, int, int]) -> Any: ...
+
+
+class Pixels(NamedTuple):
+    """How many pixels a picture may have."""
+
+    least: int
+    most: int
+
+
+def resized(picture: Picture, size: Size, resample: int) -> Any:
+    """A picture of another size: first its columns, then its rows, as llama.cpp does it. Pillow 13 takes the cheaper
+    order, and numbers are rounded in between."""
+    return picture.resize((size[0], picture.size[1]), resample).resize(size, resample)
+
+
+def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, int, int] = (0, 0, 0)) -> Any:
+    """A picture as large as it fits into a size, as it was cut, with bars above and below or on both sides."""
+    from PIL import Image  # Pillow is there if somebody has a picture
+
+    if picture.size == size:
+        return picture
+    scale = min(np.float32(wanted) / np.float32(length) for wanted, length in zip(size, picture.size, strict=True))
+    columns, rows = (
+        min(int(np.ceil(np.float32(length) * scale)), wanted) for wanted, length in zip(size, picture.size, strict=True)
+    )
+    whole = Image.new("RGB", size, colour)
+    whole.paste(resized(picture, (columns, rows), resample), ((size[0] - columns) // 2, (size[1] - rows) // 2))
+    return whole
+
+
+def whole_size(size: Size, unit: int, pixels: Pixels) -> Size:
+    """The size that is nearest to a picture's, of whole units on each side and not too few or too many pixels."""
+    columns, rows = (max(unit, int(np.floor(np.float32(length) / np.float32(unit) + 0.5)) * unit) for length in size)
+    area = np.float32(size[1]) * np.float32(size[0])
+    if columns * rows > pixels.most:
+        by = np.sqrt(area / np.float32(pixels.most))
+        columns, rows = (max(unit, int(np.float32(length) / by / np.float32(unit)) * unit) for length in size)
+    elif columns * rows < pixels.least:
+        by = np.sqrt(np.float32(pixels.least) / area)
+        columns, rows = (int(np.ceil(np.float32(length) * by / np.float32(unit))) * unit for length in size)
+    return columns, rows

@@ -1,0 +1,48 @@
+"""Images that are cut in tiles: what they are resized to, of the sizes that an encoder allows, and the tiles of it.
+
+As llama.cpp does it, in float32.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.vision.resizing import BICUBIC, Picture, Size, with_bars
+
+
+def most_used(size: Size, allowed: Sequence[Size]) -> Size:
+    """The size into which most of an image's pixels go, if it keeps its shape, of equal ones the one that is least
+    empty."""
+
+    def rank(candidate: Size) -> tuple[int, int]:
+        scale = min(np.float32(most) / np.float32(length) for most, length in zip(candidate, size, strict=True))
+        columns, rows = (int(np.float32(length) * scale) for length in size)
+        used = min(columns * rows, size[0] * size[1])
+        return used, used - candidate[0] * candidate[1]
+
+    return max(allowed, key=rank)
+
+
+def grids(least: int, most: int, side: int) -> list[Size]:
+    """Sizes of whole tiles, so many of them."""
+    return [
+        (columns * side, rows * side)
+        for columns in range(least, most + 1)
+        for rows in range(max(-(-least // columns), least), min(most // columns, most) + 1)
+    ]
+
+
+def tiles_of(picture: Picture, allowed: Sequence[Size], side: int) -> list[Any]:
+    """Squares row by row, with black bars; none of a picture that is no larger than one of them."""
+    if max(picture.size) <= side:
+        return []
+    return cut(with_bars(picture, most_used(picture.size, allowed), BICUBIC), side)
+
+
+def cut(picture: Picture, side: int) -> list[Any]:
+    """Squares, row by row."""
+    columns, rows = (length // side for length in picture.size)
+    return [
+        picture.crop((x * side, y * side, (x + 1) * side, (y + 1) * side)) for y in range(rows) for x in range(columns)
+    ]

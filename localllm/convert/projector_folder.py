@@ -1,0 +1,76 @@
+"""Opens the projector of a checkpoint that sees, as llama.cpp's converter makes it with --mmproj."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import gguf
+
+from localllm.convert.arrangement import CheckpointTensor, checked, gguf_tensor
+from localllm.convert.config import Config
+from localllm.convert.description import description
+from localllm.convert.family import NUMBERS
+from localllm.convert.files import read_json
+from localllm.convert.folder import Checkpoint, file_type, own_files, refuse_lone_surrogates
+from localllm.convert.projectors import projector_of
+from localllm.convert.projectors.parts import ProjectorFacts, SeeingConfig
+from localllm.convert.tensors import in_float32
+from localllm.convert.weights import Stored, open_weights
+from localllm.errors import ModelError
+from localllm.files.gguf_header import shown
+
+OF_IMAGES = re.compile(
+    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\.(vision_model\.)?"
+)
+UNREAD = re.compile(r"head\..*|.*\.(position_ids|inv_freq)")  # behind these prefixes
+CONVOLUTION = 4  # dimensions; readers take these in F32 and F16 only
+
+
+def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
+    """The projector in the folder of a Hugging Face checkpoint. Raises ModelError for whatever is missing, inconsistent
+    or not supported."""
+    folder = Path(path)
+    config = Config.of(folder)
+    read = projector_of(config)
+    seeing = SeeingConfig(
+        config, config.section("vision_config"), preparation(folder), config.of_text({}).count("hidden_size")
+    )
+    facts = read(seeing)
+    tensors = [*tensors_of(folder, open_weights(folder), facts)]
+    metadata = {"general.architecture": "clip", **description(folder, {t.name: t.shape for t in tensors})}
+    metadata |= {"general.type": "mmproj", "general.file_type": file_type(tensors)}
+    metadata |= {"clip.has_vision_encoder": True}
+    metadata |= {f"clip.vision.{name}": size for name, size in facts.encoder.metadata.items()}
+    for name in ("image_mean", "image_std"):
+        metadata[f"clip.vision.{name}"] = seeing.pictures.numbers(name, 3)
+    metadata |= {f"clip.{name}": value for name, value in facts.metadata.items() if value is not None}
+    metadata["general.quantization_version"] = gguf.GGML_QUANT_VERSION
+    refuse_lone_surrogates(folder, metadata)
+    return Checkpoint(os.fspath(path), own_files(folder), metadata, tensors, [])
+
+
+def preparation(folder: Path) -> Config:
+    """How pictures are prepared. Raises ModelError."""
+    path = folder / "preprocessor_config.json"
+    found, newer = read_json(path), read_json(folder / "processor_config.json")
+    if found is None and (newer is None or "image_processor" not in newer):
+        raise ModelError(f"{path}: this file is missing; it says how pictures are prepared")
+    return Config({**(found or {}), **Config(newer or {}, path).section("image_processor").content}, path)
+
+
+def tensors_of(folder: Path, stored: Mapping[str, Stored], facts: ProjectorFacts) -> Iterator[CheckpointTensor]:
+    """All tensors of the encoder and its projector. Raises ModelError for one too many or too few."""
+    found = {OF_IMAGES.sub("", name, count=1): tensor for name, tensor in stored.items() if OF_IMAGES.match(name)}
+    wanted = {part.theirs for part in facts.parts.values()}
+    for name, tensor in found.items():
+        if name not in wanted and not UNREAD.fullmatch(name):
+            kind = facts.metadata["projector_type"]
+            raise ModelError(
+                f"{tensor.path}: tensor {shown(tensor.name)} has no place in projectors of the type {kind}"
+            )
+    for name, part in facts.parts.items():
+        if part.theirs not in found:
+            raise ModelError(f"{folder}: there is no tensor {part.theirs} for {name}")
+        made = part.made(checked(found[part.theirs], part.shape, NUMBERS))
+        yield gguf_tensor(name, in_float32(made) if len(made.shape) == CONVOLUTION else made)

@@ -1,0 +1,32 @@
+"""The projectors that can be made of checkpoints, by their names in config.json.
+
+To add one: a function here that reads config.json and says which tensor of GGUF's file is which of the checkpoint's;
+and an entry in the table.
+"""
+
+from collections.abc import Callable
+
+from localllm.convert.config import Config
+from localllm.convert.projectors import gemma3, idefics3, qwen2vl
+from localllm.convert.projectors.parts import ProjectorFacts, SeeingConfig
+from localllm.files.gguf_header import shown
+
+PROJECTORS: dict[str, Callable[[SeeingConfig], ProjectorFacts]] = {
+    "Gemma3ForConditionalGeneration": gemma3.gemma3,
+    "Idefics3ForConditionalGeneration": idefics3.idefics3,
+    "Qwen2VLForConditionalGeneration": qwen2vl.qwen2vl,
+    "Qwen2_5_VLForConditionalGeneration": qwen2vl.qwen25vl,
+    "SmolVLMForConditionalGeneration": idefics3.idefics3,
+}
+
+
+def projector_of(config: Config) -> Callable[[SeeingConfig], ProjectorFacts]:
+    """What reads the projector of a checkpoint. Raises ModelError if it has none, or it is not supported."""
+    if config.get("vision_config") is None:
+        raise config.refusal("no vision_config: a model that does not see")
+    if config.architecture not in PROJECTORS:
+        known = ", ".join(PROJECTORS)
+        raise config.refusal(f"no projector can be made of {shown(config.architecture)}, but of {known}")
+    if config.get("quantization_config"):
+        raise config.refusal("the weights are quantized; the original checkpoint is needed")
+    return PROJECTORS[config.architecture]

@@ -1,0 +1,33 @@
+"""The projector of Idefics 3 and SmolVLM: SigLIP and a matrix."""
+
+from dataclasses import replace
+
+from localllm.convert.config import Config
+from localllm.convert.projectors.gemma3 import siglip
+from localllm.convert.projectors.parts import Part, ProjectorFacts, SeeingConfig, sizes_of
+
+DEFAULTS = {  # which config.json need not say
+    "hidden_size": 1152,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 32,
+}
+
+
+def idefics3(c: SeeingConfig) -> ProjectorFacts:
+    """Raises ModelError."""
+    c = replace(c, vision=Config({**DEFAULTS, **c.vision.content}, c.vision.path))
+    c.vision.only("hidden_act", "gelu_pytorch_tanh")
+    h, merge = sizes_of(c), c.whole.count("scale_factor", 2)
+    metadata = {
+        "projector_type": "idefics3",
+        "use_gelu": True,
+        # llama.cpp's converter writes 1e-5 where nothing is said, transformers takes this.
+        "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", 1e-6),
+        "vision.projector.scale_factor": merge,
+        "vision.preproc_image_size": c.pictures.section("size").count("longest_edge", h.side),
+    }
+    matrix = Part("modality_projection.proj.weight", (h.out, merge**2 * h.width))
+    return ProjectorFacts(h, metadata, {**siglip(h), "mm.model.fc.weight": matrix})

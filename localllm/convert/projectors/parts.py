@@ -1,0 +1,127 @@
+"""What projectors of checkpoints are made of: numbers of config.json, and tensors under GGUF's names."""
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+from localllm.arch.vision.hyperparameters import MOST_SIDE
+from localllm.convert.config import Config
+from localllm.convert.tensors import Made, Shape, TensorSource, as_float32, kept, picked
+from localllm.frozen import frozen
+
+
+@frozen
+class SeeingConfig:
+    """What the small files of a checkpoint say.
+
+    Attributes:
+        whole: config.json.  vision: its vision_config.
+        pictures: how they are prepared: preprocessor_config.json and processor_config.json.
+        out: numbers of an embedding of the language model.
+    """
+
+    whole: Config
+    vision: Config
+    pictures: Config
+    out: int
+
+
+@frozen
+class EncoderSizes:
+    """The sizes of a vision transformer, named as arch/vision names them."""
+
+    layers: int
+    width: int
+    hidden: int
+    heads: int
+    side: int
+    patch: int
+    out: int
+
+    @property
+    def patches(self) -> int:
+        """Of a picture."""
+        return (self.side // self.patch) ** 2
+
+    @property
+    def convolution(self) -> Shape:
+        return (self.width, 3, self.patch, self.patch)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Below "clip.vision."."""
+        return {
+            "projection_dim": self.out,
+            "image_size": self.side,
+            "patch_size": self.patch,
+            "embedding_length": self.width,
+            "feed_forward_length": self.hidden,
+            "block_count": self.layers,
+            "attention.head_count": self.heads,
+        }
+
+
+@frozen
+class Part:
+    """A tensor of the projector's file.
+
+    Attributes:
+        theirs: its name in the checkpoint, behind that of the encoder or of the projector.
+        shape: as it is stored.  made: what is done with it.
+    """
+
+    theirs: str
+    shape: Shape
+    made: Callable[[TensorSource], TensorSource] = lambda source: source
+
+
+Parts = Mapping[str, Part]  # by GGUF's names
+
+
+@frozen
+class ProjectorFacts:
+    """A projector before its weights are read. metadata: below "clip."; a value of None is left out."""
+
+    encoder: EncoderSizes
+    metadata: Mapping[str, Any]
+    parts: Parts
+
+
+def sizes_of(c: SeeingConfig, names: Mapping[str, str] = {}, **known: int) -> EncoderSizes:
+    """The encoder's sizes by the usual names or these, but for those that are known. Raises ModelError."""
+    usual = {
+        "layers": "num_hidden_layers",
+        "width": "hidden_size",
+        "hidden": "intermediate_size",
+        "heads": "num_attention_heads",
+        "side": "image_size",
+        "patch": "patch_size",
+        **names,
+    }
+    read = {size: c.vision.count(name, most=MOST_SIDE * 4) for size, name in usual.items() if size not in known}
+    found = EncoderSizes(**read, **known, out=c.out)
+    if found.width % found.heads or found.patch > found.side > MOST_SIDE:
+        raise c.vision.refusal("vision_config: sizes that make no sense")
+    return found
+
+
+def with_bias(ours: str, theirs: str, *shape: int) -> dict[str, Part]:
+    """A matrix or a norm, and its bias."""
+    return {f"{ours}.weight": Part(f"{theirs}.weight", shape), f"{ours}.bias": Part(f"{theirs}.bias", shape[:1])}
+
+
+def in_layers(count: int, theirs: str, layer: Parts) -> dict[str, Part]:
+    """The same tensors in every layer; theirs: the name of the list of layers."""
+    return {
+        f"v.blk.{number}.{name}": Part(f"{theirs}.{number}.{part.theirs}", part.shape, part.made)
+        for number in range(count)
+        for name, part in layer.items()
+    }
+
+
+def slice_of(source: TensorSource, first: int, count: int) -> Made:
+    """Rows of a matrix, or numbers of a vector."""
+    if len(source.shape) == 1:
+        return kept(as_float32(source.rows(0, 1), source.dtype).reshape(-1)[first : first + count])
+    times = prod(source.shape[1:-1])
+    return picked(source, (count, *source.shape[1:]), lambda rows: rows + first * times)

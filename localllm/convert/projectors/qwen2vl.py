@@ -1,0 +1,94 @@
+"""The projectors of Qwen2-VL and Qwen2.5-VL, whose patches are of two frames of a film."""
+
+from functools import partial
+from typing import Any
+
+from localllm.arch.vision.qwen2vl import WINDOW
+from localllm.convert.projectors.parts import (
+    EncoderSizes,
+    Part,
+    ProjectorFacts,
+    SeeingConfig,
+    in_layers,
+    sizes_of,
+    slice_of,
+    with_bias,
+)
+from localllm.convert.tensors import spread
+
+MERGE, FRAMES = 2, 2  # that readers suppose: patches on each side that become one row, and frames
+EPSILON = 1e-6  # of the norms, whatever the language model has: no config.json says it
+SIDE = 560  # pixels: what llama.cpp's converter writes, for pictures may have any size
+NAMES = {"layers": "depth", "heads": "num_heads"}
+
+
+def qwen2vl(c: SeeingConfig) -> ProjectorFacts:
+    """Raises ModelError."""
+    c.vision.only("hidden_act", "quick_gelu")
+    width = c.vision.count("embed_dim")
+    hidden = int(width * c.vision.number("mlp_ratio", 4.0))
+    h = sizes_of(c, NAMES, side=SIDE, width=width, hidden=hidden)
+    metadata = shared(c, "qwen2vl_merger")
+    norms = {**with_bias("ln1", "norm1", h.width), **with_bias("ln2", "norm2", h.width)}
+    network = {
+        **with_bias("ffn_up", "mlp.fc1", h.hidden, h.width),
+        **with_bias("ffn_down", "mlp.fc2", h.width, h.hidden),
+    }
+    parts = {**around(h), **with_bias("v.post_ln", "merger.ln_q", h.width)}
+    return ProjectorFacts(h, metadata, parts | in_layers(h.layers, "blocks", norms | attention(h) | network))
+
+
+def qwen25vl(c: SeeingConfig) -> ProjectorFacts:
+    """Of so many layers the last one sees all, the others windows. Raises ModelError."""
+    c.vision.only("hidden_act", "silu")
+    c.vision.only("window_size", WINDOW)
+    h = sizes_of(c, NAMES, side=SIDE)
+    whole = c.vision.get("fullatt_block_indexes")
+    pattern = whole[0] + 1 if isinstance(whole, list) and whole and isinstance(whole[0], int) else 0
+    if pattern < 1 or whole != list(range(pattern - 1, h.layers, pattern)):
+        raise c.vision.refusal("fullatt_block_indexes: expected every so many layers")
+    metadata = shared(c, "qwen2.5vl_merger") | {"use_silu": True, "vision.n_wa_pattern": pattern}
+    layer = {
+        "ln1.weight": Part("norm1.weight", (h.width,)),
+        "ln2.weight": Part("norm2.weight", (h.width,)),
+        **attention(h),
+        **with_bias("ffn_gate", "mlp.gate_proj", h.hidden, h.width),
+        **with_bias("ffn_up", "mlp.up_proj", h.hidden, h.width),
+        **with_bias("ffn_down", "mlp.down_proj", h.width, h.hidden),
+    }
+    parts = {**around(h), "v.post_ln.weight": Part("merger.ln_q.weight", (h.width,))}
+    return ProjectorFacts(h, metadata, parts | in_layers(h.layers, "blocks", layer))
+
+
+def shared(c: SeeingConfig, kind: str) -> dict[str, Any]:
+    """Metadata of both."""
+    c.vision.only("spatial_merge_size", MERGE)
+    c.vision.only("temporal_patch_size", FRAMES)
+    return {"projector_type": kind, "vision.attention.layer_norm_epsilon": EPSILON}
+
+
+def around(h: EncoderSizes) -> dict[str, Part]:
+    """In front of the layers and behind them."""
+    both, together = (h.width, 3, FRAMES, h.patch, h.patch), MERGE**2 * h.width
+    return {
+        **{
+            f"v.patch_embd.weight{name}": Part(
+                "patch_embed.proj.weight",
+                both,
+                partial(spread, shape=h.convolution, period=FRAMES * h.patch, start=frame * h.patch),
+            )
+            for frame, name in enumerate(("", ".1"))
+        },
+        **with_bias("mm.0", "merger.mlp.0", together, together),
+        **with_bias("mm.2", "merger.mlp.2", h.out, together),
+    }
+
+
+def attention(h: EncoderSizes) -> dict[str, Part]:
+    """Queries, keys and values, which are stored in one matrix."""
+    found = with_bias("attn_out", "attn.proj", h.width, h.width)
+    for number, name in enumerate(("attn_q", "attn_k", "attn_v")):
+        made = partial(slice_of, first=number * h.width, count=h.width)
+        for ours, part in with_bias(name, "attn.qkv", 3 * h.width, h.width).items():
+            found[ours] = Part(part.theirs, part.shape, made)
+    return found

@@ -1,0 +1,55 @@
+"""Images as data URLs: how other programs are shown them."""
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from localllm.images.opened import content, imported, opened_image
+from localllm.images.parts import has_image, is_image, source_of
+from localllm.text.plain import Message
+
+KINDS = {"JPEG": "image/jpeg", "PNG": "image/png"}  # that every server reads
+ORIENTATION = 0x0112  # among what EXIF tells
+
+
+def with_urls(messages: Sequence[Message]) -> list[Message]:
+    """The same with every image as a part of OpenAI's type image_url. Raises UsageError for what is no image."""
+    return [_with_urls(message) if has_image(message) else message for message in messages]
+
+
+def _with_urls(message: Message) -> Message:
+    said = message["content"]
+    parts = [{"type": "text", "text": said}] if isinstance(said, str) else said
+    beside = [{"type": "image", "image": source} for source in message.get("images") or ()]
+    told = [
+        {"type": "image_url", "image_url": {"url": data_url(source_of(part))}} if is_image(part) else part
+        for part in (*beside, *parts)
+    ]
+    return {**{key: value for key, value in message.items() if key != "images"}, "content": told}
+
+
+def data_url(source: Any) -> str:
+    """An image, as of localllm.images.opened: the file as it is if everybody sees the same in it, or a PNG of what we
+    see. Raises UsageError."""
+    image = opened_image(source)
+    kind, data = as_it_is(source)
+    if not kind:
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        kind, data = "PNG", file.getvalue()
+    return f"data:{KINDS[kind]};base64,{base64.b64encode(data).decode()}"
+
+
+def as_it_is(source: Any) -> tuple[str, bytes]:
+    """The format and the bytes of a file that is upright and has nothing transparent; "" for another one."""
+    pillow = imported()
+    if isinstance(source, np.ndarray | pillow.Image):
+        return "", b""
+    data = content(source)[1]
+    with pillow.open(io.BytesIO(data)) as file:
+        is_plain = file.mode in ("RGB", "L") and "transparency" not in file.info
+        is_plain = is_plain and file.format in KINDS and file.getexif().get(ORIENTATION, 1) == 1
+        return (file.format if is_plain else ""), data

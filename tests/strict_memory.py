@@ -1,0 +1,37 @@
+"""A plugin of pytest: memory as strict as Windows', whose pages nobody may touch before they are asked for, or when
+they were given back. Who does so ends the process. tests/test_strict_memory.py starts it.
+"""
+
+import ctypes
+
+from localllm.engine.memory import reserved
+from localllm.system.memory import PAGE, Region
+
+READ_WRITE = 1 | 2  # Linux: PROT_READ, PROT_WRITE
+system = ctypes.CDLL(None, use_errno=True)
+
+
+class StrictRegion(Region):
+    """See Region."""
+
+    def __init__(self, size: int, whole: bool = True):
+        super().__init__(size)
+        self.is_whole = whole
+        self._allow(0, size, 0)
+
+    def use(self, start: int, end: int) -> None:
+        if start < end:
+            self._allow(start, end, READ_WRITE)
+
+    def give_back(self, start: int, end: int) -> None:
+        super().give_back(start, end)
+        self._allow(-(-start // PAGE) * PAGE, end // PAGE * PAGE, 0)
+
+    def _allow(self, start: int, end: int, how: int) -> None:
+        """Of all pages that have a byte of it."""
+        first, last = start // PAGE * PAGE, -(-end // PAGE) * PAGE
+        if not self.is_whole and first < last:
+            assert system.mprotect(ctypes.c_void_p(self.address + first), ctypes.c_size_t(last - first), how) == 0
+
+
+reserved.Region = StrictRegion  # type: ignore[misc]

@@ -1,0 +1,52 @@
+"""Whatever reads and writes the cache asks for its pages before, as Windows wants it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+CASES = [
+    "tests/test_page_table.py::test_whatever_sequences_do_each_finds_its_tokens",
+    "tests/test_windows.py",
+    "tests/test_shift.py::test_lost_windows",
+    "tests/test_forks.py",
+    "tests/test_texts.py::test_the_cpu[bert]",
+    "tests/test_images.py::test_run[gemma3]",
+    "tests/test_goldens.py::test_architectures[vectors-gemma3]",
+]
+TOUCH = """
+import strict_memory
+from localllm.engine.memory.reserved import Reserved
+memory = Reserved(1 << 16, whole=False)
+memory.use(5000, 5001)
+memory.bytes[4096:8192] = 1
+USE
+print(memory.bytes[30000] + memory.bytes[5000], flush=True)
+"""
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
+
+
+@pytest.mark.slow
+def test_all_that_is_touched_was_asked_for():
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "strict_memory", "-p", "no:cacheprovider", *CASES]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        ("", ""),
+        ("memory.use(30000, 30001)", "1\n"),
+        ("memory.use(30000, 30001); memory.give_back(4096, 8192)", ""),
+        ("memory.use(0, 1 << 16); memory.give_back(4097, 8192)", "1\n"),  # no whole page
+    ],
+)
+def test_it_is_strict(use: str, said: str):
+    program = [sys.executable, "-c", TOUCH.replace("USE", use)]
+    done = subprocess.run(program, cwd=ROOT / "tests", capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode == 0) == (said, bool(said)), done.stderr
