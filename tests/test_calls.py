@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+import tiny_model
 from conftest import ROOT
 
 from localllm import api, builtin_model
@@ -214,3 +215,21 @@ def test_schemas_that_a_grammar_cannot_hold(guide):
 def test_what_is_alike_between_two_calls(one: str, other: str, common: str):
     """Numbers that differ are ids; what differs otherwise is as in the first."""
     assert common_form(one, other) == common
+
+
+def test_no_text_is_made_of_what_marks_harmonys_parts(tmp_path, monkeypatch):
+    """gpt-oss's marks are shown, so they are no control tokens: within a string they would be text, and end calls."""
+    marks = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>"]
+    monkeypatch.setattr(tiny_model, "SPECIAL_TOKENS", [*tiny_model.SPECIAL_TOKENS, *marks])
+    tokenizer = api.open_tokenizer(tiny_model.write_tiny_model(tmp_path / "harmony.gguf"))
+    numbers = [tokenizer.special_id(mark) for mark in marks]
+    calls = Calls(ToolUse([TIME], "required"), HARMONY, tokenizer)
+    matcher = calls.matcher(tokenizer.vocab_size)
+    head = "<|channel|>analysis<|message|>H"
+    for token in tokenizer.encode(head, special=True):
+        matcher.accept(token)
+    allowed = dict(zip(marks, matcher.allowed()[numbers], strict=True))
+    assert [mark for mark in marks if allowed[mark]] == ["<|end|>"]
+    for token in tokenizer.encode('<|end|><|start|>assistant to=functions.time.now<|message|>{"zone":"C', special=True):
+        matcher.accept(token)
+    assert not matcher.allowed()[numbers].any()

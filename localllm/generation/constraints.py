@@ -235,11 +235,11 @@ class Matcher:
 
 
 class _Wrapped:
-    """A tokenizer as llguidance's TokenizerWrapper wants it. Control tokens are marked, so that no text is one."""
+    """A tokenizer as llguidance's TokenizerWrapper wants it. What marks parts is marked, so that no text is one."""
 
     def __init__(self, tokenizer: "Tokenizer", size: int):
         self.eos_token_id, self.bos_token_id = min(tokenizer.end_ids), tokenizer.bos_id
-        special = tokenizer.control_ids
+        special = tokenizer.mark_ids
         self.special_token_ids = sorted(special)
         self.tokens = [
             b"\xff" + tokenizer.pieces[token].encode(errors="replace")

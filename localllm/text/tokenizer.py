@@ -17,7 +17,7 @@ from localllm.files.gguf_file import GGUFFile
 from localllm.text.plain import BREAK, IMAGE, Markers, without_surrogates
 from localllm.text.special import SpecialTokens
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
-from localllm.text.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary, of_kinds, read_vocabulary
+from localllm.text.vocabulary import CONTROL, MARK_TEXTS, UNKNOWN, USER_DEFINED, Vocabulary, of_kinds, read_vocabulary
 from localllm.values import require_text, token_ids
 
 MOST_UTF8 = 4  # bytes of a character, such as an unknown one, which is a token
@@ -30,6 +30,7 @@ class Tokenizer:
         pieces: the text of every token as the file has it.
         bos_id, eos_id: begin and end of text, None if the vocabulary has none.
         end_ids: every token that ends an answer.  control_ids: those that stand for no text.
+        mark_ids: those of which no text is made: control ones, and what marks the parts of gpt-oss's answers.
         adds_bos, adds_eos: what the file asks for around a text.
         chat_template: the file's Jinja template, or None.
         marks_pairs: whether the second of two texts is told by the kind of its tokens, and one token stands between.
@@ -56,6 +57,8 @@ class Tokenizer:
         self._special_types = {token: types[token] for token in of_kinds(types, USER_DEFINED, CONTROL, UNKNOWN)}
         control = [token for token, kind in self._special_types.items() if kind != USER_DEFINED]
         self.control_ids = frozenset(control)
+        marks = {token for token in self._special_types if self.pieces[token] in MARK_TEXTS}
+        self.mark_ids = self.control_ids | marks
         self._control_pieces = {self.pieces[token] for token in control}
 
     @classmethod

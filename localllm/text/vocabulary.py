@@ -65,6 +65,7 @@ _FILL_TEXTS = [
 ]
 # gpt-oss marks the parts of its answers with these: hidden, the parts would run together.
 _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+MARK_TEXTS = (*_SHOWN_TEXTS, "<|end|>")  # whether they are shown or not
 # Their <mask> swallows the white space in front of it.
 _STRIPPING_PRE, _STRIPPING_ARCH = ("jina-v2-de", "jina-v2-es", "jina-v2-code"), ("nomic-bert-moe", "jina-bert-v3")
 
