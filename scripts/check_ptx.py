@@ -41,8 +41,11 @@ FORMATS: dict[str, list[str]] = {
     "linear_plain": [f"{tokens}-{name}" for tokens in (1, 2, 4, 8) for name in ("F16", *PLAIN)],
     "store": ["Q8_0", *CACHE],
     "recall": ["Q8_0", *CACHE],
+    "choose": ["Q8_0", *CACHE],
+    "choose_blocks": ["Q8_0", *CACHE],
     "attend_few": [f"{kind}-{kind}-4-128-128" for kind in ("F16", "Q8_0")],
     "head_scan": ["delta", "plain"],
+    "wkv": ["delta", "gated", "first"],
     "attend_many": [f"{kind}-{kind}-128-128-{depth}" for depth in (8, 16) for kind in ("F16", "Q8_0")],
 }
 # Those of them that --quick takes for 8.0, besides.

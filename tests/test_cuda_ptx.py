@@ -38,6 +38,17 @@ def test_kernels_are_assembled_within_limits(capability):
     assert capability != "8.0" or kinds >= MODULES.keys()
 
 
+def test_each_kernel_is_named_as_it_is_made():
+    """A kind that is made for formats is checked for some of them, others as they are."""
+    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"}
+    result = run(
+        "-c",
+        "import check_ptx; from localllm.kernels.cuda import kernel; [*map(kernel, check_ptx.names(False, '8.0'))]",
+        **path,
+    )
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.slow
 def test_a_kernel_over_a_limit_is_told():
     """A limit of nothing shows that limits are looked at."""
