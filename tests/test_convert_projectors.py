@@ -19,6 +19,9 @@ from test_convert import all_rows
 from test_goldens import nmse
 
 from localllm.convert import open_projector
+from localllm.convert.config import Config
+from localllm.convert.projectors.internvl import internvl
+from localllm.convert.projectors.parts import SeeingConfig
 from localllm.engine.pictures import PictureReader
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
@@ -108,15 +111,136 @@ QWEN25_CONFIG = qwen(
     "Qwen2_5_VLForConditionalGeneration", depth=4, hidden_size=96, intermediate_size=112, out_hidden_size=96,
     fullatt_block_indexes=[1, 3], window_size=112, hidden_act="silu",
 )  # fmt: skip
+CLIP = {
+    **SIGLIP, "v.pre_ln": "pre_layrnorm", "mm.0": "linear_1", "mm.2": "linear_2",
+}  # fmt: skip
+PIXTRAL = {
+    "v.patch_embd": "patch_conv", "v.pre_ln": "ln_pre", "ln1": "attention_norm", "ln2": "ffn_norm",
+    **{f"attn_{part}": f"attention.{part}_proj" for part in "qkv"}, "attn_out": "attention.o_proj",
+    "ffn_up": "feed_forward.up_proj", "ffn_gate": "feed_forward.gate_proj", "ffn_down": "feed_forward.down_proj",
+    "mm.input_norm": "norm", "mm.patch_merger": "patch_merger.merging_layer", "mm.1": "linear_1", "mm.2": "linear_2",
+}  # fmt: skip
+INTERN = {
+    "v.patch_embd": "embeddings.patch_embeddings.projection", "ln1": "layernorm_before", "ln2": "layernorm_after",
+    **{f"attn_{part}": f"attention.{part}_proj" for part in "qkv"}, "attn_out": "attention.projection_layer",
+    "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2", "ls1": "lambda_1", "ls2": "lambda_2", "mm.model.mlp.0": "layer_norm",
+    "mm.model.mlp.1": "linear_1", "mm.model.mlp.3": "linear_2",
+}  # fmt: skip
+QWEN3 = {
+    **QWEN, "v.position_embd": "pos_embed", "v.post_ln": "merger.norm", "mm.0": "merger.linear_fc1",
+    "mm.2": "merger.linear_fc2", "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2",
+    **{
+        f"v.deepstack.{layer}.{ours}": f"deepstack_merger_list.{number}.{theirs}"
+        for number, layer in enumerate((0, 2))
+        for ours, theirs in (("norm", "norm"), ("fc1", "linear_fc1"), ("fc2", "linear_fc2"))
+    },
+}  # fmt: skip
+LFM2 = {**SIGLIP, "mm.input_norm": "layer_norm", "mm.1": "linear_1", "mm.2": "linear_2"}
+
+
+def in_towers(tensors: Tensors, tower: str, head: str = "multi_modal_projector.") -> Tensors:
+    """With what stands before the names of the encoder and of the rest of the projector."""
+    ends = "linear_", "layer_norm.", "norm.", "patch_merger."
+    return {(head if name.startswith(ends) else tower) + name: values for name, values in tensors.items()}
+
+
+def of_llava(tensors: Tensors) -> Tensors:
+    """With a layer more than counts, and a norm behind it."""
+    rest = dict(tensors)
+    found = {"embeddings.class_embedding": rest.pop("v.class_embd"), "post_layernorm.bias": np.ones(96)}
+    found |= {"encoder.layers.2.mlp.fc1.bias": np.ones(112)} | renamed(rest, CLIP, "encoder.layers")
+    return in_towers(found, "vision_tower.vision_model.")
+
+
+def of_pixtral(tensors: Tensors) -> Tensors:
+    """Queries and keys whose pairs are halves of a head, and an embedding among others."""
+    rest, heads = dict(tensors), 3
+    end = rest.pop("v.token_embd.img_break")
+    for name in [name for name in rest if ".attn_q." in name or ".attn_k." in name]:
+        rest[name] = rest[name].reshape(heads, -1, 2, 96).swapaxes(1, 2).reshape(96, 96)
+    found = in_towers(renamed(rest, PIXTRAL, "transformer.layers"), "vision_tower.")
+    return found | {TEXT[0]: np.stack([np.full(96, 7.0), end, np.zeros(96)])}
+
+
+def of_internvl(tensors: Tensors) -> Tensors:
+    rest = dict(tensors)
+    found = {
+        "embeddings.cls_token": rest.pop("v.class_embd")[None, None],
+        "embeddings.position_embeddings": rest.pop("v.position_embd.weight")[None],
+    }
+    found |= renamed(rest, INTERN, "encoder.layer")
+    found = {re.sub(r"(lambda_\d).weight", r"\1", name): values for name, values in found.items()}
+    return in_towers(found, "model.vision_tower.", "model.multi_modal_projector.")
+
+
+def of_qwen3(tensors: Tensors) -> Tensors:
+    rest = dict(tensors)
+    rest["v.patch_embd.weight"] = np.stack((rest["v.patch_embd.weight"], rest.pop("v.patch_embd.weight.1")), axis=2)
+    return {f"model.visual.{name}": values for name, values in renamed(rest, QWEN3, "blocks").items()}
+
+
+def of_lfm2(tensors: Tensors) -> Tensors:
+    """Patches whose colours are together."""
+    rest = dict(tensors)
+    rest["v.patch_embd.weight"] = rest["v.patch_embd.weight"].transpose(0, 2, 3, 1).reshape(96, -1)
+    found = renamed(rest, LFM2, "encoder.layers")
+    return in_towers(found, "model.vision_tower.vision_model.", "model.multi_modal_projector.")
+
+
+def config_of(architecture: str, vision: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """config.json; vision: besides the usual sizes."""
+    sizes = {name: value for name, value in gemma3(0, 56)["vision_config"].items() if value is not None}
+    text = {"hidden_size": 96, "vocab_size": 3}
+    whole = {"architectures": [architecture], "text_config": text, **more}
+    return {**whole, "vision_config": {name: value for name, value in (sizes | vision).items() if value is not None}}
+
+
+LLAVA, PIXTRAL_NAME = "LlavaForConditionalGeneration", {"model_type": "pixtral", "hidden_act": "silu"}
+LLAVA_CONFIG = config_of(LLAVA, {"model_type": "clip_vision_model", "num_hidden_layers": 3}, vision_feature_layer=-2)
+PIXTRAL_CONFIG = config_of(LLAVA, {**PIXTRAL_NAME, "image_size": 60, "patch_size": 20})
+MISTRAL3_CONFIG = config_of("Mistral3ForConditionalGeneration", PIXTRAL_NAME, multimodal_projector_bias=True)
+INTERN_CONFIG = config_of(
+    "InternVLForConditionalGeneration", {"image_size": [56, 56], "patch_size": [14, 14], "attention_bias": True}
+)
+QWEN3_CONFIG = config_of(
+    "Qwen3VLForConditionalGeneration",
+    {
+        "depth": 4, "num_heads": 3, "patch_size": 16, "num_position_embeddings": 36, "spatial_merge_size": 2,
+        "temporal_patch_size": 2, "deepstack_visual_indexes": [0, 2], "hidden_act": "gelu_pytorch_tanh",
+    },
+)  # fmt: skip
+LFM2_CONFIG = config_of(
+    "Lfm2VlForConditionalGeneration",
+    {"model_type": "siglip2_vision_model", "image_size": None, "num_patches": 9, "patch_size": 32},
+    projector_hidden_size=112,
+)
+BREAK = {"added_tokens_decoder": {"0": {"content": "<unk>"}, "1": {"content": "[IMG_BREAK]"}}}
 CHECKPOINTS: dict[str, tuple[dict[str, Any], Callable[[Tensors], Tensors]]] = {
     "gemma3": (gemma3(4, 56), of_gemma3),
     "gemma3_odd": (gemma3(25, 75), lambda tensors: of_gemma3(tensors, "model.vision_tower.", "model.")),
     "idefics3": (IDEFICS3_CONFIG, of_idefics3),
     "qwen2vl": (QWEN2_CONFIG, lambda tensors: of_qwen(tensors, QWEN_NETWORK)),
     "qwen25vl": (QWEN25_CONFIG, lambda tensors: of_qwen(tensors, QWEN25_NETWORK, "model.visual.")),
+    "qwen3vl": (QWEN3_CONFIG, of_qwen3),
+    "qwen35": (
+        {
+            **QWEN3_CONFIG,
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "vision_config": QWEN3_CONFIG["vision_config"] | {"depth": 2, "deepstack_visual_indexes": []},
+        },
+        of_qwen3,
+    ),
+    "llava": (LLAVA_CONFIG, of_llava),
+    "llava_feature": (LLAVA_CONFIG | {"vision_feature_layer": [-3]}, of_llava),
+    "pixtral": (PIXTRAL_CONFIG, of_pixtral),
+    "mistral3": (MISTRAL3_CONFIG, of_pixtral),
+    "internvl": (INTERN_CONFIG, of_internvl),
+    "lfm2": (LFM2_CONFIG, of_lfm2),
 }
 # What config.json does not say of pictures of any size: llama.cpp writes this side, transformers has this epsilon.
-SIDES = {"qwen2vl": {"side": 560}, "qwen25vl": {"side": 560}}
+# Layers that do not count are left out.
+SIZES = {"qwen2vl": {"side": 560}, "qwen25vl": {"side": 560}, "llava_feature": {"layers": 1}}
+OWN_EPSILON = {"qwen2vl": 1e-6, "qwen25vl": 1e-6, "qwen3vl": 1e-6, "qwen35": 1e-6, "pixtral": 1e-5, "mistral3": 1e-5}
 EPSILON = "clip.vision.attention.layer_norm_epsilon"
 
 
@@ -126,6 +250,7 @@ def written(folder: Path, name: str) -> Path:
     folder.mkdir(exist_ok=True)
     write_json(folder / "config.json", config)
     write_json(folder / "preprocessor_config.json", PREPARED)
+    write_json(folder / "tokenizer_config.json", BREAK)
     tensors = dict([TEXT, *under_their_names(projector(name).tensors).items()])
     stored = [(name, "F64" if values.dtype == np.float64 else "F32", values) for name, values in tensors.items()]
     write_safetensors(folder / "model.safetensors", stored)
@@ -141,7 +266,7 @@ def refused(folder: Path) -> str:
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_the_same_projector(tmp_path, name):
     """Names, shapes, bytes, and all that readers are told."""
-    wanted, found = projector(name, **SIDES.get(name, {})), open_projector(written(tmp_path, name))
+    wanted, found = projector(name, **SIZES.get(name, {})), open_projector(written(tmp_path, name))
     assert {tensor.name: tensor.shape for tensor in found.tensors} == {
         name: values.shape for name, values in wanted.tensors.items()
     }
@@ -149,7 +274,7 @@ def test_the_same_projector(tmp_path, name):
         assert tensor.format.name == "F32"
         numbers = all_rows(tensor).view(np.float32).reshape(tensor.shape)
         assert np.array_equal(numbers, wanted.tensors[tensor.name]), tensor.name
-    for key, value in (wanted.metadata | ({EPSILON: 1e-6} if name in SIDES else {})).items():
+    for key, value in (wanted.metadata | ({EPSILON: OWN_EPSILON[name]} if name in OWN_EPSILON else {})).items():
         assert (
             np.allclose(found.metadata[key], value, rtol=1e-6)
             if isinstance(value, float | np.ndarray)
@@ -228,6 +353,76 @@ def test_refused(tmp_path, problem, change):
     change(written(tmp_path, "gemma3"))
     assert problem in refused(tmp_path)
     assert "\n" not in refused(tmp_path)
+
+
+def vision(name: str, **changes: Any) -> dict[str, Any]:
+    return {"vision_config": CHECKPOINTS[name][0]["vision_config"] | changes}
+
+
+OTHER_REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
+    ("model_type siglip_vision_model is not", "llava", vision("llava", model_type="siglip_vision_model")),
+    ("hidden_act gelu is not", "llava", vision("llava", hidden_act="gelu")),
+    ("vision_feature_layer: expected one layer", "llava", {"vision_feature_layer": [-2, -3]}),
+    ("vision_feature_layer: expected one layer", "llava", {"vision_feature_layer": 4}),
+    ("vision_feature_layer: expected one layer", "llava", {"vision_feature_layer": 0}),
+    ("select_strategy full is not", "llava", {"vision_feature_select_strategy": "full"}),
+    ("hidden_act gelu is not", "pixtral", vision("pixtral", hidden_act=None)),
+    ("rope_theta 500.0 is not", "pixtral", vision("pixtral", rope_theta=500.0)),
+    ("rope_theta 500.0 is not", "mistral3", vision("mistral3", rope_parameters={"rope_theta": 500.0})),
+    ("rms_norm_eps 1e-06 is not", "mistral3", {"rms_norm_eps": 1e-6}),
+    ("linear_1.bias has no place", "mistral3", {"multimodal_projector_bias": False}),
+    ("only squares", "internvl", vision("internvl", image_size=[56, 70])),
+    ("merged by 3", "internvl", {"downsample_ratio": 0.33}),
+    ("use_qk_norm", "internvl", vision("internvl", use_qk_norm=True)),
+    ("norm_type rms_norm is not", "internvl", vision("internvl", norm_type="rms_norm")),
+    ("num_position_embeddings: 35", "qwen3vl", vision("qwen3vl", num_position_embeddings=35)),
+    ("deepstack_visual_indexes", "qwen3vl", vision("qwen3vl", deepstack_visual_indexes=[2, 0])),
+    ("deepstack_visual_indexes", "qwen3vl", vision("qwen3vl", deepstack_visual_indexes=[0, 4])),
+    ("num_patches: 8", "lfm2", vision("lfm2", num_patches=8)),
+    ("linear_1.weight has the shape", "lfm2", {"projector_hidden_size": 96}),
+]
+
+
+@pytest.mark.parametrize("problem, name, changes", OTHER_REFUSALS)
+def test_of_other_families_refused(tmp_path, problem, name, changes):
+    edit_json(written(tmp_path, name) / "config.json", **changes)
+    assert problem in refused(tmp_path)
+    assert "\n" not in refused(tmp_path)
+
+
+@pytest.mark.parametrize("token", [{}, {"9": {"content": "[IMG_BREAK]"}}, {"x": 1}, [1]])
+def test_a_line_end_that_is_no_token(tmp_path, token):
+    write_json(written(tmp_path, "pixtral") / "tokenizer_config.json", {"added_tokens_decoder": token})
+    assert "[IMG_BREAK]" in refused(tmp_path) or "not as expected" in refused(tmp_path)
+
+
+def test_a_line_end_of_the_other_file(tmp_path):
+    (written(tmp_path, "mistral3") / "tokenizer_config.json").unlink()
+    write_json(tmp_path / "tokenizer.json", {"added_tokens": [{"id": 1, "content": "[IMG_BREAK]"}]})
+    found = {tensor.name: all_rows(tensor) for tensor in open_projector(tmp_path).tensors}
+    wanted = projector("mistral3").tensors["v.token_embd.img_break"]
+    assert np.array_equal(found["v.token_embd.img_break"].view(np.float32).reshape(-1), wanted)
+
+
+def test_what_the_large_internvl_has():
+    """RMS norms, of queries and keys, too, and no biases in attention."""
+    path = Path("config.json")
+    sizes = {"hidden_size": 3200, "num_hidden_layers": 45, "num_attention_heads": 25, "intermediate_size": 12800}
+    said = {**sizes, "image_size": 448, "patch_size": 14, "norm_type": "rms_norm", "use_qk_norm": True}
+    facts = internvl(SeeingConfig(Config({}, path), Config(said, path), Config({"max_patches": 6}, path), 5120))
+    assert {name for name in facts.parts if ".44." in name and "ffn" not in name} == {
+        f"v.blk.44.{name}"
+        for name in (
+            *(f"{one}.weight" for one in ("ln1", "ln2", "ls1", "ls2", "attn_q_norm", "attn_k_norm")),
+            *(f"attn_{one}.weight" for one in ("q", "k", "v", "out")), "attn_out.bias",
+        )
+    }  # fmt: skip
+    assert facts.metadata["vision.preproc_max_tiles"] == 6
+
+
+def test_llama_need_not_say_its_width(tmp_path):
+    edit_json(written(tmp_path, "llava") / "config.json", text_config={"model_type": "llama"})
+    assert "expected [4096, 96] by config.json" in refused(tmp_path)
 
 
 def test_what_the_encoder_does_not_read(tmp_path):

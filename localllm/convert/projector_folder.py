@@ -22,8 +22,10 @@ from localllm.files.gguf_header import shown
 
 OF_IMAGES = re.compile(
     r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\.(vision_model\.)?"
+    r"|(model\.)?(language_model\.)?(model\.)?(?=embed_tokens\.weight$)"  # some read a row of it
 )
-UNREAD = re.compile(r"head\..*|.*\.(position_ids|inv_freq)")  # behind these prefixes
+UNREAD = re.compile(r"head\..*|embed_tokens\.weight|.*\.(position_ids|inv_freq)")  # behind these prefixes
+LLAMA_WIDTH = 4096  # which config.json need not say
 CONVOLUTION = 4  # dimensions; readers take these in F32 and F16 only
 
 
@@ -33,9 +35,7 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
     folder = Path(path)
     config = Config.of(folder)
     read = projector_of(config)
-    seeing = SeeingConfig(
-        config, config.section("vision_config"), preparation(folder), config.of_text({}).count("hidden_size")
-    )
+    seeing = SeeingConfig(config, config.section("vision_config"), preparation(folder), text_width(config))
     facts = read(seeing)
     tensors = [*tensors_of(folder, open_weights(folder), facts)]
     metadata = {"general.architecture": "clip", **description(folder, {t.name: t.shape for t in tensors})}
@@ -48,6 +48,12 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
     metadata["general.quantization_version"] = gguf.GGML_QUANT_VERSION
     refuse_lone_surrogates(folder, metadata)
     return Checkpoint(os.fspath(path), own_files(folder), metadata, tensors, [])
+
+
+def text_width(config: Config) -> int:
+    """Numbers of an embedding of the language model. Raises ModelError."""
+    kind = config.section("text_config").get("model_type")
+    return config.of_text({"hidden_size": LLAMA_WIDTH} if kind == "llama" else {}).count("hidden_size")
 
 
 def preparation(folder: Path) -> Config:
@@ -64,7 +70,7 @@ def tensors_of(folder: Path, stored: Mapping[str, Stored], facts: ProjectorFacts
     found = {OF_IMAGES.sub("", name, count=1): tensor for name, tensor in stored.items() if OF_IMAGES.match(name)}
     wanted = {part.theirs for part in facts.parts.values()}
     for name, tensor in found.items():
-        if name not in wanted and not UNREAD.fullmatch(name):
+        if name not in wanted and not UNREAD.fullmatch(name) and not name.startswith(facts.unread):
             kind = facts.metadata["projector_type"]
             raise ModelError(
                 f"{tensor.path}: tensor {shown(tensor.name)} has no place in projectors of the type {kind}"

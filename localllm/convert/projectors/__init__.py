@@ -7,15 +7,23 @@ and an entry in the table.
 from collections.abc import Callable
 
 from localllm.convert.config import Config
-from localllm.convert.projectors import gemma3, idefics3, qwen2vl
+from localllm.convert.projectors import gemma3, idefics3, internvl, lfm2vl, llava, pixtral, qwen2vl, qwen3vl
 from localllm.convert.projectors.parts import ProjectorFacts, SeeingConfig
 from localllm.files.gguf_header import shown
 
 PROJECTORS: dict[str, Callable[[SeeingConfig], ProjectorFacts]] = {
     "Gemma3ForConditionalGeneration": gemma3.gemma3,
     "Idefics3ForConditionalGeneration": idefics3.idefics3,
+    "InternVLForConditionalGeneration": internvl.internvl,
+    "Lfm2VlForConditionalGeneration": lfm2vl.lfm2vl,
+    "LlavaForConditionalGeneration": llava.llava,
+    "Mistral3ForConditionalGeneration": pixtral.mistral3,
     "Qwen2VLForConditionalGeneration": qwen2vl.qwen2vl,
     "Qwen2_5_VLForConditionalGeneration": qwen2vl.qwen25vl,
+    "Qwen3VLForConditionalGeneration": qwen3vl.qwen3vl,
+    "Qwen3VLMoeForConditionalGeneration": qwen3vl.qwen3vl,
+    "Qwen3_5ForConditionalGeneration": qwen3vl.qwen3vl,
+    "Qwen3_5MoeForConditionalGeneration": qwen3vl.qwen3vl,
     "SmolVLMForConditionalGeneration": idefics3.idefics3,
 }
 

@@ -5,6 +5,7 @@ from math import isqrt
 from localllm.convert.projectors.parts import (
     EncoderSizes,
     Part,
+    Parts,
     ProjectorFacts,
     SeeingConfig,
     in_layers,
@@ -40,7 +41,17 @@ def gemma3(c: SeeingConfig) -> ProjectorFacts:
 
 def siglip(h: EncoderSizes) -> dict[str, Part]:
     """The encoder as transformers calls its parts."""
-    layer = {
+    return {
+        **with_bias("v.patch_embd", "embeddings.patch_embedding", *h.convolution),
+        "v.position_embd.weight": Part("embeddings.position_embedding.weight", (h.patches, h.width)),
+        **in_layers(h.layers, "encoder.layers", transformer_layer(h)),
+        **with_bias("v.post_ln", "post_layernorm", h.width),
+    }
+
+
+def transformer_layer(h: EncoderSizes) -> Parts:
+    """A layer of SigLIP's, and of CLIP's."""
+    return {
         **with_bias("ln1", "layer_norm1", h.width),
         **with_bias("attn_q", "self_attn.q_proj", h.width, h.width),
         **with_bias("attn_k", "self_attn.k_proj", h.width, h.width),
@@ -49,10 +60,4 @@ def siglip(h: EncoderSizes) -> dict[str, Part]:
         **with_bias("ln2", "layer_norm2", h.width),
         **with_bias("ffn_up", "mlp.fc1", h.hidden, h.width),
         **with_bias("ffn_down", "mlp.fc2", h.width, h.hidden),
-    }
-    return {
-        **with_bias("v.patch_embd", "embeddings.patch_embedding", *h.convolution),
-        "v.position_embd.weight": Part("embeddings.position_embedding.weight", (h.patches, h.width)),
-        **in_layers(h.layers, "encoder.layers", layer),
-        **with_bias("v.post_ln", "post_layernorm", h.width),
     }

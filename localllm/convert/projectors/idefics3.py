@@ -1,10 +1,7 @@
 """The projector of Idefics 3 and SmolVLM: SigLIP and a matrix."""
 
-from dataclasses import replace
-
-from localllm.convert.config import Config
 from localllm.convert.projectors.gemma3 import siglip
-from localllm.convert.projectors.parts import Part, ProjectorFacts, SeeingConfig, sizes_of
+from localllm.convert.projectors.parts import Part, ProjectorFacts, SeeingConfig, sizes_of, with_defaults
 
 DEFAULTS = {  # which config.json need not say
     "hidden_size": 1152,
@@ -18,7 +15,7 @@ DEFAULTS = {  # which config.json need not say
 
 def idefics3(c: SeeingConfig) -> ProjectorFacts:
     """Raises ModelError."""
-    c = replace(c, vision=Config({**DEFAULTS, **c.vision.content}, c.vision.path))
+    c = with_defaults(c, DEFAULTS)
     c.vision.only("hidden_act", "gelu_pytorch_tanh")
     h, merge = sizes_of(c), c.whole.count("scale_factor", 2)
     metadata = {

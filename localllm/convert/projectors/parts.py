@@ -1,6 +1,7 @@
 """What projectors of checkpoints are made of: numbers of config.json, and tensors under GGUF's names."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -24,6 +25,12 @@ class SeeingConfig:
     vision: Config
     pictures: Config
     out: int
+
+
+def with_defaults(c: SeeingConfig, defaults: Mapping[str, Any]) -> SeeingConfig:
+    """The same, with what vision_config need not say."""
+    said = {name: value for name, value in c.vision.content.items() if value is not None}
+    return replace(c, vision=Config({**defaults, **said}, c.vision.path))
 
 
 @frozen
@@ -80,11 +87,17 @@ Parts = Mapping[str, Part]  # by GGUF's names
 
 @frozen
 class ProjectorFacts:
-    """A projector before its weights are read. metadata: below "clip."; a value of None is left out."""
+    """A projector before its weights are read.
+
+    Attributes:
+        metadata: below "clip."; a value of None is left out.
+        unread: how the names of tensors begin that nothing is made of.
+    """
 
     encoder: EncoderSizes
     metadata: Mapping[str, Any]
     parts: Parts
+    unread: tuple[str, ...] = ()
 
 
 def sizes_of(c: SeeingConfig, names: Mapping[str, str] = {}, **known: int) -> EncoderSizes:
@@ -108,6 +121,11 @@ def sizes_of(c: SeeingConfig, names: Mapping[str, str] = {}, **known: int) -> En
 def with_bias(ours: str, theirs: str, *shape: int) -> dict[str, Part]:
     """A matrix or a norm, and its bias."""
     return {f"{ours}.weight": Part(f"{theirs}.weight", shape), f"{ours}.bias": Part(f"{theirs}.bias", shape[:1])}
+
+
+def plain(ours: str, theirs: str, *shape: int) -> dict[str, Part]:
+    """A matrix or a norm without a bias."""
+    return {f"{ours}.weight": Part(f"{theirs}.weight", shape)}
 
 
 def in_layers(count: int, theirs: str, layer: Parts) -> dict[str, Part]:

@@ -7,6 +7,7 @@ from localllm.arch.vision.qwen2vl import WINDOW
 from localllm.convert.projectors.parts import (
     EncoderSizes,
     Part,
+    Parts,
     ProjectorFacts,
     SeeingConfig,
     in_layers,
@@ -69,18 +70,23 @@ def shared(c: SeeingConfig, kind: str) -> dict[str, Any]:
 
 def around(h: EncoderSizes) -> dict[str, Part]:
     """In front of the layers and behind them."""
-    both, together = (h.width, 3, FRAMES, h.patch, h.patch), MERGE**2 * h.width
+    together = MERGE**2 * h.width
     return {
-        **{
-            f"v.patch_embd.weight{name}": Part(
-                "patch_embed.proj.weight",
-                both,
-                partial(spread, shape=h.convolution, period=FRAMES * h.patch, start=frame * h.patch),
-            )
-            for frame, name in enumerate(("", ".1"))
-        },
+        **frames(h),
         **with_bias("mm.0", "merger.mlp.0", together, together),
         **with_bias("mm.2", "merger.mlp.2", h.out, together),
+    }
+
+
+def frames(h: EncoderSizes) -> Parts:
+    """The convolution of two frames as one of each."""
+    return {
+        f"v.patch_embd.weight{name}": Part(
+            "patch_embed.proj.weight",
+            (h.width, 3, FRAMES, h.patch, h.patch),
+            partial(spread, shape=h.convolution, period=FRAMES * h.patch, start=frame * h.patch),
+        )
+        for frame, name in enumerate(("", ".1"))
     }
 
 

@@ -1,0 +1,93 @@
+"""The projector of InternVL 2.5, 3 and 3.5, as Hugging Face's transformers stores it: their vision transformer, a norm
+and two matrices.
+"""
+
+from functools import partial
+
+from localllm.arch.vision.internvl import LARGE
+from localllm.convert.config import Config
+from localllm.convert.projectors.parts import (
+    EncoderSizes,
+    Part,
+    Parts,
+    ProjectorFacts,
+    SeeingConfig,
+    in_layers,
+    plain,
+    sizes_of,
+    with_bias,
+)
+from localllm.convert.tensors import reshaped
+
+EPSILON = 1e-6  # of the norms, where config.json says nothing
+LEAST_TILES, MOST_TILES = 1, 12  # where preprocessor_config.json says nothing
+
+
+def internvl(c: SeeingConfig) -> ProjectorFacts:
+    """Raises ModelError."""
+    c.whole.only("vision_feature_layer", -1)
+    c.whole.only("vision_feature_select_strategy", "default")
+    c.whole.only("projector_hidden_act", "gelu")
+    c.vision.only("hidden_act", "gelu")
+    c.vision.only("use_mean_pooling", True)
+    h = sizes_of(c, side=one_side(c.vision, "image_size"), patch=one_side(c.vision, "patch_size"))
+    merge = round(1 / c.whole.number("downsample_ratio", 0.5))
+    if h.side // h.patch % max(merge, 1):
+        raise c.whole.refusal(f"downsample_ratio: {h.side // h.patch} patches on each side, merged by {merge}")
+    metadata = {
+        "projector_type": "internvl",
+        "use_gelu": True,
+        "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", EPSILON),
+        "vision.projector.scale_factor": merge,
+        "vision.preproc_min_tiles": c.pictures.count("min_patches", LEAST_TILES),
+        "vision.preproc_max_tiles": c.pictures.count("max_patches", MOST_TILES),
+    }
+    together = merge**2 * h.width
+    parts = {
+        "v.class_embd": Part("embeddings.cls_token", (1, 1, h.width), partial(reshaped, shape=(h.width,))),
+        "v.position_embd.weight": Part(
+            "embeddings.position_embeddings",
+            (1, h.patches + 1, h.width),
+            partial(reshaped, shape=(h.patches + 1, h.width)),
+        ),
+        **with_bias("v.patch_embd", "embeddings.patch_embeddings.projection", *h.convolution),
+        **in_layers(h.layers, "encoder.layer", layer(c, h)),
+        **with_bias("mm.model.mlp.0", "layer_norm", together),
+        **with_bias("mm.model.mlp.1", "linear_1", h.out, together),
+        **with_bias("mm.model.mlp.3", "linear_2", h.out, h.out),
+    }
+    return ProjectorFacts(h, metadata, parts)
+
+
+def one_side(config: Config, name: str) -> int:
+    """A length that config.json may say for both sides. Raises ModelError."""
+    value = config.get(name)
+    if isinstance(value, list):
+        if len(value) != 2 or value[0] != value[1]:
+            raise config.refusal(f"{name}: only squares are supported")
+        value = value[0]
+    return Config({name: value}, config.path).count(name)
+
+
+def layer(c: SeeingConfig, h: EncoderSizes) -> Parts:
+    """What one holds. Raises ModelError for norms that readers would not suppose."""
+    is_large, biased = (h.width, h.layers) == LARGE, c.vision.flag("attention_bias", False)
+    c.vision.only("norm_type", "rms_norm" if is_large else "layer_norm")
+    normed = c.vision.flag("use_qk_norm", False)
+    if normed and not is_large:
+        raise c.vision.refusal("use_qk_norm: readers expect norms of queries and keys where the others are RMS norms")
+    norm, matrix = (plain if is_large else with_bias), with_bias if biased else plain
+    return {
+        **norm("ln1", "layernorm_before", h.width),
+        **norm("ln2", "layernorm_after", h.width),
+        **(plain("attn_q_norm", "attention.q_norm", h.width) if normed else {}),
+        **(plain("attn_k_norm", "attention.k_norm", h.width) if normed else {}),
+        **matrix("attn_q", "attention.q_proj", h.width, h.width),
+        **matrix("attn_k", "attention.k_proj", h.width, h.width),
+        **matrix("attn_v", "attention.v_proj", h.width, h.width),
+        **with_bias("attn_out", "attention.projection_layer", h.width, h.width),
+        **with_bias("ffn_up", "mlp.fc1", h.hidden, h.width),
+        **with_bias("ffn_down", "mlp.fc2", h.width, h.hidden),
+        "ls1.weight": Part("lambda_1", (h.width,)),
+        "ls2.weight": Part("lambda_2", (h.width,)),
+    }

@@ -1,0 +1,54 @@
+"""The projector of LLaVA 1.5: CLIP up to the layer whose rows are taken, and two matrices.
+
+Layers behind that one are left out. The file says which layer is the last one (`feature_layer`), for without it
+llama.cpp leaves out one more.
+"""
+
+from localllm.convert.projectors.gemma3 import transformer_layer
+from localllm.convert.projectors.parts import Part, ProjectorFacts, SeeingConfig, in_layers, sizes_of, with_bias
+from localllm.convert.projectors.pixtral import pixtral
+
+EPSILON = 1e-5  # where config.json says nothing
+CLIP = "clip_vision_model"
+
+
+def llava(c: SeeingConfig) -> ProjectorFacts:
+    """Pixtral's checkpoints have the same name. Raises ModelError."""
+    c.vision.only("model_type", CLIP, "pixtral")
+    return pixtral(c) if c.vision.get("model_type") == "pixtral" else llava15(c)
+
+
+def llava15(c: SeeingConfig) -> ProjectorFacts:
+    """Raises ModelError."""
+    c.vision.only("hidden_act", "quick_gelu")
+    c.whole.only("projector_hidden_act", "gelu")
+    c.whole.only("vision_feature_select_strategy", "default")
+    c.whole.only("multimodal_projector_bias", True)
+    stored = c.vision.count("num_hidden_layers", most=1024)
+    h = sizes_of(c, layers=last_layer(c, stored))
+    metadata = {
+        "projector_type": "mlp",
+        "has_llava_projector": True,
+        "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", EPSILON),
+        "vision.feature_layer": [h.layers],
+    }
+    parts = {
+        "v.patch_embd.weight": Part("embeddings.patch_embedding.weight", h.convolution),
+        "v.class_embd": Part("embeddings.class_embedding", (h.width,)),
+        "v.position_embd.weight": Part("embeddings.position_embedding.weight", (h.patches + 1, h.width)),
+        **with_bias("v.pre_ln", "pre_layrnorm", h.width),
+        **in_layers(h.layers, "encoder.layers", transformer_layer(h)),
+        **with_bias("mm.0", "linear_1", h.out, h.width),
+        **with_bias("mm.2", "linear_2", h.out, h.out),
+    }
+    unread = [f"encoder.layers.{number}." for number in range(h.layers, stored)]
+    return ProjectorFacts(h, metadata, parts, ("post_layernorm.", *unread))
+
+
+def last_layer(c: SeeingConfig, stored: int) -> int:
+    """How many layers count. Raises ModelError."""
+    chosen = c.whole.get("vision_feature_layer", -2)
+    chosen = chosen[0] if isinstance(chosen, list) and len(chosen) == 1 else chosen
+    if not isinstance(chosen, int) or isinstance(chosen, bool) or not -stored <= chosen <= stored or not chosen:
+        raise c.whole.refusal(f"vision_feature_layer: expected one layer, from 1 to {stored} or from -{stored} to -1")
+    return chosen if chosen > 0 else stored + 1 + chosen

@@ -1,0 +1,121 @@
+"""The projectors of Pixtral and of Mistral Small 3.1 and later, with the language model's embedding of [IMG_BREAK]."""
+
+from functools import partial
+from typing import Any
+
+from localllm.convert.files import read_json, understood
+from localllm.convert.projectors.parts import (
+    Part,
+    Parts,
+    ProjectorFacts,
+    SeeingConfig,
+    in_layers,
+    plain,
+    sizes_of,
+    with_bias,
+    with_defaults,
+)
+from localllm.convert.tensors import Made, TensorSource, as_float32, in_pairs, kept
+
+EPSILON = 1e-5  # of the encoder's norms: no config.json says it
+BASE = 10000.0  # of the angles, as readers suppose
+BREAK = "[IMG_BREAK]"
+DEFAULTS = {  # which config.json need not say
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 1024,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+}
+
+
+def pixtral(c: SeeingConfig) -> ProjectorFacts:
+    """Raises ModelError."""
+    return of_pixtral(c, 1, c.whole.flag("multimodal_projector_bias", True))
+
+
+def mistral3(c: SeeingConfig) -> ProjectorFacts:
+    """Raises ModelError."""
+    c.vision.only("model_type", "pixtral")
+    c.whole.of_text({}).only("rms_norm_eps", EPSILON)  # one number is for all norms
+    return of_pixtral(c, c.whole.count("spatial_merge_size", 2), c.whole.flag("multimodal_projector_bias", False))
+
+
+def of_pixtral(c: SeeingConfig, merge: int, biased: bool) -> ProjectorFacts:
+    """merge: patches on each side that become one row. Raises ModelError."""
+    c = with_defaults(c, DEFAULTS)
+    require_known(c)
+    h = sizes_of(c)
+    metadata: dict[str, Any] = {
+        "projector_type": "pixtral",
+        "use_silu": True,
+        "vision.attention.layer_norm_epsilon": EPSILON,
+        "vision.spatial_merge_size": merge if merge > 1 else None,
+    }
+    turned, matrix = partial(in_pairs, head_dim=h.width // h.heads), with_bias if biased else plain
+    layer = {
+        **plain("ln1", "attention_norm", h.width),
+        **plain("ln2", "ffn_norm", h.width),
+        "attn_q.weight": Part("attention.q_proj.weight", (h.width, h.width), turned),
+        "attn_k.weight": Part("attention.k_proj.weight", (h.width, h.width), turned),
+        **plain("attn_v", "attention.v_proj", h.width, h.width),
+        **plain("attn_out", "attention.o_proj", h.width, h.width),
+        **plain("ffn_gate", "feed_forward.gate_proj", h.hidden, h.width),
+        **plain("ffn_up", "feed_forward.up_proj", h.hidden, h.width),
+        **plain("ffn_down", "feed_forward.down_proj", h.width, h.hidden),
+    }
+    parts = {
+        **plain("v.patch_embd", "patch_conv", *h.convolution),
+        **plain("v.pre_ln", "ln_pre", h.width),
+        **in_layers(h.layers, "transformer.layers", layer),
+        **(merger(h.width, merge) if merge > 1 else {}),
+        **matrix("mm.1", "linear_1", h.out, h.width),
+        **matrix("mm.2", "linear_2", h.out, h.out),
+        "v.token_embd.img_break": line_end(c),
+    }
+    return ProjectorFacts(h, metadata, parts)
+
+
+def require_known(c: SeeingConfig) -> None:
+    """Raises ModelError for what the file could not tell."""
+    c.vision.only("hidden_act", "silu")
+    c.vision.only("rope_theta", BASE)
+    c.vision.section("rope_parameters").only("rope_theta", BASE)
+    c.whole.only("projector_hidden_act", "gelu")
+    c.whole.only("vision_feature_layer", -1)
+
+
+def merger(width: int, merge: int) -> Parts:
+    """What makes one row of several patches."""
+    return {
+        **plain("mm.input_norm", "norm", width),
+        **plain("mm.patch_merger", "patch_merger.merging_layer", width, merge**2 * width),
+    }
+
+
+def line_end(c: SeeingConfig) -> Part:
+    """The embedding that stands behind each line of a picture."""
+    text = c.whole.of_text({})
+    vocab = text.count("vocab_size")
+    return Part("embed_tokens.weight", (vocab, c.out), partial(one_row, number=break_token(c, vocab)))
+
+
+def one_row(source: TensorSource, number: int) -> Made:
+    """A row of a matrix as a vector."""
+    return kept(as_float32(source.rows(number, number + 1), source.dtype).reshape(-1))
+
+
+def break_token(c: SeeingConfig, vocab: int) -> int:
+    """The number of [IMG_BREAK]. Raises ModelError."""
+    folder = c.whole.path.parent
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        content = read_json(folder / name) or {}
+        with understood(folder / name):
+            told = {int(number): token for number, token in (content.get("added_tokens_decoder") or {}).items()}
+            told |= {int(token["id"]): token for token in content.get("added_tokens") or ()}
+            found = [number for number, token in told.items() if token["content"] == BREAK]
+        if found and 0 <= found[0] < vocab:
+            return found[0]
+    raise c.whole.refusal(f"neither tokenizer_config.json nor tokenizer.json has the token {BREAK}")
