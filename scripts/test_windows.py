@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from windows_bed import BED, ROOT, environment, install, make_bed, running, say, words_there
@@ -133,7 +135,7 @@ def compare_quickly(work: Path) -> None:
 
 
 def compare(work: Path) -> None:
-    """The rest."""
+    """More commands, and tokens of a real model."""
     if REAL.exists():
         same(f"Tokens of {REAL.name}", work / "tokens.py", REAL, work / "text", *PROMPTS)
     same_program("chat, from a pipe", "chat", GUIDE, *GREEDY, stdin="Grüße! What is localllm?\n".encode())
@@ -143,10 +145,6 @@ def compare(work: Path) -> None:
     same_program("The help of config", "help", "config")
     same_program("A prompt that does not fit", "run", GUIDE, "-c", "20", "-f", work / "text")
     same_program("An option that is none", "run", GUIDE, "--no-such-option")
-    compare_files(work)
-    compare_images(work)
-    compare_map(work)
-    compare_serve()
 
 
 def compare_files(work: Path) -> None:
@@ -231,7 +229,7 @@ def compare_serve() -> None:
 
 
 def test(arguments: list[str]) -> None:
-    """Some of the tests, under wine. Raises SystemExit."""
+    """Some of the tests, on Windows. Raises SystemExit."""
     began = time.monotonic()
     say(f"> pytest {' '.join(arguments)}")
     done = there("-X", "utf8", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
@@ -239,7 +237,7 @@ def test(arguments: list[str]) -> None:
     say(f"  {''.join(said.strip().splitlines()[-1:])} ({time.monotonic() - began:.0f} s)")
     if done.returncode:
         say(said[-4000:] + done.stderr.decode(errors="replace")[-2000:])
-        raise SystemExit(1)
+        raise SystemExit(f"pytest {' '.join(arguments)}: exit code {done.returncode}")
 
 
 def kill(name: str) -> None:
@@ -253,20 +251,35 @@ def kill(name: str) -> None:
 
 
 def run(is_quick: bool, tests: list[str]) -> None:
-    """All of it, or the tests that are named. Raises SystemExit, CalledProcessError."""
+    """All of it, or the tests that are named; what fails keeps nothing else from running. Raises SystemExit,
+    CalledProcessError.
+    """
     install()
+    failed = 0
     with running():
-        if tests:
-            test(tests)
-            return
-        compare_quickly(BED / "work")
-        if not is_quick:
-            compare(BED / "work")
-        for arguments in QUICK if is_quick else TESTS:
-            test([*arguments])
-        for name in () if is_quick else KILLS:
-            kill(name)
+        for part in parts(is_quick, tests):
+            try:
+                part()
+            except SystemExit as error:
+                say(f"FAILED: {error}")
+                failed += 1
+    if failed:
+        raise SystemExit(f"{failed} of all parts failed: see FAILED above")
     say("All passed.")
+
+
+def parts(is_quick: bool, tests: list[str]) -> list[Callable[[], None]]:
+    """What is run, in its order."""
+    if tests:
+        return [partial(test, tests)]
+    work = BED / "work"
+    compared = [compare_quickly] if is_quick else [compare_quickly, compare, compare_files, compare_images, compare_map]
+    return [
+        *(partial(compare, work) for compare in compared),
+        *(() if is_quick else (compare_serve,)),
+        *(partial(test, [*arguments]) for arguments in (QUICK if is_quick else TESTS)),
+        *(() if is_quick else (partial(kill, name) for name in KILLS)),
+    ]
 
 
 def main() -> None:
