@@ -140,14 +140,21 @@ def named(path: Path) -> str:
 
 @contextmanager
 def running() -> Iterator[None]:
-    """In the block Windows is there. Each program would start its services otherwise, and end when they do: seconds."""
-    words = words_there("-c", "import sys; sys.stdin.read()")
+    """In the block Windows is there. Each program would start its services otherwise, and end when they do: seconds.
+
+    The services keep the streams of the program that starts them: nobody may wait for the end of those, so the block
+    begins when they have started.
+    """
+    words = words_there("-c", "import sys; print('ready', flush=True); sys.stdin.read()")
     keeper = subprocess.Popen(
-        words, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        words, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
+    assert keeper.stdin is not None and keeper.stdout is not None
     try:
+        if not keeper.stdout.readline():
+            raise SystemExit(f"Python for Windows does not start: {' '.join(words)}")
         yield
     finally:
-        assert keeper.stdin is not None
         keeper.stdin.close()
         keeper.wait()
+        keeper.stdout.close()
