@@ -439,6 +439,28 @@ def test_keys_come_from_a_file(cli, tmp_path):
         assert message in cli("serve", GUIDE, "--api-key-file", file)[2]
 
 
+# The server, which is asked to end a moment after it listens: by SIGTERM, on Windows by Ctrl-Break.
+ENDING = """
+import signal, threading
+from localllm.cli import serve
+from localllm.cli.main import main
+from localllm.system.processes import ending_signals
+tell = serve.tell
+def told(setup, address):
+    tell(setup, address)
+    threading.Timer(0.5, signal.raise_signal, [ending_signals()[-1]]).start()
+serve.tell = told
+main()
+"""
+
+
+def test_an_end_that_others_ask_for():
+    command = [sys.executable, "-c", ENDING, "serve", GUIDE, "--port", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr.count("\n") == 1 and "Ctrl-C ends it" in done.stderr
+
+
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no Unix sockets")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_socket_that_only_the_user_opens_and_an_end(tmp_path, number: int):

@@ -5,6 +5,7 @@ import errno
 import ntpath
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -214,6 +215,22 @@ def test_a_pipe_that_nobody_reads(monkeypatch):
     assert terminal.is_unread(BrokenPipeError()) and terminal.is_unread(invalid)
     assert not terminal.is_unread(OSError(errno.EINVAL, "Invalid argument", "a:b"))  # a name that cannot be
     assert not terminal.is_unread(OSError(errno.ENOSPC, "No space left on device"))
+
+
+def test_a_server_ends_by_ctrl_break(monkeypatch):
+    """As by SIGTERM elsewhere; afterwards the signal means what it meant."""
+    pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
+    from localllm.server.listening import listener
+    from localllm.server.wire import Limits
+
+    number = signal.SIGINT if sys.platform == "win32" else signal.SIGUSR1  # which nothing else here has
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(signal, "SIGBREAK", number, raising=False)
+    before = signal.getsignal(number)
+    server = listener(lambda scope, receive, send: None, Limits(1), 0)
+    with server.capture_signals():
+        signal.raise_signal(number)
+    assert server.should_exit and server.stopped_by == number and signal.getsignal(number) is before
 
 
 BAD_PAGE = """

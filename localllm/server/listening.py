@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.server.wire import Limits
-from localllm.system.processes import may_reuse_address
+from localllm.system.processes import ending_signals, may_reuse_address
 
 AFTER = 1.0  # seconds in which the rest of a body may come when the answer is there: who sends it should see that
 HEAD_BYTES = 64 << 10  # of a request's first line and headers
@@ -65,7 +65,7 @@ class Patient(H11Protocol):
 
 
 class Listener(uvicorn.Server):
-    """uvicorn's server, whose end is ours: SIGTERM and Ctrl-C end it, and nothing is raised again.
+    """uvicorn's server, whose end is ours: SIGTERM, Ctrl-C and Windows' Ctrl-Break end it, and nothing is raised again.
 
     Attributes:
         stopped_by: the signal that ended it, or None.
@@ -78,7 +78,8 @@ class Listener(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        ending = (signal.SIGINT, *ending_signals())
+        before = {number: signal.signal(number, self.handle_exit) for number in ending}
         try:
             yield
         finally:

@@ -119,10 +119,14 @@ def library(linux: str, windows: str) -> Any:
 
 
 def on_end(leave: Callable[[int, Any], Any]) -> None:
-    """Call a function when the process is asked to end: SIGTERM, and on Windows Ctrl-Break."""
-    signal.signal(signal.SIGTERM, leave)
-    if sys.platform == "win32":
-        signal.signal(signal.SIGBREAK, leave)
+    """Call a function when the process is asked to end."""
+    for number in ending_signals():
+        signal.signal(number, leave)
+
+
+def ending_signals() -> list[int]:
+    """By which others ask a process to end: SIGTERM, and on Windows Ctrl-Break."""
+    return [signal.SIGTERM, signal.SIGBREAK] if sys.platform == "win32" else [signal.SIGTERM]
 
 
 def interrupt_main() -> None:
