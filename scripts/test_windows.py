@@ -45,7 +45,7 @@ RECORDS = 60  # of a `map` that is killed
 # What is left out asks for what Windows or wine 8 has not: bits of permissions, pwrite, signals, links, Unix sockets.
 LEFT_OUT = (
     "ctrl_c_finishes", "second_ctrl_c", "on_the_disk", "take_the_others", "is_wrong_is_fetched", "fills_up",
-    "terminal_offers", "ctrl_c_keeps_what_has_come", "sockets_place", "only_the_same_model", "folder_that_cannot",
+    "terminal_offers", "ctrl_c_keeps_what_has_come", "sockets_place", "folder_that_cannot",
     "short_prompts", "does_not_wait", "person_can_read", "history_is_bounded",
 )  # fmt: skip
 TESTS = (

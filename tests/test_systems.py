@@ -1,6 +1,7 @@
 """What differs between systems stands in localllm/system, one file for each concern: no other module asks."""
 
 import ast
+import ctypes
 import errno
 import ntpath
 import os
@@ -9,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import llvmlite.binding as llvm
@@ -175,6 +177,24 @@ def test_one_process_has_a_name(monkeypatch, tmp_path):
         files.Claim("another name of these tests").close()
         first.close()
         files.Claim("a name of these tests").close()
+
+
+def test_a_change_is_seen_when_times_are_put_back(tmp_path):
+    """On every system, of a path and of an open file. Windows' structure is as its documentation says."""
+    path = tmp_path / "ä file"
+    path.write_bytes(b"a")
+    first, state = files.version_of(path), path.stat()
+    assert files.version_of(path) == first and first[:2] == (1, state.st_mtime_ns)
+    time.sleep(0.05)
+    path.write_bytes(b"b")
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    second = files.version_of(path)
+    assert second[:2] == first[:2] and second[2] > first[2]
+    with open(path, "rb") as file:
+        assert files.version_of(file.fileno()) == second
+    with pytest.raises(FileNotFoundError):
+        files.version_of(tmp_path / "none")
+    assert (ctypes.sizeof(files.BasicInfo), files.BasicInfo.changed.offset) == (40, 24)
 
 
 def test_macos_asks_the_disk_to_empty_its_memory(monkeypatch, tmp_path):

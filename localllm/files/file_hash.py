@@ -1,7 +1,7 @@
 """The SHA-256 of large files, remembered for as long as they stay as they are.
 
 A 5 GB file takes seconds to read. So the hash goes to the user's cache folder, under a name made of the file's device,
-number, size and times of change, the last of which no program can set.
+number, size and times of change, the last of which programs cannot easily set.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from localllm.quant.cache import cache_folder
-from localllm.system.files import is_private
+from localllm.system.files import is_private, version_of
 
 PIECE = 1 << 23  # bytes read at once
 HEX_DIGITS = 64  # of a hash
@@ -22,7 +22,7 @@ OnProgress = Callable[[int, int], None]  # (bytes read so far, bytes to read)
 def sha256_of(path: str | os.PathLike[str], on_progress: OnProgress | None = None) -> str:
     """64 hexadecimal digits. Raises OSError."""
     with open(path, "rb", buffering=0) as file:
-        kept = place_of(os.fstat(file.fileno()))
+        kept = place_of(file.fileno())
         if known := recalled(kept):
             return known
         digest, size = hashlib.sha256(), os.fstat(file.fileno()).st_size
@@ -30,16 +30,17 @@ def sha256_of(path: str | os.PathLike[str], on_progress: OnProgress | None = Non
             digest.update(data)
             if on_progress:
                 on_progress(file.tell(), size)
-        if place_of(os.fstat(file.fileno())) == kept:  # nobody has changed it meanwhile
+        if place_of(file.fileno()) == kept:  # nobody has changed it meanwhile
             with suppress(OSError):
                 kept.parent.mkdir(0o700, parents=True, exist_ok=True)
                 kept.write_text(digest.hexdigest(), encoding="ascii")
     return digest.hexdigest()
 
 
-def place_of(state: os.stat_result) -> Path:
-    """Where the hash of a file in this state is kept."""
-    told = state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+def place_of(descriptor: int) -> Path:
+    """Where the hash of an open file, as it is now, is kept. Raises OSError."""
+    state = os.fstat(descriptor)
+    told = state.st_dev, state.st_ino, *version_of(descriptor)
     return cache_folder() / "sha256" / hashlib.sha256(repr(told).encode()).hexdigest()[:32]
 
 

@@ -89,6 +89,45 @@ def name_problem(name: str) -> str | None:
     return f"a name for a file has at most {NAME_UNITS} {kind}" if units > NAME_UNITS else None
 
 
+def version_of(place: str | os.PathLike[str] | int) -> tuple[int, int, int]:
+    """What changes with a file's content, of a path or of an open file's number. Raises OSError.
+
+    Its size, when its content changed, which every program can set, and when it or its name did, which os.utime does
+    not; in nanoseconds. 0 for the last where a file system of Windows does not keep it.
+    """
+    state = os.stat(place)
+    return state.st_size, state.st_mtime_ns, state.st_ctime_ns if sys.platform != "win32" else change_time(place)
+
+
+class BasicInfo(ctypes.Structure):
+    """Windows' FILE_BASIC_INFO; times in 100 nanoseconds since 1601."""
+
+    _fields_ = (
+        ("made", ctypes.c_int64),
+        ("read", ctypes.c_int64),
+        ("written", ctypes.c_int64),
+        ("changed", ctypes.c_int64),
+        ("attributes", ctypes.c_uint32),
+    )
+
+
+def change_time(place: str | os.PathLike[str] | int) -> int:
+    """Windows: when a file or its name changed. Python's st_ctime is when it was made there. Raises OSError."""
+    import msvcrt
+
+    if not isinstance(place, int):
+        descriptor = open_file(place, os.O_RDONLY)
+        try:
+            return change_time(descriptor)
+        finally:
+            os.close(descriptor)
+    told, ask = BasicInfo(), kernel32().GetFileInformationByHandleEx
+    ask.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32]
+    if not ask(msvcrt.get_osfhandle(place), 0, ctypes.byref(told), ctypes.sizeof(told)):  # type: ignore[attr-defined]
+        raise ctypes.WinError(ctypes.get_last_error())  # type: ignore[attr-defined]
+    return int(told.changed) * 100
+
+
 def free_bytes(folder: Path) -> int:
     """What a user may still write to the disk of a folder. Raises OSError."""
     if sys.platform == "win32":

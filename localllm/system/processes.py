@@ -126,7 +126,9 @@ def on_end(leave: Callable[[int, Any], Any]) -> None:
 
 def ending_signals() -> list[int]:
     """By which others ask a process to end: SIGTERM, and on Windows Ctrl-Break."""
-    return [signal.SIGTERM, signal.SIGBREAK] if sys.platform == "win32" else [signal.SIGTERM]
+    if sys.platform == "win32":
+        return [signal.SIGTERM, signal.SIGBREAK]
+    return [signal.SIGTERM]
 
 
 def interrupt_main() -> None:

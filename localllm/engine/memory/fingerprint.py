@@ -1,12 +1,11 @@
 """What the numbers of a cache depend on, as a short key: the weights, what is done with them, and by which code.
 
 Reading all weights would take as long as the prompt. Instead the key has the size of each of the model's files and when
-its content and its place last changed, to the nanosecond, the second of which no program can set, and samples of every
-tensor. To copy or move a file makes another model of it, which costs time and nothing else.
+its content and its place last changed, to the nanosecond, the second of which programs cannot easily set, and samples
+of every tensor. To copy or move a file makes another model of it, which costs time and nothing else.
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from localllm.engine.record.operations import Activation, Operation
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.build.objects import object_folder
 from localllm.kernels.machine import has_tiles
+from localllm.system.files import version_of
 
 State = list[tuple[int, int, int]]
 SAMPLES, SAMPLE = 8, 64  # of each tensor, evenly spread; bytes of one
@@ -38,8 +38,7 @@ def fingerprint(file: GGUFFile, state: State, operations: Sequence[Operation], k
 
 def state_of(file: GGUFFile) -> State:
     """Of each of a model's files its size, and when it changed. Raises OSError."""
-    states = [os.stat(path) for path in file.parts]
-    return [(state.st_size, state.st_mtime_ns, state.st_ctime_ns) for state in states]
+    return [version_of(path) for path in file.parts]
 
 
 def sample(data: np.ndarray) -> bytes:
