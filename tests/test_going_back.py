@@ -155,18 +155,19 @@ def test_a_thought_goes_on(tokenizer: Tokenizer):
 
 @pytest.mark.parametrize("model", ["tiny", "hybrid"])
 def test_it_is_as_if_the_turn_had_not_been(model: str, request):
-    """To the bit: where the model goes on is what it was."""
+    """To the bit: where the model goes on is what it was. Without guesses: how many are read together is a matter of
+    time, and attention of ten tokens has another order of sums than that of six and of four."""
     path = request.getfixturevalue(model)
-    rows = []
+    rows, plain = [], replace(SHORT, speculate="off")
     for detour in (False, True):
         with localllm.open(path, threads=1) as opened:
             session = opened.session
             for number in range(2):
-                list(session.ask(f"{LONG_TEXT} {number}", SHORT))
+                list(session.ask(f"{LONG_TEXT} {number}", plain))
             if detour:
-                list(session.ask(f"A detour. {LONG_TEXT}", SHORT))
+                list(session.ask(f"A detour. {LONG_TEXT}", plain))
                 session.undo()
-            answer = session.ask("And then?", SHORT)
+            answer = session.ask("And then?", plain)
             list(answer)
             assert len(answer.prompt) - answer.cached_tokens < 60
             with session.sequences.beginning_with([*answer.prompt, *answer.tokens, 5]) as (sequence, _):
