@@ -25,8 +25,8 @@ from localllm.kernels.machine import has_tiles
 OPERATIONS = 3.4e11
 # Tokens that are read in a step that somebody listens to, with activations in 16 bits. Beside 16 answers of a 1.2 B
 # model such a step takes 0.4 s, others 0.16: one gap of a hundred is 2.8 times the median. It was 3.4 times with pages
-# that were read between steps, and 2.5 times with half a page between steps, at 0.94 of the tokens a second. Where there are
-# tiles, a step of 16 answers takes 0.13 s, with 48 tokens 0.30, with 80 0.37, which is 2.8 times as long there.
+# that were read between steps, and 2.5 times with half a page between steps, at 0.94 of the tokens a second.
+# Where there are tiles, a step of 16 answers takes 0.13 s, with 48 tokens 0.30, with 80 0.37: 2.8 times as long.
 HEARD = 80 if has_tiles() else 48
 
 
