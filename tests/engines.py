@@ -16,6 +16,10 @@ def bound(exact: float, in_tiles: float) -> float:
     return in_tiles if has_tiles() else exact
 
 
+# How far a CPU's logits may be from what weights in float32 come to.
+FAITHFUL = bound(1e-9, in_tiles=3e-8)
+
+
 class SingleEngine(Engine):
     """An engine with one sequence."""
 

@@ -189,13 +189,15 @@ def test_without_precision_all_is_read_together():
 
 def test_without_precision_reading_and_writing_are_one_run():
     engine = Paged(table(1, ending=-9.0))
-    ask(engine, [request([2], max_tokens=3), request([3] * 400, max_tokens=1)], precise=False, chunk=150)
+    asked = [request([2], max_tokens=3, speculate="off"), request([3] * 400, max_tokens=1)]
+    ask(engine, asked, precise=False, chunk=150)
     assert engine.ran == [(False, [(0, 1), (0, 128)]), (False, [(128, 128), (1, 1)]), (False, [(256, 144), (2, 1)])]
 
 
 def test_a_shared_beginning_is_read_once():
     engine = Paged(table(1, ending=-9.0))
-    ask(engine, [request([2, 3] * 100 + [4 + number] * 70, max_tokens=3) for number in range(4)])
+    prompts = [[2, 3] * 100 + [4 + number] * 70 for number in range(4)]
+    ask(engine, [request(prompt, max_tokens=3, speculate="off") for prompt in prompts])  # how much is guessed: time
     read = [item for _, work in engine.ran for item in work if item[1] > 1]
     assert read == [(0, 270)] + 3 * [(3 * PAGE, 270 - 3 * PAGE)]
 

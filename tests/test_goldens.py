@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import SingleEngine, open_engine
+from engines import FAITHFUL, SingleEngine, open_engine
 from kernel_calls import by_format, compiled_for, wanted
 from models import DECLARATIONS, QUANTIZED, model
 from models.dense2 import GELU as GELU2
@@ -116,7 +116,7 @@ def lane(request, monkeypatch) -> str:
 
 @pytest.mark.parametrize("name", DECLARATIONS)
 def test_architectures(model_path, name, lane):
-    check_architecture(name, model_path(name), 3e-8 if lane == "tiles" else 1e-9)
+    check_architecture(name, model_path(name), FAITHFUL if lane == "tiles" else 1e-9)
 
 
 def check_architecture(name: str, path: Path, most: float) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from engines import bound
+from engines import FAITHFUL
 from recurrent_models import MODELS, file_of, mamba, mamba2, qwen35
 from tiny_hybrid import write_tiny_hybrid
 
@@ -16,8 +16,6 @@ from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.engine.options import EngineOptions
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
-
-BOUND = bound(1e-9, in_tiles=3e-8)
 
 
 def nmse(got: np.ndarray, expected: np.ndarray) -> float:
@@ -55,15 +53,15 @@ def test_the_reference_and_the_cpu_agree(name):
     """As a prompt, as many tokens one by one, and for several sequences at once."""
     cpu, reference, ids = engine_of(name), engine_of(name, "reference"), tokens(70)
     expected = fresh(reference, ids, "all")
-    assert nmse(fresh(cpu, ids, "all"), expected) < BOUND
+    assert nmse(fresh(cpu, ids, "all"), expected) < FAITHFUL
     alone = cpu.sequence()
-    assert nmse(np.concatenate([alone.append([token]) for token in ids[:20]]), expected[:20]) < BOUND
+    assert nmse(np.concatenate([alone.append([token]) for token in ids[:20]]), expected[:20]) < FAITHFUL
     for engine in (cpu, reference):
         sequences = [engine.sequence() for _ in range(3)]
         for first, second in ((0, 5), (5, 6), (6, 30)):
             rows = engine.step([(sequence, ids[first : second - 1 + (i == 2)]) for i, sequence in enumerate(sequences)]
                                if second - first > 1 else [(sequences[2], ids[first:second])])  # fmt: skip
-            assert nmse(rows[-1], expected[second - 1 : second]) < BOUND
+            assert nmse(rows[-1], expected[second - 1 : second]) < FAITHFUL
     cpu.close()
 
 
@@ -137,9 +135,9 @@ def test_going_back_to_anywhere(engine):
         assert sequence.tokens == ids[:length]
         new = tokens(3, seed=length)
         rows = sequence.append(new, "all")
-        assert nmse(rows, fresh(engine, ids[:length] + new, "all")[-3:]) < BOUND
+        assert nmse(rows, fresh(engine, ids[:length] + new, "all")[-3:]) < FAITHFUL
         sequence.truncate(length)
-        assert nmse(sequence.append(ids[length:450]), fresh(engine, ids[:450])) < BOUND
+        assert nmse(sequence.append(ids[length:450]), fresh(engine, ids[:450])) < FAITHFUL
 
 
 def test_forks_of_a_sequence_that_went_back(engine):
@@ -149,8 +147,8 @@ def test_forks_of_a_sequence_that_went_back(engine):
     sequence.truncate(50)
     fork = sequence.fork()
     rows = engine.step([(sequence, [1]), (fork, [2, 3])])
-    assert nmse(rows[0], fresh(engine, [*ids[:50], 1])) < 1e-9
-    assert nmse(rows[1], fresh(engine, [*ids[:50], 2, 3])) < 1e-9
+    assert nmse(rows[0], fresh(engine, [*ids[:50], 1])) < FAITHFUL
+    assert nmse(rows[1], fresh(engine, [*ids[:50], 2, 3])) < FAITHFUL
 
 
 def test_guesses_that_were_wrong_cost_a_few_tokens(engine, monkeypatch):
@@ -169,7 +167,7 @@ def test_guesses_that_were_wrong_cost_a_few_tokens(engine, monkeypatch):
         sequence.truncate(held)
     assert max(read) <= REREAD + 5
     assert len(read) <= 12 + 3
-    assert nmse(sequence.append([7]), fresh(engine, [*ids[:held], 7])) < 1e-9
+    assert nmse(sequence.append([7]), fresh(engine, [*ids[:held], 7])) < FAITHFUL
 
 
 def test_a_run_that_fails_does_not_change_a_sequence(engine, monkeypatch):
@@ -189,7 +187,7 @@ def test_a_run_that_fails_does_not_change_a_sequence(engine, monkeypatch):
             sequence.append(wrong)
         assert sequence.tokens == [*ids, 1]
         monkeypatch.setattr(engine.backend, "run", run)
-        assert nmse(sequence.append([5]), fresh(engine, [*ids, 1, 5])) < 1e-9
+        assert nmse(sequence.append([5]), fresh(engine, [*ids, 1, 5])) < FAITHFUL
         sequence.truncate(41)
 
 
@@ -212,7 +210,7 @@ def test_what_a_failed_run_should_have_read_again(engine, monkeypatch, failure):
             engine.step([(sequence, [1]) for sequence in sequences])
     for sequence in sequences:
         assert sequence.tokens == ids[:60]
-        assert nmse(sequence.append([5]), fresh(engine, [*ids[:60], 5])) < 1e-9
+        assert nmse(sequence.append([5]), fresh(engine, [*ids[:60], 5])) < FAITHFUL
 
 
 def test_forks_copy_nothing_and_share_snapshots():
