@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from windows_bed import BED, ROOT, environment, install, make_bed, running, say, words_there
@@ -81,7 +81,18 @@ def there(*words: object, stdin: bytes = b"") -> subprocess.CompletedProcess[byt
 
 def here(*words: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """The same by this Python."""
-    return subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, input=stdin, capture_output=True)
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, env=environment_here(), cwd=ROOT, input=stdin, capture_output=True)
+
+
+@cache
+def environment_here() -> dict[str, str]:
+    """In which this computer's kernels are those of Windows, where no process is given AMX's tiles."""
+    from localllm.kernels.machine import processor
+
+    cpu, features = processor()
+    without = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features.replace("+amx", "-amx")}
+    return os.environ | (without if "+amx" in features else {})
 
 
 def same(what: str, *words: object, stdin: bytes = b"") -> None:
@@ -205,7 +216,7 @@ def compare_serve() -> None:
     """What a server answers. Raises SystemExit."""
     request = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 60}
     said = []
-    for words, more in ((words_there(), environment()), ([sys.executable], dict(os.environ))):
+    for words, more in ((words_there(), environment()), ([sys.executable], environment_here())):
         command = [*words, "-m", "localllm", "serve", words_there(GUIDE)[-1] if words[0] == "wine" else str(GUIDE)]
         process = subprocess.Popen(
             [*command, "--port", "0"], env=more, cwd=ROOT,

@@ -22,6 +22,8 @@ from localllm.errors import UsageError
 from localllm.kernels.build.machine_code import ELF, is_x86_64
 from localllm.system import cpu, files, terminal
 
+# Folders and locks of other systems are made up on one that has POSIX's names.
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 CONCERNS = {"cpu", "files", "memory", "processes", "terminal"}
 # Modules that a system lacks, and questions about which it is. `signal` and `mmap` are everywhere; some names are not.
 MODULES = {"fcntl", "grp", "msvcrt", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty", "winreg", "_winapi"}
@@ -138,6 +140,7 @@ def test_names_that_windows_forbids(monkeypatch, name: str, is_possible: bool):
     assert (files.name_problem(name) is None) == (len(name.encode()) <= 255)
 
 
+@posix
 @pytest.mark.parametrize(
     ("system", "environment", "folders"),
     [
@@ -168,7 +171,7 @@ def test_folders(monkeypatch, tmp_path, system: str, environment: dict[str, str]
 
 def test_one_process_has_a_name(monkeypatch, tmp_path):
     """Also where a locked file stands for it."""
-    for system in {"linux", "darwin"} & {sys.platform, "darwin"}:
+    for system in {sys.platform} | ({"darwin"} if sys.platform != "win32" else set()):
         monkeypatch.setattr(sys, "platform", system)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         first = files.Claim("a name of these tests")
@@ -197,6 +200,7 @@ def test_a_change_is_seen_when_times_are_put_back(tmp_path):
     assert (ctypes.sizeof(files.BasicInfo), files.BasicInfo.changed.offset) == (40, 24)
 
 
+@posix
 def test_macos_asks_the_disk_to_empty_its_memory(monkeypatch, tmp_path):
     """Where that fails, as on a network drive, fsync does as much as there is."""
     asked: list[object] = []
@@ -230,6 +234,7 @@ def test_folders_as_windows_writes_them(monkeypatch, tmp_path):
 
 def test_a_pipe_that_nobody_reads(monkeypatch):
     invalid = OSError(errno.EINVAL, "Invalid argument")
+    monkeypatch.setattr(sys, "platform", "linux")
     assert terminal.is_unread(BrokenPipeError()) and not terminal.is_unread(invalid)
     monkeypatch.setattr(sys, "platform", "win32")
     assert terminal.is_unread(BrokenPipeError()) and terminal.is_unread(invalid)
@@ -243,7 +248,7 @@ def test_a_server_ends_by_ctrl_break(monkeypatch):
     from localllm.server.listening import listener
     from localllm.server.wire import Limits
 
-    number = signal.SIGINT if sys.platform == "win32" else signal.SIGUSR1  # which nothing else here has
+    number = signal.SIGBREAK if sys.platform == "win32" else signal.SIGUSR1
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(signal, "SIGBREAK", number, raising=False)
     before = signal.getsignal(number)
@@ -273,6 +278,7 @@ def test_a_page_that_cannot_be_read_on_windows():
 
 
 def test_object_files_of_windows(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
     assert cpu.object_triple("x86_64-unknown-linux-gnu") == "x86_64-unknown-linux-gnu"
     monkeypatch.setattr(sys, "platform", "win32")
     assert cpu.object_triple("x86_64-pc-windows-msvc") == "x86_64-pc-windows-msvc-elf"
