@@ -41,6 +41,11 @@ class Started:
         """Its exit code."""
         return self._process.wait()
 
+    def until_writing(self, folder: Path, before: set[str]) -> None:
+        """Wait until it has a new file there, or has ended: to start takes it most of its time."""
+        while self._process.poll() is None and before.issuperset(os.listdir(folder)):
+            time.sleep(0.001)
+
     def kill(self) -> bool:
         """Whether it was still at work."""
         was_at_work = self._process.poll() is None
@@ -53,6 +58,9 @@ class Forked(Started):
 
     def __init__(self, arguments: tuple[object, ...], out: Path | None):
         self._child = forked(arguments, out)
+
+    def until_writing(self, folder: Path, before: set[str]) -> None:
+        """It has started when it is forked."""
 
     def wait(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
@@ -90,8 +98,13 @@ def finished(child: Started) -> None:
 
 def seconds(*arguments: object, out: Path | None = None) -> float:
     """Of a whole run."""
+    return seconds_left(start(*arguments, out=out))
+
+
+def seconds_left(child: Started) -> float:
+    """Until it ends by itself."""
     began = time.monotonic()
-    finished(start(*arguments, out=out))
+    finished(child)
     return time.monotonic() - began
 
 
@@ -102,17 +115,27 @@ def killed(wait: float, *arguments: object) -> bool:
     return child.kill()
 
 
+def writing(folder: Path, *arguments: object) -> Started:
+    """A process that writes to a folder, or is about to."""
+    before = set(os.listdir(folder))
+    child = start(*arguments)
+    child.until_writing(folder, before)
+    return child
+
+
 def kill_quantize(folder: Path, times: int) -> int:
     """How many were killed at work. The old file is another model, so that both can be told apart."""
     model, out = write_tiny_model(folder / "m.gguf"), folder / "out"
     out.mkdir()
     command = ["quantize", model, out / "x.gguf", "Q8_0"]
-    took = [seconds(*command) for _ in range(3)][-1]
+    took = [seconds_left(writing(out, *command)) for _ in range(3)][-1]
     new, old = (out / "x.gguf").read_bytes(), model.read_bytes()
     hit = 0
     for number in range(times):
         (out / "x.gguf").write_bytes(old)
-        hit += killed(random.random() * took, *command)
+        child = writing(out, *command)
+        time.sleep(random.random() * took)
+        hit += child.kill()
         require((out / "x.gguf").read_bytes() in (old, new), f"kill {number}: the file is neither old nor new")
     seconds(*command)
     require([file.name for file in out.iterdir()] == ["x.gguf"], "something was left over")
