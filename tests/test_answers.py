@@ -177,6 +177,7 @@ class NaiveBeams:
         return Answer(text[: min(cuts, default=None)], kept, self.total(tokens), reason)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

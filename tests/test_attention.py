@@ -526,6 +526,7 @@ def test_slopes(call, shape):
         assert nmse(rows, exact_attention(shape, one, slopes=slopes)) < 1e-11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES + MIXTURES)
 @pytest.mark.parametrize("window", [0, 70])
 @pytest.mark.parametrize("shape", [Shape(64, 64, 2, 1), Shape(48, 32, 2, 6)])

@@ -49,6 +49,7 @@ def test_a_real_model_says_what_it_says_alone(shared: Path):
             assert max(shortfalls(model, prompt, answer.tokens)) < TIE
 
 
+@pytest.mark.slow
 def test_what_was_dropped_is_read_again():
     """The cache has 129 pages, of which others have 120."""
     with api.open_model(builtin_model(), context=512) as model:
@@ -102,6 +103,7 @@ def test_several_answers_are_the_same_as_candidates(guide: api.Model):
     np.testing.assert_allclose([a.logprob for a in request.answers], [a.logprob for a in expected], atol=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["gemma3", "llama4", "mamba2", "qwen35", "lfm2", "deepseek2_lite", "qwen3moe", "glm_dsa_shared"]
 )

@@ -62,6 +62,7 @@ def random_blocks(name: str, scale: int | None = None) -> np.ndarray:
     return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(UNPACK.keys() - {"MXFP4", "NVFP4"}))
 @pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E00])
 def test_scales_that_are_no_numbers(name, bits):

@@ -70,6 +70,7 @@ def read(reader: CallReader, text: str, seed: int = 0) -> tuple[str, list[tuple[
     return said, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_template(shared: Path, name: str):
     """What a template writes of calls is read as those calls."""
@@ -145,6 +146,7 @@ FILES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_model_that_knows_nothing_of_it_makes_valid_calls(guide, request, name: str):
     """Whatever it says: tools, arguments and their types are right, or the answer is cut."""

@@ -146,6 +146,7 @@ def test_the_sandbox_shows_nothing(source: str):
         assert "unsafe" in str(error) or "parts of values" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [

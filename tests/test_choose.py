@@ -129,6 +129,7 @@ def test_on_a_card(kind, block, local):
     question.check(y.reshape(-1, CONTEXT // 32), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_a_sum_that_is_not_a_number(call, wrong):
     """Then the token sees none, and what it makes of that is not a number either."""

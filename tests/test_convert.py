@@ -130,6 +130,7 @@ def refused(folder: Path) -> str:
 # ---- weights and hyperparameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", LOGITS)
 def test_logits_are_those_of_transformers(tmp_path: Path, variant: str):
     config, dtype, files, expected = LOGITS[variant]
@@ -404,6 +405,7 @@ def byte_fallback(pieces: list[str], scores: list[float], added: list[dict[str, 
     return tokenizer(added_tokens=added, normalizer=normalizer, pre_tokenizer=None, model=model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", ["tokenizer.model", "both", "tokenizer.json"])
 def test_sentencepiece_vocabularies_are_those_of_llama_cpp(source, tmp_path: Path, files: str):
     theirs = vocabulary_of(source, "llama-spm")
@@ -526,6 +528,7 @@ def template(*parts: str) -> dict[str, Any]:
     return {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processor", "config", "adds"),
     [

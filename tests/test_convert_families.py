@@ -173,6 +173,7 @@ UNSAID = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", UNSAID)
 def test_what_a_config_need_not_say(tmp_path: Path, variant: str):
     folder = written(tmp_path, variant)
@@ -215,6 +216,7 @@ def told_or_refused(folder: Path) -> object:
     return told(checkpoint.metadata), [(tensor.name, tensor.shape) for tensor in checkpoint.tensors]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "name", "value"),
     [(variant, name, value) for variant, unsaid in ALSO_UNSAID.items() for name, value in unsaid.items()],
@@ -247,6 +249,7 @@ def test_the_scaling_of_llama_3_is_known_to_others(tmp_path: Path, variant: str)
     np.testing.assert_allclose(found.rows(0, 1).view(np.float32).reshape(-1), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["mixtral", "gpt-oss", "gpt-oss-mxfp4", "granitemoe", "deepseek3", "gpt2", "mamba"])
 def test_any_rows_are_those_of_the_whole(tmp_path: Path, variant: str):
     for tensor in open_folder(written(tmp_path, variant)).tensors:

@@ -282,6 +282,7 @@ def test_the_same_projector(tmp_path, name):
         ), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_sees_what_transformers_sees(tmp_path, cli, name):
     """The rows of two pictures by the file that the command makes; the goldens have an epsilon of their own."""

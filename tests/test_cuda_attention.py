@@ -182,6 +182,7 @@ def test_few(kinds, shape, spans):
     check_few(kinds, shape, spans)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [
@@ -193,11 +194,13 @@ def test_few_tokens_see_what_they_may(given):
     check_few(("F16", "F16"), Shape(16, 16, 1, 2), [(2, 201)], **given)
 
 
+@pytest.mark.slow
 def test_few_with_slopes_and_sinks():
     slopes, sinks = np.float32([0.5, 0.1, 0.02, 0.01]), np.float32([-20, 0, 3, 20])
     check_few(("F32", "F32"), Shape(16, 16, 2, 2), [(1, 200), (1, 3)], slopes=slopes, sinks=sinks)
 
 
+@pytest.mark.slow
 def test_few_that_see_those_behind_them():
     slopes = np.float32([0.5, 0.1])
     check_few(("F32", "F32"), Shape(16, 16, 1, 2), [(3, 70), (5, 5)], ahead=1 << 40, slopes=slopes)

@@ -104,6 +104,7 @@ def test_more_sequences_than_the_card_has_tables_for(card, monkeypatch):
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("format", "experts", "prompt"), [("Q8_0", 0, 9), ("F32", 3, 2)])
 def test_a_layer_on_the_card(card, monkeypatch, format, experts, prompt):
     """A prompt, the longer one on tensor cores, and a token. Few parts and one layer are little work to simulate."""

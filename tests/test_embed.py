@@ -123,6 +123,7 @@ def test_near(made, tmp_path, monkeypatch):
         assert f"{known} of 4 vectors were kept" in found.stderr.decode()
 
 
+@pytest.mark.slow
 def test_wrong_input(made, ranker, model_path, tmp_path):
     cases = [
         (("embed", model_path("llama")), "a\n", 3, "--pooling last makes vectors of it anyway"),
@@ -140,6 +141,7 @@ def test_wrong_input(made, ranker, model_path, tmp_path):
         assert not found.stdout
 
 
+@pytest.mark.slow
 def test_what_is_said_of_models_that_make_no_text(made, ranker):
     facts = json.loads(run("fit", made, "--json").stdout)
     assert [(row["context"], row["tokens_per_s"], row["fits"]) for row in facts["rows"]] == [(64, None, True)]

@@ -136,6 +136,7 @@ def test_a_closed_stdout_is_no_success(tiny: str, streams: str):
     assert (done.returncode, done.stderr) == (1, told)
 
 
+@pytest.mark.slow
 @posix
 def test_no_file_becomes_a_closed_stream(folder: Path):
     """A file that is opened takes the lowest free number: with stderr closed, warnings would go into the output."""
@@ -207,6 +208,7 @@ def test_how_many_bytes_can_fit(tiny: str):
     assert (most_prompt_bytes(tiny, 30), most_prompt_bytes(tiny)) == (30 * longest, 200_000 * longest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", vocabularies.NAMES)
 def test_every_text_is_shorter_than_its_tokens_can_be(name: str):
     tokenizer = localllm.Tokenizer.from_metadata(vocabularies.metadata(name))
@@ -550,6 +552,7 @@ def test_a_model_that_gets_shorter_while_it_is_used(tiny: str, tmp_path: Path):
     assert err.decode() == told
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_sigterm_while_compiling_leaves_no_processes(tiny: str, tmp_path: Path):
     process = subprocess.Popen(

@@ -131,6 +131,7 @@ def test_tools(told: Served, tmp_path: Path):
     assert 'tool: read_file {"path": "notes.txt"}' in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
 def test_a_session(told: Served, tmp_path: Path):
     folders = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_STATE_HOME": str(tmp_path / "state")}
@@ -155,6 +156,7 @@ def test_a_session(told: Served, tmp_path: Path):
     assert again.end() == 0
 
 
+@pytest.mark.slow
 def test_a_key(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with serving({"scripted": lambda: scripted(path, {})}, Rules(keys=("secret-key",))) as served:
         done = ask("run", served, "-p", "hello")

@@ -369,6 +369,7 @@ def test_runs_of_any_size_agree(golden, name):  # noqa: F811
     engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [
     {"expert_group_count": 2, "expert_group_used_count": 1}, {"expert_gating_func": 1, "expert_weights_scale": 0.0},
     {"expert_used_count": 4}, {"expert_used_count": 1, "expert_weights_norm": False},

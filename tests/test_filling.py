@@ -164,6 +164,7 @@ def run(*words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_run(llada):
     """The same seed, the same answer; steps are shown where they are asked for; other commands say what to use."""
     ask = ["run", str(llada), "-p", "Hi", "--raw", "--no-stdin", "-n", "12", "-s", "3", "--diffusion-steps", "6"]

@@ -44,6 +44,7 @@ print("wrong", len(wrong), "enough", len(answers) > 8)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_eight_threads_and_a_fork():
     seconds = 30 if everything() else 2

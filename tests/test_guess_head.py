@@ -245,6 +245,7 @@ def test_inspect_shows_the_layer(name, said, tmp_path, cli):
     assert "guesses" not in cli("inspect", other)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3, FEW + 1])
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_batches_say_the_same(path, count, seed, monkeypatch):

@@ -364,6 +364,7 @@ def test_quantize_replaces_models_only_and_makes_smaller_ones(tiny: str, cli, tm
     assert cli("quantize", out, tmp_path / "large.gguf", "F32", "--allow-requantize", "--force")[0] == 0
 
 
+@pytest.mark.slow
 def test_small_wishes(tiny: str, cli, tmp_path: Path):
     text = tmp_path / "text"
     text.write_text("Hi\n")

@@ -104,6 +104,7 @@ def test_only_a_session_says_where_it_is(monkeypatch):
     assert said == ["session   notes · 2 messages"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 80])
 @pytest.mark.parametrize("words", ["list --all", "config run", "inspect MODEL", "fit MODEL", "sessions"])
 def test_tables_and_facts_are_no_wider_than_the_terminal(tiny: str, columns: int, words: str, tmp_path: Path):
@@ -127,6 +128,7 @@ def test_tables_and_facts_are_no_wider_than_the_terminal(tiny: str, columns: int
         assert "A good first model" in drawn(screen.seen)
 
 
+@pytest.mark.slow
 def test_bench_shows_its_figures_on_a_narrow_terminal(tiny: str):
     screen = Terminal("bench", tiny, "-p", "8", "-n", "4", "-r", "1", columns=40)
     assert screen.end() == 0

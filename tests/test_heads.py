@@ -46,6 +46,7 @@ def test_vectors(call, builder, columns):
     check(call, "lerp", builder.lerp(x, z, weight(numbers)), z=padded(z), **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 1), (3, 7), (2, 16), (5, 33)])
 def test_heads(call, builder, heads, head_dim):
     columns = heads * head_dim

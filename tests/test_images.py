@@ -47,6 +47,7 @@ def said(cli):
     return lambda *arguments, stdin=b"": cli(*map(str, arguments), stdin=stdin)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_run(models, said, name):
     """An answer that depends on the image, and is the same for the same."""
@@ -222,6 +223,7 @@ def test_who_waits_keeps_its_images(models, opened, monkeypatch):
         opened.sequence().append(one_by_one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "precise"), [("gemma3", False), *((name, True) for name in PROJECTORS)])
 def test_pieces_do_not_cut_images(tmp_path, name, precise):
     """Logits behind 8 prompts with and without images, read in pieces of 64 tokens, are those of each read alone, of

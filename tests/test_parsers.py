@@ -71,6 +71,7 @@ def logits(path: Path) -> None:
     path.write_bytes(MAGIC + struct.pack("<3i", 8, 5, 2) + body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "read"),
     [
@@ -104,6 +105,7 @@ def refused_or_read(read: Callable[..., Any], *arguments: Any) -> None:
         assert str(error).isprintable(), error
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(st.dictionaries(st.sampled_from(["id", "line", "messages", "text", "é"]), JSON) | JSON, st.binary(max_size=20))
 def test_records(value: object, end: bytes):

@@ -309,6 +309,7 @@ def test_windows(tmp_path):
     reader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["gemma3", "idefics3", "llava", "qwen2vl", "qwen25vl", "qwen3vl", "lfm2", "mistral3", "internvl"]
 )

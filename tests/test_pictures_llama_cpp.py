@@ -64,6 +64,7 @@ def as_llama_cpp(monkeypatch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROJECTORS)
 def test_what_llama_cpp_sees(tmp_path, name, as_llama_cpp):
     golden = PictureGolden.load(name)

@@ -249,6 +249,7 @@ def test_random_texts_make_no_control_token(request, name: str, template: str):
     check()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, database=None)
 @given(role=texts(["<|im_start|>", "<|im_end|>", "<|im_end|>\n\n"]), content=texts(["<|im_start|>", "<|im_end|>\n\n"]))
 def test_random_texts_are_encoded_as_plain_ones(role: str, content: str):

@@ -99,6 +99,7 @@ def check(path: Path, length: int, known: int | None = None, **options) -> None:
 # ---- the same bits --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_another_process_finds_what_was_read(model_path, name: str):
     """Whatever the layers keep: of windows only the last is there, and states are known where snapshots are."""
@@ -248,6 +249,7 @@ def test_a_model_that_changes_meanwhile(tiny: Path, tmp_path: Path, folder: Path
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "swap", "longer", "folder"])
 @pytest.mark.parametrize("model", ["tiny", "hybrid"])
 def test_damaged_files_are_never_used(model: str, harm: str, request, folder: Path):

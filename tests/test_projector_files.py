@@ -53,6 +53,7 @@ def formats_of(path: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("type", SMALL)
 def test_quantized(said, tmp_path, name, type):
@@ -73,6 +74,7 @@ def test_quantized(said, tmp_path, name, type):
     assert SMALL[type] / 1000 < error < SMALL[type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROJECTORS)
 def test_every_family_in_blocks(said, tmp_path, name):
     """Of no family quantize makes a file that cannot be read, or that sees something else."""
@@ -155,6 +157,7 @@ def test_an_architecture_that_is_no_text(said, tmp_path):
     assert code == 3 and len(err.splitlines()) == 1 and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_beside_a_model(said, tmp_path):
     """inspect tells what a model sees by, fit counts it."""
     path = write(seeing("llava"), tmp_path / "tiny.gguf")

@@ -595,6 +595,7 @@ def test_a_terminal_offers_what_is_missing(spawn, models):
     assert (child.exitstatus, list(there())) == (0, [f"{REPOSITORY}/Tiny-Q4_K_M.gguf"]), child.before
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_has_come(spawn, hub, models):
     hub.pause = 0.1
     child = spawn(40, "pull", f"hf:{REPOSITORY}:Q8_0")

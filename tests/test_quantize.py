@@ -551,6 +551,7 @@ def test_ended_at_random_points_the_old_file_is_whole(number: int, code: int, ca
         assert (tmp_path / "x.gguf").read_text() == "old" and len(list(tmp_path.iterdir())) == 1, call
 
 
+@pytest.mark.slow
 @posix
 def test_a_terminal_sees_how_far_it_is(tmp_path: Path):
     """And nothing of that stays; a dumb one sees the last line only."""

@@ -34,6 +34,7 @@ def test_token_ids(smollm2, prompts):
         assert tokenizer.decode(prompt["greedy"], special=True) == prompt["text"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_choices_along_the_golden_path(engine, prompts, number):
     """The most likely token, wherever llama.cpp is not torn between two."""

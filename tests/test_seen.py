@@ -92,6 +92,7 @@ def test_positions_behind_an_image(opened):
     assert not sequence.images
 
 
+@pytest.mark.slow
 def test_many_rows(opened, tmp_path):
     """More than a run has, and two images one behind the other."""
     made = model("llama", context=2000)

@@ -59,6 +59,7 @@ def test_commits_take_turns():
     assert set().union(*seen) == cases
 
 
+@pytest.mark.slow
 def test_a_sample(run):
     """All tests of a parameter's value take turns together. Outside of git it is always the same sample."""
     names, drawn, words = run()
@@ -72,11 +73,13 @@ def test_a_sample(run):
     assert run("--commit", "0" * 40)[:2] == (names, drawn) != run("--commit", "1" * 40)[:2]
 
 
+@pytest.mark.slow
 def test_a_sample_of_several_workers(run):
     words = run("-n", "2")[2]
     assert len(re.findall(r"^\d+ cases were left out", words, re.M)) == 1
 
 
+@pytest.mark.slow
 def test_all_with_another_seed(run):
     """What hypothesis draws is new each time, and can be had again."""
     names, drawn, words = run("--all")

@@ -261,6 +261,7 @@ def resident() -> int:
     return pages_now * 4096
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_memory_comes_with_tokens_and_goes_with_them(tmp_path):
     file = GGUFFile.open(write_tiny_model(tmp_path / "tiny.gguf", context=200_000))

@@ -215,6 +215,7 @@ def test_completions(guide: Served):
     assert "".join(event["choices"][0]["text"] for event in reply.events) == expected[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -295,6 +296,7 @@ def test_the_oldest_turns_go(tmp_path):
         assert served.chat("x" * 500).status == 400
 
 
+@pytest.mark.slow
 def test_who_leaves_stops_the_answer(told: Served):
     """Streaming or not, within a step; others go on."""
     told.chat("x")
@@ -454,6 +456,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_an_end_that_others_ask_for():
     command = [sys.executable, "-c", ENDING, "serve", GUIDE, "--port", "0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -461,6 +464,7 @@ def test_an_end_that_others_ask_for():
     assert done.stderr.count("\n") == 1 and "Ctrl-C ends it" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no Unix sockets")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_socket_that_only_the_user_opens_and_an_end(tmp_path, number: int):
@@ -569,6 +573,7 @@ def test_an_answer_whose_client_is_gone_at_once_ends(told: Served):
     assert told.service.shelf.book(None).readers == 0
 
 
+@pytest.mark.slow
 def test_what_has_ended_leaves_nothing_behind(told: Served):
     """Neither who heard it nor what guessed for it waits for Python's search for cycles, which comes seldom."""
     told.chat("x")

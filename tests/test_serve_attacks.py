@@ -136,6 +136,7 @@ def test_nesting():
     assert parsed(b'{"text": "' + b"[{" * 500 + b'"}', 3) == {"text": "[{" * 500}
 
 
+@pytest.mark.slow
 def test_endless_bodies(told: Served):
     """In chunks, without a length: ended as soon as it is too much."""
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -161,6 +162,7 @@ def test_slow_bodies(told: Served):
     assert status(answer) == 408 and time.monotonic() - begin < 8
 
 
+@pytest.mark.slow
 def test_silent_clients(told: Served, monkeypatch):
     """Who sends no request, or half of one, or half of a second one, is gone after a while."""
     monkeypatch.setattr(Patient, "seconds", 0.3)
@@ -187,6 +189,7 @@ def test_more_connections_than_allowed(path: str):
         until(lambda: served.get("/health").status == 200)
 
 
+@pytest.mark.slow
 def test_who_does_not_read(path: str):
     """An answer that nobody reads ends, and its connection."""
     script = {"long": "abcdefghijklmnop" * 1000}
@@ -234,6 +237,7 @@ def test_smuggling(told: Served):
     assert status(answer) == 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("address", "asked"),
     [

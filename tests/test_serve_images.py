@@ -235,6 +235,7 @@ def test_refused(served: Served, folder):
     assert sees["blind"] == {"vision": False} and sees["llava"] == {"vision": True}
 
 
+@pytest.mark.slow
 def test_a_bomb_is_small_and_refused(served: Served, tmp_path):
     """20000 x 20000 pixels in some kB."""
     from PIL import Image
@@ -302,6 +303,7 @@ def test_what_goes_as_it_is(folder, tmp_path):
         assert url.startswith("data:image/png;base64,") and np.array_equal(opened_image(url), opened_image(source))
 
 
+@pytest.mark.slow
 def test_damaged_images(served: Served, folder):
     """200 files in which bytes were changed, pieces left out, or base64 spoilt: each is answered, or one line is."""
     random, kinds = np.random.default_rng(31), Counter[int]()

@@ -103,6 +103,7 @@ def test_conversations_are_those_of_chat(served: Served):
     assert len(kept) == 4 and kept[1]["finish"] == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["..", "%2e%2e", "..%2fx", "a%2fb", ".hidden", "x" * 99, "a%00b", "a%0ab"])
 def test_names_that_are_none(served: Served, name: str):
     assert served.get(f"/sessions/{name}").status in (400, 404)
@@ -110,6 +111,7 @@ def test_names_that_are_none(served: Served, name: str):
     assert reply.status in (400, 404) and not sessions.names()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body", [b"{}", b'{"messages": 5}', b'{"messages": [{"role": "tool", "content": "x"}]}', b'{"messages": [{}]}',
              b'{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]}']

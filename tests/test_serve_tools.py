@@ -155,6 +155,7 @@ def test_results_reach_the_model(told: Served):
     assert '"city": "Rome"' in text and "<|im_start|>tool\nsun" in text and '"name": "now"' in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
 @pytest.mark.parametrize("parallel", [True, False])
 def test_a_model_without_tools_has_to_call(guide: Served, choice, parallel: bool):
@@ -242,6 +243,7 @@ def test_harmony(harmony: Served, question: str):
     assert choice["finish_reason"] == ("stop" if question == "no call" else "tool_calls")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", HEADS)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_harmony_when_it_has_to_call(harmony: Served, question: str, choice):

@@ -98,6 +98,7 @@ def test_wherever_a_write_is_cut_off_whole_turns_stay():
     assert path.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_processes_that_are_killed():
     """The whole of it: scripts/kill_sessions.py."""
     script = ROOT / "scripts" / "kill_sessions.py"

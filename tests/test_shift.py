@@ -195,6 +195,7 @@ def test_models_whose_tokens_cannot_move(opened, model_path, tmp_path, backend):
             opened(path, backend=backend, context=128).require_shift()
 
 
+@pytest.mark.slow
 def test_every_family_is_known(model_path):
     """Each can be shifted, or says why not: none has keys that are made in a way that nobody has thought of.
 

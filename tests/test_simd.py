@@ -598,6 +598,7 @@ def test_transpose_of_quads():
     np.testing.assert_array_equal(columns, rows[:, :8].T)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [-(2**31), -1, 0, 1, 15, 16, 17, 2**31 - 1])
 def test_keep_lanes(count):
     def kernel(out, x, count, other):

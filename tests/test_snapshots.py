@@ -62,6 +62,7 @@ class World:
             assert all(some.state.after(length) is None for length in {*range(1, len(some.tokens))} - {*known})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_states_belong_to_their_tokens(monkeypatch, seed: int):
     monkeypatch.setattr(recurrent, "SNAPSHOTS", 4)

@@ -120,6 +120,7 @@ def test_a_trial(source: str, reason: str | None):
     assert problem is None if reason is None else reason in str(problem)
 
 
+@pytest.mark.slow
 def test_the_systems_limits(monkeypatch):
     monkeypatch.setattr(trial, "compile_template", lambda source: bytearray(1 << 30))
     assert "over 256 MB" in trial.tried("x")

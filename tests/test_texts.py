@@ -74,6 +74,7 @@ def test_other_numbers_and_dimensions(tmp_path, name, seed):
     assert nmse(rows(path, name, "cpu", some), rows(path, name, "reference", some)) < FAITHFUL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["bert", "modern_bert", "jina_bert", "nomic_bert_moe", "gemma_embedding", "qwen3_embedding"]
 )

@@ -254,6 +254,7 @@ def test_a_late_thread_sees_that_its_run_is_over():
     assert not ending.is_alive()
 
 
+@pytest.mark.slow
 def test_no_thread_sleeps_through_a_run():
     """Both parts wait for each other, so a run needs both threads; they start at all moments of falling asleep."""
     met = threading.Barrier(2)
@@ -302,6 +303,7 @@ def test_closing_waits_for_the_run():
     caller.join()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_everything_usable():
     """At random moments of 500 runs of several threads, some of them asleep; the run after it is right."""
     counting, random = Counting(3, 9), np.random.default_rng(1)
@@ -439,6 +441,7 @@ def test_a_full_disk_costs_only_time(tmp_path):
     assert [path for path in left if path.parent.name != "processors"] == []  # what an ARM is: a few bytes
 
 
+@pytest.mark.slow
 def test_a_cache_that_vanishes_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setattr(objects, "object_folder", lambda of=None: tmp_path / "kernels" / "key")
     for _ in range(2):

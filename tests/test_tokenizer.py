@@ -98,6 +98,7 @@ def test_tokens_of_llama_cpp(vocabulary, name: str):
             assert tokenizer.encode(text, special=True, bos=True) == whole, text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_llama_cpp_vectors(shared, released_vocabulary, name: str):
     path = shared / "vocabs" / f"ggml-vocab-{name}.gguf.inp"
@@ -136,6 +137,7 @@ def test_the_real_models_prompts(shared):
     assert tokenizer.chat_template.startswith("{% for message in messages %}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", vocabularies.NAMES)
 def test_any_text_comes_back(vocabulary, name: str):
     tokenizer = vocabulary(name)

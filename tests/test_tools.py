@@ -106,6 +106,7 @@ def test_a_search_does_not_follow_links(home: Path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
 def test_commands(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
@@ -259,6 +260,7 @@ def test_what_a_tool_returns_can_not_speak_as_the_user(model: str, home: Path):
     assert done.stderr.count("tool: ") == 1
 
 
+@pytest.mark.slow
 def test_without_a_terminal_only_what_is_allowed_is_offered(model: str, home: Path):
     done = ask(model, home, "run", "--tools", "run", "--allow", ".")
     assert done.returncode == 2 and "there is no terminal to ask on: --yes run" in done.stderr
@@ -272,6 +274,7 @@ def test_steps_end(model: str, home: Path):
     assert done.stderr.count("tool: list") == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -293,6 +296,7 @@ def test_options_that_make_no_sense(model: str, home: Path, arguments: list[str]
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
 @pytest.mark.parametrize(
     ("answer", "text"), [("y", "It says: hello"), ("n", "It says: error: the user does not allow")]
@@ -317,6 +321,7 @@ def test_it_is_asked_on_the_terminal_when_stdin_is_a_pipe(model: str, home: Path
     assert run.end() == 0 and "It says: Buy milk." in run.seen
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
 def test_a_conversation_with_tools(model: str, home: Path, tmp_path: Path):
     folders = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_STATE_HOME": str(tmp_path / "state")}

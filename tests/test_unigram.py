@@ -150,6 +150,7 @@ def test_random_tries_do_no_harm(nodes: list[int], text: str):
         assert "leads out of itself" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["a", " ", "e\u0301", "中", "\u1100\u1161"])
 def test_a_fifth_of_a_megabyte(unit: str):
     settings = {"remove_extra_whitespaces": True, "precompiled_charsmap": charsmap()}

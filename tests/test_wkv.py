@@ -54,6 +54,7 @@ def test_on_the_cpu(call, rule, counts, heads, key_dim, value_dim):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("heads", "key_dim", "value_dim", "is_in_place"), [(2, 5, 7, True), (1, 3, 18, False)])
 def test_on_a_card(rule, heads, key_dim, value_dim, is_in_place):

@@ -61,6 +61,7 @@ def damages(tensor: Tensor, tensors: dict[str, Tensor]) -> Iterator[Damage]:
         yield "twice as long", tensors | {name: replace(tensor, shape=(2 * shape[0],), data=data)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*DECLARATIONS, *MASKED])
 def test_tensors(model_path, name):
     """Removed, renamed, transposed, of another length: the message has the tensor's name."""
