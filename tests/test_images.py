@@ -16,8 +16,12 @@ from test_goldens import nmse
 from test_pictures import picture
 
 import localllm
+from localllm.engine.runs import Runs
+from localllm.engine.seen import is_within, last_end
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.projectors import projector_beside
+from localllm.generation.prefill import read_prompt
+from localllm.generation.reading import around_images
 
 FAMILIES = "gemma3", "idefics3", "llava", "qwen25vl", "qwen3vl", "lfm2", "mistral3", "internvl"
 
@@ -115,6 +119,62 @@ def test_as_read_anew(models, opened):
         fresh = other.session.chat(messages, greedy)
         list(fresh)
     assert fresh.tokens == answer.tokens and fresh.prompt == answer.prompt
+
+
+@pytest.mark.parametrize("before", [0, 40, 450])
+@pytest.mark.parametrize("name", ["gemma3", "qwen25vl", "mistral3"])
+def test_another_question_reads_no_image_again(tmp_path, name, before):
+    """Of a conversation with the same images and another question only the question is read, to the same bits as if all
+    were: with text in front that makes an image cross the end of a run, too."""
+    write(seeing(name, context=4096), tmp_path / "tiny.gguf")
+    write_projector(projector(name, **({"side": 336} if name == "gemma3" else {})), tmp_path / "mmproj.gguf")
+    one, two = picture((640, 480), 1), picture((320, 480), 2)
+
+    def asked(question: str, *images: object) -> list[dict]:
+        parts = [{"type": "image", "image": image} for image in images]
+        parts = [{"type": "text", "text": "Look. " * before}, *parts, {"type": "text", "text": question}]
+        return [{"role": "user", "content": parts}]
+
+    def logits(model, prompt) -> tuple[int, np.ndarray]:
+        """How many tokens were read, and what comes next."""
+        with model.session.sequences.beginning_with(prompt) as begun:
+            held = len(begun.sequence.tokens)
+            return len(prompt) - held, read_prompt(begun.sequence, prompt, None)
+
+    with localllm.open(tmp_path / "tiny.gguf", threads=2, cache=False) as model:
+        first = model.chat(asked("What is it? " * 20, one, two), max_tokens=3)
+        list(first)
+        images = [place for place, token in enumerate(first.prompt) if token < 0]
+        prompt = model.session.encode_chat(asked("And the colour?" * 15, one, two))
+        count, row = logits(model, prompt)
+        assert len(images) > 128 and count == len(prompt) - images[-1] - 1
+        assert np.array_equal(row, read_prompt(model.engine.sequence(), prompt, None))
+        other = model.session.encode_chat(asked("And the colour?" * 15, one, picture((320, 480), 3)))
+        count, row = logits(model, other)
+        assert count == len(other) - 1 - max(place for place in images if first.prompt[place] == other[place])
+        assert np.array_equal(row, read_prompt(model.engine.sequence(), other, None))
+
+
+def is_end(tokens: list[int]) -> bool:
+    """Whether a piece ends behind them, in front of text and of an image."""
+    prompts = [*tokens, *[6] * 300], [*tokens, -1 - (9 << 15), *[6] * 300]
+    return all(any(stretch.end == len(tokens) for stretch in around_images(prompt, Runs())) for prompt in prompts)
+
+
+def test_where_reading_goes_on_alike():
+    """Behind ends of runs and of images, of prompts of all kinds, whatever follows."""
+    rng, runs = np.random.default_rng(0), Runs()
+    for _ in range(300):
+        tokens = list[int]()
+        while len(tokens) < 1500:
+            count, key = int(rng.integers(1, 700)), int(rng.integers(1, 3))
+            tokens += [5] * count if rng.random() < 0.5 else [-1 - (key << 15 | row) for row in range(count)]
+        length = int(rng.integers(0, 1400))
+        ends = [stretch.end for stretch in around_images(tokens, runs)]
+        wanted = max(
+            [0, *(end for end in ends if end <= length and not is_within(tokens, end) and is_end(tokens[:end]))]
+        )
+        assert last_end(tokens, length, runs) == wanted
 
 
 def test_several_answers_and_many_prompts(models, opened):

@@ -104,7 +104,8 @@ def by_place(
             raise ModelError(f"{tensor.path}: tensor {shown(theirs)} has no place in the architecture {family.arch}")
         found[name][expert] = tensor
     if names.images:
-        warnings.append(f"{names.images} tensors for images are left out: only text remains")
+        left = f"{names.images} tensors for images are left out: only text remains"
+        warnings.append(f"{left}; quantize --mmproj makes the projector of them")
     return found
 
 

@@ -321,16 +321,12 @@ class Engine:
             raise
         told = 0
         for (number, _, _), span in zip(batch, spans, strict=True):
-            sequence, end = readings[number].sequence, span.position + len(span.ids)
-            sequence.tokens[span.position : end] = span.ids.tolist()
-            sequence.has_seen(span.position, span.ids, span.seen)
+            sequence = readings[number].sequence
+            sequence.now_holds(span.position, span.ids, span.seen)
             if self._made is not None:
                 made, told = self._made[told : told + len(span.ids)], told + len(span.ids)
                 if sequence.listener:
                     sequence.listener.heard(span.position, span.ids, made[:, : self.hyperparameters.width])
-            sequence.aligned = min(sequence.aligned, self.runs.last_end(span.position))
-            if span.position == sequence.aligned and end == self.runs.next_end(span.position):
-                sequence.aligned = end
             rows[number].append(found[: span.wanted])
             found = found[span.wanted :]
 

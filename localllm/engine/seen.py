@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from localllm.engine.runs import Runs
 from localllm.errors import UsageError
 
 ROW_BITS = 15  # of an id: the number of the row
@@ -81,9 +82,31 @@ def texts_only(tokens: Ids[int]) -> Ids[int]:
 
 def whole_end(tokens: Ids[int], end: int) -> int:
     """Where to end instead of within an image."""
-    while 0 < end < len(tokens) and tokens[end] < 0 and tokens[end - 1] - 1 == tokens[end]:
+    while is_within(tokens, end):
         end += 1
     return end
+
+
+def is_within(tokens: Ids[int], place: int) -> bool:
+    """Whether an image goes on there."""
+    return 0 < place < len(tokens) and tokens[place] < 0 and tokens[place - 1] - 1 == tokens[place]
+
+
+def last_end(tokens: Ids[int], length: int, runs: Runs) -> int:
+    """Where the last whole run, or the last image, ends within so many tokens: what is behind is read alike whether it
+    is read from there on or with all that is in front. No run ends within an image."""
+    while True:
+        end = runs.last_end(length)
+        if min(tokens[end : length + 1], default=0) >= 0:
+            return end
+        for place in range(length, end, -1):
+            if tokens[place - 1] < 0 and not is_within(tokens, place):
+                return place
+        if not is_within(tokens, end):
+            return end
+        length = end - 1
+        while is_within(tokens, length):
+            length -= 1
 
 
 class Passage(NamedTuple):

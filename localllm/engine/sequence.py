@@ -7,8 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from localllm.engine.memory.store import Store
+from localllm.engine.run import BATCH
 from localllm.engine.runs import Runs
-from localllm.engine.seen import Seen, row_of
+from localllm.engine.seen import Seen, last_end, row_of
 from localllm.errors import LocalllmError, UsageError
 
 
@@ -54,8 +55,8 @@ class Sequence:
 
     Attributes:
         tokens: what it holds.  engine: whose it is.
-        aligned: how many of them, from the first on, were read in whole runs (localllm.engine.runs), as by any sequence
-            that begins alike.
+        aligned: how many of them, from the first on, were read in whole runs (localllm.engine.runs), or up to the end
+            of an image, as by any sequence that begins alike.
         listener: is told what is read; None if nobody wants to know.
         encoded: how many of them an encoder has read; with fewer, or nothing behind them, it holds nothing.
         images: those among the tokens, and where they begin.
@@ -66,6 +67,7 @@ class Sequence:
     def __init__(self, engine: Reader, store: Store, tokens: Ids[int] = ()):
         self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
         self.images = list[tuple[int, Seen]]()
+        self._begun = 0  # up to where what is behind the aligned ones was read so, too, if an image or its rest follows
         self.engine, self._store = engine, store
         self._forgotten = weakref.finalize(self, engine.abandoned.append, store)
         self._forgotten.atexit = False
@@ -105,6 +107,7 @@ class Sequence:
         with self.engine.lock:
             twin = Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
             twin.aligned, twin.encoded, twin.images = self.aligned, self.encoded, [*self.images]
+            twin._begun = self._begun
             return twin
 
     def truncate(self, length: int) -> int:
@@ -121,14 +124,14 @@ class Sequence:
             return kept
 
     def rewind(self, length: int) -> int:
-        """Go back to the end of a whole run within the first `length` tokens; how many it holds then.
+        """Go back to the end of a whole run, or of an image, within the first `length` tokens; how many it holds then.
 
         What it reads then, it reads as a new sequence would, to the bit.
         """
         with self.engine.lock:
-            kept = self._reach(self.engine.runs.last_end(min(length, self.aligned)))
+            kept = self._reach(self._last_end(min(length, self.aligned)))
             while (there := self.store.truncate(kept)) < kept:
-                kept = self.engine.runs.last_end(there)
+                kept = self._last_end(there)
             self._hold(kept)
             return kept
 
@@ -138,17 +141,37 @@ class Sequence:
 
     def _hold(self, length: int) -> None:
         """Only so many tokens."""
+        self.aligned = min(self.aligned, self._last_end(length))
         del self.tokens[length:]
         self.encoded = self.encoded if length else 0
         self.images = [(begin, seen) for begin, seen in self.images if begin < length]
-        self.aligned = min(self.aligned, self.engine.runs.last_end(length))
         if self.listener:
             self.listener.forget_behind(length)
 
-    def has_seen(self, place: int, ids: np.ndarray, seen: Seen | None) -> None:
-        """A run has read ids of an image from this place on, or of none."""
+    def _last_end(self, length: int) -> int:
+        return last_end(self.tokens, length, self.engine.runs)
+
+    def now_holds(self, place: int, ids: np.ndarray, seen: Seen | None) -> None:
+        """A run has read ids, of an image or of none, from this place on, instead of what was there."""
+        end = place + len(ids)
+        self.tokens[place:end] = ids.tolist()
         if seen is not None and (begin := place - row_of(int(ids[0]))) not in [known for known, _ in self.images]:
             self.images.append((begin, seen))
+        self._align(place, end, seen)
+
+    def _align(self, place: int, end: int, seen: Seen | None) -> None:
+        """See whether what was read from one place to another was so as by any sequence that begins alike."""
+        if place < self.aligned:
+            self.aligned = self._last_end(place)
+        begins = place == self.aligned or (seen is not None and place == self._begun)
+        if seen is not None:
+            is_end, is_part = row_of(self.tokens[end - 1]) + 1 == len(seen.rows), end - place == BATCH
+        else:
+            run = self.engine.runs.next_end(place)
+            is_end, is_part = end == run, end < run
+        if begins and is_end:
+            self.aligned = end
+        self._begun = end if begins and (is_end or is_part) else self.aligned
 
     def shift(self, keep: int, count: int) -> None:
         """Forget `count` tokens, a multiple of 64, behind the first `keep`; later ones move to their positions.

@@ -1,9 +1,9 @@
 """What a prompt goes on from: which of those that have read something, and how far that is worth something.
 
 A conversation goes on where any of its turns ended. Other prompts go on only where a whole run ended
-(localllm.engine.runs): so they are read in the same runs as by a model that has read nothing before, and the answer is
-the same to the bit. After prompts of up to PRECISE_TOKENS, which are read in 16 bits in any pieces, such ones go on
-anywhere.
+(localllm.engine.runs) or an image: so they are read in the same runs as by a model that has read nothing before, and
+the answer is the same to the bit. After prompts of up to PRECISE_TOKENS, which are read in 16 bits in any pieces, such
+ones go on anywhere.
 """
 
 from collections.abc import Iterable
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.runs import Runs
+from localllm.engine.seen import last_end
 
 
 class TurnEnds(NamedTuple):
@@ -26,7 +27,7 @@ class Candidate(NamedTuple):
 
     Attributes:
         source: whoever that is.  tokens: what was read.  turns: of the conversation that they are.
-        aligned: how many of the tokens were read in whole runs; None for one that goes on anywhere.
+        aligned: how many of the tokens were read in whole runs and images; None for one that goes on anywhere.
         has_logits: whether what comes after all of the tokens is known: the same prompt needs not be read at all.
     """
 
@@ -41,7 +42,7 @@ class Reuse(NamedTuple):
     """How many tokens of a source are worth something.
 
     Attributes:
-        is_run: whether what follows is to be read as by a new sequence, to the bit: the end of a whole run.
+        is_run: whether what follows is to be read as by a new sequence, to the bit: the end of a whole run or an image.
     """
 
     source: Any
@@ -66,8 +67,8 @@ def reuse_of(candidate: Candidate, ids: Ids[int], runs: Runs) -> Reuse:
     if aligned is None or (turns and max(len(ids), turns[-1].prompt) <= PRECISE_TOKENS):
         return Reuse(source, same)
     ended = max((same if end is None else min(end, same) for prompt, end in turns if prompt <= same), default=0)
-    length = max(ended, runs.last_end(min(same, aligned)))
-    is_run = length < same and length == runs.last_end(min(length, aligned))
+    length = max(ended, last_end(ids, min(same, aligned), runs))
+    is_run = length < same and length == last_end(ids, min(length, aligned), runs)
     return Reuse(source, length, is_run)
 
 

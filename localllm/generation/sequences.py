@@ -22,6 +22,7 @@ from localllm.engine.forks import Refusal, refuse_forks
 from localllm.engine.memory.store import StoredPrefix
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.runs import LONG
+from localllm.engine.seen import last_end
 from localllm.generation.overflow import Rolling, rolling
 from localllm.generation.reuse import Candidate, Reuse, TurnEnds, best_reuse, reuse_of
 
@@ -84,10 +85,10 @@ class Sequences:
 
     def was_read(self, sequence: "Sequence | Rolling", begin: int, logits: np.ndarray) -> None:
         """It has read a prompt from place `begin` on, and these logits came out: remembered, for the same prompt."""
-        length, runs = len(sequence.tokens), self.engine.runs
-        if isinstance(sequence, Rolling) or length <= PRECISE_TOKENS:
+        tokens, runs = sequence.tokens, self.engine.runs
+        if isinstance(sequence, Rolling) or len(tokens) <= PRECISE_TOKENS:
             return
-        if begin != runs.last_end(begin) or sequence.aligned != runs.last_end(length):
+        if begin != last_end(tokens, begin, runs) or sequence.aligned != last_end(tokens, len(tokens), runs):
             return
         with self.lock:
             before, self._end, self._is_new = self._end, End(sequence.fork(), logits.copy()), True
