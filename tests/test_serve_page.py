@@ -7,6 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 from browser import CHROMIUM, tab
+from models import write
+from models.projectors import projector, seeing, write_projector
 from served import Served, scripted, serving
 from test_serve import THINKS, until
 from tiny_model import write_tiny_model
@@ -194,4 +196,63 @@ def test_in_a_browser(tmp_path, monkeypatch):
             "const s = document.querySelector('#sessions'); s.value = 'trip'; s.dispatchEvent(new Event('change'))"
         )
         browser.until("document.querySelectorAll('article').length === 2")
+        assert browser.errors == []
+
+
+PAINTED = """(async () => {
+  const canvas = new OffscreenCanvas(60, 40), pen = canvas.getContext("2d");
+  pen.fillStyle = "rgb(200, 30, 30)"; pen.fillRect(0, 0, 30, 40);
+  const file = new File([await canvas.convertToBlob({ type: "image/png" })], NAME, { type: "image/png" });
+  const files = new DataTransfer();
+  files.items.add(file);
+  THEN
+})()"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_images_in_a_browser(tmp_path, monkeypatch):
+    """Chosen and pasted, looked at before and behind sending, taken away, and given back by Edit; they reach the model;
+    such a conversation is not kept; a model without a projector is shown none."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    write(seeing("gemma3", seed=5, context=2048), tmp_path / "tiny.gguf")
+    write_projector(projector("gemma3"), tmp_path / "mmproj-tiny.gguf")
+    (tmp_path / "blind").mkdir()
+    blind = str(write_tiny_model(tmp_path / "blind" / "blind.gguf", chat_template=THINKS))
+    models = {"seeing": str(tmp_path / "tiny.gguf"), "blind": lambda: scripted(blind, ASKED)}
+    with serving(models) as served, tab(tmp_path / "browser") as browser:
+        browser.call("Emulation.setDeviceMetricsOverride", width=360, height=640, deviceScaleFactor=1, mobile=True)
+        browser.call("Page.navigate", url=served.url)
+        browser.until("document.querySelector('#attach') && !document.querySelector('#attach').hidden")
+
+        def attach(name: str, then: str) -> None:
+            browser.value(PAINTED.replace("NAME", f'"{name}"').replace("THEN", then))
+            browser.until(f"document.querySelector('#status').textContent === 'Attached: {name}'")
+
+        attach("one.png", "const f = $('files'); f.files = files.files; f.dispatchEvent(new Event('change'))")
+        attach("two.png", "document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: files }))")
+        browser.until("[...document.querySelectorAll('#attached canvas')].every((each) => each.width === 60)")
+        colour = "document.querySelector('#attached canvas').getContext('2d').getImageData(5, 5, 1, 1).data.join()"
+        assert browser.value(colour) == "200,30,30,255"
+        browser.value("document.querySelectorAll('#attached button')[1].click()")
+        assert browser.value("document.querySelector('#attached').textContent") == ""
+        assert browser.value("document.querySelectorAll('#attached canvas').length") == 1
+        browser.write("What?")
+        browser.press("Enter", "\r", 13)
+        browser.until("document.querySelectorAll('article').length === 2 && !document.querySelector('#send').hidden")
+        model = served.service.shelf.books["seeing"].model
+        assert model.sight.eye.encoded == 1
+        assert browser.value("document.querySelectorAll('article.user canvas').length") == 1
+        assert browser.value("document.querySelector('#attached').offsetParent") is None
+        assert browser.value("document.querySelector('#files').offsetParent") is None
+        assert browser.value("document.documentElement.scrollWidth") <= 360
+        browser.value("window.prompt = () => 'trip'; document.querySelector('#keep').click()")
+        browser.until("document.querySelector('#status').textContent.includes('is not kept')")
+        assert sessions.names() == []
+        browser.value("document.querySelector('article.user button').click()")
+        assert browser.value("document.querySelectorAll('#attached canvas').length") == 1
+        browser.value("$('fresh').click(); $('model').value = 'blind'; $('text').focus()")
+        browser.write("hello")
+        browser.press("Enter", "\r", 13)
+        browser.until("document.querySelectorAll('article').length === 2 && document.querySelector('#attach').hidden")
         assert browser.errors == []
