@@ -99,6 +99,9 @@ def in_transformers(name: str, folder: Path) -> dict:
               "layer_norm_eps": h.epsilon}  # fmt: skip
     config = {"vision": vision, "merge": h.merge, "out": h.out, "layer": getattr(h, "seen", h.layers)}
     config |= {"pattern": getattr(h, "pattern", 0), "deep": list(getattr(h, "deep", ()))}
+    if (cuts := getattr(h, "cuts", None)) and cuts.sizes:
+        config |= {"cuts": [[rows, columns] for columns, rows in cuts.sizes]}
+        config |= {"sizes": [image.shape[:2] for image in shown(name)]}
     reader.close()
     files = {key: str(folder / f"{key}.npz") for key in ("tensors", "pixels")}
     job = {"kind": h.kind, "config": config, "out": str(folder / "trained.npz"), **files}

@@ -18,6 +18,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, 
 from transformers.models.gemma3.modeling_gemma3 import Gemma3MultiModalProjector
 from transformers.models.idefics3 import Idefics3VisionConfig
 from transformers.models.idefics3.modeling_idefics3 import Idefics3Connector, Idefics3VisionTransformer
+from transformers.models.llava_next.modeling_llava_next import LlavaNextModel, image_size_to_num_patches
 from transformers_text import logits
 from transformers_towers import TOWERS
 
@@ -82,6 +83,28 @@ def mlp(tower: dict, mm: dict, config: dict, pixels: torch.Tensor) -> torch.Tens
     return rows @ mm["mm.2.weight"].T + mm["mm.2.bias"]
 
 
+def put_together(
+    rows: torch.Tensor, tensors: dict, config: dict, tokens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of LLaVA 1.6's images with ends of lines and without bars, and tokens with so many for each image."""
+    v, sizes = config["vision"], [tuple(size) for size in config["sizes"]]
+    per_square = (v["image_size"] // v["patch_size"]) ** 2
+    counts = [image_size_to_num_patches(size, config["cuts"], v["image_size"]) for size in sizes]
+    of = SimpleNamespace(vision_config=SimpleNamespace(**v), image_grid_pinpoints=config["cuts"])
+    squares = rows.reshape(-1, per_square, rows.shape[1]).split(counts)
+    packed, _ = LlavaNextModel.pack_image_features(
+        SimpleNamespace(config=of), squares, torch.tensor(sizes), "default", tensors["v.image_newline"]
+    )
+    kept, number = [], 0
+    for place, token in enumerate(tokens.tolist()):
+        if token >= 0:
+            kept.append(token)
+        elif place == 0 or tokens[place - 1] >= 0:
+            kept += [-1] * len(packed[number])
+            number += 1
+    return torch.cat(packed), torch.tensor(kept)
+
+
 FAMILIES = {"gemma3": gemma3, "idefics3": idefics3, "mlp": mlp}
 
 
@@ -104,6 +127,8 @@ def run(job: dict) -> None:
     found = {"rows": rows}
     if "text" in job:
         tokens = read(job["tokens"])["tokens"].long()
+        if "cuts" in job["config"]:
+            rows, tokens = put_together(rows, tensors, job["config"], tokens)
         found["logits"] = logits(job["text"], read(job["text_tensors"]), tokens, rows, job["grids"])
     np.savez(job["out"], **{name: values.numpy().astype(np.float32) for name, values in found.items()})
 

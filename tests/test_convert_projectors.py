@@ -147,9 +147,10 @@ def in_towers(tensors: Tensors, tower: str, head: str = "multi_modal_projector."
 def of_llava(tensors: Tensors) -> Tensors:
     """With a layer more than counts, and a norm behind it."""
     rest = dict(tensors)
+    newline = {"image_newline": rest.pop("v.image_newline")} if "v.image_newline" in rest else {}
     found = {"embeddings.class_embedding": rest.pop("v.class_embd"), "post_layernorm.bias": np.ones(96)}
     found |= {"encoder.layers.2.mlp.fc1.bias": np.ones(112)} | renamed(rest, CLIP, "encoder.layers")
-    return in_towers(found, "vision_tower.vision_model.")
+    return newline | in_towers(found, "vision_tower.vision_model.")
 
 
 def of_pixtral(tensors: Tensors) -> Tensors:
@@ -197,6 +198,10 @@ def config_of(architecture: str, vision: dict[str, Any], **more: Any) -> dict[st
 
 LLAVA, PIXTRAL_NAME = "LlavaForConditionalGeneration", {"model_type": "pixtral", "hidden_act": "silu"}
 LLAVA_CONFIG = config_of(LLAVA, {"model_type": "clip_vision_model", "num_hidden_layers": 3}, vision_feature_layer=-2)
+LLAVA16_CONFIG = {
+    **LLAVA_CONFIG, "architectures": ["LlavaNextForConditionalGeneration"],
+    "image_grid_pinpoints": [[112, 56], [56, 112], [112, 112], [56, 168], [168, 56]],
+}  # fmt: skip
 PIXTRAL_CONFIG = config_of(LLAVA, {**PIXTRAL_NAME, "image_size": 60, "patch_size": 20})
 MISTRAL3_CONFIG = config_of("Mistral3ForConditionalGeneration", PIXTRAL_NAME, multimodal_projector_bias=True)
 INTERN_CONFIG = config_of(
@@ -231,6 +236,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], Callable[[Tensors], Tensors]]] = {
         of_qwen3,
     ),
     "llava": (LLAVA_CONFIG, of_llava),
+    "llava16": (LLAVA16_CONFIG, of_llava),
     "llava_feature": (LLAVA_CONFIG | {"vision_feature_layer": [-3]}, of_llava),
     "pixtral": (PIXTRAL_CONFIG, of_pixtral),
     "mistral3": (MISTRAL3_CONFIG, of_pixtral),
@@ -367,6 +373,9 @@ OTHER_REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     ("vision_feature_layer: expected one layer", "llava", {"vision_feature_layer": 4}),
     ("vision_feature_layer: expected one layer", "llava", {"vision_feature_layer": 0}),
     ("select_strategy full is not", "llava", {"vision_feature_select_strategy": "full"}),
+    ("image_grid_pinpoints", "llava16", {"image_grid_pinpoints": [[56, 57]]}),
+    ("image_grid_pinpoints", "llava16", {"image_grid_pinpoints": []}),
+    ("image_grid_pinpoints", "llava16", {"image_grid_pinpoints": [[56, 112, 56]]}),
     ("hidden_act gelu is not", "pixtral", vision("pixtral", hidden_act=None)),
     ("rope_theta 500.0 is not", "pixtral", vision("pixtral", rope_theta=500.0)),
     ("rope_theta 500.0 is not", "mistral3", vision("mistral3", rope_parameters={"rope_theta": 500.0})),

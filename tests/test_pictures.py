@@ -132,6 +132,49 @@ def test_how_llava_prepares(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("size", "grid", "lines", "across"),
+    [
+        ((300, 300), (2, 2), 8, 8), ((500, 100), (3, 1), 2, 12), ((30, 100), (1, 2), 8, 2), ((100, 30), (2, 1), 2, 8),
+        ((40, 50), (1, 2), 6, 4), ((1, 1), (1, 2), 4, 4),
+    ],
+)  # fmt: skip
+def test_how_llava_16_cuts(tmp_path, size, grid, lines, across):
+    """All of it, and tiles whose rows without bars are lines, each with its end."""
+    _, reader = opened(tmp_path, "llava16")
+    h, (columns, rows) = reader.hyperparameters, grid
+    prepared = reader.family.prepared(h, picture(size))
+    assert {square.size for square in prepared.pictures} == {(56, 56)} and prepared.parts == [0]
+    assert len(prepared.pictures) == 1 + columns * rows
+    (all_rows,) = reader.read_all(prepared.pictures, size)
+    assert len(all_rows) == 16 + lines * (across + 1)
+    newline = projector("llava16").tensors["v.image_newline"]
+    assert (all_rows[16:].reshape(lines, across + 1, -1)[:, -1] == newline).all()
+    last = reader.read(prepared.pictures[-1])[15 - (columns * 4 - across) // 2 - (rows * 4 - lines) // 2 * 4]
+    assert np.array_equal(all_rows[-2], last)
+    assert np.array_equal(all_rows[:16], reader.read(prepared.pictures[0]))
+    reader.close()
+
+
+def test_tiles_one_behind_the_other(tmp_path):
+    """Where the file does not say that they are put together."""
+    flat = {"vision.mm_patch_merge_type": "flat"}
+    write_projector(projector("llava16", metadata=flat), tmp_path / "flat.gguf")
+    reader = PictureReader(GGUFFile.open(tmp_path / "flat.gguf"), EngineOptions(threads=2))
+    pictures = reader.family.prepared(reader.hyperparameters, picture((500, 100))).pictures
+    (rows,) = reader.read_all(pictures, (500, 100))
+    assert np.array_equal(rows, np.concatenate([reader.read(each) for each in pictures]))
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "sizes", [[56, 57], [56], [], [28, 56], [0, 0], [56 * 37, 56], [56 * 7, 56 * 7], [-56, -56], 5]
+)
+def test_sizes_of_llava_16_that_lie(tmp_path, sizes):
+    changed = np.array(sizes, np.int64) if isinstance(sizes, list) else sizes
+    refused(tmp_path, "llava16", {"vision.image_grid_pinpoints": changed}, "image_grid_pinpoints")
+
+
+@pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"projector_type": "resampler"}, "resampler"),
@@ -311,7 +354,7 @@ def test_windows(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["gemma3", "idefics3", "llava", "qwen2vl", "qwen25vl", "qwen3vl", "lfm2", "mistral3", "internvl"]
+    "name", ["gemma3", "idefics3", "llava", "llava16", "qwen2vl", "qwen25vl", "qwen3vl", "lfm2", "mistral3", "internvl"]
 )
 def test_tensors_that_are_missing_or_too_many(tmp_path, name):
     made = projector(name)

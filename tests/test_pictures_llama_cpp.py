@@ -22,7 +22,7 @@ from PIL import Image
 from test_goldens import nmse
 
 import localllm
-from localllm.arch.vision import internvl, llava
+from localllm.arch.vision import anyres, internvl, llava
 from localllm.arch.vision.hyperparameters import pixels_of
 from localllm.arch.vision.vit import numbers_of, table_of
 from localllm.engine.options import EngineOptions
@@ -33,7 +33,8 @@ from localllm.files.gguf_file import GGUFFile
 @pytest.fixture
 def as_llama_cpp(monkeypatch):
     """LLaVA and InternVL with the token for the whole image behind the patches, which have their neighbours' positions;
-    LLaVA without the file's last layer where the file does not say which one counts, and with GELU by tanh."""
+    LLaVA without the file's last layer where the file does not say which one counts, and with GELU by tanh; LLaVA 1.6
+    with the tiles' rows as they are, in front of those of the whole image."""
 
     def with_whole(h, picture):
         pixels = pixels_of(h, picture)
@@ -48,8 +49,13 @@ def as_llama_cpp(monkeypatch):
 
     def project(b, w, h, x):
         mm = w.part("mm.")
+        b.ignore(*filter(None, map(w.bare, anyres.NEWLINES)))
         return b.linear(b.gelu(b.linear(x, mm.require("0"))), mm.require("2"))
 
+    def arranged(rows, size, how, side, newline):
+        return np.concatenate((*rows[1:], rows[0]))
+
+    monkeypatch.setattr(llava, "arranged", arranged)
     monkeypatch.setattr(llava, "project", project)
     layer = llava.feature_layer
     for family in (llava, internvl):

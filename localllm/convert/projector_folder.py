@@ -22,10 +22,11 @@ from localllm.files.gguf_header import shown
 
 OF_IMAGES = re.compile(
     r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\.(vision_model\.)?"
+    r"|(model\.)?(?=image_newline$)"
     r"|(model\.)?(language_model\.)?(model\.)?(?=embed_tokens\.weight$)"  # some read a row of it
 )
 UNREAD = re.compile(r"head\..*|embed_tokens\.weight|.*\.(position_ids|inv_freq)")  # behind these prefixes
-LLAMA_WIDTH = 4096  # which config.json need not say
+LLAMA_WIDTH = 4096  # and Mistral's, which config.json need not say
 CONVOLUTION = 4  # dimensions; readers take these in F32 and F16 only
 
 
@@ -53,7 +54,7 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
 def text_width(config: Config) -> int:
     """Numbers of an embedding of the language model. Raises ModelError."""
     kind = config.section("text_config").get("model_type")
-    return config.of_text({"hidden_size": LLAMA_WIDTH} if kind == "llama" else {}).count("hidden_size")
+    return config.of_text({"hidden_size": LLAMA_WIDTH} if kind in ("llama", "mistral") else {}).count("hidden_size")
 
 
 def preparation(folder: Path) -> Config:

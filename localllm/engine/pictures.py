@@ -70,6 +70,10 @@ class PictureReader:
             except ModelError as error:
                 raise ModelError(f"{h.path}: {error}") from None
 
+    def read_all(self, pictures: list[Any], size: tuple[int, int]) -> list[np.ndarray]:
+        """The rows of all pictures of an image of that size, as the family puts them together. Raises ModelError."""
+        return self.hyperparameters.arranged([self.read(picture) for picture in pictures], size, self._weights)
+
     def _gathered(self, rows: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         return self.family.gathered(self.hyperparameters, rows, grid)
 

@@ -67,9 +67,10 @@ class Eye:
         family, h = self._reader.family, self._reader.hyperparameters
         prepared = family.prepared(h, image)
         self.encoded += 1
+        rows = self._reader.read_all(prepared.pictures, image.size)
         seen = [
-            Seen(digest + bytes([number & 255, number >> 8]), self._reader.read(picture), h.axes(picture), h.sees_ahead)
-            for number, picture in enumerate(prepared.pictures)
+            Seen(digest + bytes([number & 255, number >> 8]), some, h.axes(prepared.pictures[number]), h.sees_ahead)
+            for number, some in enumerate(rows)
         ]
         ids = [token for part in prepared.parts for token in self._ids_of(part, seen)]
         return SeenImage(ids, seen)

@@ -146,6 +146,13 @@ PROJECTORS = {
     ),
     "llava": Projector("mlp", {**CLIP, **TWO}, metadata={"has_llava_projector": True}),
     "llava_feature": Projector("mlp", {**CLIP, **TWO}, metadata={"vision.feature_layer": [1]}),
+    "llava16": Projector(
+        "mlp", {**CLIP, **TWO, "v.image_newline": "out"},
+        metadata={
+            "vision.image_grid_pinpoints": [56, 112, 112, 56, 112, 112, 168, 56, 56, 168],
+            "vision.mm_patch_merge_type": "spatial_unpad",
+        },
+    ),
 }  # fmt: skip
 
 
@@ -167,7 +174,7 @@ def projector(name: str, seed: int = 0, metadata: Mapping[str, Any] | None = Non
 
 def values(name: str) -> Callable[[Numbers, tuple[int, ...]], np.ndarray]:
     """What numbers a tensor of that name gets."""
-    if name.endswith((".bias", "class_embd", "position_embd.weight")):
+    if name.endswith((".bias", "class_embd", "position_embd.weight", "image_newline")):
         return lambda n, shape: n.normal(shape, 0.5)
     if "ln" in name or "norm" in name or name.endswith("mlp.0.weight"):
         return lambda n, shape: n.uniform(shape, 0.5, 1.5)

@@ -7,7 +7,7 @@ import numpy as np
 
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
-from localllm.arch.vision.resizing import Picture
+from localllm.arch.vision.resizing import Picture, Size
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
@@ -19,7 +19,8 @@ class Prepared(NamedTuple):
 
     Attributes:
         pictures: that the encoder sees, each on its own.
-        parts: what stands for the image among tokens: texts, which may name control tokens, and numbers of pictures.
+        parts: what stands for the image among tokens: texts, which may name control tokens, and numbers of pictures,
+            as `Vision.arranged` has put them together.
     """
 
     pictures: list[Any]
@@ -99,6 +100,11 @@ class Vision:
 
     def with_breaks(self, rows: np.ndarray, grid: tuple[int, int], w: Weights) -> np.ndarray:
         """A picture's rows as the language model reads them, with others between that its family has."""
+        return rows
+
+    def arranged(self, rows: list[np.ndarray], size: Size, w: Weights) -> list[np.ndarray]:
+        """The rows of an image's pictures, of an image of that size, with those of several together as one if the
+        family has them so."""
         return rows
 
     def axes(self, picture: Picture) -> np.ndarray | None:

@@ -1,9 +1,10 @@
-"""LLaVA 1.5 (Liu et al. 2023, arXiv 2310.03744): CLIP (Radford et al. 2021, 2103.00020) up to the layer before its
-last, and two matrices.
+"""LLaVA 1.5 and 1.6 (Liu et al. 2023, arXiv 2310.03744): CLIP (Radford et al. 2021, 2103.00020) up to the layer before
+its last, and two matrices.
 
-An image is made square by bars of CLIP's mean colour. As in Hugging Face's transformers, all layers of the file count,
-the token that stands for the whole image (`class_embd`) comes first, and GELU is exact. llama.cpp leaves out the file's
-last layer and puts that token behind the patches, so that each of these has its neighbour's position.
+An image is made square by bars of CLIP's mean colour; in 1.6 it is cut (localllm.arch.vision.anyres). As in Hugging
+Face's transformers, all layers of the file count, the token that stands for the whole image (`class_embd`) comes first,
+and GELU is exact. llama.cpp leaves out the file's last layer and puts that token behind the patches, so that each of
+these has its neighbour's position.
 """
 
 import math
@@ -13,8 +14,9 @@ import numpy as np
 
 from localllm.arch.fields import Fields
 from localllm.arch.verbs import Activation, Builder
+from localllm.arch.vision.anyres import Anyres, arranged, newline_numbers, newline_of, read_anyres, squares
 from localllm.arch.vision.hyperparameters import Prepared, Vision, pixels_of, read_vision
-from localllm.arch.vision.resizing import BICUBIC, Picture, with_bars
+from localllm.arch.vision.resizing import BICUBIC, Picture, Size, with_bars
 from localllm.arch.vision.vit import as_matrix, numbers_of, table_of, transformer
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
@@ -26,9 +28,10 @@ BARS = 122, 116, 104  # CLIP's mean colour
 
 @frozen
 class Llava(Vision):
-    """seen: the layers that count."""
+    """seen: the layers that count.  cuts: how images are cut."""
 
     seen: int
+    cuts: Anyres
 
     @property
     def most_patches(self) -> int:
@@ -39,6 +42,11 @@ class Llava(Vision):
         """Nothing for the token that stands for all, and the patches."""
         return with_whole(self, picture)
 
+    def arranged(self, rows: list[np.ndarray], size: Size, w: Weights) -> list[np.ndarray]:
+        if not self.cuts.sizes:
+            return rows
+        return [arranged(rows, size, self.cuts, self.side, newline_numbers(w, self.cuts, self.out))]
+
 
 def with_whole(h: Vision, picture: Any) -> np.ndarray:
     """Zeros for the token that stands for the whole picture, and the patches, float32 [1 + patches, pixels]."""
@@ -47,10 +55,9 @@ def with_whole(h: Vision, picture: Any) -> np.ndarray:
 
 def read(fields: Fields) -> Llava:
     """The hyperparameters. Raises ModelError."""
-    if fields.raw("vision.image_grid_pinpoints") is not None:
-        raise fields.unsupported("images in several squares (LLaVA 1.6) are not supported")
     shared = read_vision(fields)
-    return Llava(**shared, seen=feature_layer(fields, shared["layers"]))
+    cuts = read_anyres(fields, shared["side"])
+    return Llava(**shared, seen=feature_layer(fields, shared["layers"]), cuts=cuts)
 
 
 def feature_layer(fields: Fields, layers: int) -> int:
@@ -65,8 +72,10 @@ def feature_layer(fields: Fields, layers: int) -> int:
     return chosen[0]
 
 
-def prepared(h: Vision, picture: Picture) -> Prepared:
-    """One square, without marks."""
+def prepared(h: Llava, picture: Picture) -> Prepared:
+    """One square, or several whose rows are put together, without marks."""
+    if h.cuts.sizes:
+        return Prepared(squares(picture, h.side, h.cuts), [0])
     return Prepared([with_bars(picture, (h.side, h.side), BICUBIC, BARS)], [0])
 
 
@@ -101,7 +110,9 @@ def gathered(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     return x[1:]
 
 
-def project(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
+def project(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
     """Rows as wide as the language model's embeddings."""
     mm = w.part("mm.")
+    if newline := newline_of(w, h.cuts, h.out):
+        b.ignore(newline)
     return b.linear(b.gelu_erf(b.linear(x, mm.require("0"))), mm.require("2"))

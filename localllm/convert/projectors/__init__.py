@@ -17,6 +17,7 @@ PROJECTORS: dict[str, Callable[[SeeingConfig], ProjectorFacts]] = {
     "InternVLForConditionalGeneration": internvl.internvl,
     "Lfm2VlForConditionalGeneration": lfm2vl.lfm2vl,
     "LlavaForConditionalGeneration": llava.llava,
+    "LlavaNextForConditionalGeneration": llava.llava_next,
     "Mistral3ForConditionalGeneration": pixtral.mistral3,
     "Qwen2VLForConditionalGeneration": qwen2vl.qwen2vl,
     "Qwen2_5_VLForConditionalGeneration": qwen2vl.qwen25vl,

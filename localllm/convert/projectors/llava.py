@@ -1,9 +1,10 @@
-"""The projector of LLaVA 1.5: CLIP up to the layer whose rows are taken, and two matrices.
+"""The projectors of LLaVA 1.5 and 1.6: CLIP up to the layer whose rows are taken, and two matrices.
 
 Layers behind that one are left out. The file says which layer is the last one (`feature_layer`), for without it
 llama.cpp leaves out one more.
 """
 
+from localllm.arch.vision.anyres import UNPADDED
 from localllm.convert.projectors.gemma3 import transformer_layer
 from localllm.convert.projectors.parts import Part, ProjectorFacts, SeeingConfig, in_layers, sizes_of, with_bias
 from localllm.convert.projectors.pixtral import pixtral
@@ -43,6 +44,30 @@ def llava15(c: SeeingConfig) -> ProjectorFacts:
     }
     unread = [f"encoder.layers.{number}." for number in range(h.layers, stored)]
     return ProjectorFacts(h, metadata, parts, ("post_layernorm.", *unread))
+
+
+def llava_next(c: SeeingConfig) -> ProjectorFacts:
+    """LLaVA 1.6, with an embedding behind each line. Raises ModelError."""
+    c.vision.only("model_type", CLIP)
+    c.whole.only("use_image_newline_parameter", True)
+    found = llava15(c)
+    metadata = {
+        **found.metadata,
+        "vision.image_grid_pinpoints": sizes(c, found.encoder.side),
+        "vision.mm_patch_merge_type": UNPADDED,
+    }
+    newline = Part("image_newline", (found.encoder.out,))
+    return ProjectorFacts(found.encoder, metadata, {**found.parts, "v.image_newline": newline}, found.unread)
+
+
+def sizes(c: SeeingConfig, side: int) -> list[int]:
+    """Columns and rows of the pictures that are cut in tiles, one behind the other. Raises ModelError."""
+    pairs = c.whole.get("image_grid_pinpoints")
+    for pair in pairs if isinstance(pairs, list) and pairs else [None]:
+        lengths = pair if isinstance(pair, list) and len(pair) == 2 else [0]
+        if any(type(length) is not int or length < side or length % side for length in lengths):
+            raise c.whole.refusal(f"image_grid_pinpoints: expected pairs of multiples of {side}")
+    return [length for rows, columns in pairs for length in (columns, rows)]
 
 
 def last_layer(c: SeeingConfig, stored: int) -> int:

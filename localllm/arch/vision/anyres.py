@@ -1,0 +1,97 @@
+"""LLaVA 1.6's images (Liu et al. 2024, https://llava-vl.github.io/blog/2024-01-30-llava-next/): all of an image in one
+square, and tiles of it, at the size of a few in which it fits best.
+
+As it was trained, and as Hugging Face's transformers does it: all of it comes first, then the rows of the tiles line by
+line, without those of the black bars, each line with an embedding of its own behind it. llama.cpp has the tiles first,
+one behind the other as they are, and an image that is no larger than a square in one.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.arch.fields import Fields
+from localllm.arch.vision.resizing import BICUBIC, Picture, Size, resized, with_bars
+from localllm.arch.vision.tiling import cut, most_used
+from localllm.arch.vision.vit import numbers_of
+from localllm.arch.weights import Weight, Weights
+from localllm.errors import ModelError
+
+MOST_TILES = 36
+NEWLINES = "v.image_newline", "model.image_newline"  # names of the embedding behind a line; the second one in old files
+UNPADDED = "spatial_unpad"
+
+
+class Anyres(NamedTuple):
+    """How images are cut.
+
+    Attributes:
+        sizes: of which an image is made the best one, pixels, whole tiles; none: it is not cut.
+        is_unpadded: whether the tiles' rows are put together to lines; else they are one behind the other.
+    """
+
+    sizes: tuple[Size, ...] = ()
+    is_unpadded: bool = False
+
+
+def read_anyres(fields: Fields, side: int) -> Anyres:
+    """side: of a tile. Raises ModelError."""
+    name = "vision.image_grid_pinpoints"
+    if fields.raw(name) is None:
+        return Anyres()
+    numbers = fields.array(name, "iu", "an array of whole numbers").astype(np.int64)
+    sizes = numbers.reshape(-1, 2) if len(numbers) % 2 == 0 else numbers[:0].reshape(0, 2)
+    tiles = sizes // side
+    if not len(sizes) or (tiles * side != sizes).any() or (sizes < side).any() or (tiles > MOST_TILES).any():
+        raise fields.wrong(name, f"pairs of multiples of {side}")
+    if (tiles.prod(axis=1) > MOST_TILES).any():
+        raise fields.wrong(name, f"sizes of up to {MOST_TILES} tiles")
+    merge = "vision.mm_patch_merge_type"
+    is_unpadded = fields.text(merge, "flat") == UNPADDED
+    return Anyres(tuple((int(columns), int(rows)) for columns, rows in sizes), is_unpadded)
+
+
+def squares(picture: Picture, side: int, how: Anyres) -> list[Picture]:
+    """All of an image, and then the tiles, row by row."""
+    whole = resized(picture, (side, side), BICUBIC)
+    return [whole, *cut(with_bars(picture, most_used(picture.size, how.sizes), BICUBIC), side)]
+
+
+def arranged(rows: list[np.ndarray], size: Size, how: Anyres, side: int, newline: np.ndarray) -> np.ndarray:
+    """The rows of the squares of an image of that size, float32 [rows, width] each, as the language model reads them.
+
+    newline: float32 [width], the embedding behind a line.
+    """
+    if not how.is_unpadded:
+        return np.concatenate(rows)
+    whole, *tiles = rows
+    columns, lines = (length // side for length in most_used(size, how.sizes))
+    per_side = int(len(whole) ** 0.5)
+    grid = np.stack(tiles).reshape(lines, columns, per_side, per_side, -1).transpose(0, 2, 1, 3, 4)
+    grid = without_bars(grid.reshape(lines * per_side, columns * per_side, -1), size)
+    ends = np.broadcast_to(newline, (len(grid), 1, len(newline)))
+    return np.concatenate((whole, np.concatenate((grid, ends), axis=1).reshape(-1, len(newline))))
+
+
+def without_bars(grid: np.ndarray, size: Size) -> np.ndarray:
+    """Rows of patches [lines, columns, width] of which some are of the bars, of an image of that size."""
+    lines, columns = grid.shape[:2]
+    if size[0] / size[1] > columns / lines:
+        bar = (lines - int(round(size[1] * (columns / size[0]), 7))) // 2
+        return grid[bar : lines - bar]
+    bar = (columns - int(round(size[0] * (lines / size[1]), 7))) // 2
+    return grid[:, bar : columns - bar]
+
+
+def newline_of(w: Weights, how: Anyres, width: int) -> Weight | None:
+    """The embedding behind a line, if the file has one. Raises ModelError if it is needed, or not so wide."""
+    found = next(filter(None, map(w.bare, NEWLINES)), None)
+    if found is None and how.is_unpadded:
+        raise ModelError(f"the model has no tensor {NEWLINES[0]}")
+    return found and found.shaped(width)
+
+
+def newline_numbers(w: Weights, how: Anyres, width: int) -> np.ndarray:
+    """Float32 [width]; zeros if the file has none."""
+    found = newline_of(w, how, width)
+    return np.zeros(width, np.float32) if found is None else numbers_of(found)
