@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""How long a vision encoder takes for a picture, here and in llama.cpp: SigLIP-400M's shape, random weights.
+"""How long a vision encoder takes for a picture, and how much memory, here and in llama.cpp: SigLIP-400M's shape,
+random weights.
 
     python scripts/measure_pictures.py --peer-python PEER/bin/python [--format F16] [--side 512] [--rounds 3]
 
 One picture of so many pixels, both programs in turn with the same file and the same threads; the fastest round of each.
+Memory is the most that a process held (ru_maxrss): of `localllm run --image` with a tiny language model and one token
+of an answer, and of time_mtmd.py, which opens the same model and reads no token.
 PEER is a virtual environment with llama-cpp-python.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -44,6 +48,7 @@ def main() -> None:
         path = folder / f"mmproj-{options.format}.gguf"
         if not path.exists():
             write_all(folder, path, options)
+        measure_memory(folder, path, options)
         measure(folder, path, options)
 
 
@@ -53,7 +58,9 @@ def write_all(folder: Path, path: Path, options: argparse.Namespace) -> None:
     metadata = {"vision.projector.scale_factor": 4, "vision.preproc_image_size": side}
     write_projector(projector("idefics3", metadata=metadata, **SIGLIP, side=side), path, options.format)
     write(seeing("idefics3"), folder / "model.gguf")
-    np.save(folder / "picture.npy", np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8))
+    pixels = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    np.save(folder / "picture.npy", pixels)
+    Image.fromarray(pixels).save(folder / "picture.png")
 
 
 def measure(folder: Path, path: Path, options: argparse.Namespace) -> None:
@@ -72,12 +79,35 @@ def measure(folder: Path, path: Path, options: argparse.Namespace) -> None:
 
 def peer_seconds(options: argparse.Namespace, folder: Path, path: Path) -> float:
     """Of llama.cpp's second encoding in a process."""
-    files = [str(file) for file in (folder / "model.gguf", path, folder / "picture.npy")]
-    command = [options.peer_python, str(ROOT / "scripts" / "time_mtmd.py"), *files, str(options.threads)]
-    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    done = subprocess.run(peer_command(options, folder, path), text=True, capture_output=True, check=False)
     if done.returncode:
         sys.exit(done.stderr[-2000:])
     return float(done.stdout)
+
+
+def peer_command(options: argparse.Namespace, folder: Path, path: Path) -> list[str]:
+    files = [str(file) for file in (folder / "model.gguf", path, folder / "picture.npy")]
+    return [options.peer_python, str(ROOT / "scripts" / "time_mtmd.py"), *files, str(options.threads)]
+
+
+def measure_memory(folder: Path, path: Path, options: argparse.Namespace) -> None:
+    run = ["run", folder / "model.gguf", "-p", "?", "--image", folder / "picture.png", "--mmproj", path, "-n", 1]
+    ours = peak([sys.executable, "-m", "localllm", *map(str, run), "--no-cache", "-t", str(options.threads)])
+    theirs = peak(peer_command(options, folder, path))
+    print(
+        f"{options.format}: {ours / 1e6:.0f} MB, llama.cpp {theirs / 1e6:.0f} MB, file {path.stat().st_size / 1e6:.0f}"
+    )
+
+
+def peak(command: list[str]) -> int:
+    """Bytes that a process held at most."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr
+    said = process.stderr.read()
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        sys.exit(said.decode()[-2000:])
+    return used.ru_maxrss * 1024
 
 
 if __name__ == "__main__":

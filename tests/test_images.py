@@ -23,7 +23,7 @@ from localllm.files.projectors import projector_beside
 from localllm.generation.prefill import read_prompt
 from localllm.generation.reading import around_images
 
-FAMILIES = "gemma3", "idefics3", "llava", "qwen25vl", "qwen3vl", "lfm2", "mistral3", "internvl"
+FAMILIES = "gemma3", "idefics3", "llava", "llava16", "qwen25vl", "qwen3vl", "lfm2", "mistral3", "internvl"
 
 
 @pytest.fixture(scope="module")
