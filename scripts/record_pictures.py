@@ -36,11 +36,13 @@ from localllm.engine.pictures import PictureReader  # noqa: E402
 from localllm.files.gguf_file import GGUFFile  # noqa: E402
 
 MARKER = "<__media__>"
-LOGITS = ("llama", "qwen2", "qwen2vl", "qwen3vl")  # language models whose logits transformers computes, too
-LOGITS_FIELDS = {
+TEXT_FIELDS = {
     "vocab": "vocab_size", "width": "embedding_length", "hidden": "feed_forward_length", "layers": "block_count",
     "heads": "attention.head_count", "kv_heads": "attention.head_count_kv", "base": "rope.freq_base",
-    "epsilon": "attention.layer_norm_rms_epsilon",
+    "epsilon": "attention.layer_norm_rms_epsilon", "head_dim": "attention.key_length",
+    "window": "attention.sliding_window", "taps": "shortconv.l_cache", "interval": "full_attention_interval",
+    "conv": "ssm.conv_kernel", "keys": "ssm.group_count", "values": "ssm.time_step_rank", "inner": "ssm.inner_size",
+    "state": "ssm.state_size", "turned": "rope.dimension_count",
 }  # fmt: skip
 
 
@@ -59,10 +61,8 @@ def main() -> None:
         for name, folder in folders.items():
             with np.load(folder / "out.npz") as found, np.load(folder / "trained.npz") as trained:
                 some = PictureGolden.some
-                said = trained["logits"] if "logits" in trained else np.zeros(0, np.float32)
-                golden = PictureGolden(
-                    found["tokens"], some(found["rows"]), found["logits"], some(trained["rows"]), said, digest_of(name)
-                )
+                rows, seen = some(found["rows"]), some(trained["rows"])
+                golden = PictureGolden(found["tokens"], rows, found["logits"], seen, trained["logits"], digest_of(name))
             golden.save(name)
             print(f"{name}: {len(golden.tokens)} tokens, {len(golden.rows)} rows, {float(golden.logits.std()):.3f}")
 
@@ -109,16 +109,15 @@ def in_transformers(name: str, folder: Path) -> dict:
 
 
 def text_of(name: str, folder: Path, grids: list[list[int]]) -> dict:
-    """What the language model has, for families whose logits are compared, too; grids: of the pictures, in rows."""
+    """What the language model has, whose logits are compared, too; grids: of the pictures, in rows."""
     made = seeing(name)
-    if made.arch not in LOGITS:
-        return {}
     np.savez(folder / "text.npz", **made.tensors)
     fields = {key.removeprefix(f"{made.arch}."): value for key, value in made.metadata.items()}
-    text = {key: fields.get(field, 10000.0) for key, field in LOGITS_FIELDS.items()}
+    text = {"arch": made.arch, "base": 10000.0}
+    text |= {key: fields[field] for key, field in TEXT_FIELDS.items() if field in fields}
+    text.setdefault("head_dim", text["width"] // text["heads"])
     if "rope.dimension_sections" in fields:
         text["sections"] = fields["rope.dimension_sections"][:3]
-    text |= {"arch": made.arch, "head_dim": text["width"] // text["heads"]}
     more = {"text_tensors": str(folder / "text.npz"), "tokens": str(folder / "out.npz"), "grids": grids}
     return {"text": text, **more}
 

@@ -1,16 +1,20 @@
 """Vision encoders: the CPU as the reference, the files that are refused, and how images are prepared."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from engines import bound
+from models.golden import FOLDER
 from models.projectors import PROJECTORS, projector, write_projector
 from PIL import Image
 from test_goldens import nmse
 
 from localllm.arch.storage import KVType
+from localllm.arch.vision.anyres import Anyres, arranged
 from localllm.arch.vision.position_tables import by_areas, by_corners
+from localllm.arch.vision.tiling import most_used
 from localllm.arch.weights import Weights
 from localllm.engine.options import EngineOptions
 from localllm.engine.pictures import PictureReader
@@ -164,6 +168,21 @@ def test_tiles_one_behind_the_other(tmp_path):
     (rows,) = reader.read_all(pictures, (500, 100))
     assert np.array_equal(rows, np.concatenate([reader.read(each) for each in pictures]))
     reader.close()
+
+
+def test_as_transformers_puts_lines_together():
+    """Images of some 500 sizes, from 3 to 3000 pixels, at those of LLaVA 1.6 7B (scripts/record_lines.py): which of
+    them is taken, which rows are of bars, where lines end."""
+    how = Anyres(((672, 336), (336, 672), (672, 672), (336, 1008), (1008, 336)), is_unpadded=True)
+    with np.load(FOLDER / "lines_of_llava16.npz") as golden:
+        sizes, digests = golden["sizes"].tolist(), golden["digests"].tolist()
+    assert len(sizes) > 500
+    for size, digest in zip(sizes, digests, strict=True):
+        columns, rows = most_used(tuple(size), how.sizes)
+        count = 1 + columns * rows // 336**2
+        numbers = np.arange(count * 24**2, dtype=np.float32).reshape(count, -1, 1)
+        found = arranged(list(numbers), tuple(size), how, 336, np.float32([-1])).astype(np.int32)
+        assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == digest, size
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ class PictureGolden:
     tokens: of the whole prompt, -1 for each row of an image.
     rows: of all images, float32 [rows, width], or of every so many of them (`some`).
     logits: behind the last token.  trained: the rows as transformers computes them, in float64.
-    said: the logits as transformers computes them, of families whose it computes.  digest: of both.
+    said: the logits as transformers computes them.  digest: of both.
     """
 
     tokens: np.ndarray
@@ -298,7 +298,7 @@ class PictureGolden:
     @classmethod
     def load(cls, name: str) -> "PictureGolden":
         with np.load(FOLDER / f"picture_{name}.npz") as file:
-            return cls(**{"said": np.zeros(0), **file, "digest": str(file["digest"])})
+            return cls(**{**file, "digest": str(file["digest"])})
 
     def save(self, name: str) -> None:
         np.savez(FOLDER / f"picture_{name}.npz", **vars(self))
