@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import compile_once
@@ -35,6 +36,21 @@ def ctrl_c():
     A shell lets its background jobs ignore it, and so does a program of ours whose exit code is decided.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def link() -> Callable[[Path, Path], None]:
+    """Makes a symbolic link at a path, to another one. Skips the test where there are none: Windows asks for a right,
+    and wine says that it has made one.
+    """
+
+    def make(path: Path, target: Path) -> None:
+        with suppress(*([OSError] if sys.platform == "win32" else [])):
+            path.symlink_to(target)
+        if not path.is_symlink():
+            pytest.skip("no symbolic links here")
+
+    return make
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -177,15 +178,19 @@ def test_what_is_no_receipt(tiny: str, cli, tmp_path: Path):
     assert cli("replay", tmp_path / "missing.json")[0] == 2
 
 
-def test_a_receipt_replaces_no_input(tiny: str, cli, tmp_path: Path):
-    prompt, link = tmp_path / "prompt.txt", tmp_path / "link.json"
+def test_a_receipt_replaces_no_input(tiny: str, cli, tmp_path: Path, link: Callable[[Path, Path], None]):
+    prompt = tmp_path / "prompt.txt"
     prompt.write_text("Hi")
-    link.symlink_to(tiny)
     before = Path(tiny).read_bytes()
-    for target in (tiny, link, prompt, tmp_path / "no folder" / "r.json", tmp_path):
+
+    def is_refused(target: str | Path) -> bool:
         code, out, err = cli("run", tiny, "-f", prompt, "-n", "2", "--receipt", target)
-        assert (code, out) == (2, "") and err.count("\n") == 1
-    assert Path(tiny).read_bytes() == before and prompt.read_text() == "Hi"
+        is_as_before = Path(tiny).read_bytes() == before and prompt.read_text() == "Hi"
+        return (code, out) == (2, "") and err.count("\n") == 1 and is_as_before
+
+    assert all(map(is_refused, (tiny, prompt, tmp_path / "no folder" / "r.json", tmp_path)))
+    link(tmp_path / "link.json", Path(tiny))
+    assert is_refused(tmp_path / "link.json")
 
 
 def test_options_that_json_cannot_have():

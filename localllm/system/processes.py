@@ -183,9 +183,13 @@ def give_way(process: Any) -> None:
             os.setpriority(os.PRIO_PROCESS, process.pid, BEHIND)
 
 
-def shell(command: str) -> list[str]:
-    """The words with which the system's shell runs a command."""
-    return ["cmd", "/c", command] if sys.platform == "win32" else ["/bin/sh", "-c", command]
+def shell(command: str) -> list[str] | str:
+    """What the system's shell runs a command with: words, or one line where quotes within words mean something else to
+    the shell than to other programs, on Windows.
+    """
+    if sys.platform == "win32":
+        return f'"{os.environ["SYSTEMROOT"]}\\System32\\cmd.exe" /d /s /c "{command}"'
+    return ["/bin/sh", "-c", command]
 
 
 def end_with_all(process: Any) -> None:

@@ -39,7 +39,7 @@ def performed(arguments: dict[str, Any], folders: Sequence[str], seconds: float 
     if "\0" in command:
         raise ToolError("a command cannot have a NUL in it")
     words = shell(command)
-    if confined.version():
+    if confined.version() and not isinstance(words, str):
         words = [sys.executable, "-I", "-S", str(confined.__file__), *folders, "--", *words]
     surroundings = {name: value for name, value in os.environ.items() if name.upper() in KEPT or name[:3] == "LC_"}
     process = subprocess.Popen(
