@@ -1,5 +1,7 @@
 """Model files with something wrong in them: the tiny model, changed where a test wants."""
 
+import gc
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ class Wrong:
 
     def write(self, metadata: Change = {}, tensors: Change = {}) -> Path:  # noqa: B006
         """The file with these metadata and tensors instead; GONE takes one away, a function changes a copy."""
+        if sys.platform == "win32":
+            gc.collect()  # a refused file is mapped until what refused it is gone, and cannot be replaced before
         keys = changed(self.metadata, metadata)
         weights = changed(self.tensors, tensors)
         write_gguf(self.path, keys, [Output.of(name, weight) for name, weight in weights.items()])

@@ -383,7 +383,7 @@ def test_errors_in_the_file_name_the_line(cli, configure, text: str, line: int, 
     path = configure(text)
     code, out, err = cli("config")
     assert (code, out) == (2, "")
-    assert re.fullmatch(rf"localllm: error: {path}, line {line}: {told}\n", err)
+    assert re.fullmatch(rf"localllm: error: {re.escape(str(path))}, line {line}: {told}\n", err)
     assert cli("run", "--help")[0] == 0
 
 
@@ -419,6 +419,7 @@ def test_no_option_has_the_variable_of_something_else():
 def test_a_relative_folder_is_ignored(monkeypatch, tmp_path: Path, folder: str):
     monkeypatch.setenv("XDG_CONFIG_HOME", folder)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("APPDATA", str(tmp_path / ".config"))  # Windows'
     assert settings().path == tmp_path / ".config" / "localllm" / "config.toml"
 
 
