@@ -6,8 +6,9 @@ H = M M^T, M upper triangular, that is the sum over columns j of M[j, j]^2 (t[j]
 t[j] = w[j] + sum over k < j of (w[k] - q[k]) M[k, j] / M[j, j] is known when column j is reached.
 
 Columns are taken 256 at a time. Their scales are searched as always, for the targets as they are by then, and stay;
-then code after code is chosen. Afterwards codes change wherever that lowers the cost, all others given (coordinate
-descent). Where a code names several weights, in the codebook formats, only the next 256 columns make good.
+then code after code is chosen, those of columns that meet most first (act-order in the program of GPTQ's authors): what
+they lose, many others can still make good. Afterwards codes change wherever that lowers the cost, all others given
+(coordinate descent). Where a code names several weights, in the codebook formats, only the next 256 columns make good.
 """
 
 from collections.abc import Callable
@@ -22,43 +23,62 @@ from localllm.quant.formats import BY_NAME
 from localllm.quant.opened import OPENABLE, codes_of, decoded, put_codes, scales_of
 
 SPAN = 256  # columns that are taken together
-SWEEPS = 2  # of coordinate descent
+SWEEPS = 4  # of coordinate descent
 ROWS = 64  # of a matrix that a thread takes at a time
-TINY = np.finfo(np.float64).tiny
+TINY = np.finfo(np.float32).tiny
 LEAST = 1e-6  # of the mean diagonal, added to all of it: columns that meet nothing must not make M singular
 
 
 def shrunk(moments: np.ndarray, damping: float) -> np.ndarray:
-    """Moments, float64 [n, n], of which `damping` (0 to 1) has gone from what columns have in common; a new array.
+    """Moments, [n, n], of which `damping` (0 to 1) has gone from what columns have in common; a new array, float32.
 
-    Between what a text says of pairs of columns, and columns that have nothing to do with each other.
+    Between what a text says of pairs of columns, and columns that have nothing to do with each other. Their mean
+    square becomes 1, if there is one.
     """
-    hessian = moments * (1 - damping)
-    diagonal = np.einsum("ii->i", hessian)
-    mean = float(np.diagonal(moments).mean())
-    diagonal[:] = np.diagonal(moments) + (LEAST * mean if mean > 0 else 1.0)
+    diagonal = np.diagonal(moments).astype(np.float64)
+    mean = float(diagonal.mean())
+    mean = mean if mean > TINY else 1.0
+    hessian = np.multiply(moments, (1 - damping) / mean, dtype=np.float32)
+    np.einsum("ii->i", hessian)[:] = diagonal / mean + (LEAST if diagonal.any() else 1)
     return hessian
 
 
 def cost(lost: np.ndarray, moments: np.ndarray) -> float:
     """What errors in a matrix, float32 [rows, columns], cost: mean squares of errors in its output, over all rows."""
-    return float(np.einsum("ij,ij->", lost @ moments.astype(np.float32), lost, dtype=np.float64))
+    return float(np.einsum("ij,ij->", lost @ moments.astype(np.float32, copy=False), lost, dtype=np.float64))
+
+
+def spans(columns: int) -> list[slice]:
+    """Columns that are taken together."""
+    return [slice(first, min(first + SPAN, columns)) for first in range(0, columns, SPAN)]
+
+
+def by_size(importance: np.ndarray) -> np.ndarray:
+    """The order of columns, int [columns]: span after span, in each the most important one first."""
+    return np.concatenate(
+        [part.start + np.argsort(-importance[part], kind="stable") for part in spans(len(importance))]
+    )
 
 
 class Feedback:
     """Encodes matrices that meet the same inputs. The bytes are the same for any number of threads."""
 
     def __init__(self, moments: np.ndarray, damping: float, threads: int = 1):
-        """moments: float64 [columns, columns]; damping: see `shrunk`. At 1 there is no feedback."""
+        """moments: float32 or 64 [columns, columns]; damping: see `shrunk`. At 1 there is no feedback."""
         self._threads, self._is_plain, self._is_known = threads, damping >= 1, bool(np.diagonal(moments).any())
-        hessian = shrunk(moments / max(float(np.diagonal(moments).mean()), TINY), damping)
-        self._importance = np.diagonal(hessian).astype(np.float32)
+        hessian = shrunk(moments, damping)
+        self._importance = np.diagonal(hessian).copy()
         if self._is_plain:
             return
-        m = np.linalg.cholesky(hessian[::-1, ::-1])[::-1, ::-1]
-        diagonal, self._m = np.diagonal(m), m.astype(np.float32)
-        self._unit = np.ascontiguousarray(m / diagonal, np.float32)  # [k, j]: M[k, j] / M[j, j]
-        self._hessian = hessian.astype(np.float32)
+        # In float32: the damping keeps eigenvalues, of columns scaled alike, far above what is rounded.
+        order = by_size(self._importance)
+        m = np.linalg.cholesky(hessian[np.ix_(order, order)][::-1, ::-1])[::-1, ::-1]
+        place = np.argsort(order)
+        diagonal = np.diagonal(m)
+        self._order, self._alone = order, (diagonal**2)[place]
+        self._together = np.concatenate([(m[part, part] ** 2).sum(axis=1) for part in spans(len(m))])[place]
+        self._unit = (m / diagonal)[np.ix_(place, place)]  # [k, j]: M[k, j] / M[j, j], 0 for a j before k
+        self._hessian = hessian
 
     def encode(self, name: str, weights: np.ndarray) -> np.ndarray:
         """Finite weights, float32 [rows, columns], as blocks of a format, uint8 [rows, bytes of a row]."""
@@ -67,8 +87,7 @@ class Feedback:
             return encode(name, weights, importance, self._threads)
         format, (rows, columns) = BY_NAME[name], weights.shape
         out, lost = np.empty((rows, format.row_bytes(columns)), np.uint8), np.empty_like(weights)
-        parts = [slice(first, min(first + SPAN, columns)) for first in range(0, columns, SPAN)]
-        codes = []
+        parts, codes = spans(columns), []
         for part in parts:
             before = slice(0, part.start)
             targets = weights[:, part] + lost[:, before] @ self._unit[before, part]
@@ -92,14 +111,13 @@ class Feedback:
 
         Either way what comes behind makes good as much as it can.
         """
-        m = self._m[part, part]
-        return np.diagonal(m) ** 2 if name in OPENABLE else (m**2).sum(axis=1)
+        return (self._alone if name in OPENABLE else self._together)[part]
 
     def _chosen(
         self, name: str, blocks: np.ndarray, targets: np.ndarray, weights: np.ndarray, part: slice
     ) -> "CodedSpan":
         chosen = CodedSpan(name, blocks, weights, self._threads)
-        chosen.choose(targets, self._unit[part, part])
+        chosen.choose(targets, self._unit[part, part], self._order[part] - part.start)
         return chosen
 
 
@@ -119,13 +137,13 @@ class CodedSpan:
         self._scales, self._offsets = scales.reshape(rows, -1), offsets.reshape(rows, -1)
         self._codes, self.lost = np.zeros(weights.shape, np.uint8), np.empty(weights.shape, np.float32)
 
-    def choose(self, targets: np.ndarray, unit: np.ndarray) -> None:
-        """Codes one by one, feeding errors back; unit: float32 [columns, columns]."""
-        self._by_rows(choose_codes, np.ascontiguousarray(unit), targets, self._weights)
+    def choose(self, targets: np.ndarray, unit: np.ndarray, order: np.ndarray) -> None:
+        """Codes one by one, feeding errors back; unit: float32 [columns, columns]; order: of the columns."""
+        self._by_rows(choose_codes, (np.ascontiguousarray(unit), order), targets, self._weights)
 
     def improve(self, slopes: np.ndarray, hessian: np.ndarray) -> None:
         """Change codes; slopes: float32 [rows, columns], the errors of all columns times the moments."""
-        self._by_rows(improve_codes, np.ascontiguousarray(hessian), slopes, self._weights)
+        self._by_rows(improve_codes, (np.ascontiguousarray(hessian),), slopes, self._weights)
 
     def put(self, blocks: np.ndarray) -> None:
         """Put the codes in blocks, uint8 [rows, bytes]."""
@@ -133,12 +151,12 @@ class CodedSpan:
         put_codes(self._name, whole, self._table.stored[self._codes].reshape(len(whole), -1))
         blocks[:] = whole.reshape(blocks.shape)
 
-    def _by_rows(self, kernel: Callable, square: np.ndarray, *matrices: np.ndarray) -> None:
+    def _by_rows(self, kernel: Callable, of_all_rows: tuple[np.ndarray, ...], *matrices: np.ndarray) -> None:
         grid = CodeGrid(self._table.levels, self._table.is_even, self._table.group)
 
         def some(first: int) -> None:
-            of_all = (*matrices, self._scales, self._offsets, self._codes, self.lost)
-            kernel(square, grid, RowsOfSpan(*(x[first : first + ROWS] for x in of_all)))
+            by_row = (*matrices, self._scales, self._offsets, self._codes, self.lost)
+            kernel(*of_all_rows, grid, RowsOfSpan(*(x[first : first + ROWS] for x in by_row)))
 
         with ThreadPoolExecutor(self._threads) as pool:
             list(pool.map(some, range(0, len(self.lost), ROWS)))
@@ -176,19 +194,19 @@ def nearest(grid, x):
 
 
 @compiled
-def choose_codes(unit, grid, of):
+def choose_codes(unit, order, grid, of):
     """Of each row code after code: the nearest to its target, which those before it have moved."""
     columns = of.weights.shape[1]
     target = np.empty(columns, np.float32)
     for row in range(of.weights.shape[0]):
         target[:] = of.moved[row]
-        for j in range(columns):
+        for j in order:
             scale, offset = of.scales[row, j // grid.group], of.offsets[row, j // grid.group]
             inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
             code = nearest(grid, (target[j] - offset) * inverse)
             error = of.weights[row, j] - (grid.levels[code] * scale + offset)
             of.codes[row, j], of.lost[row, j] = code, error
-            for k in range(j + 1, columns):
+            for k in range(columns):
                 target[k] += error * unit[j, k]
 
 

@@ -39,7 +39,7 @@ from localllm.text.tokenizer import Tokenizer
 
 SUFFIX = ".calibration"
 LOGITS = ("output.weight", "token_embd.weight")  # what makes them
-VERSION = 1  # of what is done: part of the key of work to go on with
+VERSION = 2  # of what is done: part of the key of work to go on with
 
 
 def as_file(source: Source) -> GGUFFile:
@@ -157,12 +157,12 @@ class CalibratedMatrices(Originals):
                 self._moments = self._moments_of(job.tensor.name, list(inputs.of(n)), columns)
                 self._shared = inputs.shared
             weights = self.widened(job.tensor, n * rows, (n + 1) * rows)
-            pieces.append(self._moments.encode(job.format.name, weights, self._threads))
+            pieces.append(self._moments.encode(job.format.name, weights))
             job.tensor.forget(n * rows, (n + 1) * rows)
         self._done.add(job.tensor.name, np.concatenate(pieces))
 
     def _moments_of(self, name: str, pieces: list[np.ndarray], columns: int) -> Moments:
-        moments = Moments(pieces, columns)
+        moments = Moments(pieces, columns, self._threads)
         if not all(np.isfinite(np.diagonal(half)).all() for half in moments.halves):
             raise ModelError(f"what meets the tensor {shown(name)} is not finite")
         return moments
