@@ -21,26 +21,31 @@ class Moments:
         counts: rows of each half.  halves: float32 [columns, columns], means over those rows.
     """
 
-    def __init__(self, pieces: Sequence[np.ndarray], columns: int, threads: int = 1):
-        """pieces: float32 [rows, columns], one per text; any may be empty."""
+    def __init__(self, pieces: Sequence[np.ndarray], columns: int, threads: int = 1, is_read: bool = False):
+        """pieces: float32 [rows, columns], one per text; any may be empty.
+
+        is_read: rows of the matrix are activations, too, as those of an embedding: errors count in themselves as much
+        as in what the matrix makes.
+        """
         half = len(pieces) // 2
         both = (pieces[:half], pieces[half:])
         self.counts = [sum(map(len, some)) for some in both]
         with ThreadPoolExecutor(min(threads, 2)) as pool:
             self.halves = list(pool.map(lambda some: mean_moments(some, columns), both))
+        if is_read:
+            for half in self.halves:
+                np.einsum("ii->i", half)[:] += np.diagonal(half).mean()
         self._threads = threads
         self._known: dict[tuple[int, float], Feedback] = {}
 
-    def encode(self, name: str, weights: np.ndarray) -> np.ndarray:
-        """Finite weights, float32 [rows, columns], as blocks of a format, uint8 [rows, bytes of a row]."""
-        return self._feedback(2, self.damping(name, weights)).encode(name, weights)
+    def feedback(self, name: str, some: np.ndarray) -> Feedback:
+        """What encodes a matrix in a format, by both halves; some: rows of it, float32 [rows, columns]."""
+        return self._feedback(2, self.damping(name, some))
 
-    def damping(self, name: str, weights: np.ndarray) -> float:
+    def damping(self, name: str, some: np.ndarray) -> float:
         """The one of DAMPINGS with which each half does best by the other."""
         if min(self.counts) == 0:
             return DAMPINGS[-1]
-        rows = np.unique(np.linspace(0, len(weights) - 1, min(len(weights), SAMPLE)).astype(int))
-        some = np.ascontiguousarray(weights[rows])
 
         def tried(damping: float, half: int) -> float:
             found = decoded(name, self._feedback(half, damping).encode(name, some))
@@ -70,6 +75,11 @@ class Moments:
         whole = self.halves[0] * one
         whole += self.halves[1] * other
         return whole
+
+
+def sampled(rows: int) -> np.ndarray:
+    """Which rows of a matrix tell the damping of all, int [at most SAMPLE]."""
+    return np.unique(np.linspace(0, rows - 1, min(rows, SAMPLE)).astype(int))
 
 
 def mean_moments(pieces: Sequence[np.ndarray], columns: int) -> np.ndarray:

@@ -28,7 +28,7 @@ from localllm.files.record_file import RecordFile
 from localllm.files.source import GGUFSource, Source, row_count
 from localllm.kernels.widen import Widener
 from localllm.quant.encode import encode
-from localllm.quant.moments import Moments
+from localllm.quant.moments import Moments, sampled
 from localllm.quant.opened import decoded
 from localllm.services.calibration_texts import chunks_of
 from localllm.services.made_with import calibration
@@ -38,8 +38,10 @@ from localllm.services.sequential import FinishedError, Inputs, Matrices, Parts,
 from localllm.text.tokenizer import Tokenizer
 
 SUFFIX = ".calibration"
-LOGITS = ("output.weight", "token_embd.weight")  # what makes them
-VERSION = 2  # of what is done: part of the key of work to go on with
+AT_ONCE = 1 << 24  # weights of a matrix that are encoded together: 64 MB, and as much for errors and for targets
+EMBEDDING = "token_embd.weight"
+LOGITS = ("output.weight", EMBEDDING)  # what makes them
+VERSION = 3  # of what is done: part of the key of work to go on with
 
 
 def as_file(source: Source) -> GGUFFile:
@@ -134,35 +136,40 @@ class CalibratedMatrices(Originals):
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
         """As they will be, but those of a matrix that makes logits, too, as they are."""
         rows, job = super().rows(weight, ids), self.jobs[weight.name]
-        return decoded(job.format.name, encode(job.format.name, rows)) if is_calibrated(job) else rows
+        is_encoded = is_calibrated(job) and not job.makes_logits
+        return decoded(job.format.name, encode(job.format.name, rows)) if is_encoded else rows
 
     def met(self, weight: Weight, inputs: Inputs) -> np.ndarray:
         """As of Matrices."""
-        if weight.name in LOGITS:
-            raise FinishedError
         job = self.jobs[weight.name]
         if is_calibrated(job) and weight.name not in self._counted:
             if weight.name not in self._done:
                 self._encode(job, inputs)
             self._counted[weight.name] = prod(job.tensor.shape)
             self._on_progress(sum(self._counted.values()), weight.name)
+        if weight.name in LOGITS:
+            raise FinishedError
         return self.taken(weight, lambda first, end: self._now(job, first, end))
 
     def _encode(self, job: TensorJob, inputs: Inputs) -> None:
         """Encode a matrix, or each of a stack with what that one meets."""
         rows, columns = (1, *job.tensor.shape)[-2:]
-        pieces = []
+        step, pieces = max(AT_ONCE // columns, 1), []
         for n in range(row_count(job.tensor.shape) // rows):
             if inputs.shared is None or inputs.shared is not self._shared:
                 self._moments = self._moments_of(job.tensor.name, list(inputs.of(n)), columns)
                 self._shared = inputs.shared
-            weights = self.widened(job.tensor, n * rows, (n + 1) * rows)
-            pieces.append(self._moments.encode(job.format.name, weights))
-            job.tensor.forget(n * rows, (n + 1) * rows)
+            first, end = n * rows, (n + 1) * rows
+            some = np.concatenate([self.widened(job.tensor, first + k, first + k + 1) for k in sampled(rows)])
+            feedback = self._moments.feedback(job.format.name, some)
+            for row in range(first, end, step):
+                weights = self.widened(job.tensor, row, min(row + step, end))
+                pieces.append(feedback.encode(job.format.name, weights))
+                job.tensor.forget(row, min(row + step, end))
         self._done.add(job.tensor.name, np.concatenate(pieces))
 
     def _moments_of(self, name: str, pieces: list[np.ndarray], columns: int) -> Moments:
-        moments = Moments(pieces, columns, self._threads)
+        moments = Moments(pieces, columns, self._threads, is_read=name == EMBEDDING)
         if not all(np.isfinite(np.diagonal(half)).all() for half in moments.halves):
             raise ModelError(f"what meets the tensor {shown(name)} is not finite")
         return moments
@@ -178,4 +185,4 @@ class CalibratedMatrices(Originals):
 
 def is_calibrated(job: TensorJob) -> bool:
     """Whether a matrix is encoded with what it meets."""
-    return not job.is_copied and job.format.block > 1 and not job.makes_logits
+    return not job.is_copied and job.format.block > 1
