@@ -11,6 +11,7 @@ from localllm.quant.opened import decoded
 
 DAMPINGS = (0.1, 0.3, 0.5, 1.0)  # tried; the last one is no feedback
 SAMPLE = 64  # rows of a matrix that tell which one it is
+FAR = 4  # times the median: squares of inputs that count no more than that
 KEEP = 2048  # columns up to which factors are kept for other matrices that meet the same
 
 
@@ -34,7 +35,7 @@ class Moments:
             self.halves = list(pool.map(lambda some: mean_moments(some, columns), both))
         if is_read:
             for half in self.halves:
-                np.einsum("ii->i", half)[:] += np.diagonal(half).mean()
+                count_themselves(half)
         self._threads = threads
         self._known: dict[tuple[int, float], Feedback] = {}
 
@@ -77,19 +78,30 @@ class Moments:
         return whole
 
 
+def count_themselves(moments: np.ndarray) -> None:
+    """Add to the moments of a matrix's inputs, in place, that errors count in themselves, too, as much on average."""
+    np.einsum("ii->i", moments)[:] += np.diagonal(moments).mean()
+
+
 def sampled(rows: int) -> np.ndarray:
     """Which rows of a matrix tell the damping of all, int [at most SAMPLE]."""
     return np.unique(np.linspace(0, rows - 1, min(rows, SAMPLE)).astype(int))
 
 
 def mean_moments(pieces: Sequence[np.ndarray], columns: int) -> np.ndarray:
-    """The mean of x x^T over all rows x: float32 [columns, columns], summed in float64.
+    """The mean of x x^T over all rows x, the far too large ones made smaller: float32 [columns, columns].
 
-    What is too large for a float32 is not finite.
+    A few tokens, the first one of a text above all, make some layers' inputs a thousand times as large as others (Sun
+    et al. 2024, arXiv 2402.17762). A norm behind makes them small again, and they must not decide for all: squares
+    count as FAR times the median one at most. Summed in float64. What is too large for a float32 is not finite.
     """
     sums = np.zeros((columns, columns))
     with np.errstate(over="ignore", invalid="ignore"):
-        for piece in pieces:
+        squares = [np.einsum("ij,ij->i", piece, piece) for piece in pieces]
+        most = FAR * np.median(np.concatenate(squares)) if sum(map(len, squares)) else 0
+        for piece, square in zip(pieces, squares, strict=True):
+            if most > 0 and (square > most).any():
+                piece = piece * np.sqrt(np.minimum(most / np.maximum(square, most), 1), dtype=np.float32)[:, None]
             sums += piece.T @ piece
         sums /= max(sum(map(len, pieces)), 1)
         return sums.astype(np.float32)

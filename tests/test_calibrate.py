@@ -31,7 +31,7 @@ from localllm.quant.encode import encode
 from localllm.quant.feedback import Feedback, cost, shrunk
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import floats_at
-from localllm.quant.moments import DAMPINGS, Moments
+from localllm.quant.moments import DAMPINGS, FAR, Moments, mean_moments
 from localllm.quant.opened import OPENABLE, codes_of, decoded, put_codes, scales_of
 from localllm.quant.recipes import RECIPES
 from localllm.services import calibration_texts
@@ -130,6 +130,17 @@ def test_feedback_is_off_where_it_does_not_help():
     assert Moments(halves, 256).damping("Q4_K", weights(32, 256)) == DAMPINGS[-1]
     alike = [inputs(2000, 256, seed) for seed in (1, 2)]
     assert Moments(alike, 256).damping("Q4_K", weights(32, 256)) < DAMPINGS[-1]
+
+
+def test_a_few_inputs_do_not_decide_for_all():
+    """Squares count as FAR times the median at most; a text without inputs is none."""
+    x = inputs(101, 32)
+    x[7] *= 1e4
+    squares = (x.astype(float) ** 2).sum(axis=1)
+    fair = x * np.sqrt(np.minimum(1, FAR * np.median(squares) / squares))[:, None]
+    found = mean_moments([x[:50], x[:0], x[50:]], 32)
+    np.testing.assert_allclose(found, fair.T @ fair / 101, rtol=1e-4, atol=1e-3)
+    assert not mean_moments([x[:0]], 32).any() and not mean_moments([np.zeros_like(x)], 32).any()
 
 
 def test_without_inputs_all_columns_count_alike():

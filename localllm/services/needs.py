@@ -47,11 +47,11 @@ def candidates(columns: int) -> Sequence[str]:
 
 
 def group_of(name: str) -> str:
-    """Matrices of one name are measured together."""
-    layer = re.match(r"blk\.\d+\.", name)
+    """Matrices of one name are measured together: those of two layers."""
+    layer = re.match(r"blk\.(\d+)\.", name)
     role = role_of(name)
     role = TOGETHER.get(role, role)
-    return f"{layer[0]}{role}" if layer and role != "other" else name
+    return f"blk.{int(layer[1]) // 2 * 2}.{role}" if layer and role != "other" else name
 
 
 def chosen(needs: Sequence[Need], budget: int) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Measures what localllm.services.needs decides by: errors of each matrix in each format, and the harm that they do."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -9,18 +9,19 @@ import numpy as np
 from localllm.arch.weights import Weight
 from localllm.files.source import row_count
 from localllm.kernels.widen import Widener
-from localllm.quant.encode import encode
-from localllm.quant.feedback import cost
+from localllm.quant.feedback import Feedback, cost
+from localllm.quant.moments import count_themselves, mean_moments
 from localllm.quant.opened import decoded
-from localllm.services.calibrate import Calibration
+from localllm.services.calibrate import AT_ONCE, EMBEDDING, LOGITS, Calibration
 from localllm.services.needs import Need, candidates, group_of
 from localllm.services.originals import Originals
 from localllm.services.quantize_plan import TensorJob
-from localllm.services.sequential import Inputs, Parts
+from localllm.services.sequential import FinishedError, Inputs, Parts
 
 SAMPLE = 96  # rows of a matrix that tell what its formats cost
 EXPERTS = 3  # of a stack, that stand for all
 COARSE = ("Q3_K", "Q4_0")  # the first one that fits: what a matrix becomes when its harm is measured
+DAMPING = 0.3  # of the error feedback
 READ, TOKENS = 12, 128  # chunks whose inputs are taken; tokens of each of those that tell the harm
 PROBES = 4
 
@@ -28,11 +29,15 @@ OnMatrix = Callable[[int, int, str], None]  # (done, of how many, name)
 
 
 class Surveyed(Originals):
-    """Takes down what matrices meet, and what their formats cost."""
+    """Takes down what matrices' formats cost with what they meet, and makes coarse ones.
+
+    Attributes:
+        coarse: of each matrix, its rows in the first format of COARSE that fits, uint8 [rows, bytes].
+    """
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
         super().__init__(jobs, widener)
-        self.needs, self.importance = dict[str, Need](), dict[str, list[np.ndarray]]()
+        self.needs, self.coarse = dict[str, Need](), dict[str, np.ndarray]()
         self._threads, self._on_matrix = threads, on_matrix
         self._shared: Any = None
 
@@ -41,34 +46,44 @@ class Surveyed(Originals):
         if weight.name not in self.needs and is_free(job):
             self._survey(job, inputs)
             self._on_matrix(weight.name)
+        if weight.name in LOGITS:
+            raise FinishedError
         return super().met(weight, inputs)
 
     def _survey(self, job: TensorJob, inputs: Inputs) -> None:
-        shape, name = job.tensor.shape, job.tensor.name
+        shape, tensor = job.tensor.shape, job.tensor
         rows, columns = (1, *shape)[-2:]
         count = row_count(shape) // rows
-        need = self.needs[name] = Need(name, prod(shape))
         names = candidates(columns)
-        costs, whole = dict.fromkeys(names, 0.0), 0.0
-        self.importance[name] = [self._moments(inputs, n)[1] for n in range(count)]
-        for n in np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int)):
-            moments, importance = self._moments(inputs, int(n))
-            places = np.unique(np.linspace(0, rows - 1, min(rows, SAMPLE)).astype(int)) + n * rows
-            some = np.concatenate([self.widened(job.tensor, row, row + 1) for row in places])
-            whole += cost(some, moments)
-            for format in names:
-                costs[format] += cost(some - decoded(format, encode(format, some, importance, self._threads)), moments)
-        need.errors = {format: costs[format] / whole if whole > 0 else 0.0 for format in names}
+        costs, whole, coarse = dict.fromkeys(names, 0.0), 0.0, []
+        asked = np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int))
+        for n in range(count):
+            feedback, moments = self._known(inputs, n, tensor.name)
+            for first in range(n * rows, (n + 1) * rows, step := max(AT_ONCE // columns, 1)):
+                some = self.widened(tensor, first, min(first + step, (n + 1) * rows))
+                coarse.append(feedback.encode(coarse_of(names), some))
+            if n in asked:
+                places = np.unique(np.linspace(0, rows - 1, min(rows, SAMPLE)).astype(int)) + n * rows
+                some = np.concatenate([self.widened(tensor, row, row + 1) for row in places])
+                whole += cost(some, moments)
+                for format in names:
+                    costs[format] += cost(some - decoded(format, feedback.encode(format, some)), moments)
+        errors = {format: costs[format] / whole if whole > 0 else 0.0 for format in names}
+        self.needs[tensor.name] = Need(tensor.name, prod(shape), errors)
+        self.coarse[tensor.name] = np.concatenate(coarse)
 
-    def _moments(self, inputs: Inputs, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of what matrix n meets: all second moments, and the columns' own."""
+    def _known(self, inputs: Inputs, n: int, name: str) -> tuple[Feedback, np.ndarray]:
+        """By what matrix n meets in every second chunk, and the second moments of the others."""
         if inputs.shared is None or inputs.shared is not self._shared:
             pieces = list(inputs.of(n))
-            sums = np.asarray(sum(piece.T @ piece for piece in pieces), np.float32)
-            self._known = sums / max(sum(map(len, pieces)), 1)
+            columns = pieces[0].shape[1]
+            seen, other = (mean_moments(pieces[half::2], columns) for half in (0, 1))
+            if name == EMBEDDING:
+                count_themselves(seen)
+                count_themselves(other)
+            self._last = Feedback(seen, DAMPING, self._threads), other
             self._shared = inputs.shared
-        diagonal = np.diagonal(self._known)
-        return self._known, np.ascontiguousarray(diagonal) if diagonal.any() else np.ones_like(diagonal)
+        return self._last
 
 
 class Coarse(Originals):
@@ -77,19 +92,24 @@ class Coarse(Originals):
     def __init__(self, surveyed: Surveyed, widener: Widener, names: Mapping[str, str]):
         """names: formats of the coarse ones."""
         super().__init__(surveyed.jobs, widener)
-        self._importance, self._names = surveyed.importance, names
+        self._coarse, self._names = surveyed.coarse, names
+
+    def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
+        """Of an embedding that makes the logits, too, coarse ones."""
+        if weight.name not in self._names:
+            return super().rows(weight, ids)
+        return decoded(self._names[weight.name], self._coarse[weight.name][ids + weight.first_row])
 
     def met(self, weight: Weight, inputs: Inputs) -> np.ndarray:
         if weight.name not in self._names:
             return super().met(weight, inputs)
-        tensor, format = self.jobs[weight.name].tensor, self._names[weight.name]
-        every = (1, *tensor.shape)[-2]
+        format, blocks = self._names[weight.name], self._coarse[weight.name]
+        return self.taken(weight, lambda first, end: decoded(format, blocks[first:end]))
 
-        def rows(first: int, end: int) -> np.ndarray:
-            importance = self._importance[weight.name][first // every]
-            return decoded(format, encode(format, self.widened(tensor, first, end), importance))
 
-        return self.taken(weight, rows)
+def coarse_of(names: Sequence[str]) -> str:
+    """Of candidates, what a matrix becomes when its harm is measured."""
+    return next(format for format in COARSE if format in names)
 
 
 def is_free(job: TensorJob) -> bool:
@@ -110,7 +130,7 @@ def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: 
     for need in surveyed.needs.values():
         groups.setdefault(group_of(need.name), []).append(need)
     for number, (name, group) in enumerate(groups.items()):
-        names = {need.name: next(format for format in COARSE if format in need.errors) for need in group}
+        names = {need.name: coarse_of([*need.errors]) for need in group}
         found = calibration.logits(Coarse(surveyed, widener, names), probes, threads)
         harm = divergence(base, found) / max(sum(need.errors[names[need.name]] for need in group), 1e-30)
         for need in group:
