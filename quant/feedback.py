@@ -70,7 +70,6 @@ class Feedback:
         self._importance = np.diagonal(hessian).copy()
         if self._is_plain:
             return
-        # In float32: the damping keeps eigenvalues, of columns scaled alike, far above what is rounded.
         order = by_size(self._importance)
         m = np.linalg.cholesky(hessian[np.ix_(order, order)][::-1, ::-1])[::-1, ::-1]
         place = np.argsort(order)

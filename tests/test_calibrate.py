@@ -43,7 +43,7 @@ from localllm.services.needs import Need, chosen, predicted, total
 from localllm.services.quantize import open_source, run
 from localllm.services.quantize_plan import QuantizeRequest, make_plan
 from localllm.services.sequential import Parts, Sequential
-from localllm.services.survey import divergence
+from localllm.services.survey import Coarse, divergence
 from localllm.text.tokenizer import Tokenizer
 
 
@@ -385,6 +385,16 @@ def test_a_file_of_a_size_and_its_plan(model: Path, text: Path, tmp_path: Path, 
     assert again.read_bytes() == out.read_bytes()
     assert quantize([*given, "--dry-run"]) == 2  # the plan is there
     assert "without --size it is the plan" in capsys.readouterr().err
+
+
+def test_a_coarse_embedding_is_coarse_where_it_is_looked_up_too():
+    """Which is where the harm of one that makes the logits comes from, too."""
+    matrix = weights(6, 256)
+    weight = SimpleNamespace(name="token_embd.weight", first_row=0)
+    surveyed = SimpleNamespace(jobs={}, coarse={weight.name: encode("Q3_K", matrix)})
+    ids = np.array([4, 0, 4])
+    found = Coarse(surveyed, None, {weight.name: "Q3_K"}).rows(weight, ids)
+    np.testing.assert_array_equal(found, decoded("Q3_K", encode("Q3_K", matrix))[ids])
 
 
 def test_harm_is_the_divergence_of_predictions():

@@ -154,7 +154,8 @@ class Reference(ChoiceReference, RecurrentReference):
             keys, *values = span.store.kept(state)
             values = values[0] if values else keys[:, :, : state.value_dim]
             queries = q[rows].reshape(len(span.ids), state.kv_heads, scores.heads // state.kv_heads, -1)
-            s = np.einsum("thgd,khd->thgk", queries, keys, optimize=True) * np.float32(scores.scale)
+            s = (queries.transpose(1, 2, 0, 3) @ keys.transpose(1, 2, 0)[:, None]).transpose(2, 0, 1, 3)  # [t, h, g, k]
+            s *= np.float32(scores.scale)
             s = self.softcap(s, scores.softcap) if scores.softcap else s
             distance = self.positions[rows, None] - np.arange(len(keys))
             if scores.slopes:
@@ -173,12 +174,14 @@ class Reference(ChoiceReference, RecurrentReference):
             if scores.chosen is not None:  # of all heads alike, or of each group of them
                 bits = unpacked(scores.chosen[rows].reshape(-1, -(-self._context // 32)), len(keys))
                 hidden = hidden | ~bits.reshape(len(span.ids), -1, 1, len(keys))
-            s = np.where(hidden, -np.inf, s)
+            np.copyto(s, -np.inf, where=hidden)
             nothing = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
             top = np.maximum(s.max(axis=-1, keepdims=True), nothing)
-            weights = np.exp(s - top)
+            s -= top
+            weights = np.exp(s, out=s)
             weights /= weights.sum(axis=-1, keepdims=True) + np.exp(nothing - top)
-            results.append(np.einsum("thgk,khd->thgd", weights, values, optimize=True).reshape(len(span.ids), -1))
+            made = weights.transpose(1, 2, 0, 3) @ values.transpose(1, 0, 2)[:, None]
+            results.append(made.transpose(2, 0, 1, 3).reshape(len(span.ids), -1))
         return np.concatenate(results).astype(np.float32)
 
     def keep(self, k, v, state):
