@@ -34,8 +34,8 @@ class Moments:
         with ThreadPoolExecutor(min(threads, 2)) as pool:
             self.halves = list(pool.map(lambda some: mean_moments(some, columns), both))
         if is_read:
-            for half in self.halves:
-                count_themselves(half)
+            for moments in self.halves:
+                count_themselves(moments)
         self._threads = threads
         self._known: dict[tuple[int, float], Feedback] = {}
 
