@@ -45,7 +45,23 @@ OF_FALCON_H1 = {
 }  # fmt: skip
 # Models that see: the encoder is as small as can be.
 QWEN_SEES = {"depth": 1, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+QWEN3_SEES = {"depth": 1, "num_heads": 2, "hidden_size": 32, "intermediate_size": 48, "patch_size": 14,
+              "out_hidden_size": 64, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}  # fmt: skip
 OF_QWEN_VL = {**SMALL, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}}
+# Those of which every fourth layer sees all tokens, and heads of which the beginning is rotated.
+WINDOWED = {"num_hidden_layers": 4, "sliding_window": 16, "head_dim": 16,
+            "layer_types": [*["sliding_attention"] * 3, "full_attention"]}  # fmt: skip
+HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+OF_NEMOTRON_H = {
+    "head_dim": 16, "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2,
+    "use_mamba_kernels": False,
+}  # fmt: skip
+OF_FALCON = {"activation": "gelu_pytorch_tanh", "max_position_embeddings": 2048}
+OF_QWEN_NEXT = {
+    **EXPERTS, "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "shared_expert_intermediate_size": 48, "num_experts": 4, "norm_topk_prob": True,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], **HALF,
+}  # fmt: skip
 OF_T5 = {
     "d_model": 64, "d_ff": 96, "d_kv": 12, "num_layers": 2, "num_heads": 4, "relative_attention_num_buckets": 16,
     "decoder_start_token_id": 1,
@@ -100,8 +116,102 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5ForConditionalGeneration", {**OF_T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}),
     "flan_t5": ("T5ForConditionalGeneration", {**OF_T5, "feed_forward_proj": "gated-gelu", "num_decoder_layers": 1}),
     "mt5": ("MT5ForConditionalGeneration", {**OF_T5, "feed_forward_proj": "gated-gelu"}),
+    "phi": ("PhiForCausalLM", {**HALF, "intermediate_size": 256, "num_key_value_heads": 4}),
+    "gptneox": ("GPTNeoXForCausalLM", {**HALF, "hidden_act": "gelu_fast", "rotary_pct": 0.5}),
+    "gptneox_serial": ("GPTNeoXForCausalLM", {**HALF, "hidden_act": "gelu_fast", "rotary_pct": 0.5,
+                                              "use_parallel_residual": False}),
+    "falcon": ("FalconForCausalLM", {**OF_FALCON, "num_kv_heads": 1, "multi_query": True, "tie_word_embeddings": True}),
+    "falcon_new": ("FalconForCausalLM", {**OF_FALCON, "num_kv_heads": 2, "new_decoder_architecture": True}),
+    "cohere": ("CohereForCausalLM", {"logit_scale": 0.3, "tie_word_embeddings": True}),
+    "cohere_norms": ("CohereForCausalLM", {"logit_scale": 0.3, "tie_word_embeddings": True, "use_qk_norm": True}),
+    "cohere2": ("Cohere2ForCausalLM", {**WINDOWED, "logit_scale": 0.3, "rotary_pct": 1.0,
+                                       "tie_word_embeddings": True}),
+    "olmo": ("OlmoForCausalLM", {"clip_qkv": 0.7}),
+    "stablelm": ("StableLmForCausalLM", {**HALF, "use_qkv_bias": True}),
+    "stablelm_norms": ("StableLmForCausalLM", {**HALF, "qk_layernorm": True, "use_parallel_residual": True}),
+    "nemotron": ("NemotronForCausalLM", {**HALF, "head_dim": 16}),
+    "exaone4": ("Exaone4ForCausalLM", WINDOWED),
+    "exaone4_plain": ("Exaone4ForCausalLM", {"sliding_window": None, "head_dim": 16,
+                                              "layer_types": ["full_attention"] * 2}),
+    "glm4": ("Glm4ForCausalLM", {**HALF, "head_dim": 16, "attention_bias": True}),
+    "glm": ("GlmForCausalLM", {**HALF, "head_dim": 16, "attention_bias": True, "rms_norm_eps": 1e-5,
+                               "seq_length": 256}),
+    "bloom": ("BloomForCausalLM", {"n_layer": 2, "n_head": 4, "seq_length": 256, "tie_word_embeddings": True}),
+    "mpt": ("MptForCausalLM", {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256,
+                               "tie_word_embeddings": True, "architectures": ["MPTForCausalLM"]}),
+    "apertus": ("ApertusForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "falcon_mamba": ("FalconMambaForCausalLM", {"state_size": 8, "intermediate_size": 128, "time_step_rank": 6,
+                                                    "mixer_rms_eps": 1e-5}),
+    "hunyuan_dense": ("HunYuanDenseV1ForCausalLM", {"head_dim": 24}),
+    "hunyuan_moe": ("HunYuanMoEV1ForCausalLM", {
+        "head_dim": 16, "num_experts": 4, "moe_topk": [2, 2], "moe_intermediate_size": [96, 96],
+        "num_shared_expert": [1, 1],
+    }),
+    "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM", {
+        "num_hidden_layers": 3, "intermediate_size": 128, "moe_intermediate_size": 32, "moe_k": 2, "moe_num_experts": 4,
+        "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 2,
+    }),
+    "lfm2_moe": ("Lfm2MoeForCausalLM", {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
+                                        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                                        "num_dense_layers": 1, "tie_word_embeddings": True}),
+    "afmoe": ("AfmoeForCausalLM", {**WINDOWED, "num_experts": 4, "num_experts_per_tok": 2, "num_dense_layers": 1,
+                                   "moe_intermediate_size": 32, "num_shared_experts": 1, "route_scale": 1.5,
+                                   "route_norm": True, "mup_enabled": True, "score_func": "sigmoid"}),
+    "dbrx": ("DbrxForCausalLM", {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256, "attn_config": {
+        "clip_qkv": 0.7, "kv_n_heads": 2, "rope_theta": 10000.0}, "ffn_config": {
+        "hidden_size": 64, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}}),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", {
+        **EXPERTS, **GROUPS, **NOAUX, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4, "q_lora_rank": 32,
+        "kv_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "norm_topk_prob": True,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    }),
+    "qwen3_next": ("Qwen3NextForCausalLM", OF_QWEN_NEXT),
+    "qwen35": ("Qwen3_5ForCausalLM", {
+        **{key: value for key, value in OF_QWEN_NEXT.items() if not re.search("expert|moe", key)}, "rope_parameters": {
+            **HALF["rope_parameters"], "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+    }),
+    "qwen35_moe": ("Qwen3_5MoeForCausalLM", {**OF_QWEN_NEXT, "rope_parameters": {
+        **HALF["rope_parameters"], "mrope_section": [2, 1, 1], "mrope_interleaved": True}}),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", {"text_config": {**SMALL, "head_dim": 24, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 4, 4], "mrope_interleaved": True}},
+        "vision_config": QWEN3_SEES}),
+    "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration", {
+        "text_config": {**SMALL, "head_dim": 24, "num_experts": 4, "num_experts_per_tok": 2,
+                        "moe_intermediate_size": 48, "norm_topk_prob": True, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 4, 4], "mrope_interleaved": True}},
+        "vision_config": QWEN3_SEES}),
+    "gemma3n": ("Gemma3nForCausalLM", {
+        "num_hidden_layers": 5, "head_dim": 16, "sliding_window": 16, "vocab_size": 268, "intermediate_size": [96] * 5,
+        "vocab_size_per_layer_input": 268, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2,
+        "laurel_rank": 8, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0], "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention",
+                        "full_attention"],
+    }),
+    "llama4": ("Llama4ForCausalLM", {
+        "num_hidden_layers": 4, "head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96,
+        "num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "moe_layers": [1, 3],
+        "use_qk_norm": True,
+    }),
+    "bamba": ("BambaForCausalLM", {"num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_heads": 8,
+                                   "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16,
+                                   "rope_parameters": {**HALF["rope_parameters"], "partial_rotary_factor": 1.0}}),
+    "nemotron_h": ("NemotronHForCausalLM", {
+        "hybrid_override_pattern": "M-*M", "num_hidden_layers": 4, **OF_NEMOTRON_H,
+    }),
+    "nemotron_h_moe": ("NemotronHForCausalLM", {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], **OF_NEMOTRON_H,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "routed_scaling_factor": 2.5,
+        "moe_shared_expert_intermediate_size": 48,
+    }),
     "umt5": ("UMT5ForConditionalGeneration", {**OF_T5, "feed_forward_proj": "gated-gelu"}),
 }  # fmt: skip
+# Whose config.json the converter should read as it is: transformers hides a key of one, and adds some to the other.
+AS_IT_IS = ("GPTNeoXForCausalLM", "NemotronHForCausalLM")
+# What does not belong to a model's computation.
+NOISE = (
+    "dtype", "transformers_version", "use_cache", "initializer_range", "attention_dropout", "hidden_dropout",
+    "resid_pdrop", "embd_pdrop", "classifier_dropout", "router_aux_loss_coef", "output_router_logits",
+)  # fmt: skip
 OF_TEXT = 60  # tokens of TEXT that an encoder reads
 # The same of models that make vectors and scores: what is recorded are the mean of the last rows, or the scores.
 OF_ENCODERS = {
@@ -224,11 +334,16 @@ def recorded(name: str, folder: Path, sources: Path) -> dict[str, Any]:
     made(config).save_pretrained(folder / "saved")
     with safe_open(folder / "saved" / "model.safetensors", "np") as file:
         shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    if kind == "Qwen3VLMoeForConditionalGeneration":  # whose publishers store experts turned round
+        shapes = {key: [shape[0], *shape[:0:-1]] if ".experts." in key else shape for key, shape in shapes.items()}
     content = json.loads((folder / "saved" / "config.json").read_text())
-    content = {
-        key: value for key, value in content.items() if key not in ("dtype", "transformers_version", "use_cache")
-    }
-    content |= {key: value for key, value in own.items() if key in (*NOAUX, "layer_types")}  # as publishers say it
+    content = {key: value for key, value in content.items() if key not in NOISE}
+    # As publishers say it.
+    said = (*NOAUX, "layer_types", "architectures")
+    content |= {key: value for key, value in own.items() if key in said or key not in content}
+    if name == "nemotron_h":  # whose config.json speaks of experts as transformers saves it
+        experts = re.compile("moe|expert|topk|n_group$|layers_block_type")
+        content = {key: value for key, value in content.items() if not experts.search(key)}
     checkpoint = write_family(folder / "model", content, shapes)
     model = made.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -240,10 +355,13 @@ def recorded(name: str, folder: Path, sources: Path) -> dict[str, Any]:
         write_family(checkpoint, NOMIC, shapes)
     spans = {key: " ".join(map(str, shape)) for key, shape in shapes.items()}
     found = {"config": content, "shapes": together(spans)}
-    # The converter wants a vocabulary with "yes" and "no" for the one, and leaves a matrix of the other's head out.
-    if name not in ("qwen3-rank", "bert-rank"):
+    # The converter wants a vocabulary with "yes" and "no" for the one, leaves a matrix of the other's head out, and
+    # does not know what to do with the third's norms.
+    if name not in ("qwen3-rank", "bert-rank", "stablelm_norms"):
         metadata, tensors = converted(checkpoint, folder / "model.gguf")
         found |= {"metadata": metadata, "tensors": tensors}
+    if name == "mpt":  # with another GELU than GGUF's readers have
+        return found
     if name in CONFIGS:
         logits = output.logits[0, -1].numpy().astype(np.float64)
         return {**found, "logits": [round(float(x), 5) for x in logits[:251:50]]}
@@ -265,7 +383,8 @@ def by_hand(name: str, folder: Path, sources: Path) -> dict[str, Any]:
 
 def together(shapes: dict[str, str]) -> dict[str, str]:
     """Names that differ by a number only, as one: 0-3 for 0, 1, 2 and 3."""
-    for place in (r"(?<=\.experts\.)\d+(?=\.)", r"(?<=\.layers\.)\d+(?=\.)"):
+    behind = (r"\.experts\.", r"\.norms\.", r"\.layers\.", r"\.h\.", r"\.blocks\.")
+    for place in (rf"(?<={name})\d+(?=\.)" for name in behind):
         key = lambda item: (re.sub(place, "#", item[0]), item[1])  # noqa: E731, B023
         found: dict[str, str] = {}
         for (name, shape), group in groupby(sorted(shapes.items(), key=key), key):
@@ -297,9 +416,11 @@ def converted(checkpoint: Path, target: Path) -> tuple[dict[str, Any], dict[str,
     kind = (config.get("text_config", {}).get("architectures") or config["architectures"])[0]
     made = conversion.get_model_class(kind)
     made.set_vocab = conversion.TextModel.set_vocab
+    own = {"hparams": config} if kind in AS_IT_IS else {}
+    made.no_mtp = made.no_mtp or kind.startswith("Qwen3_5") or kind == "Qwen3NextForCausalLM"
     if kind == "NomicBertModel":  # which is known by its publishers' config.json only
         made._is_tokenizer_xlmroberta = lambda self: False
-    made(checkpoint, gguf.LlamaFileType.ALL_F32, target).write()
+    made(checkpoint, gguf.LlamaFileType.ALL_F32, target, **own).write()
     reader = gguf.GGUFReader(target)
     of_arch = f"{reader.fields['general.architecture'].contents()}."
     fields = {key: field.contents() for key, field in reader.fields.items()}

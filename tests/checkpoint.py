@@ -127,8 +127,8 @@ def make_weights(settings: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def random_numbers(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Float32, of numbers that F16 and BF16 hold exactly; those of vectors are above 0, as norms are."""
-    scale = 0.25 if len(shape) == 1 else 1.5 * shape[-1] ** -0.5
-    numbers = random.normal(0.5 if len(shape) == 1 else 0, scale, shape).astype(np.float32)
+    scale = 0.25 if len(shape) <= 1 else 1.5 * shape[-1] ** -0.5
+    numbers = np.asarray(random.normal(0.5 if len(shape) <= 1 else 0, scale, shape), np.float32)
     return np.round(numbers * 128) / np.float32(128)
 
 

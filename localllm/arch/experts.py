@@ -76,6 +76,8 @@ def gated_or_mixture(
 def mixture(b: Builder, w: Weights, routing: Routing, x: Activation, gate: Gate) -> Activation:
     """What the chosen experts make of each token, weighted and added up."""
     bias = w.bias("exp_probs_b") or w.bare("exp_probs_b")  # as it is called in files of Hunyuan 3
+    if bias and bias.shape[:-1] == (1,):  # as files of ERNIE 4.5 have it
+        bias = bias.flat()
     choice = b.route(b.linear(x, w.ffn_gate_inp), routing, bias)
     return chosen(b, matrices(b, w, routing.experts), choice, x, gate)
 

@@ -20,7 +20,7 @@ from localllm.quant.formats import BY_NAME, Format
 # What old checkpoints store and nobody reads.
 LEFT_OUT = re.compile(r".*\.(inv_freq|cos_cached|sin_cached|masked_bias)|(transformer\.)?h\.[0-9]+\.attn\.bias")
 OF_IMAGES = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\..*")
-IN_LAYER = re.compile(r".*?\b(?:layers|h)\.([0-9]+)\.(.+)")
+IN_LAYER = re.compile(r".*?\b(?:layers|h|blocks)\.([0-9]+)\.(.+)")
 OF_EXPERT = re.compile(r"\.experts\.([0-9]+)\.")
 # Matrices that are always F32.
 FULL_NUMBERS = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "ssm_conv1d", "token_types", "attn_rel_b")
@@ -51,7 +51,8 @@ def gguf_tensor(name: str, source: TensorSource) -> CheckpointTensor:
     if len(source.shape) == 1:
         source = kept(as_float32(source.rows(0, 1), source.dtype).reshape(-1))
     base = name.removesuffix(".weight")
-    if source.dtype == "F64" or base == name or base.rpartition(".")[2] in FULL_NUMBERS:
+    last = base.rpartition(".")[2]
+    if source.dtype == "F64" or base == name or last in FULL_NUMBERS or last.endswith("_norm"):
         source = in_float32(source)
     return CheckpointTensor(name, BY_NAME[source.dtype], source.shape, source)
 
@@ -145,6 +146,8 @@ class Names:
         plain = OF_EXPERT.sub(".experts.", plain, count=1)
         if renamed := self._family.renamed.get(plain.rpartition(".")[0]):
             return f"{renamed}.{plain.rpartition('.')[2]}", -1
+        if plain in parts:
+            return plain, -1
         layer = IN_LAYER.fullmatch(plain)
         if layer and (own := f"blk.{int(layer[1])}.{layer[2]}") in parts:
             return own, int(expert[1]) if expert else -1

@@ -41,6 +41,10 @@ class Config:
             content["tie_word_embeddings"] = self.content["tie_word_embeddings"]
         return Config(content, self.path, self.warnings)
 
+    def plus(self, **more: Any) -> "Config":
+        """The same, as if it said these things, too."""
+        return Config({**self.content, **more}, self.path, self.warnings)
+
     def section(self, name: str) -> "Config":
         """An object in it; an empty one if there is none."""
         content = self.get(name)

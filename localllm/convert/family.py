@@ -8,6 +8,7 @@ from typing import Any
 from localllm.convert.config import Config
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.tensors import Shape, TensorSource
+from localllm.convert.weights import Stored
 from localllm.frozen import frozen
 
 Dimensions = tuple[str, ...]  # of a tensor, by their names in Hyperparameters.sizes
@@ -37,7 +38,7 @@ class Family:
     layer: Layer | Callable[[Sizes, int], Layer]  # what a layer holds; where they differ, by sizes and the number
     read: Callable[[Config], CheckpointFacts]
     whole: Layer | Callable[[Sizes], Layer] = field(default_factory=dict)  # what the model holds besides the usual
-    last_norm: str = "output_norm"
+    last_norm: str = "output_norm"  # "": none that has weights
     rotated: tuple[str, ...] = ()  # matrices whose rows are in the order of halves, where GGUF has pairs
     transposed: tuple[str, ...] = ()  # matrices whose rows are the columns of GGUF's
     offset_norms: bool = False  # norms multiply by 1 more than is stored
@@ -52,3 +53,4 @@ class Family:
     projects: bool = False  # may have matrices behind pooling
     named_as: str = ""  # the architecture whose tensors gguf's table calls alike, if it does not have this one
     more: Mapping[str, Any] = field(default_factory=dict)  # metadata with whole names
+    of_tensors: Callable[[Mapping[str, Stored], CheckpointFacts], Mapping[str, Any]] | None = None  # more of it

@@ -13,10 +13,11 @@ from localllm.convert.config import Config
 from localllm.convert.description import description
 from localllm.convert.families import family_of
 from localllm.convert.families.bert import RANK
+from localllm.convert.families.layers import PACKED, TURNED
 from localllm.convert.modules import left_out, pooling_type, projections, prompts
 from localllm.convert.tensors import kept
 from localllm.convert.vocabulary import vocabulary_metadata
-from localllm.convert.weights import open_weights
+from localllm.convert.weights import Stored, open_weights
 from localllm.errors import ModelError
 from localllm.quant.recipes import recipe_named
 
@@ -49,6 +50,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     config = config.of_text(family.defaults)
     stored = open_weights(folder)
     h = with_guessing_layers(family.read(config), stored)
+    h = h.plus({"packed": packed(stored, h.sizes["width"])})
     tensors = [*arranged(folder, stored, family, h, config.warnings)]
     tensors += [gguf_tensor(name, kept(values)) for name, values in h.tensors.items()]
     for name, matrix in projections(folder, family.projects).items():
@@ -62,11 +64,17 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     metadata |= {f"{family.arch}.{name}": value for name, value in h.metadata.items()} | vocabulary | prompts(folder)
     if "types" in h.sizes:
         metadata["tokenizer.ggml.token_type_count"] = h.sizes["types"]
-    metadata |= family.more
+    metadata |= {**family.more, **(family.of_tensors(stored, h) if family.of_tensors else {})}
     metadata |= {"general.file_type": file_type(tensors), "general.quantization_version": gguf.GGML_QUANT_VERSION}
     refuse_lone_surrogates(folder, metadata)
     warnings = [*config.warnings, *warnings, *left_out(folder)]
     return Checkpoint(os.fspath(path), own_files(folder), metadata, tensors, warnings)
+
+
+def packed(stored: Mapping[str, Stored], width: int) -> int:
+    """How experts are stored: 0 as a tensor each, PACKED as one whose rows are those of matrices, TURNED by columns."""
+    found = [tensor.shape for name, tensor in stored.items() if name.endswith(".experts.down_proj")]
+    return 0 if not found else TURNED if found[0][-1:] == (width,) else PACKED
 
 
 def own_files(folder: Path) -> list[str]:

@@ -32,7 +32,7 @@ def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, TensorPlace]:
             found |= model.places_of(f"blk.{number}.", name, its)
     if not family.decodes:
         return found
-    if family.last_norm not in found:
+    if family.last_norm and family.last_norm not in found:
         found |= model.places_of("", family.last_norm, ("width",))
     return found if tied else found | dict(model.places_of("", "output", ("vocab", "width")))
 
@@ -67,8 +67,9 @@ class CheckpointModel:
     def _usually_made(self, name: str, source: TensorSource) -> TensorSource:
         """What a family does with its tensors; name: with ".bias" for those."""
         if name.removesuffix(".bias") in self.family.rotated:
-            head_dim = self.sizes["head_dim"]
-            return in_pairs(source, head_dim) if len(source.shape) > 1 else flat(in_pairs(column(source), head_dim))
+            matrix = source if len(source.shape) > 1 else column(source)
+            turned = in_pairs(matrix, self.sizes["head_dim"], self.sizes.get("turned", 0))
+            return turned if len(source.shape) > 1 else flat(turned)
         if name in self.family.transposed:
             return transposed(source)
         if self.family.offset_norms and name.endswith("norm"):

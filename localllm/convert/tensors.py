@@ -50,15 +50,17 @@ def picked(source: TensorSource, shape: Shape, where: Callable[[np.ndarray], np.
     return Made(source.dtype, shape, rows)
 
 
-def in_pairs(source: TensorSource, head_dim: int) -> Made:
+def in_pairs(source: TensorSource, head_dim: int, turned: int = 0) -> Made:
     """Rows in the order that GGUF's llama expects.
 
-    A checkpoint rotates number i of a head with number i + head_dim / 2, GGUF's llama number 2 i with number 2 i + 1.
+    A checkpoint rotates number i of a head with number i + turned / 2, GGUF's llama number 2 i with number 2 i + 1, of
+    as many as are rotated; 0: all of a head.
     """
+    turned = turned or head_dim
 
     def where(rows: np.ndarray) -> np.ndarray:
         head, within = np.divmod(rows, head_dim)
-        return head * head_dim + within % 2 * (head_dim // 2) + within // 2
+        return head * head_dim + np.where(within < turned, within % 2 * (turned // 2) + within // 2, within)
 
     return picked(source, source.shape, where)
 
@@ -107,6 +109,17 @@ def transposed(source: TensorSource) -> Made:
 def reshaped(source: TensorSource, shape: Shape) -> Made:
     """The same rows as matrices of other shapes."""
     return Made(source.dtype, shape, source.rows)
+
+
+def of_columns(source: TensorSource, order: np.ndarray) -> Made:
+    """The columns of a source in another order; order: int [columns], their numbers."""
+    item = BYTES[source.dtype]
+
+    def rows(first: int, last: int) -> np.ndarray:
+        whole = source.rows(first, last).reshape(last - first, source.shape[-1], item)
+        return np.ascontiguousarray(whole[:, order]).reshape(last - first, -1)
+
+    return Made(source.dtype, source.shape, rows)
 
 
 def column(vector: TensorSource) -> Made:

@@ -23,7 +23,7 @@ def deepseek2(config: Config) -> CheckpointFacts:
     sizes = {"rotated": config.count("qk_rope_head_dim"), "latent": config.count("kv_lora_rank")}
     sizes |= {"key_dim": config.count("qk_nope_head_dim"), "value_dim": config.count("v_head_dim")}
     own = {"head_dim": sizes["rotated"], "num_key_value_heads": 1}
-    h = decoder(Config({**config.content, **own}, config.path, config.warnings), scalings=("yarn",))
+    h = decoder(config.plus(**own), scalings=("yarn",))
     whole_key = sizes["key_dim"] + sizes["rotated"]
     sizes |= {
         "queries": heads * whole_key,
@@ -64,7 +64,7 @@ def with_deepseek_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts
     config.only("scoring_func", "softmax", "sigmoid")
     if config.get("topk_method") == "group_limited_greedy":
         config.warnings.append("groups of experts are chosen by their two best, where the model looks at one")
-    leading = config.count("first_k_dense_replace", 0)
+    leading = leading_dense(config)
     sizes = {"shared_hidden": shared * h.sizes["expert_hidden"], "leading_dense": leading}
     sizes |= {"biased": int(config.get("topk_method") == "noaux_tc")}
     sizes |= {"guessing": config.count("num_nextn_predict_layers", 0), "both_inputs": 2 * h.sizes["width"]}
@@ -79,6 +79,18 @@ def with_deepseek_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts
         expert_group_used_count=config.get("topk_group") and config.count("topk_group"),
         expert_gating_func=None if score is None else {"softmax": SOFTMAX, "sigmoid": SIGMOID}[score],
     )
+
+
+def leading_dense(config: Config) -> int:
+    """How many of the first layers have no experts: by number, or by mlp_layer_types."""
+    types = config.get("mlp_layer_types")
+    if not isinstance(types, list):
+        return config.count("first_k_dense_replace", 0)
+    leading = types.index("sparse") if "sparse" in types else len(types)
+    if types != ["dense"] * leading + ["sparse"] * (len(types) - leading):
+        raise config.refusal("mlp_layer_types: dense layers behind sparse ones are not supported")
+    config.only("first_k_dense_replace", leading)
+    return leading
 
 
 def keys_of_latents(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -123,6 +135,7 @@ DEEPSEEK3 = replace(
         "routed_scaling_factor": 2.5,
     },
 )
+GLM4_LITE = replace(DEEPSEEK3, defaults={**DEEPSEEK3.defaults, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5})
 
 
 def deepseek32(config: Config) -> CheckpointFacts:

@@ -1,9 +1,12 @@
 """Models some of whose layers keep a state: Granite 4, Jamba, LFM2."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from localllm.convert.config import Config
-from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, HEAD_NORMS, NORMS_BEFORE, ROTATED
+from localllm.convert.families.deepseek import SIGMOID
+from localllm.convert.families.experts import with_experts
+from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, HEAD_NORMS, NORMS_BEFORE, ROTATED, as_it_is
 from localllm.convert.families.llama import GRANITEMOE, granite
 from localllm.convert.families.mamba import CONTEXT, MAMBA, decay, squeezed
 from localllm.convert.family import Family, Layer, MadeOf, Sizes
@@ -183,7 +186,7 @@ JAMBA = Family("jamba", jamba_layer, jamba)
 def lfm2(config: Config) -> CheckpointFacts:
     """Convolutions over the last few tokens; some layers attend."""
     epsilon = {"rms_norm_eps": config.number("norm_eps", 1e-5), "intermediate_size": hidden_of_lfm2(config)}
-    h = decoder(Config({**config.content, **epsilon}, config.path, config.warnings))
+    h = decoder(config.plus(**epsilon))
     config.only("conv_bias", False)
     kinds, layers, taps = config.get("layer_types"), h.sizes["layers"], config.count("conv_L_cache", 3)
     if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {"conv", "full_attention"}:
@@ -222,3 +225,30 @@ LFM2 = Family(
     renamed={"model.embedding_norm": "token_embd_norm"},
     defaults={"tie_word_embeddings": True, "rope_theta": 1e6},
 )
+
+
+def lfm2moe(config: Config) -> CheckpointFacts:
+    """The same with experts, behind the first layers."""
+    for name, value in (("norm_topk_prob", True), ("use_expert_bias", True), ("routed_scaling_factor", 1.0)):
+        config.only(name, value)
+    h = with_experts(config, lfm2(config.plus(block_auto_adjust_ff_dim=False)), "moe_intermediate_size")
+    leading = config.count("num_dense_layers", 2)
+    return h.plus(
+        {"leading_dense": leading},
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_gating_func=SIGMOID,
+        leading_dense_block_count=leading,
+    )
+
+
+def lfm2moe_layer(sizes: Sizes, number: int) -> Layer:
+    layer = lfm2_layer(sizes, number)
+    if number < sizes["leading_dense"]:
+        return layer
+    rest = {name: its for name, its in layer.items() if name not in GATED}
+    names = {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}
+    experts = {name: as_it_is(f"feed_forward.experts.{its}.weight", *EXPERTS[name]) for name, its in names.items()}
+    return {**rest, **EXPERTS, **experts, "exp_probs_b.bias": as_it_is("feed_forward.expert_bias", "experts")}
+
+
+LFM2MOE = replace(LFM2, arch="lfm2moe", layer=lfm2moe_layer, read=lfm2moe)

@@ -1,6 +1,9 @@
 """What layers hold, in parts that architectures share: names in GGUF, and shapes by the names of sizes."""
 
+from collections.abc import Sequence
+
 from localllm.convert.family import Layer, MadeOf, Sizes
+from localllm.convert.tensors import Shape, TensorSource, spread, transposed
 
 ATTENTION = {
     "attn_q": ("queries", "width"),
@@ -25,6 +28,33 @@ SHARED_EXPERT = {
     "ffn_down_shexp": ("width", "shared_hidden"),
 }
 
+PACKED, TURNED = 1, 2  # ways to store the experts of a layer together
+OF_PACKED = {
+    PACKED: (("experts", "both_hidden", "width"), ("experts", "width", "expert_hidden")),
+    TURNED: (("experts", "width", "both_hidden"), ("experts", "expert_hidden", "width")),
+}
+
+
+def experts_of(sizes: Sizes, prefix: str) -> Layer:
+    """Experts as they are stored: each alone, or all together, where the matrices of gates and those of what goes
+    through them are halves of one, by rows or by columns; prefix: of names in the checkpoint."""
+    if not sizes["packed"]:
+        return EXPERTS
+    turned, (both, down) = sizes["packed"] == TURNED, OF_PACKED[sizes["packed"]]
+
+    def whole(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return transposed(sources[0]) if turned else sources[0]
+
+    def half(number: int) -> MadeOf:
+        def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+            return spread(whole(sources, shape, sizes), shape, 2 * shape[-2], number * shape[-2])
+
+        return MadeOf(EXPERTS["ffn_up_exps"], {f"{prefix}.gate_up_proj": both}, made)
+
+    of_down = MadeOf(EXPERTS["ffn_down_exps"], {f"{prefix}.down_proj": down}, whole)
+    return {**EXPERTS, "ffn_gate_exps": half(0), "ffn_up_exps": half(1), "ffn_down_exps": of_down}
+
+
 ROTATED = ("attn_q", "attn_k")  # by pairs of neighbours
 
 
@@ -46,3 +76,8 @@ def guessing_layer(sizes: Sizes, number: int) -> Layer:
 def as_stored(name: str, *dimensions: str, needed: bool = True) -> MadeOf:
     """A tensor of a layer that has another name."""
     return MadeOf(dimensions, {f"{name}.weight": dimensions}, lambda sources, shape, sizes: sources[0], needed=needed)
+
+
+def as_it_is(name: str, *dimensions: str) -> MadeOf:
+    """A tensor of a layer with its whole name."""
+    return MadeOf(dimensions, {name: dimensions}, lambda sources, shape, sizes: sources[0])

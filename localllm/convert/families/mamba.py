@@ -1,6 +1,7 @@
 """The architectures that keep a state instead of keys and values."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -78,3 +79,13 @@ MAMBA = Family(
     biased=("ssm_dt",),
     defaults={"tie_word_embeddings": True},
 )
+
+
+def falcon_mamba(config: Config) -> CheckpointFacts:
+    """The same, with norms of what the scans get."""
+    h = mamba(config)
+    config.only("mixer_rms_eps", config.number("layer_norm_epsilon", 1e-5))
+    return h.plus(ssm__dt_b_c_rms=True)
+
+
+FALCON_MAMBA = replace(MAMBA, read=falcon_mamba)

@@ -1,4 +1,4 @@
-"""Mamba 2, and models whose layers have it beside attention: Falcon H1."""
+"""Mamba 2, and models whose layers have it beside attention: Falcon H1, Bamba."""
 
 from dataclasses import replace
 
@@ -6,11 +6,11 @@ import numpy as np
 
 from localllm.arch.fields import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.families.hybrids import MAMBA2, NORM, mamba2_of, norm_of
-from localllm.convert.families.layers import ATTENTION, GATED, NORMS_BEFORE
+from localllm.convert.families.hybrids import MAMBA2, NORM, attending, mamba2_of, norm_of, with_mamba2
+from localllm.convert.families.layers import ATTENTION, GATED, NORMS_BEFORE, ROTATED
 from localllm.convert.families.mamba import CONTEXT
 from localllm.convert.family import Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, refuse_other_activations
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, refuse_other_activations, rotated_numbers
 
 
 def states_of(config: Config, width: int, inner: int, prefix: str, names: dict[str, str]) -> dict[str, int]:
@@ -122,3 +122,29 @@ def falcon_h1_layer(sizes: Sizes, number: int) -> Layer:
 
 
 FALCON_H1 = Family("falcon-h1", falcon_h1_layer, falcon_h1, bare=("ffn_norm",))
+
+
+def bamba(config: Config) -> CheckpointFacts:
+    """Attention in some layers, which rotates the beginning of each head, and Mamba 2 in the others."""
+    for name in ("attention_bias", "mlp_bias"):
+        config.only(name, False)
+    dims = config.get("attn_rotary_emb")
+    head_dim = config.count("hidden_size") // config.count("num_attention_heads")
+    said = config if dims is None else config.plus(partial_rotary_factor=config.count("attn_rotary_emb") / head_dim)
+    h = decoder(said, whole_heads=False)
+    indices, layers = config.get("attn_layer_indices"), h.sizes["layers"]
+    if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < layers for index in indices):
+        raise config.refusal(f"attn_layer_indices should be a list of some of {layers} layers")
+    turned = rotated_numbers(said, h.sizes["head_dim"])
+    h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
+    h = attending(config, h.plus({"turned": turned}), [number in indices for number in range(layers)])
+    return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=turned, rope__scaling__finetuned=True)
+
+
+def bamba_layer(sizes: Sizes, number: int) -> Layer:
+    return {**NORMS_BEFORE, **(ATTENTION if sizes[f"attends_{number}"] else {**MAMBA2, **NORM}), **GATED}
+
+
+BAMBA = Family(
+    "granitehybrid", bamba_layer, bamba, rotated=ROTATED, defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5}
+)

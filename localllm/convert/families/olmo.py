@@ -1,10 +1,19 @@
-"""OLMo 2 and 3, and OLMoE, which has experts."""
+"""OLMo 1 to 3, and OLMoE, which has experts."""
 
 from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, NORMS_BEFORE, NORMS_BEHIND
+from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, NORMS_BEFORE, NORMS_BEHIND, ROTATED
 from localllm.convert.family import Family
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
+
+
+def olmo(config: Config) -> CheckpointFacts:
+    """Layer norms without weights; queries, keys and values may have a limit."""
+    config.only("attention_bias", False)
+    limit = None if config.get("clip_qkv") is None else config.number("clip_qkv")
+    return decoder(config).plus(
+        attention__layer_norm_rms_epsilon=None, attention__layer_norm_epsilon=1e-5, attention__clamp_kqv=limit
+    )
 
 
 def olmo3(config: Config) -> CheckpointFacts:
@@ -28,6 +37,7 @@ def olmoe(config: Config) -> CheckpointFacts:
     return with_experts(config, decoder(config), "intermediate_size")
 
 
+OLMO = Family("olmo", {**ATTENTION, **GATED}, olmo, last_norm="", rotated=ROTATED)
 OLMO2 = Family(
     "olmo2",
     {**ATTENTION, "attn_q_norm": ("queries",), "attn_k_norm": ("keys",), **GATED, **NORMS_BEHIND},

@@ -1,10 +1,19 @@
 """Qwen 2, 2.5 and 3, with experts and without; what Qwen 2 and 2.5 read that see."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, HEAD_NORMS, NORMS_BEFORE, SHARED_EXPERT
+from localllm.convert.families.layers import (
+    ATTENTION,
+    EXPERTS,
+    GATED,
+    HEAD_NORMS,
+    NORMS_BEFORE,
+    SHARED_EXPERT,
+    experts_of,
+)
 from localllm.convert.families.llama import LLAMA_SCALING
 from localllm.convert.family import Family
 from localllm.convert.hyperparameters import CheckpointFacts, decoder, warn_of_window
@@ -38,13 +47,29 @@ def qwen3moe(config: Config) -> CheckpointFacts:
     return qwen_moe(config)
 
 
-def qwen_moe(config: Config) -> CheckpointFacts:
+def qwen_moe(config: Config, read: Callable[[Config], CheckpointFacts] = qwen) -> CheckpointFacts:
     """Experts in every layer."""
     config.only("decoder_sparse_step", 1)
     config.only("mlp_only_layers", [])
     count = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
-    h = with_experts(config, qwen(config), "moe_intermediate_size", count)
+    h = with_experts(config, read(config), "moe_intermediate_size", count)
     return h.plus(expert_feed_forward_length=h.sizes["expert_hidden"])
+
+
+def seeing(h: CheckpointFacts, config: Config) -> CheckpointFacts:
+    """Of Qwen 3 that sees, with the number of layers that read images again."""
+    deep = config.section("vision_config").get("deepstack_visual_indexes", [])
+    return h.plus(n_deepstack_layers=len(deep) if isinstance(deep, list) else 0)
+
+
+def qwen3vl(config: Config) -> CheckpointFacts:
+    return seeing(qwen2vl(config), config)
+
+
+def qwen3vlmoe(config: Config) -> CheckpointFacts:
+    config.only("norm_topk_prob", True)
+    h = seeing(qwen_moe(config, qwen2vl), config)
+    return h.plus({"both_hidden": 2 * h.sizes["expert_hidden"]})
 
 
 QWEN2 = Family("qwen2", {**ATTENTION, **GATED, **NORMS_BEFORE}, qwen, biased=("attn_q", "attn_k", "attn_v"))
@@ -62,4 +87,11 @@ QWEN3MOE = replace(
     layer={**ATTENTION, **HEAD_NORMS, **NORMS_BEFORE, **EXPERTS},
     read=qwen3moe,
     defaults={"norm_topk_prob": False},
+)
+QWEN3VL = replace(QWEN3, arch="qwen3vl", read=qwen3vl, sees=True, defaults={"rope_theta": 5e5})
+QWEN3VLMOE = replace(
+    QWEN3VL,
+    arch="qwen3vlmoe",
+    layer=lambda sizes, number: {**ATTENTION, **HEAD_NORMS, **NORMS_BEFORE, **experts_of(sizes, "mlp.experts")},
+    read=qwen3vlmoe,
 )

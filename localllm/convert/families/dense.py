@@ -1,0 +1,183 @@
+"""EXAONE 4, GLM 4, HunYuan and Apertus: like Llama, with norms in other places, parts rotated, other activations."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from localllm.convert.config import Config
+from localllm.convert.families.experts import with_experts
+from localllm.convert.families.layers import (
+    ATTENTION,
+    EXPERTS,
+    FEED_FORWARD,
+    GATED,
+    HEAD_NORMS,
+    NORMS_BEFORE,
+    NORMS_BEHIND,
+    SHARED_EXPERT,
+)
+from localllm.convert.families.llama import LLAMA_SCALING
+from localllm.convert.family import Family, Layer
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers
+from localllm.convert.tensors import as_float32
+from localllm.convert.weights import Stored
+from localllm.errors import ModelError
+
+
+def exaone4(config: Config) -> CheckpointFacts:
+    """The large one has layers with a window, which are the only ones that rotate."""
+    h = decoder(config, scalings=LLAMA_SCALING)
+    h = h.plus(vocab_size=h.sizes["vocab"])
+    if config.get("sliding_window") is None:
+        config.windows([False] * h.sizes["layers"])
+        return h
+    return h.plus(
+        attention__sliding_window=config.count("sliding_window"),
+        attention__sliding_window_pattern=windows_of(config, h.sizes["layers"]),
+    )
+
+
+def windows_of(config: Config, layers: int) -> list[bool]:
+    """By layer, whether it has a window: layer_types, or a pattern like LLLG or 4 of which the last has none."""
+    pattern, types = config.get("sliding_window_pattern", 4), config.get("layer_types")
+    if isinstance(types, list) and len(types) == layers and {*types} <= {"sliding_attention", "full_attention"}:
+        return [kind == "sliding_attention" for kind in types]
+    if isinstance(pattern, str) and pattern and {*pattern} <= {*"LG"} and types is None:
+        return [pattern[number % len(pattern)] == "L" for number in range(layers)]
+    if types is not None:
+        raise config.refusal("layer_types should be sliding_attention or full_attention for each layer")
+    period = config.count("sliding_window_pattern", 4)
+    return [(number + 1) % period != 0 for number in range(layers)]
+
+
+EXAONE4 = Family(
+    "exaone4",
+    {**ATTENTION, **HEAD_NORMS, **GATED, **NORMS_BEHIND},
+    exaone4,
+    defaults={"rms_norm_eps": 1e-5, "sliding_window_pattern": 4},
+)
+
+
+def glm4(config: Config) -> CheckpointFacts:
+    """The beginning of each head is rotated; one matrix for gates and the others."""
+    h = decoder(config, whole_heads=False)
+    return h.plus(
+        {"both_hidden": 2 * h.sizes["hidden"]}, rope__dimension_count=rotated_numbers(config, h.sizes["head_dim"])
+    )
+
+
+def chatglm(config: Config) -> CheckpointFacts:
+    """The same; heads are as long as they are wide."""
+    h = glm4(config)
+    if h.sizes["queries"] != h.sizes["width"]:
+        raise config.refusal("head_dim should be hidden_size over num_attention_heads")
+    return h.plus(attention__key_length=None, attention__value_length=None)
+
+
+FUSED_FEED_FORWARD: Layer = {"ffn_up": ("both_hidden", "width"), "ffn_down": ("width", "hidden")}
+OF_GLM = {"rms_norm_eps": 1.5625e-07, "partial_rotary_factor": 0.5, "attention_bias": True, "head_dim": 128}
+GLM4 = Family("glm4", {**ATTENTION, **FUSED_FEED_FORWARD, **NORMS_BEFORE, **NORMS_BEHIND}, glm4, defaults={**OF_GLM})
+CHATGLM = replace(GLM4, arch="chatglm", layer={**ATTENTION, **FUSED_FEED_FORWARD, **NORMS_BEFORE}, read=chatglm)
+
+
+def hunyuan(config: Config) -> CheckpointFacts:
+    """Norms of heads behind their rotation."""
+    rope = config.section("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
+    h = decoder(config)
+    if rope.get("type", rope.get("rope_type")) != "dynamic":
+        return h
+    alpha, dims = rope.number("alpha"), h.sizes["head_dim"]
+    if rope.number("factor", 1.0) != 1:
+        raise config.refusal("rope scaling dynamic by a factor is not supported")
+    return h.plus(
+        rope__freq_base=h.metadata["rope.freq_base"] * alpha ** (dims / (dims - 2)),
+        rope__scaling__type="none",
+        rope__scaling__factor=1.0,
+        rope__scaling__original_context_length=LONGEST,
+        context_length=LONGEST,
+    )
+
+
+LONGEST = 1 << 18  # that HunYuan was trained for, where its config.json says less
+
+
+def hunyuan_moe(config: Config) -> CheckpointFacts:
+    """Experts beside one for all tokens; some numbers are said by layer."""
+    layers = config.count("num_hidden_layers")
+    names = ("moe_topk", "moe_intermediate_size", "num_shared_expert")
+    said = {name: one_for_all(config, name, layers) for name in names}
+    said["moe_intermediate_size"] = said["moe_intermediate_size"] or config.count("intermediate_size")
+    shared = (said["num_shared_expert"] or 1) * config.count("intermediate_size")
+    config = config.plus(**said)
+    h = with_experts(config, hunyuan(config), "moe_intermediate_size", used="moe_topk")
+    return h.plus(
+        {"shared_hidden": shared},
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_shared_feed_forward_length=shared,
+        expert_shared_count=said["num_shared_expert"] or 1,
+    )
+
+
+def one_for_all(config: Config, name: str, layers: int) -> Any:
+    """A number that may be said for each layer. Raises ModelError if layers differ."""
+    value = config.get(name)
+    if isinstance(value, list) and (len(value) != layers or len({*map(str, value)}) != 1):
+        raise config.refusal(f"{name} should be the same for all layers")
+    return value[0] if isinstance(value, list) else value
+
+
+HUNYUAN_DENSE = Family(
+    "hunyuan-dense",
+    {**ATTENTION, **HEAD_NORMS, **GATED, **NORMS_BEFORE},
+    hunyuan,
+    defaults={"rms_norm_eps": 1e-5},
+)
+HUNYUAN_MOE = replace(
+    HUNYUAN_DENSE,
+    arch="hunyuan-moe",
+    layer={**ATTENTION, **HEAD_NORMS, **NORMS_BEFORE, **EXPERTS, **SHARED_EXPERT},
+    read=hunyuan_moe,
+)
+
+
+def apertus(config: Config) -> CheckpointFacts:
+    """Without gates; the activation has numbers that were learned for each layer."""
+    config.only("attention_bias", False)
+    if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
+        config = config.plus(rope_parameters=ROPE_OF_APERTUS)
+    h = decoder(config, activations=("xielu",), scalings=LLAMA_SCALING)
+    return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
+
+
+ROPE_OF_APERTUS = {
+    "rope_type": "llama3",
+    "rope_theta": 12e6,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+OF_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+
+
+def xielu(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, Any]:
+    """The numbers of the activation, as metadata. Raises ModelError."""
+    found: dict[str, list[float]] = {name: [] for name in OF_XIELU}
+    for number in range(h.sizes["layers"]):
+        for name, values in found.items():
+            tensor = stored.get(f"model.layers.{number}.mlp.act_fn.{name}")
+            if tensor is None or tensor.shape not in ((), (1,)):
+                raise ModelError(f"there is no {name} of the activation of layer {number}")
+            values.append(float(as_float32(replace(tensor, shape=(1,)).rows(0, 1), tensor.dtype)[0, 0]))
+    return {f"xielu.{name}": values for name, values in found.items()}
+
+
+APERTUS = Family(
+    "apertus",
+    {**ATTENTION, **HEAD_NORMS, **FEED_FORWARD, **NORMS_BEFORE},
+    apertus,
+    defaults={"hidden_act": "xielu", "rms_norm_eps": 1e-5, "max_position_embeddings": 65536},
+    unread=re.compile(r"model\.layers\.[0-9]+\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)"),
+    of_tensors=xielu,
+)

@@ -1,0 +1,128 @@
+"""Nemotron H, with experts and without: every layer is one of attention, Mamba 2 and a feed-forward network."""
+
+from dataclasses import replace
+
+from localllm.convert.config import Config
+from localllm.convert.families.experts import with_experts
+from localllm.convert.families.hybrids import mamba2_of, norm_of
+from localllm.convert.families.layers import ATTENTION, EXPERTS, FEED_FORWARD, ROTATED, SHARED_EXPERT, as_it_is
+from localllm.convert.families.mamba import CONTEXT
+from localllm.convert.families.mamba2 import states_of, with_states
+from localllm.convert.family import Family, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
+
+NAMES = {
+    "heads": "mamba_num_heads",
+    "dim": "mamba_head_dim",
+    "groups": "n_groups",
+    "state": "ssm_state_size",
+    "kernel": "conv_kernel",
+}
+STATES, ATTENDS, FEEDS = 0, 1, 2  # kinds of layers
+KINDS = {"M": STATES, "*": ATTENDS, "-": FEEDS, "E": FEEDS, "mamba": STATES, "linear_attention": STATES}
+KINDS |= {"attention": ATTENDS, "full_attention": ATTENDS, "mlp": FEEDS, "moe": FEEDS}
+OF_EXPERTS = ("E", "moe")
+
+
+def nemotron_h(config: Config) -> CheckpointFacts:
+    """Nothing is rotated: positions are known to the states alone."""
+    for name in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
+        config.only(name, False)
+    for name, value in (("use_conv_bias", True), ("mlp_hidden_act", "relu2"), ("mamba_hidden_act", "silu")):
+        config.only(name, value)
+    config.only("moe_latent_size", None)
+    kinds = kinds_of(config)
+    own = {"num_hidden_layers": len(kinds), "rope_parameters": None, "rope_scaling": None}
+    h = decoder(config.plus(**own))
+    inner = config.count("mamba_num_heads") * config.count("mamba_head_dim")
+    h = with_states(h, states_of(config, h.sizes["width"], inner, "", NAMES))
+    hidden = config.count("moe_intermediate_size") if mixes(config) else h.sizes["hidden"]
+    epsilon = config.number("layer_norm_epsilon", config.number("rms_norm_eps", config.number("norm_eps", 1e-5)))
+    return h.plus(
+        {f"kind_{number}": kind for number, kind in enumerate(kinds)},
+        vocab_size=h.sizes["vocab"],
+        context_length=CONTEXT,
+        feed_forward_length=[hidden if kind == FEEDS else 0 for kind in kinds],
+        attention__head_count_kv=[h.sizes["kv_heads"] if kind == ATTENDS else 0 for kind in kinds],
+        attention__key_length=h.sizes["head_dim"],
+        attention__value_length=h.sizes["head_dim"],
+        attention__layer_norm_rms_epsilon=None,
+        attention__layer_norm_epsilon=epsilon,
+        rope__dimension_count=h.sizes["head_dim"],
+        rope__freq_base=None,
+        rope__scaling__finetuned=False,
+    )
+
+
+def said_kinds(config: Config) -> list[str]:
+    """As config.json has them: letters, or words."""
+    kinds = config.get("hybrid_override_pattern", config.get("layers_block_type"))
+    if not isinstance(kinds, str | list) or not kinds or not {*map(str, kinds)} <= KINDS.keys():
+        raise config.refusal(f"layers_block_type should be a list of {', '.join(KINDS)}")
+    return [*kinds]
+
+
+def kinds_of(config: Config) -> list[int]:
+    kinds = said_kinds(config)
+    config.only("num_hidden_layers", len(kinds))
+    if {KINDS[kind] for kind in kinds} != {STATES, ATTENDS, FEEDS}:
+        raise config.refusal("a model without attention, Mamba 2 or feed-forward networks is not supported")
+    if {kind in OF_EXPERTS for kind in kinds if KINDS[kind] == FEEDS} == {True, False}:
+        raise config.refusal("experts in some layers only are not supported")
+    return [KINDS[kind] for kind in kinds]
+
+
+def mixes(config: Config) -> bool:
+    """Whether feed-forward networks are experts."""
+    return any(kind in OF_EXPERTS for kind in said_kinds(config))
+
+
+def nemotron_h_moe(config: Config) -> CheckpointFacts:
+    """Experts beside one for all tokens, without gates."""
+    config.only("n_group", 1)
+    config.only("topk_group", 1)
+    config.only("n_shared_experts", 1)
+    h = with_experts(config, nemotron_h(config), "moe_intermediate_size", "n_routed_experts")
+    shared = config.count("moe_shared_expert_intermediate_size")
+    return h.plus(
+        {"shared_hidden": shared},
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_shared_feed_forward_length=shared,
+        expert_shared_count=1,
+        expert_weights_norm=config.flag("norm_topk_prob", True),
+        expert_weights_scale=config.number("routed_scaling_factor", 1.0),
+        expert_group_count=1,
+        expert_group_used_count=1,
+    )
+
+
+OF_GGUF = {"ffn_up_exps": "up", "ffn_down_exps": "down"}
+MIXER: Layer = {**mamba2_of("mixer"), **norm_of("mixer")}
+MIXTURE: Layer = {
+    **{name: its for name, its in {**EXPERTS, **SHARED_EXPERT}.items() if "gate_" not in name or "inp" in name},
+    **{name: as_it_is(f"mixer.experts.{its}_proj.weight", *EXPERTS[name]) for name, its in OF_GGUF.items()},
+    "exp_probs_b.bias": as_it_is("mixer.gate.e_score_correction.bias", "experts"),
+}
+
+
+def layer_of(sizes: Sizes, number: int, feeds: Layer) -> Layer:
+    return {"attn_norm": ("width",), **(MIXER, ATTENTION, feeds)[sizes[f"kind_{number}"]]}
+
+
+NEMOTRON_H = Family(
+    "nemotron_h",
+    lambda sizes, number: layer_of(sizes, number, FEED_FORWARD),
+    nemotron_h,
+    rotated=ROTATED,  # as llama.cpp's converter has them, which changes no score
+    defaults={"n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4, "mamba_num_heads": 128, "mamba_head_dim": 64},
+)
+NEMOTRON_H_MOE = replace(
+    NEMOTRON_H,
+    arch="nemotron_h_moe",
+    layer=lambda sizes, number: layer_of(sizes, number, MIXTURE),
+    read=nemotron_h_moe,
+)
+
+
+def of_nemotron_h(config: Config) -> Family:
+    return NEMOTRON_H_MOE if mixes(config) else NEMOTRON_H

@@ -1,0 +1,208 @@
+"""Qwen3-Next, and Qwen 3.5 with experts and without: most layers have the gated delta rule instead of attention."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.config import Config
+from localllm.convert.families.experts import with_experts
+from localllm.convert.families.layers import ATTENTION, GATED, HEAD_NORMS, SHARED_EXPERT, experts_of
+from localllm.convert.families.mamba import decay, squeezed
+from localllm.convert.family import Dimensions, Family, Layer, MadeOf, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers
+from localllm.convert.rope_scaling import SECTIONS
+from localllm.convert.tensors import Shape, TensorSource, as_float32, column, flat, kept, of_columns, picked
+
+KINDS = {"linear_attention": False, "full_attention": True}
+
+
+def qwen_next(config: Config, scalings: tuple[str, ...] = ("linear", "yarn")) -> CheckpointFacts:
+    """Attention, of which each query has a gate, and the delta rule."""
+    config.only("attention_bias", False)
+    h = decoder(config, scalings=scalings, whole_heads=False)
+    keys, values = config.count("linear_num_key_heads"), config.count("linear_num_value_heads")
+    key_dim, value_dim = config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
+    kernel = config.count("linear_conv_kernel_dim", 4)
+    if values % keys:
+        raise config.refusal(f"{values} heads cannot share the keys of {keys}")
+    attends, interval = attending(config, h.sizes["layers"])
+    sizes = {
+        "both_queries": 2 * h.sizes["queries"],
+        "key_heads": keys,
+        "value_heads": values,
+        "rule_values": values * value_dim,
+        "value_dim": value_dim,
+        "key_dim": key_dim,
+        "convolved": 2 * keys * key_dim + values * value_dim,
+        "all_four": 2 * (keys * key_dim + values * value_dim),
+        "both_strengths": 2 * values,
+        "kernel": kernel,
+        "one": 1,
+        **{f"attends_{number}": int(does) for number, does in enumerate(attends)},
+    }
+    return h.plus(
+        sizes,
+        attention__key_length=h.sizes["head_dim"],
+        attention__value_length=h.sizes["head_dim"],
+        attention__recurrent_layers=None if config.get("layer_types") is None else [not does for does in attends],
+        full_attention_interval=interval,
+        rope__dimension_count=rotated_numbers(config, h.sizes["head_dim"]),
+        ssm__conv_kernel=kernel,
+        ssm__state_size=key_dim,
+        ssm__group_count=keys,
+        ssm__time_step_rank=values,
+        ssm__inner_size=values * value_dim,
+    )
+
+
+def attending(config: Config, layers: int) -> tuple[list[bool], int]:
+    """Which layers attend, and of how many the last one does where config.json does not list them."""
+    interval, kinds = config.count("full_attention_interval", 4), config.get("layer_types")
+    if kinds is None:
+        return [(number + 1) % interval == 0 for number in range(layers)], interval
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= KINDS.keys():
+        raise config.refusal(f"layer_types should be {' or '.join(KINDS)} for each of {layers} layers")
+    return [KINDS[kind] for kind in kinds], interval
+
+
+def qwen3next(config: Config) -> CheckpointFacts:
+    """Experts in every layer, beside one for all tokens."""
+    return mixed(config, qwen_next(config))
+
+
+def qwen35(config: Config) -> CheckpointFacts:
+    """Positions of an image are several."""
+    return qwen_next(with_sections(config), (SECTIONS,))
+
+
+def qwen35moe(config: Config) -> CheckpointFacts:
+    return mixed(config, qwen35(config))
+
+
+def with_sections(config: Config) -> Config:
+    """With the sections that all of the family have."""
+    rope = config.section("rope_parameters").content
+    return config.plus(rope_parameters={"mrope_section": [11, 11, 10], **rope})
+
+
+def mixed(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+    for name, value in (("norm_topk_prob", True), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        config.only(name, value)
+    shared = config.count("shared_expert_intermediate_size")
+    h = with_experts(config, h, "moe_intermediate_size")
+    return h.plus(
+        {"shared_hidden": shared, "both_hidden": 2 * h.sizes["expert_hidden"]},
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_shared_feed_forward_length=shared,
+    )
+
+
+def of_rule(name: str, *dimensions: str, order: Callable[[Sizes], np.ndarray], stored: Dimensions = ()) -> MadeOf:
+    """A tensor of the delta rule; order: numbers of its rows there. stored: its shape there, if it is another."""
+
+    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        numbers = order(sizes)
+        matrix = sources[0] if len(shape) > 1 else column(sources[0])
+        found = picked(matrix, shape, lambda rows: numbers[rows])
+        return found if len(shape) > 1 else flat(replace(found, shape=(*shape, 1)))
+
+    return MadeOf(dimensions, {f"linear_attn.{name}": stored or dimensions}, made)
+
+
+def in_turn(sizes: Sizes, length: int, start: int = 0) -> np.ndarray:
+    """Numbers of rows of heads of this length that share keys, first the first of each group: int [rows]."""
+    groups = np.arange(sizes["value_heads"] * length).reshape(sizes["key_heads"], -1, length)
+    return start + groups.transpose(1, 0, 2).ravel()
+
+
+def behind_keys(sizes: Sizes) -> np.ndarray:
+    """The same of values, which lie behind queries and keys."""
+    keys = 2 * sizes["key_heads"] * sizes["key_dim"]
+    return np.concatenate([np.arange(keys), in_turn(sizes, sizes["value_dim"], keys)])
+
+
+def of_groups(number: slice) -> Callable[[Sizes], np.ndarray]:
+    """Rows of groups of a query, a key, values and their gates: of these parts, all that belong to one together."""
+
+    def order(sizes: Sizes) -> np.ndarray:
+        groups = np.arange(sizes["all_four"]).reshape(sizes["key_heads"], -1)
+        values = (groups.shape[1] - 2 * sizes["key_dim"]) // 2
+        ends = np.cumsum([sizes["key_dim"], sizes["key_dim"], values])
+        return np.concatenate([part.ravel() for part in np.split(groups, ends, axis=1)[number]])
+
+    return order
+
+
+def columns_in_turn(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    return of_columns(sources[0], in_turn(sizes, sizes["value_dim"]))
+
+
+def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    return kept(as_float32(decay(sources, shape, sizes).rows(0, 1), "F32").reshape(-1))
+
+
+def rates_in_turn(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    numbers = as_float32(decay(sources, shape, sizes).rows(0, 1), "F32").reshape(-1)
+    return kept(numbers[in_turn(sizes, 1)])
+
+
+def same(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    return sources[0]
+
+
+HEADS, TAPS = ("value_heads",), ("convolved", "one", "kernel")
+NORM: Layer = {"ssm_norm": MadeOf(("value_dim",), {"linear_attn.norm.weight": ("value_dim",)}, same)}
+WIDE = ("all_four", "width")
+RULE_OF_NEXT: Layer = {
+    **NORM,
+    "attn_qkv": of_rule("in_proj_qkvz.weight", "convolved", "width", order=of_groups(slice(0, 3)), stored=WIDE),
+    "attn_gate": of_rule("in_proj_qkvz.weight", "rule_values", "width", order=of_groups(slice(3, 4)), stored=WIDE),
+    "ssm_ba": ("both_strengths", "width"),
+    "ssm_conv1d": MadeOf(("convolved", "kernel"), {"linear_attn.conv1d.weight": TAPS}, squeezed),
+    "ssm_dt.bias": MadeOf(HEADS, {"linear_attn.dt_bias": HEADS}, same),
+    "ssm_a": MadeOf(HEADS, {"linear_attn.A_log": HEADS}, rates),
+    "ssm_out": ("width", "rule_values"),
+}
+BY_ONE = lambda sizes: in_turn(sizes, 1)  # noqa: E731
+RULE: Layer = {
+    **NORM,
+    "attn_qkv": of_rule("in_proj_qkv.weight", "convolved", "width", order=behind_keys),
+    "attn_gate": of_rule(
+        "in_proj_z.weight", "rule_values", "width", order=lambda sizes: in_turn(sizes, sizes["value_dim"])
+    ),
+    "ssm_alpha": of_rule("in_proj_a.weight", "value_heads", "width", order=BY_ONE),
+    "ssm_beta": of_rule("in_proj_b.weight", "value_heads", "width", order=BY_ONE),
+    "ssm_conv1d": of_rule("conv1d.weight", "convolved", "kernel", order=behind_keys, stored=TAPS),
+    "ssm_dt.bias": of_rule("dt_bias", "value_heads", order=BY_ONE),
+    "ssm_a": MadeOf(HEADS, {"linear_attn.A_log": HEADS}, rates_in_turn),
+    "ssm_out": MadeOf(
+        ("width", "rule_values"), {"linear_attn.out_proj.weight": ("width", "rule_values")}, columns_in_turn
+    ),
+}
+BESIDE: Layer = {**SHARED_EXPERT, "ffn_gate_inp_shexp": ("one", "width")}
+ATTENDING: Layer = {**ATTENTION, **HEAD_NORMS, "attn_q": ("both_queries", "width")}
+NORMS: Layer = {"attn_norm": ("width",), "post_attention_norm": ("width",)}
+
+
+def mixture(sizes: Sizes) -> Layer:
+    return {**experts_of(sizes, "mlp.experts"), **BESIDE}
+
+
+def layers_of(rule: Layer, feeds: Callable[[Sizes], Layer]) -> Callable[[Sizes, int], Layer]:
+    return lambda sizes, number: {**NORMS, **(ATTENDING if sizes[f"attends_{number}"] else rule), **feeds(sizes)}
+
+
+SHARED: dict[str, Any] = {
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "max_position_embeddings": 32768,
+}
+QWEN3NEXT = Family("qwen3next", layers_of(RULE_OF_NEXT, mixture), qwen3next, offset_norms=True, defaults=SHARED)
+QWEN35 = Family("qwen35", layers_of(RULE, lambda sizes: GATED), qwen35, offset_norms=True, defaults=SHARED, sees=True)
+QWEN35MOE = replace(QWEN35, arch="qwen35moe", layer=layers_of(RULE, mixture), read=qwen35moe)
