@@ -52,6 +52,10 @@ OF_QWEN_VL = {**SMALL, "rope_parameters": {"rope_type": "default", "rope_theta":
 WINDOWED = {"num_hidden_layers": 4, "sliding_window": 16, "head_dim": 16,
             "layer_types": [*["sliding_attention"] * 3, "full_attention"]}  # fmt: skip
 HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+OF_GEMMA4 = {
+    "num_hidden_layers": 4, "vocab_size": 268, "head_dim": 16, "global_head_dim": 32, "sliding_window": 16,
+    "tie_word_embeddings": True, "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
 OF_NEMOTRON_H = {
     "head_dim": 16, "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2,
     "use_mamba_kernels": False,
@@ -183,10 +187,15 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3n": ("Gemma3nForCausalLM", {
         "num_hidden_layers": 5, "head_dim": 16, "sliding_window": 16, "vocab_size": 268, "intermediate_size": [96] * 5,
         "vocab_size_per_layer_input": 268, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2,
-        "laurel_rank": 8, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0], "tie_word_embeddings": True,
+        "laurel_rank": 8, "activation_sparsity_pattern": [0.0] * 5, "tie_word_embeddings": True,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention",
                         "full_attention"],
     }),
+    "gemma4": ("Gemma4ForCausalLM", {**OF_GEMMA4, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2,
+                                     "vocab_size_per_layer_input": 268, "use_double_wide_mlp": True,
+                                     "final_logit_softcapping": 30.0}),
+    "gemma4_large": ("Gemma4ForCausalLM", {**OF_GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+                                           "num_global_key_value_heads": 1, "num_kv_shared_layers": 0}),
     "llama4": ("Llama4ForCausalLM", {
         "num_hidden_layers": 4, "head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96,
         "num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "moe_layers": [1, 3],
@@ -334,6 +343,12 @@ def recorded(name: str, folder: Path, sources: Path) -> dict[str, Any]:
     made(config).save_pretrained(folder / "saved")
     with safe_open(folder / "saved" / "model.safetensors", "np") as file:
         shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    if name in ("qwen3_next", "qwen35"):  # whose publishers store a layer that guesses, which transformers leaves out
+        shapes |= {
+            key.replace("model.layers.1.", "mtp.layers.0."): s for key, s in shapes.items() if "layers.1." in key
+        }
+        shapes |= {f"mtp.{key}.weight": [64] for key in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
+        shapes["mtp.fc.weight"] = [64, 128]
     if kind == "Qwen3VLMoeForConditionalGeneration":  # whose publishers store experts turned round
         shapes = {key: [shape[0], *shape[:0:-1]] if ".experts." in key else shape for key, shape in shapes.items()}
     content = json.loads((folder / "saved" / "config.json").read_text())
@@ -417,7 +432,8 @@ def converted(checkpoint: Path, target: Path) -> tuple[dict[str, Any], dict[str,
     made = conversion.get_model_class(kind)
     made.set_vocab = conversion.TextModel.set_vocab
     own = {"hparams": config} if kind in AS_IT_IS else {}
-    made.no_mtp = made.no_mtp or kind.startswith("Qwen3_5") or kind == "Qwen3NextForCausalLM"
+    guesses = b"mtp.fc.weight" in (checkpoint / "model.safetensors").read_bytes()
+    made.no_mtp = kind in ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM") and not guesses
     if kind == "NomicBertModel":  # which is known by its publishers' config.json only
         made._is_tokenizer_xlmroberta = lambda self: False
     made(checkpoint, gguf.LlamaFileType.ALL_F32, target, **own).write()

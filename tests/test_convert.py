@@ -472,6 +472,28 @@ def test_gemma_cuts_at_spaces_that_are_gone(tmp_path: Path):
         vocabulary_metadata(tmp_path, len(PIECES))
 
 
+def test_gemma_4_is_read_by_its_merges(tmp_path: Path):
+    """Whatever their order; the marks of its thoughts and calls are text."""
+    pieces, marks = [*PIECES, "<|channel>", "<|turn>"], {0, 1, 2, 10, 11}
+    pieces += [f"<0x{byte:02X}>" for byte in range(256) if byte != 10]
+    content = byte_fallback(pieces, [0.0] * len(pieces), [added_token(token, pieces[token]) for token in marks])
+    content["pre_tokenizer"] = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    content["model"]["merges"] = [["▁", "ab"], ["a", "b"], ["▁", "a"]]
+    write_json(tmp_path / "tokenizer.json", content)
+    write_json(tmp_path / "tokenizer_config.json", {"bos_token": "<s>"})
+    metadata, _ = vocabulary_metadata(tmp_path, len(pieces), "gemma4")
+    assert metadata["tokenizer.ggml.model"] == "gemma4"
+    assert metadata["tokenizer.ggml.merges"] == ["▁ ab", "a b", "▁ a"]
+    assert metadata["tokenizer.ggml.token_type"].tolist() == [3, 3, 3, 6, 1, 1, 1, 1, 1, 1, 4, 3, *[6] * 255]
+    assert metadata["tokenizer.ggml.add_bos_token"] is True
+    assert Tokenizer(metadata).encode("a ab\na")[-4:] == [8, 6, 3, 8]
+    content["pre_tokenizer"] = {"type": "Digits"}
+    write_json(tmp_path / "tokenizer.json", content)
+    with pytest.raises(ModelError, match="pre-tokenizer Digits"):
+        vocabulary_metadata(tmp_path, len(pieces), "gemma4")
+
+
 @pytest.mark.parametrize(
     ("merges", "problem"),
     [

@@ -364,6 +364,69 @@ def test_sections_that_do_not_fit(tmp_path: Path, sections: Any):
     assert "mrope_section" in refused(folder)
 
 
+def test_gates_of_gemma3n_are_cut_at_deviations(tmp_path: Path):
+    """As torch computes them."""
+    folder = written(tmp_path, "gemma3n")
+    edit_json(folder / "config.json", activation_sparsity_pattern=[0.95, 0.95, 0.5, 0.0, 0.0])
+    found = open_folder(folder).metadata["gemma3n.activation_sparsity_scale"]
+    assert found == [1.6448535919189453, 1.6448535919189453, 0.0, -np.inf, -np.inf]
+
+
+def test_tokens_of_sounds_have_no_embeddings_by_layer(tmp_path: Path):
+    shapes = shapes_of("gemma3n") | {"model.embed_tokens_per_layer.weight": [260, 80]}
+    folder = write_family(tmp_path, facts("gemma3n")["config"] | {"vocab_size_per_layer_input": 260}, shapes)
+    (table,) = (tensor for tensor in open_folder(folder).tensors if tensor.name == "per_layer_token_embd.weight")
+    assert table.shape == (268, 80)
+    stored = random_tensor("model.embed_tokens_per_layer.weight", (260, 80))[1]
+    for first, last in ((0, 268), (250, 265), (262, 268)):
+        rows = table.rows(first, last).view(np.float32)
+        np.testing.assert_array_equal(rows, np.concatenate([stored, np.zeros((8, 80), np.float32)])[first:last])
+
+
+@pytest.mark.parametrize("variant", ["gemma3n", "gemma4", "gemma4_large"])
+def test_keys_that_nobody_reads_are_kept(tmp_path: Path, variant: str):
+    """Publishers store those of layers that read other layers' keys."""
+    shapes = shapes_of(variant)
+    last = max(number for number in range(9) if f"model.layers.{number}.input_layernorm.weight" in shapes)
+    dim = 32 if variant == "gemma4" else 16
+    unread = {"k_proj": [2 * dim, 64], "v_proj": [2 * dim, 64], "k_norm": [dim]}
+    names = {f"model.layers.{last}.self_attn.{name}.weight": shape for name, shape in unread.items()}
+    folder = write_family(tmp_path / "model", facts(variant)["config"], {**names, **shapes})
+    if variant == "gemma4_large":  # whose last layer's keys are its values
+        assert "v_proj.weight has no place" in refused(folder)
+        return
+    found = {tensor.name for tensor in open_folder(folder).tensors}
+    assert {f"blk.{last}.attn_{name}.weight" for name in ("k", "v", "k_norm")} <= found
+    path = write_gguf(tmp_path / "model.gguf", open_folder(folder))
+    with localllm.open(path, backend="reference", kv_type="f32") as model:
+        np.testing.assert_allclose(model.logits(TEXT)[-1][:251:50], facts(variant)["logits"], atol=5e-5)
+
+
+def test_a_layer_of_qwen_35_guesses(tmp_path: Path):
+    folder = written(tmp_path / "model", "qwen35")
+    checkpoint = open_folder(folder)
+    assert checkpoint.metadata["qwen35.nextn_predict_layers"] == 1
+    with localllm.open(write_gguf(tmp_path / "model.gguf", checkpoint), threads=1, cache=False) as model:
+        answer = model.generate(TEXT, 12, speculate="mtp", temperature=0)
+        assert "".join(answer) == "".join(model.generate(TEXT, 12, speculate="off", temperature=0))
+
+
+def test_experts_stored_in_one_tensor(tmp_path: Path):
+    """Of Qwen 3.5, rows of gates above the others'."""
+    shapes = shapes_of("qwen35_moe")
+    apart = {name: shape for name, shape in shapes.items() if ".experts." not in name}
+    for layer in range(3):
+        prefix = f"model.layers.{layer}.mlp.experts"
+        apart |= {f"{prefix}.gate_up_proj": [4, 64, 64], f"{prefix}.down_proj": [4, 64, 32]}
+    folder = write_family(tmp_path, facts("qwen35_moe")["config"], apart)
+    tensors = {tensor.name: tensor for tensor in open_folder(folder).tensors}
+    both, down = (random_tensor(f"{prefix}.{name}", (4, 64, size))[1] for name, size in
+                  (("gate_up_proj", 64), ("down_proj", 32)))  # fmt: skip
+    for name, stored in (("gate", both[:, :32]), ("up", both[:, 32:]), ("down", down)):
+        rows = tensors[f"blk.2.ffn_{name}_exps.weight"].rows(0, stored.shape[0] * stored.shape[1]).view(np.float32)
+        np.testing.assert_array_equal(rows.reshape(stored.shape), stored)
+
+
 def test_old_checkpoints_of_gpt2_store_a_mask(tmp_path: Path):
     written(tmp_path, "gpt2")
     tensors = [(name, *random_tensor(name, tuple(shape))) for name, shape in shapes_of("gpt2").items()]
@@ -457,6 +520,16 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("mrope_section", "qwen35", {"rope_parameters": {"partial_rotary_factor": 0.5, "mrope_section": [4, 4, 4]}}),
     ("attn_layer_indices", "bamba", {"attn_layer_indices": [3]}),
     ("mixer_rms_eps 0.001", "falcon_mamba", {"mixer_rms_eps": 1e-3}),
+    ("several values of head_dim", "gemma4", {"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 64}}}),
+    ("enable_moe_block True", "gemma4", {"enable_moe_block": True}),
+    ("the last layer should see all", "gemma4", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+    ("rope_type yarn", "gemma4", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}),
+    ("vocab_size_per_layer_input 99", "gemma4", {"vocab_size_per_layer_input": 99}),
+    ("altup_num_inputs 3", "gemma3n", {"altup_num_inputs": 3}),
+    ("num_kv_shared_layers should be below 5", "gemma3n", {"num_kv_shared_layers": 5}),
+    ("intermediate_size should be the same", "gemma3n", {"intermediate_size": [96, 96, 96, 96, 64]}),
+    ("activation_sparsity_pattern", "gemma3n", {"activation_sparsity_pattern": [0.5, 1.0, 0.5, 0.5, 0.5]}),
+    ("mtp_num_hidden_layers 2", "qwen35", {"mtp_num_hidden_layers": 2}),
     ("layers_block_type", "nemotron_h", {"hybrid_override_pattern": "M-*X"}),
     ("num_hidden_layers 4", "nemotron_h", {"hybrid_override_pattern": "M-*"}),
     ("without attention, Mamba 2 or", "nemotron_h", {"hybrid_override_pattern": "M-M-"}),

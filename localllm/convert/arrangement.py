@@ -64,7 +64,9 @@ def with_guessing_layers(h: CheckpointFacts, stored: Mapping[str, Stored]) -> Ch
     numbers = {int(layer[1]) for name in stored if (layer := IN_LAYER.fullmatch(name))}
     if max(numbers, default=0) < layers or not guessing:
         return h.plus({"guessing": 0})
-    total = layers + guessing
+    total, recurrent = layers + guessing, h.metadata.get("attention.recurrent_layers")
+    if recurrent is not None:
+        h = h.plus(attention__recurrent_layers=[*recurrent, *[False] * guessing])
     return h.plus({"layers": total}, block_count=total, nextn_predict_layers=guessing)
 
 

@@ -52,5 +52,7 @@ class Family:
     unread: re.Pattern[str] | None = None  # names, less prefixes, of tensors that are left out
     projects: bool = False  # may have matrices behind pooling
     named_as: str = ""  # the architecture whose tensors gguf's table calls alike, if it does not have this one
+    vocabulary: str = ""  # tokenizer.ggml.model of those that SentencePiece made, if it is not "llama"
+    named: Callable[[str, int], str] | None = None  # tensors as they are called elsewhere, by the number of layers
     more: Mapping[str, Any] = field(default_factory=dict)  # metadata with whole names
     of_tensors: Callable[[Mapping[str, Stored], CheckpointFacts], Mapping[str, Any]] | None = None  # more of it

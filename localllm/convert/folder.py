@@ -49,7 +49,10 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     family = family_of(config)
     config = config.of_text(family.defaults)
     stored = open_weights(folder)
-    h = with_guessing_layers(family.read(config), stored)
+    h = family.read(config)
+    if family.named:
+        stored = {family.named(name, h.sizes["layers"]): tensor for name, tensor in stored.items()}
+    h = with_guessing_layers(h, stored)
     h = h.plus({"packed": packed(stored, h.sizes["width"])})
     tensors = [*arranged(folder, stored, family, h, config.warnings)]
     tensors += [gguf_tensor(name, kept(values)) for name, values in h.tensors.items()]
@@ -57,7 +60,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
         tensors.append(gguf_tensor(f"{name}.weight", matrix))
         sizes = zip(("out", "in"), matrix.shape, strict=True)
         h = h.plus({}, **{f"{name}_feat_{side}": size for side, size in sizes})
-    vocabulary, warnings = vocabulary_metadata(folder, h.sizes["vocab"])
+    vocabulary, warnings = vocabulary_metadata(folder, h.sizes["vocab"], family.vocabulary)
     metadata = {"general.architecture": family.arch, **description(folder, {t.name: t.shape for t in tensors})}
     if (pooling := pooling_type(folder)) is not None and h.metadata.get("pooling_type") != RANK:
         h = h.plus(pooling_type=pooling)

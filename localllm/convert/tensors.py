@@ -90,6 +90,19 @@ def stacked(sources: Sequence[TensorSource]) -> Made:
     return Made(sources[0].dtype, (len(sources), *sources[0].shape), rows)
 
 
+def with_rows(source: TensorSource, height: int) -> TensorSource:
+    """A matrix with rows of zeros below, up to a height."""
+    known, width = source.shape
+
+    def rows(first: int, last: int) -> np.ndarray:
+        found = np.zeros((last - first, width * BYTES[source.dtype]), np.uint8)
+        if first < known:
+            found[: known - first] = source.rows(first, min(last, known))
+        return found
+
+    return source if known == height else Made(source.dtype, (height, width), rows)
+
+
 def transposed(source: TensorSource) -> Made:
     """Every matrix of a source turned round: a new row is a column."""
     *stack, height, width = source.shape

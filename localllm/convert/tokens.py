@@ -13,15 +13,17 @@ from localllm.convert.token_table import Tokens, steps
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
 from localllm.text.subwords import merge
-from localllm.text.vocabulary import BYTE, NORMAL, UNKNOWN
+from localllm.text.vocabulary import BYTE, NORMAL, UNKNOWN, USER_DEFINED
 
+# Of Gemma 4: marks of thoughts, of calls, and of texts in them.
+SHOWN = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
-def read_tokens(folder: Path, content: dict[str, Any] | None, size: int) -> Tokens:
+def read_tokens(folder: Path, content: dict[str, Any] | None, size: int, of_gemma4: bool = False) -> Tokens:
     """The tokens of the checkpoint in `folder`, as many as its embedding has rows. Raises ModelError.
 
-    content: of its tokenizer.json, None if there is none.
+    content: of its tokenizer.json, None if there is none. of_gemma4: readers merge as it says, instead of by scores.
     """
     path = folder / "tokenizer.json"
     sentencepiece = folder / "tokenizer.model"
@@ -44,12 +46,17 @@ def read_tokens(folder: Path, content: dict[str, Any] | None, size: int) -> Toke
             tokens = from_byte_level(path, content, size)
         elif not model.get("byte_fallback"):
             raise ModelError(f"{path}: neither byte-level BPE nor SentencePiece")
+        elif of_gemma4:
+            tokens = from_merges_of_gemma4(path, content, size)
         elif sentencepiece.is_file():
             tokens = from_sentencepiece(sentencepiece, size)
         else:
             tokens = from_merges(path, content, size)
         for added in content.get("added_tokens") or () if kind == "BPE" else ():
             tokens.add(added["id"], added["content"], added.get("special") is True)
+        if tokens.model == "gemma4":
+            tokens.adds_space = False
+            show(tokens)
         if tokens.model == "llama":
             tokens.adds_space = prepends_space(content)
     return tokens
@@ -111,11 +118,7 @@ def from_sentencepiece(path: Path, size: int) -> Tokens:
 def from_merges(path: Path, content: dict[str, Any], size: int) -> Tokens:
     """SentencePiece by its translation into merges: the piece that is merged first has the highest score."""
     refuse_normalizer(path, content, {"Prepend", "Replace"})
-    for part in parts(content.get("pre_tokenizer")):
-        if not cuts_nothing(part, content):
-            raise ModelError(
-                f"{path}: pre-tokenizer {shown(str(part.get('type')))} with byte_fallback is not supported"
-            )
+    refuse_cuts(path, content)
     vocabulary, unknown = content["model"]["vocab"], content["model"].get("unk_token")
     added = {token["content"] for token in content.get("added_tokens") or ()}
     plain = {piece for piece in vocabulary if piece not in added and not _BYTE.fullmatch(piece)}
@@ -125,6 +128,32 @@ def from_merges(path: Path, content: dict[str, Any], size: int) -> Tokens:
         kind = UNKNOWN if piece == unknown else BYTE if _BYTE.fullmatch(piece) else NORMAL
         tokens.put(token, piece, kind, scores.get(piece, float(-len(scores))) if kind == NORMAL else 0.0)
     return tokens
+
+
+def from_merges_of_gemma4(path: Path, content: dict[str, Any], size: int) -> Tokens:
+    """The same as merges, which the file lists. Raises ModelError."""
+    refuse_normalizer(path, content, {"Replace"})
+    refuse_cuts(path, content)
+    tokens = Tokens(size, "gemma4", "gemma4", merges=[f"{left} {right}" for left, right in merge_pairs(content)])
+    for piece, token in content["model"]["vocab"].items():
+        tokens.put(token, piece, BYTE if _BYTE.fullmatch(piece) else NORMAL)
+    return tokens
+
+
+def show(tokens: Tokens) -> None:
+    """Make tokens of text of those that an answer is read by."""
+    for token, piece in enumerate(tokens.pieces):
+        if piece in SHOWN:
+            tokens.types[token] = USER_DEFINED
+
+
+def refuse_cuts(path: Path, content: dict[str, Any]) -> None:
+    """Raise ModelError for a pre-tokenizer that cuts texts."""
+    for part in parts(content.get("pre_tokenizer")):
+        if not cuts_nothing(part, content):
+            raise ModelError(
+                f"{path}: pre-tokenizer {shown(str(part.get('type')))} with byte_fallback is not supported"
+            )
 
 
 def cuts_nothing(part: dict[str, Any], content: dict[str, Any]) -> bool:

@@ -65,13 +65,14 @@ class VocabularySettings:
         return None
 
 
-def vocabulary_metadata(folder: Path, size: int) -> tuple[dict[str, Any], list[str]]:
-    """The tokenizer.* keys for a vocabulary of `size` tokens, and warnings. Raises ModelError.
+def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[str, Any], list[str]]:
+    """The tokenizer.* keys for a vocabulary of `size` tokens, and warnings; model: what readers call those with spaces
+    as "▁", if it is not "llama". Raises ModelError.
 
     They are read back as a GGUF file's would be, so that no file is written that localllm then refuses.
     """
     settings = VocabularySettings.read(folder)
-    tokens = read_tokens(folder, settings.tokenizer, size)
+    tokens = read_tokens(folder, settings.tokenizer, size, model == "gemma4")
     metadata = token_lists(tokens)
     with understood(folder / "tokenizer.json"):
         ids = special_ids(tokens, settings)
@@ -121,7 +122,7 @@ def switches(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, int
     metadata: dict[str, bool] = {}
     if tokens.model == "bert":  # whose readers put tokens around all texts
         return metadata
-    for name, default in (("bos", tokens.model == "llama"), ("eos", None)):
+    for name, default in (("bos", tokens.model in ("llama", "gemma4")), ("eos", None)):
         token, template = ids.get(f"{PREFIX}{name}_token_id"), settings.template()
         wanted = settings.config.get(f"add_{name}_token")
         if not isinstance(wanted, bool):

@@ -1,5 +1,6 @@
 """Qwen3-Next, and Qwen 3.5 with experts and without: most layers have the gated delta rule instead of attention."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,12 +9,12 @@ import numpy as np
 
 from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import ATTENTION, GATED, HEAD_NORMS, SHARED_EXPERT, experts_of
+from localllm.convert.families.layers import ATTENTION, GATED, HEAD_NORMS, SHARED_EXPERT, experts_of, guessing_layer
 from localllm.convert.families.mamba import decay, squeezed
 from localllm.convert.family import Dimensions, Family, Layer, MadeOf, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers
 from localllm.convert.rope_scaling import SECTIONS
-from localllm.convert.tensors import Shape, TensorSource, as_float32, column, flat, kept, of_columns, picked
+from localllm.convert.tensors import Shape, TensorSource, as_float32, column, computed, flat, kept, of_columns, picked
 
 KINDS = {"linear_attention": False, "full_attention": True}
 
@@ -21,6 +22,7 @@ KINDS = {"linear_attention": False, "full_attention": True}
 def qwen_next(config: Config, scalings: tuple[str, ...] = ("linear", "yarn")) -> CheckpointFacts:
     """Attention, of which each query has a gate, and the delta rule."""
     config.only("attention_bias", False)
+    config.only("mtp_num_hidden_layers", 0, 1)
     h = decoder(config, scalings=scalings, whole_heads=False)
     keys, values = config.count("linear_num_key_heads"), config.count("linear_num_value_heads")
     key_dim, value_dim = config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
@@ -40,7 +42,9 @@ def qwen_next(config: Config, scalings: tuple[str, ...] = ("linear", "yarn")) ->
         "both_strengths": 2 * values,
         "kernel": kernel,
         "one": 1,
-        **{f"attends_{number}": int(does) for number, does in enumerate(attends)},
+        "guessing": int(config.get("mtp_num_hidden_layers", 1) != 0),
+        "both_inputs": 2 * h.sizes["width"],
+        **{f"attends_{number}": int(does) for number, does in enumerate([*attends, True])},
     }
     return h.plus(
         sizes,
@@ -191,7 +195,33 @@ def mixture(sizes: Sizes) -> Layer:
 
 
 def layers_of(rule: Layer, feeds: Callable[[Sizes], Layer]) -> Callable[[Sizes, int], Layer]:
-    return lambda sizes, number: {**NORMS, **(ATTENDING if sizes[f"attends_{number}"] else rule), **feeds(sizes)}
+    def layer(sizes: Sizes, number: int) -> Layer:
+        mixer = ATTENDING if sizes[f"attends_{number}"] else rule
+        return {**NORMS, **mixer, **feeds(sizes), **with_offsets(guessing_layer(sizes, number))}
+
+    return layer
+
+
+def with_offsets(guessing: Layer) -> Layer:
+    """The norms of a layer that guesses multiply by 1 more than is stored, too."""
+
+    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return computed(sources[0], lambda numbers: numbers + 1)
+
+    return {name: replace(its, made=made) if "norm" in name else its for name, its in guessing.items()}  # type: ignore[type-var]
+
+
+IN_MTP = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head.norm"}
+MTP = re.compile(r"(?:model\.)?mtp\.(?:layers\.0\.)?(.+)")
+
+
+def with_mtp(name: str, layers: int) -> str:
+    """What guesses, as the layer behind the others that it is."""
+    guessing = MTP.fullmatch(name)
+    if not guessing:
+        return name
+    module, _, kind = guessing[1].rpartition(".")
+    return f"model.layers.{layers}.{IN_MTP.get(module, module)}.{kind}"
 
 
 SHARED: dict[str, Any] = {
@@ -203,6 +233,16 @@ SHARED: dict[str, Any] = {
     "partial_rotary_factor": 0.25,
     "max_position_embeddings": 32768,
 }
-QWEN3NEXT = Family("qwen3next", layers_of(RULE_OF_NEXT, mixture), qwen3next, offset_norms=True, defaults=SHARED)
-QWEN35 = Family("qwen35", layers_of(RULE, lambda sizes: GATED), qwen35, offset_norms=True, defaults=SHARED, sees=True)
+QWEN3NEXT = Family(
+    "qwen3next", layers_of(RULE_OF_NEXT, mixture), qwen3next, offset_norms=True, defaults=SHARED, named=with_mtp
+)
+QWEN35 = Family(
+    "qwen35",
+    layers_of(RULE, lambda sizes: GATED),
+    qwen35,
+    offset_norms=True,
+    defaults=SHARED,
+    sees=True,
+    named=with_mtp,
+)
 QWEN35MOE = replace(QWEN35, arch="qwen35moe", layer=layers_of(RULE, mixture), read=qwen35moe)

@@ -1,0 +1,165 @@
+"""Gemma 3n, what it reads: four residual streams, and an embedding of each token for each layer."""
+
+import re
+from collections.abc import Sequence
+from math import inf
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.config import Config
+from localllm.convert.families.gemma import TIED
+from localllm.convert.families.layers import ATTENTION, GATED, HEAD_NORMS, NORMS_BEFORE, NORMS_BEHIND, as_it_is
+from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
+from localllm.convert.tensors import Shape, TensorSource, stacked, with_rows
+
+STREAMS = 4
+
+
+def gemma3n(config: Config) -> CheckpointFacts:
+    """Layers with a window and without, of which the last ones read the keys and values of others."""
+    for name, value in (("altup_num_inputs", STREAMS), ("altup_active_idx", 0), ("altup_correct_scale", True)):
+        config.only(name, value)
+    config.only("attention_bias", False)
+    config.only("tie_word_embeddings", True)
+    hidden, layers = config.get("intermediate_size"), config.count("num_hidden_layers")
+    h = decoder(config.plus(intermediate_size=same_everywhere(config, hidden)), activations=GELU)
+    shared, narrow = config.count("num_kv_shared_layers", 0), config.count("hidden_size_per_layer_input")
+    if shared >= layers:
+        raise config.refusal(f"num_kv_shared_layers should be below {layers}")
+    windows = windows_of(config, layers)
+    local = config.section("rope_parameters").section("sliding_attention")
+    return h.plus(
+        {
+            "streams": STREAMS,
+            "predictions": STREAMS * STREAMS,
+            "others": STREAMS - 1,
+            "narrow": narrow,
+            "all_narrow": layers * narrow,
+            "known": config.count("vocab_size_per_layer_input", h.sizes["vocab"]),
+            "rank": config.count("laurel_rank"),
+            "own_keys": layers - shared,
+        },
+        feed_forward_length=hidden,
+        rope__freq_base_swa=local.number("rope_theta", config.number("rope_local_base_freq", 10000.0)),
+        final_logit_softcapping=config.number("final_logit_softcapping"),
+        attention__sliding_window=config.count("sliding_window"),
+        attention__sliding_window_pattern=windows,
+        attention__shared_kv_layers=shared,
+        altup__active_idx=0,
+        altup__num_inputs=STREAMS,
+        embedding_length_per_layer_input=narrow,
+        activation_sparsity_scale=deviations(config, layers),
+    )
+
+
+def same_everywhere(config: Config, hidden: Any) -> Any:
+    """A number that may be said by layer. Raises ModelError if layers differ."""
+    if isinstance(hidden, list) and len({*map(str, hidden)}) != 1:
+        raise config.refusal("intermediate_size should be the same for all layers")
+    return hidden[0] if isinstance(hidden, list) else hidden
+
+
+def windows_of(config: Config, layers: int, period: int = 5) -> list[bool]:
+    """Which layers have a window: all but the last of every few, or as layer_types says."""
+    types = config.get("layer_types")
+    if types is None:
+        return [(number + 1) % period != 0 for number in range(layers)]
+    if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {SLIDING, "full_attention"}:
+        raise config.refusal(f"layer_types should be {SLIDING} or full_attention for each of {layers} layers")
+    return [kind == SLIDING for kind in types]
+
+
+SLIDING = "sliding_attention"
+
+
+def deviations(config: Config, layers: int) -> list[float] | None:
+    """How many standard deviations above the mean gates are cut, by the share that is cut away."""
+    shares = config.get("activation_sparsity_pattern")
+    if shares is None:
+        return None
+    shares = shares if isinstance(shares, list) else [shares] * layers
+    if len(shares) != layers or not all(type(share) in (int, float) and 0 <= share < 1 for share in shares):
+        raise config.refusal(f"activation_sparsity_pattern should be {layers} numbers from 0 to 1")
+    return [float(np.float32(NormalDist().inv_cdf(share))) if share else -inf for share in shares]
+
+
+def of_streams(name: str) -> MadeOf:
+    """Matrices for all streams but the first."""
+    stored = {f"model.{name}.{number}.weight": ("width", "width") for number in range(STREAMS - 1)}
+    return MadeOf(("others", "width", "width"), stored, lambda sources, shape, sizes: stacked(sources))
+
+
+def below(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    """Tokens of images and sounds have no embeddings by layer."""
+    return with_rows(sources[0], shape[0])
+
+
+WHOLE: Layer = {
+    "altup_proj": of_streams("altup_projections"),
+    "altup_unembd_proj": of_streams("altup_unembed_projections"),
+    "per_layer_token_embd": MadeOf(
+        ("vocab", "all_narrow"), {"model.embed_tokens_per_layer.weight": ("known", "all_narrow")}, below
+    ),
+    "per_layer_model_proj": ("all_narrow", "width"),
+    "per_layer_proj_norm": ("narrow",),
+}
+LAYER: Layer = {
+    **ATTENTION,
+    **HEAD_NORMS,
+    **GATED,
+    **NORMS_BEFORE,
+    **NORMS_BEHIND,
+    "altup_correct_scale": as_it_is("altup.correct_output_scale", "width"),
+    "altup_correct_coef": ("streams", "streams"),
+    "altup_router": ("streams", "width"),
+    "altup_predict_coef": ("predictions", "streams"),
+    "altup_router_norm": ("width",),
+    "laurel_l": ("rank", "width"),
+    "laurel_r": ("width", "rank"),
+    "laurel_post_norm": ("width",),
+    "inp_gate": ("narrow", "width"),
+    "proj": ("width", "narrow"),
+    "post_norm": ("width",),
+}
+# What layers may have that read those of others: in published checkpoints, where nobody reads it.
+UNREAD_KEYS: Layer = {
+    name: MadeOf(
+        dimensions, {f"self_attn.{its}.weight": dimensions}, lambda sources, shape, sizes: sources[0], needed=False
+    )
+    for name, its, dimensions in (
+        ("attn_k", "k_proj", ("keys", "width")),
+        ("attn_v", "v_proj", ("keys", "width")),
+        ("attn_k_norm", "k_norm", ("head_dim",)),
+    )
+}
+
+
+def layer_of(sizes: Sizes, number: int) -> Layer:
+    return LAYER if number < sizes["own_keys"] else {**LAYER, **UNREAD_KEYS}
+
+
+GEMMA3N = Family(
+    "gemma3n",
+    layer_of,
+    gemma3n,
+    whole=WHOLE,
+    sees=True,
+    unread=re.compile(r"model\.(audio_tower|embed_audio|embed_vision)\..*"),
+    defaults={
+        **TIED,
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 262400,
+        "vocab_size_per_layer_input": 262144,
+        "hidden_size_per_layer_input": 256,
+        "laurel_rank": 64,
+        "sliding_window": 512,
+        "final_logit_softcapping": 30.0,
+        "num_kv_shared_layers": 15,
+        "max_position_embeddings": 32768,
+    },
+)

@@ -1,0 +1,152 @@
+"""Gemma 4, what it reads: heads of layers with a window are shorter, and the last layers may read keys of others."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.config import Config
+from localllm.convert.families.gemma import TIED
+from localllm.convert.families.gemma3n import windows_of
+from localllm.convert.families.layers import GATED, NORMS_BEFORE, NORMS_BEHIND, as_it_is
+from localllm.convert.family import Family, Layer, Sizes
+from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
+
+STILL = 1e30  # divides the frequencies of pairs that do not turn
+
+
+def gemma4(config: Config) -> CheckpointFacts:
+    """Sizes are those of layers that see all tokens; of the others, "local_" ones."""
+    for name, value in (("enable_moe_block", False), ("attention_bias", False), ("tie_word_embeddings", True)):
+        config.only(name, value)
+    config.only("use_bidirectional_attention", False, "vision")
+    layers, shared = config.count("num_hidden_layers"), config.count("num_kv_shared_layers", 0)
+    windows, dim, local = windows_of(config, layers, period=6), of_whole(config, "head_dim"), config.count("head_dim")
+    if shared >= layers or windows[-1]:
+        raise config.refusal("the last layer should see all tokens, and some layers should have keys of their own")
+    kv_heads = config.count("num_key_value_heads")
+    few = of_whole(config, "num_key_value_heads") if config.flag("attention_k_eq_v") else kv_heads
+    rope, of_windows = (config.section("rope_parameters").section(f"{kind}_attention") for kind in ("full", "sliding"))
+    own = {
+        "head_dim": dim,
+        "num_key_value_heads": few,
+        "rope_parameters": {"rope_theta": rope.number("rope_theta", 1e6)},
+    }
+    h = decoder(config.plus(**own), activations=GELU)
+    narrow, hidden = config.count("hidden_size_per_layer_input", 0), h.sizes["hidden"]
+    wide = [hidden * (1 + (number >= layers - shared)) for number in range(layers)]
+    sizes = {
+        "local_dim": local,
+        "local_queries": h.sizes["heads"] * local,
+        "local_keys": kv_heads * local,
+        "narrow": narrow,
+        "all_narrow": layers * narrow,
+        "own_keys": layers - shared,
+        "alike": int(config.flag("attention_k_eq_v")),
+        "double": 2 * hidden if config.flag("use_double_wide_mlp") else hidden,
+        "one": 1,
+        **{f"window_{number}": int(window) for number, window in enumerate(windows)},
+    }
+    if narrow:
+        config.only("vocab_size_per_layer_input", h.sizes["vocab"])
+    cap = config.get("final_logit_softcapping")
+    return replace(h, tensors={"rope_freqs.weight": turning(rope, dim)}).plus(
+        sizes,
+        feed_forward_length=wide if config.flag("use_double_wide_mlp") else hidden,
+        attention__head_count_kv=[kv_heads if window else few for window in windows] if few != kv_heads else kv_heads,
+        attention__key_length=dim,
+        attention__value_length=dim,
+        attention__key_length_swa=local,
+        attention__value_length_swa=local,
+        attention__sliding_window=config.count("sliding_window"),
+        attention__sliding_window_pattern=windows,
+        attention__shared_kv_layers=shared,
+        rope__freq_base_swa=of_windows.number("rope_theta", 10000.0),
+        rope__dimension_count=dim,
+        rope__dimension_count_swa=local,
+        embedding_length_per_layer_input=narrow,
+        final_logit_softcapping=None if cap is None else config.number("final_logit_softcapping"),
+    )
+
+
+def of_whole(config: Config, name: str) -> int:
+    """A number of the layers that see all tokens: global_head_dim, or, by layer, as transformers saves it."""
+    of_layers = config.section("per_layer_config").content.values()
+    said = {own.get(name) for own in of_layers if isinstance(own, dict)} - {None}
+    if len({*map(str, said)}) > 1:
+        raise config.refusal(f"per_layer_config: several values of {name} are not supported")
+    theirs, usual = {"head_dim": ("global_head_dim", 512)}.get(name, (f"num_global_{name[4:]}", config.get(name)))
+    return config.plus(**{theirs: config.get(theirs, next(iter(said), usual))}).count(theirs)
+
+
+def turning(rope: Config, dim: int) -> np.ndarray:
+    """What divides the frequencies of pairs: the first ones turn. float32 [dim / 2]."""
+    rope.only("rope_type", "proportional")
+    share = rope.number("partial_rotary_factor", 0.25)
+    if share > 1:
+        raise rope.refusal(f"partial_rotary_factor {share} is not supported")
+    factors = np.full(dim // 2, STILL, np.float32)
+    factors[: int(dim * share / 2)] = 1
+    return factors
+
+
+def attention(sizes: Sizes, number: int) -> Layer:
+    """Of a layer; one that reads the keys of another one may store some that nobody reads."""
+    dim, queries, keys = ("head_dim", "queries", "keys")
+    if sizes[f"window_{number}"]:
+        dim, queries, keys = ("local_dim", "local_queries", "local_keys")
+    values: Layer = {"attn_v": (keys, "width")} if sizes[f"window_{number}"] or not sizes["alike"] else {}
+    made: Layer = {"attn_k": (keys, "width"), **values, "attn_k_norm": (dim,)}
+    if number >= sizes["own_keys"]:
+        named = zip(made, ("k_proj", "v_proj", "k_norm") if values else ("k_proj", "k_norm"), strict=True)
+        unread = ((name, as_it_is(f"self_attn.{its}.weight", *made[name])) for name, its in named)  # type: ignore[misc]
+        made = {name: replace(its, needed=False) for name, its in unread}
+    return {"attn_q": (queries, "width"), **made, "attn_q_norm": (dim,), "attn_output": ("width", queries)}
+
+
+def gemma4_layer(sizes: Sizes, number: int) -> Layer:
+    told: Layer = {"inp_gate": ("narrow", "width"), "proj": ("width", "narrow"), "post_norm": ("width",)}
+    wide: Layer = {"ffn_gate": ("double", "width"), "ffn_up": ("double", "width"), "ffn_down": ("width", "double")}
+    return {
+        **attention(sizes, number),
+        **NORMS_BEFORE,
+        **NORMS_BEHIND,
+        **(GATED if number < sizes["own_keys"] else wide),
+        **(told if sizes["narrow"] else {}),
+        "layer_output_scale": as_it_is("layer_scalar", "one"),
+    }
+
+
+def whole(sizes: Sizes) -> Layer:
+    told: Layer = {
+        "per_layer_token_embd": ("vocab", "all_narrow"),
+        "per_layer_model_proj": ("all_narrow", "width"),
+        "per_layer_proj_norm": ("narrow",),
+    }
+    return told if sizes["narrow"] else {}
+
+
+DEFAULTS: dict[str, Any] = {
+    **TIED,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262144,
+    "hidden_size_per_layer_input": 256,
+    "sliding_window": 512,
+    "max_position_embeddings": 131072,
+}
+GEMMA4 = Family(
+    "gemma4",
+    gemma4_layer,
+    gemma4,
+    whole=whole,
+    sees=True,
+    unread=re.compile(r"model\.(audio_tower|embed_audio|embed_vision)\..*"),
+    defaults=DEFAULTS,
+    vocabulary="gemma4",
+)
