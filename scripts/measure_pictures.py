@@ -11,7 +11,6 @@ PEER is a virtual environment with llama-cpp-python.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -100,14 +99,15 @@ def measure_memory(folder: Path, path: Path, options: argparse.Namespace) -> Non
 
 
 def peak(command: list[str]) -> int:
-    """Bytes that a process held at most."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert process.stderr
-    said = process.stderr.read()
-    _, status, used = os.wait4(process.pid, 0)
-    if status:
-        sys.exit(said.decode()[-2000:])
-    return used.ru_maxrss * 1024
+    """Bytes that a process held at most; asked by a small one, as a child is counted with what its parent held."""
+    asking = (
+        "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL); "
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024); sys.exit(done.returncode)"
+    )
+    done = subprocess.run([sys.executable, "-c", asking, *command], text=True, capture_output=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr[-2000:])
+    return int(done.stdout)
 
 
 if __name__ == "__main__":
