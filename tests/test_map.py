@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from signals import apart, ctrl_c
 from system_calls import SAFE, SystemCalls
 
 from localllm import builtin_model
@@ -197,12 +198,12 @@ def many(tmp_path: Path) -> Path:
 
 def test_ctrl_c_finishes_what_has_begun(many: Path, tmp_path: Path):
     output = tmp_path / "answers.jsonl"
-    process = start(GUIDE, many, "-o", output, "-n", "8", "--temp", "0")
+    process = start(GUIDE, many, "-o", output, "-n", "8", "--temp", "0", **apart())
     wait_for(output, 20)
-    process.send_signal(signal.SIGINT)
+    ctrl_c(process)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.decode() == "localllm: finishing what has begun; Ctrl-C again leaves at once\n"
+    assert err.decode().splitlines() == ["localllm: finishing what has begun; Ctrl-C again leaves at once"]
     results = lines(output.read_text())
     assert [result["id"] for result in results] == list(range(1, len(results) + 1))
     assert 20 <= len(results) < 3000
@@ -210,12 +211,12 @@ def test_ctrl_c_finishes_what_has_begun(many: Path, tmp_path: Path):
 
 def test_a_second_ctrl_c_leaves_at_once(many: Path, tmp_path: Path):
     output = tmp_path / "answers.jsonl"
-    process = start(GUIDE, many, "-o", output, "-n", "400", "--temp", "0", "--as-finished")
+    process = start(GUIDE, many, "-o", output, "-n", "400", "--temp", "0", "--as-finished", **apart())
     wait_for(output, 1)
-    process.send_signal(signal.SIGINT)
+    ctrl_c(process)
     assert process.stderr is not None
     assert b"finishing" in process.stderr.readline()
-    process.send_signal(signal.SIGINT)
+    ctrl_c(process)
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert all("output" in result for result in lines(output.read_text()))

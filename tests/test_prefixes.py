@@ -4,7 +4,6 @@ import errno
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import pytest
 from conftest import ROOT
 from fake_engine import FakeEngine
 from models import DECLARATIONS
+from signals import apart, ctrl_c
 from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model
 
@@ -323,7 +323,7 @@ def test_a_folder_that_cannot_be_written(tiny: Path, folder: Path, monkeypatch):
     with open_model(tiny) as model:
         _, logits = read(model, tokens(600))
         model.close()
-        assert model.prefixes.warning.endswith(f"cannot be kept: {folder}: cannot be made: File exists")
+        assert f"cannot be kept: {folder}: cannot be made: " in model.prefixes.warning  # behind it the system's words
     folder.unlink()
 
     def refuse(self, data):
@@ -392,7 +392,7 @@ def test_short_prompts_are_not_kept(tiny: Path, folder: Path):
     assert not folder.exists()
     in_new_process(tiny, tokens(BATCH + 1))
     assert len(list(folder.iterdir())) == 2
-    assert folder.stat().st_mode & 0o077 == 0, "what somebody has asked is nobody else's business"
+    assert os.name != "posix" or folder.stat().st_mode & 0o077 == 0, "what somebody has asked is nobody else's business"
 
 
 def test_two_prompts_share_what_they_begin_with(tiny: Path, folder: Path):
@@ -509,11 +509,12 @@ def test_who_reads_the_answer_does_not_wait(warm: Path, environment, tmp_path):
     slow += "def slowly(self):\n    time.sleep(90)\n    sync(self)\nsafe_file.SafeFile.sync = slowly\n"
     slow += "from localllm.cli.main import main\nmain()"
     arguments = [sys.executable, "-c", slow, *command(warm)[3:]]
-    process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    pipes = {"stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    process = subprocess.Popen(arguments, env=environment, **pipes, **apart())
     assert process.stdout.read()
     ended = time.monotonic()
     assert process.poll() is None
-    process.send_signal(signal.SIGINT)
+    ctrl_c(process)
     assert process.wait(120) == 0, "the answer was said"
     assert time.monotonic() - ended < 60, "Ctrl-C ends the writing"
     assert not list((Path(environment["LOCALLLM_CACHE"]) / "prefixes").glob(".*"))

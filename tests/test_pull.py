@@ -210,7 +210,7 @@ def test_an_earlier_file_stays_until_the_new_one_is_whole_and_right(hub, models)
 
 
 def test_what_was_left_and_is_wrong_is_fetched_again(hub, models):
-    partial_of(bytes(len(models[0])), 100_000).rename(partial_of(models[0], 0))
+    partial_of(bytes(len(models[0])), 100_000).replace(partial_of(models[0], 0))
     assert pulled().received == len(models[0]) - 100_000 + len(models[0])
     assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
 

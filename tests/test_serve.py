@@ -493,6 +493,7 @@ def test_a_socket_that_only_the_user_opens_and_an_end(tmp_path, number: int):
             process.kill()
 
 
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no Unix sockets")
 def test_a_file_in_the_sockets_place_stays(cli, tmp_path):
     place = tmp_path / "file"
     place.write_text("mine")

@@ -56,7 +56,7 @@ def test_what_else_lies_there_is_no_session(folder: Path):
 
 def test_a_person_can_read_it(folder: Path):
     path = written("a trip", TURN, OTHER)
-    assert path == folder / "a trip.jsonl" and folder.stat().st_mode & 0o777 == 0o700
+    assert path == folder / "a trip.jsonl" and (os.name != "posix" or folder.stat().st_mode & 0o777 == 0o700)
     header, *lines = path.read_text(encoding="utf-8").splitlines()
     assert "🍕" in lines[0] and [json.loads(line) for line in lines] == [*TURN, *OTHER]
     assert json.loads(header).keys() == {"session", "created", "model", "settings"}
@@ -196,7 +196,7 @@ def test_the_history_is_bounded(monkeypatch):
     kept.store_string("x" * (history.MOST_TEXT + 1))
     texts = list(history.FileHistory().load_history_strings())
     assert texts[0] == "line 199\nwith a break" and 10 < len(texts) < 40
-    assert kept.path.stat().st_size <= 1000 and kept.path.stat().st_mode & 0o777 == 0o600
+    assert kept.path.stat().st_size <= 1000 and (os.name != "posix" or kept.path.stat().st_mode & 0o777 == 0o600)
     with kept.path.open("ab") as file:
         file.write(b'\xff torn\n{"no": "text"}\n"last"\n')
     assert list(kept.load_history_strings())[:2] == ["last", "line 199\nwith a break"]
