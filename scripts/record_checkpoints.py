@@ -47,6 +47,8 @@ OF_FALCON_H1 = {
 QWEN_SEES = {"depth": 1, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
 QWEN3_SEES = {"depth": 1, "num_heads": 2, "hidden_size": 32, "intermediate_size": 48, "patch_size": 14,
               "out_hidden_size": 64, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}  # fmt: skip
+OF_CLIP = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+           "num_attention_heads": 2, "image_size": 56, "patch_size": 14, "projection_dim": 32}  # fmt: skip
 OF_QWEN_VL = {**SMALL, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}}
 # Those of which every fourth layer sees all tokens, and heads of which the beginning is rotated.
 WINDOWED = {"num_hidden_layers": 4, "sliding_window": 16, "head_dim": 16,
@@ -191,6 +193,36 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention",
                         "full_attention"],
     }),
+    "solar_open": ("SolarOpenForCausalLM", {
+        **GROUPS, **NOAUX, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "head_dim": 24, "norm_topk_prob": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0},
+    }),
+    "jais2": ("Jais2ForCausalLM", {"head_dim": 24}),
+    "hy_v3": ("HYV3ForCausalLM", {
+        **EXPERTS, "head_dim": 24, "num_experts": 4, "num_shared_experts": 2, "router_scaling_factor": 2.5,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    }),
+    "granitemoe_shared": ("GraniteMoeSharedForCausalLM", {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48, "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5, "attention_multiplier": 0.2, "logits_scaling": 1.5,
+    }),
+    "exaone_moe": ("ExaoneMoeForCausalLM", {
+        **WINDOWED, "routed_scaling_factor": 2.5, "moe_intermediate_size": 32, "num_experts": 4,
+        "num_experts_per_tok": 2, "num_shared_experts": 1, "first_k_dense_replace": 1, "norm_topk_prob": True,
+        "scoring_func": "sigmoid", "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    }),
+    "llava": ("LlavaForConditionalGeneration", {
+        "text_config": {**SMALL, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        "vision_config": OF_CLIP}),
+    "llava_qwen": ("LlavaForConditionalGeneration", {
+        "text_config": {**SMALL, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
+        "vision_config": OF_CLIP}),
+    "lfm2_vl": ("Lfm2VlForConditionalGeneration", {
+        "text_config": {**SMALL, "model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"],
+                        "layer_types": ["full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+        "vision_config": {"model_type": "siglip2_vision_model", "hidden_size": 32, "intermediate_size": 48,
+                          "num_hidden_layers": 1, "num_attention_heads": 2, "num_patches": 16, "patch_size": 14}}),
     "gemma4": ("Gemma4ForCausalLM", {**OF_GEMMA4, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2,
                                      "vocab_size_per_layer_input": 268, "use_double_wide_mlp": True,
                                      "final_logit_softcapping": 30.0}),

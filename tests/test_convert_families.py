@@ -176,7 +176,8 @@ UNSAID = {
     "apertus": (1e-5, 12e6), "hunyuan_dense": (1e-5, 10000.0), "hunyuan_moe": (1e-5, 10000.0), "dbrx": (1e-5, 10000.0),
     "ernie4_5_moe": (1e-5, 500000.0), "lfm2_moe": (1e-5, 1e6), "afmoe": (1e-5, 10000.0), "llama4": (1e-5, 500000.0),
     "glm4_moe_lite": (1e-5, 10000.0), "qwen3_next": (1e-6, 10000.0), "bamba": (1e-5, 10000.0),
-    "falcon_mamba": (1e-5, None), "nemotron_h": (1e-5, None),
+    "falcon_mamba": (1e-5, None), "nemotron_h": (1e-5, None), "jais2": (1e-5, 10000.0), "hy_v3": (1e-5, 11158840.0),
+    "exaone_moe": (1e-5, 10000.0), "solar_open": (1e-5, 1e6), "gemma3n": (1e-6, 1e6), "gemma4": (1e-6, 1e6),
 }  # fmt: skip
 
 
@@ -345,6 +346,29 @@ def test_qwen_that_sees_as_published(tmp_path: Path):
     theirs["qwen2vl.attention.layer_norm_rms_epsilon"] = 1e-5
     assert {key: ours.get(key) for key in theirs} == theirs
     assert {re.sub(r"^blk\.\d+\.", "blk.", t.name) for t in checkpoint.tensors} == facts("qwen2vl")["tensors"].keys()
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind", "image"),
+    [
+        ("qwen35", "Qwen3_5", "model.visual.pos_embed.weight"),
+        ("qwen35_moe", "Qwen3_5Moe", "model.visual.pos_embed.weight"),
+        ("gemma3n", "Gemma3n", "model.vision_tower.timm_model.conv_stem.conv.weight"),
+        ("gemma4", "Gemma4", "model.vision_tower.patch_embedder.input_proj.weight"),
+        ("llama4", "Llama4", "vision_model.class_embedding"),
+    ],
+)
+def test_what_sees_is_the_same_model_of_text(tmp_path: Path, variant: str, kind: str, image: str):
+    """Its config.json in an object, other names, and tensors for images."""
+    config, shapes = facts(variant)["config"], shapes_of(variant)
+    seeing = {"architectures": [f"{kind}ForConditionalGeneration"], "text_config": config, "model_type": "x"}
+    names = {name: name.replace("model.", "model.language_model.", 1) for name in shapes if name[:6] == "model."}
+    renamed = {names.get(name, name): shape for name, shape in shapes.items()} | {image: [4, 4]}
+    text, whole = (open_folder(write_family(tmp_path / name, c, s)) for name, c, s in
+                   (("text", config, shapes), ("whole", seeing, renamed)))  # fmt: skip
+    assert told(whole.metadata) == told(text.metadata) | {"general.name": whole.metadata["general.name"]}
+    assert [(t.name, t.shape) for t in whole.tensors] == [(t.name, t.shape) for t in text.tensors]
+    assert "1 tensors for images are left out" in whole.warnings[0] and not text.warnings
 
 
 def test_heads_that_smolvlm2_does_not_say(tmp_path: Path):
@@ -520,6 +544,11 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("mrope_section", "qwen35", {"rope_parameters": {"partial_rotary_factor": 0.5, "mrope_section": [4, 4, 4]}}),
     ("attn_layer_indices", "bamba", {"attn_layer_indices": [3]}),
     ("mixer_rms_eps 0.001", "falcon_mamba", {"mixer_rms_eps": 1e-3}),
+    ("first_k_dense_replace 1", "solar_open", {"first_k_dense_replace": 1}),
+    ("mlp_bias False", "jais2", {"mlp_bias": False}),
+    ("scoring_func softmax", "exaone_moe", {"scoring_func": "softmax"}),
+    ("has the shape [64, 64]; expected [32, 64]", "hy_v3", {"num_shared_experts": 1}),
+    ("model_type gpt2 is not supported", "llava", {"text_config": {"model_type": "gpt2"}}),
     ("several values of head_dim", "gemma4", {"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 64}}}),
     ("enable_moe_block True", "gemma4", {"enable_moe_block": True}),
     ("the last layer should see all", "gemma4", {"layer_types": ["full_attention", "sliding_attention"] * 2}),

@@ -30,6 +30,7 @@ from localllm.convert.families import (
     phi3,
     qwen,
     qwen_next,
+    seeing,
     t5,
 )
 from localllm.convert.family import Family
@@ -56,6 +57,8 @@ FAMILIES = {
     "Ernie4_5_MoeForCausalLM": mixtures.ERNIE4_5_MOE,
     "Ernie4_5ForCausalLM": newer.ERNIE4_5,
     "Exaone4ForCausalLM": dense.EXAONE4,
+    "ExaoneMoeForCausalLM": mixtures.EXAONE_MOE,
+    "ExaoneMoEForCausalLM": mixtures.EXAONE_MOE,
     "FalconForCausalLM": layer_norms.FALCON,
     "FalconH1ForCausalLM": mamba2.FALCON_H1,
     "FalconMambaForCausalLM": mamba.FALCON_MAMBA,
@@ -78,18 +81,25 @@ FAMILIES = {
     "GraniteForCausalLM": llama.GRANITE,
     "GraniteMoeForCausalLM": llama.GRANITEMOE,
     "GraniteMoeHybridForCausalLM": hybrids.GRANITEHYBRID,
+    "GraniteMoeSharedForCausalLM": hybrids.GRANITEMOE_SHARED,
     "HunYuanDenseV1ForCausalLM": dense.HUNYUAN_DENSE,
     "HunYuanMoEV1ForCausalLM": dense.HUNYUAN_MOE,
+    "HYV3ForCausalLM": mixtures.HY_V3,
     "Idefics3ForConditionalGeneration": llama.IDEFICS3,
+    "InternVLForConditionalGeneration": qwen.QWEN3,
+    "Jais2ForCausalLM": layer_norms.JAIS2,
     "JambaForCausalLM": hybrids.JAMBA,
     "JinaBertForMaskedLM": embedders.JINA,
     "JinaBertModel": embedders.JINA,
     "Lfm2ForCausalLM": hybrids.LFM2,
     "Lfm2MoeForCausalLM": hybrids.LFM2MOE,
+    "Lfm2VlForConditionalGeneration": hybrids.LFM2,
     "Llama4ForCausalLM": mixtures.LLAMA4,
     "Llama4ForConditionalGeneration": mixtures.LLAMA4,
     "LLaMAForCausalLM": llama.LLAMA,
     "LlamaForCausalLM": llama.LLAMA,
+    "LlavaForConditionalGeneration": llama.LLAMA,
+    "LlavaNextForConditionalGeneration": llama.LLAMA,
     "Mamba2ForCausalLM": mamba2.MAMBA2_ALONE,
     "MambaForCausalLM": mamba.MAMBA,
     "MiniMaxM2ForCausalLM": newer.MINIMAX_M2,
@@ -133,6 +143,7 @@ FAMILIES = {
     "SeedOssForCausalLM": newer.SEED_OSS,
     "SmolLM3ForCausalLM": llama.SMOLLM3,
     "SmolVLMForConditionalGeneration": llama.IDEFICS3,
+    "SolarOpenForCausalLM": newer.SOLAR_OPEN,
     "StableLMEpochForCausalLM": layer_norms.STABLELM,
     "StableLmForCausalLM": layer_norms.STABLELM,
     "Starcoder2ForCausalLM": gpt2.STARCODER2,
@@ -143,6 +154,9 @@ FAMILIES = {
 }
 # Those of which there are several under one name.
 TOLD_APART: dict[str, Callable[[Config], Family]] = {
+    **dict.fromkeys(
+        [f"{name}ForConditionalGeneration" for name in ("InternVL", "Lfm2Vl", "Llava", "LlavaNext")], seeing.of_text
+    ),
     "NemotronHForCausalLM": nemotron_h.of_nemotron_h,
     "NomicBertModel": embedders.of_nomic,
     "Qwen3ForCausalLM": embedders.of_qwen3,

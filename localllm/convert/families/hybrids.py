@@ -7,7 +7,7 @@ from localllm.convert.config import Config
 from localllm.convert.families.deepseek import SIGMOID
 from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, HEAD_NORMS, NORMS_BEFORE, ROTATED, as_it_is
-from localllm.convert.families.llama import GRANITEMOE, granite
+from localllm.convert.families.llama import GRANITEMOE, granite, granitemoe
 from localllm.convert.families.mamba import CONTEXT, MAMBA, decay, squeezed
 from localllm.convert.family import Family, Layer, MadeOf, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
@@ -133,6 +133,23 @@ def granitehybrid_layer(sizes: Sizes, number: int) -> Layer:
 
 OUT_SHAPE = ("width", "shared_hidden")
 GRANITEHYBRID = Family("granitehybrid", granitehybrid_layer, granitehybrid, rotated=ROTATED)
+
+
+def granitemoe_shared(config: Config) -> CheckpointFacts:
+    """Granite 3 with experts beside a network for all tokens."""
+    h, shared = granitemoe(config), config.count("shared_intermediate_size", 0)
+    return h.plus(
+        {"shared_hidden": shared, "both_shared": 2 * shared}, expert_shared_feed_forward_length=shared or None
+    )
+
+
+def granitemoe_shared_layer(sizes: Sizes, number: int) -> Layer:
+    shared = {"ffn_gate_shexp": half(0), "ffn_up_shexp": half(1), "ffn_down_shexp": MadeOf(OUT_SHAPE, OUT, same)}
+    experts = {**EXPERTS, **MADE_OF_HALVES}
+    return {**ATTENTION, **NORMS_BEFORE, **experts, **(shared if sizes["shared_hidden"] else {})}
+
+
+GRANITEMOE_SHARED = replace(GRANITEMOE, layer=granitemoe_shared_layer, read=granitemoe_shared)
 
 
 def jamba(config: Config) -> CheckpointFacts:

@@ -1,4 +1,4 @@
-"""Decoders whose norms subtract the mean: Phi 2, GPT-NeoX, Falcon, Cohere's, StableLM, Nemotron, BLOOM, MPT."""
+"""Decoders whose norms subtract the mean: Phi 2, GPT-NeoX, Falcon, Cohere's, StableLM, Nemotron, Jais 2, BLOOM, MPT."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -237,6 +237,23 @@ NEMOTRON = Family(
     offset_norms=True,
     biased=NORMS,
     defaults={"hidden_act": "relu2", "partial_rotary_factor": 0.5, "max_position_embeddings": 4096},
+)
+
+
+def jais2(config: Config) -> CheckpointFacts:
+    """The same with biases, and norms as they are stored."""
+    config.only("attention_bias", True)
+    config.only("mlp_bias", True)
+    h = decoder(config, activations=("relu2",))
+    return centered(config, h, rope__dimension_count=h.sizes["head_dim"])
+
+
+JAIS2 = Family(
+    "jais2",
+    {**ATTENTION, **FEED_FORWARD, **NORMS_BEFORE},
+    jais2,
+    biased=(*ATTENTION, *FEED_FORWARD, *NORMS),
+    defaults={"hidden_act": "relu2", "max_position_embeddings": 8192},
 )
 
 

@@ -1,12 +1,13 @@
-"""Experts behind the first layers: ERNIE 4.5, AFMoE; in every few layers: Llama 4; or all: DBRX."""
+"""Experts behind the first layers: ERNIE 4.5, AFMoE, HunYuan 3, K-EXAONE; in every few: Llama 4; or all: DBRX."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from localllm.arch.llama4 import EXPERTS_OF_MAVERICK
 from localllm.convert.config import Config
-from localllm.convert.families.deepseek import SIGMOID
+from localllm.convert.families.deepseek import SIGMOID, leading_dense
+from localllm.convert.families.dense import exaone4
 from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import (
     ATTENTION,
@@ -18,8 +19,10 @@ from localllm.convert.families.layers import (
     SHARED_EXPERT,
     as_it_is,
     experts_of,
+    guessing_layer,
 )
 from localllm.convert.families.llama import LLAMA_SCALING
+from localllm.convert.families.qwen_next import with_mtp
 from localllm.convert.family import Family, Layer, MadeOf, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.tensors import Shape, TensorSource, reshaped, transposed
@@ -149,6 +152,69 @@ def llama4_layer(sizes: Sizes, number: int) -> Layer:
 
 
 LLAMA4 = Family("llama4", llama4_layer, llama4, sees=True, defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5})
+
+
+def sparse(config: Config, h: CheckpointFacts, scale: str) -> CheckpointFacts:
+    """Experts that are chosen by sigmoids behind the first layers, and a layer that guesses."""
+    config.only("scoring_func", "sigmoid")
+    config.only("moe_router_use_sigmoid", True)
+    h = with_experts(config, h, "moe_intermediate_size")
+    hidden = config.count("num_shared_experts", 1) * h.sizes["expert_hidden"]
+    sizes = {"leading_dense": leading_dense(config), "shared_hidden": hidden, "both_inputs": 2 * h.sizes["width"]}
+    sizes |= {"guessing": config.count("num_nextn_predict_layers", 0)}
+    return h.plus(
+        sizes,
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_shared_feed_forward_length=hidden,
+        expert_weights_scale=config.number(scale, 1.0),
+        expert_gating_func=SIGMOID,
+    )
+
+
+def hy_v3(config: Config) -> CheckpointFacts:
+    """HunYuan 3."""
+    h = sparse(config, decoder(config), "router_scaling_factor")
+    return h.plus(expert_weights_norm=config.flag("route_norm", True))
+
+
+def exaone_moe(config: Config) -> CheckpointFacts:
+    """K-EXAONE: windows as in EXAONE 4."""
+    h = sparse(config, exaone4(config), "routed_scaling_factor")
+    return h.plus(
+        expert_shared_count=config.count("num_shared_experts"),
+        expert_weights_norm=config.flag("norm_topk_prob", True),
+        expert_group_count=config.count("n_group", 1),
+        expert_group_used_count=config.count("topk_group", 1),
+        leading_dense_block_count=h.sizes["leading_dense"],
+        nextn_predict_layers=0,
+        rope__scaling__type=h.metadata.get("rope.scaling.type", "none"),
+    )
+
+
+def sparse_layer(bias: Layer) -> Callable[[Sizes, int], Layer]:
+    def layer(sizes: Sizes, number: int) -> Layer:
+        feeds: Layer = GATED if number < sizes["leading_dense"] else {**EXPERTS, **SHARED_EXPERT, **bias}
+        return {**ATTENTION, **HEAD_NORMS, **NORMS_BEFORE, **feeds, **guessing_layer(sizes, number)}
+
+    return layer
+
+
+HY_V3 = Family(
+    "hy_v3",
+    sparse_layer({"exp_probs_b": as_it_is("mlp.expert_bias", "experts")}),
+    hy_v3,
+    bare=("exp_probs_b",),
+    named_as="dots1",
+    defaults={"rms_norm_eps": 1e-5, "rope_theta": 11158840.0, "head_dim": 128},
+    named=lambda name, layers: name.replace(f"layers.{layers}.final_layernorm.", f"layers.{layers}.shared_head.norm."),
+)
+EXAONE_MOE = Family(
+    "exaone-moe",
+    sparse_layer({"exp_probs_b.bias": ("experts",)}),
+    exaone_moe,
+    defaults={"rms_norm_eps": 1e-5, "sliding_window_pattern": 4, "num_shared_experts": 1, "routed_scaling_factor": 2.5},
+    named=with_mtp,
+)
 
 
 def dbrx(config: Config) -> CheckpointFacts:

@@ -109,3 +109,16 @@ MINIMAX_M2 = Family(
 NOAUX = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 DOTS1 = Family("dots1", dots1_layer, dots1, defaults=NOAUX)
 GLM4MOE = Family("glm4moe", glm4moe_layer, glm4moe, defaults={**NOAUX, "rms_norm_eps": 1e-5})
+
+
+def solar_open(config: Config) -> CheckpointFacts:
+    """Experts in all layers, of which nothing is said."""
+    config.only("first_k_dense_replace", 0)
+    return glm4moe(config).plus(leading_dense_block_count=None)
+
+
+SOLAR_OPEN = replace(
+    GLM4MOE,
+    read=solar_open,
+    defaults={**GLM4MOE.defaults, "rope_theta": 1e6, "head_dim": 128, "norm_topk_prob": True},
+)

@@ -1,0 +1,38 @@
+"""Models that see and leave what is read to a model of another family: LLaVA, Pixtral, InternVL, LFM2-VL."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from localllm.convert.config import Config
+from localllm.convert.families import hybrids, llama, qwen
+from localllm.convert.family import Family
+from localllm.files.gguf_header import shown
+
+READERS = {
+    "lfm2": hybrids.LFM2,
+    "llama": llama.LLAMA,
+    "mistral": llama.LLAMA,
+    "qwen2": qwen.QWEN2,
+    "qwen3": qwen.QWEN3,
+}
+# What text_config need not say, as transformers takes it.
+OF_LLAMA: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+OF_MISTRAL = {**OF_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 1 << 17}
+DEFAULTS: dict[str, dict[str, Any]] = {"llama": OF_LLAMA, "mistral": OF_MISTRAL}
+LINE_END = re.compile(r"(model\.)?image_newline")
+
+
+def of_text(config: Config) -> Family:
+    """The family of what reads, by text_config. Raises ModelError."""
+    kind = config.section("text_config").get("model_type", "llama")
+    family = READERS.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        raise config.refusal(f"text_config: model_type {shown(str(kind))} is not supported ({', '.join(READERS)} are)")
+    defaults = {**family.defaults, **DEFAULTS.get(kind, {})}
+    return replace(family, sees=True, unread=LINE_END, defaults=defaults)
