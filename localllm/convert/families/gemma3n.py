@@ -150,6 +150,7 @@ GEMMA3N = Family(
     unread=re.compile(r"model\.(audio_tower|embed_audio|embed_vision)\..*"),
     defaults={
         **TIED,
+        "rope_theta": 1e6,
         "head_dim": 256,
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
