@@ -13,6 +13,7 @@ import pexpect
 import pytest
 from conftest import ROOT
 from hub_server import COMMIT, Hub
+from models.projectors import projector, write_projector
 from selection import everything
 from system_calls import SAFE, SystemCalls
 from tiny_model import write_tiny_model
@@ -25,6 +26,7 @@ from localllm.files import partial as partial_file
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.models_folder import files_below, models_folder
 from localllm.files.partial import Partial
+from localllm.files.projectors import projector_among, projector_beside
 from localllm.services import hub as hub_service
 from localllm.services import pull as service
 from localllm.services.catalogue import HubReference, referred, resolve
@@ -52,7 +54,6 @@ def hub(monkeypatch, tmp_path, models) -> Iterator[Hub]:
             "README.md": b"# Tiny",
             "Tiny-Q4_K_M.gguf": models[0],
             "Tiny-Q8_0.gguf": models[1],
-            "mmproj-Tiny-F16.gguf": b"GGUF",
         }
         monkeypatch.setenv("HF_TOKEN", "")
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -371,6 +372,58 @@ def test_a_split_model(hub, models, tmp_path):
     del hub.repositories[REPOSITORY][list(parts)[2]]
     with pytest.raises(ModelError, match="lacks parts of Tiny-Q6_K"):
         pulled(":Q6_K")
+
+
+@pytest.fixture
+def seen(hub, tmp_path) -> dict[str, bytes]:
+    """Projectors that the repository has, too."""
+    path = write_projector(projector("llava"), tmp_path / "mmproj.gguf")
+    found = {f"mmproj-Tiny-{format}.gguf": path.read_bytes() for format in ("BF16", "F32", "f16", "Q8_0")}
+    hub.repositories[REPOSITORY] |= found
+    return found
+
+
+def test_a_projector_comes_with_a_model(hub, models, seen):
+    """One of several, whatever the quantization; not that of another folder, and not again."""
+    whole = len(models[0]) + len(seen["mmproj-Tiny-f16.gguf"])
+    done = pulled()
+    assert (done.path.name, done.size, done.received) == ("Tiny-Q4_K_M.gguf", whole, whole)
+    assert sorted(there()) == [f"{REPOSITORY}/{name}" for name in ("Tiny-Q4_K_M.gguf", "mmproj-Tiny-f16.gguf")]
+    assert projector_beside(str(done.path)).endswith("mmproj-Tiny-f16.gguf")
+    assert pulled().received == 0 and pulled(":Q8_0").received == len(models[1])
+    projector_beside(str(done.path))
+    (models_folder() / REPOSITORY / "mmproj-Tiny-f16.gguf").unlink()
+    del hub.repositories[REPOSITORY]["mmproj-Tiny-f16.gguf"]
+    assert pulled().received == len(seen["mmproj-Tiny-BF16.gguf"])
+
+
+def test_which_projector_is_brought():
+    names = ["a/mmproj-F16.gguf", "mmproj-other-F16.gguf", "mmproj-one-Q8_0.gguf", "README.md", "mmproj-one-F32.gguf"]
+    assert projector_among(names, "one-Q4_K_M.gguf") == "mmproj-one-Q8_0.gguf"
+    assert projector_among(names, "b/one-Q4_K_M.gguf") is None
+    assert projector_among(names, "a/one-Q4_K_M.gguf") == "a/mmproj-F16.gguf"
+
+
+def test_a_damaged_projector_is_not_kept(hub, models):
+    hub.repositories[REPOSITORY]["mmproj-Tiny-F16.gguf"] = b"GGUF"
+    with pytest.raises(ModelError, match="mmproj-Tiny-F16"):
+        pulled()
+    assert list(there()) == [f"{REPOSITORY}/Tiny-Q4_K_M.gguf"]
+
+
+def test_fit_and_rm_count_a_projector(cli, hub, models, seen, monkeypatch):
+    """As much before it is here as behind; the last model of the folder takes it along."""
+    from localllm.services import fit as fit_service
+
+    monkeypatch.setattr(fit_service, "measured_bandwidth", lambda: 1e9)
+    facts, name = fit(f"hf:{REPOSITORY}:Q4_K_M"), f"hf:{REPOSITORY}:Q4_K_M"
+    assert facts["projector_bytes"] == len(seen["mmproj-Tiny-f16.gguf"]) and there() == {}
+    pulled(), pulled(":Q8_0")
+    assert fit(name)["projector_bytes"] == facts["projector_bytes"]
+    assert cli("rm", name, "--force")[0] == 0
+    assert sorted(there()) == [f"{REPOSITORY}/{name}" for name in ("Tiny-Q8_0.gguf", "mmproj-Tiny-f16.gguf")]
+    (models_folder() / REPOSITORY / "mmproj-Tiny-BF16.gguf.0123456789abcdef.partial").write_bytes(b"GG")
+    assert cli("rm", f"hf:{REPOSITORY}:Q8_0", "--force")[0] == 0 and there() == {}
 
 
 def test_hostile_names_lead_nowhere(hub, models):

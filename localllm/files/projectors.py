@@ -1,9 +1,13 @@
 """Where the projector of a model is: a file of its own, as llama.cpp writes it, beside the model."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
 
 from localllm.errors import UsageError
+from localllm.files.models_folder import ModelFile
+
+USUAL = "F16", "BF16", "Q8_0", "F32"  # of which the first one that a repository has is brought with a model
 
 
 def projector_beside(path: str) -> str:
@@ -33,9 +37,25 @@ def projector_bytes(path: str) -> int:
 def candidates(folder: str) -> Iterator[str]:
     """Names of files in a folder that are projectors by their names."""
     with os.scandir(folder) as entries:
-        for entry in entries:
-            if "mmproj" in entry.name.lower() and entry.name.lower().endswith(".gguf"):
-                yield entry.name
+        yield from (entry.name for entry in entries if is_projector(entry.name))
+
+
+def is_projector(name: str) -> bool:
+    """Whether a file is one by its name."""
+    return "mmproj" in name.lower() and name.lower().endswith(".gguf")
+
+
+def projector_among(names: Iterable[str], model: str) -> str | None:
+    """The projector that goes with a model, of the files of a repository: in the same folder, of the usual format."""
+    folder = PurePosixPath(model).parent
+    found = [name for name in sorted(names) if is_projector(name) and PurePosixPath(name).parent == folder]
+    own = [name for name in found if stem_of(PurePosixPath(model).name).startswith(stem_of(PurePosixPath(name).name))]
+
+    def rank(name: str) -> int:
+        format = ModelFile(name, (name,), True).quantization
+        return USUAL.index(format) if format in USUAL else len(USUAL)
+
+    return min(own or found, key=rank, default=None)
 
 
 def stem_of(path: str) -> str:

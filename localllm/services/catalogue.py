@@ -13,6 +13,7 @@ Every command that is given no path asks here: nothing that this module imports 
 import os
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -21,12 +22,16 @@ from typing import Any
 from localllm.errors import ModelError, UsageError
 from localllm.files.models_folder import PARTIAL, ModelFile, files_below, model_files, models_folder, normal, size_of
 from localllm.files.partial import partials
+from localllm.files.projectors import is_projector
 from localllm.files.settings import settings
 from localllm.frozen import frozen
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 USUAL = "Q4_K_M"  # of a repository that has it
 HUB = "hf:"
+ON_ITS_WAY = re.compile(
+    rf"\.[0-9a-f]+{re.escape(PARTIAL)}$"
+)  # behind the name of a file that was not pulled to the end
 REPOSITORY = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(?P<file>.+)|:(?P<quantization>[\w-]+))?"
 )
@@ -309,12 +314,21 @@ def removable(name: str) -> OnDisk:
     models, wanted = models_on_disk(), aliased(name).lower()
     for model in models:
         if model.name.lower() == wanted:
-            return model
+            return with_projectors(model, models)
     try:
         path = Path(resolve(name)).absolute()
     except ModelError:
         path = Path(name).absolute()
     for model in models:
         if path in model.files:
-            return model
+            return with_projectors(model, models)
     raise ModelError(f"{name}: not in the folder of models, {models_folder()}")
+
+
+def with_projectors(model: OnDisk, models: list[OnDisk]) -> OnDisk:
+    """The last model of a repository's folder has the projectors in it, too, also those that are on their way."""
+    folder = model.path.parent
+    if len(folder.relative_to(models_folder()).parts) < 2 or [one.path.parent for one in models].count(folder) != 1:
+        return model
+    more = tuple(path for path in folder.iterdir() if is_projector(ON_ITS_WAY.sub("", path.name)))
+    return replace(model, files=(*model.files, *more), size=model.size + sum(map(size_of, more)))

@@ -13,7 +13,7 @@ from localllm.arch.storage import KVType
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.projectors import projector_bytes
-from localllm.services.catalogue import HubReference, MissingError, chosen, resolve
+from localllm.services.catalogue import HubReference, MissingError, resolve
 from localllm.services.costs import MatrixCosts
 from localllm.services.inspect import is_reader, memory
 from localllm.system.memory import available_memory
@@ -50,13 +50,13 @@ def fit(model: str, on_read: Callable[[str], None] = lambda what: None, context:
 def of_hub(reference: HubReference, on_read: Callable[[str], None], context: int | None) -> dict[str, Any]:
     """The same of a model that is not on this computer."""
     from localllm.services.hub import Repository
-    from localllm.services.pull import remote_model
+    from localllm.services.pull import files_of, projectors_of, remote_model
 
     on_read(f"reading the header of {reference.text}")
     repository = Repository(reference.repository)
-    files = [repository.files[name] for name in chosen(repository.files, reference)]
+    files = files_of(repository, reference)
     with remote_model(repository, files) as (model, fetched):
-        facts = of_file(model, on_read, context)
+        facts = of_file(model, on_read, context, sum(file.size for file in projectors_of(repository, files)))
         return {"model": reference.text, "path": model.path, "fetched_bytes": fetched} | facts
 
 

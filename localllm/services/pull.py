@@ -10,6 +10,7 @@ from localllm.files.gguf_file import GGUFFile, open_part
 from localllm.files.hollow import hollow_model
 from localllm.files.models_folder import models_folder, remove_empty_folders, size_of
 from localllm.files.partial import Partial, partials, sha256_of
+from localllm.files.projectors import projector_among
 from localllm.frozen import frozen
 from localllm.services.catalogue import HubReference, chosen
 from localllm.services.hub import RemoteFile, Repository
@@ -44,7 +45,7 @@ class Pulled:
 
 
 def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
-    """Bring the files of a model, or what is missing of them, and check all of it.
+    """Bring the files of a model and its projector, if it has one, or what is missing of them, and check all of it.
 
     A file appears under its name when it is complete, has the size and SHA-256 that the hub says, and a header that
     makes sense. Before the first byte is fetched the architecture and the disk's free space are looked at. Raises
@@ -54,7 +55,7 @@ def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
     watcher = watcher or Watcher()
     watcher.looking("what there is")
     repository = Repository(reference.repository, watcher.interrupted)
-    files = [repository.files[name] for name in chosen(repository.files, reference)]
+    files = (own := files_of(repository, reference)) + projectors_of(repository, own)
     for name in (*reference.repository.split("/"), *(part for file in files for part in file.name.split("/"))):
         if problem := name_problem(name):
             raise UsageError(f"{reference.repository}: {name}: {problem}")
@@ -66,7 +67,7 @@ def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
     if missing:
         require_space(folder, missing)
         watcher.looking("the header")
-        with remote_model(repository, files) as (model, _):
+        with remote_model(repository, own) as (model, _):
             architecture(model)
     size, received = sum(file.size for file in files), 0
     done = size - sum(file.size for file, _ in missing)
@@ -78,6 +79,17 @@ def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
         done += file.size
     GGUFFile.open(targets[0], needed=()).close()  # files of a split model that belong together
     return Pulled(targets[0], size, received)
+
+
+def files_of(repository: Repository, reference: HubReference) -> list[RemoteFile]:
+    """Of a model. Raises ModelError."""
+    return [repository.files[name] for name in chosen(repository.files, reference)]
+
+
+def projectors_of(repository: Repository, files: list[RemoteFile]) -> list[RemoteFile]:
+    """What the model of these files sees by: one file, or none."""
+    name = projector_among(repository.files, files[0].name)
+    return [repository.files[name]] if name else []
 
 
 def is_here(file: RemoteFile, target: Path, watcher: Watcher) -> bool:
