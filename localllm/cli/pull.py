@@ -13,9 +13,10 @@ def pull(names: Annotated[list[str], argument("MODEL...", "Known names, or hf:OW
     """Bring models from the Hugging Face hub, and print their paths.
 
     A known one (see `localllm list --all`), or any; behind its name a quantization after a colon, or a file after a
-    slash. Everything is checked: the size, the SHA-256 that the hub says, the header. After Ctrl-C, a broken connection
-    or worse, the same command goes on where it stopped. Files go to ~/.local/share/localllm/models, or where
-    LOCALLLM_MODELS says. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE hold as in Hugging Face's programs.
+    slash. What it sees images by (mmproj) comes along. Everything is checked: the size, the SHA-256 that the hub says,
+    the header. After Ctrl-C, a broken connection or worse, the same command goes on where it stopped. Files go to
+    ~/.local/share/localllm/models, or where LOCALLLM_MODELS says. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE hold as in
+    Hugging Face's programs.
 
     Examples:
       localllm pull qwen3-4b
