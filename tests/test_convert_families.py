@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from checkpoint import edit_json, random_tensor, spelled_out, write_family, write_json, write_safetensors
 from test_convert import TEXT, refused, write_gguf
+from test_guess_head import Free
 
 import localllm
 from localllm.arch import ARCHITECTURES
@@ -29,6 +30,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.texts import TextReader
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
+from localllm.generation import speculation
 from localllm.generation.embedding import has_head
 from localllm.quant.recipes import recipe_named
 from localllm.services.quantize import open_source, run
@@ -103,8 +105,11 @@ IN_GGUF = {name: f"nextn.{name.replace('.', '_')}" for name in NEXTN}
 
 @pytest.mark.parametrize(("variant", "last"), [("deepseek3", 1), ("glm4_moe", 2)])
 @pytest.mark.parametrize("without", [(), ("embed_tokens", "shared_head.norm", "shared_head.head")], ids=len)
-def test_layers_that_guess_are_kept(tmp_path: Path, variant: str, last: int, without: tuple[str, ...]):
+def test_layers_that_guess_are_kept(
+    tmp_path: Path, variant: str, last: int, without: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
     """Behind the others, as the publishers name them; a transformers checkpoint has none."""
+    monkeypatch.setattr(speculation, "StepCosts", Free)  # or it would be a matter of time whether guesses are made
     shapes, own = shapes_of(variant), f"model.layers.{last + 1}."
     its = {name.replace(f".{last}.", f".{last + 1}.", 1): s for name, s in shapes.items() if f"s.{last}." in name}
     its |= {f"{own}{name}.weight": [*map(int, s.split())] for name, s in NEXTN.items() if name not in without}

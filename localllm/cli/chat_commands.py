@@ -253,7 +253,8 @@ def model(conversation: "Conversation", argument: str, tools: Tools) -> None:
     if argument:
         conversation.switch(tools.open(argument))
     other = conversation.model
-    dim(f"{other.name or file_stem(other.path)} · {other.format} · {other.context} tokens of context")
+    context = f" · {other.context} tokens of context" if other.context else ""  # a server need not say
+    dim(f"{other.name or file_stem(other.path)} · {other.format}{context}")
 
 
 def leave(conversation: "Conversation", argument: str, tools: Tools) -> None:
