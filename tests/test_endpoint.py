@@ -150,6 +150,8 @@ def test_a_session(told: Served, tmp_path: Path):
     again.expect("session far · 16 messages")
     again.prompt()
     assert "HI" in again.say("hi")
+    assert "scripted · endpoint" in again.say("/model scripted")
+    again.say("hi")  # or the server may not have opened it
     assert "scripted · endpoint · 4096 tokens of context" in again.say("/model scripted")
     assert "AND NOW" in again.say("and now")
     again.type("\x04")
