@@ -9,11 +9,13 @@ from fake_sequences import FakeSequence, FakeSequences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_answers import VOCAB, Letters, table
+from test_guess_head import Free
 
 from localllm.engine.runs import FIRST as CHUNK
 from localllm.engine.runs import Runs
 from localllm.engine.seen import Seen
 from localllm.errors import ContextError, MemoryLimitError
+from localllm.generation import leaps
 from localllm.generation.answering import AnswerRequest
 from localllm.generation.answers import answers
 from localllm.generation.batch import Batch
@@ -192,6 +194,27 @@ def test_without_precision_reading_and_writing_are_one_run():
     asked = [request([2], max_tokens=3, speculate="off"), request([3] * 400, max_tokens=1)]
     ask(engine, asked, precise=False, chunk=150)
     assert engine.ran == [(False, [(0, 1), (0, 128)]), (False, [(128, 128), (1, 1)]), (False, [(256, 144), (2, 1)])]
+
+
+def test_who_wants_no_guesses_is_read_none(monkeypatch):
+    """Beside somebody who does."""
+    monkeypatch.setattr(leaps, "StepCosts", Free)
+    engine = Paged(lambda tokens: np.eye(VOCAB, dtype=np.float32)[2 + (tokens[-1] - 1) % 3])  # 2, 3, 4, 2, ...
+    for how in (("off", "auto"), ("off", "off")):
+        engine.ran.clear()
+        engine.owners.clear()
+        prompts = [[first, *[2, 3, 4] * 7] for first in (5, 6)]
+        asked = [
+            request(prompt, max_tokens=30, temperature=0, speculate=one)
+            for prompt, one in zip(prompts, how, strict=True)
+        ]
+        ask(engine, asked)
+        longest = dict.fromkeys((5, 6), 0)
+        for owners, (_, places) in zip(engine.owners, engine.ran, strict=True):
+            for owner, (place, count) in zip(owners, places, strict=True):
+                longest[owner] = max(longest[owner], count if place else 0)
+        assert longest[5] == 1
+        assert (longest[6] > 1) == (how[1] == "auto")
 
 
 def test_a_shared_beginning_is_read_once():

@@ -385,6 +385,8 @@ OTHER_REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     ("merged by 3", "internvl", {"downsample_ratio": 0.33}),
     ("use_qk_norm", "internvl", vision("internvl", use_qk_norm=True)),
     ("norm_type rms_norm is not", "internvl", vision("internvl", norm_type="rms_norm")),
+    ("temporal_patch_size", "qwen25vl", vision("qwen25vl", temporal_patch_size=3)),
+    ("spatial_merge_size", "qwen25vl", vision("qwen25vl", spatial_merge_size=3)),
     ("num_position_embeddings: 35", "qwen3vl", vision("qwen3vl", num_position_embeddings=35)),
     ("deepstack_visual_indexes", "qwen3vl", vision("qwen3vl", deepstack_visual_indexes=[2, 0])),
     ("deepstack_visual_indexes", "qwen3vl", vision("qwen3vl", deepstack_visual_indexes=[0, 4])),

@@ -50,6 +50,13 @@ def opened(file):
         engine.close()
 
 
+def test_the_reference_reserves_nothing_and_has_no_limit(opened):
+    engine = opened(backend="reference")
+    engine.forward(TOKENS[:3], 0)
+    used, count = engine.places()
+    assert used == 0 and count > 2**40
+
+
 def nmse(got: np.ndarray, exact: np.ndarray) -> float:
     return float(((got - exact) ** 2).sum() / (exact.astype(np.float64) ** 2).sum())
 

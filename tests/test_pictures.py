@@ -132,6 +132,9 @@ def test_how_llava_prepares(tmp_path):
         (square,) = reader.family.prepared(reader.hyperparameters, picture(size)).pictures
         assert square.size == (56, 56) and all(square.getpixel(place) == (122, 116, 104) for place in bars)
         assert square.getpixel((28, 28)) != (122, 116, 104)
+    (square,) = reader.family.prepared(reader.hyperparameters, picture((112, 112))).pictures
+    by_columns = picture((112, 112)).resize((56, 112), Image.Resampling.BICUBIC)
+    assert np.array_equal(square, by_columns.resize((56, 56), Image.Resampling.BICUBIC))
     reader.close()
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -15,6 +16,7 @@ from signals import apart, ctrl_c
 from tiny_model import write_tiny_model
 
 import localllm
+from localllm.cli import receipt as cli_receipt
 from localllm.errors import UsageError
 from localllm.files import file_hash
 from localllm.generation.generate import GenerationOptions
@@ -198,6 +200,14 @@ def test_options_that_json_cannot_have():
     object.__setattr__(options, "keep", object())
     with pytest.raises(UsageError, match="keep cannot be written to a receipt"):
         receipts.plain_options(options)
+
+
+def test_what_no_receipt_can_have_is_refused_before_the_answer(tmp_path: Path):
+    model = SimpleNamespace(file=None, files=())
+    options = GenerationOptions(sampling=SamplingOptions(seed=1))
+    object.__setattr__(options, "keep", object())
+    with pytest.raises(UsageError, match="keep cannot be written to a receipt"):
+        cli_receipt.prepared(str(tmp_path / "r.json"), options, model, [], False)  # type: ignore[arg-type]
 
 
 def test_hashes_are_remembered_while_a_file_stays_as_it_is(tmp_path: Path, hashes: Path):

@@ -153,6 +153,7 @@ def found_in(texts: list[str]) -> Strings:
 def test_a_string_that_comes_twice_is_found_at_its_first_place():
     found = StringPlaces(found_in(["a b", "c d", "a b"]))
     assert found["a b"] == 0 and found.get("c d") == 1 and dict(found.items()) == {"a b": 0, "c d": 1}
+    assert found.get("a b", 5) == 0 and found.get("none") is None and found.get("none", 5) == 5
 
 
 def test_after_many_questions_it_is_a_dictionary(monkeypatch):
