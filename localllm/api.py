@@ -79,7 +79,7 @@ class Model:
         self.prefixes, self.written = prefixes, written
         self.session = Session(Sequences(engine, prefixes, written), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
-        self.sight = Sight(file.path, engine, tokenizer, threads)
+        self.sight = Sight(file.path, engine, tokenizer, threads, prefixes is not None)
         self.session.look = self.sight.look
         self._draft_models: dict[str, Model] = {}
         self._readers: dict[tuple[str, str | None], Any] = {}

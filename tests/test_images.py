@@ -230,34 +230,6 @@ def test_many_records(models, said, tmp_path, monkeypatch):
     assert "output" in json.loads(by_option[1].splitlines()[0])
 
 
-def test_prompts_with_images_are_not_kept(models, tmp_path, monkeypatch):
-    """No file comes of one, however long. What was kept of a text is of use to one that begins alike, as far as it is
-    text: then the answer is that of one that reads all of it."""
-    from localllm.files import prefix_files
-
-    monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
-    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "kept")
-    text = "Look here. " * 200
-
-    def answer(*images: str) -> tuple[list[int], int]:
-        with localllm.open(models / "llava" / "tiny.gguf", threads=2) as model:
-            parts = [{"type": "text", "text": text}, *({"type": "image", "image": models / name} for name in images)]
-            told = model.chat([{"role": "user", "content": parts}], max_tokens=6, temperature=0)
-            list(told)
-            assert told.prompt_tokens > 2000
-            if images:
-                model.session.leave()  # which keeps conversations
-            return told.tokens, told.cached_tokens
-
-    def kept() -> list[Path]:
-        return [path for path in tmp_path.rglob("*") if path.is_file()]
-
-    one, two = answer("one.png"), answer("two.jpg")
-    assert not kept() and (one[1], two[1]) == (0, 0) and answer("one.png") == one
-    assert answer()[1] == 0 and kept()
-    assert answer("one.png") == (one[0], 1536) and answer("two.jpg") == (two[0], 1536)
-
-
 def test_who_waits_keeps_its_images(models, opened, monkeypatch):
     """Images are forgotten when others have come, but not those of a prompt that was not read yet."""
     from localllm.generation import eye

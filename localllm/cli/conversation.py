@@ -73,7 +73,7 @@ class Conversation:
             opened_image(path)  # whether the server's model sees it, only the server knows
         else:
             self.model.sight.look(path)
-        self.images.append(path)
+        self.images.append(os.path.abspath(path))  # a session may go on in another folder
 
     def read(self, text: str, name: str) -> None:
         """Take a file's text along with the next question. Raises UsageError if there is no room for it."""

@@ -259,6 +259,11 @@ class Engine:
             raise UsageError(f"an image of {len(seen.rows)} rows that see each other; {BATCH} are the most")
         self._images[seen.key] = seen
 
+    def images_among(self, tokens: Ids[int]) -> list[tuple[int, Seen]]:
+        """The images of which tokens are all rows, and where they begin."""
+        found = passages(np.asarray(tokens, np.int64))
+        return [(one.first, self._images[one.key]) for one in found if one.key is not None]
+
     def _clean_up(self) -> None:
         """Give back what forgotten sequences have left."""
         while self.abandoned:

@@ -1,7 +1,7 @@
 """Pictures, each read whole by a vision encoder: of each so many rows of numbers; nothing is kept of any.
 
 A program for the transformer and one for the projector; which rows of the one become a row of the other is said in
-NumPy, between the two.
+NumPy, between the two. Both are made when the first picture is read.
 """
 
 import threading
@@ -20,6 +20,7 @@ from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.memory.run_cache import RunCache
 from localllm.engine.options import EngineOptions
+from localllm.engine.record.operations import Operation
 from localllm.engine.record.rows import TurningRecorder
 from localllm.engine.run import Header
 from localllm.errors import ModelError
@@ -52,9 +53,14 @@ class PictureReader:
         """Raises ModelError for a file that is no projector, or is damaged; LocalllmError."""
         options = options or EngineOptions()
         self.family, self.hyperparameters = projector(file)
-        h, self._lock, self._weights = self.hyperparameters, threading.Lock(), Weights(file.tensors)
-        tower, project = said_parts(file, self.family, h)
-        self._tower, self._project = PictureProgram(tower, h, options), PictureProgram(project, h, options)
+        self._lock, self._weights, self._options = threading.Lock(), Weights(file.tensors), options
+        self._said = said_parts(file, self.family, self.hyperparameters)
+        self._programs: list[PictureProgram] = []  # for the transformer and the projector
+
+    @property
+    def operations(self) -> list[Operation]:
+        """All that is done with a picture."""
+        return [operation for part in self._said for operation in part.recorder.operations]
 
     def read(self, picture: Any) -> np.ndarray:
         """Rows of a picture as the family has prepared it: float32 [rows, width of the language model].
@@ -64,9 +70,11 @@ class PictureReader:
         h = self.hyperparameters
         with self._lock:
             grid = h.grid(picture)
+            self._programs = self._programs or [PictureProgram(part, h, self._options) for part in self._said]
+            tower, project = self._programs
             try:
-                rows = self._tower.run(h.rows(picture, self._weights), h.turns(grid), h.windows(grid))
-                return h.with_breaks(self._project.run(self._gathered(rows, grid)), grid, self._weights)
+                rows = tower.run(h.rows(picture, self._weights), h.turns(grid), h.windows(grid))
+                return h.with_breaks(project.run(self._gathered(rows, grid)), grid, self._weights)
             except ModelError as error:
                 raise ModelError(f"{h.path}: {error}") from None
 
@@ -80,8 +88,8 @@ class PictureReader:
     def close(self) -> None:
         """End the threads; a second time does nothing."""
         with self._lock:
-            self._tower.close()
-            self._project.close()
+            for program in self._programs:
+                program.close()
 
 
 def said_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[SaidPart, SaidPart]:

@@ -7,16 +7,19 @@ with the same image begin alike, and others do not.
 import hashlib
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from localllm.engine.runs import Runs
+from localllm.engine.run import PRECISE_TOKENS
+from localllm.engine.runs import LONG, Runs
 from localllm.errors import UsageError
 
 ROW_BITS = 15  # of an id: the number of the row
 MOST_ROWS = 1 << ROW_BITS
 KEY_BITS = 47  # the rest of an int64's, without its sign
+NEAR = 64  # tokens between images that are most often parts of one
 
 
 class Seen:
@@ -107,6 +110,25 @@ def last_end(tokens: Ids[int], length: int, runs: Runs) -> int:
         length = end - 1
         while is_within(tokens, length):
             length -= 1
+
+
+def is_worth_keeping(tokens: Ids[int]) -> bool:
+    """Whether to read so many tokens again would take about a second."""
+    return len(tokens) > LONG or (len(tokens) > PRECISE_TOKENS and has_images(tokens))
+
+
+def piece_ends(tokens: Ids[int], runs: Runs) -> list[int]:
+    """Where reading can go on behind pieces of a prompt: ends of whole runs, and of images behind which no other comes
+    soon."""
+    end, found = 0, set[int]()
+    while (end := runs.next_end(end)) <= len(tokens):
+        end = whole_end(tokens, end)
+        found.add(end)
+    images = [one for one in passages(np.asarray(tokens, np.int64)) if one.key is not None]
+    for one, following in pairwise([*images, None]):
+        if one and (following is None or following.first - one.end > NEAR):
+            found.add(one.end)
+    return sorted(found)
 
 
 class Passage(NamedTuple):

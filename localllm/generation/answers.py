@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from localllm.engine.runs import LONG
+from localllm.engine.seen import is_worth_keeping
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.candidates import Candidates
@@ -134,7 +134,7 @@ class AnswerSearch:
         logits = found.logits if found else None
         if logits is None:
             logits = read_prompt(self._held[0], prompt, self.task.options.on_progress)
-            if self._prefixes and len(prompt) > LONG:
+            if self._prefixes and is_worth_keeping(prompt):
                 self._end = self._held[0].fork(), logits
         return Hypothesis(self._held[0], logits[-1, : self.vocab], self._guide)
 

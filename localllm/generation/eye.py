@@ -1,12 +1,14 @@
 """What a model sees images with: its projector, and the ids that stand for what was seen."""
 
 import hashlib
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from localllm.engine.memory.seen_rows import SeenRows, projector_fingerprint
 from localllm.engine.options import EngineOptions
 from localllm.engine.pictures import PictureReader
 from localllm.engine.seen import Seen
@@ -33,14 +35,18 @@ class Eye:
     """A projector for a model that is open. Not for several threads at once.
 
     Attributes:
-        path: of the projector's file.  encoded: how many images were looked at.
+        path: of the projector's file.  encoded: how many images were encoded.
     """
 
-    def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", options: EngineOptions):
-        """Raises ModelError for what is no projector, or that of another model, UnsupportedError."""
+    def __init__(
+        self, path: str, engine: "Engine", tokenizer: "Tokenizer", options: EngineOptions, keeps: bool = False
+    ):
+        """keeps: what was made of images from process to process. Raises ModelError for what is no projector, or that
+        of another model, UnsupportedError."""
         self.path, self.encoded, self._engine, self._tokenizer = path, 0, engine, tokenizer
         self._known: OrderedDict[bytes, SeenImage] = OrderedDict()
-        self._reader = PictureReader(GGUFFile.open(path), options)
+        self._file, self._root = GGUFFile.open(path), b"" if keeps else path.encode()
+        self._reader = PictureReader(self._file, options)
         h, family, width = self._reader.hyperparameters, self._reader.family, engine.hyperparameters.row_width
         if h.row_width != width:
             problem = f"it makes rows of {h.row_width} numbers, the model reads {width}"
@@ -49,12 +55,14 @@ class Eye:
         if missing:
             raise ModelError(f"{path}: the projector of another model, which has the token {missing[0]}")
         engine.see(Seen(b"", np.zeros((1, width), np.float32)))  # refuses models that images cannot be read by
+        self._files = SeenRows(os.path.basename(path), width) if keeps else None
 
     def look(self, source: Any) -> SeenImage:
         """What is seen of an image, as of localllm.images.opened; the ids are known as long as somebody has it. Raises
         UsageError, ModelError."""
         image = opened_image(source)
-        digest = hashlib.sha256(f"{self.path} {image.size}".encode() + image.tobytes()).digest()
+        self._root = self._root or self._fingerprint()
+        digest = hashlib.sha256(self._root + f" {image.size} ".encode() + image.tobytes()).digest()
         look = self._known.pop(digest, None) or self._looked(image, digest)
         self._known[digest] = look
         for seen in look.seen:
@@ -62,12 +70,24 @@ class Eye:
         self._forget()
         return look
 
+    def _fingerprint(self) -> bytes:
+        """Of what sees."""
+        try:
+            return projector_fingerprint(self._file, self._reader.operations)
+        except OSError:  # the file is gone
+            self._files = None
+            return self.path.encode()
+
     def _looked(self, image: Any, digest: bytes) -> SeenImage:
         """The first time."""
         family, h = self._reader.family, self._reader.hyperparameters
         prepared = family.prepared(h, image)
-        self.encoded += 1
-        rows = self._reader.read_all(prepared.pictures, image.size)
+        rows = self._files.find(digest) if self._files else None
+        if rows is None:
+            self.encoded += 1
+            rows = self._reader.read_all(prepared.pictures, image.size)
+            if self._files:
+                self._files.keep(digest, rows)
         seen = [
             Seen(digest + bytes([number & 255, number >> 8]), some, h.axes(prepared.pictures[number]), h.sees_ahead)
             for number, some in enumerate(rows)

@@ -21,8 +21,7 @@ import numpy as np
 from localllm.engine.forks import Refusal, refuse_forks
 from localllm.engine.memory.store import StoredPrefix
 from localllm.engine.run import PRECISE_TOKENS
-from localllm.engine.runs import LONG
-from localllm.engine.seen import last_end
+from localllm.engine.seen import is_worth_keeping, last_end
 from localllm.generation.overflow import Rolling, rolling
 from localllm.generation.reuse import Candidate, Reuse, TurnEnds, best_reuse, reuse_of
 
@@ -165,7 +164,7 @@ class Sequences:
 
     def _write_end(self) -> None:
         """What was read anew goes to files."""
-        if self._is_new and self.prefixes and self._end and len(self._end.sequence.tokens) > LONG:
+        if self._is_new and self.prefixes and self._end and is_worth_keeping(self._end.sequence.tokens):
             self.prefixes.keep(self._end.sequence.fork(), self._end.logits)
         self._is_new = False
 
@@ -193,8 +192,9 @@ class Sequences:
         with self.lock:
             if self.written and self._kept:
                 self.written.add(self._kept.tokens, is_kept=True)
-            if self.prefixes and self._kept and not isinstance(self._kept, Rolling) and len(self._kept.tokens) > LONG:
-                self.prefixes.keep(self._kept.fork(), None, is_conversation=True)
+            kept = self._kept
+            if self.prefixes and kept and not isinstance(kept, Rolling) and is_worth_keeping(kept.tokens):
+                self.prefixes.keep(kept.fork(), None, is_conversation=True)
 
     def hold(self) -> None:
         """Somebody else comes, and one may come back: keep what the latest has read besides. Of those left so the HELD

@@ -19,9 +19,9 @@ class Sight:
         eye: what sees, None until it is needed.
     """
 
-    def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", threads: int | None):
-        """path: of the model; threads: that encode."""
-        self._path, self._engine, self._tokenizer, self._threads = path, engine, tokenizer, threads
+    def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", threads: int | None, keeps: bool = False):
+        """path: of the model; threads: that encode; keeps: what was made of images from process to process."""
+        self._path, self._engine, self._tokenizer, self._threads, self._keeps = path, engine, tokenizer, threads, keeps
         self._lock = threading.Lock()
         self.eye: Eye | None = None
 
@@ -29,7 +29,7 @@ class Sight:
         """See by this file from now on. Raises ModelError for what is no projector of this model, UnsupportedError."""
         from localllm.generation.eye import Eye
 
-        eye = Eye(projector, self._engine, self._tokenizer, EngineOptions(self._threads))
+        eye = Eye(projector, self._engine, self._tokenizer, EngineOptions(self._threads), self._keeps)
         self.close()
         self.eye = eye
         return eye

@@ -1,7 +1,8 @@
 """Beginnings of prompts that were read before, perhaps by another program: kept in files, piece by piece.
 
-A piece is what a whole run has read (localllm.engine.runs): so what is behind it is read in the same runs, whether it
-was found or not, and every bit is the same. The last piece of a prompt has its logits, too. The key of a
+A piece is what a whole run has read (localllm.engine.runs), or ends with an image: so what is behind it is read in the
+same runs, whether it was found or not, and every bit is the same. An image's ids follow from its pixels and from what
+has read them, so another one makes another key. The last piece of a prompt has its logits, too. The key of a
 piece is a chain of all tokens up to its end, which begins with the model's fingerprint.
 
 A conversation, whose turns are read in other runs, has keys of its own: who goes on with it gets what was read then.
@@ -21,7 +22,7 @@ import numpy as np
 from localllm.arch.states import Recurrent
 from localllm.engine.memory.fingerprint import fingerprint, state_of
 from localllm.engine.memory.store import PagedStore, Piece, StoredPrefix
-from localllm.engine.runs import LONG
+from localllm.engine.seen import is_worth_keeping, last_end, piece_ends
 from localllm.engine.sequence import Sequence
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.gguf_file import GGUFFile
@@ -97,7 +98,7 @@ class Prefixes:
 
     def stored(self, ids: Ids[int], most: int = sys.maxsize, is_conversation: bool = False) -> StoredPrefix | None:
         """What files hold of these tokens, of up to `most` at their beginning: whole runs of them, or all."""
-        if len(ids) <= LONG or self._ended:
+        if self._ended or not is_worth_keeping(ids):
             return None
         with suppress(OSError), ExitStack() as stack:  # the model's file may be gone
             pieces, opened = self._pieces(ids, is_conversation), list[Kept]()
@@ -148,7 +149,8 @@ class Prefixes:
             sequence.close()
             raise
         sequence.tokens[:] = stored.ids
-        sequence.aligned = 0 if stored.is_conversation else engine.runs.last_end(end)
+        sequence.images = engine.images_among(stored.ids)
+        sequence.aligned = 0 if stored.is_conversation else last_end(stored.ids, end, engine.runs)
         mark_used(piece.key for piece in stored.pieces)
         return Read(sequence, logits)
 
@@ -166,15 +168,12 @@ class Prefixes:
                 raise DamagedError from None
 
     def _pieces(self, ids: Ids[int], is_conversation: bool = False) -> list[Piece]:
-        """All whole runs of a prompt, and what is behind them, which may be nothing. Raises OSError."""
+        """All that ends with a whole run or an image, and what is behind that, which may be nothing. Raises OSError."""
         if state_of(self._file) != self._state:
             raise OSError(f"{self._file.path} has changed")
         if not self._root:
             self._root = fingerprint(self._file, self._state, self._engine.operations, self._engine.kv_type)
-        places = [0]
-        while (end := self._engine.runs.next_end(places[-1])) <= len(ids):
-            places.append(end)
-        places.append(len(ids))
+        places = [0, *piece_ends(ids, self._engine.runs), len(ids)]
         root = hashlib.blake2b(self._root, person=b"conversation").digest() if is_conversation else self._root
         pieces, key, tokens = list[Piece](), root, np.asarray(ids, np.int64)
         for first, last in pairwise(places):
@@ -190,10 +189,8 @@ class Prefixes:
         """Write what a sequence has read, a prompt, soon; it belongs to this object now.
 
         logits: float32 [1, vocab], after the prompt; None: keep only the whole runs at its beginning, or all of it if
-        it is a conversation. What waits for being written already is given up, and so is one with images.
+        it is a conversation. What waits for being written already is given up.
         """
-        if sequence.images:
-            return sequence.close()
         with self._lock:
             unwanted, self._waiting = self._waiting, Waiting(sequence, logits, is_conversation)
             if self._ended:

@@ -1,0 +1,206 @@
+"""Images from process to process: what was made of them and what was read of prompts with them is found again, and
+nothing of another image is taken for it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import write
+from models.projectors import projector, seeing, write_projector
+from test_pictures import picture
+
+import localllm
+from localllm.engine.runs import Runs
+from localllm.engine.seen import is_worth_keeping, last_end, piece_ends
+from localllm.errors import UsageError
+from localllm.files import prefix_files
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.prefill import read_prompt
+from localllm.generation.sampling_options import SamplingOptions
+
+GREEDY = GenerationOptions(8, sampling=SamplingOptions(temperature=0))
+ONE, TWO, THREE = (picture(size, seed) for seed, size in ((1, (640, 480)), (2, (320, 480)), (3, (640, 480))))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    """An empty folder for what is kept."""
+    monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
+    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "kept")
+    return tmp_path / "kept"
+
+
+def written(folder: Path, name: str) -> Path:
+    """A model and its projector; Gemma's images have 144 rows here, which see each other."""
+    write_projector(projector(name, **({"side": 336} if name == "gemma3" else {})), folder / "mmproj.gguf")
+    return write(seeing(name, context=4096), folder / "tiny.gguf")
+
+
+def asked(question: str, *images: object, before: int = 0) -> list[dict]:
+    parts = [{"type": "text", "text": "Look. " * before}, *({"type": "image", "image": image} for image in images)]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
+
+
+class Read:
+    """What a process makes of a prompt: the next logits, how many tokens it had not to read, and how many images it
+    encoded."""
+
+    def __init__(self, path: Path, messages: list[dict], cache: bool = True):
+        with localllm.open(path, threads=2, cache=cache) as model:
+            sequences = model.session.sequences
+            request = model.session.request(messages)
+            self.prompt = request.prompt
+            with sequences.beginning_with(self.prompt) as (sequence, logits):
+                self.known = len(sequence.tokens)
+                if logits is None:
+                    logits = read_prompt(sequence, self.prompt, None)
+                    sequences.was_read(sequence, self.known, logits)
+                self.logits = np.concatenate([logits, *(sequence.append([token]) for token in (5, 6, 7))])
+            self.encoded = model.sight.eye.encoded
+
+    @property
+    def image_end(self) -> int:
+        return max(place for place, token in enumerate(self.prompt) if token < 0) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [0, 450])
+@pytest.mark.parametrize("name", ["gemma3", "idefics3", "qwen25vl", "qwen35", "lfm2", "llava16"])
+def test_another_process_reads_no_image_again(tmp_path, name, before):
+    """Neither is encoded, nor read; of another question only the question is read, to the same bits: with recurrent
+    layers, what is behind the last of few snapshots."""
+    path = written(tmp_path, name)
+    first = Read(path, asked("What is it? " * 20, ONE, TWO, before=before))
+    assert (first.known, first.encoded) == (0, 2) and is_worth_keeping(first.prompt)
+    again = Read(path, asked("What is it? " * 20, ONE, TWO, before=before))
+    assert (again.known, again.encoded) == (len(first.prompt), 0)
+    assert np.array_equal(again.logits, first.logits)
+    question = asked("And the colour? " * 9, ONE, TWO, before=before)
+    other = Read(path, question)
+    assert other.encoded == 0 and other.known >= other.image_end - (512 if name in ("lfm2", "qwen35") else 0)
+    anew = Read(path, question, cache=False)
+    assert anew.encoded == 2 and np.array_equal(other.logits, anew.logits)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen25vl"])
+def test_another_image_is_another_prompt(tmp_path, name):
+    """Of the same size, at the same place, behind one that is the same."""
+    path = written(tmp_path, name)
+    first = Read(path, asked("What? " * 20, ONE))
+    other = Read(path, asked("What? " * 20, THREE))
+    assert len(first.prompt) == len(other.prompt) and (other.known, other.encoded) == (0, 1)
+    assert not np.array_equal(first.logits, other.logits)
+    assert np.array_equal(other.logits, Read(path, asked("What? " * 20, THREE), cache=False).logits)
+    both = Read(path, asked("What? " * 20, ONE, THREE))
+    assert both.encoded == 0 and both.known < both.image_end
+    assert np.array_equal(both.logits, Read(path, asked("What? " * 20, ONE, THREE), cache=False).logits)
+
+
+def test_another_projector_at_the_same_place(tmp_path):
+    """What an earlier one has made is of no use."""
+    path, question = written(tmp_path, "gemma3"), asked("What? " * 20, ONE)
+    first = Read(path, question)
+    write_projector(projector("gemma3", seed=1, side=336), tmp_path / "mmproj.gguf")
+    other = Read(path, question)
+    assert other.encoded == 1 and other.known == 0 and first.prompt != other.prompt
+    assert np.array_equal(other.logits, Read(path, question, cache=False).logits)
+
+
+def test_damage_costs_time_only(tmp_path, folder):
+    path, question = written(tmp_path, "gemma3"), asked("What? " * 20, ONE)
+    first = Read(path, question)
+    for file in folder.iterdir():
+        data = bytearray(file.read_bytes())
+        data[-5] ^= 1
+        file.write_bytes(data)
+    again = Read(path, question)
+    assert again.encoded == 1 and np.array_equal(again.logits, first.logits)
+    assert Read(path, question).encoded == 0
+
+
+def test_who_wants_no_cache_leaves_nothing(tmp_path, folder, monkeypatch):
+    path = written(tmp_path, "gemma3")
+    Read(path, asked("What? " * 20, ONE), cache=False)
+    assert not folder.exists()
+    monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
+    Read(path, asked("What? " * 20, ONE))
+    assert not folder.exists()
+
+
+def test_a_short_prompt_encodes_nothing_again(tmp_path, cli):
+    """Of few rows; the list shows what is kept of the image."""
+    path = write(seeing("gemma3", context=2048), tmp_path / "tiny.gguf")
+    write_projector(projector("gemma3"), tmp_path / "mmproj-tiny.gguf")
+    assert Read(path, asked("What?", ONE)).encoded == 1
+    assert Read(path, asked("And what else?", ONE)).encoded == 0
+    _, out, _ = cli("cache")
+    assert "mmproj-tiny.gguf" in out and "tiny.gguf" in out
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen25vl", "qwen35"])
+def test_a_conversation_goes_on_in_another_process(tmp_path, name):
+    """With its image, though the answers were read token by token: nothing but the new question is read."""
+    path, question, said = written(tmp_path, name), asked("What is this? " * 9, ONE), [5, 6, 7, 8]
+
+    def goes_on(prompt: list[int], earlier: int, model: localllm.Model) -> tuple[int, np.ndarray]:
+        with model.session.sequences.beginning_with(prompt, earlier=earlier) as (sequence, _):
+            known = len(sequence.tokens)
+            return known, read_prompt(sequence, prompt, None)
+
+    with localllm.open(path, threads=2) as model:
+        request, sequences = model.session.request(question), model.session.sequences
+        with sequences.beginning_with(request.prompt) as (sequence, _):
+            sequences.was_read(sequence, 0, read_prompt(sequence, request.prompt, None))
+            for token in said:
+                sequence.append([token])
+        model.session.leave()
+        held = [*request.prompt, *said]
+        _, expected = goes_on([*held, 9, 10, 11], 0, model)
+    with localllm.open(path, threads=2) as model:
+        again = model.session.request(question)
+        assert again.prompt == request.prompt
+        known, logits = goes_on([*held, 9, 10, 11], len(held), model)
+        assert known == len(held) and model.sight.eye.encoded == 0
+        assert np.array_equal(logits, expected)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_session_without_its_image(tmp_path, is_there):
+    """A conversation whose image is not there any more, or is another one."""
+    path, image = written(tmp_path, "gemma3"), tmp_path / "one.png"
+    ONE.save(image)
+    with localllm.open(path, threads=2) as model:
+        list(model.session.ask("What?", GREEDY, [str(image)]))
+        history = model.session.messages
+        held = len(model.session._answer.prompt) + len(model.session._answer.tokens)
+        model.session.leave()
+    THREE.save(image)
+    if not is_there:
+        image.unlink()
+    with localllm.open(path, threads=2) as model:
+        model.session.messages, model.session.earlier = history, held
+        if not is_there:
+            with pytest.raises(UsageError, match="cannot read the image"):
+                model.session.ask("And now?", GREEDY)
+            return
+        answer = model.session.ask("And now?", GREEDY)
+        list(answer)
+        assert answer.cached_tokens < 20 and model.sight.eye.encoded == 1
+
+
+def test_where_pieces_end():
+    """Where reading goes on alike, whatever follows; and of tiles of one image behind the last."""
+    rng, runs = np.random.default_rng(0), Runs()
+    for _ in range(200):
+        tokens = list[int]()
+        while len(tokens) < 1500:
+            count, key = int(rng.integers(1, 700)), int(rng.integers(1, 3))
+            tokens += [5] * count if rng.random() < 0.5 else [-1 - (key << 15 | row) for row in range(count)]
+        if tokens[-1] < 0:
+            tokens.append(5)
+        ends = piece_ends(tokens, runs)
+        assert ends == sorted(set(ends)) and all(last_end(tokens, end, runs) == end for end in ends)
+        assert not tokens[0] or ends[-1] > len(tokens) - 700
+    tiles = [token for key in range(1, 7) for token in (7, 7, *(-1 - (key << 15 | row) for row in range(40)))]
+    assert piece_ends([*tiles, *[5] * 90], runs) == [len(tiles)]
+    assert piece_ends([5] * 3000, runs) == [512, 1024, 1536, 2048, 2304, 2560, 2816]
