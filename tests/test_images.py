@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engines import bound
 from models import write
 from models.projectors import PROJECTORS, projector, seeing, write_projector
 from PIL import Image
@@ -18,7 +19,7 @@ from test_pictures import picture
 import localllm
 from localllm.engine.runs import Runs
 from localllm.engine.seen import is_within, last_end
-from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.projectors import projector_beside
 from localllm.generation.prefill import read_prompt
 from localllm.generation.reading import around_images
@@ -293,7 +294,6 @@ def test_pieces_do_not_cut_images(tmp_path, name, precise):
         (["--image", "{one}", "--mmproj", "{model}"], "a language model, not a projector"),
         (["--image", "{one}", "--mmproj", "{other}"], "the projector of another model"),
         (["--image", "{one}", "--raw"], "images need a chat template"),
-        (["--image", "{one}", "--on-overflow", "shift"], "images do not go with --on-overflow=shift"),
         (["--image", "{one}", "--receipt", "r.json"], "images do not go together with --receipt"),
         (["--image", "-", "--image", "-"], "stdin"),
     ],
@@ -427,3 +427,51 @@ def test_a_template_that_wants_parts(models, opened):
         assert sum(token < 0 for token in shown) == 4
         words = other.tokenizer.decode([token for token in shown if token >= 0], special=True)
         assert words == "<|im_start|>User: <start_of_image><end_of_image>What?<|im_end|>\nAssistant:"
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen25vl", "llava"])
+def test_a_text_that_forgets_its_beginning(tmp_path, name):
+    """With --on-overflow shift: images move, or are forgotten whole, and none is read in two halves: as the reference.
+    One that the context has no room for is an error."""
+    path = write(seeing(name, context=2048), tmp_path / "tiny.gguf")
+    write_projector(projector(name, **({"side": 336} if name == "gemma3" else {})), tmp_path / "mmproj.gguf")
+    parts = [{"type": "text", "text": "Look. " * 9}]
+    for seed in (1, 2, 3):
+        parts += [{"type": "image", "image": picture((170, 120), seed)}, {"type": "text", "text": "And this? " * 12}]
+    told, rows = [], []
+    for backend in ("cpu", "reference"):
+        with localllm.open(path, threads=2, cache=False, backend=backend, kv_type="f32", context=384) as model:
+            answer = model.chat([{"role": "user", "content": parts}], 12, on_overflow="shift", temperature=0)
+            list(answer)
+            assert answer.prompt_tokens + 12 > 384 and answer.dropped >= 64
+            told.append(answer.tokens)
+            sequence = model.session.sequences._kept
+            assert sequence.tokens[: answer.prompt_tokens] == answer.prompt
+            rows.append(sequence.append([5, 6, 7], "all"))
+            assert all(not is_within(sequence._sequence.tokens, place) for place in (answer.kept, 384))
+    assert told[0] == told[1] and nmse(*rows) < bound(1e-8, 1e-5)
+    if name != "qwen25vl":  # whose images have more rows
+        return
+    with (
+        localllm.open(path, threads=2, cache=False, context=256) as model,
+        pytest.raises(ContextError, match="does not fit the context of 256"),
+    ):
+        messages = [{"role": "user", "content": "?", "images": [picture((640, 480), 1)]}]
+        list(model.chat(messages, 2, on_overflow="shift"))
+
+
+def test_a_draft_model_that_does_not_see(models, opened):
+    """It guesses behind the text alone; the answer is the same. So it is without guesses, and by several forks."""
+    messages = [{"role": "user", "content": "What? " * 9, "images": [models / "one.png", models / "two.jpg"]}]
+    with localllm.open(opened.path, threads=1, cache=False) as small:
+        told = []
+        for speculate in ("off", "ngram", small):
+            answer = opened.chat(messages, 24, temperature=0, speculate=speculate)
+            list(answer)
+            told.append(answer.tokens)
+            if speculate is small:
+                assert answer.drafted
+    assert told[0] == told[1] == told[2]
+    assert {tuple(one.tokens) for one in opened.candidates(messages, n=3, max_tokens=24, temperature=0)} == {
+        tuple(told[0])
+    }

@@ -92,6 +92,34 @@ def test_positions_behind_an_image(opened):
     assert not sequence.images
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2vl"])
+def test_forgetting_around_an_image(tmp_path, name, backend):
+    """In one layer what is left is as if it had been read alone: text in front of the image goes, or the image with
+    it, which may have taken fewer positions than rows."""
+    made = model(name, layers=1, context=1024)
+    engine = open_engine(write(made, tmp_path / "one.gguf"), backend=backend, kv_type="f32")
+    ids = np.random.default_rng(3).integers(3, 250, 300).tolist()
+    rows = made.tensors["token_embd.weight"][ids[100:115]] * np.float32(SCALED.get(name, 1))
+    seen = Seen(b"image", rows, GRID if name == "qwen2vl" else None, is_whole=name == "gemma3")
+    engine.see(seen)
+    tokens = [*ids[:100], *seen.ids, *ids[115:]]
+    for keep, count in ((4, 64), (4, 128), (0, 128), (120, 64)):
+        moved, alone = engine.sequence(), engine.sequence()
+        moved.append(tokens, "none")
+        moved.shift(keep, count)
+        left = [*tokens[:keep], *tokens[keep + count :]]
+        alone.append(left, "none")
+        assert moved.tokens == left and moved.images == alone.images
+        assert nmse(moved.append(ids[:40], "all"), alone.append(ids[:40], "all")) < bound(1e-9, 1e-6)
+    for keep, count in ((40, 64), (110, 64)):
+        moved = engine.sequence()
+        moved.append(tokens, "none")
+        with pytest.raises(UsageError, match="image would be cut"):
+            moved.shift(keep, count)
+    engine.close()
+
+
 @pytest.mark.slow
 def test_many_rows(opened, tmp_path):
     """More than a run has, and two images one behind the other."""

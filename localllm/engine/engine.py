@@ -24,7 +24,7 @@ from localllm.engine.record.rows import row_operations
 from localllm.engine.record.shift import turns
 from localllm.engine.run import BATCH, Span
 from localllm.engine.runs import FIRST, LATER, WHOLE, Runs
-from localllm.engine.seen import Seen, ahead_of, key_of, passages, row_of
+from localllm.engine.seen import Seen, ahead_of, images_between, is_within, key_of, passages, row_of
 from localllm.engine.sequence import Sequence
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
@@ -209,19 +209,19 @@ class Engine:
             raise UsageError(f"cannot forget {count} of {len(sequence.tokens)} tokens behind the first {keep}")
         with self.lock:
             self.require_shift()
-            if sequence.images:
-                raise UsageError("a text with images cannot be moved: shift is not possible")
+            if any(is_within(sequence.tokens, place) for place in (keep, keep + count)):
+                raise UsageError(f"cannot forget {count} tokens behind the first {keep}: an image would be cut")
+            positions = count - ahead_of(images_between(sequence.images, keep, keep + count), keep + count)
             store = sequence.store
             held = store.truncate(len(sequence.tokens))
             try:
                 kept = store.shift(keep, count) if held >= keep + count else store.truncate(min(held, keep))
                 if kept > keep:
-                    self.backend.turn(store, keep, kept, count)
+                    self.backend.turn(store, keep, kept, positions)
             except BaseException:
                 store.truncate(keep)
                 raise
-            del sequence.tokens[keep : keep + count]
-            sequence.aligned = min(sequence.aligned, self.runs.last_end(keep))
+            sequence.forget(keep, count)
 
     def _read(self, readings: Ids[Reading], precise: bool) -> list[list[np.ndarray]]:
         """The logits of each, in pieces."""

@@ -74,6 +74,11 @@ def ahead_of(images: Ids[tuple[int, Seen]], place: int) -> int:
     return sum(len(seen.rows) - seen.places for begin, seen in images if begin + len(seen.rows) <= place)
 
 
+def images_between(images: Ids[tuple[int, Seen]], first: int, end: int) -> list[tuple[int, Seen]]:
+    """Those that begin there."""
+    return [(begin, seen) for begin, seen in images if first <= begin < end]
+
+
 def has_images(tokens: Ids[int]) -> bool:
     return any(token < 0 for token in tokens)
 

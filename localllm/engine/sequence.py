@@ -181,6 +181,16 @@ class Sequence:
         """
         self.engine.shift(self, keep, count)
 
+    def forget(self, keep: int, count: int) -> None:
+        """The store has forgotten `count` tokens behind the first `keep`."""
+        self.aligned = min(self.aligned, self._last_end(keep))
+        self._begun = min(self._begun, self.aligned)
+        del self.tokens[keep : keep + count]
+        end = keep + count
+        self.images = [
+            (begin if begin < keep else begin - count, seen) for begin, seen in self.images if not keep <= begin < end
+        ]
+
     def close(self) -> None:
         """Give back the memory; a second time does nothing, nor does it wait then."""
         if self.closed:

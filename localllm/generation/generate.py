@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from localllm.engine.runs import LONG
-from localllm.engine.seen import has_images, texts_only
+from localllm.engine.seen import has_images, texts_only, whole_end
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.draft_model import Drafter, DraftModel
@@ -140,11 +140,8 @@ class Making:
     def __init__(self, sequences: Sequences, tokenizer: Tokenizer, task: Task):
         """As of Generation."""
         options, self.kept, self.dropped, self.is_full = task.options, None, 0, False
-        if has_images(task.prompt) and (options.on_overflow == "shift" or isinstance(options.speculate, Drafter)):
-            other = "a draft model" if isinstance(options.speculate, Drafter) else "on_overflow=shift"
-            raise UsageError(f"images do not go with {other}")
         if options.on_overflow == "shift":
-            self.kept = SINKS if options.keep is None else options.keep
+            self.kept = whole_end(task.prompt, SINKS if options.keep is None else options.keep)
             require_shift(self.kept, sequences.context)
             sequences.engine.require_shift()
         task.require_room(sys.maxsize if self.kept is not None else sequences.context)

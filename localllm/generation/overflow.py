@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from localllm.engine.seen import is_within, whole_end
 from localllm.errors import ContextError, UsageError
 from localllm.kernels.arguments import PAGE
 from localllm.values import whole_number
@@ -68,20 +69,29 @@ class Rolling:
         """As Sequence.append, for any number of tokens; what is needed of the older ones is forgotten."""
         rows, ids = [], list(ids)
         while ids:
-            room = self._sequence.context - len(self._sequence.tokens) or self._forget()
+            least = whole_end(ids, 1)
+            while (room := self._sequence.context - len(self._sequence.tokens)) < least:
+                self._forget(least)
+            room = min(room, len(ids))
+            while is_within(ids, room):  # an image is read as a whole
+                room -= 1
             piece, ids = ids[:room], ids[room:]
             rows.append(self._sequence.append(piece, "none" if ids and logits == "last" else logits, precise))
         return np.concatenate(rows) if len(rows) > 1 else rows[0]
 
-    def _forget(self) -> int:
-        """How many tokens that makes room for."""
+    def _forget(self, wanted: int) -> None:
+        """Make room; wanted: tokens for which it takes. Raises ContextError if there cannot be so much."""
         held, keep = self._sequence.tokens, self.keep
-        count = max((len(held) - keep) // 2 // PAGE, 1) * PAGE
+        if wanted > self._sequence.context - keep:
+            raise ContextError(f"an image of {wanted} tokens does not fit the context of {self._sequence.context}")
+        count = unneeded(held, keep)
         gone = held[keep : keep + count]
-        self._sequence.shift(keep, count)
+        if keep + count < len(held):
+            self._sequence.shift(keep, count)
+        else:
+            self._sequence.truncate(keep)
         self._gone += gone
         self.dropped += count
-        return count
 
     def truncate(self, length: int) -> int:
         """Go back to the first `length` of all tokens, or to those that stay if it has not kept what comes before."""
@@ -104,6 +114,15 @@ class Rolling:
     def close(self) -> None:
         """Give back the memory."""
         self._sequence.close()
+
+
+def unneeded(held: Ids[int], keep: int) -> int:
+    """How many tokens behind the first ones to forget: half of them in whole pages, and whole images; or all."""
+    rest = len(held) - keep
+    for count in range(max(rest // 2 // PAGE, 1) * PAGE, rest, PAGE):
+        if not is_within(held, keep + count):
+            return count
+    return rest
 
 
 def rolling(sequence: "Sequence | Rolling", keep: int | None) -> "Sequence | Rolling":
