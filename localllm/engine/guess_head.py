@@ -105,10 +105,8 @@ class Follower(Sequence):
 
     def __init__(self, head: GuessHead, store: Store, place: int):
         super().__init__(head, store)
-        self.begin, self._end = (
-            place,
-            place,
-        )  # places in the model's sequence, from the first token here to the last it has read
+        # Places in the model's sequence, from the first token here to the last it has read.
+        self.begin = self._end = place
         self._made: dict[int, np.ndarray] = {}  # by place, what the model made of a token, if it is still of use
         self._ids: dict[int, int] = {}  # by place, tokens that the model has read and this has not
         self._last = np.zeros(head.width, np.float32)  # what the layer made of the last token here

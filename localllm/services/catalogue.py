@@ -29,9 +29,8 @@ from localllm.frozen import frozen
 DATA = Path(__file__).resolve().parent.parent / "data"
 USUAL = "Q4_K_M"  # of a repository that has it
 HUB = "hf:"
-ON_ITS_WAY = re.compile(
-    rf"\.[0-9a-f]+{re.escape(PARTIAL)}$"
-)  # behind the name of a file that was not pulled to the end
+# Behind the name of a file that was not pulled to the end.
+ON_ITS_WAY = re.compile(rf"\.[0-9a-f]+{re.escape(PARTIAL)}$")
 REPOSITORY = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(?P<file>.+)|:(?P<quantization>[\w-]+))?"
 )
