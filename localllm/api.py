@@ -19,6 +19,7 @@ from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation.draft_model import Drafter
 from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.heads import uses_head
 from localllm.generation.recommended import recommended
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences
@@ -98,7 +99,7 @@ class Model:
     def files(self) -> list[str]:
         """All that it was read from, those of draft models too."""
         drafts = [path for model in self._draft_models.values() for path in model.files]
-        return [*self.file.parts, *drafts]
+        return [*self.file.parts, *drafts, *filter(None, [self.engine.head_path])]
 
     def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
         """Token ids of a text; see Tokenizer.encode."""
@@ -211,28 +212,29 @@ class Model:
     def drafter(self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None) -> "str | Drafter":
         """What GenerationOptions have for it: a smaller model as one that guesses, "ngram" and others as they are.
 
-        The model of "draft:PATH" is opened with as many threads as this one, the first time, and closed with it; to
-        have its warnings and choose how it is opened, open it yourself. progress: as of open_model, which says what is
-        raised; UsageError also if its vocabulary is another one.
+        The model of "draft:PATH" is opened with as many threads as this one, the first time, and closed with it (to
+        choose how, open it yourself); a head for this model (EAGLE-3) is "mtp" from then on. progress: as of
+        open_model, which says what is raised; UsageError also if its vocabulary is another one.
         """
         if isinstance(speculate, str):
             kind, _, path = speculate.partition(":")
-            if kind != "draft":
-                return speculate
-            speculate = self._draft_model(path, progress)
+            made = self._draft_model(path, progress) if kind == "draft" else None
+            if made is None:
+                return "mtp" if kind == "draft" else speculate
+            speculate = made
         if not isinstance(speculate, Model):
-            raise UsageError(
-                f"speculate should be 'auto', 'mtp', 'ngram', 'off', 'draft:PATH' or a Model, not {speculate!r}"
-            )
+            known = "'auto', 'mtp', 'ngram', 'off', 'draft:PATH' or a Model"
+            raise UsageError(f"speculate should be {known}, not {speculate!r}")
         drafter = Drafter(speculate.session.sequences, speculate.tokenizer)
         drafter.require_vocabulary(self.tokenizer)
         return drafter
 
-    def _draft_model(self, path: str, progress: Callable[[int, int], None] | None) -> "Model":
+    def _draft_model(self, path: str, progress: Callable[[int, int], None] | None) -> "Model | None":
+        """None of a file that has a head only, which guesses from now on."""
         with self._opening:
-            if path not in self._draft_models:
+            if path not in self._draft_models and not uses_head(path, self.session.sequences, self.tokenizer):
                 self._draft_models[path] = open_model(path, self._threads, progress=progress)
-            return self._draft_models[path]
+            return self._draft_models.get(path)
 
     def candidates(
         self,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Record what llama.cpp's layers that guess say, in tests/goldens/guesses.npz.
+"""Record what llama.cpp's layers and heads that guess say, in tests/goldens/guesses.npz.
 
     python scripts/record_guesses.py --peer-python PEER/bin/python
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 from models import write  # noqa: E402
 from models.golden import kept  # noqa: E402
-from models.guessing import GUESSES, MADE, OWN, text, with_guess  # noqa: E402
+from models.guessing import GUESSES, HEADS, MADE, OWN, text, with_guess, with_head  # noqa: E402
 
 
 def main() -> None:
@@ -28,13 +28,16 @@ def main() -> None:
     parser.add_argument("--peer-python", required=True)
     options, found = parser.parse_args(), {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in [*OWN, *MADE]:
-            made, out = with_guess(name), f"{folder}/{name}.npz"
-            job = {"model": str(write(made, Path(folder, f"{name}.gguf"))), "tokens": text(), "out": out}
+        for name in [*OWN, *MADE, *HEADS]:
+            made, of_head = with_head(name) if name in HEADS else (with_guess(name), None)
+            path = str(write(made, Path(folder, f"{name}.gguf")))
+            own = str(write(of_head, Path(folder, f"{name}-head.gguf"))) if of_head else None
+            out, digest = f"{folder}/{name}.npz", (of_head or made).digest()
+            job = {"model": path, "head": own, "tokens": text(), "out": out}
             command = [options.peer_python, str(ROOT / "scripts" / "guess_llama_cpp.py")]
             subprocess.run(command, input=json.dumps(job), text=True, check=True, stderr=subprocess.DEVNULL)
             with np.load(out) as file:
-                found |= {name: kept(file["rows"]), f"{name} digest": made.digest()}
+                found |= {name: kept(file["rows"]), f"{name} digest": digest}
             print(f"{name}: logits of {found[name].std():.2f}")
     np.savez(GUESSES, **found)
 

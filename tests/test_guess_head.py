@@ -9,19 +9,22 @@ import numpy as np
 import pytest
 from engines import FAITHFUL
 from models import model, write
+from models.declaration import Model
 from models.golden import kept
-from models.guessing import GUESSES, MADE, OWN, text, with_guess
+from models.guessing import GUESSES, HEADS, MADE, OWN, text, with_guess, with_head
+from models.guessing import head as head_for
 
 from localllm import api
 from localllm.arch import architecture
-from localllm.arch.guessing import guessing_state, has_guessing_layer
+from localllm.arch.guessing import Guessed, guessing_state, has_guessing_layer
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weights
 from localllm.engine.engine import Engine
 from localllm.engine.guess_head import EAGER
+from localllm.engine.guess_source import GuessSource, head, own_layer
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
-from localllm.errors import UsageError
+from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation import leaps, speculation
 from localllm.generation.leaps import FEW
@@ -29,43 +32,95 @@ from localllm.generation.speculation import StepCosts
 from localllm.kernels.reference import Reference
 from localllm.kernels.remembered import Remembered
 
-HEADS = [*OWN, *MADE]
+USUAL = ("qwen35", "eagle3_own")  # of a model's own layer, and of a head in a file of its own
+NAMES = [*OWN, *MADE, *HEADS]
 
 
-@pytest.fixture(params=[pytest.param(name, marks=[] if name == "qwen35" else pytest.mark.sampled) for name in HEADS])
+@pytest.fixture(params=[pytest.param(name, marks=[] if name in USUAL else pytest.mark.sampled) for name in NAMES])
 def path(request, tmp_path) -> Path:
-    return write(with_guess(request.param), tmp_path / "model.gguf")
+    """Of a model; a head's is beside it."""
+    return written(request.param, tmp_path)
+
+
+def written(name: str, folder: Path) -> Path:
+    made, head = with_head(name) if name in HEADS else (with_guess(name), None)
+    if head:
+        write(head, head_of(folder / "model.gguf"))
+    return write(made, folder / "model.gguf")
+
+
+def head_of(path: Path) -> Path:
+    return path.with_name("head.gguf")
 
 
 @pytest.fixture
 def engine(path):
     engine = Engine(GGUFFile.open(path), EngineOptions(2, 300, "f32"))
+    if head_of(path).exists():
+        engine.use_head(GGUFFile.open(head_of(path)))
     yield engine
     engine.close()
 
 
+def opened(path: Path) -> api.Model:
+    model = api.open_model(path, threads=2, context=300, cache=False)
+    if head_of(path).exists():
+        assert model.drafter(f"draft:{head_of(path)}") == "mtp"
+        assert str(head_of(path)) in model.files
+    return model
+
+
+class Meaning:
+    """What guesses for a model, in NumPy."""
+
+    def __init__(self, path: Path):
+        file, self.kept = GGUFFile.open(path), KVType.of("f32")
+        (self._model, self._h), self._weights = architecture(file), Weights(file.tensors)
+        has_head = head_of(path).exists()
+        found = head(GGUFFile.open(head_of(path)), file, self._h) if has_head else own_layer(file, self._model, self._h)
+        self.guesser: GuessSource = found
+
+    def before(self, ids: list[int]) -> np.ndarray:
+        """What it reads together with tokens and one more: of each the one before."""
+        g, reads = self.guesser, self.reference(Remembered(self.kept), 0, ids, 1)
+        reads.reveals, reads.entered = not g.layers, dict.fromkeys(g.layers)
+        self._model.forward(reads, self._weights, self._h)
+        shown = np.concatenate([reads.entered[one] for one in g.layers], axis=1) if g.layers else reads.revealed
+        rows = g.fuse(reads, g.weights, g.hyperparameters, shown) if g.fuse else shown
+        return np.concatenate([np.zeros_like(rows[:1]), rows])
+
+    def guess(self, store: Remembered, place: int, ids: list[int], wanted: int, before: np.ndarray) -> Guessed:
+        """The logits are those of all tokens."""
+        g = self.guesser
+        made, logits = g.guess(self.reference(store, place, ids, wanted), g.weights, g.hyperparameters, before)
+        every = np.full((len(logits), g.hyperparameters.vocab_size), -np.inf, np.float32)
+        every[:, slice(None) if g.tokens is None else g.tokens] = logits
+        return Guessed(made, every)
+
+    @staticmethod
+    def reference(store: Remembered, place: int, ids: list[int], wanted: int) -> Reference:
+        return Reference([Span(store, place, np.array(ids), wanted)], {}, 300)
+
+
 def meant(path: Path, ids: list[int], guesses: int = 0) -> tuple[np.ndarray, list[int]]:
-    """The logits of the layer behind a text that the model has read but for its last token, and behind so many of its
-    own guesses; and these."""
-    file = GGUFFile.open(path)
-    model, h = architecture(file)
-    weights, kept = Weights(file.tensors), KVType.of("f32")
-    reads = Reference([Span(Remembered(kept), 0, np.array(ids[:-1]), 1)], {}, 300)
-    reads.reveals = True
-    model.forward(reads, weights, h)
-    before = np.concatenate([np.zeros_like(reads.revealed[:1]), reads.revealed])
-    layer = Remembered(kept)
-    made, logits = model.guess(Reference([Span(layer, 0, np.array(ids), 1)], {}, 300), weights, h, before)
+    """The logits of what guesses behind a text that the model has read but for its last token, and behind so many of
+    its own guesses; and these."""
+    meaning = Meaning(path)
+    store = Remembered(meaning.kept)
+    made, logits = meaning.guess(store, 0, ids, 1, meaning.before(ids[:-1]))
     rows, found = [logits[0]], [int(logits[0].argmax())]
     for place in range(len(ids), len(ids) + guesses):
-        span = Span(layer, place, np.array(found[-1:]), 1)
-        made, logits = model.guess(Reference([span], {}, 300), weights, h, made[-1:])
+        made, logits = meaning.guess(store, place, found[-1:], 1, made[-1:])
         rows.append(logits[0])
         found.append(int(logits[0].argmax()))
     return np.array(rows), found
 
 
 def nmse(got: np.ndarray, expected: np.ndarray) -> float:
+    """Tokens that are impossible must be so in both."""
+    some = np.isfinite(expected)
+    assert (some == np.isfinite(got)).all() and some.any()
+    got, expected = got[some], expected[some]
     return float(((got - expected) ** 2).sum() / ((expected - expected.mean()) ** 2).sum())
 
 
@@ -79,22 +134,16 @@ def guessed(engine: Engine, sequence, ids: list[int], guesses: int = 0) -> np.nd
     return np.array(rows)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_llama_cpp_says(name, tmp_path):
     """Measured: 4e-12 at most."""
-    made = with_guess(name)
+    made = with_head(name)[1] if name in HEADS else with_guess(name)
     with np.load(GUESSES) as golden:
         assert str(golden[f"{name} digest"]) == made.digest(), "record it anew: scripts/record_guesses.py"
         expected = golden[name]
-    file = GGUFFile.open(write(made, tmp_path / "model.gguf"))
-    module, h = architecture(file)
-    weights, ids, kept_as = Weights(file.tensors), np.array(text()), KVType.of("f32")
-    reads = Reference([Span(Remembered(kept_as), 0, ids, 0)], {}, 300)
-    reads.reveals = True
-    module.forward(reads, weights, h)
-    before = np.concatenate([np.zeros_like(reads.revealed[:1]), reads.revealed[:-1]])
-    layer = Reference([Span(Remembered(kept_as), 0, ids, len(ids))], {}, 300)
-    assert nmse(kept(module.guess(layer, weights, h, before).logits), expected) < 1e-10
+    meaning, ids = Meaning(written(name, tmp_path)), text()
+    guessed = meaning.guess(Remembered(meaning.kept), 0, ids, len(ids), meaning.before(ids[:-1]))
+    assert nmse(kept(guessed.logits), expected) < 1e-10
 
 
 @pytest.mark.parametrize("count", [2, 9, EAGER + 2, 90])
@@ -138,11 +187,11 @@ def test_a_text_whose_beginning_nobody_heard(engine):
     follower = engine.listen(sequence)
     assert engine.listen(sequence) is follower
     sequence.append(ids[30:40])
-    assert follower.begin == 30 and np.isfinite(follower.append(ids[30:41])).all()
+    assert follower.begin == 30 and np.isfinite(follower.append(ids[30:41])).any()
     sequence.truncate(10)
     sequence.append(ids[10:15])
     assert follower.begin in (10, 0)  # of a recurrent model, which reads it again from where it can
-    assert np.isfinite(follower.append(ids[follower.begin : 16])).all()
+    assert np.isfinite(follower.append(ids[follower.begin : 16])).any()
 
 
 def test_the_models_logits_are_the_same(path):
@@ -151,6 +200,8 @@ def test_the_models_logits_are_the_same(path):
     for listens in (False, True):
         file = GGUFFile.open(path)
         engine = Engine(file, EngineOptions(2, 300, "f32"))
+        if listens and head_of(path).exists():
+            engine.use_head(GGUFFile.open(head_of(path)))
         sequence = engine.sequence()
         if listens:
             engine.listen(sequence)
@@ -195,7 +246,7 @@ def test_texts_are_the_same(path, seed, monkeypatch):
     monkeypatch.setattr(speculation, "StepCosts", Free)
     drawn = {"temperature": 0} if seed is None else {"temperature": 1.0, "seed": seed}
     answers = {}
-    with api.open_model(path, threads=2, context=300, cache=False) as model:
+    with opened(path) as model:
         for how in ("off", "mtp", "auto"):
             generation = model.generate(text(30), 60, speculate=how, **drawn)
             answers[how] = "".join(generation), generation.tokens, generation.drafted > 0
@@ -206,14 +257,14 @@ def test_texts_are_the_same(path, seed, monkeypatch):
 
 def test_a_conversation_goes_on(path):
     """The layer goes on with it, from where the cache does."""
-    with api.open_model(path, threads=2, context=300, cache=False) as model:
+    with opened(path) as model:
         first = model.generate(text(40), 8, speculate="mtp", temperature=0)
         "".join(first)
         prompt = [*text(40), *first.tokens, *text(9, seed=5)]
         again = model.generate(prompt, 30, speculate="mtp", temperature=0)
         "".join(again)
         assert again.cached_tokens > 40
-    with api.open_model(path, threads=2, context=300, cache=False) as model:
+    with opened(path) as model:
         alone = model.generate(prompt, 30, speculate="off", temperature=0)
         "".join(alone)
     assert again.tokens == alone.tokens
@@ -221,14 +272,15 @@ def test_a_conversation_goes_on(path):
 
 def test_forgetting_the_beginning_is_refused(path):
     with (
-        api.open_model(path, threads=1, context=300, cache=False) as model,
+        opened(path) as model,
         pytest.raises(UsageError, match="know no text whose beginning is forgotten"),
     ):
         model.generate(text(4), 4, speculate="mtp", on_overflow="shift")
 
 
-def test_states_are_those_of_an_attending_layer(path):
-    file = GGUFFile.open(path)
+@pytest.mark.parametrize("name", [*OWN, *MADE])
+def test_states_are_those_of_an_attending_layer(name, tmp_path):
+    file = GGUFFile.open(written(name, tmp_path))
     _, h = architecture(file)
     assert has_guessing_layer(Weights(file.tensors), h) and guessing_state(h).layer == h.layers
 
@@ -254,7 +306,7 @@ def test_batches_say_the_same(path, count, seed, monkeypatch):
     monkeypatch.setattr(leaps, "StepCosts", Free)
     prompts, found, steps = [text(20 + 7 * n, seed=n) for n in range(count)], [], []
     for how in ("off", "auto"):
-        with api.open_model(path, threads=2, context=300, cache=False) as model:
+        with opened(path) as model:
             chosen = [api.options(60 - 6 * n, (), drawn, how) for n in range(count)]
             asked = zip(prompts, chosen, strict=True)
             requests = [model.session.request(prompt, options) for prompt, options in asked]
@@ -277,7 +329,7 @@ def test_batches_say_the_same(path, count, seed, monkeypatch):
 
 
 def test_one_is_guessed_for_beside_one_that_is_not(path):
-    with api.open_model(path, threads=2, context=300, cache=False) as model:
+    with opened(path) as model:
         requests = [
             model.session.request(text(30, seed=n), api.options(30, (), {"temperature": 0}, how), key=n)
             for n, how in enumerate(("off", "mtp"))
@@ -288,3 +340,97 @@ def test_one_is_guessed_for_beside_one_that_is_not(path):
         for n, request in enumerate(requests):
             alone = model.generate(text(30, seed=n), 30, temperature=0, speculate="off")
             assert "".join(alone) == request.answers[0].text
+
+
+# ---- heads in files of their own
+
+
+def damaged(tensors: dict, name: str, values: np.ndarray | None) -> dict:
+    return {key: old for key, old in tensors.items() if key != name} | ({} if values is None else {name: values})
+
+
+@pytest.mark.parametrize(
+    ("message", "metadata", "tensor"),
+    [
+        ("guesses for a model of 4 layers or more and rows of 64 numbers", {"target_hidden_size": 64}, None),
+        ("guesses for a model of 5 layers or more", {"target_layers": np.array([0, 1, 5])}, None),
+        ("3 different layers", {"target_layers": np.array([0, 1, 1])}, None),
+        ("3 different layers", {"target_layers": np.array([-1, 1, 2])}, None),
+        ("3 numbers of layers", {"target_layers": np.array([0, 1])}, None),
+        ("3 numbers of layers", {"target_layers": 3}, None),
+        ("2 layers, where a head of this kind has one", {"block_count": 2}, None),
+        ("norm_before_fc", {"norm_before_fc": 1}, None),
+        ("has no tensor fc.weight", {}, ("fc.weight", None)),
+        ("tensor fc.weight should have the shape", {}, ("fc.weight", np.zeros((96, 96), np.float32))),
+        ("tensor d2t should have different tokens", {}, ("d2t", np.zeros(100, np.int64).view(np.uint8))),
+        ("tensor d2t should have different tokens", {}, ("d2t", np.arange(250, 350).view(np.uint8))),
+        ("logits for 100 tokens of 99", {}, ("d2t", np.arange(99).view(np.uint8))),
+        ("logits for 100 tokens of 320", {}, ("d2t", None)),
+        ("tensor d2t should be a vector of I64", {}, ("d2t", np.zeros(100, np.float32))),
+        ("extra.weight: not part of this architecture", {}, ("extra.weight", np.zeros((4, 4), np.float32))),
+        ("is 30.0, which eagle3 models do not have", {"final_logit_softcapping": 30.0}, None),
+    ],
+)  # fmt: skip
+def test_a_head_that_does_not_fit(tmp_path, message, metadata, tensor):
+    made = with_head("eagle3_own")[0]
+    wrong = head_for("eagle3_own", made, **({"target_layers": np.array([1, 2, 4])} | metadata))
+    if tensor:
+        tensors = damaged(wrong.tensors, *tensor)
+        formats = {name: "I64" for name, values in tensors.items() if values.dtype == np.uint8}
+        wrong = Model("eagle3", wrong.metadata, tensors, formats)
+    with api.open_model(write(made, tmp_path / "model.gguf"), threads=1, context=300, cache=False) as model:
+        before = model.generate(text(30), 5, temperature=0, speculate="off")
+        expected = "".join(before)
+        with pytest.raises((ModelError, UsageError), match=message) as caught:
+            model.drafter(f"draft:{write(wrong, tmp_path / 'head.gguf')}")
+        assert "\n" not in str(caught.value) and "head.gguf" in str(caught.value)
+        assert "".join(model.generate(text(30), 5, temperature=0, speculate="auto")) == expected
+
+
+def test_what_comes_out_of_the_last_layer_goes_in(tmp_path):
+    """A head may read it."""
+    made = with_head("eagle3")[0]
+    path = write(made, tmp_path / "model.gguf")
+    write(head_for("eagle3", made, target_layers=np.array([1, 4, 2])), head_of(path))
+    engine = Engine(GGUFFile.open(path), EngineOptions(2, 300, "f32"))
+    engine.use_head(GGUFFile.open(head_of(path)))
+    sequence = engine.sequence()
+    engine.listen(sequence)
+    sequence.append(text(20))
+    assert nmse(guessed(engine, sequence, text(21), 2), meant(path, text(21), 2)[0]) < FAITHFUL
+    engine.close()
+
+
+def test_a_head_of_another_file_takes_over(tmp_path):
+    """From a layer of the model's own, also for sequences that this has followed."""
+    path = written("eagle3", tmp_path)
+    other = write(
+        head_for("eagle3", with_head("eagle3")[0], target_layers=np.array([1, 2, 4])), tmp_path / "other.gguf"
+    )
+    engine = Engine(GGUFFile.open(path), EngineOptions(2, 300, "f32"))
+    engine.use_head(GGUFFile.open(other))
+    sequence = engine.sequence()
+    first = engine.listen(sequence)
+    sequence.append(text(20))
+    engine.use_head(GGUFFile.open(head_of(path)))
+    sequence.append(text(25)[20:])
+    assert engine.listen(sequence) is not first and sequence.listener.begin == 25
+    sequence.truncate(0)
+    sequence.append(text(20))
+    assert nmse(guessed(engine, sequence, text(21), 2), meant(path, text(21), 2)[0]) < FAITHFUL
+    engine.close()
+
+
+def test_commands(tmp_path, cli):
+    path = written("eagle3", tmp_path)
+    words = (path, "-p", "Hi", "-n", "30", "--temp", "0", "--no-cache")
+    plain, guessing = (
+        cli("run", *words, "--speculate", "off"),
+        cli("run", *words, "--speculate", f"draft:{head_of(path)}"),
+    )
+    assert plain[:2] == guessing[:2] and plain[0] == 0
+    code, out, err = cli("run", head_of(path), "-p", "Hi")
+    assert (code, out) == (3, "") and "which guesses for it, is no model of its own" in err
+    other = write(model("llama", layers=2), tmp_path / "other.gguf")
+    code, out, err = cli("run", other, "-p", "Hi", "--speculate", f"draft:{head_of(path)}")
+    assert (code, out) == (2, "") and "guesses for a model of" in err and err.count("\n") == 1

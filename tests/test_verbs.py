@@ -70,6 +70,7 @@ def test_every_verb_is_known_to_all():
         "wanted",
         "previous",
         "reveal",
+        "enter",
     }  # which are no operations
     assert said - {"ids"} <= ROWWISE.keys() | VERBS.keys() | (OF_CPU.keys() & OF_CARDS.keys())
     for name, row in ROWWISE.items():

@@ -166,7 +166,7 @@ REFUSED = {
     "clip": "what sees is no model of its own",
     "deepseek4": NOT_YET.format("attention to a window and to a compressed past at once"),
     "dflash": DRAFTS,
-    "eagle3": DRAFTS,
+    "eagle3": f"{DRAFTS}: use it by --speculate draft:FILE",
     "gemma4-assistant": DRAFTS,
     "gptj": "nothing computes it, llama.cpp neither, which has its name and no graph",
     "pockettts": SPEECH,

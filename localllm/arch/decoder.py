@@ -28,8 +28,8 @@ def decoder(
     """
     x = b.begin(lambda: b.embed(w.token_embd, b.ids)) if x is None else x
     for state in h.layer_states():
-        x = block(b, w.block(state.layer), h, state, x, **shared)
-    return last(b, w, h, x, norm)
+        x = block(b, w.block(state.layer), h, state, b.enter(x, state.layer), **shared)
+    return last(b, w, h, b.enter(x, h.layers), norm)
 
 
 def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None) -> Activation:

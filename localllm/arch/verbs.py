@@ -180,6 +180,11 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         """The same, for a layer that guesses (localllm.arch.guessing) to go on with. Only if the builder reveals."""
         ...
 
+    def enter(self, x: Activation, layer: int) -> Activation:
+        """The same: what goes into a layer, or comes out of the last one if there are no more than that. Heads in files
+        of their own go on with some of these."""
+        ...
+
     def select(self, x: Activation, which: Numbers) -> Activation:
         """Some of the rows, by their numbers."""
         ...

@@ -265,8 +265,8 @@ class GenerationGroup(Answers):
             values=("auto", "mtp", "ngram", "off", "draft:"),
             parser=how_to_guess,
             help="Guess tokens: where the text repeats itself (ngram), by the model's own layer for it too (mtp), by a "
-            "smaller model too (draft:MODEL), or not (off). The same answer in fewer steps.  [default: auto, mtp where "
-            "there is such a layer]",
+            "smaller model or an EAGLE-3 head too (draft:MODEL), or not (off). The same answer in fewer steps.  "
+            "[default: auto, mtp where there is such a layer]",
         ),
     ] = "auto"
     on_overflow: Annotated[

@@ -14,8 +14,10 @@ from localllm.arch import architecture
 from localllm.arch.guessing import has_guessing_layer
 from localllm.arch.weights import Weights
 from localllm.engine.backend import Backend
+from localllm.engine.cpu.backend import CpuBackend
 from localllm.engine.forks import Refusal, refuse_forks
-from localllm.engine.guess_head import Follower, GuessHead, rows_for
+from localllm.engine.guess_head import Follower, GuessHead, shown_to
+from localllm.engine.guess_source import GuessSource, head, own_layer
 from localllm.engine.memory.store import Store
 from localllm.engine.opening import Said, opened
 from localllm.engine.options import EngineOptions
@@ -76,14 +78,16 @@ class Engine:
         refuse_forks(self)
         self.abandoned, self._path = list[Store](), file.path
         weights = Weights(file.tensors)
-        self._made: np.ndarray | None = None  # of a run's tokens, float32 [BATCH, width or more], for who guesses
+        self._record = partial(recorded, file, model.forward, weights, self.hyperparameters, self.context)
+        self._guesser: GuessSource | None = None
         if hasattr(model, "guess") and has_guessing_layer(weights, self.hyperparameters) and options.backend == "cpu":
-            self._made = rows_for(self.hyperparameters.width)
-        recorder = recorded(file, model.forward, weights, self.hyperparameters, self.context, self._made)
+            self._guesser = own_layer(file, model, self.hyperparameters)
+        self._shown = shown_to(self._guesser)
+        recorder = self._record(self._shown)
         rows = partial(row_operations, model.forward, weights, self.hyperparameters, self.context)
         self._images, self._takes_rows = WeakValueDictionary[int, Seen](), recorder.begins
         self.operations, self.kv_type = recorder.operations, options.kept_as
-        self._make_head = partial(GuessHead, file, model, self.hyperparameters, self.context, options)
+        self._file, self._options = file, options
         self._head: GuessHead | None = None  # made when it is first asked for
         if options.observer:
             options.observer.require_watchable(self.operations, file.path)
@@ -176,19 +180,46 @@ class Engine:
         Raises UsageError if there is none, MemoryLimitError, ModelError, LocalllmError.
         """
         with self.lock:
-            if self._made is None:
+            if self._guesser is None:
                 raise UsageError(f"{self._path} has no layer that guesses, or not for {self.device}")
             if self._head is None:
-                self._head = self._make_head()
+                self._head = GuessHead(self._guesser, self.context, self._options)
             follower = sequence.listener
-            if not isinstance(follower, Follower):
+            if not isinstance(follower, Follower) or follower.engine is not self._head:
                 sequence.listener = follower = self._head.follower(len(sequence.tokens))
             return follower
 
     @property
     def has_guess_layer(self) -> bool:
-        """Whether the model has a layer that guesses."""
-        return self._made is not None
+        """Whether the model has a layer that guesses, or a head in another file that does."""
+        return self._guesser is not None
+
+    @property
+    def head_path(self) -> str | None:
+        """The other file, if one has a head that guesses."""
+        return self._guesser.path if self._guesser and self._guesser.layers else None
+
+    def use_head(self, file: GGUFFile) -> None:
+        """Have what this file has guess from now on, and no layer of the model's own. To be asked before others read.
+
+        Raises UsageError if it is not for this model, UnsupportedError if this shows nothing, ModelError,
+        MemoryLimitError, LocalllmError.
+        """
+        with self.lock:
+            backend = self.backend
+            if not isinstance(backend, CpuBackend):
+                raise UsageError(f"{file.path}: heads of other files guess on the CPU only, not on {self.device}")
+            guesser = head(file, self._file, self.hyperparameters)
+            shown = shown_to(guesser)
+            operations = self._record(shown).operations
+            if not any(operation.verb == "show" for operation in operations):
+                kind = f"{self.hyperparameters.arch} models do not show what goes into their layers"
+                raise UnsupportedError(f"{self._path}: {kind}: nobody can guess by it")
+            made = GuessHead(guesser, self.context, self._options)
+            backend.become(operations)
+            before, self._head, self._guesser, self._shown = self._head, made, guesser, shown
+        if before:
+            before.close()
 
     def prepare_all(self) -> None:
         """Wait for kernels that are compiled behind the first runs, which would be slower. Raises LocalllmError."""
@@ -328,10 +359,10 @@ class Engine:
         for (number, _, _), span in zip(batch, spans, strict=True):
             sequence = readings[number].sequence
             sequence.now_holds(span.position, span.ids, span.seen)
-            if self._made is not None:
-                made, told = self._made[told : told + len(span.ids)], told + len(span.ids)
-                if sequence.listener:
-                    sequence.listener.heard(span.position, span.ids, made[:, : self.hyperparameters.width])
+            if self._shown and self._guesser:
+                made, told = self._shown.memory[told : told + len(span.ids)], told + len(span.ids)
+                if sequence.listener and sequence.listener.engine is self._head:
+                    sequence.listener.heard(span.position, span.ids, made[:, : self._guesser.columns])
             rows[number].append(found[: span.wanted])
             found = found[span.wanted :]
 

@@ -1,24 +1,23 @@
-"""A model's layer that guesses, as something that reads tokens: localllm.arch.guessing says what it computes."""
+"""What guesses for a model, as something that reads tokens: localllm.arch.guessing and eagle3 say what is computed."""
 
 import threading
 from collections.abc import Sequence as Ids
-from types import ModuleType
 
 import numpy as np
 
-from localllm.arch.guessing import guessing_state
 from localllm.arch.states import Recurrent
-from localllm.arch.weights import Weights
 from localllm.engine.cpu.backend import CpuBackend
+from localllm.engine.guess_source import GuessSource
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.memory.store import Store
 from localllm.engine.options import EngineOptions
-from localllm.engine.record.recorder import Recorder
+from localllm.engine.record.operations import Operation
+from localllm.engine.record.recorder import Recorder, Shown
 from localllm.engine.run import BATCH, Span
 from localllm.engine.runs import LATER, Runs
 from localllm.engine.sequence import Sequence
 from localllm.errors import ModelError
-from localllm.files.gguf_file import GGUFFile
+from localllm.kernels.arguments import PAGE
 
 # Tokens that a sequence may be behind the model's while it is asked for guesses: a run for more of them costs little
 # more. While nobody asks it may be a whole run behind.
@@ -30,33 +29,50 @@ def rows_for(width: int) -> np.ndarray:
     return np.zeros((BATCH, row_bytes(width) // 4), np.float32)
 
 
+def shown_to(guesser: GuessSource | None) -> Shown | None:
+    """What a model has to show it, and memory for that."""
+    return Shown(rows_for(guesser.columns), guesser.layers) if guesser else None
+
+
 class GuessHead:
     """What guesses for a model; as localllm.engine.sequence.Reader, for sequences of class Follower.
 
     It reads any number of them, but one in a run. Threads that call it wait for each other.
     """
 
-    def __init__(
-        self, file: GGUFFile, model: ModuleType, hyperparameters: object, context: int, options: EngineOptions
-    ):
-        """model: the architecture's module. Raises ModelError, MemoryLimitError, LocalllmError."""
-        self.context, h = context, hyperparameters
-        self.vocab_size: int = h.vocab_size  # type: ignore[attr-defined]
-        self.width: int = h.width  # type: ignore[attr-defined]
+    def __init__(self, guesser: GuessSource, context: int, options: EngineOptions):
+        """Raises ModelError, MemoryLimitError, LocalllmError."""
+        h, self.context = guesser.hyperparameters, context
+        self.vocab_size, self.width = h.vocab_size, h.width
         self.runs, self.lock, self.abandoned = Runs(LATER), threading.Lock(), list[Store]()
         self._before, self._made = rows_for(self.width), rows_for(self.width)
-        recorder, state = Recorder(h, context, self._made), guessing_state(h)  # type: ignore[arg-type]
-        if isinstance(state, Recurrent):
-            raise ModelError(f"{file.path}: a layer that guesses should attend")
-        weights = Weights(file.tensors)
+        self._shown, self._columns, self._tokens = rows_for(guesser.columns), guesser.columns, guesser.tokens
+        if isinstance(guesser.state, Recurrent):
+            raise ModelError(f"{guesser.path}: a layer that guesses should attend")
+        operations, fusing = self._recorded(guesser)
+        self._backend = CpuBackend(operations, [guesser.state], context, options)
+        self._fuse = self._backend.beside(fusing) if fusing else None
+
+    def _recorded(self, g: GuessSource) -> tuple[list[Operation], list[Operation]]:
+        """What it computes, and before that of what the model shows, if anything. Raises ModelError."""
+        h = g.hyperparameters
+        recorder, fusing = Recorder(h, self.context, Shown(self._made)), Recorder(h, self.context)
         try:
-            guessed = model.guess(recorder, weights, h, recorder.given(self._before, self.width))
-            recorder.require_all_used([one.name for one in weights.block(h.layers).all()])  # type: ignore[attr-defined]
+            if g.fuse:
+                rows = g.fuse(fusing, g.weights, h, fusing.given(self._shown, g.columns))
+                if rows.columns != self.width:
+                    raise ModelError(f"rows of {rows.columns} numbers for a layer of {self.width}")
+                recorder.use(fusing)
+            guessed = g.guess(recorder, g.weights, h, recorder.given(self._before, self.width))
+            recorder.require_all_used(g.names)
+            count = h.vocab_size if g.tokens is None else len(g.tokens)
+            if guessed.logits.columns != count:
+                raise ModelError(f"logits for {guessed.logits.columns} tokens of {count}")
         except ModelError as error:
-            raise type(error)(f"{file.path}: {error}") from None
+            raise type(error)(f"{g.path}: {error}") from None
         recorder.reveal(guessed.made)
-        operations = [*recorder.operations[:-2], recorder.operations[-1], recorder.operations[-2]]  # logits come last
-        self._backend = CpuBackend(operations, [state], context, options)
+        *others, logits, shown = recorder.operations
+        return [*others, shown, logits], fusing.operations  # logits come last
 
     def follower(self, place: int) -> "Follower":
         """A text that it reads behind the model, from this place of the model's sequence on."""
@@ -69,12 +85,26 @@ class GuessHead:
         with self.lock:
             while self.abandoned:
                 self.abandoned.pop().close()
-            rows = np.empty((0, self.vocab_size), np.float32)
+            rows = np.empty((0, self.vocab_size if self._tokens is None else len(self._tokens)), np.float32)
             for first in range(0, len(ids), BATCH):
                 some = np.asarray(ids[first : first + BATCH], np.int64)
                 wanted = int(logits == "last" and first + BATCH >= len(ids))
                 rows = self._read(follower, some, wanted, precise)
-        return [rows]
+        return [rows if self._tokens is None else self._of_all(rows)]
+
+    def _of_all(self, rows: np.ndarray) -> np.ndarray:
+        """Logits of some tokens as those of all: the others are impossible."""
+        found = np.full((len(rows), self.vocab_size), -np.inf, np.float32)
+        found[:, self._tokens] = rows
+        return found
+
+    def fused(self, shown: np.ndarray) -> np.ndarray:
+        """What it reads of what the model shows of tokens, float32 [tokens, columns]: [tokens, width]; a copy."""
+        if self._fuse is None:
+            return shown.copy()
+        with self.lock:
+            self._shown[: len(shown), : self._columns] = shown
+            return self._fuse.rows(len(shown), np.zeros(-(-BATCH // PAGE), np.int64))
 
     def _read(self, follower: "Follower", ids: np.ndarray, wanted: int, precise: bool) -> np.ndarray:
         position, store = len(follower.tokens), follower.store
@@ -123,7 +153,7 @@ class Follower(Sequence):
         known = place - self.begin
         is_known = known < self._firm and self.tokens[known] == ids[0]
         self.forget_behind(place + is_known)
-        self._made |= dict(enumerate(made.copy(), place))
+        self._made |= dict(enumerate(self.engine.fused(made), place))
         self._ids |= dict(enumerate(ids.tolist(), place))
         self._end = place + len(ids)
         self._forget_old()

@@ -37,7 +37,9 @@ class Reader(Protocol):
 
 
 class ReadListener(Protocol):
-    """Who goes on with what a model makes of tokens (localllm.engine.guess_head)."""
+    """Who goes on with what a model makes of tokens (localllm.engine.guess_head). Attribute engine: whose it is."""
+
+    engine: Any
 
     def heard(self, place: int, ids: np.ndarray, made: np.ndarray) -> None:
         """Tokens were read, from this place on, int64, and that was made of them, float32 [tokens, width]."""

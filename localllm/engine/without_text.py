@@ -11,7 +11,7 @@ from localllm.errors import UnsupportedError
 class EngineWithoutText:
     """Knows the model, and computes nothing. Attributes: as of Engine."""
 
-    device, warning, place_bytes, runs = "CPU", None, 0, Runs()
+    device, warning, place_bytes, runs, head_path = "CPU", None, 0, Runs(), None
 
     def __init__(self, path: str, hyperparameters: Any, options: EngineOptions):
         self._path, self.hyperparameters = path, hyperparameters

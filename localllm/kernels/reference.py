@@ -38,7 +38,8 @@ class Reference(ChoiceReference, RecurrentReference):
         """spans: as Program.run takes them, their stores Remembered; context: the most tokens of a sequence.
 
         matrices: those dequantized so far, by name and first row; observer.add(name, x) is told what a matrix meets.
-        Attribute windows: of a run that is a picture, the number of each row's window.
+        Attributes: windows: of a run that is a picture, the number of each row's window. entered: what goes into the
+        layers that are keys there already.
         """
         self.ids = np.concatenate([span.ids for span in spans])
         self.positions = np.concatenate([span.position + np.arange(len(span.ids)) for span in spans])
@@ -47,6 +48,7 @@ class Reference(ChoiceReference, RecurrentReference):
         wanted = [np.arange(end - span.wanted, end) for span, end in zip(spans, self._ends, strict=True)]
         self.wanted = np.concatenate(wanted)
         self._spans, self._matrices, self._context, self._observer = spans, matrices, context, observer
+        self.entered: dict[int, np.ndarray] = {}
 
     def matrix(self, weight) -> np.ndarray:
         """A weight in float32, whatever its format."""
@@ -78,6 +80,11 @@ class Reference(ChoiceReference, RecurrentReference):
 
     def reveal(self, x):
         self.revealed = x
+        return x
+
+    def enter(self, x, layer):
+        if layer in self.entered:
+            self.entered[layer] = x
         return x
 
     def select(self, x, which):

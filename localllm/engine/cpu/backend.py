@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from localllm.arch.states import Recurrent, State
-from localllm.engine.cpu.program import compiled
+from localllm.engine.cpu.program import Program, compiled
 from localllm.engine.cpu.rows import RowProgram
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.memory.cache import KVCache
@@ -62,6 +62,18 @@ class CpuBackend:
     def encode(self, spans: Sequence[Span], precise: bool) -> None:
         """As of Backend."""
         self._programs[1].run(spans, precise)
+
+    def become(self, operations: list[Operation]) -> None:
+        """Compute these from now on, with the same cache. Raises LocalllmError."""
+        program = compiled(operations, self._places, self._options.thread_count, self._options.progress)
+        self._programs[0].close()
+        self._programs[0], self._run = program, program.run
+
+    def beside(self, operations: list[Operation]) -> Program:
+        """Another program, which is closed with this. Raises LocalllmError."""
+        places = self._places._replace(header=Header())
+        self._programs.append(compiled(operations, places, self._options.thread_count, self._options.progress))
+        return self._programs[-1]
 
     def prepare_all(self) -> None:
         """As of Backend."""

@@ -5,7 +5,8 @@ localllm.arch.verbs.
 """
 
 from collections.abc import Callable, Collection
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,17 @@ def require_format(weight: Weight) -> None:
         raise ModelError(f"tensor {weight.name}: format {weight.tensor.format.name} is not supported for matrices")
 
 
+class Shown(NamedTuple):
+    """What others go on with, and where runs lay it down: float32 [BATCH, columns or more].
+
+    Attributes:
+        layers: what goes into these, joined; if there are none, what the model makes of tokens.
+    """
+
+    memory: np.ndarray
+    layers: tuple[int, ...] = ()
+
+
 class Recorder(RecurrentVerbs):
     """A builder (localllm.arch.verbs) whose verbs write operations down.
 
@@ -51,9 +63,10 @@ class Recorder(RecurrentVerbs):
     ids = positions = kinds = ALL
     wanted = WANTED
 
-    def __init__(self, hyperparameters: Hyperparameters, context: int, shown: np.ndarray | None = None):
-        """context: the most tokens of a sequence.  shown: where runs lay down what is revealed."""
-        self.reveals, self._shown, self.begins = shown is not None, shown, False
+    def __init__(self, hyperparameters: Hyperparameters, context: int, shown: Shown | None = None):
+        """context: the most tokens of a sequence.  shown: what others go on with."""
+        self._shown, self.begins, self._entered = shown, False, dict[int, Activation]()
+        self.reveals = shown is not None and not shown.layers
         self.operations, self.encoding = list[Operation](), list[Operation]()
         self._vocab_size, self._width, self._context = hyperparameters.vocab_size, hyperparameters.width, context
         self._used: set[str] = set()
@@ -92,7 +105,16 @@ class Recorder(RecurrentVerbs):
         return self._embedded("embed_kinds", kinds, columns, weight)
 
     def reveal(self, x: Activation) -> Activation:
-        self.operations.append(Operation("show", (x,), Activation(ALL, x.columns), {"memory": self._shown}))
+        assert self._shown
+        self.operations.append(Operation("show", (x,), Activation(ALL, x.columns), {"memory": self._shown.memory}))
+        return x
+
+    def enter(self, x: Activation, layer: int) -> Activation:
+        if self._shown and layer in self._shown.layers:
+            self._entered[layer] = x
+            if len(self._entered) == len(set(self._shown.layers)):
+                first, *others = (self._entered[layer] for layer in self._shown.layers)
+                self.reveal(reduce(lambda some, more: self.join(some, more, 1), others, first))
         return x
 
     def given(self, rows: np.ndarray, columns: int) -> Activation:
@@ -385,7 +407,7 @@ def recorded(
     weights: Weights,
     hyperparameters: Hyperparameters,
     context: int,
-    shown: np.ndarray | None = None,
+    shown: Shown | None = None,
 ) -> Recorder:
     """What an architecture says of a file; shown: as of Recorder.
 
