@@ -25,7 +25,7 @@ TENSORS = {
 OF_EXPERTS_ONLY = "arctic"  # feed_forward_length, there, though layers have another network beside them
 OF_BOTH = "qwen"  # whose feed_forward_length is that of the gate and the other matrix together
 OF_ONE_EXPERT = "hunyuan-dense", "hunyuan_vl"  # who say of their feed-forward network that it is one
-OF_NO_EXPERT = "granitehybrid", "graniteswitch"  # who say it, and how many a token goes to, where there are none
+OF_NO_EXPERT = "granitehybrid", "graniteswitch", "deepseek2"  # who speak of experts where there are none
 OTHERS = "mla", "swa"  # lengths of keys and values, in models that have more than one
 MOST_LAYERS = "leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers"  # no more than there are
 # What a file without experts does not say, or says as 0.

@@ -54,9 +54,9 @@ def read_kimi(fields: Fields) -> dict[str, Any]:
     kv_heads = fields.counts("attention.head_count_kv", fields.layers(), 0)
     if key_dim <= dims or not {*kv_heads} <= {0, 1} or dims % 2:
         raise fields.error(f"{heads} heads of {key_dim}, {max(kv_heads)} of keys, {dims} apart: makes no sense")
-    for side, length in (("key", latent + dims), ("value", latent)):
-        if fields.count(f"attention.{side}_length", length) != length:
-            raise fields.error(f"{fields.key(f'attention.{side}_length')} should be {length}")
+    if fields.count("attention.key_length", latent + dims) != latent + dims:
+        raise fields.error(f"{fields.key('attention.key_length')} should be {latent + dims}")
+    fields.count("attention.value_length", latent)  # of another kind of heads, in files of the 48B: nobody reads it
     return {
         **common,
         "epsilon": fields.epsilon(RMS_EPSILON),

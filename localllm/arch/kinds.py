@@ -53,14 +53,16 @@ COUNTS = """
     ssm.conv_kernel ssm.inner_size ssm.state_size ssm.time_step_rank ssm.group_count shortconv.l_cache
 """
 PER_LAYER = "attention.head_count", "attention.head_count_kv", "feed_forward_length"  # one number, or as many as layers
-EPSILONS = "attention.layer_norm_epsilon attention.layer_norm_rms_epsilon attention.group_norm_epsilon"
+EPSILONS = """
+    attention.layer_norm_epsilon attention.layer_norm_rms_epsilon attention.group_norm_epsilon hyper_connection.epsilon
+"""
 BASES = "rope.freq_base rope.freq_base_swa"
 STRETCHES = "rope.scaling.factor rope.scaling.attn_factor rope.scale_linear"
 SCALES = """
     attention.scale attention.output_scale attention.value_scale attention.clamp_kqv attention.max_alibi_bias
     attention.temperature_scale attn_logit_softcapping final_logit_softcapping router_logit_softcapping
     logit_scale embedding_scale residual_scale expert_weights_scale expert_group_scale
-    hyper_connection.epsilon hyper_connection.magnitude
+    hyper_connection.magnitude
     rope.scaling.yarn_log_multiplier rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast
     rope.scaling.yarn_beta_slow
 """
