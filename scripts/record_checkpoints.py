@@ -13,6 +13,8 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,7 @@ OF_CLIP = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_s
            "num_attention_heads": 2, "image_size": 56, "patch_size": 14, "projection_dim": 32}  # fmt: skip
 OF_QWEN_VL = {**SMALL, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}}
 # Those of which every fourth layer sees all tokens, and heads of which the beginning is rotated.
+NARROW = {"rms_norm_eps": 1e-6}  # which norms of narrow rows have in transformers, whatever config.json says
 WINDOWED = {"num_hidden_layers": 4, "sliding_window": 16, "head_dim": 16,
             "layer_types": [*["sliding_attention"] * 3, "full_attention"]}  # fmt: skip
 HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
@@ -167,6 +170,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "clip_qkv": 0.7, "kv_n_heads": 2, "rope_theta": 10000.0}, "ffn_config": {
         "hidden_size": 64, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}}),
     "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", {
+        **NARROW,
         **EXPERTS, **GROUPS, **NOAUX, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4, "q_lora_rank": 32,
         "kv_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "norm_topk_prob": True,
         "mlp_layer_types": ["dense", "sparse", "sparse"],
@@ -245,9 +249,97 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "moe_shared_expert_intermediate_size": 48,
     }),
     "umt5": ("UMT5ForConditionalGeneration", {**OF_T5, "feed_forward_proj": "gated-gelu"}),
+    "mellum": ("MellumForCausalLM", {
+        **WINDOWED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True,
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e4},
+                            "sliding_attention": {"rope_type": "default", "rope_theta": 5e4}},
+    }),
+    "laguna": ("LagunaForCausalLM", {
+        **WINDOWED, "layer_types": ["full_attention", *["sliding_attention"] * 3], "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "gating": "per-head",
+        "shared_expert_intermediate_size": 48, "num_attention_heads_per_layer": [2, 4, 4, 4],
+        "moe_routed_scaling_factor": 2.5, "moe_router_logit_softcapping": 0.0, "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
+    }),
+    "cohere2_moe": ("Cohere2MoeForCausalLM", {
+        **WINDOWED, "logit_scale": 0.3, "tie_word_embeddings": True, "num_experts": 4, "num_experts_per_tok": 2,
+        "num_shared_experts": 1, "expert_selection_fn": "sigmoid", "norm_topk_prob": True, "rms_norm_eps": None,
+        "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 80,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    }),
+    "gpt_bigcode": ("GPTBigCodeForCausalLM", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256,
+                                              "tie_word_embeddings": True}),
+    "granite_swa": ("GraniteSWAForCausalLM", {
+        "num_hidden_layers": 4, "sliding_window": 16, "embedding_multiplier": 3.0, "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2, "logits_scaling": 1.5, "tie_word_embeddings": True,
+    }),
+    "granitemoe_swa": ("GraniteMoeSWAForCausalLM", {
+        "num_hidden_layers": 4, "sliding_window": 16, "embedding_multiplier": 3.0, "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2, "logits_scaling": 1.5, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "shared_intermediate_size": 48,
+    }),
+    "hrm_text": ("HrmTextForCausalLM", {
+        "num_layers_per_stack": 2, "num_hidden_layers": 12, "num_key_value_heads": None, "H_cycles": 2, "L_cycles": 2,
+        "head_dim": 24, "embedding_scale": 3.0, "prefix_lm": False,
+    }),
+    "kimi_linear": ("KimiLinearForCausalLM", {
+        **NARROW,
+        "num_hidden_layers": 4, "layer_types": ["linear_attention", "linear_attention", "full_attention",
+                                                "linear_attention"],
+        "num_key_value_heads": 4, "kv_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20,
+        "num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 32, "num_shared_experts": 1,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5, "linear_head_dim": 16, "linear_num_heads": 4, "linear_conv_kernel_dim": 4,
+        "moe_router_activation_func": "sigmoid", "model_max_length": 256, "linear_attn_config": {
+            "full_attn_layers": [3], "kda_layers": [1, 2, 4], "head_dim": 16, "num_heads": 4,
+            "short_conv_kernel_size": 4},
+    }),
+    "mimo_v2_flash": ("MiMoV2FlashForCausalLM", {
+        **WINDOWED, **NOAUX, "head_dim": 24, "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "attention_value_scale": 0.7, "mlp_layer_types": ["dense", *["sparse"] * 3],
+        "moe_layer_freq": [0, 1, 1, 1], "hybrid_layer_pattern": [1, 1, 1, 0], "rope_theta": 5e6, "swa_rope_theta": 1e4,
+        "partial_rotary_factor": 0.334, "layernorm_epsilon": 1e-5, "swa_head_dim": 24, "swa_v_head_dim": 16,
+        "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "add_swa_attention_sink_bias": True,
+        "add_full_attention_sink_bias": False,
+    }),
+    "minicpm3": ("MiniCPM3ForCausalLM", {
+        **NARROW,
+        "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+        "v_head_dim": 16, "tie_word_embeddings": True,
+    }),
+    "youtu": ("YoutuForCausalLM", {
+        "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+        "v_head_dim": 20, "tie_word_embeddings": True,
+    }),
+    "glm_moe_dsa": ("GlmMoeDsaForCausalLM", {
+        **NARROW,
+        **EXPERTS, **GROUPS, **NOAUX, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4, "q_lora_rank": 32,
+        "kv_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "index_n_heads": 16,
+        "index_head_dim": 32, "index_topk": 24, "norm_topk_prob": True, "num_nextn_predict_layers": 0,
+        "num_hidden_layers": 4, "indexer_types": ["full", "full", "shared", "full"],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    }),
+    "hy_v4": ("HYV4ForCausalLM", {
+        **NARROW,
+        **EXPERTS, **GROUPS, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4, "q_lora_rank": 32,
+        "kv_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "index_n_heads": 16,
+        "index_head_dim": 32, "index_topk": 24, "norm_topk_prob": True, "num_hidden_layers": 4,
+        "indexer_types": ["full", "shared", "full", "shared"], "hc_mult": 2, "swiglu_limit": 1.0,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    }),
+    "phimoe": ("PhimoeForCausalLM", {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "lm_head_bias": True, "attention_bias": True,
+        "architectures": ["PhiMoEForCausalLM"], "router_jitter_noise": 0.0, "original_max_position_embeddings": 256,
+    }),
 }  # fmt: skip
 # Whose config.json the converter should read as it is: transformers hides a key of one, and adds some to the other.
-AS_IT_IS = ("GPTNeoXForCausalLM", "NemotronHForCausalLM")
+WITH_MTP = (
+    "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "MiMoV2FlashForCausalLM",
+)  # fmt: skip
+AS_IT_IS = ("GPTNeoXForCausalLM", "NemotronHForCausalLM", "MiMoV2FlashForCausalLM")
+# Of which GGUF's readers compute something else: another GELU; norms without mean; neighbours are rotated, not halves.
+UNLIKE = ("mpt", "phimoe", "hy_v4")
 # What does not belong to a model's computation.
 NOISE = (
     "dtype", "transformers_version", "use_cache", "initializer_range", "attention_dropout", "hidden_dropout",
@@ -325,6 +417,15 @@ BY_HAND: dict[str, dict[str, Any]] = {
              "mlp.up_gated_layer": "192 64", "mlp.down_layer": "64 96", "layer_norm_2": "64"},
             ("mlp.up_gated_layer",))),
     }},
+    "bitnet": {"config": {**SMALL, "architectures": ["BitnetForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5,
+                          "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": True}, "shapes": {
+        "model.embed_tokens.weight": "272 64", "model.norm.weight": "64", **in_layers("model.layers", {
+            f"{name}.weight": shape for name, shape in {
+                "input_layernorm": "64", "post_attention_layernorm": "64", "self_attn.inner_attn_ln": "64",
+                "self_attn.q_proj": "64 64", "self_attn.k_proj": "32 64", "self_attn.v_proj": "32 64",
+                "self_attn.o_proj": "64 64", "mlp.ffn_layernorm": "96", "mlp.gate_proj": "96 64",
+                "mlp.up_proj": "96 64", "mlp.down_proj": "64 96"}.items()}),
+    }},
     "nomic-bert-old": {"config": NOMIC, "like": "nomic-bert"},
     "nomic-bert-moe": {"config": MOE, "shapes": {
         **WORDS, **with_biases({"emb_ln": "64"}), **in_layers("encoder.layers", with_biases({**ATTENTION, **BEHIND})),
@@ -383,6 +484,12 @@ def recorded(name: str, folder: Path, sources: Path) -> dict[str, Any]:
         shapes["mtp.fc.weight"] = [64, 128]
     if kind == "Qwen3VLMoeForConditionalGeneration":  # whose publishers store experts turned round
         shapes = {key: [shape[0], *shape[:0:-1]] if ".experts." in key else shape for key, shape in shapes.items()}
+    if name == "kimi_linear":  # whose first network transformers stores as if it was of experts
+        shapes = {re.sub(r"block_sparse_moe\.(\w+_proj)", r"mlp.\1", key): shape for key, shape in shapes.items()}
+    if name == "hy_v4":  # some of whose names transformers turns round
+        shapes = {re.sub(r"hc_pre\.(hc_head|hc_(?:attn|mlp)_layer)\.", r"\1.hc_pre.", k): s for k, s in shapes.items()}
+        shapes = {key.replace("hc_head.hc_pre.", "hc_head."): shape for key, shape in shapes.items()}
+        shapes = {re.sub(r"(mlp\..*)linear_gate", r"\1gate_proj", key): shape for key, shape in shapes.items()}
     content = json.loads((folder / "saved" / "config.json").read_text())
     content = {key: value for key, value in content.items() if key not in NOISE}
     # As publishers say it.
@@ -391,9 +498,12 @@ def recorded(name: str, folder: Path, sources: Path) -> dict[str, Any]:
     if name == "nemotron_h":  # whose config.json speaks of experts as transformers saves it
         experts = re.compile("moe|expert|topk|n_group$|layers_block_type")
         content = {key: value for key, value in content.items() if not experts.search(key)}
+    if name == "mimo_v2_flash":  # whose publishers say it otherwise
+        del content["rope_parameters"]
     checkpoint = write_family(folder / "model", content, shapes)
-    model = made.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad():
+    kinds = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = made.from_pretrained(checkpoint, dtype=torch.float64, **kinds).eval()
+    with torch.no_grad(), in_float64():
         read, answer = TEXT[:OF_TEXT], [content.get("decoder_start_token_id"), *TEXT[OF_TEXT:]]
         is_t5 = content.get("is_encoder_decoder", False)
         given = {"input_ids": read, "decoder_input_ids": answer} if is_t5 else {"input_ids": TEXT}
@@ -407,13 +517,26 @@ def recorded(name: str, folder: Path, sources: Path) -> dict[str, Any]:
     if name not in ("qwen3-rank", "bert-rank", "stablelm_norms"):
         metadata, tensors = converted(checkpoint, folder / "model.gguf")
         found |= {"metadata": metadata, "tensors": tensors}
-    if name == "mpt":  # with another GELU than GGUF's readers have
+    if name in UNLIKE:
         return found
     if name in CONFIGS:
         logits = output.logits[0, -1].numpy().astype(np.float64)
-        return {**found, "logits": [round(float(x), 5) for x in logits[:251:50]]}
+        return {**found, "logits": [round(float(x), 7) for x in logits[:251:50]]}
     rows = output.logits[0] if "logits" in output else output.last_hidden_state[0].mean(dim=0)
     return {**found, "rows": [round(float(x), 6) for x in rows]}
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """What models compute in float32 whatever their type is: it is off by up to 3e-5 (the delta rule of Qwen 3.5)."""
+    import torch
+
+    single, cast = torch.float32, torch.Tensor.float
+    torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.float32, torch.Tensor.float = single, cast  # type: ignore[method-assign]
 
 
 def by_hand(name: str, folder: Path, sources: Path) -> dict[str, Any]:
@@ -453,6 +576,11 @@ def runs(numbers: list[int]) -> list[tuple[int, int]]:
     return found
 
 
+def layer_of(name: str) -> int:
+    """Of a tensor; -1 if it is of none."""
+    return int(name.split(".")[1]) if name.startswith("blk.") else -1
+
+
 def converted(checkpoint: Path, target: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Metadata and check sums of what llama.cpp's converter makes of it."""
     import gguf
@@ -465,7 +593,7 @@ def converted(checkpoint: Path, target: Path) -> tuple[dict[str, Any], dict[str,
     made.set_vocab = conversion.TextModel.set_vocab
     own = {"hparams": config} if kind in AS_IT_IS else {}
     guesses = b"mtp.fc.weight" in (checkpoint / "model.safetensors").read_bytes()
-    made.no_mtp = kind in ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM") and not guesses
+    made.no_mtp = kind in WITH_MTP and not guesses
     if kind == "NomicBertModel":  # which is known by its publishers' config.json only
         made._is_tokenizer_xlmroberta = lambda self: False
     made(checkpoint, gguf.LlamaFileType.ALL_F32, target, **own).write()
@@ -474,7 +602,7 @@ def converted(checkpoint: Path, target: Path) -> tuple[dict[str, Any], dict[str,
     fields = {key: field.contents() for key, field in reader.fields.items()}
     metadata = {key: value for key, value in fields.items() if key in GENERAL or key.startswith(of_arch)}
     sums: dict[str, int] = {}
-    for tensor in reader.tensors:
+    for tensor in sorted(reader.tensors, key=lambda tensor: layer_of(tensor.name)):
         short = re.sub(r"^blk\.\d+\.", "blk.", tensor.name)
         shape = " ".join(map(str, reversed(tensor.shape.tolist())))
         known = crc32(f"{tensor.tensor_type.name} {shape}".encode(), sums.get(short, 0))

@@ -2,7 +2,8 @@
 
 checkpoints.json has, per variant, the config.json and the names and shapes of a tiny checkpoint as transformers 5.23
 saves it ("-old": as older versions or the publishers did), and of what llama.cpp's converter (November 2026) made of it
-the metadata and check sums; logits of tokens 0, 50, ... 250 behind the text are by transformers with PyTorch 2.13.
+the metadata and check sums; logits of tokens 0, 50, ... 250 behind the text are by transformers with PyTorch 2.13,
+those with seven digits in float64, others in float32.
 scripts/record_checkpoints.py makes more of them.
 """
 
@@ -73,7 +74,8 @@ def told(metadata: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in metadata.items() if key.startswith((f"{arch}.", "general."))}
     if kept.get(f"{arch}.rope.freq_base") == 10000.0:
         del kept[f"{arch}.rope.freq_base"]
-    usual = metadata[f"{arch}.embedding_length"] // (metadata[f"{arch}.attention.head_count"] or 1)
+    heads = metadata[f"{arch}.attention.head_count"] or 1
+    usual = metadata[f"{arch}.embedding_length"] // (max(heads) if isinstance(heads, list) else heads)
     for key in (f"{arch}.attention.key_length", f"{arch}.attention.value_length"):
         if kept.get(key) == usual:
             del kept[key]
@@ -156,6 +158,14 @@ def test_logits_are_those_of_transformers(tmp_path: Path, variant: str):
     np.testing.assert_allclose(logits[:251:50], facts(variant)["logits"], atol=5e-5)
 
 
+@pytest.mark.parametrize("variant", ["hy_v4", "phimoe", "bitnet"])
+def test_what_differs_from_transformers_runs(tmp_path: Path, variant: str):
+    """Neighbours are rotated, or norms have no mean; weights of three values."""
+    path = write_gguf(tmp_path / "model.gguf", open_folder(written(tmp_path / "model", variant)))
+    with localllm.open(path, backend="reference", kv_type="f32") as model:
+        assert np.isfinite(model.logits(TEXT[:9])).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "rows" in facts(variant)])
 def test_rows_and_scores_are_those_of_transformers(tmp_path: Path, variant: str):
@@ -183,6 +193,9 @@ UNSAID = {
     "glm4_moe_lite": (1e-5, 10000.0), "qwen3_next": (1e-6, 10000.0), "bamba": (1e-5, 10000.0),
     "falcon_mamba": (1e-5, None), "nemotron_h": (1e-5, None), "jais2": (1e-5, 10000.0), "hy_v3": (1e-5, 11158840.0),
     "exaone_moe": (1e-5, 10000.0), "solar_open": (1e-5, 1e6), "gemma3n": (1e-6, 1e6), "gemma4": (1e-6, 1e6),
+    "granite_swa": (1e-5, 10000.0), "cohere2_moe": (1e-5, 10000.0), "gpt_bigcode": (1e-5, None),
+    "hrm_text": (1e-6, 10000.0), "minicpm3": (1e-5, 10000.0), "youtu": (1e-6, 10000.0), "glm_moe_dsa": (1e-5, 10000.0),
+    "laguna": (1e-6, 5e5), "kimi_linear": (1e-5, 10000.0),
 }  # fmt: skip
 
 
@@ -570,6 +583,40 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("experts in some layers only", "nemotron_h", {"hybrid_override_pattern": "M-*E"}),
     ("moe_latent_size 16", "nemotron_h_moe", {"moe_latent_size": 16}),
     ("n_group 2", "nemotron_h_moe", {"n_group": 2}),
+    (
+        "rope_theta 10000.0",
+        "mellum",
+        {"rope_parameters": {"full_attention": {"rope_theta": 5e4}, "sliding_attention": {"rope_theta": 1e4}}},
+    ),
+    ("norm_topk_prob False", "mellum", {"norm_topk_prob": False}),
+    ("windows in other layers", "laguna", {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]}),
+    ("gating none", "laguna", {"gating": "none"}),
+    ("num_attention_heads_per_layer", "laguna", {"num_attention_heads_per_layer": [4, 4]}),
+    ("moe_router_logit_softcapping 30", "laguna", {"moe_router_logit_softcapping": 30.0}),
+    ("hybrid_layer_pattern should be", "mimo_v2_flash", {"hybrid_layer_pattern": [1, 1]}),
+    ("swa_head_dim 32", "mimo_v2_flash", {"swa_head_dim": 32}),
+    ("add_full_attention_sink_bias True", "mimo_v2_flash", {"add_full_attention_sink_bias": True}),
+    ("shared_expert_combination_strategy sum", "cohere2_moe", {"shared_expert_combination_strategy": "sum"}),
+    ("prefix_dense_sliding_window_pattern 4", "cohere2_moe", {"prefix_dense_sliding_window_pattern": 4}),
+    ("multi_query False", "gpt_bigcode", {"multi_query": False}),
+    ("n_inner 96", "gpt_bigcode", {"n_inner": 96}),
+    ("layer_rope_theta should be", "granite_swa", {"layer_rope_theta": [1e4, 1e4, 1e4, 5e4]}),
+    ("no_rope_layers should be", "granite_swa", {"no_rope_layers": [1, 2, 1, 1]}),
+    ("num_key_value_heads 2", "hrm_text", {"num_key_value_heads": 2}),
+    ("H_cycles should be", "hrm_text", {"H_cycles": 0}),
+    ("num_expert_group 2", "kimi_linear", {"num_expert_group": 2}),
+    ("q_lora_rank 32", "kimi_linear", {"q_lora_rank": 32}),
+    ("full_attn_layers should be", "kimi_linear", {"linear_attn_config": {"full_attn_layers": [0]}}),
+    ("kda_layers should be", "kimi_linear", {"linear_attn_config": {"full_attn_layers": [3], "kda_layers": [1]}}),
+    ("scale_depth 1.2", "minicpm3", {"scale_depth": 1.2}),
+    ("rope_theta 50000.0", "minicpm3", {"rope_parameters": {"rope_theta": 5e4}}),
+    ("rope_interleave False", "youtu", {"rope_interleave": False}),
+    ("indexer_types should be", "glm_moe_dsa", {"indexer_types": ["full", "none", "full", "full"]}),
+    ("the first layer should have an indexer", "hy_v4", {"indexer_types": ["shared", "full", "full", "full"]}),
+    ("n_group 2", "hy_v4", {"n_group": 2}),
+    ("hidden_act relu2", "bitnet", {"hidden_act": "relu2"}),
+    ("num_experts_per_tok 1", "phimoe", {"num_experts_per_tok": 1}),
+    ("lm_head_bias False", "phimoe", {"lm_head_bias": None}),
 ]
 
 

@@ -169,3 +169,42 @@ DEEPSEEK32 = replace(
     read=deepseek32,
     named_as="deepseek2",
 )
+
+
+def glm_dsa(config: Config) -> CheckpointFacts:
+    """Layers without an indexer see what the last one with an indexer has chosen."""
+    config.only("attention_bias", False)
+    h = deepseek32(config)
+    types, layers = config.get("indexer_types", ["full"] * h.sizes["layers"]), h.sizes["layers"]
+    if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {"full", "shared"}:
+        raise config.refusal(f"indexer_types should be full or shared for each of {layers} layers")
+    full = [kind == "full" for kind in types]
+    own = {f"chooses_{number}": int(does) for number, does in enumerate(full)}
+    own |= {f"chooses_{layers + number}": 1 for number in range(h.sizes["guessing"])}
+    return h.plus(own, attention__indexer__types=full if config.get("indexer_types") is not None else None)
+
+
+def glm_dsa_layer(sizes: Sizes, number: int) -> Layer:
+    return {**deepseek2_layer(sizes, number), **(INDEXER if sizes[f"chooses_{number}"] else {})}
+
+
+GLM_DSA = replace(
+    DEEPSEEK32,
+    arch="glm-dsa",
+    layer=glm_dsa_layer,
+    read=glm_dsa,
+    named_as="deepseek2",
+    defaults={**DEEPSEEK3.defaults, "rms_norm_eps": 1e-5},
+)
+
+
+def youtu(config: Config) -> CheckpointFacts:
+    """Without experts, of which GGUF says all the same that there are none."""
+    config.only("rope_interleave", True)
+    layers, hidden = config.count("num_hidden_layers"), config.count("intermediate_size")
+    none = {"n_routed_experts": 1, "num_experts_per_tok": 1, "n_shared_experts": None, "moe_intermediate_size": hidden}
+    h = deepseek2(config.plus(**none, first_k_dense_replace=layers))
+    return h.plus(expert_count=None, expert_used_count=None, expert_weights_scale=None)
+
+
+YOUTU = replace(DEEPSEEK2, read=youtu, defaults={"tie_word_embeddings": True})

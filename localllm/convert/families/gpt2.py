@@ -1,5 +1,6 @@
-"""GPT-2 and StarCoder 2: layer norms, biases, and no gates."""
+"""GPT-2, StarCoder 1 and 2: layer norms, biases, and no gates."""
 
+from dataclasses import replace
 from typing import Any
 
 from localllm.arch.fields import MOST_LAYERS
@@ -67,3 +68,15 @@ GPT2 = Family(
     biased=("attn_qkv", *NORMS_AND_MATRICES),
     defaults=TIED | {"n_positions": 1024},
 )
+
+
+def starcoder(config: Config) -> CheckpointFacts:
+    """As GPT-2, with one head of keys and values for all, and matrices that are not turned round."""
+    config.only("multi_query", True)
+    h = gpt2(config)
+    width, head_dim = h.sizes["width"], h.sizes["width"] // h.metadata["attention.head_count"]
+    config.only("n_inner", 4 * width)
+    return h.plus({"fused_rows": width + 2 * head_dim}, attention__head_count_kv=1)
+
+
+STARCODER = replace(GPT2, arch="starcoder", read=starcoder, transposed=())

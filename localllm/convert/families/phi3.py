@@ -1,7 +1,8 @@
-"""Phi 3, 3.5 and 4."""
+"""Phi 3, 3.5 and 4, and Phi 3.5 with experts."""
 
 from localllm.convert.config import Config
-from localllm.convert.families.layers import NORMS_BEFORE
+from localllm.convert.families.experts import with_experts
+from localllm.convert.families.layers import ATTENTION, EXPERTS, NORMS_BEFORE
 from localllm.convert.family import Family
 from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers, warn_of_window
 from localllm.convert.rope_scaling import rope_parameters
@@ -34,4 +35,23 @@ PHI3 = Family(
     },
     phi3,
     defaults={"rms_norm_eps": 1e-5},
+)
+
+
+def phimoe(config: Config) -> CheckpointFacts:
+    """Biases, and two experts."""
+    config.only("attention_bias", True)
+    config.only("lm_head_bias", True)
+    config.only("num_experts_per_tok", 2)
+    config.warnings.append(UNLIKE)
+    return with_experts(config, phi3(config), "intermediate_size", "num_local_experts")
+
+
+UNLIKE = "GGUF's readers take norms without mean and add up both experts' weights to 1, which the model does not"
+PHIMOE = Family(
+    "phimoe",
+    {**ATTENTION, **NORMS_BEFORE, **EXPERTS},
+    phimoe,
+    biased=(*ATTENTION, *NORMS_BEFORE, "output_norm", "output"),
+    defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "attention_bias": False, "lm_head_bias": False},
 )

@@ -1,0 +1,143 @@
+"""Kimi Linear: most layers keep a matrix for each head, the others have latent rows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.config import Config
+from localllm.convert.families.deepseek import SIGMOID, SOFTMAX, keys_of_latents, leading_dense, values_of_latents
+from localllm.convert.families.experts import with_experts
+from localllm.convert.families.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT, as_stored
+from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.tensors import Shape, TensorSource, computed, reshaped
+
+
+def kimi_linear(config: Config) -> CheckpointFacts:
+    """Nothing is rotated. Layers are counted from 1 where config.json tells which attend."""
+    for name, value in (("moe_renormalize", True), ("num_expert_group", 1), ("topk_group", 1), ("mla_use_nope", True)):
+        config.only(name, value)
+    config.only("q_lora_rank")
+    config.only("moe_layer_freq", 1)
+    said, heads = config.section("linear_attn_config"), config.count("num_attention_heads")
+    said.only("num_heads", heads)
+    rotated, latent = config.count("qk_rope_head_dim"), config.count("kv_lora_rank")
+    context = config.get("max_position_embeddings", config.get("model_max_length"))
+    own = {"max_position_embeddings": context, "num_key_value_heads": 1, "head_dim": rotated}
+    h = decoder(config.plus(**own))
+    h = with_experts(config, h, "moe_intermediate_size", used=USED[config.get("num_experts_per_token") is None])
+    attends = attending(said, h.sizes["layers"])
+    key_dim, value_dim = config.count("qk_nope_head_dim"), config.count("v_head_dim")
+    score, shared, dim = config.get("moe_router_activation_func"), config.count("num_shared_experts"), said.count(HEAD)
+    config.only("moe_router_activation_func", "sigmoid", "softmax")
+    taps, leading = said.count("short_conv_kernel_size", 4), leading_dense(config)
+    return h.plus(
+        {
+            **{f"attends_{number}": int(does) for number, does in enumerate(attends)},
+            "queries": heads * (key_dim + rotated),
+            "latent": latent,
+            "latent_and_key": latent + rotated,
+            "both_rows": heads * (key_dim + value_dim),
+            "key_dim": key_dim,
+            "value_dim": value_dim,
+            "values": heads * value_dim,
+            "delta": heads * dim,
+            "delta_dim": dim,
+            "taps": taps,
+            "one": 1,
+            "leading_dense": leading,
+            "shared_hidden": shared * h.sizes["expert_hidden"],
+        },
+        vocab_size=h.sizes["vocab"],
+        attention__head_count_kv=[int(does) for does in attends],
+        attention__kv_lora_rank=latent,
+        attention__key_length=latent + rotated,
+        attention__value_length=config.get("head_dim") and config.count("head_dim"),  # of no heads that there are
+        attention__key_length_mla=key_dim + rotated,
+        attention__value_length_mla=value_dim,
+        rope__dimension_count=rotated,
+        ssm__conv_kernel=taps,
+        kda__head_dim=dim,
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_shared_count=shared,
+        expert_group_used_count=config.get("topk_group"),
+        expert_gating_func={"sigmoid": SIGMOID, "softmax": SOFTMAX}.get(score or "sigmoid"),
+        expert_weights_scale=config.number("routed_scaling_factor"),
+        leading_dense_block_count=leading,
+    )
+
+
+HEAD, USED = "head_dim", ("num_experts_per_token", "num_experts_per_tok")
+
+
+def attending(said: Config, layers: int) -> list[bool]:
+    """Which layers attend. Raises ModelError if others do not keep matrices."""
+    full, kda = said.get("full_attn_layers"), said.get("kda_layers")
+    if not isinstance(full, list) or not all(type(number) is int and 0 < number <= layers for number in full):
+        raise said.refusal(f"full_attn_layers should be numbers from 1 to {layers}")
+    attends = [number + 1 in full for number in range(layers)]
+    if kda is not None and kda != [number + 1 for number in range(layers) if not attends[number]]:
+        raise said.refusal("kda_layers should be those that are not in full_attn_layers")
+    return attends
+
+
+def of_attention(name: str, made: Any, gguf: tuple[str, ...], *stored: str) -> MadeOf:
+    """A tensor of the attention; gguf, stored: its shapes."""
+    return MadeOf(gguf, {f"self_attn.{name}": stored}, made)
+
+
+def reshape(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    return reshaped(sources[0], shape)
+
+
+def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    """Of logarithms."""
+    return computed(sources[0], lambda logarithms: -np.exp(logarithms))
+
+
+def matrices(sizes: Sizes) -> Layer:
+    """Of a layer that keeps a matrix for each head."""
+    taps, four = ("one", "delta", "one", "taps"), ("one", "one", "heads", "one")
+    return {
+        **{f"attn_{name}": ("delta", "width") for name in "qkv"},
+        **{
+            f"ssm_conv1d_{name}": of_attention(f"{name}_conv1d.weight", reshape, taps, "delta", "one", "taps")
+            for name in "qkv"
+        },
+        "ssm_f_a": as_stored("self_attn.f_a_proj", "delta_dim", "width"),
+        "ssm_f_b": as_stored("self_attn.f_b_proj", "delta", "delta_dim"),
+        "ssm_beta": as_stored("self_attn.b_proj", "heads", "width"),
+        "ssm_a": of_attention("A_log", rates, four, *four),
+        "ssm_g_a": as_stored("self_attn.g_a_proj", "delta_dim", "width"),
+        "ssm_g_b": as_stored("self_attn.g_b_proj", "delta", "delta_dim"),
+        "ssm_dt.bias": of_attention("dt_bias", lambda s, *_: s[0], ("delta",), "delta"),
+        "ssm_norm": as_stored("self_attn.o_norm", "delta_dim"),
+        "attn_output": ("width", "delta"),
+    }
+
+
+def latent(sizes: Sizes) -> Layer:
+    """Of a layer that attends."""
+    both = {"self_attn.kv_b_proj.weight": ("both_rows", "latent")}
+    return {
+        "attn_q": ("queries", "width"),
+        "attn_kv_a_mqa": ("latent_and_key", "width"),
+        "attn_kv_a_norm": ("latent",),
+        "attn_k_b": MadeOf(("heads", "latent", "key_dim"), both, keys_of_latents),
+        "attn_v_b": MadeOf(("heads", "value_dim", "latent"), both, values_of_latents),
+        "attn_output": ("width", "values"),
+    }
+
+
+def kimi_linear_layer(sizes: Sizes, number: int) -> Layer:
+    mixer = latent(sizes) if sizes[f"attends_{number}"] else matrices(sizes)
+    shared: Layer = {
+        name: as_stored(f"block_sparse_moe.shared_experts.{name[4:-6]}_proj", *shape)
+        for name, shape in SHARED_EXPERT.items()
+    }
+    mixture: Layer = {**EXPERTS, **shared, "exp_probs_b.bias": ("experts",)}
+    return {**NORMS_BEFORE, **mixer, **(GATED if number < sizes["leading_dense"] else mixture)}
+
+
+KIMI_LINEAR = Family("kimi-linear", kimi_linear_layer, kimi_linear, defaults={"rms_norm_eps": 1e-5})

@@ -1,0 +1,164 @@
+"""MiniCPM 3 and Hunyuan 4: latent rows for keys and values, as DeepSeek has them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from localllm.arch import minicpm3 as arch
+from localllm.convert.config import Config
+from localllm.convert.families.deepseek import (
+    DEEPSEEK3,
+    INDEXER,
+    SIGMOID,
+    deepseek2,
+    deepseek2_layer,
+    leading_dense,
+)
+from localllm.convert.families.layers import GATED, NORMS_BEFORE, as_it_is, as_stored, experts_of
+from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.tensors import Shape, TensorSource, in_float32
+
+
+def minicpm3(config: Config) -> CheckpointFacts:
+    """Factors that GGUF's readers know by heart; frequency factors for short and for long contexts."""
+    for name in ("attention_bias", "mlp_bias"):
+        config.only(name, False)
+    for name, value in (("scale_emb", arch.EMBEDDING_SCALE), ("scale_depth", arch.DEPTH_SCALE)):
+        config.only(name, value)
+    config.only("dim_model_base", arch.WIDTH)
+    heads, rotated = config.count("num_attention_heads"), config.count("qk_rope_head_dim")
+    h = decoder(config.plus(head_dim=rotated), scalings=("longrope",))
+    if h.metadata["rope.freq_base"] != BASE:
+        raise config.refusal(f"rope_theta {h.metadata['rope.freq_base']} is not supported: GGUF's readers take {BASE}")
+    magnitude = h.metadata.get("rope.scaling.attn_factor")
+    latent, narrow = config.count("kv_lora_rank"), config.count("q_lora_rank")
+    key_dim, value_dim = config.count("qk_nope_head_dim"), config.count("v_head_dim", h.sizes["width"] // heads)
+    sizes = {"latent": latent, "narrow": narrow, "latent_and_key": latent + rotated, "values": heads * value_dim}
+    sizes |= {"queries": heads * (key_dim + rotated), "both_rows": heads * (key_dim + value_dim)}
+    return h.plus(
+        sizes,
+        vocab_size=h.sizes["vocab"],
+        attention__q_lora_rank=narrow,
+        attention__kv_lora_rank=latent,
+        attention__key_length=key_dim + rotated,
+        attention__value_length=None if value_dim == h.sizes["width"] // heads else value_dim,
+        rope__dimension_count=rotated,
+        rope__scaling__attn_factor=None if magnitude == 1 else magnitude,
+    )
+
+
+BASE = 10000.0
+MINICPM3 = Family(
+    "minicpm3",
+    {
+        **NORMS_BEFORE,
+        **GATED,
+        "attn_q_a": ("narrow", "width"),
+        "attn_q_a_norm": ("narrow",),
+        "attn_q_b": ("queries", "narrow"),
+        "attn_kv_a_mqa": ("latent_and_key", "width"),
+        "attn_kv_a_norm": ("latent",),
+        "attn_kv_b": ("both_rows", "latent"),
+        "attn_output": ("width", "values"),
+    },
+    minicpm3,
+    defaults={"tie_word_embeddings": True, "rms_norm_eps": 1e-5},
+)
+
+
+def hy_v4(config: Config) -> CheckpointFacts:
+    """Several residual streams, a gate for what the heads see, and a sink for each."""
+    for name in ("attention_bias", "enable_lm_head_fp32"):
+        config.only(name, False)
+    config.only("n_group", 1)
+    config.only("topk_group", 1)
+    h = deepseek2(config.plus(n_group=None, topk_group=None, first_k_dense_replace=leading_dense(config)))
+    layers, streams, limit = h.sizes["layers"], config.count("hc_mult"), config.get("swiglu_limit")
+    h = h.plus(
+        {
+            "guessing": 0,
+            "streams": streams,
+            "joined": streams * h.sizes["width"],
+            "mixes": 2 * streams,
+            "one": 1,
+            "two": 2,
+            "both_hidden": 2 * h.sizes["expert_hidden"],
+            **{f"chooses_{number}": 0 for number in range(layers)},
+        },
+        expert_gating_func=SIGMOID,
+        swiglu_clamp_exp=[config.number("swiglu_limit")] * layers if limit else None,
+        hyper_connection__count=streams,
+        hyper_connection__epsilon=config.number("hc_eps"),
+        hyper_connection__magnitude=config.number("hc_magnitude"),
+    )
+    full = choosing(config, layers)
+    if full is None:
+        return h
+    heads, dim = config.count("index_n_heads"), config.count("index_head_dim")
+    own = {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim}
+    return h.plus(
+        own | {f"chooses_{number}": int(does) for number, does in enumerate(full)},
+        attention__indexer__head_count=heads,
+        attention__indexer__key_length=dim,
+        attention__indexer__top_k=config.count("index_topk"),
+        attention__indexer__types=full,
+    )
+
+
+def choosing(config: Config, layers: int) -> list[bool] | None:
+    """Which layers have an indexer; None if there is none: by indexer_types, or as older checkpoints say it."""
+    types, kinds = config.get("indexer_types"), config.get("layer_types")
+    if types is None and kinds is None:
+        return None
+    name, known = ("indexer_types", INDEXERS) if types is not None else ("layer_types", KINDS)
+    said = types if types is not None else kinds
+    if not isinstance(said, list) or len(said) < layers or not {*map(str, said)} <= known.keys():
+        raise config.refusal(f"{name} should be {' or '.join(known)} for each of {layers} layers")
+    full = [known[kind] for kind in said[:layers]]
+    if not full[0] and (types is not None or any(full)):
+        raise config.refusal(f"{name}: the first layer should have an indexer")
+    return full if any(full) else None
+
+
+INDEXERS = {"full": True, "shared": False}
+KINDS = {"full_attention": False, "sparse_attention": True, "deepseek_sparse_attention": True}
+
+
+def hy_v4_layer(sizes: Sizes, number: int) -> Layer:
+    layer = {**deepseek2_layer(sizes, number), "attn_gate": as_stored("self_attn.linear_gate", "values", "width")}
+    layer["attn_sinks.weight"] = as_it_is("self_attn.learnable_sink_param", "heads")
+    for name, theirs in (("attn", "attn"), ("ffn", "mlp")):
+        place = f"hc_{theirs}_layer.hc_pre.hc"
+        layer[f"hc_{name}_fn.weight"] = in_full(f"{place}_fn", "mixes", "joined")
+        layer[f"hc_{name}_base.weight"] = as_it_is(f"{place}_base", "mixes")
+        layer[f"hc_{name}_scale.weight"] = as_it_is(f"{place}_scale", "two")
+    if sizes[f"chooses_{number}"]:
+        layer |= INDEXER
+    return layer if number < sizes["leading_dense"] else {**layer, **experts_of(sizes, "mlp.experts")}
+
+
+def in_full(name: str, *dimensions: str) -> MadeOf:
+    """A matrix that is always F32."""
+
+    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return in_float32(sources[0])
+
+    return MadeOf(dimensions, {name: dimensions}, made)
+
+
+HEAD = "model.hc_head.hc_head"
+HY_V4 = replace(
+    DEEPSEEK3,
+    arch="hy_v4",
+    layer=hy_v4_layer,
+    read=hy_v4,
+    whole={
+        "output_hc_fn.weight": in_full(f"{HEAD}_fn", "streams", "joined"),
+        "output_hc_base.weight": as_it_is(f"{HEAD}_base", "streams"),
+        "output_hc_scale.weight": as_it_is(f"{HEAD}_scale", "one"),
+    },
+    named_as="deepseek2",
+    unread=re.compile(r"model\.mtp_layers\..*"),
+    defaults={**DEEPSEEK3.defaults, "rms_norm_eps": 1e-5},
+)
