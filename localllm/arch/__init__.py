@@ -163,7 +163,7 @@ NOT_YET = "nothing here computes {} yet"
 SPEECH, DRAFTS = "speech is not made here", "the head of another model, which guesses for it, is no model of its own"
 # Names that llama.cpp has besides: why they do not run.
 REFUSED = {
-    "clip": "what sees is no model of its own",
+    "clip": "what sees is no model of its own (of CLIP's pairs, localllm embed makes vectors)",
     "deepseek4": NOT_YET.format("attention to a window and to a compressed past at once"),
     "dflash": DRAFTS,
     "eagle3": f"{DRAFTS}: use it by --speculate draft:FILE",

@@ -1,5 +1,6 @@
 """localllm embed: texts as vectors, and the texts nearest to one."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -13,7 +14,7 @@ from localllm.cli.terminal import ProgressLine, say, write
 from localllm.errors import RecordsError, UsageError
 
 if TYPE_CHECKING:
-    from localllm.generation.embedding import Embedder
+    from localllm.generation.embedding import Shown
     from localllm.services.embed import EmbedJob
     from localllm.services.records import Record
 
@@ -62,6 +63,12 @@ def embed(
         str | None, option("--near", metavar="QUERY", help="Print the texts nearest to QUERY instead.")
     ] = None,
     top: Annotated[int, options.number("--top", help="How many of them.  [default: 5]")] = 5,
+    images: Annotated[
+        list[str] | None,
+        option(
+            "--image", metavar="FILE", help="An image besides, for a model that makes vectors of both; again for more."
+        ),
+    ] = None,
     field: Field = "text",
     stats: Annotated[bool, option("--stats", help="Tell on stderr how many, and how fast.")] = False,
     context: Context = None,
@@ -73,17 +80,19 @@ def embed(
     INPUT has a text in every line, or a JSON object whose field "text" is one; without INPUT it is read from stdin.
     Every text gives a line {"id", "embedding"}, a row of a NumPy file, or plain numbers. With --near, the texts whose
     vectors are nearest to QUERY's come out, best first, each behind its cosine: a grep by meaning. Vectors of texts
-    that were seen before are kept in the cache folder. An interrupted command goes on where it stopped when it is
-    started again with the same -o FILE.jsonl.
+    that were seen before are kept in the cache folder. A model of pictures and texts (CLIP's) takes images, too: files
+    behind --image, and the field "image" of an object; INPUT may be a text then, in quotes. An interrupted command goes
+    on where it stopped when it is started again with the same -o FILE.jsonl.
 
     Examples:
       localllm embed minilm.gguf sentences.txt -o vectors.npy
       localllm embed minilm.gguf --files notes --near "when can I retire?" --top 3
       jq -c "{id, text: .title}" books.json | localllm embed minilm.gguf > vectors.jsonl
+      localllm embed clip.gguf --image cat.jpg --image dog.png --near "a cat"
     """
     from localllm.engine.options import EngineOptions
     from localllm.generation.embedding import EmbedOptions
-    from localllm.services.embed import EmbedJob
+    from localllm.services.embed import EmbedJob, is_image
 
     if near is not None and (output is not None or format is not None):
         raise UsageError("--near prints texts, not vectors: -o and --format do not go with it")
@@ -91,12 +100,14 @@ def embed(
         raise UsageError("INPUT and --files are one too many")
     line = ProgressLine()
     engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
-    job = EmbedJob(located(model), EmbedOptions(dims, not raw, role, overflow), engine, pooling)
+    records = records_of(input, files, images)
+    sees = any(map(is_image, records))
+    job = EmbedJob(located(model), EmbedOptions(dims, not raw, role, overflow), engine, pooling, sees)
     start = perf_counter()
     if near is not None:
-        show_nearest(job, near, top, texts(input, files, field), stats, line)
+        show_nearest(job, near, top, texts(records, field, files is not None), stats, line)
         return
-    failed, embedder = vectors(job, records_of(input, files), field, output, kind_of(format, output), line)
+    failed, embedder = vectors(job, records, field, output, kind_of(format, output), line)
     if stats:
         tell(embedder, perf_counter() - start)
     if failed:
@@ -108,14 +119,20 @@ def kind_of(format: str | None, output: str | None) -> str:
     return format or ("npy" if output and output.endswith(".npy") else "jsonl")
 
 
-def records_of(input: str | None, files: list[str] | None) -> "list[Record]":
+def records_of(input: str | None, files: list[str] | None, images: list[str] | None = None) -> "list[Record]":
     """What to read. Raises UsageError."""
+    from localllm.generation.embedding import Shown
     from localllm.services.embed import file_text, files_below
     from localllm.services.records import Record, read_records
 
+    shown = [Record(path, Shown(path)) for path in images or ()]
+    if images and input is not None and not os.path.lexists(input):
+        return [Record(input, input), *shown]
+    if images and input is files is None:
+        return shown
     if files is None:
-        return read_records(*read(input))
-    found = []
+        return [*read_records(*read(input)), *shown]
+    found = list(shown)
     for path in files_below(files):
         try:
             found.append(Record(path, file_text(path)))
@@ -124,29 +141,32 @@ def records_of(input: str | None, files: list[str] | None) -> "list[Record]":
     return found
 
 
-def texts(input: str | None, files: list[str] | None, field: str) -> list[tuple[str, str]]:
-    """What is shown of each text, and the text. Raises UsageError for what is none."""
+def texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str, str | Shown]]":
+    """What is shown of each text or image, and that itself. Raises UsageError for what is none."""
     from localllm.services.embed import text_of
 
-    records = records_of(input, files)
     found = [text_of(record, field) for record in records]
-    return [(str(record.id) if files is not None else text, text) for record, text in zip(records, found, strict=True)]
+    return [
+        (text if isinstance(text, str) and not by_name else str(record.id), text)
+        for record, text in zip(records, found, strict=True)
+    ]
 
 
 def vectors(
     job: "EmbedJob", records: "list[Record]", field: str, output: str | None, kind: str, line: ProgressLine
-) -> "tuple[int, Embedder]":
+) -> tuple[int, Any]:
     """Write the vectors of all records; how many failed, and what has made them."""
     from localllm.cli.vector_output import output_of
-    from localllm.services.embed import CHUNK, embedder, text_of
+    from localllm.generation.embedding import Shown
+    from localllm.services.embed import embedder, text_of
     from localllm.services.records import Record
 
     failed = 0
     with opened(embedder(job), line) as made, output_of(kind, output, job.path, records) as out:
         left = out.left(records)
-        for first in range(0, len(left), CHUNK):
-            some = left[first : first + CHUNK]
-            good, given = list[Record](), list[str]()
+        for first in range(0, len(left), made.chunk):
+            some = left[first : first + made.chunk]
+            good, given = list[Record](), list[str | Shown]()
             for record in some:
                 try:
                     given.append(text_of(record, field))
@@ -156,14 +176,21 @@ def vectors(
                     del given[len(good) :]
                     out.fail(record, error)
                     failed += 1
-            rows = made.embed(given, job.options, lambda done: line.show(f"{done} texts read"))
+            try:
+                rows = made.embed(given, job.options, lambda done: line.show(f"{done} texts read"))
+            except UsageError as error:
+                if not good or made.chunk > 1:
+                    raise
+                out.fail(good[0], error)
+                failed += 1
+                continue
             line.clear()
             out.put(good, rows)
     return failed, made
 
 
 @contextmanager
-def opened(manager: Any, line: ProgressLine) -> "Iterator[Embedder]":
+def opened(manager: Any, line: ProgressLine) -> Iterator[Any]:
     """A model, its warnings told."""
     with manager as made:
         line.clear()
@@ -173,12 +200,12 @@ def opened(manager: Any, line: ProgressLine) -> "Iterator[Embedder]":
 
 
 def show_nearest(
-    job: "EmbedJob", query: str, top: int, given: list[tuple[str, str]], stats: bool, line: ProgressLine
+    job: "EmbedJob", query: str, top: int, given: "list[tuple[str, str | Shown]]", stats: bool, line: ProgressLine
 ) -> None:
     """The texts nearest to a query, each behind its cosine."""
     from dataclasses import replace
 
-    from localllm.services.embed import VectorCache, embedder, nearest
+    from localllm.services.embed import VectorCache, embedder, key_of, nearest
 
     if not job.options.normalize:
         raise UsageError("--near compares vectors of length 1: --no-normalize does not go with it")
@@ -188,9 +215,12 @@ def show_nearest(
         of_texts = replace(job, options=replace(job.options, role="document" if job.options.role else None))
         cache = VectorCache(of_texts, job.options.dims or made.width)
         wanted = made.embed([query], of_query)[0]
+        by_key = {key_of(one): one for _, one in given}
         rows = cache.vectors(
-            [text for _, text in given],
-            lambda new: made.embed(new, of_texts.options, lambda done: line.show(f"{done} texts read")),
+            [key_of(one) for _, one in given],
+            lambda new: made.embed(
+                [by_key[key] for key in new], of_texts.options, lambda done: line.show(f"{done} texts read")
+            ),
         )
         line.clear()
         for number, cosine in nearest(wanted, rows, top):

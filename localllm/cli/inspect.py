@@ -97,7 +97,8 @@ def sees(facts: dict[str, Any]) -> str:
     """Of a projector, what it makes of pictures; of a model, what it sees them by; "" for one that sees none."""
     if eye := facts["sees"]:
         side, patch = eye["side"], eye["patch"]
-        return f"{eye['type']}: pictures of {side} x {side} in patches of {patch}, for models {eye['width']} wide"
+        made = f"vectors of {eye['width']} numbers" if eye["type"] == "clip" else f"for models {eye['width']} wide"
+        return f"{eye['type']}: pictures of {side} x {side} in patches of {patch}, {made}"
     found = facts["projector"]
     return f"images, by {found['path']} ({size(found['bytes'])})" if found else ""
 

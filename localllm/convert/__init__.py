@@ -8,6 +8,7 @@ the same for the projector of a model that sees, whose parts are in projectors/.
 """
 
 from localllm.convert.folder import Checkpoint, open_folder
+from localllm.convert.pair_folder import is_pair_folder, open_pair
 from localllm.convert.projector_folder import open_projector
 
-__all__ = ["Checkpoint", "open_folder", "open_projector"]
+__all__ = ["Checkpoint", "is_pair_folder", "open_folder", "open_pair", "open_projector"]

@@ -50,6 +50,13 @@ class EmbedOptions:
             raise UsageError(f"overflow should be refuse, cut or split, not {self.overflow!r}")
 
 
+@frozen
+class Shown:
+    """An image in the place of a text: what localllm.images.opened takes."""
+
+    source: Any
+
+
 class Embedder:
     """A model that makes vectors of texts. Close it.
 
@@ -57,6 +64,8 @@ class Embedder:
         width: numbers of a vector.  context: the most tokens of a text.  pooling: how the rows of tokens become one.
         tokens: how many were read so far.  warnings: lines that the user should see.
     """
+
+    chunk = 4096  # texts that are read before their vectors are written
 
     def __init__(self, file: GGUFFile, tokenizer: Tokenizer, options: "EngineOptions", pooling: str | None = None):
         """pooling: one of POOLINGS instead of the file's. Raises ModelError, MemoryLimitError, UsageError."""

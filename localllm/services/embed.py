@@ -8,20 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from localllm.arch.vision.clip import is_pair
 from localllm.engine.options import EngineOptions
 from localllm.errors import UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.kept import read_kept, write_kept
 from localllm.files.text_file import decoded
 from localllm.frozen import frozen
-from localllm.generation.embedding import Embedder, EmbedOptions
+from localllm.generation.embedding import Embedder, EmbedOptions, Shown
+from localllm.images.opened import content
 from localllm.quant.cache import cache_folder
-from localllm.services.records import Record
+from localllm.services.records import IMAGE, Record
 from localllm.text.tokenizer import Tokenizer
 
 SAMPLE = 1 << 16  # bytes of a model's beginning and end that tell it from others
 KEY = 16  # bytes that stand for a text
-CHUNK = 4096  # texts that are read before their vectors are written
 
 
 @frozen
@@ -32,29 +33,57 @@ class EmbedJob:
     options: EmbedOptions
     engine: EngineOptions
     pooling: str | None = None
+    sees: bool = False  # whether there are images among the texts
 
 
 @contextmanager
-def embedder(job: EmbedJob) -> Iterator[Embedder]:
-    """The model, open. Raises ModelError, MemoryLimitError, UsageError."""
+def embedder(job: EmbedJob) -> Iterator[Any]:
+    """The model, open: an Embedder, or a PairEmbedder for pictures, too. Raises ModelError, MemoryLimitError,
+    UsageError."""
     file = GGUFFile.open(job.path)
-    made = Embedder(file, Tokenizer.from_metadata(file.metadata), job.engine, job.pooling)
+    made: Any
+    if is_pair(file):
+        from localllm.generation import pair_embedding  # seldom needed
+
+        if job.pooling is not None:
+            raise UsageError("--pooling: a model of pictures and texts says itself how their rows become vectors")
+        made = pair_embedding.PairEmbedder(file, job.engine)
+    elif job.sees:
+        raise UsageError(f"{job.path}: this model makes no vectors of images, as one of CLIP's does")
+    else:
+        made = Embedder(file, Tokenizer.from_metadata(file.metadata), job.engine, job.pooling)
     try:
         yield made
     finally:
         made.close()
 
 
-def text_of(record: Record, field: str) -> str:
-    """A record's text: the line, or the object's field. Raises UsageError."""
+def text_of(record: Record, field: str) -> "str | Shown":
+    """A record's text: the line, or the object's field; or its image. Raises UsageError."""
     if record.error:
         raise UsageError(record.error)
-    if isinstance(record.input, str):
+    if isinstance(record.input, str | Shown):
         return record.input
+    if is_image(record):
+        return Shown(record.input[IMAGE])
     text = record.input.get(field)
     if not isinstance(text, str):
         raise UsageError(f'record {record.id!r} has no text "{field}"; --field NAME names another')
     return text
+
+
+def is_image(record: Record) -> bool:
+    """Whether there is an image to read, and no text."""
+    if isinstance(record.input, Shown):
+        return True
+    return isinstance(record.input, dict) and isinstance(record.input.get(IMAGE), str) and "text" not in record.input
+
+
+def key_of(given: str | Shown) -> str:
+    """What a text or an image is known by: its content. Raises UsageError."""
+    if isinstance(given, str):
+        return given
+    return "\0" + hashlib.sha256(content(given.source)[1]).hexdigest()
 
 
 def files_below(names: Sequence[str]) -> list[str]:

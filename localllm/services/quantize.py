@@ -52,8 +52,10 @@ def open_source(path: str, projector: bool = False) -> Source:
     projector: not the language model of the folder, but what it sees with. Raises UsageError for a file then.
     """
     if os.path.isdir(path):
-        from localllm.convert import open_folder, open_projector
+        from localllm.convert import is_pair_folder, open_folder, open_pair, open_projector
 
+        if is_pair_folder(path):
+            return open_pair(path)
         return open_projector(path) if projector else open_folder(path)
     if projector:
         raise UsageError(f"{path}: --mmproj makes a projector of a checkpoint's folder, which this is not")

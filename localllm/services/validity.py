@@ -7,8 +7,10 @@ that they call for, the vocabulary. `require_numbers` reads every weight besides
 from localllm.arch import architecture
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.vision import CLIP, projector
+from localllm.arch.vision.clip import is_pair, read_pair
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.arch.weights import Weights
+from localllm.engine.pairs import said_parts as said_pair
 from localllm.engine.pictures import said_parts
 from localllm.engine.record.recorder import recorded
 from localllm.errors import ModelError, UnsupportedError
@@ -60,11 +62,23 @@ def of_projector(file: GGUFFile) -> Validity:
     """The same of a file that images are seen by."""
     vision = None
     try:
+        if is_pair(file):
+            return of_pair(file)
         family, vision = projector(file)
         said_parts(file, family, vision)
     except ModelError as error:
         return Validity(None, error, vision)
     return Validity(None, None, vision)
+
+
+def of_pair(file: GGUFFile) -> Validity:
+    """The same of a file that makes vectors of pictures and texts. Raises ModelError."""
+    from localllm.text.clip_words import ClipWords  # seldom needed
+
+    ClipWords(file.metadata, file.path)
+    pair = read_pair(file)
+    said_pair(file, pair)
+    return Validity(None, None, pair.vision)
 
 
 def require_valid(file: GGUFFile) -> None:

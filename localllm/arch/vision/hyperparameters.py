@@ -7,6 +7,7 @@ import numpy as np
 
 from localllm.arch.fields import Fields
 from localllm.arch.states import Paged
+from localllm.arch.verbs import EVERY_TOKEN
 from localllm.arch.vision.resizing import Picture, Size
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
@@ -58,6 +59,7 @@ class Vision:
 
     vocab_size: ClassVar[int] = 0
     exact: ClassVar[bool] = False  # whether gelu is by erf
+    ahead: ClassVar[int] = EVERY_TOKEN  # how many rows behind it a row sees
     sees_ahead: ClassVar[bool] = False  # whether the language model lets tokens of an image see those behind them
 
     @property
@@ -134,8 +136,9 @@ class Vision:
         return rows // self.patch, columns // self.patch
 
 
-def read_vision(fields: Fields, merge: int = 1) -> dict[str, Any]:
-    """The arguments that all encoders have. Raises ModelError. merge: if the file does not say it."""
+def read_vision(fields: Fields, merge: int = 1, kind: str = "") -> dict[str, Any]:
+    """The arguments that all encoders have. Raises ModelError. merge: if the file does not say it; kind: where the file
+    has no projector."""
     heads, width = fields.count("vision.attention.head_count"), fields.count("vision.embedding_length")
     if width % heads:
         raise fields.error(f"{width} columns do not make {heads} attention heads")
@@ -146,7 +149,7 @@ def read_vision(fields: Fields, merge: int = 1) -> dict[str, Any]:
     if merge > side // patch:
         raise fields.error(f"{side // patch} patches on each side cannot be merged by {merge}")
     return {
-        "kind": projector_type(fields),
+        "kind": kind or projector_type(fields),
         "path": fields.path,
         "layers": fields.whole("vision.block_count", None, 1, 1024),
         "width": width,

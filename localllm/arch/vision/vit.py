@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from localllm.arch.states import Paged
-from localllm.arch.verbs import EVERY_TOKEN, Activation, Builder, Scores
+from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
@@ -77,7 +77,7 @@ def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, turn: 
         normed(b, h, x, norm) if (norm := w.get(name)) else x for name, x in (("attn_q_norm", q), ("attn_k_norm", k))
     )
     q, k = (turn(q), turn(k)) if turn else (q, k)
-    scores = Scores(h.heads, h.head_dim**-0.5, ahead=EVERY_TOKEN, windowed=h.windowed(state.layer))
+    scores = Scores(h.heads, h.head_dim**-0.5, ahead=h.ahead, windowed=h.windowed(state.layer))
     seen = b.attend(q, k, v, state, scores)
     x = b.add(x, scaled(b, b.linear(seen, w.attn_out), w.get("ls1")))
     return b.add(x, scaled(b, feed_forward(b, w, h, normed(b, h, x, w.ln2)), w.get("ls2")))

@@ -1,0 +1,139 @@
+"""CLIP (Radford et al. 2021, arXiv 2103.00020): a picture and a text as vectors of one space, by an encoder for each.
+
+Files are those of clip.cpp (https://github.com/monatis/clip.cpp), which llama.cpp's legacy converter writes, too:
+`general.architecture` "clip" with `clip.has_text_encoder`, hyperparameters below `clip.text.` and `clip.vision.`,
+tensors below `t.` and `v.`, and a projection behind each. llama.cpp itself reads no text encoder.
+
+Of a text, tokens see those before them, and the last one's row becomes the vector; of a picture it is the row of a
+token that stands for all of it.
+"""
+
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from localllm.arch.fields import Fields
+from localllm.arch.general import require_general
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.vision.hyperparameters import Vision, read_activation, read_vision
+from localllm.arch.vision.llava import positions, with_whole
+from localllm.arch.vision.resizing import BICUBIC, Picture, resized
+from localllm.arch.vision.vit import as_matrix, transformer
+from localllm.arch.weights import Weight, Weights
+from localllm.errors import ModelError
+from localllm.files.gguf_file import GGUFFile
+from localllm.frozen import frozen
+
+CLIP = "clip"
+TEXT_ENCODER = "clip.has_text_encoder"
+
+
+@frozen
+class ClipVision(Vision):
+    """What reads pictures."""
+
+    exact: ClassVar[bool] = True
+
+    @property
+    def most_patches(self) -> int:
+        """One more than there are: the token for the whole picture."""
+        return super().most_patches + 1
+
+    def rows(self, picture: Picture, w: Weights) -> np.ndarray:
+        return with_whole(self, picture)
+
+
+@frozen
+class ClipText(Vision):
+    """What reads texts, as rows of embeddings. context: the most tokens of one."""
+
+    exact: ClassVar[bool] = True
+    ahead: ClassVar[int] = 0
+
+    context: int
+
+    @property
+    def most_patches(self) -> int:
+        return self.context
+
+    @property
+    def columns(self) -> int:
+        return self.width
+
+
+class Pair(NamedTuple):
+    """Both."""
+
+    vision: ClipVision
+    text: ClipText
+
+
+def is_pair(file: GGUFFile) -> bool:
+    """Whether a file has an encoder for texts beside that for pictures."""
+    return file.metadata.get("general.architecture") == CLIP and file.metadata.get(TEXT_ENCODER) is True
+
+
+def read_pair(file: GGUFFile) -> Pair:
+    """The hyperparameters. Raises ModelError."""
+    require_general(file, ("model", "mmproj"))
+    fields = Fields(file.metadata, file.path, 0)
+    if not (fields.flag("has_text_encoder", False) and fields.flag("has_vision_encoder", False)):
+        raise fields.error("not an encoder for texts and one for pictures")
+    vision = ClipVision(**read_vision(fields, kind=CLIP))
+    heads, width = fields.count("text.attention.head_count"), fields.count("text.embedding_length")
+    if width % heads:
+        raise fields.error(f"{width} columns do not make {heads} attention heads")
+    out = fields.count("text.projection_dim")
+    if out != vision.out:
+        raise fields.error(f"vectors of {out} numbers for texts and of {vision.out} for pictures")
+    text = ClipText(
+        kind=CLIP, path=fields.path, width=width, heads=heads, out=out, side=1, patch=1, merge=1, mean=(), deviation=(),
+        layers=fields.whole("text.block_count", None, 1, 1024), hidden=fields.count("text.feed_forward_length", 0),
+        epsilon=fields.epsilon("text.attention.layer_norm_epsilon"), activation=read_activation(fields),
+        context=fields.whole("text.context_length", None, 3, 4096),
+    )  # fmt: skip
+    return Pair(vision, text)
+
+
+def prepared(h: ClipVision, picture: Picture) -> Picture:
+    """The square in the middle, the shorter side of the picture as long as it."""
+    columns, rows = picture.size
+    shorter = min(columns, rows)
+    columns, rows = (int(h.side * length / shorter) for length in (columns, rows))
+    whole, left, top = resized(picture, (columns, rows), BICUBIC), (columns - h.side) // 2, (rows - h.side) // 2
+    return whole.crop((left, top, left + h.side, top + h.side))
+
+
+def see(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:
+    """A row for the whole picture and one for each patch, of patches."""
+    v = w.part("v.")
+    x = b.add(b.linear(x, as_matrix(v.patch_embd, h.pixels)), b.embed_positions(positions(b, v), b.positions))
+    return transformer(b, v, h, b.layer_norm(x, with_bias(v.pre_ln), h.epsilon), h.layers)
+
+
+def vector_of_picture(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:
+    """Of the row for the whole picture."""
+    return b.linear(b.layer_norm(x, with_bias(w.part("v.").post_ln), h.epsilon), w.visual_projection)
+
+
+def read(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
+    """A row for each token, of embeddings with those of their positions."""
+    t = w.part("t.")
+    b.ignore(t.token_embd, t.position_embd)
+    for name, table in (("tokens", t.token_embd), ("positions", t.position_embd)):
+        least = h.context if name == "positions" else 1
+        if len(table.shape) != 2 or table.shape[1] != h.width or table.shape[0] < least:
+            raise ModelError(f"tensor {table.name}: no table of {name} in {h.width} columns: {list(table.shape)}")
+    return transformer(b, t, h, x, h.layers)
+
+
+def vector_of_text(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
+    """Of the last token's row."""
+    return b.linear(b.layer_norm(x, with_bias(w.part("t.").post_ln), h.epsilon), w.text_projection)
+
+
+def with_bias(norm: Weight) -> Weight:
+    """Raises ModelError for one that lacks its bias."""
+    if norm.bias is None:
+        raise ModelError(f"tensor {norm.name}: the bias beside it is missing")
+    return norm

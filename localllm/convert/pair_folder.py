@@ -1,0 +1,144 @@
+"""Opens a checkpoint of CLIP, which makes vectors of pictures and of texts, as one file (localllm.arch.vision.clip)."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gguf
+
+from localllm.convert.arrangement import CheckpointTensor, checked, gguf_tensor
+from localllm.convert.config import Config
+from localllm.convert.description import description
+from localllm.convert.family import NUMBERS
+from localllm.convert.files import read_json
+from localllm.convert.folder import Checkpoint, file_type, own_files, refuse_lone_surrogates
+from localllm.convert.projector_folder import CONVOLUTION, preparation
+from localllm.convert.projectors.parts import Part, plain, with_bias
+from localllm.convert.tensors import in_float32
+from localllm.convert.weights import open_weights
+from localllm.errors import ModelError
+from localllm.files.gguf_header import shown
+
+PAIR = "CLIPModel"  # in config.json
+ACTIVATIONS = {"quick_gelu": False, "gelu": True}  # whether it is GELU itself
+SIZES = {
+    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+}  # fmt: skip
+# What config.json need not say.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "text": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8,
+             "max_position_embeddings": 77},
+    "vision": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+               "image_size": 224, "patch_size": 32},
+}  # fmt: skip
+MORE = {"text": {"context_length": "max_position_embeddings"}, "vision": {"image_size": "image_size",
+        "patch_size": "patch_size"}}  # fmt: skip
+UNREAD = ("logit_scale", "text_model.embeddings.position_ids", "vision_model.embeddings.position_ids")
+
+
+def is_pair_folder(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder has a checkpoint of CLIP."""
+    content = read_json(Path(folder) / "config.json")
+    return isinstance(content, dict) and content.get("architectures") == [PAIR]
+
+
+def open_pair(path: str | os.PathLike[str]) -> Checkpoint:
+    """Both encoders in the folder of a checkpoint. Raises ModelError for what is missing or not supported."""
+    folder = Path(path)
+    config = Config.of(folder)
+    out, metadata, parts = config.count("projection_dim", 512), dict[str, Any](), dict[str, Part]()
+    kinds = {config.section(f"{tower}_config").get("hidden_act", "quick_gelu") for tower in MORE}
+    if len(kinds) != 1 or (kind := kinds.pop()) not in ACTIVATIONS:
+        raise config.refusal("hidden_act: expected quick_gelu or gelu, the same for both encoders")
+    for tower, more in MORE.items():
+        said = config.section(f"{tower}_config")
+        sizes: dict[str, Any] = {ours: said.count(name, DEFAULTS[tower][name]) for ours, name in (SIZES | more).items()}
+        sizes |= {"projection_dim": out, "attention.layer_norm_epsilon": said.number("layer_norm_eps", 1e-5)}
+        metadata |= {f"clip.{tower}.{name}": size for name, size in sizes.items()}
+        parts |= tower_parts(tower, sizes, out, said)
+    tensors = read_tensors(folder, parts)
+    pictures = preparation(folder)
+    for name in ("image_mean", "image_std"):
+        metadata[f"clip.vision.{name}"] = pictures.numbers(name, 3)
+    about = {"general.architecture": "clip", **description(folder, {t.name: t.shape for t in tensors})}
+    about |= {"general.type": "model", "general.file_type": file_type(tensors)}
+    about |= {"clip.has_text_encoder": True, "clip.has_vision_encoder": True, "clip.use_gelu": ACTIVATIONS[kind]}
+    metadata = about | metadata | words(folder) | {"general.quantization_version": gguf.GGML_QUANT_VERSION}
+    refuse_lone_surrogates(folder, metadata)
+    return Checkpoint(os.fspath(path), own_files(folder), metadata, tensors, [])
+
+
+def tower_parts(tower: str, sizes: dict[str, Any], out: int, said: Config) -> dict[str, Part]:
+    """The tensors of an encoder."""
+    ours, theirs, width, hidden = tower[0], f"{tower}_model", sizes["embedding_length"], sizes["feed_forward_length"]
+    if width == hidden:  # readers tell the matrices of a layer by their shapes
+        raise said.refusal("intermediate_size is hidden_size, which is not supported")
+    parts = {} if tower == "text" else of_pictures(theirs, sizes, width)
+    if tower == "text":
+        embeddings = f"{theirs}.embeddings"
+        parts |= plain("t.token_embd", f"{embeddings}.token_embedding", said.count("vocab_size", 49408), width)
+        parts |= plain("t.position_embd", f"{embeddings}.position_embedding", sizes["context_length"], width)
+        parts |= with_bias("t.post_ln", f"{theirs}.final_layer_norm", width)
+    for number in range(sizes["block_count"]):
+        layer, stored = f"{ours}.blk.{number}", f"{theirs}.encoder.layers.{number}"
+        for name in ("q", "k", "v", "out"):
+            parts |= with_bias(f"{layer}.attn_{name}", f"{stored}.self_attn.{name}_proj", width, width)
+        for name in ("1", "2"):
+            parts |= with_bias(f"{layer}.ln{name}", f"{stored}.layer_norm{name}", width)
+        parts |= with_bias(f"{layer}.ffn_down", f"{stored}.mlp.fc1", hidden, width)  # as clip.cpp has named them
+        parts |= with_bias(f"{layer}.ffn_up", f"{stored}.mlp.fc2", width, hidden)
+    name = "text_projection" if tower == "text" else "visual_projection"
+    return parts | plain(name, name, out, width)
+
+
+def of_pictures(theirs: str, sizes: dict[str, Any], width: int) -> dict[str, Part]:
+    """What only the encoder of pictures has."""
+    patch, embeddings = sizes["patch_size"], f"{theirs}.embeddings"
+    patches = (sizes["image_size"] // patch) ** 2
+    return {
+        "v.class_embd": Part(f"{embeddings}.class_embedding", (width,)),
+        **plain("v.patch_embd", f"{embeddings}.patch_embedding", width, 3, patch, patch),
+        **plain("v.position_embd", f"{embeddings}.position_embedding", patches + 1, width),
+        **with_bias("v.pre_ln", f"{theirs}.pre_layrnorm", width),
+        **with_bias("v.post_ln", f"{theirs}.post_layernorm", width),
+    }
+
+
+def read_tensors(folder: Path, parts: dict[str, Part]) -> list[CheckpointTensor]:
+    """All of them. Raises ModelError for one too many or too few."""
+    stored, wanted = open_weights(folder), {part.theirs for part in parts.values()}
+    for name, tensor in stored.items():
+        if name not in wanted and name not in UNREAD:
+            raise ModelError(f"{tensor.path}: tensor {shown(name)} has no place in a file of CLIP")
+    found = list[CheckpointTensor]()
+    for name, part in parts.items():
+        if part.theirs not in stored:
+            raise ModelError(f"{folder}: there is no tensor {part.theirs} for {name}")
+        made = checked(stored[part.theirs], part.shape, NUMBERS)
+        found.append(gguf_tensor(name, in_float32(made) if len(made.shape) == CONVOLUTION else made))
+    return found
+
+
+def words(folder: Path) -> dict[str, Any]:
+    """The vocabulary and its merges. Raises ModelError."""
+    content = read_json(folder / "tokenizer.json")
+    if content is not None:
+        model = Config(content, folder / "tokenizer.json").section("model")
+        ids, merges = model.get("vocab"), model.get("merges")
+    else:
+        ids, merges = read_json(folder / "vocab.json"), merge_lines(folder / "merges.txt")
+    if not isinstance(ids, dict) or not ids or not isinstance(merges, list):
+        raise ModelError(f"{folder}: no vocabulary with merges (tokenizer.json, or vocab.json and merges.txt)")
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise ModelError(f"{folder}: the vocabulary's ids are not the numbers from 0 to {len(ids) - 1}")
+    pairs = [merge if isinstance(merge, str) else " ".join(map(str, merge)) for merge in merges]
+    return {"tokenizer.ggml.tokens": sorted(ids, key=ids.__getitem__), "tokenizer.ggml.merges": pairs}
+
+
+def merge_lines(path: Path) -> list[str] | None:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return [line for line in lines if line.strip() and not line.startswith("#version")]

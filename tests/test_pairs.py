@@ -1,0 +1,175 @@
+"""Vectors of pictures and texts in one space: CLIP's, against transformers', and the command that makes them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engines import bound
+from models import pairs
+from models.golden import FOLDER
+from PIL import Image
+
+from localllm.engine.options import EngineOptions
+from localllm.engine.pairs import PairReader
+from localllm.errors import ContextError, ModelError, UsageError
+from localllm.files.gguf_file import GGUFFile
+from localllm.generation.embedding import EmbedOptions, Shown
+from localllm.generation.pair_embedding import PairEmbedder
+from localllm.services.validity import validity
+from localllm.text.clip_words import END, START, ClipWords, merges_of
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory) -> Path:
+    """A file made of the checkpoint, and its pictures beside it."""
+    folder = tmp_path_factory.mktemp("pairs")
+    paths = [str(path) for path in (pairs.write_pair(folder / "clip"), folder / "clip.gguf")]
+    subprocess.run([sys.executable, "-m", "localllm", "quantize", *paths, "F32", "--force"], check=True)
+    for number, pixels in enumerate(pairs.pictures()):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder / "clip.gguf"
+
+
+@pytest.fixture
+def golden() -> dict[str, np.ndarray]:
+    with np.load(FOLDER / "pair_clip.npz") as file:
+        assert str(file["digest"]) == pairs.digest()
+        return {**file}
+
+
+def cosine(x: np.ndarray, y: np.ndarray) -> float:
+    return float((x.astype(np.float64) @ y) / np.linalg.norm(x.astype(np.float64)) / np.linalg.norm(y))
+
+
+def test_as_transformers(clip, golden):
+    """Ids, vectors of texts and of pictures of all shapes, and how near each text is to each picture."""
+    made = PairEmbedder(GGUFFile.open(str(clip)), EngineOptions(threads=2))
+    texts = made.embed(pairs.TEXTS, EmbedOptions(normalize=False, overflow="cut"))
+    shown = made.embed([Shown(pixels) for pixels in pairs.pictures()], EmbedOptions(normalize=False))
+    words = ClipWords(GGUFFile.open(str(clip)).metadata)
+    for number, (text, row) in enumerate(zip(pairs.TEXTS, texts, strict=True)):
+        assert words.encode(text)[:23] == golden[f"ids{number}"].tolist()[:23]
+        if len(words.encode(text)) <= 24:
+            assert 1 - cosine(row, golden[f"text{number}"]) < bound(1e-9, 1e-6)
+    for number, row in enumerate(shown):
+        assert 1 - cosine(row, golden[f"picture{number}"]) < bound(1e-9, 1e-6)
+    assert np.allclose(texts[0], golden["text0"], atol=bound(1e-4, 1e-2))
+    assert len({tuple(row) for row in texts.tolist()}) == len(texts)
+    made.close()
+
+
+def test_vocabularies_without_merges(clip):
+    """As clip.cpp's files have them: the order of tokens is that of merges."""
+    metadata = dict(GGUFFile.open(str(clip)).metadata)
+    pieces, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
+    assert [" ".join(pair) for pair in merges_of(list(pieces))] == list(merges)
+    whole = ClipWords(metadata)
+    del metadata["tokenizer.ggml.merges"]
+    without = ClipWords(metadata)
+    assert all(without.encode(text) == whole.encode(text) for text in pairs.TEXTS)
+    assert whole.encode("")[0] == whole.pieces.index(START) and whole.encode("")[1:] == [whole.pieces.index(END)]
+    with pytest.raises(ModelError, match="no merge makes"):
+        merges_of(["a", "b", "abc"])
+    with pytest.raises(ModelError, match="each piece once"):
+        ClipWords(metadata | {"tokenizer.ggml.tokens": ["a", "a"]})
+
+
+def test_long_texts(clip):
+    made = PairEmbedder(GGUFFile.open(str(clip)), EngineOptions(threads=1))
+    long = "the people of the city " * 9
+    with pytest.raises(ContextError, match=r"text 2 has .* tokens, the model reads 24"):
+        made.embed(["a", long])
+    cut, split = (made.embed([long], EmbedOptions(overflow=how)) for how in ("cut", "split"))
+    assert cut.shape == split.shape == (1, pairs.OUT) and not np.array_equal(cut, split)
+    assert abs(np.linalg.norm(split) - 1) < 1e-6
+    for options, message in ((EmbedOptions(dims=99), "dims should be 32"), (EmbedOptions(role="query"), "no roles")):
+        with pytest.raises(UsageError, match=message):
+            made.embed(["a"], options)
+    made.close()
+
+
+def test_the_command(clip, cli):
+    """A text and images in one call, lines of JSON, and what is nearest to a text."""
+    names = [str(clip.with_name(f"{number}.png")) for number in range(3)]
+    shown = [word for name in names for word in ("--image", name)]
+    code, out, err = cli("embed", str(clip), "a cat", *shown)
+    told = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and not err and [each["id"] for each in told] == ["a cat", *names]
+    rows = np.array([each["embedding"] for each in told])
+    assert rows.shape == (4, pairs.OUT) and np.allclose((rows**2).sum(axis=1), 1)
+    code, out, _ = cli("embed", str(clip), *shown, "--near", "a cat", "--top", "2")
+    order = np.argsort(-(rows[1:] @ rows[0]))
+    assert [line.split("\t")[1] for line in out.splitlines()] == [names[number] for number in order[:2]]
+    assert cli("embed", str(clip), *shown, "--near", "a cat", "--top", "2", "--stats")[2].startswith("3 of 3")
+    records = [{"id": 1, "image": names[0]}, {"id": 2, "text": "a cat"}, {"id": 3, "image": "none.png"},
+               {"id": 4, "image": __file__}]  # fmt: skip
+    code, out, _ = cli("embed", str(clip), stdin="\n".join(map(json.dumps, records)).encode())
+    told = [json.loads(line) for line in out.splitlines()]
+    assert code == 6 and np.allclose([each["embedding"] for each in told[:2]], [rows[1], rows[0]], atol=1e-6)
+    assert "cannot read the image none.png" in told[2]["error"] and "not an image" in told[3]["error"]
+
+
+def test_one_line(clip, cli, model_path):
+    """A model that makes no vectors of images, pooling, a projection of another width, and half a file."""
+    picture = str(clip.with_name("0.png"))
+    for arguments, message in (
+        ([str(model_path("bert")), "--image", picture], "makes no vectors of images"),
+        ([str(clip), "a", "--image", picture, "--pooling", "mean"], "--pooling"),
+        ([str(clip), "a", "--image", "none.png"], None),
+    ):
+        code, _, err = cli("embed", *arguments)
+        assert code != 0 and "Traceback" not in err and len(err.splitlines()) <= 2
+        assert message is None or message in err
+    code, _, err = cli("run", str(clip), "-p", "Hi")
+    assert code != 0 and len(err.splitlines()) == 1 and "localllm embed" in err
+
+
+def test_a_file_in_blocks(clip, cli, tmp_path, golden):
+    """Other formats of weights, as quantize makes them of the file."""
+    path = tmp_path / "clip-Q8_0.gguf"
+    assert cli("quantize", str(clip), str(path), "Q8_0")[0] == 0
+    file = GGUFFile.open(str(path))
+    assert validity(file).problem is None
+    made = PairEmbedder(file, EngineOptions(threads=2))
+    assert 1 - cosine(made.embed(["a cat"])[0], golden["text0"]) < 1e-3
+    assert 1 - cosine(made.embed([Shown(pairs.pictures()[0])])[0], golden["picture0"]) < 1e-3
+    made.close()
+
+
+@pytest.mark.parametrize("missing", ["visual_projection.weight", "text_model.final_layer_norm.bias", "merges.txt"])
+def test_checkpoints_that_lack_something(tmp_path, cli, missing):
+    folder = pairs.write_pair(tmp_path / "clip")
+    if missing == "merges.txt":
+        (folder / missing).unlink()
+    else:
+        from checkpoint import write_safetensors
+
+        kept = {name: array for name, array in pairs.tensors(len(pairs.vocabulary()[0])).items() if name != missing}
+        write_safetensors(folder / "model.safetensors", [(name, "F32", array) for name, array in kept.items()])
+    code, _, err = cli("quantize", str(folder), str(tmp_path / "out.gguf"), "F16")
+    assert code != 0 and missing.removesuffix(".txt") in err and len(err.splitlines()) == 1
+    assert not (tmp_path / "out.gguf").exists()
+
+
+UNREAD = "layer_norm_epsilon", "feed_forward_length"  # the one may be any number, the other nobody needs
+
+
+def test_files_that_lie(clip):
+    """Every number of the metadata that is another, and every tensor that is missing: one line each."""
+    file = GGUFFile.open(str(clip))
+    for key in [key for key in file.metadata if key.startswith("clip.") and key.rpartition(".")[2] not in UNREAD]:
+        damaged = GGUFFile.open(str(clip))
+        value = damaged.metadata[key]
+        if isinstance(value, bool | np.bool_) or not np.isscalar(value):
+            continue
+        damaged.metadata = dict(damaged.metadata) | {key: int(value) * 3 + 1}
+        with pytest.raises(ModelError):
+            PairReader(damaged)
+    for name in file.tensors:
+        damaged = GGUFFile.open(str(clip))
+        damaged.tensors = {other: tensor for other, tensor in damaged.tensors.items() if other != name}
+        with pytest.raises(ModelError):
+            PairReader(damaged)
