@@ -232,6 +232,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
                                      "final_logit_softcapping": 30.0}),
     "gemma4_large": ("Gemma4ForCausalLM", {**OF_GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
                                            "num_global_key_value_heads": 1, "num_kv_shared_layers": 0}),
+    "gemma4_experts": ("Gemma4ForCausalLM", {
+        **OF_GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+        "num_kv_shared_layers": 0, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    }),
     "llama4": ("Llama4ForCausalLM", {
         "num_hidden_layers": 4, "head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96,
         "num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "moe_layers": [1, 3],

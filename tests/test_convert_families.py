@@ -155,7 +155,12 @@ def test_logits_are_those_of_transformers(tmp_path: Path, variant: str):
     with localllm.open(path, backend="reference", kv_type="f32") as model:
         start = facts(variant)["config"].get("decoder_start_token_id")
         logits = model.logits(TEXT if start is None else [*TEXT[:60], start, *TEXT[60:]])[-1]
-    np.testing.assert_allclose(logits[:251:50], facts(variant)["logits"], atol=5e-5)
+    most = 2e-5 if variant in INEXACT else 1e-5
+    np.testing.assert_allclose(logits[:251:50], facts(variant)["logits"], atol=most)
+
+
+# Delta rules of large numbers: in float32 transformers itself is off by 3e-5 from what it makes in float64.
+INEXACT = "qwen3_next", "qwen35", "qwen35_moe"
 
 
 @pytest.mark.parametrize("variant", ["hy_v4", "phimoe", "bitnet"])
@@ -568,7 +573,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("has the shape [64, 64]; expected [32, 64]", "hy_v3", {"num_shared_experts": 1}),
     ("model_type gpt2 is not supported", "llava", {"text_config": {"model_type": "gpt2"}}),
     ("several values of head_dim", "gemma4", {"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 64}}}),
-    ("enable_moe_block True", "gemma4", {"enable_moe_block": True}),
+    ("num_experts should be a number", "gemma4", {"enable_moe_block": True}),
     ("the last layer should see all", "gemma4", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     ("rope_type yarn", "gemma4", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}),
     ("vocab_size_per_layer_input 99", "gemma4", {"vocab_size_per_layer_input": 99}),

@@ -21,8 +21,8 @@ from localllm.kernels.build.library import Library
 from localllm.kernels.machine import has_tiles
 
 GELU = {  # looked up in a table of float16 by llama.cpp
-    "falcon", "falcon_40b", "gemma", "gemma2", "gemma3", "gemma3_ropescale", "gemma4", "gemma4_shared",
-    "gemma4_values_are_keys", "gpt2", "gptneox",
+    "falcon", "falcon_40b", "gemma", "gemma2", "gemma3", "gemma3_ropescale", "gemma4", "gemma4_experts",
+    "gemma4_shared", "gemma4_values_are_keys", "gpt2", "gptneox",
     "gptneox_seqres", "mpt", "phi2", "starcoder2",
     *GELU2,
     *GELU3,

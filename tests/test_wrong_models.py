@@ -20,6 +20,7 @@ from localllm.files.gguf_file import GGUFFile, Tensor
 MAY_BE_MISSING = {"output.weight", "rope_freqs.weight"}
 MAY_BE_MISSING_IN = {("codeshell", "token_embd.weight"),
                      ("gemma4", "blk.0.attn_v.weight"), ("gemma4_shared", "blk.0.attn_v.weight"),
+                     ("gemma4_experts", "blk.0.attn_v.weight"),
                      ("gemma4_values_are_keys", "blk.0.attn_v.weight"), ("lfm2moe", "blk.1.exp_probs_b.bias"),
                      ("deepseek2_v3", "blk.1.exp_probs_b.bias"),
                      ("ernie4_5_moe", "blk.1.exp_probs_b.bias"), ("dots1", "blk.1.exp_probs_b.bias"),

@@ -1,9 +1,10 @@
-"""Gemma 4 (Google DeepMind 2026), E2B, E4B and 31B.
+"""Gemma 4 (Google DeepMind 2026), E2B, E4B, 31B and 26B-A4B.
 
 Unlike Gemma 3: heads of layers with a window have another length; values are normalized, and may be the keys before
 their norm; scores are not scaled; the last layers may read the keys and values of earlier ones; some pairs of global
 layers do not turn (a frequency factor of 1e30). Each layer may have an embedding of the token of its own, which a gate
-on the residual stream lets in, and a factor for what it hands on.
+on the residual stream lets in, and a factor for what it hands on. Experts, each with a factor, may stand beside the
+feed-forward network; their router reads the residual stream, normalized.
 """
 
 from collections.abc import Sequence
@@ -11,12 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.arch.attention import Attention, Windowed, read_windows
+from localllm.arch.experts import matrices, read_routing
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
 from localllm.arch.rope import read_base
+from localllm.arch.routing import Routing
 from localllm.arch.states import Paged
-from localllm.arch.verbs import Activation, Builder, Scores
+from localllm.arch.verbs import Activation, Builder, Choice, Scores
 from localllm.arch.weights import Weight, Weights
+from localllm.errors import ModelError
 from localllm.frozen import frozen
 
 
@@ -46,8 +50,6 @@ class Gemma4(Windowed):
 
 def read(fields: Fields) -> Gemma4:
     """The hyperparameters. Raises ModelError."""
-    if experts := fields.count("expert_count", 0):
-        raise fields.unsupported(f"mixtures of experts are not supported yet ({experts} experts)")
     shared = Gemma4.shared_fields(fields, interleaved=False)
     windows = read_windows(fields, period=None)
     own_states = shared["layers"] - fields.count("attention.shared_kv_layers", 0)
@@ -58,6 +60,7 @@ def read(fields: Fields) -> Gemma4:
         windows=windows,
         local=read_local(fields, shared["attention"]),
         own_states=own_states,
+        routing=read_routing(fields),
         layer_width=fields.count("embedding_length_per_layer_input", 0),
         logit_softcap=fields.number("final_logit_softcapping", 0.0),
     )
@@ -109,7 +112,35 @@ def block(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors:
     y = attention(b, w, h, layer, b.rms_norm(x, w.attn_norm, h.epsilon), None if h.windows[layer] else factors)
     x = b.add(x, b.rms_norm(b.linear(y, w.attn_output), w.post_attention_norm, h.epsilon))
     y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
+    if h.routing:
+        y = b.rms_norm(y, w.post_ffw_norm_1, h.epsilon)
+        y = b.add(y, b.rms_norm(mixture(b, w, h, h.routing, x), w.post_ffw_norm_2, h.epsilon))
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
+
+
+def mixture(b: Builder, w: Weights, h: Gemma4, routing: Routing, x: Activation) -> Activation:
+    """What the chosen experts make of the residual stream, each times its factor."""
+    router, (of_gate, up, down) = w.ffn_gate_inp, matrices(b, w, routing.experts)
+    if not router.scale or not down.scale:
+        raise ModelError(f"tensors {router.name} and {down.name} should have a scale")
+    y = b.scale_columns(b.scale(b.rms_norm(x, None, h.epsilon), h.width**-0.5), router.scale.shaped(h.width))
+    choice = b.route(b.linear(y, replace(router, scale=None)), routing)
+    rows = b.gather(b.rms_norm(x, w.pre_ffw_norm_2, h.epsilon), choice)
+    y = b.geglu(b.expert_linear(rows, of_gate, choice), b.expert_linear(rows, up, choice))
+    y = b.expert_linear(y, replace(down, scale=None), choice)
+    return b.scatter(b.multiply_heads(y, of_experts(b, down.scale.shaped(routing.experts), rows, choice)), choice)
+
+
+def of_experts(b: Builder, factors: Weight, rows: Activation, choice: Choice) -> Activation:
+    """The factor of each row's expert, by a matrix that has it in all places of its only row: [rows, 1]."""
+    many = factors.repeated(PLACES)
+    data = many.tensor.data.reshape(*factors.shape, 1, -1)
+    stack = replace(many, tensor=replace(many.tensor, shape=(*factors.shape, 1, PLACES), data=data))
+    equal = b.plus(b.scale(b.columns(rows, 0, PLACES), 0.0), 1 / PLACES)
+    return b.expert_linear(equal, stack, choice)
+
+
+PLACES = 32
 
 
 def attention(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors: Weight | None) -> Activation:

@@ -51,6 +51,21 @@ def gemma4_fields(d: Dims) -> dict:
     return {**found, "final_logit_softcapping": 6.0}
 
 
+def gemma4_experts(d: Dims, number: int) -> Shapes:
+    """Experts beside each network."""
+    return {
+        **gemma4(d, number), **norms("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"),
+        "ffn_gate_inp.weight": "experts, width", "ffn_gate_inp.scale": "width",
+        "ffn_gate_up_exps.weight": "experts, 2 * expert_hidden, width",
+        "ffn_down_exps.weight": "experts, width, expert_hidden", "ffn_down_exps.scale": "experts",
+    }  # fmt: skip
+
+
+def gemma4_expert_fields(d: Dims) -> dict:
+    found = {"expert_count": d.experts, "expert_used_count": d.used, "expert_feed_forward_length": d.expert_hidden}
+    return {**gemma4_fields(d), **found}
+
+
 GEMMA4 = {
     **TIED,
     "per_layer_token_embd.weight": "vocab, layers * layer_width",
@@ -215,6 +230,10 @@ DENSE = {
     "gemma4": declare("gemma4", gemma4, GEMMA4, gemma4_fields, GEMMA4_VALUES, **GEMMA4_SIZES),
     "gemma4_shared": declare(
         "gemma4", gemma4, GEMMA4, gemma4_fields, GEMMA4_VALUES, **{**GEMMA4_SIZES, "layers": 6, "shared": 3}
+    ),
+    "gemma4_experts": declare(
+        "gemma4", gemma4_experts, GEMMA4, gemma4_expert_fields, GEMMA4_VALUES,
+        **{**GEMMA4_SIZES, "experts": 8, "used": 3, "expert_hidden": 48},
     ),
     "gemma4_values_are_keys": declare(
         "gemma4", gemma4, GEMMA4, gemma4_fields, GEMMA4_VALUES, **{**GEMMA4_SIZES, "values_are_keys": True}

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.config import Config
+from localllm.convert.families.experts import with_experts
 from localllm.convert.families.gemma import TIED
 from localllm.convert.families.gemma3n import windows_of
-from localllm.convert.families.layers import GATED, NORMS_BEFORE, NORMS_BEHIND, as_it_is
+from localllm.convert.families.layers import EXPERTS, GATED, NORMS_BEFORE, NORMS_BEHIND, as_it_is
 from localllm.convert.family import Family, Layer, Sizes
 from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
 
@@ -18,7 +19,7 @@ STILL = 1e30  # divides the frequencies of pairs that do not turn
 
 def gemma4(config: Config) -> CheckpointFacts:
     """Sizes are those of layers that see all tokens; of the others, "local_" ones."""
-    for name, value in (("enable_moe_block", False), ("attention_bias", False), ("tie_word_embeddings", True)):
+    for name, value in (("attention_bias", False), ("tie_word_embeddings", True)):
         config.only(name, value)
     config.only("use_bidirectional_attention", False, "vision")
     layers, shared = config.count("num_hidden_layers"), config.count("num_kv_shared_layers", 0)
@@ -48,6 +49,10 @@ def gemma4(config: Config) -> CheckpointFacts:
         "one": 1,
         **{f"window_{number}": int(window) for number, window in enumerate(windows)},
     }
+    if config.flag("enable_moe_block"):
+        h = with_experts(config, h, "moe_intermediate_size", used="top_k_experts")
+        sizes["both_hidden"] = 2 * h.sizes["expert_hidden"]
+        h = h.plus(expert_feed_forward_length=h.sizes["expert_hidden"])
     if narrow:
         config.only("vocab_size_per_layer_input", h.sizes["vocab"])
     cap = config.get("final_logit_softcapping")
@@ -105,6 +110,16 @@ def attention(sizes: Sizes, number: int) -> Layer:
     return {"attn_q": (queries, "width"), **made, "attn_q_norm": (dim,), "attn_output": ("width", queries)}
 
 
+MIXTURE: Layer = {
+    "ffn_gate_inp": ("experts", "width"),
+    "ffn_gate_inp.scale": as_it_is("router.scale", "width"),
+    "ffn_gate_up_exps": as_it_is("experts.gate_up_proj", "experts", "both_hidden", "width"),
+    "ffn_down_exps": as_it_is("experts.down_proj", *EXPERTS["ffn_down_exps"]),
+    "ffn_down_exps.scale": as_it_is("router.per_expert_scale", "experts"),
+    **{name: ("width",) for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2")},
+}
+
+
 def gemma4_layer(sizes: Sizes, number: int) -> Layer:
     told: Layer = {"inp_gate": ("narrow", "width"), "proj": ("width", "narrow"), "post_norm": ("width",)}
     wide: Layer = {"ffn_gate": ("double", "width"), "ffn_up": ("double", "width"), "ffn_down": ("width", "double")}
@@ -114,6 +129,7 @@ def gemma4_layer(sizes: Sizes, number: int) -> Layer:
         **NORMS_BEHIND,
         **(GATED if number < sizes["own_keys"] else wide),
         **(told if sizes["narrow"] else {}),
+        **(MIXTURE if "experts" in sizes else {}),
         "layer_output_scale": as_it_is("layer_scalar", "one"),
     }
 
