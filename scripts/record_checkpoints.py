@@ -408,6 +408,95 @@ MOE = {
 }  # fmt: skip
 ATTENTION = {"attn.Wqkv": "192 64", "attn.out_proj": "64 64"}
 BEHIND = {"norm1": "64", "norm2": "64"}
+# Decoders of the same kind, by name: what their config.json has besides SMALL, and their tensors besides the usual.
+KEYS = "64 64", "32 64", "32 64", "64 64"
+QKV = {f"self_attn.{name}_proj.weight": shape for name, shape in zip("qkvo", KEYS, strict=True)}
+FEEDS = {"mlp.gate_proj.weight": "96 64", "mlp.up_proj.weight": "96 64", "mlp.down_proj.weight": "64 96"}
+NORMS = {"input_layernorm.weight": "64", "post_attention_layernorm.weight": "64"}
+LLAMA = {**QKV, **FEEDS, **NORMS}
+BIASES = {f"self_attn.{name}_proj.bias": shape[:2] for name, shape in zip("qkvo", KEYS, strict=True)}
+LATENT = {"self_attn.q_proj.weight": "96 64", "self_attn.kv_a_proj_with_mqa.weight": "48 64", "self_attn.o_proj.weight":
+          "64 80", "self_attn.kv_a_layernorm.weight": "40", "self_attn.kv_b_proj.weight": "144 40"}  # fmt: skip
+OF_EXPERTS = {"mlp.experts.0-3.gate_proj.weight": "32 64", "mlp.experts.0-3.up_proj.weight": "32 64",
+              "mlp.experts.0-3.down_proj.weight": "64 32", "mlp.gate.weight": "4 64"}  # fmt: skip
+SHARED = {"mlp.shared_experts.gate_proj.weight": "64 64", "mlp.shared_experts.up_proj.weight": "64 64",
+          "mlp.shared_experts.down_proj.weight": "64 64"}  # fmt: skip
+EARLY = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "norm_topk_prob": False}
+LING = {"attention.query_key_value.weight": "128 64", "attention.dense.weight": "64 64", **NORMS}
+LIGHTNING = {"self_attn.qkv_proj.weight": "192 64", "self_attn.output_gate.weight": "64 64",
+             "self_attn.norm.weight": "64", "self_attn.out_proj.weight": "64 64"}  # fmt: skip
+MIXTRAL = {"block_sparse_moe.experts.0-3.w1.weight": "32 64", "block_sparse_moe.experts.0-3.w2.weight": "64 32",
+           "block_sparse_moe.experts.0-3.w3.weight": "32 64", "block_sparse_moe.gate.weight": "4 64"}  # fmt: skip
+
+
+def layer(number: int | str, shapes: dict[str, str], prefix: str = "model.layers") -> dict[str, str]:
+    return {f"{prefix}.{number}.{name}": shape for name, shape in shapes.items()}
+
+
+DECODERS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "bitnet": ({"architectures": ["BitnetForCausalLM"], "hidden_act": "silu", "tie_word_embeddings": True},
+               layer("0-1", {
+        **LLAMA, "self_attn.inner_attn_ln.weight": "64", "mlp.ffn_layernorm.weight": "96"})),
+    "internlm2": ({"architectures": ["InternLM2ForCausalLM"], "bias": False, "rope_theta": 1e6}, {
+        **layer("0-1", {"attention.wqkv.weight": "128 64", "attention.wo.weight": "64 64",
+                        "attention_norm.weight": "64", "ffn_norm.weight": "64", "feed_forward.w1.weight": "96 64",
+                        "feed_forward.w2.weight": "64 96", "feed_forward.w3.weight": "96 64"})}),
+    "internlm3": ({"architectures": ["InternLM3ForCausalLM"], "qkv_bias": False, "head_dim": 16, "rope_theta": 5e7,
+                   "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}}, layer("0-1", LLAMA)),
+    "baichuan": ({"architectures": ["BaichuanForCausalLM"], "num_key_value_heads": None}, layer("0-1", {
+        "self_attn.W_pack.weight": "192 64", "self_attn.o_proj.weight": "64 64", **FEEDS, **NORMS})),
+    "xverse": ({"architectures": ["XverseForCausalLM"], "num_key_value_heads": 4}, layer("0-1", {
+        **LLAMA, "self_attn.k_proj.weight": "64 64", "self_attn.v_proj.weight": "64 64"})),
+    "orion": ({"architectures": ["OrionForCausalLM"]}, {
+        "model.norm.bias": "64", **layer("0-1", {
+            **LLAMA, "input_layernorm.bias": "64", "post_attention_layernorm.bias": "64"})}),
+    "exaone": ({"architectures": ["ExaoneForCausalLM"], "num_layers": 2, "activation_function": "silu",
+                "layer_norm_epsilon": 1e-5, "rope_theta": 1e6}, layer("0-1", {
+        "attn.attention.q_proj.weight": "64 64", "attn.attention.k_proj.weight": "32 64",
+        "attn.attention.v_proj.weight": "32 64", "attn.attention.out_proj.weight": "64 64", "ln_1.weight": "64",
+        "ln_2.weight": "64", "mlp.c_fc_0.weight": "96 64", "mlp.c_fc_1.weight": "96 64", "mlp.c_proj.weight": "64 96",
+    }, "transformer.h")),
+    "minicpm": ({"architectures": ["MiniCPMForCausalLM"], "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32,
+                 "rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 256,
+                                  "long_factor": [1.0 + n / 8 for n in range(8)], "short_factor": [1.0] * 8}},
+                layer("0-1", LLAMA)),
+    "deepseek": ({"architectures": ["DeepseekForCausalLM"], **EARLY, "n_routed_experts": 4, "n_shared_experts": 2,
+                  "scoring_func": "softmax"}, {
+        **layer("0-1", {**QKV, **NORMS}), **layer(0, FEEDS), **layer(1, {**OF_EXPERTS, **SHARED})}),
+    "bailingmoe": ({"architectures": ["BailingMoeForCausalLM"], **EARLY, "first_k_dense_replace": 0,
+                    "num_experts": 4, "num_shared_experts": 2,
+                    "norm_topk_prob": True, "norm_head": False, "head_dim": 16, "use_bias": False,
+                    "use_qkv_bias": False}, {
+        **layer("0-1", {**LING, **OF_EXPERTS, **SHARED})}),
+    "bailingmoe2": ({"architectures": ["BailingMoeV2ForCausalLM"], **EARLY, "num_experts": 4, "num_shared_experts": 1,
+                     "norm_topk_prob": True, "head_dim": 16, "use_qk_norm": True, "routed_scaling_factor": 2.5,
+                     "n_group": 2, "topk_group": 1, "score_function": "sigmoid", "partial_rotary_factor": 0.5,
+                     "num_nextn_predict_layers": 0, "moe_shared_expert_intermediate_size": 64}, {
+        **layer("0-1", {**LING, "attention.query_layernorm.weight": "16", "attention.key_layernorm.weight": "16"}),
+        **layer(0, FEEDS), **layer(1, {**OF_EXPERTS, **SHARED, "mlp.gate.expert_bias": "4"})}),
+    "minimax01": ({"architectures": ["MiniMaxText01ForCausalLM"], "num_hidden_layers": 8, "num_local_experts": 4,
+                   "num_experts_per_tok": 2, "intermediate_size": 32, "head_dim": 16,
+                   "attn_type_list": [0] * 7 + [1], "postnorm": True, "shared_intermediate_size": 0,
+                   "rotary_dim": 8, "partial_rotary_factor": 0.5, "rope_theta": 1e6, **{
+                       f"layernorm_{kind}_{name}": value for kind in ("full_attention", "linear_attention", "mlp")
+                       for name, value in (("alpha", 3.5), ("beta", 1.0))}}, {
+        **layer("0-6", LIGHTNING), **layer(7, QKV), **layer("0-7", {**NORMS, **MIXTRAL})}),
+    "plm": ({"architectures": ["PLMForCausalLM"], "num_key_value_heads": 4, "hidden_act": "relu2", "kv_lora_rank": 40,
+             "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20}, layer("0-1", {
+        **LATENT, **NORMS, "mlp.up_proj.weight": "96 64", "mlp.down_proj.weight": "64 96"})),
+    "pangu": ({"architectures": ["PanguEmbeddedForCausalLM"], "bias": True}, layer("0-1", {**LLAMA, **BIASES})),
+    "maincoder": ({"architectures": ["MaincoderForCausalLM"], "head_dim": 16}, layer("0-1", {
+        **LLAMA, "self_attn.q_norm.weight": "16", "self_attn.k_norm.weight": "16"})),
+    "nanbeige": ({"architectures": ["NanbeigeForCausalLM"], "num_loops": 2, "skip_loop_final_norm": True},
+                 layer("0-1", LLAMA)),
+}  # fmt: skip
+# What the usual tensors are called there.
+RENAMED = {
+    "internlm2": {"model.embed_tokens": "model.tok_embeddings", "lm_head": "output"},
+    "exaone": {"model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f"},
+    "bailingmoe": {"model.embed_tokens": "model.word_embeddings"},
+    "bailingmoe2": {"model.embed_tokens": "model.word_embeddings"},
+}
 BY_HAND: dict[str, dict[str, Any]] = {
     "jina-bert": {"config": JINA, "shapes": {
         **WORDS, **with_biases({"embeddings.LayerNorm": "64"}),
@@ -422,15 +511,10 @@ BY_HAND: dict[str, dict[str, Any]] = {
              "mlp.up_gated_layer": "192 64", "mlp.down_layer": "64 96", "layer_norm_2": "64"},
             ("mlp.up_gated_layer",))),
     }},
-    "bitnet": {"config": {**SMALL, "architectures": ["BitnetForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5,
-                          "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": True}, "shapes": {
-        "model.embed_tokens.weight": "272 64", "model.norm.weight": "64", **in_layers("model.layers", {
-            f"{name}.weight": shape for name, shape in {
-                "input_layernorm": "64", "post_attention_layernorm": "64", "self_attn.inner_attn_ln": "64",
-                "self_attn.q_proj": "64 64", "self_attn.k_proj": "32 64", "self_attn.v_proj": "32 64",
-                "self_attn.o_proj": "64 64", "mlp.ffn_layernorm": "96", "mlp.gate_proj": "96 64",
-                "mlp.up_proj": "96 64", "mlp.down_proj": "64 96"}.items()}),
-    }},
+    **{name: {"config": {**SMALL, "rms_norm_eps": 1e-5, "model_type": name, **config}, "shapes": {
+        "model.embed_tokens.weight": "272 64", "model.norm.weight": "64", **shapes,
+        **({} if config.get("tie_word_embeddings") else {"lm_head.weight": "272 64"}),
+    }} for name, (config, shapes) in DECODERS.items()},
     "nomic-bert-old": {"config": NOMIC, "like": "nomic-bert"},
     "nomic-bert-moe": {"config": MOE, "shapes": {
         **WORDS, **with_biases({"emb_ln": "64"}), **in_layers("encoder.layers", with_biases({**ATTENTION, **BEHIND})),
@@ -551,6 +635,8 @@ def by_hand(name: str, folder: Path, sources: Path) -> dict[str, Any]:
     found = BY_HAND[name]
     if "shapes" not in found:
         return found
+    for old, new in RENAMED.get(name, {}).items():
+        found["shapes"] = {key.replace(old, new): shape for key, shape in found["shapes"].items()}
     checkpoint = write_family(folder / "model", found["config"], spelled_out(found["shapes"]))
     metadata, tensors = converted(checkpoint, folder / "model.gguf")
     return {**found, "metadata": metadata, "tensors": tensors}
@@ -596,6 +682,12 @@ def converted(checkpoint: Path, target: Path) -> tuple[dict[str, Any], dict[str,
     kind = (config.get("text_config", {}).get("architectures") or config["architectures"])[0]
     made = conversion.get_model_class(kind)
     made.set_vocab = conversion.TextModel.set_vocab
+    if kind == "BaichuanForCausalLM":  # whose converter calls itself forever for all other tensors
+        own_way, usual = made.modify_tensors, conversion.TextModel.modify_tensors
+        made.modify_tensors = lambda self, data, name, bid: (own_way if "W_pack" in name else usual)(
+            self, data, name, bid
+        )
+    made._get_suppress_tokens = lambda self: None  # by the vocabulary
     own = {"hparams": config} if kind in AS_IT_IS else {}
     guesses = b"mtp.fc.weight" in (checkpoint / "model.safetensors").read_bytes()
     made.no_mtp = kind in WITH_MTP and not guesses

@@ -163,12 +163,37 @@ def test_logits_are_those_of_transformers(tmp_path: Path, variant: str):
 INEXACT = "qwen3_next", "qwen35", "qwen35_moe"
 
 
-@pytest.mark.parametrize("variant", ["hy_v4", "phimoe", "bitnet"])
-def test_what_differs_from_transformers_runs(tmp_path: Path, variant: str):
-    """Neighbours are rotated, or norms have no mean; weights of three values."""
+BY_SIZE = ("baichuan", "jina-bert", "jina-bert-code", "nomic-bert-moe")  # and what makes vectors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "variant", [name for name in VARIANTS if not {"logits", "rows", "like"} & {*VARIANTS[name]} and name not in BY_SIZE]
+)
+def test_what_is_not_compared_with_transformers_runs(tmp_path: Path, variant: str):
+    """It has none of them, or computes something else: neighbours are rotated, or norms have no mean."""
     path = write_gguf(tmp_path / "model.gguf", open_folder(written(tmp_path / "model", variant)))
     with localllm.open(path, backend="reference", kv_type="f32") as model:
         assert np.isfinite(model.logits(TEXT[:9])).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("KORMoForCausalLM", "qwen2"), ("Qwen2Model", "qwen2"), ("LlamaModel", "llama"),
+        ("VLlama3ForCausalLM", "llama"), ("IQuestCoderForCausalLM", "llama"), ("OLMoForCausalLM", "olmo"),
+        ("LFM2ForCausalLM", "lfm2"), ("UMT5Model", "umt5"), ("T5WithLMHeadModel", "t5"), ("MambaLMHeadModel", "mamba"),
+        ("Ernie4_5_ForCausalLM", "ernie4_5"), ("MiniMaxM1ForCausalLM", "minimax01"),
+        ("BaiChuanForCausalLM", "baichuan"), ("KimiLinearModel", "kimi_linear"), ("MiMoV2ForCausalLM", "mimo_v2_flash"),
+    ],
+)  # fmt: skip
+def test_other_names_of_the_same(tmp_path: Path, name: str, variant: str):
+    """As in llama.cpp's converter, which has one class for both."""
+    folder = written(tmp_path, variant)
+    before = told_or_refused(folder)
+    assert not isinstance(before, str)
+    edit_json(folder / "config.json", architectures=[name])
+    assert told_or_refused(folder) == before
 
 
 @pytest.mark.slow
@@ -622,6 +647,17 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("hidden_act relu2", "bitnet", {"hidden_act": "relu2"}),
     ("num_experts_per_tok 1", "phimoe", {"num_experts_per_tok": 1}),
     ("lm_head_bias False", "phimoe", {"lm_head_bias": None}),
+    ("bias True", "internlm2", {"bias": True}),
+    ("rope_theta 50000.0", "orion", {"rope_theta": 5e4}),
+    ("norm_topk_prob True", "deepseek", {"norm_topk_prob": True}),
+    ("norm_head True", "bailingmoe", {"norm_head": True}),
+    ("use_qk_norm False", "bailingmoe2", {"use_qk_norm": False}),
+    ("score_function tanh", "bailingmoe2", {"score_function": "tanh"}),
+    ("attn_type_list", "minimax01", {"attn_type_list": [1] * 8}),
+    ("layernorm_mlp_alpha 2", "minimax01", {"layernorm_mlp_alpha": 2.0}),
+    ("q_lora_rank 32", "plm", {"q_lora_rank": 32}),
+    ("num_loops should be", "nanbeige", {"num_loops": 0}),
+    ("activation_function gelu", "exaone", {"activation_function": "gelu"}),
 ]
 
 
