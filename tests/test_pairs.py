@@ -16,7 +16,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.pairs import PairReader
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
-from localllm.generation.embedding import EmbedOptions, Shown
+from localllm.generation.embedding import EmbedOptions, ShownImage
 from localllm.generation.pair_embedding import PairEmbedder
 from localllm.services.validity import validity
 from localllm.text.clip_words import END, START, ClipWords, merges_of
@@ -48,7 +48,7 @@ def test_as_transformers(clip, golden):
     """Ids, vectors of texts and of pictures of all shapes, and how near each text is to each picture."""
     made = PairEmbedder(GGUFFile.open(str(clip)), EngineOptions(threads=2))
     texts = made.embed(pairs.TEXTS, EmbedOptions(normalize=False, overflow="cut"))
-    shown = made.embed([Shown(pixels) for pixels in pairs.pictures()], EmbedOptions(normalize=False))
+    shown = made.embed([ShownImage(pixels) for pixels in pairs.pictures()], EmbedOptions(normalize=False))
     words = ClipWords(GGUFFile.open(str(clip)).metadata)
     for number, (text, row) in enumerate(zip(pairs.TEXTS, texts, strict=True)):
         assert words.encode(text)[:23] == golden[f"ids{number}"].tolist()[:23]
@@ -135,7 +135,7 @@ def test_a_file_in_blocks(clip, cli, tmp_path, golden):
     assert validity(file).problem is None
     made = PairEmbedder(file, EngineOptions(threads=2))
     assert 1 - cosine(made.embed(["a cat"])[0], golden["text0"]) < 1e-3
-    assert 1 - cosine(made.embed([Shown(pairs.pictures()[0])])[0], golden["picture0"]) < 1e-3
+    assert 1 - cosine(made.embed([ShownImage(pairs.pictures()[0])])[0], golden["picture0"]) < 1e-3
     made.close()
 
 

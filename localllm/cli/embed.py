@@ -14,7 +14,7 @@ from localllm.cli.terminal import ProgressLine, say, write
 from localllm.errors import RecordsError, UsageError
 
 if TYPE_CHECKING:
-    from localllm.generation.embedding import Shown
+    from localllm.generation.embedding import ShownImage
     from localllm.services.embed import EmbedJob
     from localllm.services.records import Record
 
@@ -121,11 +121,11 @@ def kind_of(format: str | None, output: str | None) -> str:
 
 def records_of(input: str | None, files: list[str] | None, images: list[str] | None = None) -> "list[Record]":
     """What to read. Raises UsageError."""
-    from localllm.generation.embedding import Shown
+    from localllm.generation.embedding import ShownImage
     from localllm.services.embed import file_text, files_below
     from localllm.services.records import Record, read_records
 
-    shown = [Record(path, Shown(path)) for path in images or ()]
+    shown = [Record(path, ShownImage(path)) for path in images or ()]
     if images and input is not None and not os.path.lexists(input):
         return [Record(input, input), *shown]
     if images and input is files is None:
@@ -141,7 +141,7 @@ def records_of(input: str | None, files: list[str] | None, images: list[str] | N
     return found
 
 
-def texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str, str | Shown]]":
+def texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str, str | ShownImage]]":
     """What is shown of each text or image, and that itself. Raises UsageError for what is none."""
     from localllm.services.embed import text_of
 
@@ -157,7 +157,7 @@ def vectors(
 ) -> tuple[int, Any]:
     """Write the vectors of all records; how many failed, and what has made them."""
     from localllm.cli.vector_output import output_of
-    from localllm.generation.embedding import Shown
+    from localllm.generation.embedding import ShownImage
     from localllm.services.embed import embedder, text_of
     from localllm.services.records import Record
 
@@ -166,7 +166,7 @@ def vectors(
         left = out.left(records)
         for first in range(0, len(left), made.chunk):
             some = left[first : first + made.chunk]
-            good, given = list[Record](), list[str | Shown]()
+            good, given = list[Record](), list[str | ShownImage]()
             for record in some:
                 try:
                     given.append(text_of(record, field))
@@ -200,7 +200,7 @@ def opened(manager: Any, line: ProgressLine) -> Iterator[Any]:
 
 
 def show_nearest(
-    job: "EmbedJob", query: str, top: int, given: "list[tuple[str, str | Shown]]", stats: bool, line: ProgressLine
+    job: "EmbedJob", query: str, top: int, given: "list[tuple[str, str | ShownImage]]", stats: bool, line: ProgressLine
 ) -> None:
     """The texts nearest to a query, each behind its cosine."""
     from dataclasses import replace

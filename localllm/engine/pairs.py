@@ -66,7 +66,7 @@ class PairReader:
                 program.close()
 
 
-def said_parts(file: GGUFFile, pair: clip.Pair) -> list[SaidPart]:
+def said_parts(file: GGUFFile, pair: clip.Towers) -> list[SaidPart]:
     """The transformer for pictures, what makes a vector of it, and both for texts. Raises ModelError."""
     said: list[SaidPart] = []
     parts: list[tuple[Forward, Forward, Any]] = [

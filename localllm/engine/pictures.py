@@ -73,8 +73,9 @@ class PictureReader:
             self._programs = self._programs or [PictureProgram(part, h, self._options) for part in self._said]
             tower, project = self._programs
             try:
-                rows = tower.run(h.rows(picture, self._weights), h.turns(grid), h.windows(grid))
-                return h.with_breaks(project.run(self._gathered(rows, grid)), grid, self._weights)
+                seen = tower.run(h.rows(picture, self._weights), h.turns(grid), h.windows(grid))
+                seen = self._gathered(seen, grid)
+                return h.with_breaks(project.run(seen), grid, self._weights)
             except ModelError as error:
                 raise ModelError(f"{h.path}: {error}") from None
 
@@ -122,16 +123,22 @@ class PictureProgram:
         """Raises ModelError, LocalllmError."""
         self._rows, self._angles, operations = said.rows, said.recorder.angles, said.recorder.operations
         self._pages = np.arange(-(-len(said.rows) // PAGE))
-        cache = RunCache(h.states(), len(self._pages), KEPT, operations)
-        places = StepPlaces(cache, None, Header(len(said.rows)))
+        self._cache = RunCache(h.states(), len(self._pages), KEPT, operations)
+        places = StepPlaces(self._cache, None, Header(len(said.rows)))
         self._program = compiled(operations, places, options.thread_count, options.progress, keeps=False)
         self.close = self._program.close
 
     def run(self, rows: np.ndarray, turns: np.ndarray | None = None, windows: np.ndarray | None = None) -> np.ndarray:
-        """A row for each: float32 [rows, numbers of what comes out]; turns and windows: as of Vision. Raises ModelError
-        if some are not numbers."""
-        self._rows[: len(rows), : rows.shape[1]] = rows
+        """A row for each: float32 [rows, numbers of what comes out]; turns and windows: as of Vision. What it took to
+        compute them is given back: pictures come seldom. Raises ModelError if some are not numbers."""
+        count = len(rows)
+        self._rows[:count, : rows.shape[1]] = rows
+        del rows  # as large as what is computed
         for angles in self._angles:
             assert turns is not None
             angles.fill(turns)
-        return self._program.rows(len(rows), self._pages, windows)
+        try:
+            return self._program.rows(count, self._pages, windows)
+        finally:
+            self._program.give_back()
+            self._cache.give_back(self._pages.tolist())

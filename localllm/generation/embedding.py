@@ -51,7 +51,7 @@ class EmbedOptions:
 
 
 @frozen
-class Shown:
+class ShownImage:
     """An image in the place of a text: what localllm.images.opened takes."""
 
     source: Any

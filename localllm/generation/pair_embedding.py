@@ -8,7 +8,7 @@ import numpy as np
 from localllm.engine.pairs import PairReader
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
-from localllm.generation.embedding import EmbedOptions, Shown, normalized
+from localllm.generation.embedding import EmbedOptions, ShownImage, normalized
 from localllm.images.opened import opened_image
 from localllm.text.clip_words import ClipWords
 from localllm.values import require_text
@@ -37,7 +37,7 @@ class PairEmbedder:
             raise ModelError(f"{file.path}: {len(self._words.pieces)} tokens, embeddings of {self.reader.vocab_size}")
 
     def embed(
-        self, given: Iterable[str | Shown], options: EmbedOptions | None = None, progress: Progress | None = None
+        self, given: Iterable[str | ShownImage], options: EmbedOptions | None = None, progress: Progress | None = None
     ) -> np.ndarray:
         """A vector of each text and each picture: float32 [given, numbers].
 
@@ -52,13 +52,15 @@ class PairEmbedder:
             raise UsageError("a model of pictures and texts puts nothing in front of either: there are no roles")
         rows = []
         for number, one in enumerate(given):
-            rows.append(self._picture(one) if isinstance(one, Shown) else self._text(one, chosen.overflow, number + 1))
+            rows.append(
+                self._picture(one) if isinstance(one, ShownImage) else self._text(one, chosen.overflow, number + 1)
+            )
             if progress:
                 progress(len(rows))
         vectors = np.array(rows, np.float32).reshape(-1, self.width)[:, : chosen.dims]
         return normalized(vectors) if chosen.normalize else np.ascontiguousarray(vectors)
 
-    def _picture(self, shown: Shown) -> np.ndarray:
+    def _picture(self, shown: ShownImage) -> np.ndarray:
         return self.reader.picture(opened_image(shown.source))
 
     def _text(self, text: str, overflow: str, number: int) -> np.ndarray:
@@ -69,10 +71,10 @@ class PairEmbedder:
         rows = np.stack([self.reader.text(piece) for piece in pieces])
         return (rows * weights[:, None]).sum(axis=0) / weights.sum()
 
-    def pieces(self, text: str | Shown, overflow: str, number: int) -> list[list[int]]:
+    def pieces(self, text: str | ShownImage, overflow: str, number: int) -> list[list[int]]:
         """The tokens of a text as the model reads it: one list, or several of a text that is split; of a picture none.
         Raises ContextError."""
-        if isinstance(text, Shown):
+        if isinstance(text, ShownImage):
             return []
         start, *ids, end = self._words.encode(require_text("texts", text))
         room = self.context - 2

@@ -9,6 +9,8 @@ import binascii
 import io
 import os
 import warnings
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy as np
 from localllm.errors import UsageError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "MPO", "AVIF", "HEIF")  # Pillow takes those that it has
+PLUGINS = "Jpeg", "Png", "WebP", "Gif", "Tiff", "Bmp", "Mpo", "Avif"  # other formats are what plugins register
 MOST_BYTES = 256 << 20
 MOST_PIXELS = 100_000_000  # 400 MB while it is opened
 MOST_RATIO = 200  # of the longer side to the shorter one
@@ -80,7 +83,9 @@ def decoded(pillow: Any, data: bytes, name: str) -> Any:
     """A file's first image. Raises UsageError."""
     if len(data) > MOST_BYTES:
         raise UsageError(f"{name}: an image of more than {MOST_BYTES >> 20} MB")
-    pillow.init()
+    for plugin in PLUGINS:  # Pillow has more than 40, of formats that nobody has here
+        with suppress(ImportError):
+            import_module(f"PIL.{plugin}ImagePlugin")
     formats = [format for format in FORMATS if format in pillow.OPEN]
     try:
         with warnings.catch_warnings():

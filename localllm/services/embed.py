@@ -15,7 +15,7 @@ from localllm.files.gguf_file import GGUFFile
 from localllm.files.kept import read_kept, write_kept
 from localllm.files.text_file import decoded
 from localllm.frozen import frozen
-from localllm.generation.embedding import Embedder, EmbedOptions, Shown
+from localllm.generation.embedding import Embedder, EmbedOptions, ShownImage
 from localllm.images.opened import content
 from localllm.quant.cache import cache_folder
 from localllm.services.records import IMAGE, Record
@@ -58,14 +58,14 @@ def embedder(job: EmbedJob) -> Iterator[Any]:
         made.close()
 
 
-def text_of(record: Record, field: str) -> "str | Shown":
+def text_of(record: Record, field: str) -> "str | ShownImage":
     """A record's text: the line, or the object's field; or its image. Raises UsageError."""
     if record.error:
         raise UsageError(record.error)
-    if isinstance(record.input, str | Shown):
+    if isinstance(record.input, str | ShownImage):
         return record.input
     if is_image(record):
-        return Shown(record.input[IMAGE])
+        return ShownImage(record.input[IMAGE])
     text = record.input.get(field)
     if not isinstance(text, str):
         raise UsageError(f'record {record.id!r} has no text "{field}"; --field NAME names another')
@@ -74,12 +74,12 @@ def text_of(record: Record, field: str) -> "str | Shown":
 
 def is_image(record: Record) -> bool:
     """Whether there is an image to read, and no text."""
-    if isinstance(record.input, Shown):
+    if isinstance(record.input, ShownImage):
         return True
     return isinstance(record.input, dict) and isinstance(record.input.get(IMAGE), str) and "text" not in record.input
 
 
-def key_of(given: str | Shown) -> str:
+def key_of(given: str | ShownImage) -> str:
     """What a text or an image is known by: its content. Raises UsageError."""
     if isinstance(given, str):
         return given

@@ -61,7 +61,7 @@ class ClipText(Vision):
         return self.width
 
 
-class Pair(NamedTuple):
+class Towers(NamedTuple):
     """Both."""
 
     vision: ClipVision
@@ -73,7 +73,7 @@ def is_pair(file: GGUFFile) -> bool:
     return file.metadata.get("general.architecture") == CLIP and file.metadata.get(TEXT_ENCODER) is True
 
 
-def read_pair(file: GGUFFile) -> Pair:
+def read_pair(file: GGUFFile) -> Towers:
     """The hyperparameters. Raises ModelError."""
     require_general(file, ("model", "mmproj"))
     fields = Fields(file.metadata, file.path, 0)
@@ -92,7 +92,7 @@ def read_pair(file: GGUFFile) -> Pair:
         epsilon=fields.epsilon("text.attention.layer_norm_epsilon"), activation=read_activation(fields),
         context=fields.whole("text.context_length", None, 3, 4096),
     )  # fmt: skip
-    return Pair(vision, text)
+    return Towers(vision, text)
 
 
 def prepared(h: ClipVision, picture: Picture) -> Picture:

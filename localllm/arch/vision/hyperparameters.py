@@ -190,8 +190,10 @@ def read_colours(fields: Fields, name: str, least: float) -> tuple[float, ...]:
 def pixels_of(h: Vision, picture: Any) -> np.ndarray:
     """A picture in RGB as normalized patches, row by row: float32 [patches, 3 * patch * patch], each colour's pixels
     together, as the weights of a convolution lie."""
-    numbers: np.ndarray = np.asarray(picture, np.uint8).astype(np.float32) / np.float32(255)
-    numbers = (numbers - np.array(h.mean, np.float32)) / np.array(h.deviation, np.float32)
+    numbers: np.ndarray = np.asarray(picture, np.uint8).astype(np.float32)
+    numbers /= np.float32(255)
+    numbers -= np.array(h.mean, np.float32)
+    numbers /= np.array(h.deviation, np.float32)
     rows, columns = h.grid(picture)
     cut = numbers[: rows * h.patch, : columns * h.patch].reshape(rows, h.patch, columns, h.patch, 3)
     return np.ascontiguousarray(cut.transpose(0, 2, 4, 1, 3)).reshape(rows * columns, h.pixels)

@@ -10,6 +10,7 @@ from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.lowering import Crossing, lowered
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Tape
+from localllm.engine.memory.reserved import Reserved
 from localllm.engine.record.operations import Operation
 from localllm.engine.run import Header, Span, Text
 from localllm.errors import NOT_NUMBERS, ModelError
@@ -24,7 +25,11 @@ class Program:
         prepare_all: has all kernels ready that a run may need, which are compiled behind the first runs otherwise.
     """
 
-    def __init__(self, header: Header, threads: Threads, vocab_size: int, loader: Loader):
+    def __init__(
+        self, header: Header, threads: Threads, vocab_size: int, loader: Loader, memory: Sequence[Reserved] = ()
+    ):
+        """memory: what steps write and read in a run, and nobody behind it."""
+        self._memory = memory
         self.warning, self.prepare_all = loader.library.warning, loader.prepare_all
         self._header, self._threads, self._vocab_size, self._loader = header, threads, vocab_size, loader
 
@@ -66,6 +71,11 @@ class Program:
             raise ModelError(NOT_NUMBERS)
         return logits
 
+    def give_back(self) -> None:
+        """The memory of a run goes to the system until the next one. Raises MemoryLimitError."""
+        for one in self._memory:
+            one.give_back(0, len(one.bytes))
+
     def close(self) -> None:
         """End the threads, and compile no more."""
         self._threads.close()
@@ -88,4 +98,5 @@ def compiled(
     memory = library, places, tape.memory  # as long as the threads live
     walkers = Threads(threads, library.addresses, rows, keep=memory)
     vocab_size = operations[-1].output.columns
-    return Program(places.header, walkers, vocab_size, Loader(library, target.pieces, progress))
+    of_runs = [one for one in tape.memory if isinstance(one, Reserved)]
+    return Program(places.header, walkers, vocab_size, Loader(library, target.pieces, progress), of_runs)
