@@ -237,6 +237,32 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "num_kv_shared_layers": 0, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
         "moe_intermediate_size": 32,
     }),
+    "minimax_m3": ("MiniMaxM3SparseForConditionalGeneration", {
+        "vision_config": {**OF_CLIP, "model_type": "minimax_m3_vl_vision"}, "text_config": {
+            **SMALL, "num_hidden_layers": 3, "head_dim": 16, "rotary_dim": 8, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "intermediate_size": 32, "dense_intermediate_size": 96,
+            "shared_intermediate_size": 32, "routed_scaling_factor": 2.0, "moe_layer_freq": [0, 1, 1],
+            "n_shared_experts": 1, "scoring_func": "sigmoid", "sparse_attention_config": {
+                "sparse_num_index_heads": 2, "sparse_index_dim": 16, "sparse_block_size": 8, "sparse_topk_blocks": 4,
+                "sparse_local_block": 1, "sparse_attention_freq": [0, 1, 1]},
+            "rope_parameters": {**HALF["rope_parameters"], "rope_theta": 5e6}},
+    }),
+    "glm5_next": ("Glm5NextForConditionalGeneration", {
+        "vision_config": {**OF_CLIP, "model_type": "glm5_next_vision"}, "text_config": {
+            **SMALL, **NARROW, "num_hidden_layers": 4, "num_key_value_heads": 4, "moe_intermediate_size": 32,
+            "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "q_lora_rank": 32,
+            "kv_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 0, "v_head_dim": 20, "index_topk": 24,
+            "index_kpool": 4, "index_head_dim": 32, "index_n_heads": 4, "mla_use_nope": True, "swiglu_limit": 2.0,
+            "layer_types": ["linear_attention", *["indexed_attention"] * 2, "linear_attention"], "hc_mult": 2,
+            "hc_sinkhorn_iters": 5,
+            "indexer_types": ["full", "full", "shared", "full"], "scoring_func": "sigmoid",
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5, "linear_attn_config": {
+                "head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4, "gate_lower_bound": -5.0}},
+    }),
+    "muse_glimmer": ("MuseGlimmerForConditionalGeneration", {
+        "vision_config": {**OF_CLIP, "model_type": "muse_glimmer_vision"}, "text_config": {**SMALL, **WINDOWED},
+    }),
     "llama4": ("Llama4ForCausalLM", {
         "num_hidden_layers": 4, "head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96,
         "num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "moe_layers": [1, 3],
@@ -342,7 +368,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 WITH_MTP = (
     "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "MiMoV2FlashForCausalLM",
 )  # fmt: skip
-AS_IT_IS = ("GPTNeoXForCausalLM", "NemotronHForCausalLM", "MiMoV2FlashForCausalLM")
+AS_IT_IS = (
+    "GPTNeoXForCausalLM", "NemotronHForCausalLM", "MiMoV2FlashForCausalLM", "MiniMaxM3SparseForConditionalGeneration",
+    "Glm5NextForConditionalGeneration",
+)  # fmt: skip
 # Of which GGUF's readers compute something else: another GELU; norms without mean; neighbours are rotated, not halves.
 UNLIKE = ("mpt", "phimoe", "hy_v4")
 # What does not belong to a model's computation.
@@ -584,6 +613,9 @@ def recorded(name: str, folder: Path, sources: Path) -> dict[str, Any]:
     # As publishers say it.
     said = (*NOAUX, "layer_types", "architectures")
     content |= {key: value for key, value in own.items() if key in said or key not in content}
+    if name in ("minimax_m3", "glm5_next"):
+        inner = content["text_config"]
+        inner |= {key: value for key, value in own["text_config"].items() if key in said or key not in inner}
     if name == "nemotron_h":  # whose config.json speaks of experts as transformers saves it
         experts = re.compile("moe|expert|topk|n_group$|layers_block_type")
         content = {key: value for key, value in content.items() if not experts.search(key)}

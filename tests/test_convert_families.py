@@ -404,6 +404,12 @@ def test_qwen_that_sees_as_published(tmp_path: Path):
         ("gemma3n", "Gemma3n", "model.vision_tower.timm_model.conv_stem.conv.weight"),
         ("gemma4", "Gemma4", "model.vision_tower.patch_embedder.input_proj.weight"),
         ("llama4", "Llama4", "vision_model.class_embedding"),
+        ("exaone4", "Exaone4_5_", "model.visual.merger.ln_q.weight"),
+        ("gemma4", "Gemma4Unified", "model.vision_tower.patch_embedder.input_proj.weight"),
+        ("qwen35", "MiniCPMV4_6", "model.vision_tower.post_layernorm.weight"),
+        ("qwen2", "Qwen2Audio", "multi_modal_projector.linear.weight"),
+        ("qwen2", "AudioFlamingo3", "multi_modal_projector.linear_1.weight"),
+        ("llama", "Voxtral", "multi_modal_projector.linear_1.weight"),
     ],
 )
 def test_what_sees_is_the_same_model_of_text(tmp_path: Path, variant: str, kind: str, image: str):
@@ -647,6 +653,31 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("hidden_act relu2", "bitnet", {"hidden_act": "relu2"}),
     ("num_experts_per_tok 1", "phimoe", {"num_experts_per_tok": 1}),
     ("lm_head_bias False", "phimoe", {"lm_head_bias": None}),
+    (
+        "rotary_dim 6",
+        "minimax_m3",
+        {"text_config": {**VARIANTS["minimax_m3"]["config"]["text_config"], "rotary_dim": 6}},
+    ),
+    (
+        "moe_layer_freq: other",
+        "minimax_m3",
+        {"text_config": {**VARIANTS["minimax_m3"]["config"]["text_config"], "moe_layer_freq": [0, 1, 0]}},
+    ),
+    (
+        "qk_rope_head_dim 8",
+        "glm5_next",
+        {"text_config": {**VARIANTS["glm5_next"]["config"]["text_config"], "qk_rope_head_dim": 8}},
+    ),
+    (
+        "indexer_types should be",
+        "glm5_next",
+        {"text_config": {**VARIANTS["glm5_next"]["config"]["text_config"], "indexer_types": None}},
+    ),
+    (
+        "post_norm_eps 1e-05",
+        "muse_glimmer",
+        {"text_config": {**VARIANTS["muse_glimmer"]["config"]["text_config"], "post_norm_eps": 1e-5}},
+    ),
     ("bias True", "internlm2", {"bias": True}),
     ("rope_theta 50000.0", "orion", {"rope_theta": 5e4}),
     ("norm_topk_prob True", "deepseek", {"norm_topk_prob": True}),

@@ -1,11 +1,11 @@
-"""Models that see and leave what is read to a model of another family: LLaVA, Pixtral, InternVL, LFM2-VL."""
+"""Models that see or hear and leave what is read to a model of another family: LLaVA, InternVL, LFM2-VL and others."""
 
 import re
 from dataclasses import replace
 from typing import Any
 
 from localllm.convert.config import Config
-from localllm.convert.families import hybrids, llama, qwen
+from localllm.convert.families import dense, hybrids, llama, qwen, qwen_next
 from localllm.convert.family import Family
 from localllm.files.gguf_header import shown
 
@@ -36,3 +36,10 @@ def of_text(config: Config) -> Family:
         raise config.refusal(f"text_config: model_type {shown(str(kind))} is not supported ({', '.join(READERS)} are)")
     defaults = {**family.defaults, **DEFAULTS.get(kind, {})}
     return replace(family, sees=True, unread=LINE_END, defaults=defaults)
+
+
+SOUNDS = re.compile(r"(model\.)?audio_tower\..*")
+EXAONE4_5 = replace(dense.EXAONE4, sees=True)
+MINICPMV4_6 = replace(qwen_next.QWEN35, unread=re.compile(r"(model\.)?merger\..*"))
+QWEN2_AUDIO = replace(qwen.QWEN2, sees=True, unread=SOUNDS)
+VOXTRAL = replace(llama.LLAMA, sees=True, unread=SOUNDS)

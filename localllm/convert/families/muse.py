@@ -1,0 +1,67 @@
+"""Muse Glimmer, what it reads: three layers of four have a window, and are the only ones that rotate."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from localllm.arch.muse_glimmer import BEHIND
+from localllm.convert.config import Config
+from localllm.convert.families.gemma3n import windows_of
+from localllm.convert.families.layers import ATTENTION, GATED, ROTATED, as_stored
+from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.tensors import Shape, TensorSource, computed, kept
+
+
+def muse_glimmer(config: Config) -> CheckpointFacts:
+    """Norms of heads have one factor, and no weights. Raises ModelError."""
+    config.only("attention_bias", False)
+    config.only("post_norm_eps", BEHIND)
+    h = decoder(config)
+    base, windows = h.metadata["rope.freq_base"], windows_of(config, h.sizes["layers"], period=4)
+    config.only("layer_rope_theta", [base if window else 0 for window in windows])
+    h = replace(h, factors={"attn_q_norm": [np.array([config.number("qk_scale_factor")], np.float32)]})
+    return h.plus(
+        attention__sliding_window=config.count("sliding_window"),
+        attention__sliding_window_pattern=windows,
+        logit_scale=config.number("output_multiplier"),
+        final_logit_softcapping=config.number("final_logit_softcapping"),
+    )
+
+
+def with_offset(name: str) -> MadeOf:
+    """A norm that multiplies by 1 more than is stored."""
+
+    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return computed(sources[0], lambda numbers: numbers + 1)
+
+    return MadeOf(("width",), {f"{name}.weight": ("width",)}, made)
+
+
+def ones(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    return kept(np.ones(shape, np.float32))
+
+
+LAYER: Layer = {
+    **ATTENTION,
+    "attn_q_norm": MadeOf(("head_dim",), {}, ones),
+    "attn_k_norm": MadeOf(("head_dim",), {}, ones),
+    "attn_gate": as_stored("self_attn.gate_proj", "queries", "width"),
+    **GATED,
+    "attn_norm": with_offset("input_layernorm"),
+    "post_attention_norm": with_offset("post_attention_layernorm"),
+    "ffn_norm": with_offset("pre_feedforward_layernorm"),
+    "post_ffw_norm": with_offset("post_feedforward_layernorm"),
+}
+MUSE_GLIMMER = Family(
+    "muse-glimmer",
+    LAYER,
+    muse_glimmer,
+    rotated=ROTATED,
+    sees=True,
+    named_as="gemma3",
+    unread=re.compile(r"(model\.)?vision_(adapter|projection)\..*"),
+    defaults={"rms_norm_eps": 1e-5, "sliding_window": 2048},
+)

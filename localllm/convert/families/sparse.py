@@ -1,0 +1,213 @@
+"""MiniMax M3 and GLM 5.3 Flash: tokens see what an indexer chooses."""
+
+import re
+from collections.abc import Sequence
+
+from localllm.arch.gpt_oss import LIMIT, SHARPNESS
+from localllm.convert.config import Config
+from localllm.convert.families.deepseek import INDEXER, SIGMOID, leading_dense
+from localllm.convert.families.experts import with_experts
+from localllm.convert.families.kimi import latent, matrices, rates
+from localllm.convert.families.latent import in_full
+from localllm.convert.families.layers import (
+    ATTENTION,
+    EXPERTS,
+    GATED,
+    HEAD_NORMS,
+    NORMS_BEFORE,
+    SHARED_EXPERT,
+    as_it_is,
+    as_stored,
+)
+from localllm.convert.families.windowed import flags
+from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers
+from localllm.convert.tensors import Shape, TensorSource, computed
+
+
+def minimax_m3(config: Config) -> CheckpointFacts:
+    """Behind the first layers experts, and indexers, for each head of keys one."""
+    for name in ("use_gemma_norm", "use_qk_norm", "use_routing_bias"):
+        config.only(name, True)
+    for name, value in (("swiglu_alpha", SHARPNESS), ("swiglu_limit", LIMIT), ("scoring_func", "sigmoid")):
+        config.only(name, value)
+    config.only("qk_norm_type", "per_head")
+    dims, dense = config.count("rotary_dim"), config.count("dense_intermediate_size", config.get("intermediate_size"))
+    h = decoder(config.plus(intermediate_size=dense), activations=("silu", "swigluoai"), whole_heads=False)
+    if rotated_numbers(config, h.sizes["head_dim"]) not in (dims, h.sizes["head_dim"]):
+        raise config.refusal(f"partial_rotary_factor does not fit rotary_dim {dims}")
+    h = with_experts(config, h, "intermediate_size", "num_local_experts")
+    layers, chosen = h.sizes["layers"], config.section("sparse_attention_config")
+    mixes, sparse = flags(config, "moe_layer_freq", layers), flags(chosen, "sparse_attention_freq", layers)
+    leading, shared = mixes.index(1) if 1 in mixes else layers, config.count("n_shared_experts")
+    if mixes != [int(number >= leading) for number in range(layers)] or sparse != mixes:
+        raise config.refusal("moe_layer_freq: other layers with experts and indexers than those behind the first ones")
+    hidden = shared * config.count("shared_intermediate_size", h.sizes["expert_hidden"])
+    heads, dim = chosen.count("sparse_num_index_heads"), chosen.count("sparse_index_dim")
+    return h.plus(
+        {"leading_dense": leading, "shared_hidden": hidden, "index_dim": dim, "index_queries": heads * dim},
+        rope__dimension_count=dims,
+        leading_dense_block_count=leading,
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_shared_count=shared,
+        expert_weights_scale=config.number("routed_scaling_factor"),
+        expert_weights_norm=True,
+        expert_gating_func=SIGMOID,
+        attention__indexer__head_count=heads,
+        attention__indexer__key_length=dim,
+        attention__indexer__top_k=chosen.count("sparse_topk_blocks"),
+        attention__indexer__block_size=chosen.count("sparse_block_size"),
+        attention__indexer__local_blocks=chosen.count("sparse_local_block"),
+    )
+
+
+def with_offset(name: str) -> MadeOf:
+    """A norm of an indexer, which multiplies by 1 more than is stored."""
+
+    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return computed(sources[0], lambda numbers: numbers + 1)
+
+    return MadeOf(("index_dim",), {f"self_attn.{name}.weight": ("index_dim",)}, made)
+
+
+OF_BLOCKS: Layer = {
+    "indexer.q_proj.weight": in_full("self_attn.index_q_proj.weight", "index_queries", "width"),
+    "indexer.k_proj.weight": in_full("self_attn.index_k_proj.weight", "index_dim", "width"),
+    "indexer.q_norm.weight": with_offset("index_q_norm"),
+    "indexer.k_norm.weight": with_offset("index_k_norm"),
+}
+SHARED: Layer = {
+    name: as_stored(f"block_sparse_moe.shared_experts.{name[4:-6]}_proj", *shape)
+    for name, shape in SHARED_EXPERT.items()
+}
+
+
+def minimax_m3_layer(sizes: Sizes, number: int) -> Layer:
+    layer: Layer = {**ATTENTION, **HEAD_NORMS, **NORMS_BEFORE}
+    if number < sizes["leading_dense"]:
+        return {**layer, **GATED}
+    bias: Layer = {"exp_probs_b.bias": as_it_is("block_sparse_moe.e_score_correction.bias", "experts")}
+    return {**layer, **OF_BLOCKS, **EXPERTS, **SHARED, **bias}
+
+
+MINIMAX_M3 = Family(
+    "minimax-m3",
+    minimax_m3_layer,
+    minimax_m3,
+    offset_norms=True,
+    sees=True,
+    named_as="dots1",
+    unread=re.compile(r"patch_merge_mlp\..*"),
+    defaults={"rope_theta": 5e6},
+)
+
+
+def glm5_next(config: Config) -> CheckpointFacts:
+    """Layers that keep a matrix for each head, and those with latent rows, of which pools are chosen."""
+    for name, value in (("mhc", True), ("mla_use_nope", True), ("qk_rope_head_dim", 0), ("attention_bias", False)):
+        config.only(name, value)
+    config.only("index_kpool_always_select_tail", True)
+    config.only("num_nextn_predict_layers", 0)
+    said, heads, narrow = config.section("linear_attn_config"), config.count("num_attention_heads"), "q_lora_rank"
+    said.only("num_heads", heads)
+    h = decoder(config.plus(num_key_value_heads=1, head_dim=None))
+    h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
+    layers, kinds, types = h.sizes["layers"], config.get("layer_types"), config.get("indexer_types")
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= KINDS:
+        raise config.refusal(f"layer_types should be {', '.join(sorted(KINDS))} for each of {layers} layers")
+    attends = [kind != "linear_attention" for kind in kinds]
+    if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {"full", "shared"}:
+        raise config.refusal(f"indexer_types should be full or shared for each of {layers} layers")
+    row, key_dim, value_dim = (config.count(n) for n in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
+    dim, taps, lowest = said.count("head_dim"), said.count("short_conv_kernel_size"), said.get("gate_lower_bound")
+    if lowest is None and said.flag("safe_gate", True):
+        lowest = LOWEST
+    leading, shared, limit = leading_dense(config), config.count("n_shared_experts"), config.get("swiglu_limit")
+    sizes = {f"attends_{number}": int(does) for number, does in enumerate(attends)}
+    sizes |= {f"chooses_{number}": int(kind == "full") for number, kind in enumerate(types)}
+    sizes |= {"latent": row, "latent_and_key": row, "key_dim": key_dim, "value_dim": value_dim, "one": 1, "taps": taps}
+    sizes |= {"queries": heads * key_dim, "values": heads * value_dim, "both_rows": heads * (key_dim + value_dim)}
+    sizes |= {"narrow": config.count(narrow), "delta": heads * dim, "delta_dim": dim, "leading_dense": leading}
+    return with_pools(config, h).plus(
+        sizes | {"shared_hidden": shared * h.sizes["expert_hidden"]},
+        vocab_size=h.sizes["vocab"],
+        attention__head_count_kv=[int(does) for does in attends],
+        attention__layer_norm_epsilon=1e-6,
+        attention__q_lora_rank=sizes["narrow"],
+        attention__kv_lora_rank=row,
+        attention__key_length=row,
+        attention__value_length=row,
+        attention__key_length_mla=key_dim,
+        attention__value_length_mla=value_dim,
+        attention__indexer__types=[kind == "full" for kind in types],
+        rope__dimension_count=0,
+        rope__freq_base=None,
+        ssm__conv_kernel=taps,
+        kda__head_dim=dim,
+        kda__gate_lower_bound=lowest,
+        leading_dense_block_count=leading,
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_shared_count=shared,
+        expert_weights_scale=config.number("routed_scaling_factor"),
+        expert_weights_norm=config.flag("norm_topk_prob", True),
+        swiglu_clamp_exp=[config.number("swiglu_limit")] * layers if limit else None,
+        swiglu_clamp_shexp=[config.number("swiglu_limit")] * layers if limit else None,
+    )
+
+
+KINDS, LOWEST = {"linear_attention", "indexed_attention", "full_attention"}, -5.0
+
+
+def with_pools(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+    """With indexers and residual streams."""
+    config.only("scoring_func", "sigmoid")
+    heads, dim, pool, streams = (config.count(n) for n in ("index_n_heads", "index_head_dim", "index_kpool", "hc_mult"))
+    sizes = {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim, "pool": pool, "three": 3}
+    sizes |= {"joined": streams * h.sizes["width"], "mixes": (2 + streams) * streams}
+    return h.plus(
+        sizes,
+        attention__indexer__head_count=heads,
+        attention__indexer__key_length=dim,
+        attention__indexer__top_k=config.count("index_topk"),
+        attention__indexer__kpool=pool,
+        attention__indexer__kpool_select_tail=True,
+        hyper_connection__count=streams,
+        hyper_connection__sinkhorn_iterations=config.count("hc_sinkhorn_iters"),
+        hyper_connection__epsilon=config.number("hc_eps"),
+        expert_gating_func=SIGMOID if config.get("scoring_func") else None,
+        expert_group_count=config.get("n_group") and config.count("n_group", most=1),
+        expert_group_used_count=config.get("topk_group") and config.count("topk_group", most=1),
+    )
+
+
+POOLS: Layer = {
+    **INDEXER,
+    "indexer_compressor_gate.weight": in_full("self_attn.indexer.index_kpool_compress_gate", "index_dim", "width"),
+    "indexer_compressor_ape.weight": in_full("self_attn.indexer.index_kpool_compress_ape", "pool", "index_dim"),
+}
+STREAMS: Layer = {
+    name: made
+    for part in ("attn", "ffn")
+    for name, made in {
+        f"hc_{part}_fn.weight": in_full(f"hc_{part}_fn", "mixes", "joined"),
+        f"hc_{part}_base.weight": as_it_is(f"hc_{part}_base", "mixes"),
+        f"hc_{part}_scale.weight": as_it_is(f"hc_{part}_scale", "three"),
+    }.items()
+}
+
+
+def glm5_next_layer(sizes: Sizes, number: int) -> Layer:
+    rate: Layer = {"ssm_a": MadeOf(("heads",), {"self_attn.A_log": ("heads",)}, rates)}
+    mixer: Layer = {**matrices(sizes), **rate}
+    if sizes[f"attends_{number}"]:
+        queries: Layer = {"attn_q_a": ("narrow", "width"), "attn_q_a_norm": ("narrow",), "attn_q_b": QUERIES}
+        mixer = {**{name: its for name, its in latent(sizes).items() if name != "attn_q"}, **queries}
+        mixer = {**mixer, **(POOLS if sizes[f"chooses_{number}"] else {})}
+    feeds: Layer = {**EXPERTS, **SHARED_EXPERT, "exp_probs_b.bias": ("experts",)}
+    return {**NORMS_BEFORE, **STREAMS, **mixer, **(GATED if number < sizes["leading_dense"] else feeds)}
+
+
+QUERIES = ("queries", "narrow")
+GLM5_NEXT = Family(
+    "glm5-next", glm5_next_layer, glm5_next, sees=True, named_as="deepseek2", defaults={"rms_norm_eps": 1e-5}
+)
