@@ -516,6 +516,19 @@ DECODERS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "pangu": ({"architectures": ["PanguEmbeddedForCausalLM"], "bias": True}, layer("0-1", {**LLAMA, **BIASES})),
     "maincoder": ({"architectures": ["MaincoderForCausalLM"], "head_dim": 16}, layer("0-1", {
         **LLAMA, "self_attn.q_norm.weight": "16", "self_attn.k_norm.weight": "16"})),
+    "dream": ({"architectures": ["DreamModel"], "rope_theta": 1e6, "mask_token_id": 7}, layer("0-1", {
+        **LLAMA, **{key: size for key, size in BIASES.items() if "o_proj" not in key}})),
+    "llada": ({"architectures": ["LLaDAModelLM"], "d_model": 64, "n_heads": 4, "n_kv_heads": 4, "n_layers": 2,
+               "num_key_value_heads": 4,
+               "mlp_hidden_size": 96, "max_sequence_length": 256, "weight_tying": False, "mask_token_id": 7,
+               "block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu"}, layer("0-1", {
+        "attn_norm.weight": "64", "ff_norm.weight": "64", "q_proj.weight": "64 64", "k_proj.weight": "64 64",
+        "v_proj.weight": "64 64", "attn_out.weight": "64 64", "ff_proj.weight": "96 64", "up_proj.weight": "96 64",
+        "ff_out.weight": "64 96"}, "model.transformer.blocks")),
+    "llada_moe": ({"architectures": ["LLaDAMoEModelLM"], "num_experts": 4, "num_experts_per_tok": 2,
+                   "expert_intermediate_size": 32, "head_dim": 16, "qk_layernorm": True, "norm_topk_prob": False},
+                  layer("0-1", {**QKV, **NORMS, **OF_EXPERTS, "self_attn.q_norm.weight": "16",
+                                "self_attn.k_norm.weight": "16"})),
     "nanbeige": ({"architectures": ["NanbeigeForCausalLM"], "num_loops": 2, "skip_loop_final_norm": True},
                  layer("0-1", LLAMA)),
 }  # fmt: skip
@@ -523,6 +536,11 @@ DECODERS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 RENAMED = {
     "internlm2": {"model.embed_tokens": "model.tok_embeddings", "lm_head": "output"},
     "exaone": {"model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f"},
+    "llada": {
+        "model.embed_tokens": "model.transformer.wte",
+        "model.norm": "model.transformer.ln_f",
+        "lm_head": "model.transformer.ff_out",
+    },
     "bailingmoe": {"model.embed_tokens": "model.word_embeddings"},
     "bailingmoe2": {"model.embed_tokens": "model.word_embeddings"},
 }

@@ -163,7 +163,8 @@ def test_logits_are_those_of_transformers(tmp_path: Path, variant: str):
 INEXACT = "qwen3_next", "qwen35", "qwen35_moe"
 
 
-BY_SIZE = ("baichuan", "jina-bert", "jina-bert-code", "nomic-bert-moe")  # and what makes vectors
+# Whose number of layers says how they attend; and what makes vectors, or fills masks.
+BY_SIZE = ("baichuan", "jina-bert", "jina-bert-code", "nomic-bert-moe", "llada_moe")
 
 
 @pytest.mark.slow
@@ -194,6 +195,13 @@ def test_other_names_of_the_same(tmp_path: Path, name: str, variant: str):
     assert not isinstance(before, str)
     edit_json(folder / "config.json", architectures=[name])
     assert told_or_refused(folder) == before
+
+
+@pytest.mark.parametrize(("variant", "mask"), [("dream", 7), ("llada", 7), ("llada_moe", 156895)])
+def test_what_fills_masks_has_one(tmp_path: Path, variant: str, mask: int):
+    metadata = open_folder(written(tmp_path, variant)).metadata
+    assert metadata["tokenizer.ggml.mask_token_id"] == mask
+    assert metadata.get("diffusion.shift_logits", True) is (variant == "dream")
 
 
 @pytest.mark.slow
@@ -678,6 +686,8 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
         "muse_glimmer",
         {"text_config": {**VARIANTS["muse_glimmer"]["config"]["text_config"], "post_norm_eps": 1e-5}},
     ),
+    ("include_bias True", "llada", {"include_bias": True}),
+    ("norm_topk_prob True", "llada_moe", {"norm_topk_prob": True}),
     ("bias True", "internlm2", {"bias": True}),
     ("rope_theta 50000.0", "orion", {"rope_theta": 5e4}),
     ("norm_topk_prob True", "deepseek", {"norm_topk_prob": True}),
