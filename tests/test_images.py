@@ -475,3 +475,14 @@ def test_a_draft_model_that_does_not_see(models, opened):
     assert {tuple(one.tokens) for one in opened.candidates(messages, n=3, max_tokens=24, temperature=0)} == {
         tuple(told[0])
     }
+
+
+def test_an_image_in_a_piped_chat(models, said):
+    """As `run` has it; and what cannot be shown there."""
+    path, more = models / "gemma3" / "tiny.gguf", ["--temp", 0, "-n", 8, "-t", 2, "--no-cache"]
+    shown = said("chat", path, "--image", models / "one.png", *more, stdin=b"What?")
+    assert shown[:2] == said("run", path, "-p", "What?", "--image", models / "one.png", *more)[:2]
+    assert shown[1] != said("chat", path, *more, stdin=b"What?")[1]
+    for source, message in (("-", "`run` takes an image from there"), ("https://a.example/b.png", "are not fetched")):
+        code, out, err = said("chat", path, "--image", source, *more, stdin=b"What?")
+        assert code != 0 and not out and message in err and "Traceback" not in err

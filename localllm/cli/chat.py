@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli import asking, opening, options
 from localllm.cli.endpoint import EndpointGroup
-from localllm.cli.images import Projector
+from localllm.cli.images import ImageGroup
 from localllm.cli.parameters import option
 from localllm.cli.prompt import Encoding, Prompt, begin, request, typed, warn_of_template, whole_prompt
 from localllm.cli.render import file_stem, stream
@@ -58,7 +58,7 @@ def chat(
     no_cache: options.NoCache = False,
     choices: options.GenerationGroup,
     tools: ToolGroup,
-    mmproj: Projector = None,
+    images: ImageGroup,
     endpoint: EndpointGroup,
 ) -> None:
     """Talk with a model, or with the built-in one.
@@ -71,6 +71,7 @@ def chat(
       localllm chat model.gguf -sys "You are a patient teacher."
       localllm chat model.gguf --session trip --markdown
       localllm chat --continue
+      localllm chat model.gguf --image photo.jpg -p "What is this?"
       localllm chat model.gguf --tools read_file,list,search --allow ~/notes
       localllm chat --endpoint http://127.0.0.1:8000
       localllm chat model.gguf -c 8192 -ctk q8_0 -ctv q8_0
@@ -78,6 +79,7 @@ def chat(
     from localllm.cli.chat_session import model_of, session_name, start  # here, because `localllm --help` imports chat
     from localllm.cli.conversation import Conversation
 
+    images.require_files()
     session = session_name(look.session, look.latest)
     interactive = is_terminal(sys.stdin)
     place = endpoint.place()
@@ -94,9 +96,9 @@ def chat(
         if place is not None:
             from localllm.cli.endpoint import opened as opened_there
 
-            return opened_there(place, path, choices, engine, chat_template=chat_template, mmproj=mmproj)
+            return opened_there(place, path, choices, engine, chat_template=chat_template, mmproj=images.mmproj)
         assert path is not None
-        found = opening.open_model(path, engine, chat_template, no_cache, mmproj)
+        found = opening.open_model(path, engine, chat_template, no_cache, images.mmproj)
         found.session.require_conversation()
         if chosen.on_overflow == "shift":
             found.engine.require_shift()
@@ -114,11 +116,13 @@ def chat(
             chosen = conversation.options = calls.begin(first, chosen, leaving)
             conversation.tools = calls
         if not interactive:
-            return answer_once(first, request(first, text, system, False), chosen, calls, line)
+            return answer_once(first, images.shown(request(first, text, system, False)), chosen, calls, line)
         exit_on_sigterm()
         warn_of_template(first)
         tell_model(first)
         start(conversation, session, system)
+        for shown in images.image_files or ():
+            conversation.look(shown)
         try:
             if prompt:
                 conversation.ask("\n\n".join(typed(text, "-p") for text in prompt))

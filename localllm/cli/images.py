@@ -44,6 +44,11 @@ class ImageGroup:
             raise UsageError("--image -: stdin has one image, or is closed")
         return [sys.stdin.buffer.read() if name == "-" else name for name in given]
 
+    def require_files(self) -> None:
+        """Raises UsageError for an image from stdin, which has the conversation."""
+        if self.takes_stdin:
+            raise UsageError("--image -: what is piped to chat is the question; `run` takes an image from there")
+
     def require_plain(self, **given: bool) -> None:
         """Raises UsageError for options that do not go with images."""
         for name, is_given in given.items():

@@ -57,6 +57,8 @@ def content(source: Any) -> tuple[str, bytes]:
         return "the image", from_url(source)
     if not isinstance(source, str | os.PathLike):
         raise UsageError(f"an image should be a path, bytes or a Pillow image, not {type(source).__name__}")
+    if isinstance(source, str) and source.startswith(("http://", "https://")):
+        raise UsageError(f"{source[:200]}: images are not fetched; a pipe has one, as in curl -s URL | ... --image -")
     try:
         with open(source, "rb") as file:
             data = file.read(MOST_BYTES + 1)
