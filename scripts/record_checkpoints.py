@@ -462,6 +462,7 @@ def layer(number: int | str, shapes: dict[str, str], prefix: str = "model.layers
     return {f"{prefix}.{number}.{name}": shape for name, shape in shapes.items()}
 
 
+OF_GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, "layer_norm_epsilon": 1e-5}
 DECODERS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "bitnet": ({"architectures": ["BitnetForCausalLM"], "hidden_act": "silu", "tie_word_embeddings": True},
                layer("0-1", {
@@ -516,6 +517,28 @@ DECODERS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "pangu": ({"architectures": ["PanguEmbeddedForCausalLM"], "bias": True}, layer("0-1", {**LLAMA, **BIASES})),
     "maincoder": ({"architectures": ["MaincoderForCausalLM"], "head_dim": 16}, layer("0-1", {
         **LLAMA, "self_attn.q_norm.weight": "16", "self_attn.k_norm.weight": "16"})),
+    "smallthinker": ({
+        "architectures": ["SmallThinkerForCausalLM"], "num_hidden_layers": 5, "moe_num_primary_experts": 4, "head_dim":
+        16, "moe_num_active_primary_experts": 2, "moe_ffn_hidden_size": 32, "moe_primary_router_apply_softmax": False,
+        "norm_topk_prob": True, "sliding_window_layout": [0, 1, 1, 1, 0], "sliding_window_size": 4096,
+        "rope_layout": [0, 1, 1, 1, 0], "moe_layer_layout": [1] * 5, "moe_enable_early_router": True}, layer("0-4", {
+        **QKV, **NORMS, "block_sparse_moe.primary_router.weight": "4 64",
+        "block_sparse_moe.experts.0-3.gate.weight": "32 64", "block_sparse_moe.experts.0-3.up.weight": "32 64",
+        "block_sparse_moe.experts.0-3.down.weight": "64 32"})),
+    "arctic": ({"architectures": ["ArcticForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2,
+                "intermediate_size": 32, "use_residual": True, "parallel_attn_mlp_res": True}, layer("0-1", {
+        **QKV, **NORMS, **MIXTRAL, "residual_layernorm.weight": "64", "residual_mlp.w1.weight": "64 64",
+        "residual_mlp.w2.weight": "64 64", "residual_mlp.w3.weight": "64 64"})),
+    "codeshell": ({**OF_GPT2, "architectures": ["CodeShellForCausalLM"], "num_query_groups": 2,
+                   "activation_function": "gelu_pytorch_tanh", "position_embedding_type": "rope",
+                   "group_query_attention": True}, {
+        "model.norm.bias": "64", **with_biases({f"transformer.h.0-1.{name}": shape for name, shape in (
+            ("ln_1", "64"), ("ln_2", "64"), ("attn.c_attn", "128 64"), ("attn.c_proj", "64 64"),
+            ("mlp.c_fc", "256 64"), ("mlp.c_proj", "64 256"))})}),
+    "refact": ({**OF_GPT2, "architectures": ["GPTRefactForCausalLM"], "multi_query": True}, layer("0-1", {
+        "ln_1.weight": "64", "ln_2.weight": "64", "attn.q.weight": "64 64", "attn.kv.weight": "32 64",
+        "attn.c_proj.weight": "64 64", "mlp.gate_up_proj.weight": "512 64", "mlp.c_proj.weight": "64 256",
+    }, "transformer.h")),
     "dream": ({"architectures": ["DreamModel"], "rope_theta": 1e6, "mask_token_id": 7}, layer("0-1", {
         **LLAMA, **{key: size for key, size in BIASES.items() if "o_proj" not in key}})),
     "llada": ({"architectures": ["LLaDAModelLM"], "d_model": 64, "n_heads": 4, "n_kv_heads": 4, "n_layers": 2,
@@ -536,6 +559,8 @@ DECODERS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 RENAMED = {
     "internlm2": {"model.embed_tokens": "model.tok_embeddings", "lm_head": "output"},
     "exaone": {"model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f"},
+    "codeshell": {"model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f"},
+    "refact": {"model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f"},
     "llada": {
         "model.embed_tokens": "model.transformer.wte",
         "model.norm": "model.transformer.ln_f",
