@@ -1,6 +1,6 @@
 """What a matrix's inputs have in common, and how much of that to believe."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
@@ -83,11 +83,6 @@ def count_themselves(moments: np.ndarray) -> None:
     np.einsum("ii->i", moments)[:] += np.diagonal(moments).mean()
 
 
-def sampled(rows: int) -> np.ndarray:
-    """Which rows of a matrix tell the damping of all, int [at most SAMPLE]."""
-    return np.unique(np.linspace(0, rows - 1, min(rows, SAMPLE)).astype(int))
-
-
 def mean_moments(pieces: Sequence[np.ndarray], columns: int) -> np.ndarray:
     """The mean of x x^T over all rows x, the far too large ones made smaller: float32 [columns, columns].
 
@@ -97,11 +92,18 @@ def mean_moments(pieces: Sequence[np.ndarray], columns: int) -> np.ndarray:
     """
     sums = np.zeros((columns, columns))
     with np.errstate(over="ignore", invalid="ignore"):
-        squares = [np.einsum("ij,ij->i", piece, piece) for piece in pieces]
-        most = FAR * np.median(np.concatenate(squares)) if sum(map(len, squares)) else 0
-        for piece, square in zip(pieces, squares, strict=True):
-            if most > 0 and (square > most).any():
-                piece = piece * np.sqrt(np.minimum(most / np.maximum(square, most), 1), dtype=np.float32)[:, None]
+        for piece in limited(pieces):
             sums += piece.T @ piece
         sums /= max(sum(map(len, pieces)), 1)
         return sums.astype(np.float32)
+
+
+def limited(pieces: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Rows, float32 [rows, columns] in each piece, none of which counts as more than FAR times the median one."""
+    squares = [np.einsum("ij,ij->i", piece, piece) for piece in pieces]
+    most = FAR * np.median(np.concatenate(squares)) if sum(map(len, squares)) else 0
+    for piece, square in zip(pieces, squares, strict=True):
+        if most > 0 and (square > most).any():
+            yield piece * np.sqrt(np.minimum(most / np.maximum(square, most), 1), dtype=np.float32)[:, None]
+        else:
+            yield piece

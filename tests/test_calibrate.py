@@ -27,6 +27,7 @@ from localllm.files.record_file import RecordFile
 from localllm.files.source import map_under
 from localllm.kernels.reference import Reference, dequantize
 from localllm.kernels.remembered import Remembered
+from localllm.quant.eight_bits import rounded
 from localllm.quant.encode import encode
 from localllm.quant.feedback import Feedback, cost, shrunk
 from localllm.quant.formats import BY_NAME
@@ -34,16 +35,16 @@ from localllm.quant.layouts import floats_at
 from localllm.quant.moments import DAMPINGS, FAR, Moments, mean_moments
 from localllm.quant.opened import OPENABLE, codes_of, decoded, put_codes, scales_of
 from localllm.quant.recipes import RECIPES
-from localllm.services import calibration_texts
+from localllm.services import calibration_texts, folding
 from localllm.services.by_need import bits_of, size_of
 from localllm.services.calibrate import CalibratedMatrices, Calibration, read_again
 from localllm.services.calibration_texts import CHUNKS, DATA, KINDS, chunks_of, tokens_of
 from localllm.services.made_with import made_with
-from localllm.services.needs import Need, chosen, predicted, total
+from localllm.services.needs import Need, candidates, chosen, predicted, total
 from localllm.services.quantize import open_source, run
 from localllm.services.quantize_plan import QuantizeRequest, make_plan
 from localllm.services.sequential import Parts, Sequential
-from localllm.services.survey import Coarse, divergence
+from localllm.services.survey import Coarse, divergence, rounding_cost
 from localllm.text.tokenizer import Tokenizer
 
 
@@ -189,8 +190,10 @@ def test_a_calibrated_file_has_the_formats_of_another_one_and_says_how_it_was_ma
         name for name in plain.tensors if not np.array_equal(plain.tensors[name].data, calibrated.tensors[name].data)
     }
     matrices = {name for name in plain.tensors if name.startswith("blk.") and "norm" not in name}
-    assert changed == matrices | {"output.weight"}
-    assert made_with(calibrated.metadata).startswith("calibrated on text.txt, ")
+    norms = {name for name in changed if "norm" in name}
+    assert changed == matrices | {"output.weight"} | norms
+    said = made_with(calibrated.metadata)
+    assert said.startswith("calibrated on text.txt, ") and (" scalings folded away" in said) == bool(norms)
     assert made_with(plain.metadata) is None
 
 
@@ -236,6 +239,9 @@ def test_the_same_bytes_again_also_after_an_interruption(model: Path, text: Path
         encoded.append(job.tensor.name)
         encode_with(self, job, inputs)
 
+    measured = []
+    measure = folding.measured
+    monkeypatch.setattr(folding, "measured", lambda *given: measured.append(1) or measure(*given))
     out.write_bytes(b"GGUF before")
     monkeypatch.setattr(CalibratedMatrices, "_encode", interrupted)
     assert quantize([*command, "2", "--force"]) == 1
@@ -250,6 +256,7 @@ def test_the_same_bytes_again_also_after_an_interruption(model: Path, text: Path
     )
     assert quantize([*command, "2", "--force"]) == 0
     assert out.read_bytes() == first
+    assert len(measured) == 1  # what was folded away is known
     assert again[0] == encoded[-1] and len(again) + len(encoded) == 16 and not left.exists()
 
 
@@ -395,6 +402,14 @@ def test_a_coarse_embedding_is_coarse_where_it_is_looked_up_too():
     ids = np.array([4, 0, 4])
     found = Coarse(surveyed, None, {weight.name: "Q3_K"}).rows(weight, ids)
     np.testing.assert_array_equal(found, decoded("Q3_K", encode("Q3_K", matrix))[ids])
+
+
+def test_rounding_costs_what_it_changes_in_the_output():
+    x, matrix = inputs(40, 256), weights(6, 256)
+    lost = ((rounded(x, 32) - x) @ matrix.T) ** 2
+    assert rounding_cost(matrix, x, 32) == pytest.approx(float(lost.sum(axis=1).mean()), rel=1e-4)
+    assert rounding_cost(matrix, x, 256) > rounding_cost(matrix, x, 32) > 0
+    assert {"IQ4_XS", "IQ4_NL", "Q5_K", "Q5_0"} <= {*candidates(256)} and "Q4_K" not in candidates(32)
 
 
 def test_harm_is_the_divergence_of_predictions():

@@ -159,7 +159,7 @@ def quantize(
     source = service.open_source(path, mmproj)
     service.require_sense(source, overrides)
     if file_size is not None or bits is not None:
-        request = needed(source, request, sizing(file_size, bits), formats_file, threads, force)
+        source, request = needed(source, request, sizing(file_size, bits), formats_file, threads, force)
     elif formats_file is not None:
         from localllm.services.by_need import read_formats, with_formats
 
@@ -199,32 +199,34 @@ def needed(
     path: str | None,
     threads: int | None,
     force: bool,
-) -> "QuantizeRequest":
-    """The request with formats by measured need, which go to the file `path`, too, with progress on stderr."""
+) -> tuple["Source", "QuantizeRequest"]:
+    """The request with formats by measured need, which go to the file `path`, too, with progress on stderr.
+
+    They are for the model as it is scaled inside, which is the source then.
+    """
     from localllm.files.safe_file import checked_target
     from localllm.services.by_need import by_need, with_formats, write_formats
+    from localllm.services.folding import folded
     from localllm.system.cpu import usable_cores
 
     if request.texts is None:
         raise UsageError("--size and --bpw go with --calibrate, which measures what matrices need")
     if path is not None and os.path.lexists(checked_target(path, tuple(source.files))) and not force:
         raise UsageError(f"{path}: this file exists; without --size it is the plan, and --force replaces it")
-    line = ProgressLine()
+    line, count = ProgressLine(), threads or usable_cores()
+
+    def show(done: int, total: int, name: str) -> None:
+        line.show(f"measuring: {100 * done // max(total, 1)} %, {one_line(name)}")
+
     try:
-        formats, found, usual = by_need(
-            source,
-            request,
-            size,
-            threads or usable_cores(),
-            lambda done, total, name: line.show(f"measuring: {100 * done // max(total, 1)} %, {one_line(name)}"),
-            opening.compiling(line),
-        )
+        source = folded(source, request, count, show, opening.compiling(line))
+        formats, found, usual = by_need(source, request, size, count, show, opening.compiling(line))
     finally:
         line.clear()
     say(f"localllm: predicted divergence {found:.4f}, {usual:.4f} with the formats of {request.recipe.name}")
     if path is not None:
         write_formats(path, formats)
-    return with_formats(request, formats)
+    return source, with_formats(request, formats)
 
 
 def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", int | None]:

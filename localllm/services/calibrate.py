@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from importlib.metadata import version
 from math import prod
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 
 from localllm.arch import architecture
 from localllm.arch.weights import Weight, Weights
+from localllm.engine.record.folds import Fold, folds
 from localllm.engine.record.operations import Operation
 from localllm.engine.record.recorder import recorded
 from localllm.errors import ModelError
@@ -25,12 +27,13 @@ from localllm.files.gguf_file import GGUFFile, Tensor
 from localllm.files.gguf_header import shown
 from localllm.files.gguf_writer import packed
 from localllm.files.record_file import RecordFile
-from localllm.files.source import GGUFSource, Source, row_count
+from localllm.files.source import GGUFSource, Source, SourceTensor, row_count
 from localllm.kernels.widen import Widener
 from localllm.quant.encode import encode
-from localllm.quant.moments import Moments, sampled
+from localllm.quant.moments import SAMPLE, Moments
 from localllm.quant.opened import decoded
 from localllm.services.calibration_texts import chunks_of
+from localllm.services.folded import FoldedSource
 from localllm.services.made_with import calibration
 from localllm.services.originals import Originals
 from localllm.services.quantize_plan import OnProgress, QuantizePlan, TensorJob
@@ -38,25 +41,33 @@ from localllm.services.sequential import FinishedError, Inputs, Matrices, Parts,
 from localllm.text.tokenizer import Tokenizer
 
 SUFFIX = ".calibration"
-AT_ONCE = 1 << 24  # weights of a matrix that are encoded together: 64 MB, and as much for errors and for targets
 EMBEDDING = "token_embd.weight"
 LOGITS = ("output.weight", EMBEDDING)  # what makes them
-VERSION = 3  # of what is done: part of the key of work to go on with
+VERSION = 4  # of what is done: part of the key of work to go on with
 
 
 def as_file(source: Source) -> GGUFFile:
     """A source as a file whose tensors are there, but for matrices of what is no GGUF file, which are hollow."""
+    if isinstance(source, FoldedSource):
+        file = as_file(source.inner)
+        vectors = {name: as_vector(tensor) for name, tensor in source.folded.items() if len(tensor.shape) == 1}
+        return HollowFile(source.path, source.metadata, {**file.tensors, **vectors})
     if isinstance(source, GGUFSource):
         return source.file
     tensors = {}
     for tensor in source.tensors:
         width = tensor.format.row_bytes(tensor.shape[-1])
         if len(tensor.shape) == 1:
-            data = tensor.rows(0, 1).reshape(-1)
+            tensors[tensor.name] = as_vector(tensor)
         else:
             data = np.broadcast_to(np.uint8(0), (*tensor.shape[:-1], width))
-        tensors[tensor.name] = Tensor(tensor.name, tensor.format, tensor.shape, data)
+            tensors[tensor.name] = Tensor(tensor.name, tensor.format, tensor.shape, data)
     return HollowFile(source.path, source.metadata, tensors)
+
+
+def as_vector(tensor: SourceTensor) -> Tensor:
+    """A vector with its numbers."""
+    return Tensor(tensor.name, tensor.format, tensor.shape, tensor.rows(0, 1).reshape(-1))
 
 
 class HollowFile(GGUFFile):
@@ -80,7 +91,13 @@ class Calibration:
         self._model, self._hyperparameters = architecture(self._file)
         self.chunks = chunks_of(Tokenizer.from_metadata(plan.source.metadata), texts, self._hyperparameters.context)
         key = hashlib.sha256(
-            repr((VERSION, [(j.tensor.name, j.tensor.shape, j.format.name) for j in plan.jobs])).encode()
+            repr(
+                (
+                    VERSION,
+                    plan.files[0][0].get("general.file_type"),
+                    [(j.tensor.name, j.tensor.shape, j.format.name) for j in plan.jobs],
+                )
+            ).encode()
         )
         for path in plan.source.files:
             with suppress(OSError):
@@ -91,6 +108,26 @@ class Calibration:
         self.key = key.hexdigest()
         made = calibration([os.path.basename(text) for text in texts], sum(map(len, self.chunks)), version("localllm"))
         self.metadata = {name: packed(value) for name, value in made.items()}
+
+    def planned(self, plan: QuantizePlan) -> "Calibration":
+        """The same, of another plan for the model."""
+        other = copy(self)
+        other._file, other.jobs = as_file(plan.source), {job.tensor.name: job for job in plan.jobs}
+        return other
+
+    def some(self, count: int, tokens: int | None = None) -> list[np.ndarray]:
+        """The beginnings of so many chunks, evenly spread."""
+        places = np.unique(np.linspace(0, len(self.chunks) - 1, count).round().astype(int))
+        return [self.chunks[place][:tokens] for place in places]
+
+    def folds(self) -> list[Fold]:
+        """Where the model may be scaled and stay the same."""
+        h = self._hyperparameters
+        if h.encode:
+            return []
+        weights, context = Weights(self._file.tensors), max(map(len, self.chunks))
+        said = recorded(self._file, self._model.forward, weights, h, context)
+        return folds(said.operations, self._file.tensors, LOGITS if h.guessing else (EMBEDDING,))
 
     def run(self, done: RecordFile, widener: Widener, threads: int, on_progress: OnProgress) -> None:
         """Encode what has not been encoded, to `done`. Raises ModelError for what is not finite."""
@@ -153,19 +190,13 @@ class CalibratedMatrices(Originals):
 
     def _encode(self, job: TensorJob, inputs: Inputs) -> None:
         """Encode a matrix, or each of a stack with what that one meets."""
-        rows, columns = (1, *job.tensor.shape)[-2:]
-        step, pieces = max(AT_ONCE // columns, 1), []
+        (rows, columns), pieces = (1, *job.tensor.shape)[-2:], []
         for n in range(row_count(job.tensor.shape) // rows):
             if inputs.shared is None or inputs.shared is not self._shared:
                 self._moments = self._moments_of(job.tensor.name, list(inputs.of(n)), columns)
                 self._shared = inputs.shared
-            first, end = n * rows, (n + 1) * rows
-            some = np.concatenate([self.widened(job.tensor, first + k, first + k + 1) for k in sampled(rows)])
-            feedback = self._moments.feedback(job.format.name, some)
-            for row in range(first, end, step):
-                weights = self.widened(job.tensor, row, min(row + step, end))
-                pieces.append(feedback.encode(job.format.name, weights))
-                job.tensor.forget(row, min(row + step, end))
+            feedback = self._moments.feedback(job.format.name, self.sampled(job.tensor, n, SAMPLE))
+            pieces += [feedback.encode(job.format.name, weights) for weights in self.in_pieces(job.tensor, n)]
         self._done.add(job.tensor.name, np.concatenate(pieces))
 
     def _moments_of(self, name: str, pieces: list[np.ndarray], columns: int) -> Moments:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 TEXTS, TOKENS, VERSION = "localllm.quantize.texts", "localllm.quantize.tokens", "localllm.quantize.version"
+SCALED = "localllm.quantize.scaled"
 OURS = "localllm's mixture"  # stands for texts that nobody has named
 
 
@@ -17,6 +18,8 @@ def made_with(metadata: Mapping[str, Any]) -> str | None:
     texts, tokens, version = (metadata.get(name) for name in (TEXTS, TOKENS, VERSION))
     if isinstance(texts, list) and all(isinstance(each, str) for each in texts):
         size = f", {tokens} tokens" if isinstance(tokens, int) else ""
+        scaled = metadata.get(SCALED)
+        size += f", {scaled} scalings folded away" if isinstance(scaled, int) else ""
         by = f" (localllm {version})" if isinstance(version, str) else ""
         return f"calibrated on {', '.join(texts)}{size}{by}"
     matrix, text = (metadata.get(f"quantize.imatrix.{name}") for name in ("file", "dataset"))

@@ -1,10 +1,11 @@
 """Which matrix needs how many bits: formats by measured need, for a file of a given size.
 
 Of each matrix it is measured what its formats cost: the mean square of what is wrong in its output, relative to that
-output (through the second moments of what it meets), and how much the model's predictions suffer from such an error:
-the divergence when that matrix alone is coarse. To first order what all matrices do adds up, so that the least sum for
-a size is found by a price of a byte (Lagrange's multiplier): every matrix takes the format whose divergence and bytes
-cost least together.
+output, through the second moments of what it meets, and because other programs round that to 8 bits (with a scale for
+256 numbers where weights are in super-blocks, else for 32); and how much the model's predictions suffer from such an
+error: the divergence when that matrix alone is coarse. To first order what all matrices do adds up, so that the least
+sum for a size is found by a price of a byte (Lagrange's multiplier): every matrix takes the format whose divergence and
+bytes cost least together.
 """
 
 import re
@@ -15,8 +16,8 @@ from localllm.errors import UsageError
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import GATE, KEY, QUERY, UP, role_of
 
-# Offered to every matrix whose rows they fit. Formats with codebooks decode more slowly, so none.
-CANDIDATES = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1")
+# Formats with codebooks decode more slowly, so none are offered.
+OF_SUPER_BLOCKS = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K")
 OF_BLOCKS = ("Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # for rows of any 32
 TOGETHER = {KEY: QUERY, UP: GATE}  # whose errors are measured together
 
@@ -39,10 +40,8 @@ class Need:
 
 
 def candidates(columns: int) -> Sequence[str]:
-    """The formats that are offered to rows of so many weights, those of super-blocks where they fit."""
-    names = (
-        [name for name in CANDIDATES if name not in OF_BLOCKS or name == "Q8_0"] if columns % 256 == 0 else OF_BLOCKS
-    )
+    """The formats that are offered to rows of so many weights."""
+    names = (*OF_SUPER_BLOCKS, *OF_BLOCKS)
     return [name for name in names if columns % BY_NAME[name].block == 0]
 
 

@@ -1,6 +1,6 @@
 """A model's matrices as texts meet them (localllm.services.sequential): as they stand in the source."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 
 import numpy as np
@@ -13,6 +13,8 @@ from localllm.kernels.widen import Widener
 from localllm.services.finite import widened
 from localllm.services.quantize_plan import TensorJob
 from localllm.services.sequential import Inputs
+
+AT_ONCE = 1 << 24  # weights of a matrix that are encoded together: 64 MB, and as much for errors and for targets
 
 
 class Originals:
@@ -39,6 +41,22 @@ class Originals:
         every, first = (1, *tensor.shape)[-2], weight.first_row
         parts = [rows(n * every + first, n * every + first + count) for n in range(prod(stack))]
         return np.concatenate(parts).reshape(weight.shape)
+
+    def sampled(self, tensor: SourceTensor, n: int, most: int) -> np.ndarray:
+        """Rows of matrix n of a tensor, evenly spread: float32 [at most `most`, columns]."""
+        rows = (1, *tensor.shape)[-2]
+        places = np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(int)) + n * rows
+        some = np.concatenate([self.widened(tensor, row, row + 1) for row in places])
+        tensor.forget(n * rows, (n + 1) * rows)
+        return some
+
+    def in_pieces(self, tensor: SourceTensor, n: int) -> Iterator[np.ndarray]:
+        """All rows of matrix n, float32 [rows, columns], some at a time."""
+        rows, columns = (1, *tensor.shape)[-2:]
+        for first in range(n * rows, (n + 1) * rows, step := max(AT_ONCE // columns, 1)):
+            end = min(first + step, (n + 1) * rows)
+            yield self.widened(tensor, first, end)
+            tensor.forget(first, end)
 
     def widened(self, tensor: SourceTensor, first: int, end: int) -> np.ndarray:
         return widened(self._widener, tensor, first, end).copy()

@@ -36,7 +36,15 @@ from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import RECIPES, Recipe, recipe_named
 from localllm.services.finite import widened
-from localllm.services.quantize_plan import COPY, SPLIT_KEYS, OnProgress, QuantizePlan, QuantizeRequest, TensorJob
+from localllm.services.quantize_plan import (
+    COPY,
+    SPLIT_KEYS,
+    OnProgress,
+    QuantizePlan,
+    QuantizeRequest,
+    TensorJob,
+    make_plan,
+)
 from localllm.services.validity import require_valid
 from localllm.system.memory import address_room
 
@@ -189,7 +197,7 @@ def run(
             if request.texts is None:
                 trouble = write(plan, targets, threads, on_progress, compiling)
             else:
-                trouble = calibrated(plan, targets, request.texts, threads, on_progress, compiling)
+                trouble = calibrated(plan, targets, request, threads, on_progress, compiling)
         except ModelError as error:
             raise prefixed(error, plan.source.path) from None
     if warnings is not None and trouble:
@@ -200,32 +208,35 @@ def run(
 def calibrated(
     plan: QuantizePlan,
     targets: Sequence[str],
-    texts: Sequence[str],
+    request: QuantizeRequest,
     threads: int,
     on_progress: OnProgress,
     compiling: Progress | None,
 ) -> str | None:
     """The same, after the model has read texts with which its matrices are encoded."""
     from localllm.services.calibrate import SUFFIX, Calibration
+    from localllm.services.folding import folded
 
-    calibration = Calibration(plan, texts)
-    (metadata, jobs), *others = plan.files
-    plan = replace(plan, files=[({**metadata, **calibration.metadata}, jobs), *others])
+    calibration = Calibration(plan, request.texts or ())
     with RecordFile(f"{targets[0]}{SUFFIX}", calibration.key) as done:
-        calibration.run(done, widener_of(plan, compiling), threads, on_progress)
+        source = folded(plan.source, request, threads, lambda _, of, name: on_progress(0, name), compiling, done)
+        plan = make_plan(source, request)
+        (metadata, jobs), *others = plan.files
+        plan = replace(plan, files=[({**metadata, **calibration.metadata}, jobs), *others])
+        calibration.planned(plan).run(done, widener_of(plan, compiling), threads, on_progress)
         trouble = write(plan, targets, threads, on_progress, compiling, done)
     done.remove()
     return trouble
 
 
-def prefixed(error: ModelError, path: str) -> ModelError:
-    """The error with the path in front."""
-    return error if str(error).startswith(path) else type(error)(f"{path}: {error}")
-
-
 def widener_of(plan: QuantizePlan, compiling: Progress | None) -> Widener:
     """For the tensors of a plan, as they are and as they will be."""
     return Widener({job.tensor.format for job in plan.jobs} | {job.format for job in plan.jobs}, compiling)
+
+
+def prefixed(error: ModelError, path: str) -> ModelError:
+    """The error with the path in front."""
+    return error if str(error).startswith(path) else type(error)(f"{path}: {error}")
 
 
 def write(

@@ -9,10 +9,12 @@ import numpy as np
 from localllm.arch.weights import Weight
 from localllm.files.source import row_count
 from localllm.kernels.widen import Widener
+from localllm.quant.eight_bits import rounded
 from localllm.quant.feedback import Feedback, cost
-from localllm.quant.moments import count_themselves, mean_moments
+from localllm.quant.formats import BY_NAME
+from localllm.quant.moments import count_themselves, limited, mean_moments
 from localllm.quant.opened import decoded
-from localllm.services.calibrate import AT_ONCE, EMBEDDING, LOGITS, Calibration
+from localllm.services.calibrate import EMBEDDING, LOGITS, Calibration
 from localllm.services.needs import Need, candidates, group_of
 from localllm.services.originals import Originals
 from localllm.services.quantize_plan import TensorJob
@@ -22,6 +24,7 @@ SAMPLE = 96  # rows of a matrix that tell what its formats cost
 EXPERTS = 3  # of a stack, that stand for all
 COARSE = ("Q3_K", "Q4_0")  # the first one that fits: what a matrix becomes when its harm is measured
 DAMPING = 0.3  # of the error feedback
+INPUTS = 512  # rows of what a matrix meets that tell what rounding them costs
 READ, TOKENS = 12, 128  # chunks whose inputs are taken; tokens of each of those that tell the harm
 PROBES = 4
 
@@ -33,11 +36,14 @@ class Surveyed(Originals):
 
     Attributes:
         coarse: of each matrix, its rows in the first format of COARSE that fits, uint8 [rows, bytes].
+        rounding: of each, what is wrong in its output if what it meets is rounded to 8 bits, by the numbers that share
+            a scale.
     """
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
         super().__init__(jobs, widener)
         self.needs, self.coarse = dict[str, Need](), dict[str, np.ndarray]()
+        self.rounding = dict[str, dict[int, float]]()
         self._threads, self._on_matrix = threads, on_matrix
         self._shared: Any = None
 
@@ -56,24 +62,26 @@ class Surveyed(Originals):
         count = row_count(shape) // rows
         names = candidates(columns)
         costs, whole, coarse = dict.fromkeys(names, 0.0), 0.0, []
+        of_inputs = dict.fromkeys((BY_NAME[name].block for name in names), 0.0)
         asked = np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int))
         for n in range(count):
-            feedback, moments = self._known(inputs, n, tensor.name)
-            for first in range(n * rows, (n + 1) * rows, step := max(AT_ONCE // columns, 1)):
-                some = self.widened(tensor, first, min(first + step, (n + 1) * rows))
-                coarse.append(feedback.encode(coarse_of(names), some))
+            feedback, moments, met = self._known(inputs, n, tensor.name)
+            coarse += [feedback.encode(coarse_of(names), some) for some in self.in_pieces(tensor, n)]
             if n in asked:
-                places = np.unique(np.linspace(0, rows - 1, min(rows, SAMPLE)).astype(int)) + n * rows
-                some = np.concatenate([self.widened(tensor, row, row + 1) for row in places])
+                some = self.sampled(tensor, n, SAMPLE)
                 whole += cost(some, moments)
                 for format in names:
                     costs[format] += cost(some - decoded(format, feedback.encode(format, some)), moments)
-        errors = {format: costs[format] / whole if whole > 0 else 0.0 for format in names}
+                for block in of_inputs:
+                    of_inputs[block] += rounding_cost(some, met, block)
+        whole = whole or 1.0
+        errors = {format: costs[format] / whole for format in names}
         self.needs[tensor.name] = Need(tensor.name, prod(shape), errors)
+        self.rounding[tensor.name] = {block: found / whole for block, found in of_inputs.items()}
         self.coarse[tensor.name] = np.concatenate(coarse)
 
-    def _known(self, inputs: Inputs, n: int, name: str) -> tuple[Feedback, np.ndarray]:
-        """By what matrix n meets in every second chunk, and the second moments of the others."""
+    def _known(self, inputs: Inputs, n: int, name: str) -> tuple[Feedback, np.ndarray, np.ndarray]:
+        """By what matrix n meets in every second chunk, and the second moments of the others, and some of them."""
         if inputs.shared is None or inputs.shared is not self._shared:
             pieces = list(inputs.of(n))
             columns = pieces[0].shape[1]
@@ -81,7 +89,8 @@ class Surveyed(Originals):
             if name == EMBEDDING:
                 count_themselves(seen)
                 count_themselves(other)
-            self._last = Feedback(seen, DAMPING, self._threads), other
+            met = np.concatenate(list(limited(pieces[1::2])))
+            self._last = Feedback(seen, DAMPING, self._threads), other, met[:: max(1, len(met) // INPUTS)]
             self._shared = inputs.shared
         return self._last
 
@@ -122,9 +131,9 @@ def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: 
     jobs = calibration.jobs
     wanted = sum(map(is_free, jobs.values()))
     surveyed = Surveyed(jobs, widener, threads, lambda name: on_matrix(len(surveyed.needs), 2 * wanted, name))
-    places = np.unique(np.linspace(0, len(calibration.chunks) - 1, READ).round().astype(int))
-    calibration.forward(surveyed, [calibration.chunks[place] for place in places], threads)
-    probes = [calibration.chunks[place][:TOKENS] for place in places[:: max(1, len(places) // PROBES)]]
+    chunks = calibration.some(READ)
+    calibration.forward(surveyed, chunks, threads)
+    probes = [chunk[:TOKENS] for chunk in chunks[:: max(1, len(chunks) // PROBES)]]
     base = calibration.logits(Originals(jobs, widener), probes, threads)
     groups: dict[str, list[Need]] = {}
     for need in surveyed.needs.values():
@@ -134,9 +143,16 @@ def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: 
         found = calibration.logits(Coarse(surveyed, widener, names), probes, threads)
         harm = divergence(base, found) / max(sum(need.errors[names[need.name]] for need in group), 1e-30)
         for need in group:
-            need.harm = harm
+            need.harm, rounding = harm, surveyed.rounding[need.name]
+            need.errors = {name: error + rounding[BY_NAME[name].block] for name, error in need.errors.items()}
             yield need
         on_matrix(wanted + wanted * (number + 1) // len(groups), 2 * wanted, name)
+
+
+def rounding_cost(weights: np.ndarray, met: np.ndarray, block: int) -> float:
+    """As localllm.quant.feedback.cost, of inputs [tokens, columns] that are rounded to 8 bits, a scale for so many."""
+    lost = (rounded(met, block) - met) @ weights.T
+    return float((lost**2).sum(dtype=np.float64)) / max(len(met), 1)
 
 
 def divergence(base: Parts, other: Parts) -> float:

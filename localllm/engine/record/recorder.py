@@ -158,10 +158,12 @@ class Recorder(RecurrentVerbs):
 
     def rms_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
         given = {"vector": self._factors(weight, x.columns, group), "group": group or x.columns, "epsilon": epsilon}
+        given["norm"] = weight
         return self._record("rms_norm", (x,), x.rows, x.columns, **given)
 
     def layer_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
         given = {"vector": self._factors(weight, x.columns, group), "group": group or x.columns, "epsilon": epsilon}
+        given["norm"] = weight
         bias = self._vector(weight.bias, x.columns) if weight and weight.bias else np.zeros(x.columns, np.float32)
         return self._record("layer_norm", (x,), x.rows, x.columns, bias=bias, **given)
 
