@@ -3,7 +3,7 @@
 
     environment.py prepare [EXTRA]    localllm, installed in place: edits take effect at once; dev: tools to work on it
     environment.py demo               asks the built-in model a question; the answer alone goes to stdout
-    environment.py test [ARGUMENTS]   pytest, as many tests at once as there are cores
+    environment.py test [ARGUMENTS]   pytest, one test more at once than there are cores
 
 Needs nothing but Python 3.11. A second run changes nothing: each kind of installation leaves a note of the folder and
 the pyproject.toml that it was made from, and is made again when they differ.
@@ -64,12 +64,17 @@ def demo() -> int:
 def test(arguments: list[str]) -> int:
     """The exit code of pytest.
 
-    Most of the time goes into compiling, each kernel by one core. With more threads the workers' matrix products wait
-    for each other: a third of their time.
+    One more at once than there are cores: some wait for a server, a terminal, or a kernel that another one compiles.
+    With more threads the workers' matrix products wait for each other: a third of their time.
     """
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    words = [PYTHON, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *arguments]
+    words = [PYTHON, "-m", "pytest", "-n", str(cores() + 1), "--dist", "worksteal", *arguments]
     return subprocess.run(words, cwd=ROOT, env=environment).returncode
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def main(words: list[str]) -> int:

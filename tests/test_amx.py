@@ -51,7 +51,7 @@ from localllm.kernels.formats import as_groups
 from localllm.kernels.machine import Lane, this_lane
 from localllm.quant.formats import BY_NAME
 
-at_length = pytest.mark.sampled(every=12)
+at_length = pytest.mark.sampled(every=24)
 ALL = 1 << 20  # tokens, in both planes
 SLAB = cpu.TILE_SLAB
 

@@ -82,7 +82,7 @@ def told(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-@pytest.mark.slow
+@pytest.mark.sampled("variant", every=2)
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "tensors" in facts(variant)])
 def test_metadata_and_tensors_are_those_of_llama_cpp(tmp_path: Path, variant: str):
     checkpoint = open_folder(written(tmp_path, variant))
@@ -148,7 +148,7 @@ def runs(variant: str) -> bool:
     return "logits" in facts(variant) and metadata.get("general.architecture", "llama") in ARCHITECTURES
 
 
-@pytest.mark.slow
+@pytest.mark.sampled("variant", every=2)
 @pytest.mark.parametrize("variant", [*filter(runs, VARIANTS)])
 def test_logits_are_those_of_transformers(tmp_path: Path, variant: str):
     path = write_gguf(tmp_path / "model.gguf", open_folder(written(tmp_path / "model", variant)))
@@ -295,7 +295,7 @@ def told_or_refused(folder: Path) -> object:
     return told(checkpoint.metadata), [(tensor.name, tensor.shape) for tensor in checkpoint.tensors]
 
 
-@pytest.mark.slow
+@pytest.mark.sampled("variant", "name")
 @pytest.mark.parametrize(
     ("variant", "name", "value"),
     [(variant, name, value) for variant, unsaid in ALSO_UNSAID.items() for name, value in unsaid.items()],

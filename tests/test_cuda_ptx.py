@@ -27,7 +27,7 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.sampled(every=6)  # ten seconds each
+@pytest.mark.sampled(every=12)  # ten seconds each
 @pytest.mark.skipif(not has_assembler(), reason="needs ptxas, of the wheel nvidia-cuda-nvcc")
 @pytest.mark.parametrize("capability", ["7.5", "8.0", "8.9", "9.0", "10.0"])
 def test_kernels_are_assembled_within_limits(capability):

@@ -22,7 +22,7 @@ def test_what_is_sampled():
 
 
 @pytest.mark.slow(20)
-@pytest.mark.sampled("format", "tokens", always=("Q8_0-13",))
+@pytest.mark.sampled("format", "tokens", every=6, always=("Q8_0-13",))
 @pytest.mark.parametrize(("format", "tokens"), [(name, tokens) for name in SAMPLED for tokens in SAMPLED[name]])
 def test_models_of_odd_shapes_between_guards(format, tokens):
     """A crash shows in the exit code; the shape at which it happened is the last that was printed."""
@@ -34,7 +34,7 @@ def test_models_of_odd_shapes_between_guards(format, tokens):
 
 
 @pytest.mark.slow(20)
-@pytest.mark.sampled("tokens", always=("5",))
+@pytest.mark.sampled("program", "tokens", always=("recurrent-5",))
 @pytest.mark.parametrize(
     ("program", "tokens"), [("recurrent", 1), ("recurrent", 5), ("recurrent", 70), ("texts", 5), ("texts", 70)]
 )
