@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from localllm import images
+from localllm.arch import vision
 from localllm.engine.memory.seen_rows import SeenRows, projector_fingerprint
 from localllm.engine.options import EngineOptions
 from localllm.engine.pictures import PictureReader
@@ -73,7 +75,7 @@ class Eye:
     def _fingerprint(self) -> bytes:
         """Of what sees."""
         try:
-            return projector_fingerprint(self._file, self._reader.operations)
+            return projector_fingerprint(self._file, self._reader.operations, (vision, images))
         except OSError:  # the file is gone
             self._files = None
             return self.path.encode()

@@ -8,11 +8,10 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
-import localllm.arch.vision
-import localllm.images
 from localllm.arch.storage import KVType
 from localllm.engine.memory.fingerprint import fingerprint, state_of
 from localllm.engine.record.operations import Operation
@@ -23,13 +22,14 @@ from localllm.files.prefix_files import PrefixAbout, limit, mark_used, open_kept
 COUNTS, ROWS = "counts", "rows"  # parts of a file: int64 [lots of rows]; float32, the rows of all, one behind the other
 
 
-def projector_fingerprint(file: GGUFFile, operations: Sequence[Operation]) -> bytes:
-    """What an image's rows depend on besides its pixels: 32 bytes. Raises OSError."""
+def projector_fingerprint(file: GGUFFile, operations: Sequence[Operation], preparing: Sequence[ModuleType]) -> bytes:
+    """What an image's rows depend on besides its pixels: 32 bytes. preparing: packages that prepare images. Raises
+    OSError."""
     import PIL  # there is an image
 
     key = hashlib.blake2b(fingerprint(file, state_of(file), operations, KVType.of("f32")), digest_size=32)
     key.update(PIL.__version__.encode())
-    for module in (localllm.arch.vision, localllm.images):
+    for module in preparing:
         for folder in module.__path__:
             for source in sorted(Path(folder).glob("*.py")):
                 key.update(source.read_bytes())
