@@ -1,15 +1,12 @@
 """Arguments and options that several commands have."""
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from localllm.cli.parameters import argument, group, number_or_default, option
 from localllm.cli.sampling import ExactSampling
 from localllm.cli.shape import Shape, Thoughts
 from localllm.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 DRAFT, NAMED = "draft:", ("-m", "--model")
 KV_TYPES = ("f16", "f32", "q8_0", "q4_0", "q4_1")

@@ -6,8 +6,6 @@ lanes passes over keys of its own with a maximum and a sum of its own (online so
 registers. Groups, then warps, are put together when the part is done; `merge_few` puts the parts together. What a token
 gets depends on nothing but itself and the number of parts, bit for bit.
 
-Powers are of 2, for which the scores are scaled by log2(e).
-
 All running sums are in registers. For 4 query heads of 128 dimensions a thread has 168 of them (7.5 to 10.0), so that a
 multiprocessor holds 3 blocks of 4 warps, and each lane of these asks for 8 vectors of 16 bytes at once: 48 KiB on their
 way, where 12 to 16 hide the memory's latency. With Q8_0 it is 2 blocks.
@@ -29,6 +27,7 @@ from localllm.kernels.cuda.attention.shared import (
     last_seen,
     make_over_lanes,
 )
+from localllm.kernels.cuda.attention.softmax import make_softmax
 from localllm.kernels.cuda.device import (
     WARP,
     device,
@@ -155,24 +154,12 @@ def make(format_name):
         at = min(key + i // bundle * groups, last)
         return x if int64(load_i32(row + at // 32 * 4)) >> at % 32 & 1 != 0 else MINUS_INFINITY
 
-    def top(i, before, scores):
-        for row in range(rows):
-            before = larger(before, scores[row * bundle + i])
-        return before
-
-    def summed(i, before, fade, weights):
-        before *= fade
-        for row in range(rows):
-            before += weights[row * bundle + i]
-        return before
-
     products = make_products(columns)
     queries, slopes_of = unrolled(bundle * columns, query), unrolled(bundle, slope_of)
     cap_all, slope_all, hide = (unrolled(rows * bundle, function) for function in (capped, sloped, visible))
     hide_others = unrolled(rows * bundle, chosen_only) if has_chosen else device(lambda x, row, key, last: x)
-    largest, add_weights = unrolled(bundle, top), unrolled(bundle, summed)
+    softmax = make_softmax(rows * bundle, bundle, lambda i: i % bundle, device(lambda largest: largest))
     fading = unrolled(bundle, lambda i, before, after: exp2(before - after))
-    powers = unrolled(rows * bundle, lambda i, x, tops: exp2(x - tops[i % bundle]))
     times = unrolled(bundle, lambda i, x, y: x * y)
     lowest_of_all = unrolled(bundle, lambda i, nothing: LOWEST)
     nothing_yet = unrolled(bundle, lambda i, nothing: ZERO)
@@ -263,9 +250,7 @@ def make(format_name):
                 x = slope_all(x, slope, position - key - number)
             x = hide(x, int32(low - number), int32(high - number))
             x = hide_others(x, bits, key + number, position)
-            top = largest(tops, x)
-            fade, weights = fading(tops, top), powers(x, top)
-            tops, sums = top, add_weights(sums, fade, weights)
+            tops, sums, fade, weights = softmax(x, tops, sums)
             output = add_outer(scale_rows(output, fade), weights, v)
         target = partial + ((token * heads + head) * parts + part) * partial_bytes
         combine(tops, sums, output, number, d, target, parts * partial_bytes, here)

@@ -31,10 +31,10 @@ from localllm.kernels.cuda.attention.shared import (
     last_seen,
     make_over_lanes,
 )
+from localllm.kernels.cuda.attention.softmax import make_softmax
 from localllm.kernels.cuda.device import (
     WARP,
     device,
-    exp2,
     f32_value,
     float32,
     lane,
@@ -156,19 +156,14 @@ def make(format_name):
     queries, by_row = unrolled(8 * steps, query), unrolled(4 * tiles, lambda i, x, by: x * by[i // 2 % 2])
     cap_all, slope_all, hide = (unrolled(4 * tiles, function) for function in (capped, sloped, visible))
     sizes = unrolled(8 * steps, lambda i, x: abs(x))
-    largest_query, largest_score = (
-        folded(of_rows(count), lambda x, y: larger(x, y)) for count in (8 * steps, 4 * tiles)
-    )
-    sum_of_weights = folded(of_rows(4 * tiles), lambda x, y: x + y)
+    largest_query = folded(of_rows(8 * steps), lambda x, y: larger(x, y))
     largest_of_lanes, sum_of_lanes = make_over_lanes(2, 1, 4, larger), make_over_lanes(2, 1, 4, plus)
     at_least, inverses = unrolled(2, lambda i, x, least: larger(least, x)), unrolled(2, lambda i, x: ONE / x)
-    times, tops_of = unrolled(2, lambda i, x, y: x * y), unrolled(2, lambda i, x, y: larger(x, y))
+    times = unrolled(2, lambda i, x, y: x * y)
+    softmax = make_softmax(4 * tiles, 2, lambda i: i // 2 % 2, largest_of_lanes)
     scaled = unrolled(8 * steps, lambda i, x, by: x * by[i // 2 % 2])
     faded = unrolled(4 * value_tiles, lambda i, x, by: x * by[i // 2 % 2])
-    fading = unrolled(2, lambda i, before, after: exp2(before - after))
-    powers = unrolled(4 * tiles, lambda i, x, tops: exp2(x - tops[i // 2 % 2]))
     minus = unrolled(2, lambda i, x, y: int32(x - y), "int32")
-    add_weights = unrolled(2, lambda i, before, fade, more: before * fade + more)
     no_scores = unrolled(4 * tiles, lambda i, nothing: ZERO)
     no_values = unrolled(4 * value_tiles, lambda i, nothing: ZERO)
     put_all = visit(4 * value_tiles, put)
@@ -227,9 +222,7 @@ def make(format_name):
             if slopes != 0:
                 x = slope_all(x, slope, minus(places, int32(key)))
             x = hide(x, low, high)
-            top = tops_of(tops, largest_of_lanes(largest_score(x)))
-            fade, weights = fading(tops, top), powers(x, top)
-            tops, sums = top, add_weights(sums, fade, sum_of_weights(weights))
+            tops, sums, fade, weights = softmax(x, tops, sums)
             output = multiply_values(faded(output, fade), packed(weights), in_values, g * value_stride + t)
         put_all(output, inverses(sum_of_lanes(sums)), targets, t)
 
