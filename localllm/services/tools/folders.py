@@ -36,17 +36,17 @@ class Folders:
     def open(self, path: str) -> BinaryIO:
         """A file to read. Raises ToolError for what is none or is outside, OSError."""
         real = self.resolved(path)
-        file = os.fdopen(open_own(real, os.O_RDONLY), "rb")
+        file = open_own(real, os.O_RDONLY)
         try:
-            found = os.fstat(file.fileno())
+            found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
                 raise ToolError(f"{path} is no file")
             if not os.path.samestat(found, os.stat(self.resolved(path))):  # something was moved meanwhile
                 raise ToolError(f"{path} is outside of what is allowed: {', '.join(self.roots)}")
+            return os.fdopen(file, "rb")
         except BaseException:
-            file.close()
+            os.close(file)
             raise
-        return file
 
     def shown(self, path: str) -> str:
         """A path as a tool names it: below the first folder, or as a whole."""

@@ -1,0 +1,469 @@
+"""What a server is asked for, what its answers are taken for, and when it is asked again: no program, no model."""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from test_endpoint import reacting, replying
+
+from localllm.errors import ContextError, UsageError
+from localllm.generation.calls import Tool, ToolUse
+from localllm.generation.constraints import constraint_of
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.sampling_options import SamplingOptions
+from localllm.generation.thinking import ANSWER, THOUGHT
+from localllm.services.records import Prompts, Record
+from localllm.services.remote import http
+from localllm.services.remote.answer import RemoteAnswer, Streaming
+from localllm.services.remote.dialect import DIALECTS, OTHER, Dialect, Form, request_of
+from localllm.services.remote.http import Endpoint, EndpointError
+from localllm.services.remote.mapping import AT_ONCE, RemoteMapping
+from localllm.services.remote.model import RemoteModel, context_of
+
+OURS, LLAMA, VLLM = (DIALECTS[name] for name in ("localllm", "llamacpp", "vllm"))
+TOOL = Tool("now", "The time.")
+
+
+# ---- requests
+
+
+def test_nothing_is_asked_that_nobody_has_chosen():
+    for dialect in (OURS, LLAMA, VLLM, OTHER):
+        assert request_of(GenerationOptions(), Form(), dialect) == {}
+
+
+def test_fields_that_every_server_has():
+    sampling = SamplingOptions(temperature=0.0, seed=3, logit_bias={5: float("-inf"), 6: 7.5, 8: 200.0})
+    options = GenerationOptions(0, ("a", "b"), sampling, tools=ToolUse([TOOL]))
+    assert request_of(options, Form(), OTHER) == {
+        "max_tokens": 0, "stop": ["a", "b"], "temperature": 0.0, "seed": 3,
+        "logit_bias": {"5": -100.0, "6": 7.5, "8": 100.0}, "tools": [TOOL.told()],
+    }  # fmt: skip
+    assert "tools" not in request_of(GenerationOptions(tools=ToolUse([TOOL], "none")), Form(), OTHER)
+
+
+def test_names_of_other_programs():
+    options = GenerationOptions(sampling=SamplingOptions(typical=0.5, dry_sequence_breakers=("x",), ignore_eos=True))
+    told = {"typical_p": 0.5, "dry_sequence_breakers": ["x"], "ignore_eos": True}
+    assert request_of(options, Form(), LLAMA) == told
+    assert request_of(options, Form(), OURS) == {"typical": 0.5, **{name: told[name] for name in [*told][1:]}}
+
+
+def test_forms():
+    asked = {dialect.name: request_of(GenerationOptions(), Form(grammar="g"), dialect) for dialect in (OURS, LLAMA)}
+    assert asked == {"localllm": {"grammar": "g"}, "llama-server": {"grammar": "g"}}
+    assert request_of(GenerationOptions(), Form(regex="r"), OURS) == {"regex": "r"}
+    assert request_of(GenerationOptions(), Form(grammar="g"), VLLM) == {"structured_outputs": {"grammar": "g"}}
+    assert request_of(GenerationOptions(), Form(regex="r"), VLLM) == {"structured_outputs": {"regex": "r"}}
+    schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {}, "strict": True}}
+    assert request_of(GenerationOptions(), Form({}), OTHER) == {"response_format": schema}  # one that allows everything
+    with pytest.raises(UsageError, match="grammar is not for this endpoint"):
+        request_of(GenerationOptions(), Form(grammar="g"), OTHER)
+
+
+ON, OFF = ({"chat_template_kwargs": {"enable_thinking": value}} for value in (True, False))
+
+
+@pytest.mark.parametrize(
+    ("think", "dialect", "asked"),
+    [
+        ("auto", OURS, {}), ("on", OURS, {"think": "on"}), ("high", OURS, {"think": "high"}),
+        ("auto", VLLM, {}), ("on", VLLM, ON), ("off", LLAMA, OFF), ("low", LLAMA, {"reasoning_effort": "low"}),
+        ("high", OTHER, {"reasoning_effort": "high"}), ("off", OTHER, None), ("on", OTHER, None),
+    ],
+)  # fmt: skip
+def test_how_thoughts_are_asked_for(think: str, dialect: Dialect, asked: dict[str, Any] | None):
+    options = GenerationOptions(think=think)
+    if asked is None:
+        with pytest.raises(UsageError, match="think is not for this endpoint"):
+            request_of(options, Form(), dialect)
+    else:
+        assert request_of(options, Form(), dialect) == asked
+
+
+def test_budgets_of_thoughts_and_variables_of_templates():
+    budget = GenerationOptions(think_budget=0)
+    assert request_of(budget, Form(), OURS) == {"think_budget": 0}
+    with pytest.raises(UsageError, match="think_budget is not for this endpoint"):
+        request_of(budget, Form(), VLLM)
+    named = GenerationOptions(think="off", template_variables={"mood": "calm"})
+    assert request_of(named, Form(), LLAMA) == {"chat_template_kwargs": {"mood": "calm", "enable_thinking": False}}
+    assert request_of(named, Form(), OURS) == {"think": "off", "chat_template_kwargs": {"mood": "calm"}}
+    with pytest.raises(UsageError, match="template_var is not for this endpoint"):
+        request_of(GenerationOptions(template_variables={"mood": "calm"}), Form(), OTHER)
+
+
+# ---- answers
+
+
+def streamed(*events: Any) -> tuple[Streaming, list[tuple[str, str]]]:
+    said = Streaming()
+    return said, [tuple(part) for event in events for part in said.take(event)]
+
+
+def choice(**fields: Any) -> dict[str, Any]:
+    return {"choices": [fields]}
+
+
+def test_texts_and_thoughts_by_every_name():
+    said, parts = streamed(
+        choice(delta={"reasoning_content": "a"}), choice(delta={"reasoning": "b", "content": "c"}), choice(text="d"),
+        choice(delta=None), choice(delta={"content": ""}), {"choices": 5}, {"choices": None}, {"usage": 5},
+        choice(finish_reason="eos", delta={}), choice(delta={}, finish_reason=None), {"usage": {"prompt_tokens": 3}},
+    )  # fmt: skip
+    assert parts == [(THOUGHT, "a"), (THOUGHT, "b"), (ANSWER, "c"), (ANSWER, "d")]
+    assert (said.text, said.events, said.finish_reason) == ({THOUGHT: "ab", ANSWER: "cd"}, 4, "stop")
+    assert said.usage == {"prompt_tokens": 3} and not said.calls
+
+
+@pytest.mark.parametrize(
+    ("reason", "ours"),
+    [("length", "length"), ("content_filter", "stop"), ("stop_sequence", "stop"), ("function_call", "tool_calls")],
+)
+def test_why_other_servers_end(reason: str, ours: str):
+    assert streamed(choice(finish_reason=reason))[0].finish_reason == ours
+
+
+def call(**fields: Any) -> dict[str, Any]:
+    return choice(delta={"tool_calls": [fields]})
+
+
+def test_calls_in_pieces():
+    said, parts = streamed(
+        call(index=1, id="two", function={"name": "now", "arguments": '{"a"'}),
+        call(index=0, id="one", function={"name": "list", "arguments": "{}"}),
+        call(index=1, id="", function={"name": "other", "arguments": ": 1}"}), call(index=1, function={"name": None}),
+        call(index=2, id="three", function={"name": "cut", "arguments": '{"a'}), call(index=3, function=5),
+    )  # fmt: skip
+    told = [(each.id, each.name, each.arguments) for each in said.calls]
+    assert told == [("one", "list", {}), ("two", "now", {"a": 1})] and not parts and said.events == 6
+    whole = {"function": {"name": "now", "arguments": "{}"}}
+    assert [each.name for each in streamed(call(**whole), call(**whole))[0].calls] == ["now", "now"]
+
+
+def test_whole_answers():
+    message = {"content": "Hi", "reasoning_content": "Hm"}
+    logprobs = {"content": [{"logprob": -1.0}, {"logprob": -2}, {"logprob": None}, 5]}
+    given = {"message": message, "finish_reason": "eos", "logprobs": logprobs}
+    assert RemoteAnswer.of(given, {"completion_tokens": 2}) == RemoteAnswer("Hi", "Hm", "stop", -1.5, True, 2)
+    assert RemoteAnswer.of({"text": "x", "message": {"reasoning": "y"}}, None) == RemoteAnswer("x", "y", "length")
+    for odd in (5, {"message": 5}, {"logprobs": {"content": None}}, {"logprobs": 5}):
+        assert RemoteAnswer.of(odd, {}) == RemoteAnswer("", "", "length")
+
+
+# ---- addresses, and servers that are busy
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [("http://a", "http://a/v1"), ("https://a:1/", "https://a:1/v1"), ("http://a/v1/", "http://a/v1"),
+     ("http://a/b", "http://a/b"), ("http://[::1]:80", "http://[::1]:80/v1")],
+)  # fmt: skip
+def test_addresses(given: str, url: str):
+    assert Endpoint.of(given).url == url
+
+
+def test_keys_are_printable():
+    assert Endpoint.of("http://a", "sk-1 2").key == "sk-1 2"
+    for key in ("a\nb", "é", "\x7f"):
+        with pytest.raises(UsageError, match="printable ASCII"):
+            Endpoint.of("http://a", key)
+
+
+def test_the_key_and_the_path_that_are_sent():
+    seen = []
+
+    def react(handler: Any, number: int) -> None:
+        seen.append((handler.path, {name.lower(): value for name, value in handler.headers.items()}))
+        replying(200, b"{}")(handler, number)
+
+    with reacting(react) as (url, asked):
+        assert Endpoint.of(f"{url}/deep", "k").post("/x", {"a": "ö"}) == Endpoint.of(url).post("/y", 1) == {}
+    (path, headers), (second, bare) = seen
+    assert (path, second, asked) == ("/deep/x", "/v1/y", [{"a": "ö"}, 1])
+    assert headers["authorization"] == "Bearer k" and headers["content-type"] == "application/json"
+    assert "authorization" not in bare
+
+
+def waits(status: int, monkeypatch: pytest.MonkeyPatch, **headers: str) -> list[float]:
+    """How long is waited between requests that a server refuses so."""
+    found = list[float]()
+    monkeypatch.setattr(http, "sleep", found.append)
+    with reacting(replying(status, b"{}", **headers)) as (url, asked), pytest.raises(EndpointError):
+        Endpoint.of(url).post("/x", 1)
+    assert len(asked) == len(found) + 1
+    return found
+
+
+def test_how_long_is_waited(monkeypatch: pytest.MonkeyPatch):
+    assert waits(503, monkeypatch) == [2, 4, 8, 16]
+    assert waits(429, monkeypatch, Retry_After="7") == [7] * 4
+    assert waits(502, monkeypatch, Retry_After="900") == waits(504, monkeypatch, Retry_After="31") == [30] * 4
+    assert waits(503, monkeypatch, Retry_After="Fri, 31 Dec 1999 23:59:59 GMT") == [2, 4, 8, 16]
+    assert waits(500, monkeypatch) == [2]  # a fault of the request itself, mostly
+    assert waits(400, monkeypatch) == waits(301, monkeypatch) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "key", "error", "kind", "message"),
+    [
+        (403, "k", {"message": "no"}, EndpointError, r"refuses the key \(403: no\)"),
+        (403, None, "no", EndpointError, r"wants a key: .* \(403: no\)"),
+        (404, None, {"message": " a\n b "}, EndpointError, r"refuses \(404\): a b$"),
+        (400, None, {"message": "Too many", "code": "context_length_exceeded"}, ContextError, "Too many"),
+        (400, None, {"message": "exceeds the available context size"}, ContextError, "exceeds"),
+        (400, None, {"message": "x" * 900}, EndpointError, r"\(400\): x{500}$"),
+    ],
+)
+def test_refusals(status: int, key: str | None, error: Any, kind: type[Exception], message: str):
+    body = json.dumps({"error": error}).encode()
+    with reacting(replying(status, body)) as (url, _), pytest.raises(kind, match=message):
+        Endpoint.of(url, key).post("/x", 1)
+
+
+# ---- models and sessions
+
+
+@dataclass
+class Told:
+    """An endpoint whose replies are written down: of GET by address, of all else one after another."""
+
+    gets: dict[str, Any]
+    replies: list[Any] = field(default_factory=list)
+    url: str = "http://a/v1"
+    asked: list[Any] = field(default_factory=list)
+
+    def get(self, path: str) -> Any:
+        if self.url + path not in self.gets:
+            raise EndpointError("nothing is there")
+        return self.gets[self.url + path]
+
+    def post(self, path: str, body: Any) -> Any:
+        self.asked.append((path, body))
+        reply = self.replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def events(self, path: str, body: Any) -> Iterator[Any]:
+        yield from self.post(path, body)
+
+
+def model(*replies: Any, owner: str = "somebody", name: str | None = None, form: Form | None = None) -> Any:
+    listed = {"data": [5, about(owner), about("vllm", id="n", max_model_len=32)]}
+    endpoint: Any = Told({"http://a/v1/models": listed}, [*replies])
+    return RemoteModel(endpoint, name, form)
+
+
+def about(owner: str, **fields: Any) -> dict[str, Any]:
+    return {"id": "m", "owned_by": owner, **fields}
+
+
+def said(*texts: str, **usage: Any) -> list[Any]:
+    return [*(choice(delta={"content": text}) for text in texts), {**choice(finish_reason="stop"), "usage": usage}]
+
+
+def test_which_model_and_which_program():
+    assert (model().name, model().dialect, model().context) == ("m", OTHER, 0)
+    assert (model(name="n").name, model(name="n").dialect, model(name="n").context) == ("n", VLLM, 32)
+    with pytest.raises(UsageError, match="has no model 'x'; it has m, n"):
+        model(name="x")
+    for listed in ({}, {"data": 5}, {"data": []}):
+        endpoint: Any = Told({"http://a/v1/models": listed})
+        with pytest.raises(EndpointError, match="has no models"):
+            RemoteModel(endpoint)
+        assert (RemoteModel(endpoint, "y").name, RemoteModel(endpoint, "y").dialect) == ("y", OTHER)  # it may have it
+
+
+@pytest.mark.parametrize(
+    ("owner", "props", "context"),
+    [
+        ("llamacpp", {"default_generation_settings": {"n_ctx": 512}}, 512),
+        ("localllm", {"models": [{"name": "x", "context": 5}, {"name": "m", "context": 64}]}, 64),
+        ("localllm", {"models": [{"name": "x", "context": 5}]}, 0), ("llamacpp", {}, 0), ("llamacpp", None, 0),
+        ("somebody", {"default_generation_settings": {"n_ctx": 512}}, 0),
+    ],
+)  # fmt: skip
+def test_how_much_it_holds(owner: str, props: dict[str, Any] | None, context: int):
+    endpoint: Any = Told({} if props is None else {"http://a/props": props})
+    assert context_of(about(owner), endpoint, "m") == context
+
+
+def test_what_is_known_of_an_answer():
+    usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+    thought = choice(delta={"reasoning_content": "Hm"})
+    called = call(index=0, id="c", function={"name": "now", "arguments": "{}"})
+    end = {**choice(finish_reason="tool_calls"), "usage": usage}
+    answer = model([thought, *said("H", "i")[:2], called, end]).session.ask("Hello")
+    assert answer.finish_reason == "interrupted" and (answer.prompt_tokens, answer.completion_tokens) == (0, 0)
+    assert "".join(answer) == "Hi" and answer.finish_reason == "stop"
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == (9, 2, 4)
+    assert 0 < answer.ttft_s == answer.prefill_s and answer.decode_s > 0
+    function = {"name": "now", "arguments": "{}"}
+    assert answer.message() == {
+        "role": "assistant", "content": "Hi", "reasoning_content": "Hm",
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }  # fmt: skip
+    counted = model(said("H", "i")).session.ask("Hello")
+    assert "".join(counted) == "Hi" and counted.completion_tokens == 2  # events, if nobody says better
+    assert counted.message() == {"role": "assistant", "content": "Hi"}
+
+
+def test_what_is_asked_of_a_conversation():
+    asking = model(said("Hi"), said("Yes"), said("No"), form=Form({}))
+    session = asking.session
+    session.system = "Be short."
+    "".join(session.ask("Hello"))
+    "".join(session.ask("Sure?", GenerationOptions(1)))
+    "".join(session.chat([{"role": "user", "content": "Alone"}]))
+    (path, first), (_, second), (_, third) = asking.endpoint.asked
+    assert path == "/chat/completions" and first["model"] == "m" and "max_tokens" not in first
+    assert first["stream"] is True and first["stream_options"] == {"include_usage": True}
+    assert first["response_format"]["json_schema"]["schema"] == {}
+    assert [each["content"] for each in second["messages"]] == ["Be short.", "Hello", "Hi", "Sure?"]
+    assert second["max_tokens"] == 1 and [each["content"] for each in third["messages"]] == ["Alone"]
+    assert [each["content"] for each in session.messages] == ["Be short.", "Hello", "Hi", "Sure?", "Yes"]
+
+
+TOO_LONG = ContextError("too long")
+
+
+@pytest.mark.parametrize(("refusals", "left"), [(0, 5), (1, 2), (2, 1)])
+def test_a_conversation_that_has_become_too_long_forgets_its_older_half(refusals: int, left: int):
+    asking = model(*[said("a")] * 4, *[TOO_LONG] * refusals, said("b"))
+    for number in range(5):
+        "".join(asking.session.ask(f"q{number}"))
+    last = [each["content"] for each in asking.endpoint.asked[-1][1]["messages"] if each["role"] == "user"]
+    assert last == [f"q{number}" for number in range(5)][5 - left :] and asking.session.forgotten == 5 - left
+    assert [each["content"] for each in asking.session.messages if each["role"] == "user"] == last
+
+
+def test_a_conversation_that_must_stay_whole():
+    asking = model(said("a"), TOO_LONG, TOO_LONG)
+    "".join(asking.session.ask("q0"))
+    with pytest.raises(ContextError):
+        asking.session.ask("q1", GenerationOptions(on_overflow="error"))
+    assert [each["content"] for each in asking.session.messages] == ["q0", "a"] and len(asking.endpoint.asked) == 2
+    with pytest.raises(ContextError):  # one question is the least
+        model(TOO_LONG).session.ask("q")
+    with pytest.raises(UsageError, match="on_overflow=shift"):
+        asking.session.ask("q1", GenerationOptions(on_overflow="shift"))
+
+
+def test_raw_texts():
+    for owner, most in (("localllm", 2**31 - 1), ("llamacpp", -1)):
+        asking = model(said("b"), said("b"), owner=owner)
+        "".join(asking.session.complete("a"))
+        "".join(asking.session.complete("a", GenerationOptions(5)))
+        (path, first), (_, second) = asking.endpoint.asked
+        assert (path, first["prompt"], first["max_tokens"], second["max_tokens"]) == ("/completions", "a", most, 5)
+    with pytest.raises(UsageError, match="max_tokens is missing"):
+        model().session.complete("a", GenerationOptions())
+    assert "".join(model(said("b")).session.complete("a", GenerationOptions(0))) == "b"
+
+
+def answered(text: str, logprob: float | None = None) -> dict[str, Any]:
+    told = {} if logprob is None else {"logprobs": {"content": [{"logprob": logprob}]}}
+    return {"message": {"content": text}, "finish_reason": "stop", **told}
+
+
+def test_several_answers_come_best_first():
+    three = [answered("a", -2.0), answered("b", -0.5), answered("c", -1.0)]
+    asking = model({"choices": three}, {"choices": [*three[:2], answered("c")]}, {"choices": [answered("a")]})
+    messages = [{"role": "user", "content": "Hi"}]
+    assert [each.text for each in asking.session.candidates(messages, n=3)] == ["b", "c", "a"]
+    assert [each.text for each in asking.session.candidates("Hi", GenerationOptions(3), 16)] == ["a", "b", "c"]
+    assert [each.text for each in asking.session.candidates(messages)] == ["a"]
+    (path, first), (raw, second), (_, third) = asking.endpoint.asked
+    assert (path, first["n"], first["logprobs"]) == ("/chat/completions", 3, True)
+    assert (raw, second["n"], second["prompt"]) == ("/completions", 16, "Hi") and "logprobs" not in second
+    assert third["n"] == 1 and "logprobs" not in third and "stream" not in third
+
+
+def test_answers_that_cannot_be():
+    for n in (0, 17):
+        with pytest.raises(UsageError, match="n should be from 1 to 16"):
+            model().session.candidates([], n=n)
+    with pytest.raises(UsageError, match="beams is not for an endpoint"):
+        model().session.candidates([], beams=1)
+    for reply in ({}, {"choices": []}, {"choices": 5}):
+        with pytest.raises(EndpointError, match="has sent no answer"):
+            model(reply).session.candidates([])
+
+
+def test_who_stops_listening_is_seen_by_the_server():
+    closed = threading.Event()
+
+    def endless() -> Iterator[Any]:
+        try:
+            while True:
+                yield choice(delta={"content": "x"})
+        finally:
+            closed.set()
+
+    answer = model(endless()).session.ask("Hi")
+    assert next(iter(answer)) == "x" and not closed.is_set()
+    answer.close()
+    assert closed.is_set() and answer.finish_reason == "interrupted" and answer.text == "x"
+
+
+# ---- many
+
+
+class Counting(Told):
+    """Says how many are asked at once."""
+
+    def __init__(self) -> None:
+        super().__init__({"http://a/v1/models": {"data": [about("somebody")]}})
+        self.now, self.most, self.lock, self.full = 0, 0, threading.Lock(), threading.Event()
+
+    def post(self, path: str, body: Any) -> Any:
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        if self.most == AT_ONCE:
+            self.full.set()
+        assert self.full.wait(30)
+        with self.lock:
+            self.now -= 1
+        text = body["messages"][-1]["content"]
+        cut = {**answered(text), "finish_reason": "length"} if text == "cut" else answered(text)
+        return {"choices": [cut] * body["n"], "usage": {"completion_tokens": 3}}
+
+
+def mapping(texts: list[str], options: GenerationOptions | None = None, n: int = 1) -> Any:
+    endpoint: Any = Counting()
+    records = [Record(number, text) for number, text in enumerate(texts)]
+    return RemoteMapping(RemoteModel(endpoint), Prompts(), options or GenerationOptions(), records, n), endpoint
+
+
+def test_as_many_are_asked_at_once_as_there_may_be():
+    many, endpoint = mapping([str(number) for number in range(50)])
+    found = {record.id: result["output"] for record, result in many}
+    assert found == {number: str(number) for number in range(50)} and endpoint.most == AT_ONCE
+    assert (many.done, many.written) == (50, 150)
+
+
+def test_stopping_asks_nothing_new():
+    many, _ = mapping([str(number) for number in range(50)])
+    for _ in many:
+        many.stop()
+    assert AT_ONCE <= many.done < 2 * AT_ONCE
+
+
+def test_failures_are_results_of_their_own():
+    many, _ = mapping(["cut", *map(str, range(15))], GenerationOptions(constraint=constraint_of(regex="x")))
+    by_id = {record.id: result for record, result in many}
+    assert "the answer was cut, so it is not" in by_id.pop(0)["error"]
+    assert all("error" not in result for result in by_id.values()) and many.written == 45
+    free, _ = mapping(["cut", *map(str, range(15))], n=2)
+    found = {record.id: result for record, result in free}
+    assert found[0]["finish_reason"] == ["length", "length"]
+    assert found[1] == {
+        "id": 1, "output": ["0", "0"], "finish_reason": ["stop", "stop"], "completion_tokens": 3, "input": "0"
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="top_k is not for this endpoint"):  # before anything is asked
+        mapping(["a"], GenerationOptions(sampling=SamplingOptions(top_k=1)))

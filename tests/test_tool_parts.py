@@ -1,0 +1,409 @@
+"""The parts of tools, without a model: what is cut and where, what is refused, what is written down."""
+
+import asyncio
+import json
+import os
+import stat
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_tools import ALL, home, perform
+
+from localllm.errors import LocalllmError, UsageError
+from localllm.generation.calls import Tool
+from localllm.generation.said_call import SaidCall
+from localllm.services.tools import commands, files, folders, mcp
+from localllm.services.tools.box import OfferedTool, Toolbox, ToolError
+from localllm.services.tools.folders import Folders
+from localllm.services.tools.offers import toolbox
+from localllm.services.tools.transcript import ToolTranscript, require_transcript
+
+__all__ = ["home"]  # a fixture
+
+
+@pytest.fixture
+def box(home: Path) -> Toolbox:
+    return toolbox(ALL[:3], [str(home)], None, ExitStack())
+
+
+# ---- reading
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"first": 1, "lines": 3}, "Buy milk.\nCall Ada.\nSleep.\n"), ({"lines": 9}, "Buy milk.\nCall Ada.\nSleep.\n"),
+        ({"lines": 2}, "Buy milk.\nCall Ada.\n\n[these are the lines 1 to 2 of 3]"),
+        ({"first": 3}, "Sleep.\n\n[these are the lines 3 to 3 of 3]"),
+        ({"first": 2, "lines": 9}, "Call Ada.\nSleep.\n\n[these are the lines 2 to 3 of 3]"),
+    ],
+)  # fmt: skip
+def test_lines_of_a_file(box: Toolbox, given: dict[str, int], text: str):
+    assert perform(box, "read_file", path="notes.txt", **given) == (text, False)
+
+
+def test_lines_that_are_not_there(box: Toolbox, home: Path):
+    (home / "empty").write_bytes(b"")
+    assert perform(box, "read_file", path="empty") == ("", False)
+    assert perform(box, "read_file", path="empty", first=2) == ("error: empty has 0 lines", True)
+    assert perform(box, "read_file", path="notes.txt", first=4).text == "error: notes.txt has 3 lines"
+    for odd in (0, -1, True, 1.0, "1", None):
+        for name in ("first", "lines"):
+            said = perform(box, "read_file", path="notes.txt", **{name: odd})
+            assert said == (f"error: {name} should be a whole number, 1 or above", True)
+
+
+def test_what_is_no_text(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch):
+    (home / "bom").write_bytes(b"\xef\xbb\xbfa\xffb")
+    assert perform(box, "read_file", path="bom").text == "a\ufffdb"
+    for place, is_text in ((8191, False), (8192, True)):
+        (home / "nul").write_bytes(b"x" * place + b"\0")
+        assert perform(box, "read_file", path="nul").failed != is_text
+    monkeypatch.setattr(files, "LARGEST", 8)
+    for length, fits in ((8, True), (9, False)):
+        (home / "large").write_bytes(b"x" * length)
+        assert perform(box, "read_file", path="large").failed != fits
+    assert perform(box, "read_file", path="large").text == "error: large has more than 8 bytes"
+
+
+def test_a_list_is_cut(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch):
+    (home / "deep" / "none").mkdir()
+    assert perform(box, "list", path="deep/none").text == "[nothing]"
+    assert perform(box, "list", path="deep").text == ".hidden/\nmore.md  15\nnone/"
+    for most, cut in ((4, ""), (3, "\n[cut: these are the first 3 of 4]")):
+        monkeypatch.setattr(files, "ENTRIES", most)
+        lines = ["data.bin  5", "deep/", "evil.txt  60", "notes.txt  27"][:most]
+        assert perform(box, "list").text == "\n".join(lines) + cut
+
+
+# ---- searching
+
+
+def test_what_is_searched(box: Toolbox, home: Path):
+    for name in ("a.txt", "B.txt", ".x.txt"):
+        (home / "deep" / name).write_text("  milk \nno\nmilk " + "y" * 400)
+    lines = perform(box, "search", text="milk", path="deep").text.split("\n")
+    places = [(Path("deep/B.txt"), 1), (Path("deep/B.txt"), 3), (Path("deep/a.txt"), 1), (Path("deep/a.txt"), 3)]
+    assert [line.split(" ")[0] for line in lines] == [f"{path}:{number}:" for path, number in places]
+    assert lines[0] == f"{Path('deep/B.txt')}:1: milk" and lines[1].endswith(": milk " + "y" * 295)
+    assert perform(box, "search", text="no", path="deep/a.txt").text == f"{Path('deep/a.txt')}:2: no"
+    assert perform(box, "search", text="") == ("error: text is empty", True)
+    assert perform(box, "search") == ("error: text should be a text", True)
+    assert perform(box, "search", text="milk", files=5) == ("error: files should be a text", True)
+
+
+def test_a_search_is_cut(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch):
+    for number in range(3):
+        (home / "deep" / f"{number}.txt").write_text("a\na\n")
+    found = [f"{Path('deep') / f'{number}.txt'}:{line}: a" for number in range(3) for line in (1, 2)]
+
+    def searched(**limits: float) -> list[str]:
+        with monkeypatch.context() as patch:
+            for name, value in limits.items():
+                patch.setattr(files, name, value)
+            return perform(box, "search", text="a", path="deep", files="*.txt").text.split("\n")
+
+    assert searched() == searched(MATCHES=6) == searched(FILES=3) == found
+    assert searched(MATCHES=3) == [*found[:3], "[cut: these are the first 3 lines that have it]"]
+    assert searched(MATCHES=5)[4:] == [found[4], "[cut: these are the first 5 lines that have it]"]
+    assert searched(FILES=2) == [*found[:4], "[cut: only 2 files were looked at]"]
+    assert searched(SECONDS=-1) == ["[cut: only 0 files were looked at]"]
+
+
+def test_limits_are_what_a_model_can_read():
+    """A model is offered much, and never more than it has room for."""
+    assert (files.ENTRIES, files.MATCHES, files.FILES, files.SECONDS) == (1000, 100, 20_000, 20.0)
+    assert (files.LARGEST, commands.MOST, commands.SECONDS, Toolbox([]).most) == (4 << 20, 1 << 20, 120.0, 30_000)
+    assert (mcp.START, mcp.SECONDS) == (30.0, 120.0)
+
+
+# ---- folders
+
+
+def test_several_folders(home: Path, monkeypatch: pytest.MonkeyPatch):
+    other = home.parent / "home2"
+    other.mkdir()
+    (other / "x.txt").write_text("milk")
+    assert "outside" in perform(toolbox(["list"], [str(home)], None, ExitStack()), "list", path=str(other)).text
+    both = toolbox(ALL[:3], [str(home), str(other)], None, ExitStack())
+    assert perform(both, "read_file", path=str(other / "x.txt")).text == "milk"
+    assert perform(both, "search", text="milk", path=str(other)).text == f"{other / 'x.txt'}:1: milk"
+    assert perform(both, "read_file", path="../home2/x.txt").text == "milk"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("USERPROFILE", str(home))
+    assert Folders(["~/deep"]).roots == [os.path.realpath(home / "deep")]
+
+
+def test_a_file_that_is_moved_while_it_is_opened(home: Path, monkeypatch: pytest.MonkeyPatch):
+    """Between the look at a name and its opening, another one can come to stand there."""
+    opened = list[int]()
+
+    def another(path: str, flags: int) -> int:
+        opened.append(os.open(home.parent / "secret.txt", flags))
+        return opened[-1]
+
+    monkeypatch.setattr(folders, "open_own", another)
+    with pytest.raises(ToolError, match="is outside of what is allowed"):
+        Folders([str(home)]).open("notes.txt")
+    with pytest.raises(OSError):
+        os.fstat(opened[0])  # it is closed
+
+
+def test_no_file_stays_open(home: Path, monkeypatch: pytest.MonkeyPatch):
+    opened = list[int]()
+
+    def noted(path: str, flags: int) -> int:
+        opened.append(os.open(path, flags))
+        return opened[-1]
+
+    monkeypatch.setattr(folders, "open_own", noted)
+    if sys.platform != "win32":  # where a folder cannot be opened
+        with pytest.raises(ToolError, match="deep is no file"):
+            Folders([str(home)]).open("deep")
+        with pytest.raises(OSError):
+            os.fstat(opened[0])
+
+
+# ---- the box
+
+
+def offered(name: str, perform: Any = lambda arguments: "done") -> OfferedTool:
+    return OfferedTool(Tool(name), perform)
+
+
+def test_names_are_of_one_tool():
+    with pytest.raises(UsageError, match="two tools are called b"):
+        Toolbox([offered("a"), offered("b"), offered("b")])
+    box = Toolbox([offered("a"), offered("b")], 5)
+    less = box.without(["b"])
+    assert (less.names, less.most, box.names) == (["a"], 5, ["a", "b"])
+    assert [tool.name for tool in less.use.tools] == ["a"]
+    assert perform(less, "b").text == "error: there is no tool 'b'"
+
+
+def raising(error: BaseException) -> Any:
+    def perform(arguments: dict[str, Any]) -> str:
+        raise error
+
+    return perform
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyboardInterrupt(), "the user has stopped it"), (OSError(2, "not there"), "not there"),
+        (OSError("plain"), "plain"), (ValueError("odd"), "odd"), (LocalllmError("no"), "no"),
+        (ToolError("x" * 20), "xxx\n[cut: these are the first 10 of 27 characters]"),
+        (ValueError("x" * 20), "xxx\n[cut: these are the first 10 of 27 characters]"),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_is_told_to_the_model(error: BaseException, text: str):
+    box = Toolbox([offered("a", raising(error))], 10)
+    box.most = 10 if "xxx" in text else 100
+    assert perform(box, "a") == (f"error: {text}", True)
+
+
+def test_results_are_cut():
+    for most, text in ((4, "done"), (3, "don\n[cut: these are the first 3 of 4 characters]")):
+        assert perform(Toolbox([offered("a")], most), "a") == (text, False)
+    broken = Toolbox([offered("a", lambda arguments: "x\ud800")])
+    perform(broken, "a").text.encode()
+    assert Toolbox([offered("a")]).perform(SaidCall("a", ["[1]"])) == ("error: the arguments are no JSON object", True)
+
+
+@pytest.mark.parametrize(
+    ("names", "allowed", "message"),
+    [
+        (["list", "rm"], ["."], "tools: there is no 'rm'"), (["list"], [], "allow is missing"),
+        ([], ["."], "allow is for the built-in tools"), ([], [], "there are no tools"),
+    ],
+)  # fmt: skip
+def test_offers_that_make_no_sense(names: list[str], allowed: list[str], message: str):
+    with pytest.raises(UsageError, match=message):
+        toolbox(names, allowed, None, ExitStack())
+
+
+def test_a_tool_that_is_named_twice_is_offered_once(home: Path):
+    assert toolbox(["list", "read_file", "list"], [str(home)], None, ExitStack()).names == ["list", "read_file"]
+
+
+def test_what_a_model_is_told_of_tools(home: Path):
+    tools = {tool.name: tool.parameters for tool in toolbox(ALL, [str(home)], None, ExitStack()).use.tools}
+    assert all(each["additionalProperties"] is False and each["type"] == "object" for each in tools.values())
+    assert {name: each["required"] for name, each in tools.items()} == {
+        "read_file": ["path"], "list": [], "search": ["text"], "run": ["command"]
+    }  # fmt: skip
+    properties = {
+        name: {key: value["type"] for key, value in each["properties"].items()} for name, each in tools.items()
+    }
+    assert properties == {
+        "read_file": {"path": "string", "first": "integer", "lines": "integer"}, "list": {"path": "string"},
+        "search": {"text": "string", "path": "string", "files": "string"}, "run": {"command": "string"},
+    }  # fmt: skip
+    assert all(tools["read_file"]["properties"][name]["minimum"] == 1 for name in ("first", "lines"))
+
+
+# ---- commands
+
+
+def ran(command: str, home: Path) -> str:
+    return commands.performed({"command": command}, [str(home)])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
+def test_what_a_command_knows(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LC_TIME", "C")
+    monkeypatch.setenv("SECRET_PATH", "x")
+    said = ran("echo $LC_TIME/$SECRET_PATH/$TERM/$HOME", home)
+    assert said == f"C//dumb/{os.environ['HOME']}\n[exit code 0]"
+    assert ran("printf x", home) == "x\n[exit code 0]" and ran("echo e >&2; true", home) == "e\n[exit code 0]"
+    with pytest.raises(ToolError, match="cannot have a NUL"):
+        ran("a\0b", home)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
+def test_what_a_command_says_is_cut(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(commands, "MOST", 4)
+    assert ran("printf abcd", home) == "abcd\n[exit code 0]"
+    assert ran("printf abcde", home) == "abcd\n[cut: of 5 bytes]\n[exit code 0]"
+
+
+# ---- what is written down
+
+
+def test_a_transcript_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, write = tmp_path / "t.jsonl", os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, bytes(data)[:7]))  # a disk that is almost full
+    for model in ("one", "two"):
+        with ToolTranscript(str(path), model) as transcript:
+            transcript.add({"role": "user", "content": "ö" * 30})
+    with pytest.raises(OSError):
+        os.fstat(transcript._file)
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert [line.get("model") for line in lines] == ["one", None, "two", None]
+    assert lines[0]["transcript"] == 1 and lines[0]["made"].endswith("+00:00") and lines[1]["content"] == "ö" * 30
+    assert sys.platform == "win32" or stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with ToolTranscript(str(path), "three") as transcript, pytest.raises(LocalllmError, match="cannot be written: No"):
+        monkeypatch.setattr(os, "write", full)
+        transcript.add({})
+
+
+@pytest.mark.parametrize("data", [b"hello\n", b"[1]\n", b"5\n", b'{"a": 1}\n', b"\xff\n"])
+def test_no_other_file_is_taken_for_a_transcript(tmp_path: Path, data: bytes):
+    path = tmp_path / "notes"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match="this file exists, and is no transcript"):
+        ToolTranscript(str(path), "m")
+    assert path.read_bytes() == data
+
+
+def test_files_that_can_be_transcripts(tmp_path: Path):
+    require_transcript(str(tmp_path / "new"))
+    (tmp_path / "empty").write_bytes(b"")
+    require_transcript(str(tmp_path / "empty"))
+    for impossible in (tmp_path, tmp_path / "empty" / "x", tmp_path / "no" / "x"):
+        with pytest.raises(UsageError, match="cannot write"):
+            ToolTranscript(str(impossible), "m")
+
+
+# ---- MCP
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("[]", "should have"), ("{}", "should have"), ('{"mcpServers": {}}', "should have"), ("{", "is no JSON"),
+        ('{"mcpServers": []}', "should have"), ('{"mcpServers": {"a": {"command": ""}}}', "a should have a command"),
+        ('{"mcpServers": {"a": {"command": "x", "args": [1]}}}', "args should be a list"),
+        ('{"mcpServers": {"a": {"command": "x", "env": ["y"]}}}', "env should be an object"),
+        ('{"mcpServers": {"a": {"command": "x", "cwd": 5}}}', "cwd should be a text"),
+        ('{"mcpServers": {"a": {"disabled": "yes"}}}', "a should have a command"),
+    ],
+)  # fmt: skip
+def test_files_of_servers_that_cannot_be_used(tmp_path: Path, said: str, message: str):
+    path = tmp_path / "mcp.json"
+    path.write_text(said)
+    with pytest.raises(UsageError, match=message):
+        mcp.servers_of(str(path))
+
+
+def test_servers_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("A", "1")
+    monkeypatch.delenv("B", raising=False)
+    both = {
+        "command": "${A}",
+        "url": "x",
+        "args": ["-${env:A}", "${B:-b c}"],
+        "env": {"X": "${A:-2}${B:-}"},
+        "cwd": "${A}",
+    }
+    servers = {"full": both, "bare": {"command": "x", "args": None}, "off": {"disabled": True}, "on": {
+        "disabled": False, "command": "$A"}}  # fmt: skip
+    path = tmp_path / "mcp.json"
+    path.write_text("\ufeff" + json.dumps({"mcpServers": servers}), encoding="utf-8")
+    assert mcp.servers_of(str(path)) == {
+        "full": {"command": "1", "args": ["-1", "b c"], "env": {"X": "1"}, "cwd": "1"},
+        "bare": {"command": "x", "args": [], "env": {}, "cwd": None},
+        "on": {"command": "$A", "args": [], "env": {}, "cwd": None},
+    }
+
+
+def test_what_comes_back_from_a_server():
+    text, resource = {"type": "text", "text": "a"}, {"type": "resource", "resource": {"text": "b"}}
+    odd = [{"type": "resource_link", "uri": "u"}, {"type": "image"}, {"type": "resource", "resource": {"blob": "x"}}]
+    assert mcp.said({"content": [text, resource, *odd]}).split("\n") == [
+        "a", "b", "[a link to u]", "[a part of type image, which cannot be read]",
+        "[a part of type resource, which cannot be read]",
+    ]  # fmt: skip
+    assert mcp.said({"content": [], "structuredContent": {"ö": 1}}) == '{"ö": 1}'
+    assert mcp.said({"content": [text], "structuredContent": {}}) == "a" and mcp.said({"isError": False}) == ""
+    for result, message in (({"content": [text], "isError": True}, "^a$"), ({"isError": True}, "^it failed$")):
+        with pytest.raises(ToolError, match=message):
+            mcp.said(result)
+
+
+def test_reasons():
+    inner = ExceptionGroup("two", [ValueError("a\n b"), ValueError("c")])
+    assert mcp.reason_of(ExceptionGroup("one", [inner])) == "a b"
+    assert mcp.reason_of(TimeoutError()) == "TimeoutError" and len(mcp.reason_of(ValueError("x" * 300))) == 200
+
+
+class Page:
+    def __init__(self, **fields: Any):
+        self.fields = fields
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        assert options == {"mode": "json", "by_alias": True, "exclude_none": True}
+        return self.fields
+
+
+class Session:
+    """A server with many tools, a page at a time."""
+
+    def __init__(self, pages: int):
+        self.asked, self.pages = list[Any](), pages
+
+    async def list_tools(self, **options: Any) -> Page:
+        self.asked.append(options.get("cursor"))
+        more = {"nextCursor": f"{len(self.asked)}"} if len(self.asked) < self.pages else {}
+        return Page(tools=[{"name": "x"}] * 300, **more)
+
+
+@pytest.mark.parametrize(("pages", "asked"), [(1, [None]), (3, [None, "1", "2"]), (9, [None, "1", "2", "3"])])
+def test_tools_come_in_pages(pages: int, asked: list[str | None]):
+    session = Session(pages)
+    assert len(asyncio.run(mcp.tools_of(session))) == 300 * len(asked) and session.asked == asked
+
+
+def test_names_of_a_servers_tools():
+    servers = object.__new__(mcp.McpServers)
+    long = servers._offered("my server", None, {"name": "a.b" + "c" * 80, "inputSchema": {"type": "object"}})
+    assert long.tool.name == "my_server__a_b" + "c" * 50 and long.tool.description == ""
+    assert servers._offered("s", None, {"name": "t", "description": "d"}).tool == Tool("s__t", "d")
