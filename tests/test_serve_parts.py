@@ -1,0 +1,578 @@
+"""The parts of the server, without one: fields, errors by their numbers, who may ask, streams, what is counted."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
+pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
+
+from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UsageError
+from localllm.generation.call_reader import ARGUMENTS, CALL
+from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
+from localllm.server import wire
+from localllm.server.asking import (
+    biases,
+    choice_of,
+    function_of,
+    options_of,
+    sampling_of,
+    schema_of,
+    think_of,
+    tools_of,
+)
+from localllm.server.blocks import CLOSE, DELTA, OPEN, Blocks
+from localllm.server.fields import Body
+from localllm.server.guard import Guard, Rules
+from localllm.server.images import MOST_IMAGES, file_below, image_part, with_files
+from localllm.server.messages import conversation
+from localllm.server.metrics import Histogram
+from localllm.server.service import in_time, merged
+from localllm.server.shelf import UnknownModelError
+from localllm.server.texts import MOST, texts_of
+from localllm.server.wire import (
+    EventStream,
+    LeftError,
+    Limits,
+    RefusedError,
+    TimeUpError,
+    anthropic_error,
+    event,
+    failed,
+    openai_error,
+    parsed,
+    read_json,
+    status_of,
+    unless_gone,
+)
+from localllm.server.worker import StoppedError
+
+# ---- fields
+
+
+def test_kinds_of_fields():
+    body = Body({"t": "x", "n": 1.5, "i": 3, "b": True, "l": [1], "o": {"a": 1}, "none": None})
+    assert (body.text("t"), body.number("n"), body.number("i"), body.whole("i"), body.flag("b")) == (
+        "x",
+        1.5,
+        3,
+        3,
+        True,
+    )
+    assert body.items("l") == [1] and body.mapping("o") == {"a": 1} and body.object("o").get("a") == 1
+    for read in (body.text, body.number, body.whole, body.items, body.mapping, body.object):
+        assert read("none") is None and read("missing") is None
+    assert body.flag("none") is False and body.texts("none") == body.texts("missing") == ()
+    assert body.texts("t") == ("x",) and Body({"s": ["a", "b"]}).texts("s") == ("a", "b")
+    for read, field, what in (
+        (body.text, "i", "a text, not a number"), (body.number, "b", "a number, not true or false"),
+        (body.whole, "b", "a whole number, not true or false"), (body.whole, "n", "a whole number, not a number"),
+        (body.flag, "i", "true or false, not a number"), (body.items, "t", "a list, not a text"),
+        (body.mapping, "l", "an object, not a list"), (body.texts, "l", "a text or a list of texts"),
+        (body.texts, "i", "a text or a list of texts"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=f"^{field} should be {what}"):
+            read(field)
+    for read in (body.needed_text, body.needed_items):
+        with pytest.raises(UsageError, match=r"^none is missing"):
+            read("none")
+    with pytest.raises(UsageError, match=r"^o.a should be a text"):
+        body.object("o").text("a")
+    with pytest.raises(UsageError, match=r"^tools should be an object, not a list"):
+        Body.of([], "tools")
+
+
+@pytest.mark.parametrize(("value", "least", "most", "fits"), [
+    (0, 0, None, True), (-1, 0, None, False), (1, 1, 3, True), (3, 1, 3, True), (4, 1, 3, False), (0, 1, 3, False),
+])  # fmt: skip
+def test_borders_of_numbers(value: int, least: int, most: int | None, fits: bool):
+    if fits:
+        assert Body({"x": value}).whole("x", least, most) == value
+    else:
+        with pytest.raises(UsageError, match=r"x should be (0 or above|from 1 to 3), not"):
+            Body({"x": value}).whole("x", least, most)
+
+
+def test_what_nobody_has_read():
+    body = Body({"a": 1, "b": 2, "c": "high", "d": [], "e": 0})
+    body.get("a")
+    assert body.choice("c", ("low", "high")) == "high" and body.ignored == ["b", "d", "e"]
+    with pytest.raises(UsageError, match="c should be low or none, not 'high'"):
+        body.choice("c", ("low", "none"))
+    for nothing in ("d", "e", "missing"):
+        body.refuse(nothing, "why")
+    with pytest.raises(UsageError, match="a is not supported: why"):
+        body.refuse("a", "why")
+
+
+# ---- what is asked
+
+
+def test_sampling_by_every_name():
+    given = {
+        "temperature": 0.5,
+        "repetition_penalty": 1.2,
+        "typical_p": 0.9,
+        "seed": -1,
+        "logit_bias": {"7": 1},
+        "top_k": None,
+    }
+    found = sampling_of(Body(given))
+    assert (found.temperature, found.repeat_penalty, found.typical, found.seed) == (0.5, 1.2, 0.9, None)
+    assert found.logit_bias == {7: 1} and found.top_k is None and sampling_of(Body({"seed": 0})).seed == 0
+    with pytest.raises(UsageError, match="seed should be -1 or above"):
+        sampling_of(Body({"seed": -2}))
+    assert biases({"0": 1.0, "999999999": -1.0}) == {0: 1.0, 999999999: -1.0}
+    for odd in ("-1", "x", "1.0", "", "1000000000"):
+        with pytest.raises(UsageError, match="logit_bias should be a number by token id"):
+            biases({"5": 1.0, odd: 1.0})
+
+
+def test_options():
+    body = Body({"stop": ["x"] * 16, "think_budget": 5, "chat_template_kwargs": {"a": 1}, "user": "me"})
+    found = options_of(body, 9, None)
+    assert (found.max_tokens, found.stop, found.think_budget) == (9, ("x",) * 16, 5)
+    assert found.template_variables == {"a": 1} and not body.ignored
+    assert options_of(Body({}), None, None).template_variables == {}
+    with pytest.raises(UsageError, match="stop should be at most 16 texts, not 17"):
+        options_of(Body({"stop": ["x"] * 17}), None, None)
+
+
+@pytest.mark.parametrize(("given", "think"), [
+    ({}, "auto"), ({"think": "on"}, "on"), ({"reasoning_effort": "none"}, "off"),
+    ({"reasoning_effort": "xhigh"}, "high"), ({"reasoning_effort": "minimal"}, "low"),
+    ({"reasoning_effort": "medium", "think": "off"}, "off"),
+])  # fmt: skip
+def test_efforts(given: dict[str, str], think: str):
+    assert think_of(Body(given)) == think
+
+
+def test_schemas_of_formats():
+    assert schema_of(None) is None and schema_of(Body({"type": "text"})) is None and schema_of(Body({})) is None
+    assert schema_of(Body({"type": "json_object"})) == {"type": "object"}
+    assert schema_of(Body({"type": "json_object", "schema": {"a": 1}})) == {"a": 1}
+    assert schema_of(Body({"type": "json_schema", "json_schema": {"schema": {"b": 1}}})) == {"b": 1}
+    assert schema_of(Body({"type": "json_schema", "schema": {"c": 1}})) == {"c": 1}
+    with pytest.raises(UsageError, match=r"^json_schema.schema should be an object, not null"):
+        schema_of(Body({"type": "json_schema", "json_schema": {}}))
+
+
+def test_tools_by_every_name():
+    function = {"name": "now", "description": "d", "parameters": {"type": "object"}, "strict": True}
+    inside, flat = {"type": "function", "function": function}, {"type": "function", **function}
+    for tool in (inside, flat):
+        found = function_of(Body(tool))
+        assert (found.name, found.description, found.parameters, found.strict) == ("now", "d", {"type": "object"}, True)
+    bare = function_of(Body({"name": "now"}))
+    assert (bare.description, bare.parameters, bare.strict) == ("", {"type": "object", "properties": {}}, False)
+    with pytest.raises(UsageError, match="'web' is not supported: a tool should be a function"):
+        function_of(Body({"type": "web"}))
+    assert tools_of(Body({"tools": [], "tool_choice": "auto"})) is None and tools_of(Body({})) is None
+    for parallel, several in ((None, True), (True, True), (False, False)):
+        use = tools_of(Body({"tools": [inside], "tool_choice": "required", "parallel_tool_calls": parallel}))
+        assert use and (use.choice, use.parallel, len(use.tools)) == ("required", several, 1)
+    assert choice_of(None) == "auto" and choice_of("none") == "none"
+    assert choice_of({"function": {"name": "x"}}) == choice_of({"type": "function", "name": "x"}) == "x"
+    for odd in ("x", 5, {"function": {}}):
+        with pytest.raises(UsageError):
+            choice_of(odd)
+
+
+def test_messages_of_all_roles():
+    call = {"id": "c", "function": {"name": "now", "arguments": None}}
+    given = [
+        {"role": "developer", "content": "Be short."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "Hm"},
+        {"role": "tool", "tool_call_id": "c", "content": "9"}, {"role": "tool", "tool_call_id": "x", "content": "8"},
+        {"role": "tool", "tool_call_id": "c", "name": "own", "content": "7"},
+        {"role": "assistant", "content": "No", "reasoning_content": 5},
+    ]  # fmt: skip
+    system, user, assistant, named, other, own, last = conversation(given)
+    assert system == {"role": "system", "content": "Be short."} and user["content"] == "a\nb"
+    told = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    assert assistant == {"role": "assistant", "content": None, "tool_calls": [told], "reasoning_content": "Hm"}
+    assert (named["name"], own["name"], "name" in other) == ("now", "own", False) and "reasoning_content" not in last
+
+
+@pytest.mark.parametrize(("message", "reason"), [
+    ({"role": "assistant", "tool_calls": 5}, "tool_calls should be a list"), ({"role": "system"}, "content is missing"),
+    ({"role": "assistant", "tool_calls": [5]}, "a call should have a function"),
+    ({"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}, "a call should have a function with a name"),
+    ({"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": [1]}}]}, "the arguments of x"),
+    ({"role": "user", "content": 5}, "content should be a text or a list of parts"),
+    ({"role": "user", "content": [{"text": "x"}]}, "an object with a type"),
+    ({"role": "user", "content": [{"type": "audio"}]}, "only text and images can be read"),
+    ({"role": "user", "content": [{"type": "text"}]}, "should have a text"),
+    ({"role": "assistant", "content": [{"type": "image_url", "image_url": "data:x"}]}, "images are shown by who asks"),
+    ({"role": "tool", "content": None}, "content is missing"),
+])  # fmt: skip
+def test_messages_that_make_no_sense(message: dict[str, Any], reason: str):
+    with pytest.raises(UsageError, match=rf"messages\[1\].*{reason}"):
+        conversation([{"role": "user", "content": "x"}, message])
+
+
+# ---- images
+
+
+def test_images_of_every_interface(tmp_path):
+    url = {"type": "image_url", "image_url": "data:image/jpeg;base64,AA=="}
+    source = {"type": "base64", "media_type": "image/jpeg", "data": "AA=="}
+    for part in (
+        url, {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,AA=="}},
+        {"type": "input_image", "image_url": "data:image/jpeg;base64,AA=="}, {"type": "image", "source": source},
+        {"type": "image", "source": {"type": "url", "url": "data:image/jpeg;base64,AA=="}},
+    ):  # fmt: skip
+        assert image_part(part, "x") == url
+    del source["media_type"]
+    assert image_part({"type": "image", "source": source}, "x")["image_url"].startswith("data:image/png;base64,AA")
+    for odd in ({"file_id": "f"}, {"source": {"file_id": "f"}}, {"source": {"type": "base64"}}, {"image_url": {}}, {}):
+        with pytest.raises(UsageError, match=r"^x"):
+            image_part(odd, "x")
+    message = {"role": "user", "content": [url] * MOST_IMAGES}
+    assert with_files([message, {"role": "user", "content": "a"}], []) == [message, {"role": "user", "content": "a"}]
+    with pytest.raises(UsageError, match="65 images are too many: 64"):
+        with_files([message, {"role": "user", "content": [url]}], [])
+
+
+def test_files_of_several_folders(tmp_path):
+    first, second, beside = (tmp_path / name for name in ("a", "b", "ab"))
+    for folder in (first, second, beside):
+        folder.mkdir()
+        (folder / "x.png").write_bytes(b"")
+    folders = [str(first), str(second)]
+    assert file_below("x.png", folders) == str((first / "x.png").resolve())
+    assert file_below(str(second / "x.png"), folders) == str((second / "x.png").resolve())
+    for outside in (str(beside / "x.png"), "../ab/x.png"):
+        with pytest.raises(UsageError, match="none of their files"):
+            file_below(outside, folders)
+    for missing in ("y.png", "."):
+        with pytest.raises(UsageError, match="there is no image"):
+            file_below(missing, folders)
+
+
+# ---- texts
+
+
+def test_how_many_texts():
+    assert texts_of("a", "input") == ["a"] and len(texts_of(["a"] * MOST, "input")) == MOST
+    with pytest.raises(UsageError, match=f"input should be at most {MOST} texts, not {MOST + 1}"):
+        texts_of(["a"] * (MOST + 1), "input")
+    for odd in ([], [1], ["a", 1], None, 5):
+        with pytest.raises(UsageError, match="input should be a text or a list of texts"):
+            texts_of(odd, "input")
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code", "claude"),
+    [
+        (RefusedError(401, "x"), 401, "authentication_error", "invalid_api_key", "authentication_error"),
+        (RefusedError(403, "x"), 403, "permission_error", None, "permission_error"),
+        (RefusedError(413, "x"), 413, "invalid_request_error", None, "request_too_large"),
+        (RefusedError(429, "x"), 429, "invalid_request_error", None, "rate_limit_error"),
+        (UnknownModelError("x"), 404, "not_found_error", "model_not_found", "not_found_error"),
+        (TimeUpError("x"), 504, "server_error", None, "api_error"),
+        (StoppedError("x"), 503, "overloaded_error", "overloaded", "overloaded_error"),
+        (MemoryLimitError("x"), 503, "overloaded_error", "overloaded", "overloaded_error"),
+        (UsageError("x"), 400, "invalid_request_error", None, "invalid_request_error"),
+        (ContextError("x"), 400, "invalid_request_error", "context_length_exceeded", "invalid_request_error"),
+        (ModelError("x"), 400, "invalid_request_error", None, "invalid_request_error"),
+        (LocalllmError("x"), 500, "server_error", None, "api_error"),
+        (RefusedError(500, "x"), 500, "server_error", None, "api_error"),
+    ],
+)
+def test_numbers_of_errors(error: Exception, status: int, kind: str, code: str | None, claude: str):
+    assert status_of(error) == status
+    assert openai_error(error) == {"error": {"message": "x", "type": kind, "param": None, "code": code}}
+    assert anthropic_error(error) == {"type": "error", "error": {"type": claude, "message": "x"}}
+    response = failed(error, openai_error)
+    assert (response.status_code, response.headers.get("retry-after")) == (status, "5" if status == 503 else None)
+
+
+def test_what_errors_do_not_tell():
+    assert openai_error(KeyError("secret"))["error"]["message"] == "internal error: KeyError"
+    for message, param in (("top_k should be", "top_k"), ("a.b[3] is missing", "a.b[3]"), ("x is not supported", "x")):
+        assert openai_error(UsageError(message))["error"]["param"] == param
+    assert openai_error(ContextError("top_k should be"))["error"]["param"] is None
+
+
+# ---- bodies
+
+
+class Asked:
+    """A request whose body comes in pieces."""
+
+    def __init__(
+        self, *pieces: bytes, kind: str = "application/json; charset=utf-8", length: str = "", wait: float = 0
+    ):
+        self.pieces, self.wait = pieces, wait
+        self.headers = {"content-type": kind, **({"content-length": length} if length else {})}
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            await asyncio.sleep(self.wait)
+            yield piece
+
+
+def read(*pieces: bytes, limits: Limits = Limits(body=8), **more: Any) -> Any:  # noqa: B008
+    asked: Any = Asked(*pieces, **more)
+    return asyncio.run(read_json(asked, limits))
+
+
+def test_bodies_at_their_limits():
+    assert read(b'{"a"', b":12}") == {"a": 12} == read(b'{"a":12}', length="8") == read(b'{"a":12}', length="x")
+    assert read(b"{}", kind=" Application/JSON ") == {}
+    for status, more in ((413, {"length": "9"}), (415, {"kind": "text/json"}), (415, {"kind": ""})):
+        with pytest.raises(RefusedError) as refused:
+            read(b"{}", **more)
+        assert refused.value.status == status
+    with pytest.raises(RefusedError, match="more than 8 bytes") as refused:
+        read(b'{"a":1', b"23}")
+    assert refused.value.status == 413
+    with pytest.raises(RefusedError, match=r"did not arrive within 0\.01 seconds") as refused:
+        read(b"{}", limits=Limits(seconds=0.01), wait=5)
+    assert refused.value.status == 408
+
+
+def test_json_that_is_none():
+    assert parsed(b'{"a":[[]]}', 3) == {"a": [[]]}
+    with pytest.raises(RefusedError, match="nested more than 2 deep"):
+        parsed(b'{"a":[[]]}', 2)
+    for body in (b'{"a":Infinity}', b'{"a":-Infinity}', b'{"a":NaN}', b"{", b"\xff"):
+        with pytest.raises(RefusedError, match="is no JSON"):
+            parsed(body, 9)
+    for body in (b"[]", b"5", b"null"):
+        with pytest.raises(RefusedError, match="should be a JSON object"):
+            parsed(body, 9)
+
+
+# ---- who may ask
+
+
+def may(path: str = "/v1/models", method: str = "GET", rules: Rules | None = None, **headers: str) -> int:
+    """The status with which a request is refused, or 200."""
+    try:
+        (rules or Rules()).require(
+            method, path, {"host": "localhost:80", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        )
+    except RefusedError as error:
+        return error.status
+    return 200
+
+
+def test_pages_that_may_ask():
+    friend = Rules(origins=["https://friend"])
+    assert may(origin="http://localhost:80") == may(rules=friend, origin="https://friend") == 200
+    assert may(origin="https://localhost:80") == may(origin="http://localhost") == may(origin="") == 403
+    for path in ("/sessions", "/sessions/x"):  # conversations are not for other sites' pages
+        assert may(path, rules=friend, origin="https://friend") == 403
+        assert may(path, rules=friend) == may(path, rules=friend, origin="http://localhost:80") == 200
+
+
+def test_what_needs_a_key():
+    keyed = Rules(keys=["k", "l"])
+    for path in ("/v1/models", "/props", "/metrics", "/sessions", "/health/"):
+        assert may(path, rules=keyed) == 401 and may(path, rules=keyed, x_api_key="l") == 200
+    assert may("/", rules=keyed) == may("/health", rules=keyed) == may("/props", "OPTIONS", keyed) == 200
+    assert may(rules=keyed, authorization="bearer  k") == 200
+    for wrong in ("Basic k", "k", "Bearer", "Bearer kl", ""):
+        assert may(rules=keyed, authorization=wrong) == 401
+
+
+def passed(rules: Rules, method: str = "GET", *headers: tuple[bytes, bytes]) -> tuple[list[int], dict[str, str], int]:
+    """Through a guard: statuses, headers, and how often the app behind it was asked."""
+    sent, asked = list[Any](), list[int]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(1)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"1")]})
+        if scope["path"] == "/left":
+            raise LeftError
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": "/left", "headers": [*headers]}
+    asyncio.run(Guard(app, rules)(scope, None, send))  # type: ignore[arg-type]
+    starts = [message for message in sent if message["type"] == "http.response.start"]
+    found = {name.decode(): value.decode() for name, value in starts[0]["headers"]}
+    return [message["status"] for message in starts], found, len(asked)
+
+
+def test_what_a_guard_adds():
+    host, friend = (b"host", b"localhost"), (b"origin", b"https://friend")
+    statuses, headers, asked = passed(Rules(), "GET", host)
+    assert (statuses, asked, headers["x-own"], headers["cross-origin-resource-policy"]) == (
+        [200],
+        1,
+        "1",
+        "same-origin",
+    )
+    assert headers["referrer-policy"] == "no-referrer" and "vary" not in headers
+    statuses, headers, asked = passed(Rules(origins=["https://friend"]), "OPTIONS", host, friend)
+    assert (statuses, asked, headers["access-control-allow-origin"]) == ([204], 0, "https://friend")
+    assert headers["vary"] == "Origin" and headers["cross-origin-resource-policy"] == "cross-origin"
+    assert (
+        "DELETE" in headers["access-control-allow-methods"] and "x-api-key" in headers["access-control-allow-headers"]
+    )
+    assert passed(Rules(), "GET", host, friend)[::2] == ([403], 0) and passed(Rules(), "GET", host, host)[0] == [400]
+
+
+# ---- streams
+
+
+def sent_by(stream: EventStream, *, leaves: bool = False, slow: float = 0) -> list[Any]:
+    sent = list[Any]()
+
+    async def receive() -> Any:
+        if not leaves:
+            await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(slow)
+        sent.append(message)
+
+    asyncio.run(stream({}, receive, send))  # type: ignore[arg-type]
+    return sent
+
+
+class Pieces:
+    """What makes events, and whether it was closed."""
+
+    def __init__(self, *pieces: bytes, wait: float = 0):
+        self.pieces, self.wait, self.ended, self.closed = pieces, wait, 0, 0
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        try:
+            for piece in self.pieces:
+                await asyncio.sleep(self.wait)
+                yield piece
+        finally:
+            self.ended += 1
+
+    async def close(self) -> None:
+        self.closed += 1
+
+    def stream(self, seconds: float = 5) -> EventStream:
+        return EventStream(self.lines(), Limits(seconds=seconds), {"X-More": "1"}, self.close)
+
+
+def test_a_stream():
+    made = Pieces(b"a", b"b")
+    start, *bodies = sent_by(made.stream())
+    headers = {name.decode(): value.decode() for name, value in start["headers"]}
+    assert start["status"] == 200 and headers["content-type"].startswith("text/event-stream")
+    assert (headers["cache-control"], headers["x-more"], "content-length" in headers) == ("no-store", "1", False)
+    assert [(each["body"], each["more_body"]) for each in bodies] == [(b"a", True), (b"b", True), (b"", False)]
+    assert (made.ended, made.closed) == (1, 1)
+
+
+def test_who_waits_hears_something(monkeypatch):
+    monkeypatch.setattr(wire, "QUIET", 0.01)
+    bodies = [each["body"] for each in sent_by(Pieces(b"a", wait=0.05).stream())[1:]]
+    assert set(bodies[:-2]) == {b": still here\n\n"} and bodies[-2:] == [b"a", b""]  # a piece comes whole, and once
+
+
+def test_streams_that_nobody_reads_are_closed():
+    made = Pieces(b"a", b"b", wait=0.05)
+    with pytest.raises(LeftError):
+        sent_by(made.stream(), leaves=True)
+    assert made.closed == 1
+    slow = Pieces(b"a")
+    with pytest.raises(TimeoutError):
+        sent_by(slow.stream(0.01), slow=5)
+    assert slow.closed == 1
+
+
+def test_events():
+    assert event({"a": "ö"}, "name") == 'event: name\ndata: {"a":"ö"}\n\n'.encode()
+    assert event([1, 2]) == b"data: [1,2]\n\n" and event("\ud800") == b'data: "?"\n\n'
+
+
+def test_work_ends_when_nobody_waits():
+    async def asked(work: float, stays: float) -> tuple[Any, bool]:
+        ended = []
+
+        async def working() -> str:
+            try:
+                await asyncio.sleep(work)
+                return "done"
+            finally:
+                ended.append(1)
+
+        async def receive() -> Any:
+            await asyncio.sleep(stays)
+            return {"type": "http.disconnect"}
+
+        try:
+            return await unless_gone(receive, working()), bool(ended)
+        except LeftError:
+            return None, bool(ended)
+
+    assert asyncio.run(asked(0, 60)) == ("done", True) and asyncio.run(asked(60, 0.01)) == (None, True)
+
+
+def test_what_several_tell():
+    async def numbers(*values: int, fail: bool = False) -> AsyncIterator[int]:
+        for value in values:
+            await asyncio.sleep(0)
+            yield value
+        if fail:
+            raise LocalllmError("broken")
+
+    async def all_of(*sources: Any) -> list[Any]:
+        return [each async for each in merged(sources)]
+
+    assert asyncio.run(all_of(numbers(1, 2))) == [(0, 1), (0, 2)] and asyncio.run(all_of()) == []
+    assert sorted(asyncio.run(all_of(numbers(1, 2), numbers(), numbers(3)))) == [(0, 1), (0, 2), (2, 3)]
+    with pytest.raises(LocalllmError, match="broken"):
+        asyncio.run(all_of(numbers(1), numbers(2, fail=True)))
+
+    async def late(end: float | None) -> Any:
+        return await in_time(numbers(5), end)
+
+    assert asyncio.run(late(None)) == 5
+    with pytest.raises(TimeoutError):
+        asyncio.run(late(0))
+
+
+# ---- blocks and counts
+
+
+def test_blocks():
+    parts = [TextPart(THOUGHT, "a"), TextPart(THOUGHT, "b"), TextPart(ANSWER, "c"), TextPart(CALL, "f"),
+             TextPart(ARGUMENTS, "{"),
+             TextPart(ARGUMENTS, "}"), TextPart(CALL, "g"), TextPart(ANSWER, "d")]  # fmt: skip
+    blocks = Blocks()
+    assert not blocks.calls and not list(blocks.end())
+    changes = [(each.what, each.block.index, each.text) for part in parts for each in blocks.take(part)]
+    changes += [(each.what, each.block.index, each.text) for each in [*blocks.end(), *blocks.end()]]
+    assert changes == [
+        (OPEN, 0, ""), (DELTA, 0, "a"), (DELTA, 0, "b"), (CLOSE, 0, ""), (OPEN, 1, ""), (DELTA, 1, "c"), (CLOSE, 1, ""),
+        (OPEN, 2, ""), (DELTA, 2, "{"), (DELTA, 2, "}"), (CLOSE, 2, ""), (OPEN, 3, ""), (CLOSE, 3, ""),
+        (OPEN, 4, ""), (DELTA, 4, "d"), (CLOSE, 4, ""),
+    ]  # fmt: skip
+    told = [(block.kind, block.name, block.text) for block in blocks.all]
+    assert told == [(THOUGHT, "", "ab"), (ANSWER, "", "c"), (CALL, "f", "{}"), (CALL, "g", "{}"), (ANSWER, "", "d")]
+    assert blocks.calls
+
+
+def test_histograms():
+    counted = Histogram()
+    for seconds in (0.001, 0.005, 0.0051, 60.0, 61.0):
+        counted.add(seconds)
+    lines = dict(line.rsplit(" ", 1) for line in counted.lines("x"))
+    assert [lines[f'x_bucket{{le="{bound}"}}'] for bound in (0.005, 0.01, 30.0, 60.0, "+Inf")] == [
+        "2",
+        "3",
+        "3",
+        "4",
+        "5",
+    ]
+    assert (lines["x_sum"], lines["x_count"]) == ("121.011100", "5")
