@@ -1,0 +1,226 @@
+"""The plan for a smaller model, without an encoder: which weights together, what importance reaches, what is told."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from test_quantize import arrays, write_imatrix, write_model
+
+from localllm.errors import ModelError, UsageError
+from localllm.files.gguf_writer import Packed, packed
+from localllm.files.imatrix_file import ImportanceMatrix, Squares
+from localllm.quant.formats import BY_NAME
+from localllm.quant.recipes import RECIPES, Options
+from localllm.services import quantize_plan
+from localllm.services.quantize import open_source
+from localllm.services.quantize_plan import COPY, QuantizeRequest, TensorJob, fallbacks, importance_of, like, make_plan
+
+
+def tensor(name: str = "blk.0.attn_q.weight", shape: tuple[int, ...] = (4, 256), format: str = "F32") -> Any:
+    return SimpleNamespace(name=name, shape=shape, format=BY_NAME[format])
+
+
+def job(name: str, wanted: str, format: str, **more: Any) -> TensorJob:
+    return TensorJob(tensor(name, **more), BY_NAME[format], wanted)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "m.gguf")
+
+
+def plan(path: Path, recipe: str, **request: Any) -> quantize_plan.QuantizePlan:
+    return make_plan(open_source(str(path)), QuantizeRequest(COPY if recipe == "COPY" else RECIPES[recipe], **request))
+
+
+@pytest.mark.parametrize(("shape", "chunk", "ranges"), [
+    ((10, 4), 12, [(0, 3), (3, 6), (6, 9), (9, 10)]), ((10, 4), 40, [(0, 10)]),
+    ((10, 4), 3, [(n, n + 1) for n in range(10)]),
+    ((3, 2, 4), 100, [(0, 2), (2, 4), (4, 6)]), ((2, 3, 4), 8, [(0, 2), (2, 3), (3, 5), (5, 6)]), ((8,), 2, [(0, 1)]),
+    ((2, 1, 2, 4), 100, [(0, 2), (2, 4)]),
+])  # fmt: skip
+def test_weights_that_are_searched_together(shape, chunk, ranges, monkeypatch):
+    """As many rows as a chunk has weights for, one at least, and none across the matrices of a stack."""
+    monkeypatch.setattr(quantize_plan, "CHUNK", chunk)
+    assert job("x", "Q8_0", "Q8_0", shape=shape).ranges() == ranges
+
+
+def test_sizes_before_and_after(model: Path):
+    made = plan(model, "F16")
+    before = sum(array.nbytes for array in arrays().values())
+    vectors = sum(array.nbytes for array in arrays().values() if array.ndim == 1)
+    assert made.nbytes_before == before and made.bits_per_weight_before == 32 and made.weights == before // 4
+    assert made.bits_per_weight == pytest.approx(8 * ((before - vectors) / 2 + vectors) / made.weights)
+    assert {each.tensor.name for each in made.jobs if each.is_copied} == {
+        name for name, array in arrays().items() if array.ndim == 1
+    }
+
+
+def test_paths(model: Path):
+    one = plan(model, "F16")
+    three = replace(one, files=[({}, [])] * 3)
+    assert one.paths("a.gguf") == ["a.gguf"] and one.paths("b") == ["b"]
+    names = ["a-00001-of-00003.gguf", "a-00002-of-00003.gguf", "a-00003-of-00003.gguf"]
+    assert three.paths("a.gguf") == three.paths("a") == three.paths("a-00001-of-00002.gguf") == names
+
+
+def test_fallbacks_are_told_once_for_all_that_are_alike():
+    jobs = [job("a", "Q4_K", "Q5_0"), job("b", "Q4_K", "Q5_0"), job("c", "Q4_K", "Q5_0"), job("d", "Q6_K", "Q8_0"),
+            job("e", "Q4_K", "Q4_K")]  # fmt: skip
+    why = "because rows are no multiple of 256"
+    assert fallbacks(jobs) == [f"a and 2 more: Q5_0 for Q4_K, {why}", f"d: Q8_0 for Q6_K, {why}"]
+
+
+# ---- importance
+
+
+def matrix(name: str, shape: tuple[int, ...]) -> ImportanceMatrix:
+    sums = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 1
+    return ImportanceMatrix({name: Squares(sums, np.ones(shape[0]))})
+
+
+def test_importance_of_a_tensor():
+    given = tensor("blk.0.ffn_up_exps.weight", (3, 2, 4))
+    found = importance_of(given, matrix(given.name, (3, 4)))
+    assert found is not None and found.shape == (3, 4) and found.dtype == np.float32 and found[1, 0] == 5
+    assert importance_of(given, None) is None and importance_of(given, matrix("other", (3, 4))) is None
+    with pytest.raises(ModelError, match=r"is for \[1, 4\] columns, not \[3, 4\]"):
+        importance_of(given, matrix(given.name, (1, 4)))
+    embedding = tensor("token_embd.weight", (9, 4))
+    assert importance_of(embedding, matrix(embedding.name, (1, 5))) is None  # an accident
+    assert importance_of(embedding, matrix(embedding.name, (1, 4))) is not None
+
+
+@pytest.fixture
+def imatrix(tmp_path: Path) -> str:
+    return write_imatrix(tmp_path / "i.gguf", {name: np.ones((1 if array.ndim < 3 else 3, array.shape[-1]), np.float32)
+                                               for name, array in arrays().items() if array.ndim > 1})  # fmt: skip
+
+
+def test_formats_without_blocks_search_nothing(model: Path, imatrix: str):
+    for recipe, searched in (("F16", False), ("BF16", False), ("Q8_0", True)):
+        jobs = {each.tensor.name: each for each in plan(model, recipe, imatrix=imatrix).jobs}
+        assert (jobs["output.weight"].importance is not None) == searched
+        assert jobs["output.weight"].makes_logits == searched and not jobs["token_embd.weight"].makes_logits
+
+
+def test_small_formats_want_importance(model: Path, imatrix: str, tmp_path: Path):
+    even = write_model(tmp_path / "even.gguf", {name: a for name, a in arrays().items() if a.shape[-1] % 256 == 0})
+    with pytest.raises(UsageError, match=r"would become IQ2_XXS, which needs an importance matrix"):
+        plan(even, "IQ2_XXS")
+    assert plan(even, "IQ2_XXS", texts=()).jobs and plan(even, "IQ2_XXS", imatrix=imatrix).jobs
+    assert plan(even, "IQ4_XS").jobs and not plan(even, "IQ4_XS").warnings
+
+
+def test_what_is_told_of_importance(model: Path, imatrix: str, tmp_path: Path):
+    poor = "Q2_K_S is poor without an importance matrix: give --imatrix"
+    assert poor in plan(model, "Q2_K_S").warnings and poor not in plan(model, "Q2_K_S", imatrix=imatrix).warnings
+    assert poor not in plan(model, "Q2_K_S", texts=()).warnings and poor not in plan(model, "Q4_K_M").warnings
+    few = write_imatrix(tmp_path / "few.gguf", {"blk.0.attn_v.weight": np.ones((1, 256), np.float32)})
+    told = "the importance matrix does not have "
+    lines = plan(model, "Q8_0", imatrix=few).warnings
+    assert any(line.startswith(told) and line.endswith("and 3 more") for line in lines)
+    assert not any(line.startswith(told) for line in plan(model, "F16", imatrix=few).warnings)  # it is of no use there
+    for chosen in ({"include": ["attn"]}, {"exclude": ["ffn"]}, {"imatrix": imatrix}):
+        assert not any(line.startswith(told) for line in plan(model, "Q8_0", **{"imatrix": few, **chosen}).warnings)
+
+
+@pytest.mark.parametrize(("request_", "message"), [
+    ({"imatrix": "x", "texts": ()}, "--calibrate finds out which columns matter itself"),
+    ({"include": ["a"]}, "choose from an importance matrix"), ({"exclude": ["a"]}, "choose from an importance matrix"),
+    ({"imatrix": "x", "include": ["a"], "exclude": ["b"]}, "exclude each other"),
+])  # fmt: skip
+def test_requests_that_contradict_themselves(model: Path, request_: dict[str, Any], message: str):
+    with pytest.raises(UsageError, match=message):
+        plan(model, "Q8_0", **request_)
+
+
+def test_which_parts_of_a_matrix_are_used(model: Path, imatrix: str):
+    def used(**chosen: Any) -> set[str]:
+        return {
+            each.tensor.name
+            for each in plan(model, "Q8_0", imatrix=imatrix, **chosen).jobs
+            if each.importance is not None
+        }
+
+    everything = used()
+    assert used(include=["attn_v", "ffn_up"]) == {name for name in everything if "attn_v" in name or "ffn_up" in name}
+    assert used(exclude=["attn_v", "ffn_up"]) == {
+        name for name in everything if not ("attn_v" in name or "ffn_up" in name)
+    }
+    with pytest.raises(UsageError, match="nothing is left of the importance matrix"):
+        used(include=["nothing"])
+
+
+# ---- what is refused
+
+
+def test_what_cannot_be_made(model: Path, tmp_path: Path):
+    whole = write_model(tmp_path / "whole.gguf", {"blk.0.attn_q.weight": np.ones((4, 256), np.int32)})
+    with pytest.raises(ModelError, match=r"tensor blk\.0\.attn_q\.weight: I32 cannot become Q8_0"):
+        plan(whole, "Q8_0")
+    assert plan(whole, "COPY").jobs[0].is_copied
+    with pytest.raises(ModelError, match="there are no weights in this file"):
+        plan(write_model(tmp_path / "none.gguf", {}), "Q8_0")
+    assert plan(model, "Q4_K_S").warnings and plan(model, "COPY", strict=True).warnings == []
+
+
+# ---- metadata
+
+
+def metadata_of(path: Path, recipe: str, **request: Any) -> dict[str, Any]:
+    return dict(plan(path, recipe, **request).files[0][0])
+
+
+def test_kinds_of_files(model: Path, tmp_path: Path, imatrix: str):
+    assert metadata_of(model, "Q8_0")["general.file_type"] == packed(7)
+    assert metadata_of(model, "COPY")["general.file_type"] == packed(0)
+    metadata = metadata_of(model, "Q8_0", imatrix=imatrix)
+    assert list(metadata)[-6:] == ["general.quantization_version", "general.file_type", "quantize.imatrix.file",
+                                   "quantize.imatrix.dataset", "quantize.imatrix.entries_count",
+                                   "quantize.imatrix.chunks_count"]  # fmt: skip
+    assert not [key for key in metadata_of(model, "Q8_0") if key.startswith("quantize.")]
+    assert metadata["quantize.imatrix.entries_count"] == packed(7)
+
+
+@pytest.mark.parametrize(("before", "value", "after"), [
+    (np.uint8(1), 255, np.uint8(255)), (np.uint8(1), 256, 256), (np.int64(1), -5, np.int64(-5)),
+    (np.float64(1), 0.5, np.float64(0.5)),
+    (np.float32(1), 5, 5), (np.uint32(1), 0.5, 0.5), (True, 1, 1), (np.uint8(1), True, True), ("x", 1, 1), (None, 1, 1),
+    (np.uint8(1), "x", "x"),
+])  # fmt: skip
+def test_types_of_values_that_are_replaced(before: Any, value: Any, after: Any):
+    assert packed(like(None if before is None else Packed(packed(before)), value)) == packed(after)
+
+
+def test_an_alignment_of_the_files_own(tmp_path: Path):
+    """Tensors begin at multiples of it, which counts for the size."""
+    sizes = {}
+    for alignment in (None, 32, 64, 4096):
+        key = {} if alignment is None else {"general.alignment": alignment}
+        made = plan(write_model(tmp_path / f"{alignment}.gguf", **key), "Q8_0")
+        sizes[alignment] = made.nbytes
+        assert quantize_plan.alignment(made.files[0][0]) == (alignment or 32)
+    assert sizes[32] < sizes[64] < sizes[4096] and sizes[4096] % 4096 == 0
+
+
+def test_every_part_says_which_one_it_is(model: Path):
+    source = open_source(str(model))
+    names = [each.name for each in source.tensors]
+    source.parts = [names[:3], names[3:5], names[5:]]
+    parts = make_plan(source, QuantizeRequest(COPY, keep_split=True)).files
+    for number, (metadata, jobs) in enumerate(parts):
+        assert metadata["split.no"] == packed(np.uint16(number)) and metadata["split.count"] == packed(np.uint16(3))
+        assert metadata["split.tensors.count"] == packed(np.int32(len(names)))
+        assert [each.tensor.name for each in jobs] == source.parts[number]
+        assert ("general.name" in metadata) == (number == 0)
+    (whole, jobs), *rest = make_plan(source, QuantizeRequest(COPY)).files
+    assert not rest and "split.no" not in whole and {each.tensor.name for each in jobs} == {*names}
+
+
+def test_options_reach_the_planner(model: Path):
+    jobs = {each.tensor.name: each.format.name for each in plan(model, "Q8_0", options=Options(output="F16")).jobs}
+    assert jobs["output.weight"] == "F16" and jobs["token_embd.weight"] == "Q8_0"
