@@ -150,6 +150,7 @@ def test_whole_answers():
     given = {"message": message, "finish_reason": "eos", "logprobs": logprobs}
     assert RemoteAnswer.of(given, {"completion_tokens": 2}) == RemoteAnswer("Hi", "Hm", "stop", -1.5, True, 2)
     assert RemoteAnswer.of({"text": "x", "message": {"reasoning": "y"}}, None) == RemoteAnswer("x", "y", "length")
+    assert RemoteAnswer.of({}, {"completion_tokens": None}).completion_tokens == 0
     for odd in (5, {"message": 5}, {"logprobs": {"content": None}}, {"logprobs": 5}):
         assert RemoteAnswer.of(odd, {}) == RemoteAnswer("", "", "length")
 
@@ -210,6 +211,7 @@ def test_how_long_is_waited(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("status", "key", "error", "kind", "message"),
     [
+        (401, "k", {"message": "no"}, EndpointError, r"refuses the key \(401: no\)"),
         (403, "k", {"message": "no"}, EndpointError, r"refuses the key \(403: no\)"),
         (403, None, "no", EndpointError, r"wants a key: .* \(403: no\)"),
         (404, None, {"message": " a\n b "}, EndpointError, r"refuses \(404\): a b$"),

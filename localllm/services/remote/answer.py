@@ -91,6 +91,7 @@ class RemoteAnswer:
         told = (choice.get("logprobs") or {}).get("content") if isinstance(choice.get("logprobs"), dict) else None
         logprobs = [one.get("logprob") for one in told or () if isinstance(one, dict)]
         found = [logprob for logprob in logprobs if isinstance(logprob, int | float)]
-        count = usage.get("completion_tokens", 0) if isinstance(usage, dict) else 0
+        count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        count = count if isinstance(count, int) else 0
         mean = sum(found) / len(found) if found else 0.0
         return cls(str(text), str(thought), REASONS.get(reason, str(reason)), mean, bool(found), count)

@@ -42,8 +42,7 @@ class RemoteMapping:
                 for finished in wait(running, return_when=FIRST_COMPLETED).done:
                     record, result = running.pop(finished), finished.result()
                     self.done += 1
-                    count = result.get("completion_tokens", 0)
-                    self.written += count if isinstance(count, int) else sum(count)
+                    self.written += result.get("completion_tokens", 0)
                     yield record, result
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
